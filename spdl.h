@@ -1090,10 +1090,11 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 /* ============================================================================================= */
 /* >>stats
    Numbers that say which stage is slow. Every struct is plain data without pointers: numbers of
-   several processes can be sent as bytes. >>report has them in regular intervals. */
+   several processes can be sent as bytes. >>report has them in regular intervals. Any thread may
+   call what is here; nothing blocks. */
 
 /* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
-   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. The three below write it. */
+   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
 #define SPDL_HISTOGRAM_BUCKETS 328
 
 typedef struct spdl_histogram {
@@ -1101,26 +1102,9 @@ typedef struct spdl_histogram {
     uint64_t bucket[SPDL_HISTOGRAM_BUCKETS];
 } spdl_histogram;
 
-/* Counts `times` durations of `ns` each.
-   Returns: nothing.
-   Threads: one at a time.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API void spdl_histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times);
-
-/* Counts everything that `more` has counted: the same to the last bit as one histogram of all.
-   Returns: nothing.
-   Threads: one at a time.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API void spdl_histogram_merge(spdl_histogram *histogram, const spdl_histogram *more);
-
 /* The duration that `share` (0 to 1) of the durations did not exceed: the middle of its bucket, but
    never more than the maximum.
-   Returns: nanoseconds; 0 for an empty histogram.
-   Threads: any, while nothing is counted.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: nanoseconds; 0 for an empty histogram. */
 SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share);
 
 /* These three are written by spdl_pipeline_stats. */
@@ -1131,19 +1115,19 @@ typedef struct spdl_stage_stats {
     int threads;       /* of its own; 0: the workers are */
     int in_flight;     /* calls running now */
     uint64_t tasks;    /* calls that have ended; for a batch row: batches made; feed: pushes */
-    uint64_t failures; /* of them, calls that failed; not in the times */
-    uint64_t skips;    /* of them, that dropped their item; batch: of drop_last; feed: made way */
-    uint64_t retries;  /* calls that were made again for an item that had failed */
+    uint64_t failures; /* of them, calls that failed; not in the times. Feed: pushes refused */
+    uint64_t skips;    /* of them, that dropped their item; batch: of drop_last; feed: dropped for
+                          a new one */
     uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
     uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
     bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
-    bool alone;        /* its row says one call at a time: .max_concurrency = 1, .flush */
+    bool alone;        /* its row says one call at a time: .concurrency = 1 or .flush */
     bool in_order;     /* results leave in input order */
-    /* The part of the trainer's waits (over a microsecond or so; not with workers = 0) in which the
+    /* The part of the consumer's waits (over a microsecond; not with workers = 0) in which the
        item it waited for was here: the sum over all stages is what it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
-    /* Of one call; below 1 us of up to 32. Of a feed: from the push of an item until the trainer
+    /* Of one call; below 1 us of up to 32. Of a feed: from the push of an item until the consumer
        has the answer, of a batch or the like from the oldest push, to 256 ns. */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns;
     /* Where busy_ns went: the three add up to it. Estimates, scaled up from the calls measured (one
@@ -1153,7 +1137,6 @@ typedef struct spdl_stage_stats {
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
     uint64_t split_calls;  /* how many calls were measured; 0: the three are not known, and 0 */
     bool runnable_known;   /* false: no schedstat; what is runnable is in blocked_ns */
-    uint64_t bytes_in, bytes_out; /* what the stage reported, see spdl_report_bytes */
 } spdl_stage_stats;
 
 typedef struct spdl_edge_stats {
@@ -1167,40 +1150,51 @@ typedef struct spdl_edge_stats {
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
 } spdl_edge_stats;
 
-/* What holds a trainer back. */
+/* What holds a consumer back. */
 typedef enum spdl_limit {
     SPDL_LIMIT_NOT_KNOWN,
-    SPDL_LIMIT_TRAINER,     /* nothing: loading is fast enough */
-    SPDL_LIMIT_CONCURRENCY, /* a stage that computes: more calls at a time help */
-    SPDL_LIMIT_IO,          /* a stage that sleeps: the same */
+    SPDL_LIMIT_TRAINER,     /* nothing: loading keeps up */
+    SPDL_LIMIT_CONCURRENCY, /* a stage that more calls at a time help, computing or asleep */
     SPDL_LIMIT_MACHINE,     /* the processors are used up */
     SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
-    SPDL_LIMIT_SERIAL,      /* a stage that may have one call at a time only */
+    SPDL_LIMIT_SERIAL,      /* a source, or a stage that may have one call at a time only */
     SPDL_LIMIT_ORDER,       /* rare slow calls hold back those after them */
     SPDL_LIMIT_BATCH,       /* items wait until a batch is full */
     SPDL_LIMIT_WORKERS,     /* all workers are in calls */
-    SPDL_LIMIT_MEMORY,      /* page faults */
     SPDL_LIMIT_DEVICE,      /* copies to a device */
-    SPDL_LIMIT_SOURCE,      /* the source */
-    SPDL_LIMIT_HARM,        /* loading takes processor time from the trainer's steps */
-    SPDL_LIMIT_FOREIGN,     /* other programs have the processors */
-    SPDL_LIMIT_REQUESTS     /* of a feed: more is pushed than can be answered */
+    SPDL_LIMIT_HARM,        /* loading takes processor time from the consumer's steps */
+    SPDL_LIMIT_FOREIGN      /* other programs have the processors that a stage waits for */
 } spdl_limit;
+
+/* What holds it back, and what to write; 0 where nothing is to be written. Numbers are those at
+   which the next limit is reached, and at most twice what there is. Nothing is to be written that
+   would gain less than 3 %. */
+typedef struct spdl_finding {
+    spdl_limit limit;
+    int stage;           /* the row, or -1 */
+    int tie;             /* a row that is as busy, or -1 */
+    int concurrency;     /* of `stage` */
+    int tie_concurrency; /* of `tie` */
+    int workers;
+    int buffer_size;     /* of `stage`; of the last row the number in SPDL_SINK */
+    double gain;         /* with all of these so many times as many items, by the times of the
+                            calls; 0: not known */
+} spdl_finding;
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
     int workers;            /* and guests */
     int stage_count;        /* rows but the sink: stage[i] feeds edge[i], the last is the sink */
-    uint64_t delivered;     /* items handed to the trainer */
+    uint64_t delivered;     /* items handed to the consumer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
-    uint64_t wait_ns;       /* time the trainer waited in next, a running wait included */
+    uint64_t wait_ns;       /* time the consumer waited in next, a running wait included */
     uint64_t ready_ns;      /* time it was in next though an item was ready: woken late, mostly */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls, but other
                                threads had the processors (Linux with schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
-    uint64_t trainer_runnable_ns; /* since the first item: the trainer was ready to run, but other
+    uint64_t trainer_runnable_ns; /* since the first item: the consumer was ready to run, but other
                                threads had the processors (known to its own snapshots; else 0) */
     /* Waits for copies to a device (spdl_cuda.h): of spdl_cuda_next when its source is this
        pipeline, which are in step_ns; and of calls in front of SPDL_CUDA_TRANSFER. */
@@ -1216,28 +1210,15 @@ typedef struct spdl_stats {
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
-/* Adds to the bytes_in and bytes_out of this stage's statistics.
-   Returns: nothing.
-   Threads: a stage.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out);
-
 /* Copies the counters while the pipeline runs on, some microseconds for each stage, and every 10 ms
    what spdl_process_read knows. Each is exact, and none goes backwards from one snapshot to the
-   next. A worker is woken if the last row can be called: a trainer may wait for its buffer to fill.
-   Returns: nothing.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   next. A worker is woken if the last row can be called: a consumer may wait for its buffer to
+   fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
 /* The durations of the calls of one stage so far, failed calls left out; of a feed those from push
    to answer.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage).
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage). */
 SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int stage,
                                              spdl_histogram *histogram);
 
@@ -1255,37 +1236,18 @@ typedef struct spdl_process_stats {
 } spdl_process_stats;
 
 /* Reads what the system knows about this process: files of /proc and of the cgroup, some 50 to 200
-   microseconds. A pipeline reads it when it is created and in spdl_pipeline_stats.
-   Returns: nothing; what cannot be had is 0.
-   Threads: any.
-   Blocks:  never, except for the system calls.
-   Owns:    nothing. */
+   microseconds; what cannot be had is 0. The first snapshot of a pipeline reads it, and those
+   after it. */
 SPDL_API void spdl_process_read(spdl_process_stats *stats);
 
-/* The class of what holds the trainer, or requests, back. *stage, unless it is NULL, is the row, or
-   -1 when it is no row.
-   Returns: SPDL_LIMIT_NOT_KNOWN when the numbers do not decide.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API spdl_limit spdl_stats_limit(const spdl_stats *stats, int *stage);
+/* The advisor: the verdict says it in words, and the doctor tries it. `finding` may be NULL.
+   Returns: its limit; SPDL_LIMIT_NOT_KNOWN when the numbers do not decide. */
+SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
-/* Of the statistics of several trainers, as of all ranks of a run: the one that waited the longest
-   for one of its stages, and which. It holds up the others, who wait for it elsewhere.
-   Returns: its index, with *stage (exposed_ns and exposed_idle_ns say how long); -1: nobody waited.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API int spdl_stats_straggler(const spdl_stats *stats, int count, int *stage);
-
-/* Two sentences: how long the trainer waited, for which stage and why; and what to write. The
-   numbers in it are those at which the next limit is reached, as far as times of calls tell. With a
-   feed: how many requests made way, how soon the others were answered, and where most of that time
-   went. One more if more than 5 % of the calls of a stage fail.
-   Returns: the length of all sentences, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The finding in words: how long the consumer waited, for which stage and why; and what to write.
+   With a feed: how many requests were dropped or refused, how soon the others were answered, and
+   where most of that time went. One sentence more if more than 5 % of the calls of a stage fail.
+   Returns: the length of all sentences, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* The verdict, a line about the run, and a table of at most 100 columns, ">" at what limits:
@@ -1294,44 +1256,18 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
        busy             share of the time that as many calls ran as can
        cpu runq block   where that went: on a processor ("-": not measured); ready, but others had
                         the processors; asleep (these two where they are over 5 %)
-       ready            share of the time the next stage, or the trainer, had a result to take
-       waits            share of the trainer's waits in which its item was here, in a call or
-                        waiting for a worker: they add up to 100 %
+       ready            share of the time the next stage, or the consumer, had a result to take
+       waits            share of the consumer's waits in which its item was here, in a call or
+                        waiting for a worker: they add up to 100 %; blank where it hardly waited
    Below, a line for each stage with calls that failed or were retried, items skipped or freed.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
-/* The rows of a table as a drawing, one a line, before a pipeline is made of them or after: number,
-   kind, name, and of the fields sizes, concurrency, threads and order where the row sets them. The
-   rows of a path are indented. Nothing is checked: it is for tables that create refuses, too. Call
-   it as spdl_rows_text(SPDL_STAGES(...), text, sizeof(text)), or with SPDL_TABLE(rows).
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API int spdl_rows_text(const spdl_stage *stages, size_t stage_count, char *buffer,
-                            size_t bytes);
-
-/* One line without a newline: items, rate, the time left (`length`: of how many items; 0: not
-   known), and the share of time the trainer waited; with a feed the p99 from push to answer.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API int spdl_stats_progress(const spdl_stats *stats, uint64_t length, char *buffer,
-                                 size_t bytes);
-
 /* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
-   the "verdict", its "class" ("concurrency", "io", ...: the names of spdl_limit), the index of the
-   stage that is the "limit" (or -1), and the "load" of each stage, from 0 to 1. Strings are valid
-   UTF-8 whatever the names are.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   the "verdict" and the "finding", whose "limit" is one of not_known, trainer, concurrency,
+   machine, lock, serial, order, batch, workers, device, harm, foreign. Strings are valid UTF-8
+   whatever the names are.
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* ============================================================================================= */
@@ -1340,23 +1276,20 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
    the field `report` of its desc, or, in any program that uses the library, by the environment:
 
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
-       SPDL_STATS=5,json=run.jsonl   and a JSON line of each interval
-       SPDL_STATS=5,json=F,quiet     only those lines
-       SPDL_STATS=live               redraws in place on a terminal, else a line per second
-       SPDL_STATS=1,live             the same, with the interval
-       SPDL_REPORT=run.html          a page with plots, written every 10 s and at the end
+       SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   A file name has no comma. Colours are for terminals, unless NO_COLOR is set. What cannot be done
-   is one warning in the log of the pipeline, which goes on. It never waits for its reports: a
-   stderr that takes nothing for 100 ms loses one. Destroy waits until the last one is written.
+   Colours are for terminals, unless NO_COLOR is set. What cannot be done is one warning in the log
+   of the pipeline, which goes on. It never waits for its reports: a stderr that takes nothing for
+   100 ms loses one. Destroy waits until the last one is written. A file that is a symbolic link is
+   not followed.
 
-   Pipelines and processes may share a file of JSON lines: each is appended in one piece. A page is
-   for one: another pipeline of the process, or a process that runs at the same time, takes
-   run-2.html and so on, up to 99. One draws in place on a terminal, the others write lines.
+   examples/data/report.html, opened in a browser, draws such a file: it loads nothing else.
+   Pipelines and processes may share it: each line is appended in one piece.
 
    JSON lines, schema "spdl.stats.1": an object for each interval. Later versions of the library may
    add fields; none changes its meaning under this name.
        schema     "spdl.stats.1"
+       version    of the library
        pipeline   the name in its desc
        pid, run   the process; when the pipeline was created (Unix time in ms): together, which one
        time       when the line was written (Unix time in s)
@@ -1373,110 +1306,73 @@ typedef void (*spdl_report_fn)(const spdl_stats *interval, const spdl_stats *tot
 
 /* All zero: no reports but those of the environment. */
 typedef struct spdl_report_desc {
-    double every;           /* seconds between reports, 0.01 to 1e7; default 5, live 1 */
+    double every;           /* seconds between reports, 0.01 to 1e7; default 5 */
     spdl_report_fn report_fn; /* is called with the numbers */
     void *user;
     bool table;             /* the table, on stderr */
-    bool live;              /* the view that redraws in place, on stderr */
     const char *json;       /* file that JSON lines are appended to */
-    const char *html;       /* file that the page is written to */
-    uint64_t length;        /* items there will be, for the time that is left */
     bool ignore_environment;
 } spdl_report_desc;
-
-/* Writes the page of a pipeline now, over a file that is there: it loads nothing from elsewhere. It
-   plots what was sampled for desc.report.html or SPDL_REPORT; else it has the numbers alone.
-   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_NOMEM, SPDL_E_IO.
-   Threads: any.
-   Blocks:  while the file is written.
-   Owns:    nothing. */
-SPDL_API spdl_result spdl_report_html(const spdl_pipeline *pipeline, const char *path);
 #endif
 
 /* ============================================================================================= */
 /* >>trace
    What happened when, as a file for a viewer: Perfetto (ui.perfetto.dev) or chrome://tracing. A
    lane for each worker with its calls (stage, number of the item, result) and the batches it put;
-   one for the trainer's waits in next; one for each edge: when its reader wanted an item and there
-   was none ("empty"), when a finished item had no place ("full"), and how many items it has.
+   one for the consumer's waits in next; and a plot for each edge of how many items it has.
 
    desc.trace names the file. Where it is NULL the environment does: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N to set trace_events as well. With desc.trace "" there is none. Create
-   claims the file, as that of a page (t-2.json), and destroy writes it. What goes wrong with it is
-   one warning in the log. With trace_events set and no file it is for spdl_trace_write alone.
+   empties the file, and destroy writes it: of several pipelines with the same file it has the one
+   destroyed last. "%p" in the name stands for the number of the process. A symbolic link is not
+   followed. What goes wrong with it is one warning in the log.
 
    Memory: (workers + 2 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
    edge the latest events are kept; log and file say how many were dropped.
 
    Spans and counters of your own, by the functions below: parts of a call on the worker's lane, or
-   parts of a step on the trainer's. Spans nest, 16 deep; deeper ones are left out. One that is open
-   when the call returns, or the trainer's when the pipeline is destroyed, ends then. Only the
+   parts of a step on the consumer's. Spans nest, 16 deep; deeper ones are left out. One that is
+   open when the call returns, or the consumer's when the pipeline is destroyed, ends then. Only the
    pointer to a name is kept: names live as long as the pipeline; the file has their first 100
    bytes. Each function takes some 30 ns where a trace is recorded, and 1 where none is. Copies to a
-   device: spdl_cuda_trace.
+   device: spdl_cuda_trace. None of these functions blocks; those of a task are for its call, those
+   of a pipeline for the consumer.
 
    Debuggers and profilers: the workers have names. Where the implementation is compiled with
    <sys/sdt.h>, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end (stage,
    item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
 
 /* Begins a span of this call, inside of those that are open.
-   Returns: nothing.
    Threads: a stage; outside of the call, or on another thread, a line in the log.
-   Blocks:  never.
    Owns:    `name` stays where it is until the pipeline is destroyed. */
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name);
 
 /* Ends the span of this call that was begun last; without one it is nothing.
-   Returns: nothing.
-   Threads: a stage, as spdl_trace_begin.
-   Blocks:  never.
-   Owns:    nothing. */
+   Threads: a stage, as spdl_trace_begin. */
 SPDL_API void spdl_trace_end(spdl_task *task);
 
 /* Records the value that a counter has now, for a plot over time; one that is not finite is left
    out. There is one counter of each name.
-   Returns: nothing.
    Threads: a stage, as spdl_trace_begin.
-   Blocks:  never.
    Owns:    as spdl_trace_begin. */
 SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value);
 
-/* Begins a span of the trainer, around what it does, its calls of next included.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
+/* Begins a span of the consumer, around what it does, its calls of next included.
    Owns:    as spdl_trace_begin. */
 SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *pipeline, const char *name);
 
-/* Ends the span of the trainer that was begun last.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    nothing. */
+/* Ends the span of the consumer that was begun last. */
 SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *pipeline);
 
 /* As spdl_trace_counter: the loss, for one.
-   Returns: nothing.
-   Threads: the trainer.
-   Blocks:  never.
    Owns:    as spdl_trace_begin. */
 SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *pipeline, const char *name, double value);
-
-#ifndef SPDL_NO_REPORT
-/* Writes what is recorded now to a file, which is created or replaced, while the pipeline runs or
-   not.
-   Returns: SPDL_OK, SPDL_E_INVALID (nothing is recorded), SPDL_E_NOMEM, SPDL_E_IO. Why is logged.
-   Threads: any; not while the pipeline is destroyed.
-   Blocks:  while the file is written.
-   Owns:    nothing is kept; memory for a copy of the events is taken and given back. */
-SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *pipeline, const char *path);
-#endif
 
 /* ============================================================================================= */
 /* >>cache
    An iterator that stands before anything with a next function, such as a pipeline. It hands on the
    source's items, keeps the first num_caches of them, and after return_caches_after items forgets
-   the source and hands out the kept ones, over and over. A trainer that runs on it runs as if
+   the source and hands out the kept ones, over and over. A consumer that runs on it runs as if
    loading cost nothing. (What it would gain >>headspace measures.) All of it runs in the owner's
    thread. */
 
@@ -1499,13 +1395,11 @@ typedef struct spdl_cache spdl_cache;
    Returns: SPDL_OK, SPDL_E_INVALID (no next function, num_caches 0, return_caches_after less than
             num_caches, stop_after set and less than return_caches_after), SPDL_E_NOMEM.
    Threads: any.
-   Blocks:  never.
    Owns:    the caller destroys *cache, and keeps the source unless delete_source is set. */
 SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc);
 
 /* Frees the kept items, and calls delete_source unless it was called already.
    Returns: nothing; NULL is allowed.
-   Threads: owner.
    Blocks:  as delete_source does.
    Owns:    everything the cache held is freed. */
 SPDL_API void spdl_cache_destroy(spdl_cache *cache);
@@ -1515,7 +1409,6 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
    Returns: SPDL_OK, SPDL_END (stop_after reached, or an empty source), SPDL_E_NOMEM (copy_item), or
             what the source returned. After a timeout or an error the call can be repeated; nothing
             is lost.
-   Threads: owner.
    Blocks:  as the source does; never once the cache is used.
    Owns:    without copy_item the item stays the cache's: valid until the next call if it was not
             kept, until destroy if it was, and must not be changed. With copy_item each item handed
@@ -1523,10 +1416,7 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
 SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns);
 
 /* Whether items come from the cache now.
-   Returns: true once the source is no longer used.
-   Threads: owner.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: true once the source is no longer used. */
 SPDL_API bool spdl_cache_warm(const spdl_cache *cache);
 
 /* spdl_pipeline_next with the type of spdl_cache_desc.next; the source is the spdl_pipeline.
@@ -1538,7 +1428,6 @@ SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t 
 
 /* spdl_cache_next with the same type, so that one training loop runs on either.
    Returns: as spdl_cache_next.
-   Threads: owner.
    Blocks:  as spdl_cache_next.
    Owns:    as spdl_cache_next. */
 SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns);
@@ -1555,12 +1444,12 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
    The steps are real ones, on items that come again and again, while others are taken and dropped:
    the results of training are void, so measure before a run, or on a copy. */
 
-/* How many times as large one thing is as another, measured in rounds that each have both. low and
-   high hold the true ratio in 95 of 100 such measurements, whatever the noise; of several to choose
-   among, all of them together. An interval that holds 1 is no difference. With too few rounds
-   (under 6; 8 for four comparisons, 10 for 18) it is from 0 to infinity. */
+/* How many times as large one thing is as another, measured in rounds that each have both: sums of
+   all rounds. low and high hold the true ratio in 95 of 100 such measurements; of several to choose
+   among, all of them together. An interval that holds 1 is no difference. With fewer than 5 rounds
+   it is not known, from 0 to infinity. */
 typedef struct spdl_interval {
-    double value; /* the median of the rounds' ratios; 0 without a round */
+    double value; /* 0 without a round */
     double low, high;
     int rounds;
     bool known; /* there were rounds enough */
@@ -1576,7 +1465,7 @@ typedef struct spdl_headspace_desc {
     void *ctx;         /* its first argument */
     spdl_free_fn free_item; /* destroys an item of the source */
     uint64_t run_steps; /* steps of the whole run, for the hours it would save; 0: not known */
-    double seconds;     /* how long to measure, 0.1 to 86400; default 10 */
+    double seconds;     /* how long to measure, 0.1 to 86400; default 30 */
     int kept;           /* items the steps without loading go around on; default 32 */
     spdl_logger logger; /* each round is an SPDL_LOG_INFO */
     spdl_allocator allocator;
@@ -1587,109 +1476,75 @@ typedef enum spdl_headspace_kind {
     SPDL_HEADSPACE_GAIN,   /* loading costs something */
     SPDL_HEADSPACE_NONE,   /* no difference */
     SPDL_HEADSPACE_FEW,    /* too few rounds to say */
-    SPDL_HEADSPACE_FOREIGN /* too few, as others used the processors in some */
+    SPDL_HEADSPACE_FOREIGN /* others used the processors in too many: how it is beside them */
 } spdl_headspace_kind;
 
-typedef struct spdl_headspace_round {
+typedef struct spdl_headspace_report {
+    spdl_headspace_kind kind;
     double today, ceiling; /* steps per second as it is, and on kept items */
     double waiting;        /* share of the time in next, as it is */
     double queued; /* share of the time the caller was ready to run while others had the processors,
                       as it is, less the same on kept items (Linux) */
-    double others; /* processors that other programs used, unless one was always idle (Linux) */
-    bool dropped;          /* more than 0.15: it does not count */
-} spdl_headspace_round;
-
-#define SPDL_HEADSPACE_ROUNDS 64
-
-typedef struct spdl_headspace_report {
-    spdl_headspace_kind kind;
-    double today, ceiling; /* these and the next two are medians of the rounds that count */
-    double waiting, queued;
+    double others; /* processors that other programs used, at most (Linux) */
     spdl_interval gain; /* ceiling / today: so many times as many steps if loading cost nothing */
     spdl_interval harm; /* a step takes so many times as long beside those who load */
     double more_seconds; /* FEW: what `seconds` would probably do; 0 if more would not help */
     uint64_t items;      /* taken from the source */
     bool ended;          /* the source has, before the time was over */
-    int rounds, dropped; /* all rounds; those of them that do not count */
-    spdl_headspace_round round[SPDL_HEADSPACE_ROUNDS];
+    int rounds, dropped; /* all rounds; those that others disturbed, which were made again */
     char text[SPDL_TEXT_BYTES]; /* such as "Loading costs 17 % of a step (15 to 19), 2.1 h of this
-                                   12 h run: harm 16.7, waiting 0.3." */
+                                   12 h run: slower steps 16.7, waiting 0.3." */
 } spdl_headspace_report;
 
-/* Measures the headspace of a loop. A window is 300 ms (a 32nd of `seconds` if that is shorter, but
-   50 at least) and 8 steps or more; a round has one of each kind, in random order. What was loaded
-   while the source was not asked is taken and dropped. Six rounds of 100 ms steps take some 15 s.
+/* Measures the headspace of a loop. A window is 400 ms, 8 steps and 3 of the longest gaps between
+   items at least; a round has one of each kind, in random order. What was loaded while the source
+   was not asked is taken and dropped. The source stays the caller's; each item taken is given to
+   free_item before it returns.
    Returns: SPDL_OK, with whatever there is to say in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or what
             next returned, if that was neither SPDL_OK nor SPDL_END: *report has the rounds so far.
    Threads: owner of the source; step is called here.
-   Blocks:  for about `seconds`, and as long as a call of next or step does.
-   Owns:    the source stays the caller's; each item taken is given to free_item before it returns.
- */
+   Blocks:  for about `seconds`, and as long as a call of next or step does. */
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headspace_report *report);
 
 /* ============================================================================================= */
 /* >>doctor
-   Finds which stage holds a trainer back by experiments on the running pipeline, says what there is
-   to gain and what to write. What it may change it tries, and takes back if it does not help.
-   In any program, without a change to it, by the environment:
+   Tries by experiments on the running pipeline what the verdict of the statistics says, and prints
+   that sentence with what was measured. In any program, without a change to it, by the environment:
 
-       SPDL_DOCTOR=1                 for 10 s from the first item on; the report goes to stderr
-       SPDL_DOCTOR=20,json=d.json    for 20 s; the report as JSON as well; html=d.html: as a page
-       SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the trainer
+       SPDL_DOCTOR=1                 for 30 s from the first item on; the report goes to stderr, and
+                                     as a line of JSON to the file that SPDL_REPORT names
+       SPDL_DOCTOR=60                for 60 s
+       SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the consumer
                                      learns in this run is void
-       SPDL_DOCTOR=1,raise           may change the concurrency of every stage that does not say
-                                     .max_concurrency = 1, and try one more worker: spdl_worker may
-                                     be as large as desc.workers then. Without it only stages whose
-                                     .max_concurrency says more than .concurrency are changed. With
-                                     fewer calls at a time, calls that wait for each other hang
-       SPDL_DOCTOR=30,cold           also how it is with files that are not in memory, see below
+       SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
+                                     of every stage that does not say .max_concurrency = 1, and has
+                                     twice as many workers made; spdl_worker may be so large then.
+                                     Without it only stages whose .max_concurrency says more than
+                                     .concurrency are changed
        SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
-   What it does, in next, on the thread of the trainer. It observes for a tenth of the time. Then it
-   runs short windows, in an order drawn by lot, in which one thing is different, and compares each
-   with windows of the same round in which nothing is:
+   What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
+   it runs windows of 400 ms, or of three times the longest gap between items, in an order drawn by
+   lot, in which one thing is different, and compares them with windows in which nothing is:
    - everything up to a row is replayed: its results are items that were kept, nothing above it is
-     called. That needs .copy_item on the row (buffers of spdl_buffer are copied without), or
-     .const_input on the row after it; and `replay`, as the trainer gets items more than once.
-   - else each call of the row takes a known time longer, once computing, once asleep. How far
-     throughput follows says how much the program hangs on the row, and on which resource.
-   Then the changes that promise most are compared with things as they are, and the best is kept if
-   it helps; but .policy.polite, which is tried where the trainer waits for processors and the
-   process may raise priorities again (else .policy.sched is), is taken back. Delays change no item:
-   without `replay` a trainer gets what it would get without the doctor. Statistics of the run
-   include what the experiments did. Meanwhile .autotune rests, and what
-   spdl_pipeline_set_concurrency sets does not last.
+     called. That needs .copy_item on the row (buffers of spdl_buffer are copied without), and
+     `replay`, as the consumer gets items more than once.
+   - else each call of the busiest rows takes a known time longer, once computing, once asleep. How
+     far throughput follows says how much the program hangs on the row, and on which resource. Calls
+     that wait for a lock hide the delay: so a lock is told from a stage that needs more calls.
+   Then the settings of the verdict are tried, all at once, and stay in force if they help. Delays
+   change no item: without `replay` a consumer gets what it would get without the doctor. Statistics
+   of the run include what the experiments did. Meanwhile what spdl_pipeline_set_concurrency sets
+   does not last.
 
-   Completion order is named and not tried: what has come out of order cannot be taken back, and
-   rows after it may count on the order.
-
-   What it prints. Ratios are of throughput, with 95 % intervals that hold for all comparisons of a
-   phase. A gain is claimed if the interval of its trial is above 1, or in fewer rounds if the model
-   (service demands of the rows, processors, threads, the trainer's step) says the same; what that
-   gives stands beside it, where it fits what is measured. Else the answer is "not known", "too few
-   rounds", "other programs had the processors" or "no difference".
-
-   Not known to it: what happens with other data; and without `cold` with files that are not in the
-   page cache, as in a first epoch or with data larger than memory. With it (Linux) the last windows
-   begin with files taken out of that cache, and are compared with some just before: the files it
-   saw open to be read, or mapped to be shared, while it observed, and those beside them with the
-   same ending, as far as 0.2 s go. What was read from disks meanwhile says whether they were cold.
-   They stay so: this comes last, and takes a third of the time or more.
+   A round is made again when who limits has waited for processors that other programs had; if most
+   were, the figures are those beside these programs, and the report says so. Not known to it: what
+   happens with other data, and with files that are not in the page cache.
 
    Every pipeline of the process has its doctor, and those that run at the same time disturb each
    other. What is kept for replay, up to 32 items of each row and 256 MiB of those whose size is
    known, is freed with the pipeline. A process that ends without spdl_pipeline_destroy before the
    time is over prints nothing. */
-
-typedef enum spdl_doctor_outcome {
-    SPDL_DOCTOR_RUNNING,   /* not done yet */
-    SPDL_DOCTOR_LIMIT,     /* `limit` and `stage` say what holds the trainer back */
-    SPDL_DOCTOR_NOTHING,   /* there is nothing to gain */
-    SPDL_DOCTOR_FEW,       /* too few rounds: the items ended, or it needs more seconds */
-    SPDL_DOCTOR_FOREIGN,   /* other programs had the processors in too many rounds */
-    SPDL_DOCTOR_BURSTY,    /* windows differ too much by themselves */
-    SPDL_DOCTOR_DISAGREE   /* two methods name different rows, or the model does not fit */
-} spdl_doctor_outcome;
 
 typedef enum spdl_doctor_method {
     SPDL_DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
@@ -1697,110 +1552,58 @@ typedef enum spdl_doctor_method {
     SPDL_DOCTOR_SLOWED
 } spdl_doctor_method;
 
-typedef enum spdl_doctor_change {
-    SPDL_DOCTOR_CONCURRENCY,
-    SPDL_DOCTOR_WORKERS,
-    SPDL_DOCTOR_BUFFER, /* of SPDL_SINK */
-    SPDL_DOCTOR_POLITE  /* .policy of the workers: 1 is .sched = SPDL_SCHED_BATCH, 2 .polite */
-} spdl_doctor_change;
-
 /* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
 typedef struct spdl_doctor_row {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
-    int concurrency, buffer_size;
-    double ready;          /* share of the time that its buffer had something to take */
-    bool may_raise;        /* its concurrency may be raised: it is 2 or more, or the row says so */
+    int concurrency;
     spdl_doctor_method method;
-    double visits;         /* calls for each item of the trainer */
     double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
-    double load;           /* share of the time that as many calls ran as can */
-    double most;           /* items/s that it allows, were nothing else a limit */
-    double twice;          /* throughput if its calls took half as long; 0: not known, as the model
-                              and the windows differ, or calls wait for each other */
+    double load;            /* share of the time that as many calls ran as can */
+    double delay_ns;        /* by which each call was longer */
     spdl_interval replayed; /* everything up to this row replayed */
     spdl_interval computing, asleep; /* each call took delay_ns longer */
-    double delay_ns;
 } spdl_doctor_row;
-
-/* A change that was tried. */
-typedef struct spdl_doctor_trial {
-    spdl_doctor_change change;
-    int stage;             /* the row, or -1 */
-    int from, to;
-    double predicted;      /* by the model; 0: it does not fit what is measured */
-    spdl_interval measured;
-    bool kept;
-} spdl_doctor_trial;
-
-#define SPDL_DOCTOR_ARMS 16
-#define SPDL_DOCTOR_ROUNDS 64
-#define SPDL_DOCTOR_TRIALS 4
-
-/* A kind of window: what was different, and items/s in each round; 0: the round was dropped. */
-typedef struct spdl_doctor_arm {
-    char name[24];         /* "as it is", "same again", "after decode", "decode +20 %" ... */
-    int stage;             /* or -1 */
-    bool confirming;       /* of the second phase */
-    int rounds;
-    float rate[SPDL_DOCTOR_ROUNDS];
-} spdl_doctor_arm;
 
 /* Plain data without pointers. */
 typedef struct spdl_doctor_report {
     char name[SPDL_NAME_BYTES]; /* of the pipeline */
-    spdl_doctor_outcome outcome;
-    spdl_limit limit;      /* the class, see spdl_stats_limit */
-    int stage;             /* the row, or -1 */
-    spdl_limit next_limit; /* what the model names when that is no limit any more, its row or -1, */
-    int next_stage;        /* and the items/s that it allows */
-    double next_rate;
+    bool done;
+    spdl_finding finding;  /* of the time of observing, after the experiments */
+    bool tried, kept;      /* its settings were; and are in force */
+    spdl_interval measured; /* with them */
     double seconds;        /* that it took */
     int workers;
     double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
-    double step_ns, step_cpu_ns; /* of the trainer, and the processor time in it */
+    double step_ns;        /* of the consumer */
     double today;          /* items/s as it is */
-    double model;          /* items/s that the model gives for that */
-    double ceiling;        /* items/s if loading cost nothing: of the trainer alone */
-    double waiting;        /* share of the time that the trainer waited */
-    double harm;           /* share of the step in which it waited for a processor */
+    double ceiling;        /* items/s if loading cost nothing */
+    double waiting;        /* share of the time that the consumer waited */
     double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
     bool replays;          /* items were given out more than once */
     bool raises;           /* as `raise` said */
     spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
-    double noise;          /* by how much two windows of a round differ that should not: median */
-    spdl_interval cached;  /* spdl_doctor_run with replay: the trainer on items it has */
-    spdl_interval trainer_asleep; /* each step 20 % longer, asleep */
-    bool cools;            /* with `cold`: */
-    int cold_files;        /* taken out of the page cache; 0: none was seen */
-    double cold_bytes;     /* their sizes */
-    spdl_interval cold;    /* throughput then */
-    double from_cache, cold_from_cache; /* share of the bytes read that were in the page cache: as
-                              it is, and then; -1: not known, or less than 1 MiB was read */
-    int rounds, dropped;   /* rounds of windows; of them not used, as others had processors */
-    int row_count, trial_count, arm_count;
+    spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
+    int rounds, dropped;   /* rounds of windows; of them made again */
+    int row_count;
     spdl_doctor_row row[SPDL_MAX_STAGES];
-    spdl_doctor_trial trial[SPDL_DOCTOR_TRIALS];
-    spdl_doctor_arm arm[2 * SPDL_DOCTOR_ARMS];
-    char verdict[512];     /* what holds it back and why; what to write, with the figure measured */
+    char verdict[1024];
 } spdl_doctor_report;
 
 /* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
-    double seconds;        /* it takes; default 10 */
-    bool replay, raise, cold;
+    double seconds;        /* it takes; default 30 */
+    bool replay, raise;
     bool quiet;            /* nothing goes to stderr */
     uint64_t run_steps;    /* 0: not known */
-    const char *json, *html; /* files, or NULL */
+    const char *json;      /* file that the report is appended to, or NULL */
 } spdl_doctor_desc;
 
 #ifndef SPDL_NO_REPORT
 /* The report of a pipeline that was created with a doctor.
    Returns: SPDL_OK; SPDL_TIMEOUT: it is not done yet, `report` is what is known; SPDL_E_NOT_FOUND:
             it has none.
-   Threads: the trainer.
-   Blocks:  never.
-   Owns:    nothing. */
+   Threads: the consumer. */
 SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
                                           spdl_doctor_report *report);
 
@@ -1808,33 +1611,19 @@ SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
    them as the pipeline would. Starts over with spdl_pipeline_rewind when the items end.
    Returns: SPDL_OK; SPDL_E_INVALID when the pipeline has no doctor; how the pipeline ended, if not
             with SPDL_END.
-   Threads: the trainer.
-   Blocks:  for as long as the doctor takes.
-   Owns:    `step` borrows the item. */
+   Threads: the consumer.
+   Blocks:  for as long as the doctor takes. */
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
                                      spdl_doctor_report *report);
 
 /* The report for a terminal of 80 columns.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes);
 
-/* The report as a JSON object, "schema" being "spdl.doctor.1": the fields of the structs by their
-   names, the raw rounds among them. What is not known, as the interval of too few rounds, is null.
-   Returns: as spdl_doctor_text.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
+/* The report as a line of JSON, "schema" being "spdl.doctor.1": the fields of the structs by their
+   names. What is not known, as the interval of too few rounds, is null.
+   Returns: as spdl_doctor_text. */
 SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes);
-
-/* The report as a page that loads nothing: the ladder, the changes that were tried, every round.
-   Returns: as spdl_doctor_text.
-   Threads: any.
-   Blocks:  never.
-   Owns:    nothing. */
-SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, size_t bytes);
 #endif
 
 /* ============================================================================================= */
@@ -2176,7 +1965,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *st
 SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
 
 /* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
-   other: for spdl_cuda_adopt(cuda, base, bytes, slot_bytes). Each pointer may be NULL.
+   other: for spdl_cuda_adopt(cuda, base, bytes). Each pointer may be NULL.
    Threads: any. */
 SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
                                 size_t *slot_bytes);
@@ -2767,11 +2556,6 @@ template <size_t count>
 inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                         const spdl_stage (&stages)[count]) {
     return spdl_pipeline_create(pipeline, desc, stages, count);
-}
-
-template <size_t count>
-inline int spdl_rows_text(const spdl_stage (&stages)[count], char *buffer, size_t bytes) {
-    return spdl_rows_text(stages, count, buffer, bytes);
 }
 
 #ifdef __cpp_exceptions
@@ -4018,11 +3802,14 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                              spdl__os_access access, uint64_t *bytes) {
     static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT | O_TRUNC,
                                O_WRONLY | O_CREAT | O_APPEND, O_RDWR | O_CREAT };
+    const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
     const char *reason;
     uint64_t length;
     if (bytes == NULL) bytes = &length;
     *file = spdl__os_file_own(
-        open(path, how[access] | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC, 0666));
+        open(path, how[access] | (plain ? O_NOFOLLOW : 0) | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC,
+             0666));
+    if (*file < 0 && plain && errno == ELOOP) return "it is a symbolic link";
     if (*file < 0) return errno == EEXIST ? spdl__os_in_use : strerror(errno);
     reason = spdl__os_file_length(*file, bytes);
     if (access == SPDL__OS_CLAIM && reason == NULL && flock((int)*file, LOCK_EX | LOCK_NB) != 0 &&
@@ -5626,12 +5413,14 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
 }
 
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
-   something to do. `alone`: no other client has anything to do. */
-SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at,
-                                    bool alone) {
+   something to do. While all others are quiet it goes on until one of them is not: that is seen by a
+   change of `quiet` since the load that said so. */
+SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
     spdl__client_slot *slot = &pool->slot[at];
     const spdl__client *client = spdl__client_enter(pool, slot);
-    const uint64_t since = alone ? 0 : spdl_time_ns(), quiet = spdl__load(&pool->beacon.quiet);
+    const uint64_t quiet = spdl__load(&pool->beacon.quiet);
+    const bool alone = (~quiet & ~((uint64_t)1 << at)) == 0;
+    const uint64_t since = alone ? 0 : spdl_time_ns();
     bool found = false, over = false;
     if (client == NULL) return false;
     while (!over && client->step(client->self, worker->index)) {
@@ -5654,18 +5443,17 @@ SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     uint64_t *worked = worker->worked_ns, turn;
     uint64_t left = ~spdl__load(&pool->beacon.quiet); /* a bit for each client to look at */
-    uint32_t i, least, some;
+    uint32_t i, least;
     for (;;) {
-        for (i = some = 0, least = used; i < used; ++i) {
+        for (i = 0, least = used; i < used; ++i) {
             if ((left >> i & 1) == 0) continue;
-            ++some;
             worked[i] = spdl__max(worked[i], worker->least_ns);
             if (least == used || worked[i] < worked[least]) least = i;
         }
         if (least == used) return false;
         left &= ~((uint64_t)1 << least);
         turn = worked[least];
-        if (!spdl__pool_visit(pool, worker, least, some == 1)) continue;
+        if (!spdl__pool_visit(pool, worker, least)) continue;
         if (turn > worker->least_ns + 2 * SPDL__TURN_NS)
             worker->least_ns = turn - 2 * SPDL__TURN_NS;
         return true;
@@ -5882,6 +5670,23 @@ SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
 
 /* --- create and destroy --- */
 
+SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const char *whose,
+                                              spdl_error *error) {
+    if (policy->nice < -20 || policy->nice > 19)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: %s: policy.nice is %d, must be -20 to 19", whose,
+                               policy->nice);
+    if (policy->sched < SPDL_SCHED_DEFAULT || policy->sched > SPDL_SCHED_IDLE)
+        return spdl__error_set(error, SPDL_E_INVALID,
+                               "spdl: %s: policy.sched is %d, which is no class", whose,
+                               (int)policy->sched);
+    if (policy->cpu_count < 0 || (policy->cpu_count > 0 && policy->cpus == NULL))
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: policy.cpu_count is %d%s", whose,
+                               policy->cpu_count,
+                               policy->cpus == NULL ? ", but policy.cpus is NULL" : "");
+    return SPDL_OK;
+}
+
 SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     const int threads = SPDL__MAX_WORKERS - (desc->guests > 0 ? desc->guests : 0);
     const struct {
@@ -5889,22 +5694,16 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
         int value, least, most;
     } number[] = { { "guests", desc->guests, 0, SPDL__MAX_WORKERS },
                    { "workers", desc->workers, desc->guests == 0, threads },
-                   { "queue_size", desc->queue_size ? desc->queue_size : 1, 1, SPDL__MAX_QUEUE },
-                   { "policy.nice", desc->policy.nice, -20, 19 } };
+                   { "queue_size", desc->queue_size ? desc->queue_size : 1, 1, SPDL__MAX_QUEUE } };
+    spdl_result result;
     int i;
-    for (i = 0; i < 4; ++i)
+    for (i = 0; i < 3; ++i)
         if (number[i].value < number[i].least || number[i].value > number[i].most)
             return spdl__error_set(desc->error, SPDL_E_INVALID,
                                    "spdl: pool: %s is %d, must be %d to %d", number[i].name,
                                    number[i].value, number[i].least, number[i].most);
-    if (desc->policy.sched < SPDL_SCHED_DEFAULT || desc->policy.sched > SPDL_SCHED_IDLE)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: policy.sched is %d, which is no class",
-                               (int)desc->policy.sched);
-    if (desc->policy.cpu_count < 0 || (desc->policy.cpu_count > 0 && desc->policy.cpus == NULL))
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: pool: policy.cpu_count is %d%s", desc->policy.cpu_count,
-                               desc->policy.cpus == NULL ? ", but policy.cpus is NULL" : "");
+    result = spdl__policy_check(&desc->policy, "pool", desc->error);
+    if (result != SPDL_OK) return result;
     return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
@@ -6036,11 +5835,9 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    split; >>trace-impl has the rest. Off, each place costs a branch on a pointer.
 
    Events. A track is a ring of events that keeps the latest; there is one for each thread that runs
-   stages, one for the trainer, one for each edge and one for copies to a device. Any thread may add
-   to any track: it takes a number, marks the slot as in use, writes it and stamps it with the
-   number. A reader takes a slot whose stamp is the same before and after it has copied it. (Two
-   that add to one slot at the same time, a whole ring apart, may mix their words. So pointers to
-   names stand only in tracks of threads, to which no other thread adds.)
+   stages, one for the consumer, one for each edge and one for copies to a device. A thread writes
+   its own track, and the reader of an edge that edge's; who adds takes a number first, as readers
+   of an edge may come at the same time. Nobody reads them before destroy.
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable, before
    and after a sitting: four system calls, some microseconds. So about one sitting is measured for
@@ -6065,10 +5862,8 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
 typedef enum spdl__record_kind {
     SPDL__RECORD_CALL,  /* a call of a stage; number: of the item */
-    SPDL__RECORD_BATCH, /* a batch was put; number: its own */
+    SPDL__RECORD_BATCH, /* a batch was put, at its end; number: its own */
     SPDL__RECORD_NEXT,  /* the trainer waited; number: of the item it got */
-    SPDL__RECORD_EMPTY, /* the reader of an edge had to wait */
-    SPDL__RECORD_FULL,  /* a finished item had to wait for its place */
     SPDL__RECORD_DEPTH, /* number: the items on an edge */
     SPDL__RECORD_SPAN,  /* a user's; number: the pointer to its name, result: spans around it */
     SPDL__RECORD_COPY,  /* a device was at work; row: spdl__device_work, number: bytes */
@@ -6086,7 +5881,7 @@ typedef struct spdl__record {
     uint64_t begin;
     uint64_t end;
     uint64_t number;
-    uint64_t stamp; /* low bits of its place in the track + 1, result 16, row 8, kind 8 bits */
+    uint64_t stamp; /* track 32, result 16, row 8, kind 8 bits */
 } spdl__record;
 
 typedef struct spdl__span {
@@ -6100,7 +5895,6 @@ typedef struct spdl__track {
     uint64_t mask;
     /* written by any thread */
     uint64_t count; /* events so far, those that were overwritten too */
-    uint64_t begun; /* an edge: the wait of its reader, or 0 */
     uint64_t ready; /* an edge: tickets below this were ready when its reader looked */
     /* written by the thread whose track it is */
     uint32_t spans; /* that are open, also those too deep to be kept */
@@ -6115,7 +5909,7 @@ typedef struct spdl__trace {
     int tracks;      /* of threads, then those of edges, then one of copies to a device */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
-    spdl__os_file file; /* claimed for destroy to write, or SPDL__NO_FILE */
+    spdl__os_file file; /* for destroy to write, or SPDL__NO_FILE */
     char name[SPDL_NAME_BYTES]; /* of the threads */
     char path[SPDL__PATH_BYTES];
 } spdl__trace;
@@ -6142,14 +5936,11 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
     const uint64_t place = spdl__add(&track->count, 1);
     spdl__record *record = &track->records[place & track->mask];
     if (result > INT16_MAX || result < INT16_MIN) result = SPDL_E_STAGE;
-    spdl__store_relaxed(&record->stamp, 0);
-    /* release: pairs with trace_collect, which, having read one of them, sees the stamp gone */
-    spdl__store(&record->begin, begin);
-    spdl__store(&record->end, end);
-    spdl__store(&record->number, number);
-    /* pairs with the first load in trace_collect: the words are there */
-    spdl__store(&record->stamp, (place + 1) << 32 | (uint64_t)(uint16_t)result << 16 |
-                                    (uint64_t)(uint8_t)row << 8 | (uint64_t)kind);
+    spdl__store_relaxed(&record->begin, begin);
+    spdl__store_relaxed(&record->end, end);
+    spdl__store_relaxed(&record->number, number);
+    spdl__store_relaxed(&record->stamp, (uint64_t)(uint16_t)result << 16 |
+                                            (uint64_t)(uint8_t)row << 8 | (uint64_t)kind);
 }
 
 /* Probes of <sys/sdt.h>: a nop each until a tracer is attached. Name the values as they lie in
@@ -6186,8 +5977,8 @@ SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
 
 struct spdl__edge;
 
-/* Something was taken, first of it ticket `from`. */
-SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge, uint64_t from, uint64_t now);
+/* Something was taken. */
+SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge);
 #ifndef SPDL_NO_REPORT /* in create and destroy */
 SPDL__PRIVATE void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
@@ -6301,9 +6092,8 @@ typedef struct spdl__doctor_plan {
 SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                     const spdl_logger *logger);
 SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
-                                            const spdl_stage *rows, int workers);
-SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d);
-SPDL__PRIVATE void spdl__doctor_leaves(spdl__doctor *d, bool item);
+                                            int workers);
+SPDL__PRIVATE void spdl__doctor_item(spdl__doctor *d);
 SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
@@ -6413,7 +6203,6 @@ SPDL__PRIVATE void spdl__gap_open(spdl__edge *edge, uint64_t head, uint64_t now,
     if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* others are further */
     spdl__store_relaxed(&edge->idle_since, idle ? now : 0);
     spdl__store_relaxed(&edge->gap_since, now);
-    if (SPDL__TRACED(edge->track)) spdl__store_relaxed(&edge->track->begun, now);
 }
 
 /* The reader has become free: from now on an empty edge is a wait. */
@@ -6425,7 +6214,7 @@ SPDL__INLINE void spdl__gap_idle(spdl__edge *edge, uint64_t now) {
 /* After a take of the ticket before `head`: an open gap ended when that was put, and another begins
    if nothing follows it. `idle`: the reader is free to take what comes. */
 SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
-    if (SPDL__TRACED(edge->track)) spdl__trace_taken(edge, head - 1, now);
+    if (SPDL__TRACED(edge->track)) spdl__trace_taken(edge);
     if (SPDL__NO_STATS || now == 0) return;
     if (SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0))
         spdl__gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, head - 1), now));
@@ -6634,7 +6423,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
    while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
    so its edge has slots for both. For a merge in input order the branch also writes the path of
-   each result into a ring of bytes, `turns`, before it puts the result. Marks go down every path.
+   each result into a ring of words, `turns`, before it puts the result. Marks go down every path.
 
    Threads: workers run rows. A source with .threads has a thread of its own, the producer, which
    sits in that row only. Each field says who writes it. */
@@ -6661,7 +6450,6 @@ typedef struct spdl__counters {
     int64_t meter_due; /* sittings until one is measured; not for others */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
-    uint64_t bytes_in, bytes_out;
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
@@ -6754,7 +6542,7 @@ typedef struct spdl__node {
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
     spdl__parked *parked; /* places for `most` calls, or NULL */
-    uint8_t *turns;       /* branch whose merge is in input order */
+    uint32_t *turns;      /* branch whose merge is in input order */
     uint64_t turns_mask;
     spdl__os_event *locks; /* of the pipeline: where threads wait for one of its locks */
     char pad0[SPDL_CACHE_LINE];
@@ -6765,6 +6553,8 @@ typedef struct spdl__node {
     /* written by the thread that is inside alone */
     bool flushed;      /* the call without input was made in this epoch */
     bool gathered;     /* .flush: a call with input was made since */
+    bool holds;        /* .flush behind a feed: and has made no result yet */
+    uint64_t held_range; /* when the oldest of these was pushed */
     bool sheds;        /* what it has gathered is of another run: it hands it on, to nobody */
     uint32_t turn;     /* merge of what is ready: the path that is looked at first */
     uint64_t number;   /* batch: of the next one in this epoch */
@@ -6846,10 +6636,10 @@ struct spdl_pipeline {
     spdl_profiler profiler;
     bool has_hooks; /* some row has init or fini */
     bool threaded;  /* there are threads that run its rows */
-    bool doctored;  /* has a doctor */
     uint64_t works_ns; /* next runs calls of rows whose mean is not longer; 0: none */
     int workers;    /* places of the pool, or 1: the consumer; and one more for the producer */
     int threads;    /* of them, what the statistics call workers */
+    int spare;      /* and those of them that the doctor lets work when it tries more */
     int count;      /* rows but the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows, workers = 0 */
     bool own_pool;
@@ -6902,6 +6692,7 @@ struct spdl_pipeline {
     uint32_t producer_waits; /* set by it before it sleeps, cleared by the thread that wakes it */
     spdl__os_event room;   /* the edge after the first row has some */
     spdl__os_thread producer_thread; /* by create and destroy */
+    spdl_policy policy;              /* by create; that thread reads it when it starts */
     bool producer_started;
     uint32_t producer_quits; /* by destroy */
     uint64_t producer_id;
@@ -6963,7 +6754,8 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* The number of the result that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    return node->at_put ? spdl__load_relaxed(&node->out.tail) : spdl__head(word) + node->base;
+    if (node->at_put) return spdl__load_relaxed(&node->out.tail);
+    return spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
 /* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
@@ -6974,7 +6766,14 @@ SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
-/* Of a branch: whether one more result may be routed, as fewer wait than may. */
+/* Whether a path has a slot for one more. Holes take slots, and are not among those that wait. */
+SPDL__PRIVATE bool spdl__path_has_slot(const spdl__edge *edge) {
+    const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
+    return (int64_t)(head + edge->window - spdl__load_relaxed(&edge->tail)) > 0;
+}
+
+/* Of a branch: whether one more result may be routed, as fewer wait than may; or a mark go down every
+   path. */
 SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t waiting = 0;
     int i;
@@ -6983,6 +6782,7 @@ SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *no
         const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
         const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
         if (over > 0) waiting += (uint64_t)over;
+        if (!spdl__path_has_slot(edge)) return false;
     }
     return waiting < (uint64_t)node->row.buffer_size;
 }
@@ -6998,8 +6798,11 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
 }
 
 /* Whether a hole at the head can be passed: it needs a slot where it is put, and no place. */
-SPDL__PRIVATE bool spdl__row_passes_hole(const spdl__node *node, uint64_t word) {
+SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
+                                         uint64_t word) {
     const uint64_t head = spdl__head(spdl__load(&node->out.word));
+    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first one */
+        return !node->holes || spdl__path_has_slot(spdl__path_edge(p, node, 0));
     return !node->holes || (int64_t)(head + node->out.window - spdl__row_at(node, word)) > 0;
 }
 
@@ -7026,7 +6829,7 @@ SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *
     slot = spdl__edge_slot(node->in, spdl__head(word));
     if (!spdl__slot_has(slot, spdl__head(word))) return false;
     tag = spdl__slot_tag(slot);
-    if (tag == SPDL__HOLE) return spdl__row_passes_hole(node, word);
+    if (tag == SPDL__HOLE) return spdl__row_passes_hole(p, node, word);
     return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
 }
 
@@ -7034,8 +6837,10 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
-/* Whether this is a thread of the pool: guests, the producer and a consumer are not. */
+/* Whether this is a thread of the pool: guests, the producer and a consumer are not. (The producer may
+   outlive the pool.) */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
+    if (p->producer != NULL && worker == p->workers - 1) return false;
     return p->pool != NULL && worker < p->pool->desc.workers;
 }
 
@@ -7408,7 +7213,7 @@ SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int 
    has an entry for each slot and call on the way to the merge. */
 SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
     if (node->turns == NULL) return;
-    node->turns[node->turns_put & node->turns_mask] = (uint8_t)turn;
+    spdl__store_relaxed32(&node->turns[node->turns_put & node->turns_mask], turn);
     spdl__store(&node->turns_put, node->turns_put + 1); /* pairs with merge_look */
 }
 
@@ -7727,12 +7532,13 @@ SPDL__COLD void spdl__call_shed(spdl_task *task) {
 /* A source with a thread of its own is about to be called: not after a stop. Either this exchange
    is seen by destroy, which may abandon the call then, or the stop is seen here: both threads have
    a full barrier between their store and their load. (tests/model/leave.pml) */
-SPDL__PRIVATE bool spdl__call_may_block(spdl_pipeline *p, spdl__node *node) {
+SPDL__PRIVATE bool spdl__call_may_block(spdl_task *task) {
+    spdl__node *node = task->node;
     (void)spdl__exchange32(&node->calling, 1);
     spdl__full_barrier();
     SPDL_TEST_POINT("source about to block");
-    if (!spdl__load32(&p->stopping)) return true;
-    (void)spdl__exchange32(&node->calling, 0);
+    if (!spdl__load32(&task->pipeline->stopping)) return true;
+    task->gone = spdl__exchange32(&node->calling, 0) == SPDL__ABANDONED;
     return false;
 }
 
@@ -8283,6 +8089,14 @@ SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *cou
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
 
+/* Behind a feed what a row with .flush makes is as old as the oldest it has gathered. */
+SPDL__COLD void spdl__flow_held(spdl_task *task) {
+    spdl__node *node = task->node;
+    if (!node->holds) node->held_range = task->in.range;
+    node->holds = true;
+    task->in.range = node->held_range;
+}
+
 /* One call on what was taken, or once more on what was parked. *now: the clock, when it was
    read. */
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
@@ -8292,11 +8106,14 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     const bool source = node->in == NULL;
     spdl_result result;
     void *out;
-    if (node->own_thread && !spdl__call_may_block(p, node)) return SPDL__NO_CALL;
+    if (node->own_thread && !spdl__call_may_block(task))
+        return task->gone ? SPDL__GONE : SPDL__NO_CALL;
     if (node->sheds && !source) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->flushing) node->gathered = true;
+    if (node->row.flush && p->feed != NULL && !node->gathers) spdl__flow_held(task);
     result = spdl__call(task, &out);
+    if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->holds = false;
     if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__GONE;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
     if (!node->gathers) *now = spdl_time_ns();
@@ -8335,29 +8152,11 @@ SPDL__INLINE void spdl__flow_begin(spdl_task *task, const spdl__item *what, uint
     task->since = now;
 }
 
-/* Passes a hole at the head, without a call. What the word is now, or SPDL__NEVER: not now. */
-SPDL__NOINLINE uint64_t spdl__flow_hole(spdl_pipeline *p, spdl__node *node, uint64_t word,
-                                        uint64_t enter, uint64_t now) {
-    const uint64_t at = spdl__row_at(node, word), next = word + enter;
-    if (!spdl__row_passes_hole(node, word)) return SPDL__NEVER;
-    spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
-    if (!spdl__cas(node->word, &word, next)) {
-        spdl__sub(&node->in->dropped, 1);
-        spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
-        return SPDL__NEVER;
-    }
-    spdl__put_nothing(p, node, at, now);
-    spdl__wake_hint(p, node, node->near, false);
-    return spdl__load(node->word);
-}
-
-/* The call at hand has handed on a result by SPDL_AGAIN. It is parked: whoever comes goes on with
-   it when there is room. */
-SPDL__NOINLINE void spdl__flow_park(spdl_task *task) {
+/* There is no room for the next result of this call: whoever comes goes on with it. */
+SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    spdl__parked_push(node, &node->parked_waiting, task->parked, SPDL__PARKED_WAITING);
-    task->parked = NULL;
+    spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
     spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
     spdl__wake_hint(p, node, node->near, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
@@ -8408,7 +8207,8 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
                                 now - task->since);
         if (outcome == SPDL__LATER) {
-            spdl__flow_park(task); /* it stays inside, alone */
+            spdl__flow_park(task, task->parked); /* it stays inside, alone */
+            task->parked = NULL;
             return true;
         }
     } else if (spdl__row_room(p, node, word)) {
@@ -8462,6 +8262,31 @@ typedef struct spdl__sitting {
 
 /* Whether we are counted in `active`. */
 SPDL__INLINE bool spdl__sits(const spdl__sitting *s) { return s->enter == SPDL__HEAD_ONE; }
+
+/* Passes a hole at the head, without a call. Whether it did; the word is what it is then. It enters
+   first: `dropped` changes before the head does, and a rewind must not come in between. */
+SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    const uint64_t at = spdl__row_at(node, s->word);
+    if (!spdl__row_passes_hole(p, node, s->word)) return false;
+    if (!spdl__sits(s)) {
+        if (!spdl__cas(node->word, &s->word, s->word + 1)) return false;
+        ++s->word;
+        s->enter = SPDL__HEAD_ONE;
+        s->done = true; /* leaves */
+    }
+    spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
+    if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
+        spdl__sub(&node->in->dropped, 1);
+        spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
+        return false;
+    }
+    spdl__put_nothing(p, node, at, s->now);
+    spdl__wake_hint(p, node, node->near, false);
+    s->word = spdl__load(node->word);
+    return true;
+}
 
 /* A sitting begins. */
 SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node,
@@ -8538,6 +8363,10 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
         call = spdl__parked_pop(node, &node->parked_waiting);
     }
     if (call == NULL) return false;
+    if (!settles && !spdl__row_room(s->p, node, 0)) { /* another had it, and used the room */
+        spdl__flow_park(task, call);
+        return false;
+    }
     s->done = true;
     s->enter = SPDL__HEAD_ONE; /* we have its place */
     if (settles) return false;
@@ -8576,11 +8405,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
         if (SPDL__UNLIKELY(s->mark)) return SPDL__LEFT;
         if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
             if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
-            at = spdl__flow_hole(s->p, node, s->word, s->enter, s->now);
-            if (at == SPDL__NEVER) return SPDL__LEFT;
-            s->word = at;
-            s->enter = SPDL__HEAD_ONE;
-            return SPDL__PASSED;
+            return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
         }
     }
     at = spdl__row_at(node, s->word);
@@ -8679,7 +8504,8 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
-        spdl__flow_park(task);
+        spdl__flow_park(task, task->parked);
+        task->parked = NULL;
         s.enter = SPDL__HEAD_ONE + 1;
     }
     if (plain) spdl__store_relaxed32(&task->live, 0);
@@ -8872,13 +8698,14 @@ SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **ou
    it. */
 SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
-    void *part = (char *)batch->shown.data + at * bytes;
+    void *part;
     if (bytes == 0) {
         batch->owner[at] = (uint8_t)spdl__origin_tag(task->in.origin);
         batch->shown.items[at] = item;
         task->taken = true;
         return;
     }
+    part = (char *)batch->shown.data + at * bytes;
     if (item == NULL)
         memset(part, 0, bytes);
     else if (item != part)
@@ -8978,9 +8805,10 @@ SPDL__PRIVATE bool spdl__merge_failed(const spdl_pipeline *p, const spdl__node *
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const spdl__slot *slot = spdl__edge_slot(edge, head);
-    const uint64_t origin = spdl__load_relaxed(&slot->origin);
-    return spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL &&
-           origin >> 8 > (uint64_t)node->merge->index;
+    uint64_t origin;
+    if (!spdl__slot_has(slot, head)) return false; /* first: else this is what was there before */
+    origin = spdl__load_relaxed(&slot->origin);
+    return spdl__origin_tag(origin) == SPDL__FAIL && origin >> 8 > (uint64_t)node->merge->index;
 }
 
 /* The paths have a mark in common, or one has failed: that, or -1. */
@@ -9002,7 +8830,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
     int i;
     if (branch->turns != NULL) {
         if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn */
-        i = branch->turns[taken & branch->turns_mask];
+        i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         if (i == (int)SPDL__TURN_MARK) return spdl__merge_mark(p, node);
         return spdl__merge_tag(p, node, i) != SPDL__NOTHING ? i : -1;
     }
@@ -9017,7 +8845,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
 SPDL__PRIVATE bool spdl__merge_may(const spdl_pipeline *p, const spdl__node *node, int path) {
     if (path < 0) return false;
     if (path < SPDL__ALL_PATHS && spdl__merge_tag(p, node, path) == SPDL__HOLE)
-        return spdl__row_passes_hole(node, 0);
+        return spdl__row_passes_hole(p, node, 0);
     return spdl__row_room(p, node, 0) > 0;
 }
 
@@ -9033,7 +8861,7 @@ SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl_
     int i = 0;
     if (branch->turns != NULL) {
         if (spdl__load(&branch->turns_put) == taken) return node->merge;
-        i = branch->turns[taken & branch->turns_mask];
+        i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         return &p->node[node->path[i == (int)SPDL__TURN_MARK ? 0 : i]];
     }
     while (i + 1 < node->paths && !(spdl__load(p->node[node->path[i]].word) & SPDL__ACTIVE)) ++i;
@@ -9206,6 +9034,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     spdl_task *task = &p->task[p->workers - 1];
     int round = 0;
     spdl__store(&p->producer_id, spdl__os_thread_id());
+    if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
     while (!spdl__load32(&p->producer_quits) && !task->gone) {
         if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) round = 0;
@@ -9344,7 +9173,7 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     spdl__edge_ended(p->sink, now);
     if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
     if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
-    spdl__fail_log(p);
+    if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
 }
 
@@ -9471,7 +9300,6 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
         spdl__log(&p->logger, SPDL_LOG_ERROR, "spdl: spdl_pipeline_next: another thread is inside");
         return SPDL_E_INVALID;
     }
-    if (SPDL__UNLIKELY(p->doctor != NULL)) spdl__doctor_comes(p->doctor);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
         spdl__full_barrier(); /* instead of a sleep: what the watermark has passed over */
@@ -9492,7 +9320,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
         spdl__store_relaxed(&p->wait_since, 0);
         spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
     }
-    if (SPDL__UNLIKELY(p->doctor != NULL)) spdl__doctor_leaves(p->doctor, result == SPDL_OK);
+    if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
     spdl__store32(&p->trainer_inside, 0);
     return result;
 }
@@ -9564,7 +9392,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     const spdl__item got = spdl__slot_read(slot);
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
         (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
-        !spdl__row_passes_hole(reader, word) ||
+        !spdl__row_passes_hole(p, reader, word) ||
         !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
         spdl__os_yield();
         return;
@@ -9709,11 +9537,13 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         }
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
-            const uint64_t origin = slot->origin;
-            if (!spdl__slot_has(slot, ticket) || spdl__origin_tag(origin) >= SPDL__HOLE) continue;
+            uint64_t origin;
+            if (!spdl__slot_has(slot, ticket)) continue; /* a push may be at it */
+            origin = spdl__load_relaxed(&slot->origin);
+            if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
             spdl__add(&counters->freed, 1);
-            spdl__item_free(p, slot->item, origin);
+            spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
     spdl__unlock(&p->purge_lock, &p->locks);
@@ -9770,7 +9600,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* The ticket that the row would give to its next result. */
 SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
-    return node->by_ticket ? spdl__head(spdl__load(node->word)) + node->base
+    return node->by_ticket ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
                            : spdl__load_relaxed(&node->out.tail);
 }
 
@@ -9793,14 +9623,15 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
 /* As create has left it, but for the position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
-    node->base = node->out.tail - spdl__head(spdl__load(node->word));
+    spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
     node->sheds = start->loads && node->row.flush && !node->gathers &&
                   (node->gathered || node->sheds);
-    node->gathered = false;
+    node->gathered = node->holds = false;
     spdl__store_relaxed32(&node->turn, 0);
-    node->turns_put = node->turns_taken = 0;
+    spdl__store_relaxed(&node->turns_put, 0);
+    spdl__store_relaxed(&node->turns_taken, 0);
     node->number = node->number_first = node == p->marks ? at->number : 0;
     spdl__mark_begin(&node->mark, at->source);
     spdl__store_relaxed(&node->epoch, at->epoch);
@@ -9950,7 +9781,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
-        spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1));
+        spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->task, workers * sizeof(*p->task));
@@ -9972,9 +9803,10 @@ SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
     uint32_t calling = 1;
     if (p->producer == NULL || !p->producer_started) return false;
     if (p->producer->row.next != NULL && !long_ago) return false;
-    if (!spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return false;
-    ++p->references;
-    return true;
+    spdl__add(&p->references, 1); /* before: its thread may be the last one soon */
+    if (spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return true;
+    spdl__sub(&p->references, 1);
+    return false;
 }
 
 SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
@@ -10022,9 +9854,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__doctor_close(p);
     spdl__pipeline_halt(p);
     if (!spdl__destroy_await(p, &left)) return;
-    spdl__destroy_part(p);
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__destroy_producer(p, left != NULL);
+    spdl__destroy_part(p); /* last: nobody stirs the client any more, as its bit is another's soon */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
     spdl__fail_log(p);
@@ -10374,7 +10206,8 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
                        SPDL__TRACE_EVENTS_MAX);
-    else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK)
+    else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK ||
+             spdl__policy_check(&desc->policy, "pipeline", desc->error) != SPDL_OK)
         return SPDL_E_INVALID;
     else if (plan->rows == NULL || plan->count < 1)
         (void)snprintf(why, sizeof(why), "no rows; it needs at least a source and a sink");
@@ -10506,9 +10339,8 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->gathers = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
     node->alone = row->flush || plan->rows[i].concurrency == 1;
     node->most = row->concurrency;
-    if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again &&
-        p->threads > node->most)
-        node->most = p->threads;
+    if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again)
+        node->most = (int)spdl__min(spdl__max(2 * node->most, p->threads), SPDL__MAX_WORKERS);
     node->ordered = row->output_order == SPDL_ORDER_INPUT;
     node->serial = node->most == 1;
     node->by_ticket = node->ordered && !node->serial;
@@ -10555,11 +10387,11 @@ SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
 
 /* Results of a row that may be promised and not taken. */
 SPDL__COLD uint64_t spdl__node_window(const spdl__node *node) {
-    const uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
-    if (node->row.kind == SPDL_KIND_PATH) /* all that wait may be here, and a mark */
-        return window + 1 + (uint64_t)node->before->row.buffer_size;
+    uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
+    const bool path = node->row.kind == SPDL_KIND_PATH;
     if (node->row.kind == SPDL_KIND_BRANCH) return 1; /* it writes those of its paths */
-    return node->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
+    if (path) window += 1 + (uint64_t)node->before->row.buffer_size; /* all that wait, and a mark */
+    return (path ? node->before : node)->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
 }
 
 /* Blocks of a row that the pipeline itself may use at once; in place those written into, too. */
@@ -10602,7 +10434,8 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
-    node->turns = (uint8_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, 1);
+    node->turns =
+        (uint32_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, sizeof(*node->turns));
     return node->turns != NULL;
 }
 
@@ -10655,9 +10488,11 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers;
+    if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
+        p->spare = (int)spdl__min(desc->workers, SPDL__MAX_WORKERS - desc->workers);
     p->threaded = p->threads > 0 || producer;
     p->workers = desc->pool != NULL    ? desc->pool->places
-                 : desc->workers > 0 ? desc->workers + (p->works_ns != 0)
+                 : desc->workers > 0 ? desc->workers + p->spare + (p->works_ns != 0)
                                      : 1;
     p->workers += producer;
 }
@@ -10675,7 +10510,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     for (i = 0; i < p->count && result == SPDL_OK; ++i)
         result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
-    if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, plan->rows, p->threads);
+    if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, p->threads);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
@@ -10691,12 +10526,12 @@ SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc
     p->pool = desc->pool;
     if (desc->workers == 0) return SPDL_OK;
     memset(&pool, 0, sizeof(pool));
-    pool.workers = desc->workers;
+    pool.workers = desc->workers + p->spare;
     pool.guests = p->works_ns != 0;
     pool.name = desc->name;
     pool.policy = desc->policy;
     pool.stack_bytes = desc->stack_bytes;
-    pool.queue_size = 1;
+    pool.queue_size = p->spare + 1; /* jobs of the doctor */
     pool.allocator = desc->allocator;
     pool.logger = desc->logger;
     pool.profiler = desc->profiler;
@@ -10705,9 +10540,33 @@ SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc
     return p->own_pool ? SPDL_OK : desc->error->result;
 }
 
+/* The thread of a source. With a policy it is waited for: the system may refuse it, and the list of
+   processors is the caller's. */
+SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
+    const spdl_policy *policy = &p->policy;
+    char name[SPDL_NAME_BYTES];
+    p->policy = desc->policy;
+    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
+    if (!spdl__os_thread_start(&p->producer_thread, name, policy, desc->stack_bytes,
+                               spdl__producer_main, p))
+        return spdl__error_set(desc->error, SPDL_E_THREAD,
+                               "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                               p->producer->name, SPDL__OS_NO_THREAD);
+    p->producer_started = true;
+    if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
+        policy->cpu_count == 0)
+        return SPDL_OK;
+    while (spdl__load(&p->producer_id) == 0) spdl__os_yield();
+    if (!p->producer_thread.refused) return SPDL_OK;
+    spdl__os_thread_join(&p->producer_thread);
+    p->producer_started = false;
+    return spdl__error_set(desc->error, SPDL_E_THREAD,
+                           "spdl: pipeline: the system refuses the policy of the thread of stage 0 "
+                           "'%s'", p->producer->name);
+}
+
 /* The clock starts, every edge is empty and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    char name[SPDL_NAME_BYTES];
     int i;
     p->process = spdl__os_process_id(NULL);
     if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
@@ -10729,14 +10588,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
                                    "spdl: pipeline: the pool has %d pipelines already",
                                    SPDL__MAX_CLIENTS);
     }
-    if (p->producer == NULL) return SPDL_OK;
-    (void)snprintf(name, sizeof(name), "%.11s-0", p->producer->name);
-    p->producer_started = spdl__os_thread_start(&p->producer_thread, name, &desc->policy,
-                                                desc->stack_bytes, spdl__producer_main, p);
-    if (p->producer_started) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
-                           p->producer->name, SPDL__OS_NO_THREAD);
+    return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
 }
 
 /* All of them, or none. */
@@ -10783,7 +10635,6 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         p->profiler = desc->pool->desc.profiler;
     p->count = plan->count - 1;
     p->references = 1;
-    p->doctored = plan->doctor != NULL;
     p->seed = desc->seed;
     p->data_hash = desc->data_hash;
     spdl__error_clear(&p->no_error);
@@ -10802,6 +10653,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         spdl__destroy_part(p);
         spdl__pipeline_purge(p, 0);
     }
+    spdl__destroy_producer(p, false);
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_release(p);
     return result;
@@ -10845,17 +10697,11 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
    thread may take a snapshot, which adds the cells up. Waits are the sum of those that are over and
    the start of the open one. What was reported is kept with the edge: no number goes backwards. */
 
-SPDL_API void spdl_report_bytes(spdl_task *task, uint64_t bytes_in, uint64_t bytes_out) {
-    spdl__counters *counters = &task->node->counters[task->worker];
-    spdl__count(&counters->bytes_in, bytes_in);
-    spdl__count(&counters->bytes_out, bytes_out);
-}
-
 /* --- histograms --- */
 
 typedef char spdl__histogram_fits[SPDL_HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
 
-SPDL_API void spdl_histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times) {
+SPDL__COLD void spdl__histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times) {
     if (times == 0) return;
     histogram->count += times;
     histogram->sum_ns += ns * times;
@@ -10863,7 +10709,7 @@ SPDL_API void spdl_histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_
     histogram->bucket[spdl__bucket(ns)] += times;
 }
 
-SPDL_API void spdl_histogram_merge(spdl_histogram *histogram, const spdl_histogram *more) {
+SPDL__COLD void spdl__histogram_merge(spdl_histogram *histogram, const spdl_histogram *more) {
     unsigned i;
     histogram->count += more->count;
     histogram->sum_ns += more->sum_ns;
@@ -10975,8 +10821,6 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
         wait_ns += spdl__load_relaxed(&counters->metered_wait_ns);
         blind += spdl__load_relaxed(&counters->metered_blind);
         stats->split_calls += spdl__load_relaxed(&counters->metered);
-        stats->bytes_in += spdl__load_relaxed(&counters->bytes_in);
-        stats->bytes_out += spdl__load_relaxed(&counters->bytes_out);
     }
     if (ns == 0) return;
     cpu_ns = spdl__min(cpu_ns, ns); /* the loads were not at one time */
@@ -11045,7 +10889,7 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 }
 
 /* What the process has used. Reading it takes about 0.1 ms, and its clocks tick every 10 ms. After
-   the end it is read once. */
+   the end it is read once. What others had before the first snapshot is taken to be as after it. */
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
     const spdl_process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
@@ -11214,23 +11058,27 @@ SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *st
     return cell->text;
 }
 
-/* --- what the numbers say: for the verdict, the table, JSON and the reports --- */
+/* --- the advisor: what the numbers say, for the verdict, the table, JSON and the doctor --- */
 
-#define SPDL__FED 0.05        /* a trainer that waits less has enough */
+#define SPDL__FED 0.05        /* a consumer that waits less has enough */
 #define SPDL__LIMITING 0.5    /* a stage that is busy less is not the limit */
-#define SPDL__SURE 0.8        /* one that is busy more is, wherever the trainer's item was */
+#define SPDL__SURE 0.8        /* one that is busy more is, wherever the consumer's item was */
 #define SPDL__FAILING 0.05    /* a larger share of calls that fail is in the verdict */
 #define SPDL__ALL_BUSY 0.93   /* workers that are busy more have no time for other calls */
 #define SPDL__FULL 0.92       /* processors that are used more have none either */
-#define SPDL__OTHERS 0.15     /* so much of a core that other programs use is worth a word */
+#define SPDL__OTHERS 0.15     /* processors that other programs use: less is not worth a word */
+#define SPDL__QUEUED 0.1      /* a row whose calls wait so much for a processor lacks them */
 #define SPDL__TAIL 10         /* so many times the median is a rare slow call */
+#define SPDL__TINY_NS 10000   /* calls as short as this take no longer than handing over does */
 #define SPDL__FAULT_NS 500    /* of a page that is mapped and zeroed, about */
+#define SPDL__GAIN 1.03       /* an advice that promises less is not given */
 #define SPDL__PART_SHOWN 0.05 /* of the time in calls: the table shows runq and block over this */
+#define SPDL__WAIT_SHOWN 0.01 /* of the time: waiting for less, `waits` is blank */
 
 SPDL__COLD double spdl__smaller(double a, double b) { return a < b ? a : b; }
 SPDL__COLD double spdl__larger(double a, double b) { return a > b ? a : b; }
 
-/* Threads for all rows but those with threads of their own: with workers = 0 the trainer's. */
+/* Threads for all rows but those with threads of their own: with workers = 0 the consumer's. */
 SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
     int threads = stats->workers, i;
     for (i = 0; i < stats->stage_count; ++i) threads -= stats->stage[i].threads;
@@ -11252,7 +11100,7 @@ SPDL__COLD int spdl__stats_busiest(const spdl_stats *stats) {
     return busiest;
 }
 
-/* The share of time the trainer waited, the wait for the first item left out. */
+/* The share of time the consumer waited, the wait for the first item left out. */
 SPDL__COLD double spdl__stats_waiting(const spdl_stats *stats) {
     return spdl__share(spdl__grown(stats->first_item_ns, stats->wait_ns),
                        spdl__grown(stats->first_item_ns, stats->elapsed_ns));
@@ -11263,77 +11111,142 @@ SPDL__COLD bool spdl__stats_pushed(const spdl_stats *stats) {
     return stats->stage_count > 0 && stats->stage[0].kind == SPDL_KIND_FEED;
 }
 
-/* What the numbers say, and what to write; 0: nothing. */
-typedef struct spdl__finding {
-    spdl_limit limit;
-    int stage;      /* or -1 */
-    int tie;        /* a row that is as busy, or -1 */
-    int calls, workers, threads, buffer_size;
-    double used, others; /* cores: of this process; of other programs, as far as they take ours */
-    bool full;      /* the processors are used up */
-} spdl__finding;
+/* A finding, and what its sentences need beside it. */
+typedef struct spdl__found {
+    spdl_finding is;
+    double used, others; /* processors: of this process; of others, as far as they take ours */
+    bool short_calls;    /* handing over takes longer than they do */
+    bool proven;         /* by an experiment: the calls wait for each other */
+    const spdl_interval *measured; /* what the settings come to, or NULL: they were not tried */
+} spdl__found;
 
 /* Time in calls that was not spent waiting for a processor. */
 SPDL__COLD double spdl__stage_work(const spdl_stats *stats, int i) {
     return (double)spdl__grown(stats->stage[i].runnable_ns, stats->stage[i].busy_ns);
 }
 
-/* The least time of the run if row `but` had all the calls it can use: by the rows, the trainer's
-   steps, or the processors. Of those that others use half could be had. */
-SPDL__COLD double spdl__find_rest(const spdl_stats *stats, const spdl__finding *f, int but) {
-    const double cores = spdl__larger(stats->cores_allowed - f->others, stats->cores_allowed / 2);
-    double rest = spdl__larger((double)stats->step_ns,
-                               f->used / cores * (double)stats->elapsed_ns);
-    int i;
-    for (i = 0; i < stats->stage_count; ++i)
-        if (i != but)
-            rest = spdl__larger(rest, spdl__stage_work(stats, i) / stats->stage[i].concurrency);
-    return rest;
+SPDL__COLD bool spdl__stage_pooled(const spdl_stats *stats, int i) {
+    return !stats->stage[i].deferred && stats->stage[i].threads == 0;
 }
 
-/* So many that the next limit is reached, but not over four times as many as now: what is further
-   away is not known that well. One more where the processors are not known. */
-SPDL__COLD int spdl__find_more(const spdl__finding *f, double work, double rest, int now) {
-    const double wanted = rest > 0 ? spdl__smaller(work / rest, 4.0 * now) : 4.0 * now;
-    return f->used <= 0 || wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
-}
-
-/* All workers are in calls. The busiest row gets more calls if more workers need that. */
-SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__finding *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->stage];
-    const double calls = spdl__share(stage->busy_ns, stats->elapsed_ns) / stage->concurrency;
-    const bool raise = !stage->alone && stage->kind == SPDL_KIND_PIPE && calls >= SPDL__SURE;
-    const double rest = spdl__find_rest(stats, f, raise ? f->stage : -1);
+/* Calls of pooled rows, all together. */
+SPDL__COLD double spdl__stats_work(const spdl_stats *stats) {
     double sum = 0;
     int i;
     for (i = 0; i < stats->stage_count; ++i)
-        if (!stats->stage[i].deferred && stats->stage[i].threads == 0)
-            sum += spdl__stage_work(stats, i);
-    f->limit = SPDL_LIMIT_WORKERS;
-    f->workers =
-        stats->workers == 0 ? 1 : spdl__find_more(f, sum, rest, spdl__stats_threads(stats));
-    if (raise && stats->workers > 0)
-        f->calls = spdl__find_more(f, spdl__stage_work(stats, f->stage),
-                                   spdl__larger(rest, sum / f->workers), stage->concurrency);
+        sum += spdl__stage_pooled(stats, i) ? spdl__stage_work(stats, i) : 0;
+    return sum;
+}
+
+/* The law. The least time in which these items could have been made: by each row with the calls it
+   has, or with those of the finding; by the consumer's steps; by the processors, of those that
+   others use half could be had; and by the workers, unless `workers` is 0. Rows `a` and `b` are
+   left out. */
+SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool changed,
+                            int workers, int a, int b) {
+    const double cores = spdl__larger(stats->cores_allowed - f->others, stats->cores_allowed / 2);
+    double least = spdl__stats_pushed(stats) ? 0 : (double)stats->step_ns, calls;
+    int i;
+    if (cores > 0)
+        least = spdl__larger(least, f->used / cores * (double)stats->elapsed_ns);
+    for (i = 0; i < stats->stage_count; ++i) {
+        if (i == a || i == b) continue;
+        calls = stats->stage[i].concurrency;
+        if (changed && i == f->is.stage && f->is.concurrency > 0) calls = f->is.concurrency;
+        if (changed && i == f->is.tie && f->is.tie_concurrency > 0) calls = f->is.tie_concurrency;
+        if (workers > 0 && spdl__stage_pooled(stats, i)) calls = spdl__smaller(calls, workers);
+        least = spdl__larger(least, spdl__stage_work(stats, i) / calls);
+    }
+    return workers > 0 ? spdl__larger(least, spdl__stats_work(stats) / workers) : least;
+}
+
+/* So many that the next limit is reached, but not over twice as many as now: what is further away
+   is not known that well. */
+SPDL__COLD int spdl__find_more(double work, double rest, int now) {
+    const double wanted = rest > 0 ? spdl__smaller(work / rest, 2.0 * now) : 2.0 * now;
+    return wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
+}
+
+SPDL__COLD bool spdl__stage_raises(const spdl_stats *stats, int i) {
+    return i >= 0 && stats->stage[i].kind == SPDL_KIND_PIPE && !stats->stage[i].alone;
+}
+
+/* More calls for the rows that limit, workers for them, and what that gains. If it is not worth it,
+   or not known, none. */
+SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, bool calls) {
+    const int threads = spdl__stats_threads(stats), row = f->is.stage, tie = f->is.tie;
+    const bool raise = calls && spdl__stage_raises(stats, row);
+    const bool both = raise && spdl__stage_raises(stats, tie);
+    const double rest = spdl__law(stats, f, false, 0, raise ? row : -1, both ? tie : -1);
+    double now, then;
+    int most = 0;
+    if (raise)
+        most = f->is.concurrency = spdl__find_more(spdl__stage_work(stats, row), rest,
+                                                   stats->stage[row].concurrency);
+    if (both)
+        f->is.tie_concurrency = spdl__find_more(spdl__stage_work(stats, tie), rest,
+                                                stats->stage[tie].concurrency);
+    if (raise && !spdl__stage_pooled(stats, row)) most = 0;
+    if (both && spdl__stage_pooled(stats, tie) && f->is.tie_concurrency > most)
+        most = f->is.tie_concurrency;
+    then = spdl__law(stats, f, true, 0, -1, -1);
+    if (stats->workers == 0) {
+        most = 1;
+    } else if (spdl__stats_work(stats) > 1.05 * threads * then) {
+        const int more = spdl__find_more(spdl__stats_work(stats), then, threads);
+        if (more > most) most = more;
+    }
+    if (most > threads || stats->workers == 0) f->is.workers = most;
+    if (stats->workers == 0)
+        now = spdl__larger(spdl__stats_work(stats) + (double)stats->step_ns, then);
+    else
+        now = spdl__law(stats, f, false, threads, -1, -1);
+    then = spdl__law(stats, f, true, f->is.workers > 0 ? f->is.workers : threads, -1, -1);
+    f->is.gain = then > 0 ? now / then : 0;
+    if (f->is.gain >= SPDL__GAIN && (f->is.concurrency > 0 || f->is.workers > 0)) return;
+    f->is.concurrency = f->is.tie_concurrency = f->is.workers = 0;
+    f->is.gain = 0;
 }
 
 /* How many results have to fit while one call takes as long as the slow ones. */
-SPDL__COLD void spdl__find_buffer(const spdl_stats *stats, spdl__finding *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->stage];
-    const int now = stats->edge[f->stage].buffer_size;
+SPDL__COLD void spdl__find_buffer(const spdl_stats *stats, spdl__found *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
+    const double then = spdl__law(stats, f, false, spdl__stats_threads(stats), -1, -1);
+    const int now = stats->edge[f->is.stage].buffer_size;
     const uint64_t slow = stage->p99_ns >= SPDL__TAIL * stage->p50_ns ? stage->p99_ns
                                                                       : stage->max_ns;
     double rate = stats->step_ns ? (double)stage->tasks / (double)stats->step_ns : 1;
     if (stage->concurrency > 1 && stage->p50_ns > 0)
         rate = spdl__smaller(rate, (stage->concurrency - 1) / (double)stage->p50_ns);
-    f->limit = SPDL_LIMIT_ORDER;
-    f->buffer_size = (int)spdl__smaller(spdl__larger((double)slow * rate, 2.0 * now), 4096);
+    f->is.limit = SPDL_LIMIT_ORDER;
+    f->is.buffer_size = (int)spdl__smaller(spdl__larger((double)slow * rate, 2.0 * now), 4096);
+    f->is.gain = then > 0 ? spdl__larger((double)stats->elapsed_ns / then, 1) : 0;
 }
 
 /* Whether calls of a row that sleep do so for copies to a device. */
 SPDL__COLD bool spdl__stage_copies(const spdl_stats *stats, int i) {
     const uint64_t blocked = stats->stage[i].blocked_ns;
     return blocked > stats->stage[i].busy_ns / 2 && stats->calls_device_ns > blocked / 2;
+}
+
+/* Whether its calls, of which it may have several, were on one processor at a time, or about to be,
+   while others slept: as behind a lock. */
+SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *stats, int i) {
+    const spdl_stage_stats *stage = &stats->stage[i];
+    const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, stats->elapsed_ns);
+    return stage->concurrency > 1 && !stage->deferred && cores > 0.85 && cores < 1.05 &&
+           spdl__share(stage->cpu_ns, stats->elapsed_ns) > 0.7 &&
+           spdl__share(stage->blocked_ns, stage->busy_ns) > 0.15;
+}
+
+SPDL__COLD bool spdl__stage_sleeps(const spdl_stage_stats *stage) {
+    return spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5;
+}
+
+/* Whether its calls lacked processors; without schedstat whether it computes at all. */
+SPDL__COLD bool spdl__stage_queued(const spdl_stage_stats *stage) {
+    if (stage->split_calls > 0 && !stage->runnable_known) return !spdl__stage_sleeps(stage);
+    return spdl__share(stage->runnable_ns, stage->busy_ns) >= SPDL__QUEUED;
 }
 
 /* Whether a good part of what the rows compute is page faults. */
@@ -11345,60 +11258,81 @@ SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
            0.3 * spdl__share(cpu, stats->elapsed_ns);
 }
 
-/* Why row f->stage, which is busy, is the limit. */
-SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__finding *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->stage];
-    const double cpu = spdl__share(stage->cpu_ns, stats->elapsed_ns);
-    const double blocked = spdl__share(stage->blocked_ns, stage->busy_ns);
-    const double load = spdl__stage_load(stats, f->stage);
-    const bool one_computes = stage->concurrency > 1 && cpu > 0.85 && cpu < 1.05 && blocked > 0.15;
+/* Why row f->is.stage, which is busy, is the limit. */
+SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
+    const double load = spdl__stage_load(stats, f->is.stage);
+    const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
+                        stage->kind == SPDL_KIND_BRANCH || stage->alone;
     int i;
-    for (i = 0; i < stats->stage_count && f->tie < 0; ++i)
-        if (i != f->stage && spdl__stage_load(stats, i) > SPDL__ALL_BUSY * load) f->tie = i;
-    f->limit = spdl__stage_copies(stats, f->stage) ? SPDL_LIMIT_DEVICE
-               : stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1 ? SPDL_LIMIT_SOURCE
-               : stage->kind == SPDL_KIND_BRANCH || stage->alone ? SPDL_LIMIT_SERIAL
-               : one_computes  ? SPDL_LIMIT_LOCK /* the others sleep */
-               : blocked > 0.5 ? SPDL_LIMIT_IO
-               : stage->split_calls > 0 && spdl__stats_faults(stats) ? SPDL_LIMIT_MEMORY
-                                                                     : SPDL_LIMIT_CONCURRENCY;
-    if (f->limit != SPDL_LIMIT_CONCURRENCY && f->limit != SPDL_LIMIT_IO) return;
-    f->calls = spdl__find_more(f, spdl__stage_work(stats, f->stage),
-                               spdl__find_rest(stats, f, f->stage), stage->concurrency);
-    if (stage->deferred) return;
-    if (stage->threads > 0) /* too few for so many calls */
-        f->threads = f->calls > stage->threads ? f->calls : 0;
-    else
-        f->workers = f->calls > spdl__stats_threads(stats) ? f->calls : 0;
+    f->is.limit = spdl__stage_copies(stats, f->is.stage)        ? SPDL_LIMIT_DEVICE
+                  : serial                                      ? SPDL_LIMIT_SERIAL
+                  : spdl__stage_takes_turns(stats, f->is.stage) ? SPDL_LIMIT_LOCK
+                                                                : SPDL_LIMIT_CONCURRENCY;
+    if (f->is.limit != SPDL_LIMIT_CONCURRENCY) return;
+    for (i = 0; i < stats->stage_count && f->is.tie < 0; ++i)
+        if (i != f->is.stage && spdl__stage_load(stats, i) > SPDL__ALL_BUSY * load) f->is.tie = i;
+    spdl__find_settings(stats, f, true);
 }
 
-/* The processors are used up: by other programs, or by the row with the most CPU time. */
-SPDL__COLD void spdl__find_full(const spdl_stats *stats, spdl__finding *f) {
-    const int busiest = f->stage;
+/* All workers are in calls. The busiest row gets more calls if more workers need that. */
+SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__found *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
+    const double calls = spdl__share(stage->busy_ns, stats->elapsed_ns) / stage->concurrency;
+    f->is.limit = SPDL_LIMIT_WORKERS;
+    if (spdl__stage_takes_turns(stats, f->is.stage))
+        f->is.limit = SPDL_LIMIT_LOCK;
+    else
+        spdl__find_settings(stats, f, stats->workers > 0 && calls >= SPDL__SURE);
+}
+
+/* The row that computes most, or -1 if it is not the rows that use the processors. */
+SPDL__COLD int spdl__stats_hottest(const spdl_stats *stats, double used) {
     uint64_t cpu = 0;
-    int i;
-    f->stage = 0;
+    int i, row = 0;
     for (i = 0; i < stats->stage_count; ++i) {
         cpu += stats->stage[i].cpu_ns;
-        if (stats->stage[i].cpu_ns > stats->stage[f->stage].cpu_ns) f->stage = i;
+        if (stats->stage[i].cpu_ns > stats->stage[row].cpu_ns) row = i;
     }
-    f->limit = SPDL_LIMIT_MACHINE;
-    if (f->others >= SPDL__OTHERS && f->used < SPDL__FULL * stats->cores_allowed) {
-        f->limit = SPDL_LIMIT_FOREIGN;
-        f->stage = spdl__stage_load(stats, busiest) >= SPDL__LIMITING ? busiest : -1;
-    } else if (spdl__share(cpu, stats->elapsed_ns) < f->used / 2) {
-        f->limit = SPDL_LIMIT_NOT_KNOWN; /* it is not the stages that use them */
-        f->stage = -1;
-    }
+    return spdl__share(cpu, stats->elapsed_ns) < used / 2 ? -1 : row;
 }
 
-/* The trainer waits, or requests made way. A row that is not that busy is the limit if it has one
-   call at a time, and the trainer's item was mostly in it. */
-SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__finding *f) {
+/* Whether the row that limits lacks processors, or all rows do: `f` says so then. Who waits for
+   none has enough, whoever else computes. What others have is known from the second snapshot on. */
+SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int busiest) {
+    const double cores = stats->cores_allowed;
+    const bool ours = f->used >= SPDL__FULL * cores;
+    const bool queued = spdl__stage_queued(&stats->stage[busiest]);
+    const bool unknown = stats->others_cpu_ns == 0 &&
+                         spdl__stage_load(stats, busiest) >= SPDL__LIMITING;
+    const bool full = f->used + f->others >= SPDL__FULL * cores || unknown;
+    if (f->used <= 0 || !(ours || (full && queued))) return false;
+    if (spdl__stage_sleeps(&stats->stage[busiest]) &&
+        spdl__stage_load(stats, busiest) >= SPDL__SURE)
+        return false;
+    f->is.limit = ours || f->others < SPDL__OTHERS ? SPDL_LIMIT_MACHINE : SPDL_LIMIT_FOREIGN;
+    if (f->is.limit == SPDL_LIMIT_FOREIGN)
+        f->is.stage = spdl__stage_load(stats, busiest) >= SPDL__LIMITING ? busiest : -1;
+    else if ((f->is.stage = spdl__stats_hottest(stats, f->used)) < 0)
+        f->is.limit = SPDL_LIMIT_NOT_KNOWN;
+    return true;
+}
+
+/* Whether all rows are so short that it is the handing over that counts. */
+SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *stats) {
+    int i;
+    if (stats->step_mean_ns >= SPDL__TINY_NS) return false;
+    for (i = 0; i < stats->stage_count; ++i)
+        if (stats->stage[i].mean_ns >= SPDL__TINY_NS) return false;
+    return spdl__share(stats->elapsed_ns, stats->delivered) < 2 * SPDL__TINY_NS;
+}
+
+/* The consumer waits, or requests were dropped. A row that is not that busy is the limit if it has
+   one call at a time, and the consumer's item was mostly in it. */
+SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
     const int busiest = spdl__stats_busiest(stats);
     const double load = spdl__stage_load(stats, busiest);
-    const spdl_stage_stats *stage = &stats->stage[busiest], *most = stats->stage;
-    const bool sleeps = spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5;
+    const spdl_stage_stats *stage, *most = stats->stage;
     uint64_t busy = 0, exposed = 0;
     bool limits = load >= (spdl__stats_pushed(stats) ? SPDL__LIMITING : SPDL__SURE), here, tail;
     for (stage = stats->stage; stage < stats->stage + stats->stage_count; ++stage) {
@@ -11412,29 +11346,39 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__finding *f) {
            spdl__grown(most->p50_ns * most->tasks, most->busy_ns) > most->exposed_ns / 2;
     if (load >= SPDL__LIMITING && most == &stats->stage[busiest] && most->concurrency == 1)
         limits |= here && !tail;
-    f->stage = busiest;
-    if (f->full && !(limits && sleeps)) {
-        spdl__find_full(stats, f);
+    f->is.stage = busiest;
+    if (spdl__stats_short_calls(stats)) {
+        f->short_calls = true;
+        f->is.stage = -1;
+    } else if (spdl__find_full(stats, f, busiest)) {
+        return;
     } else if (stats->workers == 0 || spdl__share(busy, stats->elapsed_ns) >=
                                           SPDL__ALL_BUSY * spdl__stats_threads(stats)) {
         spdl__find_workers(stats, f);
     } else if (limits) {
         spdl__find_class(stats, f);
     } else {
-        f->stage = (int)(most - stats->stage);
+        f->is.stage = (int)(most - stats->stage);
         if (tail && (most->in_order || most->concurrency == 1))
             spdl__find_buffer(stats, f);
         else if (here && most->kind == SPDL_KIND_BATCH)
-            f->limit = SPDL_LIMIT_BATCH;
+            f->is.limit = SPDL_LIMIT_BATCH;
         else
-            f->stage = -1;
+            f->is.stage = -1;
     }
 }
 
-SPDL__COLD spdl__finding spdl__find(const spdl_stats *stats) {
-    const int busiest = spdl__stats_busiest(stats);
+/* Who had the consumer's processor: our own rows, or other programs. */
+SPDL__COLD spdl_limit spdl__find_harm(const spdl_stats *stats, const spdl__found *f) {
+    uint64_t cpu = 0;
+    int i;
+    for (i = 0; i < stats->stage_count; ++i) cpu += stats->stage[i].cpu_ns;
+    return f->others > spdl__share(cpu, stats->elapsed_ns) ? SPDL_LIMIT_FOREIGN : SPDL_LIMIT_HARM;
+}
+
+SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
     const double cores = stats->cores_allowed;
-    spdl__finding f = { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0, 0, false };
+    spdl__found f = { { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 }, 0, 0, false, false, NULL };
     if (stats->delivered == 0) return f;
     /* too short a run says nothing of the processors, nor a reading from long after its end */
     if (stats->process_ns >= 50000000 && stats->process_ns / 5 <= stats->elapsed_ns / 4 &&
@@ -11442,31 +11386,37 @@ SPDL__COLD spdl__finding spdl__find(const spdl_stats *stats) {
         f.used = spdl__share(stats->process_cpu_ns, stats->process_ns);
         f.others = spdl__share(stats->others_cpu_ns, stats->process_ns) -
                    spdl__larger((double)stats->cores - cores, 0);
-        f.others = spdl__larger(f.others, 0);
-        f.full = f.used + f.others >= SPDL__FULL * cores;
+        f.others = spdl__smaller(spdl__larger(f.others, 0), cores);
     }
     if (spdl__stats_pushed(stats)) {
-        if (stats->stage[0].skips > 0) f.limit = SPDL_LIMIT_REQUESTS;
-        if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING) f.stage = busiest;
+        const int busiest = spdl__stats_busiest(stats);
+        if (stats->stage[0].skips + stats->stage[0].failures > 0)
+            spdl__find_wait(stats, &f);
+        else if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING)
+            f.is.stage = busiest;
     } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
         spdl__find_wait(stats, &f);
     } else if (spdl__share(stats->step_device_ns, stats->step_ns) >= SPDL__FED) {
-        f.limit = SPDL_LIMIT_DEVICE;
+        f.is.limit = SPDL_LIMIT_DEVICE;
     } else if (spdl__share(stats->trainer_runnable_ns, stats->step_ns) >= SPDL__FED) {
-        f.limit = f.others > f.used ? SPDL_LIMIT_FOREIGN : SPDL_LIMIT_HARM;
+        f.is.limit = spdl__find_harm(stats, &f);
     } else {
-        f.limit = SPDL_LIMIT_TRAINER;
+        f.is.limit = SPDL_LIMIT_TRAINER;
     }
     return f;
 }
 
-SPDL_API spdl_limit spdl_stats_limit(const spdl_stats *stats, int *stage) {
-    const spdl__finding f = spdl__find(stats);
-    if (stage != NULL) *stage = f.stage;
-    return f.limit;
+SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding) {
+    const spdl__found f = spdl__find(stats);
+    if (finding != NULL) *finding = f.is;
+    return f.is.limit;
 }
 
 /* --- the verdict --- */
+
+#define SPDL__ASK_DOCTOR "SPDL_DOCTOR=30 measures it"
+#define SPDL__ASK_TRIAL "SPDL_DOCTOR=30,raise tries it"
+#define SPDL__SEND_LESS "Send less: bytes instead of floats, converted there"
 
 /* Of a pipeline with a feed: where most of the time from push to answer went. */
 SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *stats) {
@@ -11498,91 +11448,157 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     }
 }
 
-#define SPDL__ASK_DOCTOR "run the doctor (SPDL_DOCTOR=1)"
-#define SPDL__SEND_LESS "Send less: bytes instead of floats, converted there"
-
 /* What the calls of a stage do, where it was measured. */
 SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
     if (stage->split_calls == 0) return "";
-    return spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5 ? ", asleep"
-           : spdl__share(stage->cpu_ns, stage->busy_ns) > 0.5   ? ", computing" : "";
+    return spdl__stage_sleeps(stage) ? ", asleep"
+           : spdl__share(stage->cpu_ns, stage->busy_ns) > 0.5 ? ", computing" : "";
 }
 
-/* What to do about a stage: the settings to write, as "Write .concurrency = 3 and workers = 5." */
-SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
-                                   const spdl__finding *f) {
-    static const char *const names[] = { ".concurrency", ".threads", "workers", ".buffer_size" };
-    const int values[] = { f->calls, f->threads, f->workers, f->buffer_size };
-    const spdl_stage_stats *stage = &stats->stage[f->stage];
-    const bool several = stage->concurrency > 1;
-    const char *before = " Write ";
-    const char *cure =
-        f->limit == SPDL_LIMIT_IO && several
-            ? "; if its calls wait for a lock that will not help: " SPDL__ASK_DOCTOR
-        : f->limit == SPDL_LIMIT_ORDER && several ? ", or .output_order = SPDL_ORDER_COMPLETION"
-        : f->limit == SPDL_LIMIT_LOCK             ? " It may be a lock: " SPDL__ASK_DOCTOR
-        : f->limit == SPDL_LIMIT_SOURCE           ? " Move work from the source to a stage"
-        : f->limit == SPDL_LIMIT_SERIAL           ? " Make it cheaper, or split the row in two"
-        : f->limit == SPDL_LIMIT_DEVICE           ? " " SPDL__SEND_LESS
-        : f->limit == SPDL_LIMIT_MEMORY
-            ? " Use memory again instead of allocating it for each item, such as by spdl_buffer; "
-              "or else " SPDL__ASK_DOCTOR
-            : "";
+/* "1.9x (1.8 to 2.0)" */
+SPDL__COLD void spdl__text_interval(spdl__text *text, const spdl_interval *is) {
+    spdl__text_add(text, "%.2fx", is->value);
+    if (is->known)
+        spdl__text_add(text, " (%.2f to %.2f)", is->low, is->high);
+    else
+        spdl__text_add(text, " in %d round%s", is->rounds, is->rounds == 1 ? "" : "s");
+}
+
+/* What the settings come to: measured, or by the times of the calls, and on what that hangs. */
+SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
+                                   const spdl__found *f) {
+    const spdl_finding *is = &f->is;
+    const bool several = stats->stage[is->stage].concurrency > 1;
+    if (f->measured != NULL) {
+        spdl__text_add(text, ": measured ");
+        spdl__text_interval(text, f->measured);
+        spdl__text_add(text, ".");
+        return;
+    }
+    if (is->gain >= SPDL__GAIN)
+        spdl__text_add(text, ": %s %.2gx", is->limit == SPDL_LIMIT_ORDER ? "up to" : "about",
+                       is->gain);
+    if (is->limit == SPDL_LIMIT_ORDER)
+        spdl__text_add(text, ".");
+    else if (is->concurrency > 0 && !several)
+        spdl__text_add(text, ", if its function may run on several threads at a time. "
+                             SPDL__ASK_TRIAL ".");
+    else
+        spdl__text_add(text, ", unless its calls wait for a lock. " SPDL__ASK_TRIAL ".");
+}
+
+/* The settings to write, as "Write .concurrency = 3 and workers = 5." False: there are none. */
+SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats,
+                                       const spdl__found *f) {
+    const spdl_finding *is = &f->is;
+    const bool fails = f->measured != NULL && !(f->measured->value >= SPDL__GAIN);
+    const char *before = fails ? " " : " Write ";
     spdl__cell cell;
-    int i;
-    for (i = 0; i < 4; ++i) {
-        if (values[i] == 0) continue;
-        spdl__text_add(text, "%s%s = %d", before, names[i], values[i]);
+    if (is->concurrency + is->workers + is->buffer_size == 0) return false;
+    if (is->concurrency > 0) {
+        spdl__text_add(text, "%s.concurrency = %d", before, is->concurrency);
         before = " and ";
     }
-    if (f->tie >= 0 && f->calls > 0)
-        spdl__text_add(text, ", and more for %s, which is as busy",
-                       spdl__stage_called(&cell, stats, f->tie));
-    if (f->calls > 0 && !several)
-        spdl__text_add(text, ", if its function may run on several threads at a time");
-    if (f->limit == SPDL_LIMIT_WORKERS && stage->blocked_ns > stage->busy_ns / 2)
-        spdl__text_add(text, ", or give it .threads = %d of its own",
-                       f->calls > 0 ? f->calls : stage->concurrency);
-    spdl__text_add(text, "%s.", cure);
+    if (is->tie_concurrency > 0)
+        spdl__text_add(text, "%s.concurrency = %d for %s, which is as busy", before,
+                       is->tie_concurrency, spdl__stage_called(&cell, stats, is->tie));
+    if (is->workers > 0) spdl__text_add(text, "%sworkers = %d", before, is->workers);
+    if (is->buffer_size > 0)
+        spdl__text_add(text, is->stage == stats->stage_count - 1 ? "%sSPDL_SINK(%d)"
+                                                                 : "%s.buffer_size = %d",
+                       before, is->buffer_size);
+    if (is->limit == SPDL_LIMIT_ORDER && stats->stage[is->stage].concurrency > 1)
+        spdl__text_add(text, ", or .output_order = SPDL_ORDER_COMPLETION");
+    if (fails) spdl__text_add(text, " was tried and does not help");
+    spdl__verdict_gain(text, stats, f);
+    return true;
 }
 
-/* What the trainer or requests wait for: the processors, all workers, a row; or it is not known. */
+/* Of a row that is busy, or of all workers: what to do about it. */
+SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
+                                   const spdl__found *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
+    if (f->is.limit == SPDL_LIMIT_LOCK) {
+        spdl__text_add(text, f->proven ? " Its calls wait for each other, as for a lock: more at a "
+                                         "time do not help. Hold it for less."
+                                       : " It may be a lock: " SPDL__ASK_DOCTOR ".");
+    } else if (f->is.limit == SPDL_LIMIT_SERIAL) {
+        spdl__text_add(text, stage->kind == SPDL_KIND_SOURCE
+                                 ? " Move work from the source to a stage."
+                                 : " Make it cheaper, or split the row in two.");
+    } else if (f->is.limit == SPDL_LIMIT_DEVICE) {
+        spdl__text_add(text, " " SPDL__SEND_LESS ".");
+    } else {
+        if (stage->split_calls > 0 && spdl__stats_faults(stats))
+            spdl__text_add(text, " It takes %.0f page faults for each item of the consumer: use "
+                                 "memory again, such as by spdl_buffer.",
+                           spdl__share(stats->minor_faults, stats->delivered));
+        if (!spdl__verdict_settings(text, stats, f))
+            spdl__text_add(text, " More calls at a time would gain less than 3 %%: the next limit "
+                                 "is as near.");
+    }
+}
+
+/* Without a row to blame. */
+SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
+                                      const spdl__found *f) {
+    const double load = 100 * spdl__stage_load(stats, spdl__stats_busiest(stats));
+    const double cores = stats->cores_allowed;
+    if (f->short_calls)
+        spdl__text_add(text, "no call takes as long as handing an item on. Do more in one call, or "
+                             "hand on batches.");
+    else if (f->used >= SPDL__FULL * cores && cores > 0)
+        spdl__text_add(text, "the processors are used up (%.2f of %.3g), mostly outside of the "
+                             "stages.", f->used + f->others, cores);
+    else if (stats->workers_runnable_ns / (uint64_t)spdl__stats_threads(stats) >
+             stats->elapsed_ns / 5)
+        spdl__text_add(text, "the workers were ready for it, and waited for a processor. Run less "
+                             "beside it, or use fewer workers.");
+    else
+        spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
+                             "is not known: " SPDL__ASK_DOCTOR "%s.", load,
+                       stats->elapsed_ns / 50000 >= stats->delivered
+                           ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
+}
+
+/* What the consumer or requests wait for: the processors, all workers, a row. */
 SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats,
-                                       const spdl__finding *f) {
-    const int row = f->stage >= 0 ? f->stage : spdl__stats_busiest(stats);
+                                       const spdl__found *f) {
+    const int row = f->is.stage >= 0 ? f->is.stage : spdl__stats_busiest(stats);
     const int threads = spdl__stats_threads(stats);
     const spdl_stage_stats *stage = &stats->stage[row];
     const double load = 100 * spdl__stage_load(stats, row), cores = stats->cores_allowed;
     spdl__cell cell[3];
     const char *called = spdl__stage_called(&cell[0], stats, row);
-    if (f->limit == SPDL_LIMIT_MACHINE) {
-        spdl__text_add(text, "the processors are used up (%.2f of %.3g), most of all by %s. More "
-                             "concurrency does not help: make that stage cheaper.",
-                       f->used + f->others, cores, called);
-    } else if (f->limit == SPDL_LIMIT_FOREIGN) {
+    switch (f->is.limit) {
+    case SPDL_LIMIT_MACHINE:
+        if (f->used + f->others >= SPDL__FULL * cores)
+            spdl__text_add(text, "the processors are used up (%.2f of %.3g), most of all by %s. ",
+                           f->used + f->others, cores, called);
+        else
+            spdl__text_add(text, "calls of %s waited for a processor, %.0f %% of their time. ",
+                           called, 100 * spdl__share(stage->runnable_ns, stage->busy_ns));
+        spdl__text_add(text, "More concurrency does not help: make that stage cheaper.");
+        break;
+    case SPDL_LIMIT_FOREIGN:
         spdl__text_add(text, "other programs used %.2f of %.3g processors", f->others, cores);
-        if (f->stage >= 0)
-            spdl__text_add(text, ", and %s was busy %.0f %% of the time", called, load);
-        spdl__text_add(text, ". Run less beside it, and look again.");
-    } else if (f->limit == SPDL_LIMIT_BATCH) {
+        if (f->is.stage >= 0 && stage->runnable_known)
+            spdl__text_add(text, ", and calls of %s waited for one %.0f %% of their time", called,
+                           100 * spdl__share(stage->runnable_ns, stage->busy_ns));
+        spdl__text_add(text, ". Run less beside it.");
+        break;
+    case SPDL_LIMIT_BATCH:
         spdl__text_add(text, "until %s had a batch full. Write a smaller size, or a larger "
                              "buffer_size.", called);
-    } else if (f->stage < 0 && f->full) {
-        spdl__text_add(text, "the processors are used up (%.2f of %.3g), mostly outside of the "
-                             "stages. To know more, " SPDL__ASK_DOCTOR ".",
-                       f->used + f->others, cores);
-    } else if (f->stage < 0) {
-        spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
-                             "is not known: " SPDL__ASK_DOCTOR "%s.", load,
-                       stats->elapsed_ns / 50000 >= stats->delivered
-                           ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
-    } else if (f->limit == SPDL_LIMIT_ORDER) {
+        break;
+    case SPDL_LIMIT_ORDER:
         spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
                              "back the rest.", called,
                        spdl__duration(&cell[1], (double)stage->max_ns),
                        spdl__duration(&cell[2], (double)stage->p50_ns));
-        spdl__verdict_cure(text, stats, f);
-    } else if (f->limit == SPDL_LIMIT_WORKERS) {
+        (void)spdl__verdict_settings(text, stats, f);
+        break;
+    case SPDL_LIMIT_WORKERS:
         if (stats->workers > 0 && threads > 1)
             spdl__text_add(text, "all %d workers were busy", threads);
         else
@@ -11590,31 +11606,36 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats
                                                     : "the only thread was busy, as workers is 0");
         spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
         spdl__verdict_cure(text, stats, f);
-    } else {
-        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s", called, load,
-                       stage->concurrency, spdl__stage_does(stage));
-        if (f->limit == SPDL_LIMIT_MEMORY)
-            spdl__text_add(text, ", with %.0f page faults for each item of the trainer",
-                           spdl__share(stats->minor_faults, stats->delivered));
-        spdl__text_add(text, f->limit == SPDL_LIMIT_SERIAL   ? ", one call at a time."
-                             : f->limit == SPDL_LIMIT_LOCK   ? " on one processor at a time."
-                             : f->limit == SPDL_LIMIT_DEVICE ? ", waiting for copies to the device."
-                                                             : ".");
+        break;
+    case SPDL_LIMIT_CONCURRENCY:
+    case SPDL_LIMIT_LOCK:
+    case SPDL_LIMIT_SERIAL:
+    case SPDL_LIMIT_DEVICE:
+        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s%s", called, load,
+                       stage->concurrency, spdl__stage_does(stage),
+                       f->is.limit == SPDL_LIMIT_SERIAL   ? ", one call at a time."
+                       : f->is.limit == SPDL_LIMIT_DEVICE ? ", waiting for copies to the device."
+                       : f->is.limit == SPDL_LIMIT_LOCK && !f->proven
+                           ? " on one processor at a time." : ".");
         spdl__verdict_cure(text, stats, f);
+        break;
+    default: spdl__verdict_of_none(text, stats, f);
     }
 }
 
 SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
-                                      spdl__finding f) {
+                                      const spdl__found *f) {
     const spdl_stage_stats *feed = &stats->stage[0];
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
-    if (feed->skips > 0) {
-        spdl__text_add(text, "%llu of %llu requests made way: ", (spdl__llu)feed->skips,
-                       (spdl__llu)feed->tasks);
-        spdl__find_wait(stats, &f);
-        if (f.limit != SPDL_LIMIT_NOT_KNOWN && f.limit != SPDL_LIMIT_REQUESTS &&
-            f.limit != SPDL_LIMIT_ORDER && f.limit != SPDL_LIMIT_BATCH)
-            spdl__verdict_of_limit(text, stats, &f);
+    const uint64_t lost = feed->skips + feed->failures;
+    if (lost > 0) {
+        spdl__text_add(text, "%llu of %llu requests were %s: ", (spdl__llu)lost,
+                       (spdl__llu)(feed->tasks + feed->failures),
+                       feed->failures == 0 ? "dropped"
+                       : feed->skips == 0  ? "refused" : "dropped or refused");
+        if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_ORDER &&
+            f->is.limit != SPDL_LIMIT_BATCH)
+            spdl__verdict_of_limit(text, stats, f);
         else if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
             spdl__text_add(text, "answers were not taken in time.");
         else
@@ -11629,9 +11650,27 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, "Nothing has been %s yet.", feed->tasks ? "answered" : "pushed");
 }
 
-SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
-    const double waiting = 100 * spdl__stats_waiting(stats);
-    const spdl__finding f = spdl__find(stats);
+/* A consumer that has enough. */
+SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
+                                     const spdl__found *f) {
+    spdl__text_add(text, "Loading keeps up: the consumer waited %.1f %% of its time. ",
+                   100 * spdl__stats_waiting(stats));
+    if (f->is.limit == SPDL_LIMIT_TRAINER)
+        spdl__text_add(text, "What its own steps lose to loading only spdl_headspace measures.");
+    else if (f->is.limit == SPDL_LIMIT_DEVICE)
+        spdl__text_add(text, "But for %.0f %% of its own steps it waited for copies to the device. "
+                             SPDL__SEND_LESS ".",
+                       100 * spdl__share(stats->step_device_ns, stats->step_ns));
+    else
+        spdl__text_add(text, "But for %.0f %% of its own steps other %s.",
+                       100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns),
+                       f->is.limit == SPDL_LIMIT_FOREIGN
+                           ? "programs had its processor: run less beside it"
+                           : "threads of this program had its processor: write .policy.polite, by "
+                             "which workers give way to it, or use fewer workers");
+}
+
+SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const spdl__found *f) {
     double most = SPDL__FAILING;
     spdl__cell cell;
     int i, stage = -1;
@@ -11639,28 +11678,14 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
         spdl__verdict_of_feed(text, stats, f);
     } else if (stats->delivered == 0) {
         spdl__text_add(text, "Nothing has been delivered yet.");
-    } else if (waiting >= 100 * SPDL__FED) {
-        spdl__text_add(text, "The trainer waited %.0f %% of its time: ", waiting);
-        spdl__verdict_of_limit(text, stats, &f);
+    } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
+        spdl__text_add(text, "The consumer waited %.0f %% of its time: ",
+                       100 * spdl__stats_waiting(stats));
+        spdl__verdict_of_limit(text, stats, f);
     } else {
-        spdl__text_add(text, "Loading is fast enough: the trainer waited %.1f %% of its time",
-                       waiting);
-        if (f.limit == SPDL_LIMIT_TRAINER)
-            spdl__text_add(text, ". There is nothing to gain: stop tuning.");
-        else if (f.limit == SPDL_LIMIT_DEVICE)
-            spdl__text_add(text, ". But for %.0f %% of its own steps it waited for copies to the "
-                                 "device. " SPDL__SEND_LESS ".",
-                           100 * spdl__share(stats->step_device_ns, stats->step_ns));
-        else
-            spdl__text_add(text, ". For %.0f %% of its own steps other %s.",
-                           100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns),
-                           f.limit == SPDL_LIMIT_FOREIGN
-                               ? "programs had its processor: run less beside it"
-                               : "threads had its processor: write .policy.polite, by which "
-                                 "workers give way to it (those of a loader process, too: it takes "
-                                 "as much without), or use fewer workers");
+        spdl__verdict_of_fed(text, stats, f);
     }
-    for (i = 0; i < stats->stage_count; ++i) { /* too many failures to go unseen */
+    for (i = spdl__stats_pushed(stats); i < stats->stage_count; ++i) { /* too many to go unseen */
         const double share = spdl__share(stats->stage[i].failures, stats->stage[i].tasks);
         if (share <= most) continue;
         most = share;
@@ -11673,16 +11698,19 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats) {
 
 /* --- the table --- */
 
-/* One row, 100 columns wide with the mark before it. */
+/* One row, 100 columns wide with the mark before it. Of calls under a microsecond only a guess is
+   known of where their time goes: it is left out. */
 SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
+    const bool waited = spdl__share(stats->wait_ns, stats->elapsed_ns) >= SPDL__WAIT_SHOWN;
     const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, stats->wait_ns);
     const double cpu = spdl__share(stage->cpu_ns, stage->busy_ns);
     const double runq = spdl__share(stage->runnable_ns, stage->busy_ns);
     const double block = spdl__share(stage->blocked_ns, stage->busy_ns);
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
                        stage->kind == SPDL_KIND_BRANCH;
+    const bool split = stage->split_calls > 0 && stage->mean_ns >= 1000;
     spdl__cell c[6];
     int k;
     spdl__text_name(text, stage->name, 18);
@@ -11693,16 +11721,15 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
                                          ? spdl__duration(c, (double)times[k]) : "-");
     spdl__text_add(text, " %4s %4s %4s %5s %5s %5s",
                    calls ? spdl__percent(&c[0], spdl__stage_load(stats, i)) : "-",
-                   stage->split_calls > 0 ? spdl__percent(&c[1], cpu) : "-",
-                   runq > SPDL__PART_SHOWN ? spdl__percent(&c[2], runq) : "",
-                   block > SPDL__PART_SHOWN ? spdl__percent(&c[3], block) : "",
+                   split ? spdl__percent(&c[1], cpu) : "-",
+                   split && runq > SPDL__PART_SHOWN ? spdl__percent(&c[2], runq) : "",
+                   split && block > SPDL__PART_SHOWN ? spdl__percent(&c[3], block) : "",
                    spdl__percent(&c[4], stats->edge[i].readiness),
-                   waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
+                   waited && waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
 }
 
 SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
-    static const char *const losses[] = { "failed", "retried", "skipped", "freed" };
-    const int limit = spdl__find(stats).stage;
+    const int limit = spdl__find(stats).is.stage;
     int i, k;
     spdl__text_style(text, "2");
     spdl__text_add(text, "  stage              conc     tasks    rate     p50     p99     max"
@@ -11716,9 +11743,12 @@ SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
     }
     for (i = 0; i < stats->stage_count; ++i) {
         const spdl_stage_stats *s = &stats->stage[i];
-        const uint64_t counts[] = { s->failures, s->retries, s->skips, s->freed };
+        const uint64_t counts[] = { s->failures, s->skips, s->freed };
+        const bool feed = s->kind == SPDL_KIND_FEED;
+        const char *const losses[] = { feed ? "refused" : "failed",
+                                       feed ? "dropped" : "skipped", "freed" };
         const char *before = ":";
-        for (k = 0; k < 4; ++k) {
+        for (k = 0; k < 3; ++k) {
             if (counts[k] == 0) continue;
             if (*before == ':') spdl__text_add(text, "  ");
             if (*before == ':') spdl__text_name(text, s->name, -1);
@@ -11729,31 +11759,18 @@ SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
     }
 }
 
-SPDL_API int spdl_stats_straggler(const spdl_stats *stats, int count, int *stage) {
-    uint64_t most = 0;
-    int i, k, who = -1;
-    for (i = 0; i < count; ++i) {
-        for (k = 0; k < stats[i].stage_count; ++k) {
-            const spdl_stage_stats *at = &stats[i].stage[k];
-            if (at->exposed_ns + at->exposed_idle_ns <= most) continue;
-            most = at->exposed_ns + at->exposed_idle_ns;
-            *stage = k;
-            who = i;
-        }
-    }
-    return who;
-}
-
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__verdict(&text, stats);
+    const spdl__found f = spdl__find(stats);
+    spdl__verdict(&text, stats, &f);
     return (int)text.length;
 }
 
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
+    const spdl__found f = spdl__find(stats);
     spdl__cell cell[4];
-    spdl__verdict(&text, stats);
+    spdl__verdict(&text, stats, &f);
     spdl__text_add(&text, "\n");
     if (spdl__stats_pushed(stats))
         spdl__text_add(&text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
@@ -11769,70 +11786,85 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
     return (int)text.length;
 }
 
-SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats, uint64_t length,
-                               bool ended) {
-    const double since = 1e-9 * (double)spdl__grown(stats->first_item_ns, stats->elapsed_ns);
-    const uint64_t done = stats->delivered, left = spdl__grown(done, length);
+/* How far it is, in a line. */
+SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats) {
+    const uint64_t done = stats->delivered;
     spdl__cell cell;
-    spdl__text_add(text, "%llu", (spdl__llu)done);
-    if (length > 0)
-        spdl__text_add(text, " of %llu items (%.0f %%)", (spdl__llu)length,
-                       100 * spdl__share(spdl__min(done, length), length));
-    else
-        spdl__text_add(text, " items");
-    spdl__text_add(text, ", %s", spdl__rate(&cell, done, stats->elapsed_ns));
-    if (!ended && left > 0 && done > 1)
-        spdl__text_add(text, ", %s left",
-                       spdl__clock(&cell, since / (double)(done - 1) * (double)left));
+    spdl__text_add(text, "%llu items, %s", (spdl__llu)done,
+                   spdl__rate(&cell, done, stats->elapsed_ns));
     if (done > 0 && spdl__stats_pushed(stats))
         spdl__text_add(text, ", p99 %s", spdl__duration(&cell, (double)stats->stage[0].p99_ns));
     else if (done > 0)
         spdl__text_add(text, ", waited %.0f %%", 100 * spdl__stats_waiting(stats));
 }
 
-SPDL_API int spdl_stats_progress(const spdl_stats *stats, uint64_t length, char *buffer,
-                                 size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__progress(&text, stats, length, false);
-    return (int)text.length;
-}
+/* --- JSON: one describer for statistics, reports and the doctor --- */
 
-/* --- JSON --- */
-
-/* A counter and its name. */
+/* A field of a struct: 'u' uint64_t, 'd' double, 'i' int, 'b' bool, 's' characters, 'v' an
+   interval, 'e' an enum with its words (NULL: a kind). */
 typedef struct spdl__field {
+    char type;
     const char *name;
     size_t at; /* offset in its struct */
+    const char *const *words;
 } spdl__field;
 
-#define SPDL__FIELD(of, field) { #field, offsetof(spdl_##of, field) }
-#define SPDL__FIELDS(of, a, b, c) SPDL__FIELD(of, a), SPDL__FIELD(of, b), SPDL__FIELD(of, c)
-#define SPDL__FIELDS_END { NULL, 0 }
+#define SPDL__FIELD_(of, type, field, words) { type, #field, offsetof(of, field), words }
+#define SPDL__U(of, field) SPDL__FIELD_(of, 'u', field, NULL)
+#define SPDL__D(of, field) SPDL__FIELD_(of, 'd', field, NULL)
+#define SPDL__I(of, field) SPDL__FIELD_(of, 'i', field, NULL)
+#define SPDL__B(of, field) SPDL__FIELD_(of, 'b', field, NULL)
+#define SPDL__S(of, field) SPDL__FIELD_(of, 's', field, NULL)
+#define SPDL__V(of, field) SPDL__FIELD_(of, 'v', field, NULL)
+#define SPDL__FIELDS_END { '\0', NULL, 0, NULL }
 
-/* What is written of each struct, in this order, and subtracted for an interval. */
+static const char *const spdl__limit_names[] = {
+    "not_known", "trainer", "concurrency", "machine", "lock", "serial", "order", "batch",
+    "workers", "device", "harm", "foreign", NULL
+};
+
+/* What is written of each struct, in this order. The 'u' are counters: they are subtracted for an
+   interval. */
+static const spdl__field spdl__finding_fields[] = {
+    SPDL__FIELD_(spdl_finding, 'e', limit, spdl__limit_names), SPDL__I(spdl_finding, stage),
+    SPDL__I(spdl_finding, tie), SPDL__I(spdl_finding, concurrency),
+    SPDL__I(spdl_finding, tie_concurrency), SPDL__I(spdl_finding, workers),
+    SPDL__I(spdl_finding, buffer_size), SPDL__D(spdl_finding, gain), SPDL__FIELDS_END
+};
 static const spdl__field spdl__stats_fields[] = {
-    SPDL__FIELDS(stats, elapsed_ns, delivered, first_item_ns),
-    SPDL__FIELDS(stats, wait_ns, ready_ns, workers_runnable_ns),
-    SPDL__FIELDS(stats, step_ns, step_mean_ns, answer_wait_ns),
-    SPDL__FIELDS(stats, trainer_runnable_ns, step_device_ns, calls_device_ns),
-    SPDL__FIELDS(stats, process_ns, process_cpu_ns, others_cpu_ns),
-    SPDL__FIELD(stats, minor_faults), SPDL__FIELDS_END
+    SPDL__I(spdl_stats, workers), SPDL__I(spdl_stats, cores), SPDL__D(spdl_stats, cores_allowed),
+    SPDL__U(spdl_stats, elapsed_ns), SPDL__U(spdl_stats, delivered),
+    SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns),
+    SPDL__U(spdl_stats, ready_ns), SPDL__U(spdl_stats, workers_runnable_ns),
+    SPDL__U(spdl_stats, step_ns), SPDL__U(spdl_stats, step_mean_ns),
+    SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, trainer_runnable_ns),
+    SPDL__U(spdl_stats, step_device_ns), SPDL__U(spdl_stats, calls_device_ns),
+    SPDL__U(spdl_stats, process_ns), SPDL__U(spdl_stats, process_cpu_ns),
+    SPDL__U(spdl_stats, others_cpu_ns), SPDL__U(spdl_stats, minor_faults), SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
-    SPDL__FIELDS(stage_stats, tasks, failures, skips),
-    SPDL__FIELDS(stage_stats, retries, freed, busy_ns),
-    SPDL__FIELDS(stage_stats, exposed_ns, exposed_idle_ns, mean_ns),
-    SPDL__FIELDS(stage_stats, p50_ns, p90_ns, p99_ns),
-    SPDL__FIELDS(stage_stats, max_ns, cpu_ns, runnable_ns),
-    SPDL__FIELDS(stage_stats, blocked_ns, split_calls, bytes_in),
-    SPDL__FIELD(stage_stats, bytes_out), SPDL__FIELDS_END
+    SPDL__S(spdl_stage_stats, name), SPDL__FIELD_(spdl_stage_stats, 'e', kind, NULL),
+    SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, threads),
+    SPDL__I(spdl_stage_stats, in_flight), SPDL__B(spdl_stage_stats, deferred),
+    SPDL__B(spdl_stage_stats, alone), SPDL__B(spdl_stage_stats, in_order),
+    SPDL__B(spdl_stage_stats, runnable_known), SPDL__U(spdl_stage_stats, tasks),
+    SPDL__U(spdl_stage_stats, failures), SPDL__U(spdl_stage_stats, skips),
+    SPDL__U(spdl_stage_stats, freed),
+    SPDL__U(spdl_stage_stats, busy_ns), SPDL__U(spdl_stage_stats, exposed_ns),
+    SPDL__U(spdl_stage_stats, exposed_idle_ns), SPDL__U(spdl_stage_stats, mean_ns),
+    SPDL__U(spdl_stage_stats, p50_ns), SPDL__U(spdl_stage_stats, p90_ns),
+    SPDL__U(spdl_stage_stats, p99_ns), SPDL__U(spdl_stage_stats, max_ns),
+    SPDL__U(spdl_stage_stats, cpu_ns), SPDL__U(spdl_stage_stats, runnable_ns),
+    SPDL__U(spdl_stage_stats, blocked_ns), SPDL__U(spdl_stage_stats, split_calls), SPDL__FIELDS_END
 };
 static const spdl__field spdl__edge_fields[] = {
-    SPDL__FIELDS(edge_stats, items, put_wait_ns, get_wait_ns),
-    SPDL__FIELD(edge_stats, empty_ns), SPDL__FIELD(edge_stats, elapsed_ns), SPDL__FIELDS_END
+    SPDL__I(spdl_edge_stats, buffer_size), SPDL__I(spdl_edge_stats, depth),
+    SPDL__D(spdl_edge_stats, readiness), SPDL__U(spdl_edge_stats, items),
+    SPDL__U(spdl_edge_stats, put_wait_ns), SPDL__U(spdl_edge_stats, get_wait_ns),
+    SPDL__U(spdl_edge_stats, empty_ns), SPDL__U(spdl_edge_stats, elapsed_ns), SPDL__FIELDS_END
 };
 
-/* The inside of a JSON string, also in the script of a page. What is not UTF-8 becomes U+FFFD. */
+/* The inside of a JSON string. What is not UTF-8 becomes U+FFFD. */
 SPDL__COLD void spdl__json_escape(spdl__text *text, const char *string) {
     while (*string != '\0') {
         const int length = spdl__utf8(string);
@@ -11853,11 +11885,33 @@ SPDL__COLD void spdl__json_string(spdl__text *text, const char *string) {
     spdl__text_add(text, "\"");
 }
 
-/* A number with three decimals, and a point whatever the locale. */
+/* With up to six decimals, and a point whatever the locale; null when it is none. */
+SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
+    spdl__llu parts;
+    int length;
+    if (!(value >= 0 && value < 1e12)) return "null";
+    parts = (spdl__llu)(value * 1e6 + 0.5);
+    length = snprintf(cell->text, sizeof(cell->text), "%llu.%06llu", parts / 1000000,
+                      parts % 1000000);
+    while (cell->text[length - 1] == '0') cell->text[--length] = '\0';
+    if (cell->text[length - 1] == '.') cell->text[length - 1] = '\0';
+    return cell->text;
+}
+
+/* As the last of an object's fields. */
 SPDL__COLD void spdl__json_real(spdl__text *text, const char *name, double value) {
-    const spdl__llu thousandths = value > 0 && value < 1e15 ? (spdl__llu)(value * 1000 + 0.5) : 0;
-    spdl__text_add(text, ",\"%s\":%llu.%03u", name, thousandths / 1000,
-                   (unsigned)(thousandths % 1000));
+    spdl__cell cell;
+    spdl__text_add(text, ",\"%s\":%s", name, spdl__json_double(&cell, value));
+}
+
+/* Without an interval low and high are null. */
+SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
+    spdl__cell cell[3];
+    spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
+                   spdl__json_double(&cell[0], interval->value),
+                   spdl__json_double(&cell[1], interval->known ? interval->low : -1),
+                   spdl__json_double(&cell[2], interval->known ? interval->high : -1),
+                   interval->rounds);
 }
 
 /* The counter at an offset of a struct. */
@@ -11867,52 +11921,56 @@ SPDL__COLD uint64_t spdl__field_at(const void *stats, size_t at) {
     return value;
 }
 
-SPDL__COLD void spdl__json_fields(spdl__text *text, const void *stats, const spdl__field *field) {
-    for (; field->name != NULL; ++field)
-        spdl__text_add(text, ",\"%s\":%llu", field->name,
-                       (spdl__llu)spdl__field_at(stats, field->at));
+/* An object without its last brace; `before` is the first one, or a comma. */
+SPDL__COLD void spdl__json_fields(spdl__text *text, const char *before, const void *object,
+                                  const spdl__field *field) {
+    spdl__cell cell;
+    for (; field->name != NULL; ++field, before = ",") {
+        const void *at = (const char *)object + field->at;
+        int value; /* of an enum, whatever its type */
+        spdl__text_add(text, "%s\"%s\":", before, field->name);
+        switch (field->type) {
+        case 'u':
+            spdl__text_add(text, "%llu", (spdl__llu)spdl__field_at(object, field->at));
+            break;
+        case 'd': spdl__text_add(text, "%s", spdl__json_double(&cell, *(const double *)at)); break;
+        case 'i': spdl__text_add(text, "%d", *(const int *)at); break;
+        case 'b': spdl__text_add(text, *(const bool *)at ? "true" : "false"); break;
+        case 's': spdl__json_string(text, (const char *)at); break;
+        case 'v': spdl__json_interval(text, (const spdl_interval *)at); break;
+        default:
+            memcpy(&value, at, sizeof(value));
+            spdl__json_string(text, field->words != NULL ? field->words[value]
+                                                         : spdl__kind_name((spdl_kind)value));
+        }
+    }
+}
+
+SPDL__COLD void spdl__json_array(spdl__text *text, const char *name, const void *first, int count,
+                                 size_t bytes, const spdl__field *fields) {
+    int i;
+    spdl__text_add(text, ",\"%s\":[", name);
+    for (i = 0; i < count; ++i) {
+        spdl__json_fields(text, i > 0 ? ",{" : "{", (const char *)first + (size_t)i * bytes,
+                          fields);
+        spdl__text_add(text, "}");
+    }
+    spdl__text_add(text, "]");
 }
 
 SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
-    static const char *const classes[] = {
-        "not known", "trainer", "concurrency", "io", "machine", "lock", "serial", "order", "batch",
-        "workers", "memory", "device", "source", "harm", "foreign", "requests"
-    };
-    static const char *const words[] = { "false", "true" };
-    const spdl__finding f = spdl__find(stats);
+    const spdl__found f = spdl__find(stats);
     char verdict[768];
-    int i;
     (void)spdl_stats_verdict(stats, verdict, sizeof(verdict));
     spdl__text_add(text, "{\"verdict\":");
     spdl__json_string(text, verdict);
-    spdl__text_add(text, ",\"class\":\"%s\",\"limit\":%d,\"workers\":%d,\"cores\":%d",
-                   classes[f.limit], f.stage, stats->workers, stats->cores);
-    spdl__json_real(text, "cores_allowed", stats->cores_allowed);
-    spdl__json_fields(text, stats, spdl__stats_fields);
-    spdl__text_add(text, ",\"stages\":[");
-    for (i = 0; i < stats->stage_count; ++i) {
-        const spdl_stage_stats *stage = &stats->stage[i];
-        spdl__text_add(text, "%s{\"name\":", i ? "," : "");
-        spdl__json_string(text, stage->name);
-        spdl__text_add(text, ",\"kind\":\"%s\",\"concurrency\":%d,\"threads\":%d,\"in_flight\":%d"
-                             ",\"deferred\":%s,\"alone\":%s,\"in_order\":%s,\"runnable_known\":%s",
-                       spdl__kind_name(stage->kind), stage->concurrency, stage->threads,
-                       stage->in_flight, words[stage->deferred], words[stage->alone],
-                       words[stage->in_order], words[stage->runnable_known]);
-        spdl__json_real(text, "load", spdl__stage_load(stats, i));
-        spdl__json_fields(text, stage, spdl__stage_fields);
-        spdl__text_add(text, "}");
-    }
-    spdl__text_add(text, "],\"edges\":[");
-    for (i = 0; i < stats->stage_count; ++i) {
-        const spdl_edge_stats *edge = &stats->edge[i];
-        spdl__text_add(text, "%s{\"buffer_size\":%d,\"depth\":%d", i ? "," : "",
-                       edge->buffer_size, edge->depth);
-        spdl__json_real(text, "readiness", edge->readiness);
-        spdl__json_fields(text, edge, spdl__edge_fields);
-        spdl__text_add(text, "}");
-    }
-    spdl__text_add(text, "]}");
+    spdl__json_fields(text, ",\"finding\":{", &f.is, spdl__finding_fields);
+    spdl__json_fields(text, "},", stats, spdl__stats_fields);
+    spdl__json_array(text, "stages", stats->stage, stats->stage_count, sizeof(stats->stage[0]),
+                     spdl__stage_fields);
+    spdl__json_array(text, "edges", stats->edge, stats->stage_count, sizeof(stats->edge[0]),
+                     spdl__edge_fields);
+    spdl__text_add(text, "}");
 }
 
 SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes) {
@@ -11924,45 +11982,58 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
 /* ============================================================================================= */
 /* >>report-impl
    One thread for each pipeline that was asked for reports: it sleeps, takes snapshots as anybody
-   may, and writes. Only destroy waits for it. spdl_report_html runs where it is called, and reads
-   the samples under `lock`: the thread passes over a sample when that is taken. Files are opened
-   and buffers allocated by create. */
+   may, and writes. Only destroy waits for it. Files are opened and buffers allocated by create. */
+
+/* What has changed since the snapshot before: of reports, and of the doctor. */
+typedef struct spdl__since {
+    spdl_stats last;
+    spdl_histogram times[SPDL_MAX_STAGES];
+} spdl__since;
+
+SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__field *field) {
+    for (; field->name != NULL; ++field) {
+        uint64_t value;
+        if (field->type != 'u') continue;
+        value = spdl__grown(spdl__field_at(from, field->at), spdl__field_at(to, field->at));
+        memcpy((char *)to + field->at, &value, sizeof(value));
+    }
+}
+
+/* From `last` to `now`, which is the last one then. */
+SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, const spdl_stats *now,
+                                 spdl_stats *interval) {
+    const spdl_stats *last = &since->last;
+    spdl_histogram times;
+    int i;
+    *interval = *now;
+    spdl__fields_subtract(interval, last, spdl__stats_fields);
+    if (last->first_item_ns == 0)
+        interval->first_item_ns = spdl__grown(last->elapsed_ns, now->first_item_ns);
+    for (i = 0; i < interval->stage_count; ++i) {
+        spdl_stage_stats *stage = &interval->stage[i];
+        spdl__fields_subtract(stage, &last->stage[i], spdl__stage_fields);
+        spdl__fields_subtract(&interval->edge[i], &last->edge[i], spdl__edge_fields);
+        (void)spdl_pipeline_histogram(p, i, &times);
+        spdl__histogram_since(&since->times[i], &times);
+        spdl__stage_times(stage, &since->times[i]);
+        since->times[i] = times;
+    }
+    spdl__stats_means(interval);
+    since->last = *now;
+}
 
 #ifndef SPDL_NO_REPORT
 
-#define SPDL__SAMPLES 256           /* then every second one is dropped */
-#define SPDL__SAMPLE_NS 100000000   /* between two samples, at first */
-#define SPDL__PAGE_NS 10000000000u  /* between two versions of the page */
 #define SPDL__STDERR_NS 100000000   /* how long stderr may take to accept a piece */
 #define SPDL__EVERY_LEAST 0.01      /* seconds of an interval */
 #define SPDL__EVERY_MOST 1e7
-#define SPDL__SAMPLE_STAGE 7        /* numbers in a sample for a stage and the edge after it */
-#define SPDL__SAMPLE_TOP 7          /* and for all of them */
-#define SPDL__MARK_BYTES 48
 
-/* --- files that are written, of reports and traces --- */
+/* --- what is asked for --- */
 
-/* Text on its way to a file, through a buffer. After a failure no more is written. */
-typedef struct spdl__out {
-    spdl__os_file file;
-    const char *failure; /* the first, or NULL */
-    spdl__text text;
-} spdl__out;
-
-SPDL__COLD void spdl__out_flush(spdl__out *out) {
-    if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
-    if (out->failure == NULL)
-        out->failure = spdl__os_file_write(out->file, out->text.buffer, out->text.length,
-                                           SPDL__NEVER);
-    out->text.length = 0;
-}
-
-/* Stands near the start of what this process writes. Its number alone may come again. */
-SPDL__COLD void spdl__out_mark(char mark[SPDL__MARK_BYTES]) {
-    uint64_t started;
-    const uint64_t id = spdl__os_process_id(&started);
-    (void)snprintf(mark, SPDL__MARK_BYTES, "%llu-%llu", (spdl__llu)id, (spdl__llu)started);
-}
+typedef struct spdl__report_plan {
+    spdl_report_desc desc; /* except for the name of the file */
+    char json[SPDL__PATH_BYTES];
+} spdl__report_plan;
 
 /* The name of a file, "" for NULL; false, and a warning, when it does not fit. */
 SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, const char *what,
@@ -11975,50 +12046,6 @@ SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, con
     return false;
 }
 
-/* run.html, run-2.html, run-3.html ... False when it does not fit. */
-SPDL__COLD bool spdl__out_claim_name(char to[SPDL__PATH_BYTES], const char *path, int number) {
-    const char *slash = strrchr(path, '/'), *dot = strrchr(path, '.');
-    int length;
-    if (dot == NULL || dot <= (slash != NULL ? slash + 1 : path)) dot = path + strlen(path);
-    length = number == 1 ? snprintf(to, SPDL__PATH_BYTES, "%s", path)
-                         : snprintf(to, SPDL__PATH_BYTES, "%.*s-%d%s", (int)(dot - path), path,
-                                    number, dot);
-    return length > 0 && length < SPDL__PATH_BYTES;
-}
-
-/* Opens the first of these names that is no other pipeline's, which is in `to` then, and holds it
-   until it is closed. One that runs holds its file, in any process; one of this process that is
-   over has left our mark. What went wrong, or NULL. */
-SPDL__COLD const char *spdl__out_claim(spdl__os_file *file, char to[SPDL__PATH_BYTES],
-                                       const char *path) {
-    char mark[SPDL__MARK_BYTES], head[128];
-    int number;
-    spdl__out_mark(mark);
-    for (number = 1; number < 100; ++number) {
-        const char *reason;
-        uint64_t bytes;
-        size_t have = 0;
-        if (!spdl__out_claim_name(to, path, number)) return "the name is too long";
-        reason = spdl__os_file_open(file, to, SPDL__OS_CLAIM, &bytes);
-        if (reason == spdl__os_in_use) continue;
-        if (reason == NULL && bytes > 0)
-            (void)spdl__os_file_read(*file, head, sizeof(head) - 1, 0, &have);
-        head[have] = '\0';
-        if (strstr(head, mark) == NULL) return reason;
-        (void)spdl__os_file_close(*file);
-        *file = SPDL__NO_FILE;
-    }
-    return "it and 98 more with a number are other pipelines'";
-}
-
-/* --- what is asked for --- */
-
-typedef struct spdl__report_plan {
-    spdl_report_desc desc; /* except for the names of files */
-    char json[SPDL__PATH_BYTES], html[SPDL__PATH_BYTES];
-    bool quiet;
-} spdl__report_plan;
-
 /* Seconds as 5 or 0.25, in every locale; 0 when the word is something else. */
 SPDL__COLD double spdl__report_seconds(const char *word) {
     double value = 0, place = 1;
@@ -12030,67 +12057,29 @@ SPDL__COLD double spdl__report_seconds(const char *word) {
     return *at == '\0' ? value : 0;
 }
 
-/* The words of an environment variable, with commas between; takes one, false when it is none. */
-typedef bool (*spdl__word_fn)(void *plan, const char *word);
-
-/* False, and a warning, when one is wrong. `known`: what else it could be, and what is not done. */
-SPDL__COLD bool spdl__words_read(const char *name, const char *value, spdl__word_fn take,
-                                 void *plan, const char *known, const spdl_logger *logger) {
-    char word[SPDL__PATH_BYTES + 8];
-    const char *at = value;
-    for (;; ++at) {
-        const size_t length = strcspn(at, ",");
-        (void)snprintf(word, sizeof(word), "%.*s", (int)spdl__min(length, sizeof(word) - 1), at);
-        if (!take(plan, word)) {
-            spdl__logf(logger, SPDL_LOG_WARN, "spdl: %s is \"%.200s\", but \"%.200s\" is neither a "
-                                              "number of seconds nor %s", name, value, word, known);
-            return false;
-        }
-        at += length;
-        if (*at == '\0') return true;
-    }
-}
-
-/* "json=FILE" and the like, from behind the sign. */
-SPDL__COLD bool spdl__word_path(char to[SPDL__PATH_BYTES], const char *from) {
-    const int length = snprintf(to, SPDL__PATH_BYTES, "%s", from);
-    return length > 0 && length < SPDL__PATH_BYTES;
-}
-
-/* Of SPDL_STATS. */
-SPDL__COLD bool spdl__report_word(void *to, const char *word) {
-    spdl__report_plan *plan = (spdl__report_plan *)to;
-    if (strcmp(word, "live") == 0) return plan->desc.live = true;
-    if (strcmp(word, "quiet") == 0) return plan->quiet = true;
-    if (strncmp(word, "json=", 5) == 0) return spdl__word_path(plan->json, word + 5);
-    plan->desc.every = spdl__report_seconds(word);
-    return plan->desc.every >= SPDL__EVERY_LEAST && plan->desc.every <= SPDL__EVERY_MOST;
-}
-
 /* Whether there is anything to do. */
 SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc *desc,
                                  const spdl_logger *logger) {
     const char *stats = spdl__os_environment("SPDL_STATS");
-    const char *html = spdl__os_environment("SPDL_REPORT");
-    spdl__report_plan asked;
+    const char *json = spdl__os_environment("SPDL_REPORT");
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) plan->desc = *desc;
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
-    (void)spdl__path_copy(plan->html, plan->desc.html, "report", logger);
-    if (plan->desc.ignore_environment) stats = html = NULL;
-    asked = *plan;
-    if (stats != NULL && strcmp(stats, "0") != 0 &&
-        spdl__words_read("SPDL_STATS", stats, spdl__report_word, &asked,
-                         "live, quiet or json=FILE: no reports", logger)) {
-        *plan = asked;
-        plan->desc.table |= !asked.quiet && !asked.desc.live;
+    if (plan->desc.ignore_environment) stats = json = NULL;
+    if (stats != NULL && strcmp(stats, "0") != 0) {
+        const double every = spdl__report_seconds(stats);
+        plan->desc.table |= every >= SPDL__EVERY_LEAST && every <= SPDL__EVERY_MOST;
+        if (plan->desc.table)
+            plan->desc.every = every;
+        else
+            spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_STATS is \"%.200s\", but not a number of "
+                                              "seconds: no reports", stats);
     }
-    if (html != NULL) (void)spdl__path_copy(plan->html, html, "SPDL_REPORT", logger);
-    if (!(plan->desc.every > 0)) plan->desc.every = plan->desc.live ? 1 : 5;
+    if (json != NULL) (void)spdl__path_copy(plan->json, json, "SPDL_REPORT", logger);
+    if (!(plan->desc.every > 0)) plan->desc.every = 5;
     plan->desc.every =
         spdl__smaller(spdl__larger(plan->desc.every, SPDL__EVERY_LEAST), SPDL__EVERY_MOST);
-    return plan->desc.table || plan->desc.live || plan->desc.report_fn != NULL ||
-           plan->json[0] != '\0' || plan->html[0] != '\0';
+    return plan->desc.table || plan->desc.report_fn != NULL || plan->json[0] != '\0';
 }
 
 /* --- text --- */
@@ -12098,59 +12087,47 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
 typedef struct spdl__reporter {
     /* written by create */
     spdl_pipeline *pipeline;
-    spdl__report_plan plan; /* the thread ends what has failed: table, live */
+    spdl__report_plan plan; /* the thread ends the table when it has failed */
     char name[SPDL_NAME_BYTES];
     spdl__os_thread thread;
     uint64_t run; /* Unix time in us */
     char *buffer; /* what is in it: the thread's */
-    size_t block_bytes, bytes, sample_width;
-    bool colour, utf8;
-    spdl__os_file draw_lock; /* the terminal, or SPDL__NO_FILE */
+    size_t block_bytes, bytes;
+    bool colour;
     /* written by destroy */
     uint32_t quit;
     spdl__os_event bell;
     /* written by the thread */
-    spdl__os_file json_file, page_file; /* or SPDL__NO_FILE */
-    int drawn;                /* lines of the live view that stand on the terminal */
-    spdl_stats last, now, interval;
+    spdl__os_file json_file; /* or SPDL__NO_FILE */
+    spdl_stats now, interval;
     spdl_process_stats process; /* at the last report */
     double cores_used, others_cores; /* since the one before */
-    spdl_histogram *times; /* of each stage, at the last report */
-    /* written by the thread under `lock` */
-    uint64_t *samples; /* rows of sample_width numbers, or NULL */
-    size_t sample_count;
-    uint64_t sample_ns;
-    uint32_t lock;
+    spdl__since since;
 } spdl__reporter;
 
-/* What a line of JSON and the data of the page begin with, and how they write the process. */
+/* What a line of JSON begins with. */
 SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
-    spdl__text_add(text, "{\"schema\":\"%s\",\"pipeline\":", schema);
+    spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
+                   spdl_version());
     spdl__json_string(text, name);
     spdl__text_add(text, ",\"pid\":%llu", (spdl__llu)spdl__os_process_id(NULL));
     spdl__json_real(text, "time", (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9);
 }
 
 static const spdl__field spdl__process_fields[] = {
-    SPDL__FIELDS(process_stats, cpu_ns, others_ns, resident_bytes),
-    SPDL__FIELD(process_stats, minor_faults), SPDL__FIELD(process_stats, major_faults),
-    SPDL__FIELDS_END
+    SPDL__U(spdl_process_stats, time_ns), SPDL__D(spdl_process_stats, cores_allowed),
+    SPDL__U(spdl_process_stats, cpu_ns), SPDL__U(spdl_process_stats, others_ns),
+    SPDL__U(spdl_process_stats, resident_bytes), SPDL__U(spdl_process_stats, minor_faults),
+    SPDL__U(spdl_process_stats, major_faults), SPDL__FIELDS_END
 };
 
-SPDL__COLD void spdl__json_process(spdl__text *text, const spdl_process_stats *process) {
-    spdl__text_add(text, ",\"process\":{\"time_ns\":%llu", (spdl__llu)process->time_ns);
-    spdl__json_real(text, "cores_allowed", process->cores_allowed);
-    spdl__json_fields(text, process, spdl__process_fields);
-}
-
-/* After a `reason`, which may be NULL, nothing more is written to a file. */
-SPDL__COLD void spdl__report_failed(spdl__reporter *r, spdl__os_file *file, const char *path,
-                                    const char *what, const char *reason) {
+/* After a `reason`, which may be NULL, nothing more is written to the file. */
+SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const char *reason) {
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no %s in %.400s: %s", what, path,
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no %s in %.400s: %s", what, r->plan.json,
                reason);
-    (void)spdl__os_file_close(*file);
-    *file = SPDL__NO_FILE;
+    (void)spdl__os_file_close(r->json_file);
+    r->json_file = SPDL__NO_FILE;
 }
 
 SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
@@ -12162,365 +12139,75 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__json_stats(&text, &r->interval);
     spdl__text_add(&text, ",\"total\":");
     spdl__json_stats(&text, &r->now);
-    spdl__json_process(&text, &r->process);
+    spdl__json_fields(&text, ",\"process\":{", &r->process, spdl__process_fields);
     spdl__json_real(&text, "cores_used", r->cores_used);
     spdl__json_real(&text, "others_cores", r->others_cores);
     spdl__text_add(&text, "}}\n");
     if (text.length < r->bytes)
         reason = spdl__os_file_write(r->json_file, text.buffer, text.length, SPDL__NEVER);
-    spdl__report_failed(r, &r->json_file, r->plan.json, "more statistics", reason);
+    spdl__report_failed(r, "more statistics", reason);
 }
 
-SPDL__COLD void spdl__report_bar(const spdl__reporter *r, spdl__text *text, double share) {
-    const char *full = r->utf8 ? "\xe2\x96\x88" : "#", *empty = r->utf8 ? "\xe2\x96\x91" : ".";
-    int i;
-    for (i = 0; i < 10; ++i) spdl__text_add(text, "%s", i < (int)(10 * share + 0.5) ? full : empty);
+/* Of an interval in which nothing was taken: not as before the first item. */
+SPDL__COLD void spdl__report_nothing(spdl__text *text, const spdl_stats *stats) {
+    if (spdl__stats_pushed(stats))
+        spdl__text_add(text, "No answer was taken, %s.",
+                       stats->edge[stats->stage_count - 1].depth > 0 ? "though some are ready"
+                                                                     : "as none was ready");
+    else
+        spdl__text_add(text, "No item was taken: the consumer %s.",
+                       2 * stats->wait_ns > stats->elapsed_ns ? "waited" : "did not ask for one");
 }
 
-SPDL__COLD void spdl__report_live_row(spdl__reporter *r, spdl__text *text, int i, bool limit) {
-    const spdl_stage_stats *stage = &r->interval.stage[i];
-    const spdl_edge_stats *edge = &r->interval.edge[i];
-    const double load = spdl__stage_load(&r->interval, i);
-    spdl__cell cell;
-    spdl__text_style(text, limit ? "1;33" : "0");
-    spdl__text_add(text, limit ? "> " : "  ");
-    spdl__text_name(text, stage->name, 16);
-    spdl__text_add(text, " %8s  busy ", spdl__rate(&cell, stage->tasks, r->interval.elapsed_ns));
-    spdl__report_bar(r, text, load);
-    spdl__text_add(text, " %3.0f%%  waiting ", 100 * load);
-    spdl__report_bar(r, text, spdl__share((uint64_t)edge->depth, (uint64_t)edge->buffer_size));
-    spdl__text_add(text, " %d/%d", edge->depth, edge->buffer_size);
-    spdl__text_style(text, "0");
-    spdl__text_add(text, "\n");
-}
-
-/* The table, or until the end the live view: on a terminal over the lines that stand there, none of
-   them wrapped, so that there are as many as were written; elsewhere one line. */
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
-    const bool live = r->plan.desc.live && !final, draws = live && r->draw_lock != SPDL__NO_FILE;
     const spdl_stats *stats = final ? &r->now : &r->interval;
-    const int limit = spdl__find(stats).stage;
+    const spdl__found f = spdl__find(stats);
     const char *reason;
     spdl__text text = spdl__text_start(r->buffer, r->bytes);
     spdl__cell cell;
-    int i;
     text.colour = r->colour;
-    if (draws) spdl__text_add(&text, "\033[?7l");
-    if (draws && r->drawn > 0) spdl__text_add(&text, "\033[%dA\r\033[J", r->drawn);
     spdl__text_style(&text, "1;36");
     spdl__text_name(&text, r->name, -1);
     spdl__text_style(&text, "0");
     spdl__text_add(&text, "  %s %s: ", final ? "ended after" : "at",
                    spdl__clock(&cell, (double)r->now.elapsed_ns * 1e-9));
-    spdl__progress(&text, &r->now, r->plan.desc.length, final);
-    if (live && !draws && limit >= 0) {
-        spdl__text_add(&text, ", limited by ");
-        spdl__text_name(&text, stats->stage[limit].name, -1);
-    }
+    spdl__progress(&text, &r->now);
     spdl__text_add(&text, "\n");
-    if (draws || !live) {
-        spdl__text_style(&text, "1");
-        if (stats->delivered == 0 && spdl__stats_pushed(stats) && r->now.delivered > 0)
-            spdl__text_add(&text, "No answer was taken, %s.",
-                           stats->edge[stats->stage_count - 1].depth > 0 ? "though some are ready"
-                                                                         : "as none was ready");
-        else if (stats->delivered == 0 && r->now.delivered > 0) /* not as before the first */
-            spdl__text_add(&text, "No item was taken: the trainer %s.",
-                           2 * stats->wait_ns > stats->elapsed_ns ? "waited"
-                                                                  : "did not ask for one");
-        else
-            spdl__verdict(&text, stats);
-        spdl__text_style(&text, "0");
-        spdl__text_add(&text, "\n");
-        if (!live) spdl__stats_rows(&text, stats);
-        for (i = 0; live && i < stats->stage_count; ++i)
-            spdl__report_live_row(r, &text, i, i == limit);
-        spdl__text_style(&text, "2");
-        spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident",
-                       r->cores_used, r->process.cores_allowed, r->others_cores,
-                       (double)r->process.resident_bytes / 1e6);
-        spdl__text_style(&text, "0");
-        spdl__text_add(&text, draws ? "\n\033[?7h" : "\n");
-    }
-    r->drawn = draws ? stats->stage_count + 3 : 0;
+    spdl__text_style(&text, "1");
+    if (stats->delivered == 0 && r->now.delivered > 0)
+        spdl__report_nothing(&text, stats);
+    else
+        spdl__verdict(&text, stats, &f);
+    spdl__text_style(&text, "0");
+    spdl__text_add(&text, "\n");
+    spdl__stats_rows(&text, stats);
+    spdl__text_style(&text, "2");
+    spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident", r->cores_used,
+                   r->process.cores_allowed, r->others_cores,
+                   (double)r->process.resident_bytes / 1e6);
+    spdl__text_style(&text, "0");
+    spdl__text_add(&text, "\n");
     reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
     spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no more statistics on stderr: %s",
                reason);
-    r->plan.desc.table = r->plan.desc.live = false;
-}
-
-SPDL__COLD void spdl__report_subtract(void *to, const void *from, const spdl__field *field) {
-    for (; field->name != NULL; ++field) {
-        const uint64_t value =
-            spdl__grown(spdl__field_at(from, field->at), spdl__field_at(to, field->at));
-        memcpy((char *)to + field->at, &value, sizeof(value));
-    }
-}
-
-/* From `last` to `now`; times[] is brought up to date. */
-SPDL__COLD void spdl__report_interval(spdl__reporter *r) {
-    spdl_stats *stats = &r->interval;
-    spdl_histogram now;
-    int i;
-    *stats = r->now;
-    spdl__report_subtract(stats, &r->last, spdl__stats_fields);
-    if (r->last.first_item_ns == 0)
-        stats->first_item_ns = spdl__grown(r->last.elapsed_ns, r->now.first_item_ns);
-    for (i = 0; i < stats->stage_count; ++i) {
-        spdl__report_subtract(&stats->stage[i], &r->last.stage[i], spdl__stage_fields);
-        spdl__report_subtract(&stats->edge[i], &r->last.edge[i], spdl__edge_fields);
-        (void)spdl_pipeline_histogram(r->pipeline, i, &now);
-        spdl__histogram_since(&r->times[i], &now);
-        spdl__stage_times(&stats->stage[i], &r->times[i]);
-        r->times[i] = now;
-    }
-    spdl__stats_means(stats);
+    r->plan.desc.table = false;
 }
 
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     const spdl_process_stats before = r->process;
     uint64_t ns;
+    spdl_pipeline_stats(r->pipeline, &r->now);
     spdl_process_read(&r->process);
     ns = r->process.time_ns - before.time_ns;
     r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
     r->others_cores = spdl__share(spdl__grown(before.others_ns, r->process.others_ns), ns);
-    spdl__report_interval(r);
+    spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
     if (r->plan.desc.report_fn != NULL)
         r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
     if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
-    if (r->plan.desc.table || r->plan.desc.live) spdl__report_show(r, final);
-    r->last = r->now;
-}
-
-/* Drops every second sample: those that stay are twice as far apart, and end with the last. */
-SPDL__COLD void spdl__samples_thin(spdl__reporter *r) {
-    const size_t row = r->sample_width * sizeof(*r->samples);
-    size_t i;
-    for (i = 1; i < r->sample_count / 2; ++i)
-        memcpy(r->samples + i * r->sample_width, r->samples + (2 * i + 1) * r->sample_width, row);
-    r->sample_count /= 2;
-    r->sample_ns *= 2;
-}
-
-/* One more, if there are any; when the last is quite new it is replaced, so that no interval is
-   tiny. Sums since the start, in microseconds and KiB: the page takes the differences. */
-SPDL__COLD void spdl__report_sample(spdl__reporter *r) {
-    const spdl_stats *stats = &r->now;
-    spdl_process_stats process;
-    uint64_t *to;
-    int i;
-    if (r->samples == NULL || !spdl__try_lock(&r->lock)) return;
-    spdl_process_read(&process);
-    if (r->sample_count == SPDL__SAMPLES) spdl__samples_thin(r);
-    to = r->samples + r->sample_count * r->sample_width;
-    if (r->sample_count > 1 &&
-        stats->elapsed_ns / 1000 < *(to - r->sample_width) + r->sample_ns / 2000)
-        to -= r->sample_width;
-    else
-        r->sample_count++;
-    *to++ = stats->elapsed_ns / 1000;
-    *to++ = stats->delivered;
-    *to++ = stats->wait_ns / 1000;
-    *to++ = process.time_ns / 1000;
-    *to++ = process.cpu_ns / 1000;
-    *to++ = process.others_ns / 1000;
-    *to++ = process.resident_bytes / 1024;
-    for (i = 0; i < stats->stage_count; ++i) {
-        const spdl_edge_stats *edge = &stats->edge[i];
-        *to++ = spdl__grown(stats->stage[i].failures, stats->stage[i].tasks);
-        *to++ = stats->stage[i].busy_ns / 1000;
-        *to++ = edge->items;
-        *to++ = edge->empty_ns / 1000;
-        *to++ = edge->put_wait_ns / 1000;
-        *to++ = edge->get_wait_ns / 1000;
-        *to++ = (uint64_t)edge->depth;
-    }
-    spdl__spin_unlock(&r->lock);
-}
-
-/* --- the page --- */
-
-/* Two parts, each ended by NULL; between them stand its numbers, JSON. */
-/* clang-format off: this array is examples/data/report.html, made by `make report-page` */
-static const char *const spdl__page[] = {
-"<html lang='en'><head><meta charset='utf-8'><title>spdl report</title><meta name='viewport' conte"
-"nt='width=device-width,initial-scale=1'><style>:root{--bg:#f7f7f5;--card:#fff;--ink:#1c1c1a;--dim"
-":#6a6a64;--line:#e3e2dd;--soft:#efeeea;--hot:#c8450c;--hotbg:#fdf0e8;--c0:#26c;--c1:#d61;--c2:#28"
-"4;--c3:#93b;--c4:#b80;--c5:#179;--c6:#c25;--c7:#667}@media(prefers-color-scheme:dark){:root{--bg:"
-"#161615;--card:#1f1f1d;--ink:#ededea;--dim:#9d9c95;--line:#35342f;--soft:#2a2926;--hot:#ff9a5c;--"
-"hotbg:#37241a;--c0:#7af;--c1:#f95;--c2:#6d8;--c3:#d8e;--c4:#fc4;--c5:#4cd;--c6:#f8b;--c7:#aab}}*{"
-"box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.45 system-u"
-"i,sans-serif}main{max-width:1120px;margin:0 auto;padding:28px 20px 40px}p,span,.edge,th,footer{co"
-"lor:var(--dim);margin:0}p,.legend,.tip,footer{font-size:12.5px}.stage,.edge,.tip,td,th{white-spac"
-"e:nowrap}#name{font-size:15px}h1{font-size:24px;line-height:1.3;margin:4px 0 18px;max-width:46em;"
-"text-wrap:pretty}h2{font-size:16px;margin:26px 0 10px}h3{font-size:14px;margin:0}.card{background"
-":var(--card);border:1px solid var(--line);border-radius:10px}#tiles{display:grid;grid-template-co"
-"lumns:repeat(auto-fit,minmax(130px,1fr));gap:10px}#tiles div{padding:10px 14px}#tiles span,.stage"
-" span{font-size:13px;display:block}#tiles b{font-size:21px;font-weight:600}#flow{display:flex;fle"
-"x-wrap:wrap;padding:18px 16px;row-gap:16px}.stage{border:1.5px solid var(--line);border-radius:9p"
-"x;padding:9px 12px;min-width:104px;max-width:180px;position:relative}.stage b{display:block;font-"
-"size:14px;overflow:hidden;text-overflow:ellipsis}.stage.limit{border:2px solid var(--hot);backgro"
-"und:var(--hotbg)}.stage.limit::after{content:'limit';position:absolute;top:-10px;right:8px;backgr"
-"ound:var(--hot);color:var(--card);font:600 11px/18px system-ui,sans-serif;padding:0 7px;border-ra"
-"dius:9px}.bar,.bar i,.plot,svg{display:block}.bar{height:5px;border-radius:3px;background:var(--s"
-"oft);margin-top:6px;position:relative}.bar i{height:100%;border-radius:3px;background:var(--c0)}."
-"limit .bar i{background:var(--hot)}.edge{align-self:center;width:80px;text-align:center;font-size"
-":12px}.edge .bar{height:6px;width:56px;margin:5px 8px}.edge .bar i{background:var(--c2)}.edge .ba"
-"r::after{content:'';position:absolute;left:58px;top:-2.5px;border:5.5px solid transparent;border-"
-"left:8px solid var(--dim)}#charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(1"
-"00%,440px),1fr));gap:14px;margin-top:26px}.chart{padding:12px 14px 10px;position:relative}svg{ove"
-"rflow:visible;margin-top:4px}text{fill:var(--dim);font-size:11px;text-anchor:end}.legend{display:"
-"flex;flex-wrap:wrap;gap:2px 14px}.legend i{display:inline-block;width:14px;height:3px;border-radi"
-"us:2px;margin-right:5px;vertical-align:3px}.tip{position:absolute;pointer-events:none;padding:6px"
-" 9px;z-index:1;top:44px}.tip,.rule{visibility:hidden;stroke:var(--dim)}.plot:hover .rule,.plot:ho"
-"ver~.tip{visibility:visible}.scroll{overflow-x:auto;padding:4px 0}table{border-collapse:collapse;"
-"font-size:13px;width:100%;font-variant-numeric:tabular-nums}th,td{padding:6px 10px;text-align:rig"
-"ht}th{font-weight:500;border-bottom:1px solid var(--line)}th:first-child,td:first-child{text-alig"
-"n:left}tr.limit td{background:var(--hotbg)}tr.limit td:first-child{color:var(--hot);font-weight:6"
-"00}footer{margin-top:22px}</style></head><body><main><p id='name'></p><h1 id='verdict'></h1><sect"
-"ion id='tiles'></section><h2>Flow</h2><section id='flow' class='card'></section><section id='char"
-"ts'></section><h2>Since the start</h2><div class='scroll card'><table id='table'></table></div><f"
-"ooter></footer><noscript>This page draws itself: scripts have to be allowed.</noscript></main><sc"
-"ript type='application/json' id='data'>",
-NULL,
-"</script><script>const $=id=>document.getElementById(id);const D=JSON.parse($('data').textContent"
-"),T=D.total,P=D.process,S=D.samples;const el=(tag,kind,...kids)=>{const made=document.createEleme"
-"nt(tag);if(kind)made.className=kind;made.append(...kids);return made;};const drawn=(kind,html)=>O"
-"bject.assign(el('span',kind),{innerHTML:html});const digits=v=>v.toFixed(v<9.995?2:v<99.95?1:0);c"
-"onst scaled=(v,units)=>{let u=0;for(;v>=999.5&&u<3;u++)v/=1000;return(u||v%1?digits(v):v)+units[u"
-"];};const time=ns=>scaled(ns,[' ns',' us',' ms',' s']);const count=v=>scaled(v,['','k','M','G']),"
-"rate=v=>count(v)+'/s';const percent=v=>(100*v).toFixed()+' %';const div=(a,b)=>b>0?a/b:NaN;const "
-"color=k=>`var(--c${k % 8})`;const feed=T.stages.length&&T.stages[0].kind=='feed'?T.stages[0]:0;co"
-"nst waited=Math.max(0,div(T.wait_ns-T.first_item_ns,T.elapsed_ns-T.first_item_ns))||0;const dot='"
-" \\u00b7 ';document.title=D.pipeline+dot+'spdl report';$('name').textContent=D.pipeline+dot+new D"
-"ate(1000*D.time).toLocaleString()+dot+time(T.elapsed_ns);$('verdict').textContent=T.verdict.repla"
-"ceAll(' %','\\u00a0%');for(const[key,value]of Object.entries({'items':count(T.delivered),'rate':r"
-"ate(div(1e9*T.delivered,T.elapsed_ns)||0),...feed?{'requests':count(feed.tasks),'made way':count("
-"feed.skips),'answer p50':time(feed.p50_ns),'answer p99':time(feed.p99_ns)}:{'trainer waited':perc"
-"ent(waited),'its own step':time(T.step_mean_ns)},'first item after':time(T.first_item_ns),'memory"
-"':digits(P.resident_bytes/1e6)+' MB','cores allowed':+P.cores_allowed.toFixed(2)}))$('tiles').app"
-"end(el('div','card',el('span','',key),el('b','',value)));const bar=v=>drawn('bar',`<i style=width"
-":${100 * Math.min(1, v)}%></i>`);const put=(made,title)=>{made.title=title;$('flow').append(made)"
-";};const box=(name,kind,lines,load)=>put(el('div','stage'+kind,el('b','',name),...lines.map(line="
-">el('span','',line)),load>=0?bar(load):''),name);T.stages.forEach((s,i)=>{const e=T.edges[i];if(s"
-".busy_ns)box(s.name,i==T.limit?' limit':'',[s.kind+' \\u00d7 '+s.concurrency,time(s.p50_ns)+' p50"
-"',percent(s.load)+' busy'],s.load);else box(s.name,'',[s.kind,s.tasks+(s==feed?' pushed':' made')"
-"]);put(el('div','edge',bar(e.readiness),percent(e.readiness)+' ready'),e.depth+' of '+e.buffer_si"
-"ze+' waiting now');});if(feed)box('answers','',[T.delivered+' taken',time(feed.p50_ns)+' p50']);e"
-"lse box('trainer','',[time(T.step_mean_ns)+' a step','waited '+percent(waited)],waited);const X=S"
-".map(row=>row[0]/1e6),last=X.length-1;const steps=(from,to,by)=>{const all=[];for(let v=from;v<=t"
-"o+by/100;v+=by)all.push(v);return all;};const nice=most=>{const power=10**Math.floor(Math.log10(m"
-"ost)),first=most/power;return power*(first>5?2:first>2?1:.5);};const chart=(title,note,format,ser"
-"ies,most,log)=>{const f=log?Math.log10:v=>v,shown=v=>log?v>0:isFinite(v);const rows=series.map(s="
-">X.map((t,i)=>i?s.at(i):NaN));const all=rows.flat().filter(shown);let high=Math.max(most||0,...al"
-"l)||1,low=0;if(log){low=10**Math.floor(f(Math.min(high,...all)));high=10**Math.floor(f(high)+1);}"
-"else if(!most)high*=1.06;const x=t=>54+458*(t-X[0])/(X[last]-X[0]);const y=v=>6+144*(f(high)-f(v)"
-")/(f(high)-f(low));const marks=log?steps(f(low),f(high),Math.ceil((f(high)-f(low))/6)).map(v=>10*"
-"*v):steps(0,high,nice(high));let art='';for(const v of marks)art+=`<path d='M54 ${y(v)}h458' stro"
-"ke=var(--line) />`+`<text x=48 y=${y(v) + 4}>${format(v)}</text>`;for(const t of steps(0,X[last],"
-"nice(X[last])))if(t>=X[0])art+=`<text x=${x(t) + 12} y=166>${+t.toFixed(2)} s</text>`;series.forE"
-"ach((s,k)=>{let path='',pen='M';rows[k].forEach((v,i)=>{if(shown(v))path+=pen+x(X[i])+' '+y(v);pe"
-"n=shown(v)?'L':'M';});if(path&&!s.name)art+=`<path d='${path}V150H${x(X[1])}z' fill=${s.color} op"
-"acity=.13 />`;art+=`<path d='${path}' fill=none stroke=${s.color} stroke-width=${s.wide ? 2.6 : 1"
-".6} `+`stroke-linejoin=round stroke-dasharray=${k > 7 ? '5,3' : 0} />`;});const plot=drawn('plot'"
-",`<svg viewBox='0 0 520 170'>${art}<path class=rule d=M0,6V150 /></svg>`);const tip=el('div','tip"
-" card');plot.onmousemov",
-"e=mouse=>{const edge=plot.getBoundingClientRect(),left=mouse.clientX-edge.left;const i=X.findInde"
-"x((t,i)=>i&&(x(t)>=left*520/edge.width||i==last));plot.querySelector('.rule').style.transform=`tr"
-"anslate(${x(X[i])}px)`;tip.replaceChildren(el('b','',digits(X[i])+' s'),...series.map((s,k)=>el('"
-"div','',(s.name?s.name+'  ':'')+(isFinite(rows[k][i])?format(rows[k][i]):'-'))));tip.style.left=M"
-"ath.min(left+24,edge.width-tip.offsetWidth)+'px';};$('charts').append(el('div','card chart',el('h"
-"3','',title),el('p','',note),plot,el('div','legend',...series.filter(s=>s.name).map(s=>el('span',"
-"'',drawn('',`<i style=background:${s.color}></i>`),s.name))),tip));};const since=(i,at)=>S[i][at]"
-"-S[i-1][at];const per=(a,b,unit)=>(i,at)=>unit*div(since(i,at+a),since(i,at+b));const one=(k,of)="
-">[{color:color(k),at:i=>of(i,0)}];const each=of=>T.stages.map((s,k)=>({name:s.name,color:color(k)"
-",wide:k==T.limit,at:i=>of(i,7+7*k)}));if(last>2){chart('Rate','items taken per second',rate,one(0"
-",per(1,0,1e6)));if(!feed)chart('Trainer waiting','share of time it waited for data',percent,one(1"
-",per(2,0,1)),1);chart('Data readiness','share of time something could be taken after each stage',"
-"percent,each((i,at)=>1-Math.min(1,div(since(i,at+3),since(i,0)))),1);chart('Stage time','mean of "
-"a call',time,each(per(1,0,1e3)).filter((s,k)=>T.stages[k].busy_ns),0,true);chart('Put wait','time"
-" a finished item waits for a place after its stage',time,each(per(4,2,1e3)));chart('Get wait','ti"
-"me the reader after each stage is idle, per item',time,each(per(5,2,1e3)));chart('Processor','cor"
-"es used by this process, and by others on the machine',v=>+v.toFixed(2),[{name:'this process',wid"
-"e:true,...one(0,per(4,3,1))[0]},{name:'others',...one(7,per(5,3,1))[0]}],P.cores_allowed);chart('"
-"Memory','resident',v=>count(v)+'B',one(3,i=>1024*S[i][6]));}else $('charts').append('No plots: no"
-"thing was sampled. SPDL_REPORT=FILE, or html in the desc of '+'the reports, has samples taken fro"
-"m the start.');const timed=text=>s=>s.max_ns?text(s):'-';const columns={'stage':s=>s.name,'calls'"
-":s=>s.in_flight+'/'+s.concurrency,'tasks':s=>s.tasks,'failed':s=>s.failures,'skip':s=>s.skips,'re"
-"try':s=>s.retries,...Object.fromEntries(['mean','p50','p90','p99','max'].map(k=>[k,timed(s=>time("
-"s[k+'_ns']))])),'busy':s=>s.busy_ns?percent(s.load):'-','put wait':(s,e)=>time(div(e.put_wait_ns,"
-"e.items)||0),'get wait':(s,e)=>time(div(e.get_wait_ns,e.items)||0),'ready':(s,e)=>percent(e.readi"
-"ness)};$('table').append(el('tr','',...Object.keys(columns).map(name=>el('th','',name))),...T.sta"
-"ges.map((s,i)=>el('tr',i==T.limit?'limit':'',...Object.values(columns).map(text=>el('td','',text("
-"s,T.edges[i]))))));document.querySelector('footer').textContent=`spdl.h ${D.version}, process ${D"
-".pid}; ${S.length} samples`;</script></body></html>\n",
-NULL,
-};
-/* clang-format on */
-
-/* How much of a buffer JSON of all stages may need, twice. */
-SPDL__COLD size_t spdl__report_bytes_for(int stages) { return 8192 + 3072 * (size_t)stages; }
-
-/* With the statistics now, for which *total is, and any samples. NULL, or what went wrong. */
-SPDL__COLD const char *spdl__page_write(const spdl_pipeline *p, spdl__os_file file,
-                                        spdl_stats *total, char *buffer, size_t bytes) {
-    const spdl__reporter *r = p->reporter;
-    const size_t samples = r != NULL && r->samples != NULL ? r->sample_count : 0;
-    spdl__out out = { file, spdl__os_file_truncate(file), spdl__text_start(buffer, bytes) };
-    spdl_process_stats process;
-    const char *const *page = spdl__page;
-    char mark[SPDL__MARK_BYTES];
-    size_t i, k;
-    spdl_process_read(&process);
-    spdl__out_mark(mark);
-    spdl__text_add(&out.text, "<!doctype html><!-- spdl.report %s -->", mark);
-    for (; *page != NULL; ++page) {
-        spdl__text_add(&out.text, "%s", *page);
-        spdl__out_flush(&out);
-    }
-    spdl__json_head(&out.text, "spdl.report.1", r != NULL ? r->name : "spdl");
-    spdl__text_add(&out.text, ",\"version\":\"%s\",\"total\":", spdl_version());
-    spdl__json_stats(&out.text, total);
-    spdl__json_process(&out.text, &process);
-    spdl__text_add(&out.text, "},\"samples\":[");
-    for (i = 0; i < samples; ++i) {
-        spdl__out_flush(&out);
-        for (k = 0; k < r->sample_width; ++k)
-            spdl__text_add(&out.text, "%s%llu", k > 0 ? "," : i > 0 ? "],\n[" : "\n[",
-                           (spdl__llu)r->samples[i * r->sample_width + k]);
-    }
-    spdl__text_add(&out.text, samples > 0 ? "]]}" : "]}");
-    for (++page; *page != NULL; ++page) {
-        spdl__out_flush(&out);
-        spdl__text_add(&out.text, "%s", *page);
-    }
-    spdl__out_flush(&out);
-    return out.failure;
-}
-
-SPDL__COLD void spdl__report_page(spdl__reporter *r) {
-    if (r->page_file == SPDL__NO_FILE) return;
-    spdl__report_failed(r, &r->page_file, r->plan.html, "report",
-                        spdl__page_write(r->pipeline, r->page_file, &r->now, r->buffer, r->bytes));
-}
-
-SPDL_API spdl_result spdl_report_html(const spdl_pipeline *p, const char *path) {
-    const size_t bytes = spdl__report_bytes_for(p != NULL ? p->count : 0);
-    const char *reason, *unwritten;
-    spdl_stats *total;
-    spdl__os_file file;
-    if (p == NULL || path == NULL) return SPDL_E_INVALID;
-    total = (spdl_stats *)spdl__alloc(&p->allocator, sizeof(*total) + bytes, sizeof(void *));
-    if (total == NULL) return SPDL_E_NOMEM;
-    reason = spdl__os_file_open(&file, path, SPDL__OS_REPLACE, NULL);
-    if (p->reporter != NULL) spdl__spin_lock(&p->reporter->lock); /* its thread does not wait */
-    if (reason == NULL) reason = spdl__page_write(p, file, total, (char *)(total + 1), bytes);
-    if (p->reporter != NULL) spdl__spin_unlock(&p->reporter->lock);
-    unwritten = spdl__os_file_close(file);
-    spdl__free(&p->allocator, total, sizeof(*total) + bytes);
-    return reason == NULL && unwritten == NULL ? SPDL_OK : SPDL_E_IO;
+    if (r->plan.desc.table) spdl__report_show(r, final);
 }
 
 /* --- the thread --- */
@@ -12529,60 +12216,36 @@ SPDL_API spdl_result spdl_report_html(const spdl_pipeline *p, const char *path) 
 SPDL__COLD void *spdl__report_main(void *arg) {
     spdl__reporter *r = (spdl__reporter *)arg;
     const uint64_t every = (uint64_t)(r->plan.desc.every * 1e9);
-    uint64_t sample = r->samples != NULL ? spdl_time_ns() : SPDL__NEVER;
-    uint64_t page = r->samples != NULL ? sample + SPDL__PAGE_NS : SPDL__NEVER;
     uint64_t report = spdl_time_ns() + every;
     bool over = false; /* the final report was made */
     for (;;) {
         const uint32_t word = spdl__load32(&r->bell.word);
         const bool quit = spdl__load32(&r->quit) != 0;
         const bool ended = spdl__load_relaxed(&r->pipeline->ended_ns) != 0;
-        const bool runs = !ended && !quit;
         const uint64_t now = spdl_time_ns();
         const bool final = !over && (quit || (ended && now >= report));
-        if (final || (runs && now >= report)) spdl__report_once(r, final);
-        if (final || (runs && now >= sample)) spdl__report_sample(r);
-        if (final || (runs && now >= page)) spdl__report_page(r);
+        if (final || (!ended && !quit && now >= report)) spdl__report_once(r, final);
         if (quit) return NULL;
         over = final || (over && ended);
-        if (now >= sample) sample = now + r->sample_ns;
-        if (now >= page) page = now + SPDL__PAGE_NS;
         if (now >= report) report = now + every - (now - report) % every;
-        (void)spdl__os_event_sleep(&r->bell, word,
-                                   ended ? report : spdl__min(sample, spdl__min(page, report)));
+        (void)spdl__os_event_sleep(&r->bell, word, report);
     }
 }
 
 /* --- beginning and end --- */
 
-/* Only one pipeline draws on a terminal: the one that holds it. */
 SPDL__COLD void spdl__report_open(spdl__reporter *r) {
-    static const char *const names[] = { "LC_ALL", "LC_CTYPE", "LANG" };
-    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR"), *locale = NULL;
-    char asked[SPDL__PATH_BYTES];
-    int i;
-    if (r->plan.desc.table || r->plan.desc.live) {
-        for (i = 0; i < 3 && (locale == NULL || *locale == '\0'); ++i) locale = getenv(names[i]);
-        r->utf8 = locale != NULL && (strstr(locale, "UTF-8") || strstr(locale, "utf8"));
-        r->colour = term != NULL && strcmp(term, "dumb") != 0 &&
-                    spdl__os_terminal(r->plan.desc.live ? &r->draw_lock : NULL) &&
-                    (no_color == NULL || *no_color == '\0');
-    }
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+    r->colour = r->plan.desc.table && term != NULL && strcmp(term, "dumb") != 0 &&
+                spdl__os_terminal(NULL) && (no_color == NULL || *no_color == '\0');
     if (r->plan.json[0] != '\0')
         spdl__report_failed(
-            r, &r->json_file, r->plan.json, "statistics",
+            r, "statistics",
             spdl__os_file_open(&r->json_file, r->plan.json, SPDL__OS_APPEND, NULL));
-    if (r->plan.html[0] == '\0') return;
-    memcpy(asked, r->plan.html, sizeof(asked));
-    spdl__report_failed(r, &r->page_file, asked, "report",
-                        spdl__out_claim(&r->page_file, r->plan.html, asked));
-    spdl__report_page(r); /* what cannot be written is reported at once */
 }
 
 SPDL__COLD void spdl__report_free(spdl__reporter *r) {
     (void)spdl__os_file_close(r->json_file);
-    (void)spdl__os_file_close(r->page_file);
-    (void)spdl__os_file_close(r->draw_lock);
     r->pipeline->reporter = NULL;
     spdl__os_event_fini(&r->bell);
     spdl__free(&r->pipeline->allocator, r, r->block_bytes);
@@ -12590,27 +12253,20 @@ SPDL__COLD void spdl__report_free(spdl__reporter *r) {
 
 /* After the pipeline has been made. Whatever goes wrong is a warning. */
 SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    const size_t stages = (size_t)p->count, text = 2 * spdl__report_bytes_for(p->count);
-    const size_t width = SPDL__SAMPLE_TOP + stages * SPDL__SAMPLE_STAGE;
-    size_t samples, bytes;
+    const size_t text = 2 * (8192 + 3072 * (size_t)p->count); /* JSON of all stages, twice */
+    const size_t bytes = sizeof(spdl__reporter) + text;
     spdl__report_plan plan;
     spdl__reporter *r;
     if (!spdl__report_ask(&plan, desc->report, &p->logger)) return;
-    samples = plan.html[0] != '\0' ? SPDL__SAMPLES * width : 0;
-    bytes = sizeof(*r) + stages * sizeof(*r->times) + samples * sizeof(*r->samples) + text;
     r = (spdl__reporter *)spdl__alloc_zeroed(&p->allocator, 1, bytes, sizeof(void *));
     if (r != NULL && spdl__os_event_init(&r->bell)) {
         r->pipeline = p;
         r->plan = plan;
         r->block_bytes = bytes;
-        r->times = (spdl_histogram *)(r + 1);
-        r->buffer = (char *)(r->times + stages) + samples * sizeof(*r->samples);
+        r->buffer = (char *)(r + 1);
         r->bytes = text;
-        if (samples > 0) r->samples = (uint64_t *)(r->times + stages);
-        r->sample_width = width;
-        r->sample_ns = SPDL__SAMPLE_NS;
         r->run = spdl__os_clock_ns(SPDL__OS_UNIX) / 1000;
-        r->json_file = r->page_file = r->draw_lock = SPDL__NO_FILE;
+        r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
         spdl_process_read(&r->process);
         p->reporter = r;
@@ -12663,15 +12319,12 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
 }
 
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
-                                         const spdl_stage *rows, int workers) {
-    (void)p, (void)plan, (void)rows, (void)workers;
+                                         int workers) {
+    (void)p, (void)plan, (void)workers;
     return SPDL_OK;
 }
 
-SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) { return d != NULL; }
-SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) { return d == NULL; }
-SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) { (void)d; }
-SPDL__COLD void spdl__doctor_leaves(spdl__doctor *d, bool item) { (void)d, (void)item; }
+SPDL__COLD void spdl__doctor_item(spdl__doctor *d) { (void)d; }
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) { (void)p; }
 SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) { (void)p; }
 SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
@@ -12820,62 +12473,30 @@ SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeou
 
 /* ============================================================================================= */
 /* >>compare-impl
-   Is one thing quicker than another? Both are measured in each round, in an order that a drift of
-   the machine cannot favour, for a ratio; the interval is the one of the sign test, which asks of
-   the noise only that rounds do not depend on each other. No state but the caller's, no libm. */
+   The one measuring core, of headspace, doctor and benches. Several arms (things as they are, and
+   with a difference) are measured in windows, each arm once a round, in an order that is drawn
+   afresh for each round. The rate of an arm is the sum of its items by the sum of its time, and the
+   interval of a ratio is the jackknife's: how far it moves without each of the rounds. A window is
+   as long as three of the longest gaps between items, so that no period of the program itself is
+   met at one phase only. No state but the caller's, no libm. */
 
-/* The geometric mean of two that are not negative: the middle of two ratios, either way up. */
-SPDL__COLD double spdl__middle(double a, double b) {
-    const double square = a * b;
-    double root = square > 1 ? square : 1, next;
-    while ((next = (root + square / root) / 2) < root) root = next; /* Newton, from above */
-    return root;
-}
+#define SPDL__ARMS 16
+#define SPDL__ROUNDS 64
+#define SPDL__ROUNDS_LEAST 5 /* fewer say nothing */
+#ifndef SPDL__WINDOW_NS
+#define SPDL__WINDOW_NS 400000000 /* the least length of a window */
+#endif
+#define SPDL__WINDOW_GAPS 3
+#define SPDL__FOREIGN SPDL__OTHERS
 
-SPDL__COLD int spdl__double_compare(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* How many of n rounds (up to 1000) may be cut off at either end: the largest k for which fewer
-   than k of n fair coins show heads, or fewer than k tails, in 5 % of throws divided by the number
-   of comparisons (Bonferroni). 0: with so few rounds nothing is known. */
-SPDL__COLD int spdl__interval_rank(int n, int comparisons) {
-    double term = 1, tail;
-    int k;
-    for (k = 0; k < n; ++k) term /= 2;
-    tail = term; /* k or fewer heads */
-    for (k = 0; 2 * tail * comparisons <= 0.05; tail += term) {
-        ++k;
-        term = term * (n - k + 1) / k;
-    }
-    return k;
-}
-
-/* Of n ratios above 0, which are sorted on the way. A ratio of exactly 1 counts for both sides: it
-   stays in the order. `comparisons`: how many are read from the same rounds, or chosen among. */
-SPDL__COLD spdl_interval spdl__interval(double *ratio, int n, int comparisons) {
-    const int rank = spdl__interval_rank(n, comparisons);
-    spdl_interval interval = { 0, 0, __builtin_huge_val(), n, rank > 0 };
-    if (n > 0) {
-        qsort(ratio, (size_t)n, sizeof(*ratio), spdl__double_compare);
-        interval.value = spdl__middle(ratio[(n - 1) / 2], ratio[n / 2]);
-    }
-    if (rank > 0) {
-        interval.low = ratio[rank - 1];
-        interval.high = ratio[n - rank];
-    }
-    return interval;
-}
-
-/* Which arm (from 0) stands where in a round: Latin squares of as many rounds as arms, each arm
-   once in each place, with rows and symbols in random order; by a seed always the same. */
-#define SPDL__LATIN 16 /* arms at most */
-
-typedef struct spdl__latin {
-    uint64_t seed;
-    int arms;
-} spdl__latin;
+typedef struct spdl__rounds {
+    uint64_t random;
+    int arms, round, position; /* arms that take turns; the round and the place in it at hand */
+    uint8_t order[SPDL__ARMS]; /* of the arms in this round */
+    double items[SPDL__ARMS][SPDL__ROUNDS], ns[SPDL__ARMS][SPDL__ROUNDS];
+    bool dropped[SPDL__ROUNDS];
+    int drops;
+} spdl__rounds;
 
 /* The next of a row of random numbers (splitmix64); it may begin with any state. */
 SPDL__COLD uint64_t spdl__random(uint64_t *state) {
@@ -12885,28 +12506,117 @@ SPDL__COLD uint64_t spdl__random(uint64_t *state) {
     return z ^ z >> 31;
 }
 
-/* The numbers below n in random order. */
-SPDL__COLD void spdl__latin_shuffle(uint8_t *order, int n, uint64_t *random) {
+SPDL__COLD void spdl__rounds_shuffle(spdl__rounds *r) {
     int i;
-    for (i = 0; i < n; ++i) {
-        const int j = (int)(spdl__random(random) % (uint64_t)(i + 1));
-        order[i] = order[j];
-        order[j] = (uint8_t)i;
+    for (i = 0; i < r->arms; ++i) {
+        const int j = (int)(spdl__random(&r->random) % (uint64_t)(i + 1));
+        r->order[i] = r->order[j];
+        r->order[j] = (uint8_t)i;
     }
 }
 
-SPDL__COLD void spdl__latin_start(spdl__latin *latin, uint64_t seed, int arms) {
-    latin->seed = seed;
-    latin->arms = arms;
+SPDL__COLD void spdl__rounds_start(spdl__rounds *r, uint64_t seed, int arms) {
+    memset(r, 0, sizeof(*r));
+    r->random = seed;
+    r->arms = arms;
+    spdl__rounds_shuffle(r);
 }
 
-SPDL__COLD int spdl__latin_arm(const spdl__latin *latin, int round, int position) {
-    const int n = latin->arms;
-    uint64_t random = latin->seed + (uint64_t)(round / n) * 0xd1342543de82ef95u;
-    uint8_t row[SPDL__LATIN], symbol[SPDL__LATIN];
-    spdl__latin_shuffle(row, n, &random);
-    spdl__latin_shuffle(symbol, n, &random);
-    return symbol[(row[round % n] + position) % n];
+/* The arm that is to be measured now. */
+SPDL__COLD int spdl__rounds_arm(const spdl__rounds *r) { return r->order[r->position]; }
+
+/* A window of it is over. Whether that was the last of the round: then comes rounds_next. */
+SPDL__COLD bool spdl__rounds_window(spdl__rounds *r, double items, double ns) {
+    const int arm = spdl__rounds_arm(r);
+    r->items[arm][r->round] = items;
+    r->ns[arm][r->round] = ns;
+    return ++r->position == r->arms;
+}
+
+/* The round is complete; one that was dropped is kept beside the others. False: no room for
+   more. */
+SPDL__COLD bool spdl__rounds_next(spdl__rounds *r, bool drop) {
+    r->dropped[r->round++] = drop;
+    r->drops += drop;
+    r->position = 0;
+    spdl__rounds_shuffle(r);
+    return r->round < SPDL__ROUNDS;
+}
+
+/* Whether enough rounds were not dropped: else all of them are looked at. */
+SPDL__COLD bool spdl__rounds_clean(const spdl__rounds *r) {
+    return r->round - r->drops >= SPDL__ROUNDS_LEAST || r->drops == 0;
+}
+
+SPDL__COLD bool spdl__rounds_counts(const spdl__rounds *r, int round) {
+    return !r->dropped[round] || !spdl__rounds_clean(r);
+}
+
+/* Items a second of arms `first` to `last`, all rounds together but this one (-1: with all). */
+SPDL__COLD double spdl__rounds_rate(const spdl__rounds *r, int first, int last, int but) {
+    double items = 0, ns = 0;
+    int arm, i;
+    for (arm = first; arm <= last; ++arm)
+        for (i = 0; i < r->round; ++i) {
+            if (i == but || !spdl__rounds_counts(r, i)) continue;
+            items += r->items[arm][i];
+            ns += r->ns[arm][i];
+        }
+    return ns > 0 ? 1e9 * items / ns : 0;
+}
+
+SPDL__COLD double spdl__root(double square) {
+    double root = square > 1 ? square : 1, next;
+    if (!(square > 0)) return 0;
+    while ((next = (root + square / root) / 2) < root) root = next; /* Newton, from above */
+    return root;
+}
+
+/* Student's t for 95 % of `comparisons` intervals together: the normal quantile, corrected for few
+   rounds (Cornish and Fisher). */
+SPDL__COLD double spdl__student(int freedom, int comparisons) {
+    static const double normal[] = { 1.960, 2.241, 2.394, 2.498, 2.576, 2.638, 2.690, 2.734,
+                                     2.773, 2.807, 2.838, 2.865, 2.891, 2.913, 2.935, 2.955 };
+    const double z = normal[comparisons < 1 ? 0 : comparisons > 16 ? 15 : comparisons - 1];
+    const double n = freedom, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z;
+    return z + (z3 + z) / (4 * n) + (5 * z5 + 16 * z3 + 3 * z) / (96 * n * n) +
+           (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * n * n * n);
+}
+
+/* Half of an interval by the jackknife, of what comes of n rounds without each of them. */
+SPDL__COLD double spdl__jackknife(const double *without, int n, int comparisons) {
+    double mean = 0, square = 0;
+    int i;
+    for (i = 0; i < n; ++i) mean += without[i] / n;
+    for (i = 0; i < n; ++i) square += (without[i] - mean) * (without[i] - mean);
+    return spdl__student(n - 1, comparisons) * spdl__root(square * (n - 1) / n);
+}
+
+/* How many times as fast arm `arm` is as the arms `first` to `last` together. `comparisons`: how
+   many are read from these rounds, or chosen among. */
+SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int first, int last,
+                                            int comparisons) {
+    spdl_interval is = { 0, 0, __builtin_huge_val(), 0, false };
+    double ratio[SPDL__ROUNDS], off;
+    const double base = spdl__rounds_rate(r, first, last, -1);
+    int i, n = 0;
+    if (base > 0) is.value = spdl__rounds_rate(r, arm, arm, -1) / base;
+    for (i = 0; i < r->round; ++i) {
+        if (!spdl__rounds_counts(r, i)) continue;
+        off = spdl__rounds_rate(r, first, last, i);
+        ratio[n++] = off > 0 ? spdl__rounds_rate(r, arm, arm, i) / off : 0;
+    }
+    is.rounds = n;
+    if (n < SPDL__ROUNDS_LEAST || !(is.value > 0)) return is;
+    off = 1 + spdl__jackknife(ratio, n, comparisons) / is.value;
+    is.low = is.value / off;
+    is.high = is.value * off;
+    is.known = true;
+    return is;
+}
+
+SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap) {
+    return spdl__max(SPDL__WINDOW_NS, SPDL__WINDOW_GAPS * longest_gap);
 }
 
 /* Whether others disturbed a measurement: read before it, asked about after it. */
@@ -12914,8 +12624,6 @@ typedef struct spdl__clocks {
     uint64_t time_ns;
     spdl_process_stats process;
 } spdl__clocks;
-
-#define SPDL__FOREIGN 0.15 /* processors of others that make figures worthless */
 
 SPDL__COLD spdl__clocks spdl__clocks_read(void) {
     spdl__clocks clocks;
@@ -12933,21 +12641,43 @@ SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
     return ns >= 1e8 ? spdl__smaller((double)others / ns, now.process.cores) : 0;
 }
 
+/* Who waits for what: the busiest row of a pipeline, or the consumer where it waits for none. */
+typedef struct spdl__waiter {
+    int row; /* or -1: the consumer */
+    uint64_t runnable_ns, ns; /* when the round began */
+} spdl__waiter;
+
+/* The share of its time that it waited for a processor since the round began, which begins
+   anew. */
+SPDL__COLD double spdl__waiter_waited(spdl__waiter *w, const spdl_stats *now) {
+    const uint64_t runnable = w->row >= 0 ? now->stage[w->row].runnable_ns
+                                          : now->trainer_runnable_ns;
+    const uint64_t ns = w->row >= 0 ? now->stage[w->row].busy_ns : now->elapsed_ns;
+    const double share = spdl__share(spdl__grown(w->runnable_ns, runnable),
+                                     spdl__grown(w->ns, ns));
+    w->runnable_ns = runnable;
+    w->ns = ns;
+    return share;
+}
+
 /* ============================================================================================= */
 /* >>headspace-impl
-   All of it runs in the caller's thread. What the report says follows from its rounds alone. */
+   All of it runs in the caller's thread, on the measuring core: one arm is the loop as it is, the
+   other its steps on kept items. What the report says follows from the rounds alone. */
 
-#define SPDL__HEADSPACE_NS 300000000 /* a window; workers that have rested are given processors */
-#define SPDL__HEADSPACE_LEAST_NS 50000000 /* sooner, so short ones understate harm */
-#define SPDL__HEADSPACE_STEPS 8           /* in a window, at least */
+#define SPDL__HEADSPACE_SECONDS 30
+#define SPDL__HEADSPACE_STEPS 8 /* in a window, at least */
 #define SPDL__HEADSPACE_KEPT 32
-#define SPDL__HEADSPACE_LEAVE 0.03 /* share of a step that is not worth anybody's time */
+
+/* The arms; the third is the first without the time inside of next. */
+enum { SPDL__LIVE, SPDL__STILL, SPDL__STEPS };
 
 /* A stretch of the loop. */
 typedef struct spdl__window {
     uint64_t steps, ns;
     uint64_t wait_ns;   /* inside of next */
     uint64_t queued_ns; /* the caller was ready to run */
+    uint64_t gap_ns;    /* the longest from item to item */
 } spdl__window;
 
 typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
@@ -12958,7 +12688,11 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
     uint64_t window_ns;
     uint64_t paused_ns;   /* since the source was asked */
     spdl__window usual;   /* as it is, before the first pause */
+    double queued[2];     /* ns, of both arms */
     spdl_result result;   /* not SPDL_OK: the source has ended or failed */
+    spdl__waiter waiter;
+    spdl_stats stats;     /* of the source, if it is a pipeline */
+    spdl__rounds rounds;
 } spdl__headspace;
 
 SPDL__COLD spdl_result spdl__headspace_check(const spdl_headspace_desc *desc) {
@@ -12991,11 +12725,12 @@ SPDL__COLD bool spdl__headspace_take(spdl__headspace *h, void **item) {
 SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uint64_t ns,
                                               uint64_t steps) {
     const uint64_t start = spdl_time_ns();
-    spdl__window w = { 0, 0, 0, 0 };
+    spdl__window w = { 0, 0, 0, 0, 0 };
     uint64_t queued[2] = { 0, 0 };
     spdl__os_thread_times(NULL, NULL, NULL, &queued[0]);
     for (; w.ns < ns || w.steps < steps; ++w.steps) {
         void *item = live ? NULL : h->item[h->position];
+        uint64_t now;
         if (live) {
             if (!spdl__headspace_take(h, &item)) break;
             w.wait_ns += spdl_time_ns() - start - w.ns;
@@ -13004,7 +12739,9 @@ SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uin
         }
         h->desc->step(h->desc->ctx, item);
         if (live) spdl__headspace_free(h, item);
-        w.ns = spdl_time_ns() - start;
+        now = spdl_time_ns() - start;
+        w.gap_ns = spdl__max(w.gap_ns, now - w.ns);
+        w.ns = now;
     }
     spdl__os_thread_times(NULL, NULL, NULL, &queued[1]);
     w.queued_ns = queued[0] == SPDL__NEVER ? 0 : queued[1] - queued[0];
@@ -13030,74 +12767,93 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     }
 }
 
-/* One window of each kind, once things have settled. */
-SPDL__COLD void spdl__headspace_round(spdl__headspace *h, spdl__latin *order) {
-    spdl_headspace_round *round = &h->report->round[h->report->rounds];
+/* The share of the round that a processor was waited for: by the busiest row of a pipeline, or by
+   the caller. Of another source that is waited for nobody knows: all of it. */
+SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__window *live) {
+    const bool pipeline = h->desc->next == spdl_pipeline_next_fn;
+    const double queued = spdl__share(live->queued_ns, live->ns);
+    double waited = spdl__share(live->wait_ns, live->ns) < SPDL__FED ? 0 : 1;
+    if (pipeline) {
+        spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
+        waited = spdl__waiter_waited(&h->waiter, &h->stats);
+    }
+    return spdl__larger(queued, waited);
+}
+
+/* One window of each kind, once things have settled. Half a round is none. */
+SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     const spdl__clocks before = spdl__clocks_read();
-    spdl__window w[2]; /* as it is, on kept items */
-    double queued[2];
-    int i;
-    for (i = 0; i < 2; ++i) {
-        const int arm = spdl__latin_arm(order, h->report->rounds, i);
-        const bool live = arm == 0;
+    spdl__rounds *r = &h->rounds;
+    spdl__window w[2];
+    double others, waited;
+    bool drop;
+    do {
+        const int arm = spdl__rounds_arm(r);
+        const bool live = arm == SPDL__LIVE;
         uint64_t settling;
         if (live && h->paused_ns > 0) spdl__headspace_drain(h);
-        if (h->result != SPDL_OK) return; /* half a round is none */
+        if (h->result != SPDL_OK) return;
         settling = spdl__headspace_steps(h, live, h->window_ns / 5, 1).ns;
         if (h->result != SPDL_OK) return;
         w[arm] = spdl__headspace_steps(h, live, h->window_ns, SPDL__HEADSPACE_STEPS);
         if (h->result != SPDL_OK) return;
         h->paused_ns = live ? 0 : h->paused_ns + settling + w[arm].ns;
-        queued[arm] = spdl__share(w[arm].queued_ns, w[arm].ns);
-    }
-    round->today = 1e9 * spdl__share(w[0].steps, w[0].ns);
-    round->ceiling = 1e9 * spdl__share(w[1].steps, w[1].ns);
-    round->waiting = spdl__share(w[0].wait_ns, w[0].ns);
-    round->queued = queued[0] - queued[1];
-    round->others = spdl__clocks_foreign(&before);
-    round->dropped = round->others > SPDL__FOREIGN;
-    ++h->report->rounds;
+    } while (!spdl__rounds_window(r, (double)w[spdl__rounds_arm(r)].steps,
+                                  (double)w[spdl__rounds_arm(r)].ns));
+    r->items[SPDL__STEPS][r->round] = (double)w[SPDL__LIVE].steps;
+    r->ns[SPDL__STEPS][r->round] = (double)(w[SPDL__LIVE].ns - w[SPDL__LIVE].wait_ns);
+    others = spdl__clocks_foreign(&before);
+    waited = spdl__headspace_waited(h, &w[SPDL__LIVE]);
+    drop = others > SPDL__FOREIGN && waited >= SPDL__QUEUED;
+    h->report->others = spdl__larger(h->report->others, others);
+    h->queued[SPDL__LIVE] += (double)w[SPDL__LIVE].queued_ns / (double)w[SPDL__LIVE].ns;
+    h->queued[SPDL__STILL] += (double)w[SPDL__STILL].queued_ns / (double)w[SPDL__STILL].ns;
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
                "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
-               "processors%s", h->report->rounds, round->today, round->ceiling, round->others,
-               round->dropped ? ": dropped" : "");
+               "processors%s", r->round + 1,
+               1e9 * spdl__share(w[SPDL__LIVE].steps, w[SPDL__LIVE].ns),
+               1e9 * spdl__share(w[SPDL__STILL].steps, w[SPDL__STILL].ns), others,
+               drop ? ": once more" : "");
+    (void)spdl__rounds_next(r, drop);
 }
 
 /* Takes the items to keep, for up to a fifth of the time; then the loop as it is. As no step runs
-   meanwhile, what lay in buffers at the start is gone. Then rounds until the time is over. */
+   meanwhile, what lay in buffers at the start is gone. Then rounds until the time is over; those
+   that are dropped are made again, for half of the time more. */
 SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t budget) {
-    spdl_headspace_report *report = h->report;
     const uint64_t start = spdl_time_ns();
-    uint64_t setup, length, now;
-    spdl__latin order;
-    h->window_ns = spdl__max(spdl__min(budget / 32, SPDL__HEADSPACE_NS), SPDL__HEADSPACE_LEAST_NS);
-    h->window_ns = spdl__max(h->window_ns, budget / (2 * SPDL_HEADSPACE_ROUNDS));
+    uint64_t setup, length, now, until;
     while (h->kept < most && (h->kept == 0 || spdl_time_ns() < start + budget / 5)) {
         if (!spdl__headspace_take(h, &h->item[h->kept])) return;
         h->kept++;
     }
-    (void)spdl__headspace_steps(h, true, h->window_ns, 1);
+    (void)spdl__headspace_steps(h, true, SPDL__WINDOW_NS / 2, 1);
     if (h->result != SPDL_OK) return;
-    h->usual = spdl__headspace_steps(h, true, h->window_ns, SPDL__HEADSPACE_STEPS);
-    spdl__latin_start(&order, spdl_time_ns(), 2);
+    h->usual = spdl__headspace_steps(h, true, SPDL__WINDOW_NS, SPDL__HEADSPACE_STEPS);
+    if (h->result != SPDL_OK) return;
+    h->window_ns = spdl__window_ns(h->usual.gap_ns);
+    h->window_ns = spdl__max(h->window_ns, budget / (3 * SPDL__ROUNDS));
+    h->waiter.row = -1;
+    if (h->desc->next == spdl_pipeline_next_fn) {
+        spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
+        h->waiter.row = spdl__stats_busiest(&h->stats);
+        (void)spdl__waiter_waited(&h->waiter, &h->stats);
+    }
+    spdl__rounds_start(&h->rounds, start, 2);
     now = spdl_time_ns();
     setup = now - start;
-    length = h->usual.ns * 5 / 2; /* of a round */
-    while (h->result == SPDL_OK && report->rounds < SPDL_HEADSPACE_ROUNDS &&
-           now + length <= start + budget) {
-        spdl__headspace_round(h, &order);
+    length = spdl__max(h->usual.ns, h->window_ns) * 5 / 2; /* of a round */
+    for (until = start + budget; h->result == SPDL_OK && h->rounds.round < SPDL__ROUNDS &&
+                                 now + length <= until;) {
+        const int drops = h->rounds.drops;
+        spdl__headspace_round(h);
         now = spdl_time_ns();
-        length = (now - start - setup) / spdl__max((uint64_t)report->rounds, 1);
+        length = (now - start - setup) / spdl__max((uint64_t)h->rounds.round, 1);
+        if (h->rounds.drops > drops) until = spdl__min(until + length, start + budget * 3 / 2);
     }
     if (h->result == SPDL_OK)
-        report->more_seconds = 1e-9 * (double)setup + 7e-9 * (double)length;
-}
-
-/* Sorts them. */
-SPDL__COLD double spdl__median(double *value, int n) {
-    if (n == 0) return 0;
-    qsort(value, (size_t)n, sizeof(*value), spdl__double_compare);
-    return (value[(n - 1) / 2] + value[n / 2]) / 2;
+        h->report->more_seconds = 1e-9 * (double)setup +
+                                  1e-9 * (SPDL__ROUNDS_LEAST + 1) * (double)length;
 }
 
 /* The share of a step that loading costs, for so many times as many steps without it. */
@@ -13109,7 +12865,10 @@ SPDL__COLD void spdl__headspace_run(spdl__text *text, const spdl_headspace_repor
     const double run = (double)run_steps / report->today; /* seconds */
     const double unit = run >= 3600 ? 3600 : run >= 60 ? 60 : 1, length = run / unit;
     const char *name = run >= 3600 ? "h" : run >= 60 ? "min" : "s";
-    if (run_steps > 0)
+    if (run_steps == 0 || !(run < 1e12)) return;
+    if (run >= 60 && share * run < 60)
+        spdl__text_add(text, ", under 1 minute of this %.*f %s run", length < 9.95, length, name);
+    else
         spdl__text_add(text, ", %s%.*f %s of this %.*f %s run", before, share * length < 9.95,
                        share * length, name, length < 9.95, length, name);
 }
@@ -13120,9 +12879,9 @@ SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_rep
     const double low = spdl__headspace_cost(report->gain.low);
     const double high = spdl__headspace_cost(report->gain.high);
     const double waiting = spdl__smaller(report->waiting, cost);
-    const bool leave = high < SPDL__HEADSPACE_LEAVE;
+    const bool leave = high < 1 - 1 / SPDL__GAIN;
     const int digits = high < 0.0995;
-    if (report->kind == SPDL_HEADSPACE_NONE) {
+    if (report->gain.low <= 1) {
         spdl__text_add(text, "No difference: loading costs %s%.*f %% of a step",
                        high > 0 ? "at most " : "", high > 0 && digits, 100 * high);
         if (high > 0) spdl__headspace_run(text, report, run_steps, "", high);
@@ -13132,43 +12891,33 @@ SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_rep
     spdl__text_add(text, "Loading costs %.*f %% of a step (%.*f to %.*f)", digits, 100 * cost,
                    digits, 100 * low, digits, 100 * high);
     spdl__headspace_run(text, report, run_steps, leave ? "at most " : "", leave ? high : cost);
-    spdl__text_add(text, leave ? ": leave it." : ": harm %.1f, waiting %.1f.",
+    spdl__text_add(text, leave ? ": leave it." : ": slower steps %.1f, waiting %.1f.",
                    100 * (cost - waiting), 100 * waiting);
 }
 
-/* All of the report that follows from its rounds. */
-SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, uint64_t run_steps) {
+/* All of the report that follows from the rounds. */
+SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, const spdl__rounds *r,
+                                      uint64_t run_steps) {
     spdl__text text = spdl__text_start(report->text, sizeof(report->text));
-    double value[6][SPDL_HEADSPACE_ROUNDS], others = 0;
-    int n = 0, i;
-    for (i = 0; i < report->rounds; ++i) {
-        const spdl_headspace_round *round = &report->round[i];
-        others = spdl__larger(others, round->others);
-        if (round->dropped) continue;
-        value[0][n] = round->today;
-        value[1][n] = round->ceiling;
-        value[2][n] = round->waiting;
-        value[3][n] = round->queued;
-        value[4][n] = round->ceiling / round->today;
-        value[5][n++] = round->ceiling / round->today * (1 - round->waiting);
-    }
-    report->dropped = report->rounds - n;
-    report->today = spdl__median(value[0], n);
-    report->ceiling = spdl__median(value[1], n);
-    report->waiting = spdl__median(value[2], n);
-    report->queued = spdl__median(value[3], n);
-    report->gain = spdl__interval(value[4], n, 1);
-    report->harm = spdl__interval(value[5], n, 1);
-    report->kind = report->gain.low > 1 ? SPDL_HEADSPACE_GAIN : SPDL_HEADSPACE_NONE;
-    if (!report->gain.known)
-        report->kind = spdl__interval_rank(report->rounds, 1) > 0 ? SPDL_HEADSPACE_FOREIGN
-                                                                  : SPDL_HEADSPACE_FEW;
+    const double steps = spdl__rounds_rate(r, SPDL__STEPS, SPDL__STEPS, -1);
+    report->rounds = r->round;
+    report->dropped = r->drops;
+    report->today = spdl__rounds_rate(r, SPDL__LIVE, SPDL__LIVE, -1);
+    report->ceiling = spdl__rounds_rate(r, SPDL__STILL, SPDL__STILL, -1);
+    report->waiting = steps > 0 ? spdl__larger(1 - report->today / steps, 0) : 0;
+    report->gain = spdl__rounds_ratio(r, SPDL__STILL, SPDL__LIVE, SPDL__LIVE, 1);
+    report->harm = spdl__rounds_ratio(r, SPDL__STILL, SPDL__STEPS, SPDL__STEPS, 1);
+    report->kind = !report->gain.known        ? SPDL_HEADSPACE_FEW
+                   : !spdl__rounds_clean(r)   ? SPDL_HEADSPACE_FOREIGN
+                   : report->gain.low > 1     ? SPDL_HEADSPACE_GAIN
+                                              : SPDL_HEADSPACE_NONE;
     if (report->kind != SPDL_HEADSPACE_FEW) report->more_seconds = 0;
-    if (report->kind == SPDL_HEADSPACE_FOREIGN) {
-        spdl__text_add(&text, "Foreign load: in %d of %d rounds other programs used processors, up "
-                              "to %.1f: no verdict.", report->dropped, report->rounds, others);
-    } else if (report->kind == SPDL_HEADSPACE_FEW) {
-        spdl__text_add(&text, "Too few rounds to say: %d, and 6 are needed", n);
+    if (report->kind == SPDL_HEADSPACE_FOREIGN)
+        spdl__text_add(&text, "Beside other programs, which used up to %.1f processors in %d of %d "
+                              "rounds: ", report->others, r->drops, r->round);
+    if (report->kind == SPDL_HEADSPACE_FEW) {
+        spdl__text_add(&text, "Too few rounds to say: %d, and %d are needed", r->round,
+                       SPDL__ROUNDS_LEAST);
         if (report->more_seconds > 0)
             spdl__text_add(&text, ": measure for %.0f seconds", report->more_seconds + 0.5);
         spdl__text_add(&text, ".");
@@ -13181,7 +12930,7 @@ SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, uint64_t ru
 
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
                                     spdl_headspace_report *report) {
-    spdl__headspace h = { desc, report, NULL, 0, 0, 0, 0, { 0, 0, 0, 0 }, SPDL_OK };
+    spdl__headspace *h;
     spdl_result result;
     size_t bytes;
     int i, most;
@@ -13191,22 +12940,29 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     result = spdl__headspace_check(desc);
     if (result != SPDL_OK) return result;
     most = desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT;
-    bytes = (size_t)most * sizeof(*h.item);
-    h.item = (void **)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(*h.item));
-    if (h.item == NULL)
+    bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
+    h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
+    if (h == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
-    spdl__headspace_measure(&h, most, (uint64_t)(1e9 * (desc->seconds > 0 ? desc->seconds : 10)));
-    for (i = 0; i < h.kept; ++i) spdl__headspace_free(&h, h.item[i]);
-    spdl__free(&desc->allocator, h.item, bytes);
-    report->ended = h.result == SPDL_END;
-    spdl__headspace_judge(report, desc->run_steps);
-    if (h.result == SPDL_OK || report->ended) return SPDL_OK;
-    return spdl__error_set(desc->error, h.result,
+    h->desc = desc;
+    h->report = report;
+    h->item = (void **)(h + 1);
+    spdl__headspace_measure(h, most, (uint64_t)(1e9 * (desc->seconds > 0
+                                                           ? desc->seconds
+                                                           : SPDL__HEADSPACE_SECONDS)));
+    for (i = 0; i < h->kept; ++i) spdl__headspace_free(h, h->item[i]);
+    result = h->result;
+    report->ended = result == SPDL_END;
+    if (h->rounds.round > 0)
+        report->queued = (h->queued[SPDL__LIVE] - h->queued[SPDL__STILL]) / h->rounds.round;
+    spdl__headspace_judge(report, &h->rounds, desc->run_steps);
+    spdl__free(&desc->allocator, h, bytes);
+    if (result == SPDL_OK || report->ended) return SPDL_OK;
+    return spdl__error_set(desc->error, result,
                            "spdl: headspace: next returned '%s' after %llu items",
-                           spdl_result_text(h.result), (spdl__llu)report->items);
+                           spdl_result_text(result), (spdl__llu)report->items);
 }
 
-#if 0 /* BRING-UP probe-impl */
 /* ============================================================================================= */
 /* >>probe-impl
    The doctor's hand in the rows. In a pipeline with a doctor, and in no other, a row that calls a
@@ -13214,13 +12970,12 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
 
    Replay. While the flow is cut after row k, calls of the source make tokens instead of items. A
    token passes row after row without a call, a row of batches one for each `size` of them, until
-   row k (.copy_item) puts a copy of a kept item in its place, or row k + 1 (.const_input) is called
-   with a kept item. So real items before and after the cut lose nothing and keep their numbers, and
-   when the cut ends what is still a token goes on to its row. A token has an origin of its own:
-   nobody frees it. Kept items are a random sample of those seen in the time of observing; nobody
-   looks at them before that is over, and nobody changes them after.
+   row k puts a copy of a kept item in its place. So real items before and after the cut lose
+   nothing and keep their numbers, and when the cut ends what is still a token goes on to its row. A
+   token has an origin of its own: nobody frees it. Kept items are a random sample of those seen in
+   the time of observing; nobody looks at them before that is over, and nobody changes them after.
 
-   Threads: the trainer sets what is different; any worker calls. */
+   Threads: the consumer sets what is different; any worker calls. */
 
 #ifndef SPDL_NO_REPORT
 
@@ -13228,27 +12983,24 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
 #define SPDL__KEPT_BYTES ((size_t)256 << 20) /* of them, where their size is known */
 #define SPDL__SLEEP_NS 100000 /* a thread that is to sleep a while does so in pieces of this */
 
-typedef enum spdl__replay { SPDL__REPLAY_NOT, SPDL__REPLAY_COPY, SPDL__REPLAY_INPUT } spdl__replay;
-
 /* One row. */
 typedef struct spdl__probe {
     const spdl_function *fn; /* the user's; NULL: the row calls none */
     spdl_function call;      /* what the row has in its place */
-    uint32_t replay;         /* spdl__replay: how its results can be replayed */
-    size_t bytes;            /* kept are copies of so many bytes; 0: copy_item's, or inputs */
+    uint32_t replays;        /* its results can be replayed */
+    size_t bytes;            /* kept are copies of so many bytes; 0: copy_item's */
     uint64_t most;           /* are kept: up to SPDL__KEPT, as far as their size is known */
     uint64_t seen, turn;
     uint32_t lock;
-    uint32_t broken;         /* the row after it keeps its input, or hands it on */
-    int count;               /* of `kept`; by the trainer when that is complete */
-    spdl__item kept[SPDL__KEPT];
+    int count;               /* of `kept`; by the consumer when that is complete */
+    void *kept[SPDL__KEPT];
     uint64_t item_ns;        /* of a call, when nothing was different */
     uint64_t delay_ns;       /* each call takes longer by this: computing, or asleep */
     uint32_t asleep;
     uint64_t worked;         /* what the computing comes to */
 } spdl__probe;
 
-/* What a thread still has to sleep, of a row or of the trainer. */
+/* What a thread still has to sleep, of a row. */
 typedef struct spdl__debt {
     uint64_t arm;
     int64_t ns;
@@ -13258,7 +13010,7 @@ struct spdl__hand {
     spdl_pipeline *p;
     spdl__probe probe[SPDL_MAX_STAGES];
     char token[SPDL_MAX_STAGES]; /* their addresses are the tokens; by the row of the cut */
-    spdl__debt *debt;        /* [worker * rows + row], the trainer's last */
+    spdl__debt *debt;        /* [worker * rows + row] */
     uint32_t keeps;          /* results are kept */
     uint32_t cut;            /* 1 + the row after which the flow is cut; 0: none */
     uint64_t cut_until;      /* for so long at most: an item may not come before the source ends */
@@ -13276,12 +13028,13 @@ SPDL__NOINLINE uint64_t spdl__spin_work(uint64_t rounds) {
 }
 
 /* Takes `ns`, now or in the calls to come: sleeping takes its own time, which is counted. */
-SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns, bool asleep,
-                                 uint64_t *worked) {
+SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, spdl__probe *probe,
+                                 uint64_t ns) {
     const uint64_t arm = spdl__load_relaxed(&hand->arm);
     uint64_t begun;
-    if (!asleep) {
-        spdl__store_relaxed(worked, spdl__spin_work((uint64_t)((double)ns * hand->rounds_ns)));
+    if (!spdl__load_relaxed32(&probe->asleep)) {
+        const uint64_t worked = spdl__spin_work((uint64_t)((double)ns * hand->rounds_ns));
+        spdl__store_relaxed(&probe->worked, worked);
         return;
     }
     if (debt->arm != arm) debt->ns = 0;
@@ -13296,13 +13049,12 @@ SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns
 
 /* --- what is kept --- */
 
-SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe,
-                                const spdl__item *kept) {
-    if (kept->item == NULL) return;
+SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void *kept) {
+    if (kept == NULL) return;
     if (probe->bytes > 0)
-        spdl__free(&p->allocator, kept->item, probe->bytes);
+        spdl__free(&p->allocator, kept, probe->bytes);
     else
-        spdl__item_free(p, kept->item, kept->origin);
+        spdl__item_free(p, kept, spdl__origin(0, (unsigned)(probe - p->hand->probe)));
 }
 
 /* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
@@ -13313,44 +13065,28 @@ SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
     return place < probe->most ? place : SPDL__KEPT;
 }
 
-/* Whether it is there now; if not it stays the caller's. */
-SPDL__COLD bool spdl__kept_store(spdl__hand *hand, spdl__probe *probe, uint64_t place,
-                                 const spdl__item *what) {
-    spdl__item old = { NULL, 0, 0 };
-    bool keeps;
-    spdl__spin_lock(&probe->lock);
-    keeps = spdl__load32(&hand->keeps) != 0;
-    if (keeps) old = probe->kept[place];
-    if (keeps) probe->kept[place] = *what;
-    spdl__spin_unlock(&probe->lock);
-    spdl__kept_free(hand->p, probe, &old); /* user code */
-    return keeps;
-}
-
-/* After a call that was made as always: its result is kept, or its input. */
+/* After a call that was made as always: a copy of its result is kept. */
 SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
-    const int row = task->node->index;
-    spdl__probe *probe = &hand->probe[row];
-    uint64_t place = SPDL__KEPT;
-    if (task->call_error) return; /* it will have failed */
-    if (spdl__load_relaxed32(&probe->replay) == SPDL__REPLAY_COPY && out != NULL &&
-        (place = spdl__kept_place(probe)) < SPDL__KEPT) {
-        spdl__item what = { NULL, spdl__origin(0, (unsigned)row), 0 };
-        if (probe->bytes == 0)
-            what.item = task->node->row.copy_item(out);
-        else if (out == task->buffer) /* else who knows how large it is */
-            what.item = spdl__alloc(&hand->p->allocator, probe->bytes, SPDL_CACHE_LINE);
-        if (probe->bytes > 0 && what.item != NULL) memcpy(what.item, out, probe->bytes);
-        if (what.item != NULL && !spdl__kept_store(hand, probe, place, &what))
-            spdl__kept_free(hand->p, probe, &what);
+    spdl__probe *probe = &hand->probe[task->node->index];
+    void *copy = NULL, *old = NULL;
+    uint64_t place;
+    if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
+    place = spdl__kept_place(probe);
+    if (place == SPDL__KEPT) return;
+    if (probe->bytes == 0)
+        copy = task->node->row.copy_item(out);
+    else if (out == task->buffer) /* else who knows how large it is */
+        copy = spdl__alloc(&hand->p->allocator, probe->bytes, SPDL_CACHE_LINE);
+    if (copy == NULL) return;
+    if (probe->bytes > 0) memcpy(copy, out, probe->bytes);
+    spdl__lock(&probe->lock, &hand->p->locks);
+    old = copy;
+    if (spdl__load32(&hand->keeps) != 0) {
+        old = probe->kept[place];
+        probe->kept[place] = copy;
     }
-    if (row == 0 || task->in.item == NULL ||
-        spdl__load_relaxed32(&probe[-1].replay) != SPDL__REPLAY_INPUT)
-        return;
-    if (out == task->in.item || task->taken)
-        spdl__store32(&probe[-1].broken, 1);
-    else if ((place = spdl__kept_place(&probe[-1])) < SPDL__KEPT)
-        task->taken = spdl__kept_store(hand, &probe[-1], place, &task->in);
+    spdl__unlock(&probe->lock, &hand->p->locks);
+    spdl__kept_free(hand->p, probe, old); /* user code */
 }
 
 /* The sample is complete: nothing is kept any more. */
@@ -13359,23 +13095,18 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
     spdl__store32(&hand->keeps, 0);
     for (i = 0; i < hand->p->count; ++i) {
         spdl__probe *probe = &hand->probe[i];
-        spdl__spin_lock(&probe->lock); /* a thread that has seen `keeps` has stored */
+        spdl__lock(&probe->lock, &hand->p->locks); /* a thread that has seen `keeps` has stored */
         for (k = 0; k < SPDL__KEPT; ++k)
-            if (probe->kept[k].item != NULL) probe->kept[probe->count++] = probe->kept[k];
-        for (k = probe->count; k < SPDL__KEPT; ++k) probe->kept[k].item = NULL;
-        if (spdl__load32(&probe->broken) || probe->count < 2)
-            spdl__store_relaxed32(&probe->replay, SPDL__REPLAY_NOT);
-        spdl__spin_unlock(&probe->lock);
+            if (probe->kept[k] != NULL) probe->kept[probe->count++] = probe->kept[k];
+        for (k = probe->count; k < SPDL__KEPT; ++k) probe->kept[k] = NULL;
+        if (probe->count < 2) spdl__store_relaxed32(&probe->replays, 0);
+        spdl__unlock(&probe->lock, &hand->p->locks);
     }
-}
-
-SPDL__COLD spdl__item *spdl__kept_next(spdl__probe *probe) {
-    return &probe->kept[spdl__add(&probe->turn, 1) % (uint64_t)probe->count];
 }
 
 /* A token becomes a copy of what was kept; without memory for it nothing, as it was nothing. */
 SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
-    const void *kept = spdl__kept_next(probe)->item;
+    const void *kept = probe->kept[spdl__add(&probe->turn, 1) % (uint64_t)probe->count];
     *out = probe->bytes == 0 ? task->node->row.copy_item(kept) : spdl_buffer(task);
     if (probe->bytes > 0 && *out != NULL) memcpy(*out, kept, probe->bytes);
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
@@ -13384,23 +13115,8 @@ SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, voi
 /* A token goes on, or from the source is made. */
 SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
     if (task->node->in == NULL) task->buffer = token; /* task_origin knows it by that */
-    if (task->node->row.emits) return spdl_emit(task, token) == SPDL_OK ? SPDL_OK : SPDL_SKIP;
     *out = token;
     return SPDL_OK;
-}
-
-/* A row is called with what was kept of the row before. What it takes is not ours any more. */
-SPDL__COLD spdl_result spdl__probe_again(spdl_task *task, spdl__probe *probe, void **out) {
-    spdl__item *kept = spdl__kept_next(&probe[-1]);
-    spdl_result result;
-    task->in.item = spdl__load_pointer(&kept->item); /* with the origin of the token */
-    if (task->in.item == NULL) return SPDL_SKIP;
-    result = probe->fn->call(task, task->in.item, out);
-    if (task->taken && !task->node->row.emits) spdl__store_pointer(&kept->item, NULL);
-    if (task->taken || (result == SPDL_OK && *out == task->in.item))
-        return spdl__task_row_error(task, "its row says .const_input, but it has kept its input "
-                                          "or handed it on");
-    return result;
 }
 
 /* What rows call instead of their function. */
@@ -13412,30 +13128,22 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     const bool source = node->in == NULL;
     const uint64_t delay_ns = spdl__load_relaxed(&probe->delay_ns);
     spdl_result result;
-    int cut; /* the row after which the flow is cut, for this call; -1: it has an item */
-    if (!source) { /* a token knows; a call with a kept item that has failed is repeated */
-        cut = spdl__token_row(p, in);
-        if (cut < 0 && spdl__origin_tag(task->in.origin) == SPDL__TOKEN) cut = node->index - 1;
-    } else {
-        cut = (int)spdl__load32(&hand->cut) - 1; /* pairs with its store: the kept are complete */
-        if (cut >= 0 && spdl_time_ns() > spdl__load_relaxed(&hand->cut_until)) cut = -1;
-    }
+    /* the row after which the flow is cut, for this call; -1: it has an item, or makes one. The
+       load pairs with the store: the kept are complete */
+    int cut = source ? (int)spdl__load32(&hand->cut) - 1 : spdl__token_row(p, in);
+    if (source && cut >= 0 && spdl_time_ns() > spdl__load_relaxed(&hand->cut_until)) cut = -1;
     if (SPDL__UNLIKELY(cut >= 0)) {
         /* a call is not as quick as this */
         spdl__store_relaxed(&node->item_ns, spdl__load_relaxed(&probe->item_ns));
-        if (cut + 1 != node->index || probe[-1].replay != SPDL__REPLAY_INPUT) {
-            result = cut == node->index && probe->replay == SPDL__REPLAY_COPY
-                         ? spdl__probe_copy(task, probe, out)
-                         : spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
-            if (source && result == SPDL_OK) /* it has no number */
-                spdl__store_relaxed(&node->made, node->made - 1);
-            return result;
-        }
+        result = cut == node->index
+                     ? spdl__probe_copy(task, probe, out)
+                     : spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
+        if (source && result == SPDL_OK) /* it has no number */
+            spdl__store_relaxed(&node->made, node->made - 1);
+        return result;
     }
     if (delay_ns > 0)
-        spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], delay_ns,
-                         spdl__load_relaxed32(&probe->asleep), &probe->worked);
-    if (SPDL__UNLIKELY(cut >= 0)) return spdl__probe_again(task, probe, out);
+        spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], probe, delay_ns);
     result = probe->fn->call(task, in, out);
     if (SPDL__UNLIKELY(spdl__load_relaxed32(&hand->keeps)) && result == SPDL_OK)
         spdl__kept_look(task, hand, *out);
@@ -13444,30 +13152,25 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
 
 /* --- a pipeline gets it, and loses it --- */
 
-/* How the results of a row can be replayed. Tokens are items to a branch or a merge: none there. */
+/* Whether the results of a row can be replayed. Tokens are items to a branch or a merge: none
+   there. */
 SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__probe *probe) {
     const spdl_stage *row = &node->row, *next = node == p->last ? NULL : &node[1].row;
-    const bool plain = spdl__row_calls(row) && !row->emits && !row->again;
-    const size_t bytes = node->places                  ? next->item_bytes
-                         : row->kind == SPDL_KIND_BATCH ? (size_t)row->size * row->item_bytes
-                                                        : row->item_bytes;
+    const size_t bytes = node->places ? next->item_bytes : row->item_bytes;
     int i;
     for (i = 0; i < p->count; ++i)
         if ((!spdl__row_calls(&p->node[i].row) && p->node[i].row.kind != SPDL_KIND_BATCH) ||
             p->node[i].row.kind == SPDL_KIND_BRANCH)
             return;
     probe->most = spdl__max(2, spdl__min(SPDL__KEPT, SPDL__KEPT_BYTES / spdl__max(bytes, 1)));
-    if (plain && (row->copy_item != NULL || bytes > 0)) {
-        probe->replay = SPDL__REPLAY_COPY;
-        if (row->copy_item == NULL) probe->bytes = bytes;
-    } else if (next != NULL && next->const_input && !next->again && !next->deferred) {
-        probe->replay = SPDL__REPLAY_INPUT;
-    }
+    probe->replays = spdl__row_calls(row) && !row->again &&
+                     (row->copy_item != NULL || bytes > 0);
+    if (row->copy_item == NULL) probe->bytes = bytes;
 }
 
 SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
-    const size_t debts = (size_t)(p->workers * p->count + 1);
+    const size_t debts = (size_t)(p->workers * p->count);
     const size_t bytes = sizeof(spdl__hand) + debts * sizeof(spdl__debt);
     spdl__hand *hand =
         (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes, SPDL_CACHE_LINE);
@@ -13507,9 +13210,8 @@ SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
     int i, k;
     for (i = 0; p->hand != NULL && i < p->count; ++i)
         for (k = 0; k < SPDL__KEPT; ++k) {
-            spdl__item *kept = &p->hand->probe[i].kept[k];
-            spdl__kept_free(p, &p->hand->probe[i], kept);
-            kept->item = NULL;
+            spdl__kept_free(p, &p->hand->probe[i], p->hand->probe[i].kept[k]);
+            p->hand->probe[i].kept[k] = NULL;
         }
 }
 
@@ -13528,341 +13230,86 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
     spdl__free(&p->allocator, p->hand, p->hand->bytes);
     p->hand = NULL;
 }
+
 /* ============================================================================================= */
 /* >>doctor-impl
-   The experiments, and what follows from them. All of it runs on the thread of the trainer, in
-   next: an item ends a window or does not. What is different in a window is set before it, some
-   items and some time are let pass, and then the time is taken from one item to another.
+   The experiments. All of it runs on the thread of the consumer, in next: an item ends a window or
+   does not. What is different in a window is set before it, some items and some time are let pass,
+   and then the time is taken from one item to another. Three phases: it observes; it measures the
+   ladder, where rows are replayed or made slower; and it tries what the verdict would have one
+   write. What it finds is the finding of the statistics while it observed, as the experiments leave
+   it: there is no other model, and no other sentence. */
 
-   The model is the operational law: a row allows c / (V t) items/s, c calls at a time of t each and
-   V of them for an item, what a call waited for a processor left out; the processors, the workers
-   and the trainer allow what they do; the least of these is the rate. */
-
-#define SPDL__DOCTOR_SECONDS 10
-#ifndef SPDL__WINDOW_NS
-#define SPDL__WINDOW_NS 50000000  /* the least length of a window */
-#endif
+#define SPDL__DOCTOR_SECONDS 30
 #define SPDL__WINDOW_ITEMS 8
-#define SPDL__SETTLE_NS 1e9       /* the most that is let pass for what was ready to be gone */
-#define SPDL__ROUNDS 11           /* of a phase, if there is time for them */
-#define SPDL__ROUNDS_LEAST 6      /* fewer say nothing */
-#define SPDL__SLOWER 0.2          /* calls are made longer by this share */
-#define SPDL__BUSY_ROW 0.4        /* a row that is less busy is not looked at */
-#define SPDL__TINY_NS 10000       /* calls as short as this take no longer than handing over does */
-#define SPDL__FITS 0.8            /* below this share of its rate the model explains nothing */
-#define SPDL__EVEN 0.9            /* below this a larger buffer may even out what comes unevenly */
-#define SPDL__GAIN 1.04           /* what is less is not worth a word */
-#define SPDL__WAITED 0.05         /* then our threads wait for a processor so much of the time */
-#define SPDL__HARM 0.05           /* of a step, waiting for a processor */
-#define SPDL__BURSTY 0.3          /* the same twice differs by more */
-#define SPDL__COOLING 0.3         /* of the time, for windows with cold files and those before */
-#define SPDL__COLD_ROUNDS 8
-#define SPDL__READ_LEAST (1 << 20) /* bytes that say where they came from */
-
-#define SPDL__BY(limit) (~(int)SPDL_LIMIT_##limit) /* what limits where it is no row: below 0 */
+#define SPDL__SETTLE_NS 1e9  /* the most that is let pass for what was ready to be gone */
+#define SPDL__SLOWER 0.2     /* calls are made longer by this share */
+#define SPDL__BUSY_ROW 0.4   /* a row that is less busy is not looked at */
+#define SPDL__HELD_ROW 0.9   /* one that is busier follows a delay, unless its calls wait in turn */
+#define SPDL__FOLLOWS 0.97   /* throughput under this share has followed */
+#define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* over this it has not followed all the way */
 
 typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
+    SPDL__ARM_KEPT,    /* the consumer works on what it has, the pipeline is not asked */
     SPDL__ARM_CUT,     /* after `row` */
-    SPDL__ARM_KEPT,    /* the trainer works on what it has, the pipeline is not asked */
     SPDL__ARM_COMPUTE, /* calls of `row` take `value` ns longer */
     SPDL__ARM_SLEEP,
-    SPDL__ARM_PAUSE,   /* the trainer does */
-    SPDL__ARM_CALLS,   /* `row` has a concurrency of `value`; these four as spdl_doctor_change */
-    SPDL__ARM_WORKER,  /* one more */
-    SPDL__ARM_BUFFER,  /* of the sink */
-    SPDL__ARM_POLITE,  /* not tried */
-    SPDL__ARM_COLD     /* files are taken out of the page cache first */
+    SPDL__ARM_SETTINGS /* of the finding, all at once */
 } spdl__arm_kind;
 
 typedef struct spdl__arm {
     spdl__arm_kind kind;
     int row;
     uint64_t value;
+    spdl_interval *result; /* in the report, or NULL */
 } spdl__arm;
 
 typedef enum spdl__doctor_phase {
     SPDL__DOCTOR_WARM,
     SPDL__DOCTOR_OBSERVE,
-    SPDL__DOCTOR_SCREEN,
-    SPDL__DOCTOR_CONFIRM,
-    SPDL__DOCTOR_BEFORE, /* with `cold`: windows as it is */
-    SPDL__DOCTOR_COLD,
+    SPDL__DOCTOR_LADDER,
+    SPDL__DOCTOR_TRIAL,
     SPDL__DOCTOR_DONE
 } spdl__doctor_phase;
+
+/* A worker that create has made for the doctor: 1 while a job keeps it away, 2 until it has left
+   that job, 0 without. */
+typedef struct spdl__spare {
+    struct spdl__doctor *d;
+    uint32_t held;
+} spdl__spare;
 
 struct spdl__doctor {
     spdl_pipeline *p;
     spdl__doctor_plan plan;
     spdl__doctor_phase phase;
-    uint64_t begun_ns, phase_ns; /* the first item; the phase */
-    uint64_t items;              /* since the first */
-    spdl_stats now, seen;        /* when observing ends; since it began, until then as it did */
-    uint64_t step_since, step_sum, step_cpu, step_queued, steps; /* of the trainer, observing */
-    uint64_t step_cpu_at, step_queued_at;
-    spdl__os_file schedstat;     /* of the trainer's thread */
+    uint64_t begun_ns;           /* the first item */
+    uint64_t phase_ns, most_ns;  /* when the phase is to end, and if rounds are made again */
+    uint64_t items, last_ns, gap_ns; /* since the first; when it came; the longest between two */
+    spdl_stats now, seen;        /* the latest; what was observed */
+    spdl__since since;
+    spdl__found found;
     /* windows */
-    spdl__arm arm[SPDL_DOCTOR_ARMS];
-    spdl_interval *result[SPDL_DOCTOR_ARMS]; /* of each, in the report, or NULL */
-    int arms, first, position, round; /* arms from `first` of the report's are of this phase */
-    spdl__latin latin;
+    spdl__rounds rounds;
+    spdl__arm arm[SPDL__ARMS];
     spdl__arm at;                /* what is different now */
-    bool counting;
-    uint64_t window_ns, settle_items, settle_ns; /* lengths */
+    bool counting, ended;        /* the pipeline has, before the doctor was done */
+    uint64_t window_ns, settle_items;
     uint64_t since_ns, since_items; /* when that was set, or counting began, and d->items then */
-    uint64_t waited_ns;          /* the trainer, before the item at hand */
     spdl__clocks clocks;         /* when the round began */
-    uint64_t queued_ns;          /* of our threads, then */
-    double foreign;              /* sum over rounds */
-    double others;               /* processors that others had in the time of observing, */
-    bool disturbed;              /* and we have waited for some */
-    double observed;             /* items/s then */
-    uint32_t limit[SPDL_MAX_STAGES]; /* as it is */
-    bool tuned[SPDL_MAX_STAGES];     /* it may be changed */
-    uint64_t buffer;
-    bool worker_kept;            /* the further worker goes on */
-    int manners, manners_now;    /* of the workers: as it is, in this window */
-    int nice;                    /* as they were made */
-    uint32_t holds;              /* it is kept away: see doctor_worker */
+    spdl__waiter waiter;
+    double others;               /* sum over all rounds */
+    /* settings as they are */
+    uint32_t limit[SPDL_MAX_STAGES];
+    int open;                    /* spare workers that work */
+    spdl__spare spare[SPDL__MAX_WORKERS];
     spdl__os_event hold;
     spdl__item kept[SPDL__KEPT]; /* of doctor_run, for SPDL__ARM_KEPT */
     int kept_count;
-    char files[8192];            /* seen: names, each with a zero behind it */
-    size_t files_used;
-    double asked[2], from_disk[2];   /* in windows as it is, in cold ones */
-    double predicted[SPDL_DOCTOR_TRIALS]; /* by the model, whether it fits or not */
-    bool ended;                  /* the pipeline has, before the doctor was done */
     spdl_doctor_report report;
 };
 
-/* How many of the first group's workers are the doctor's. */
-SPDL__COLD int spdl__doctor_workers(const spdl__doctor *d) {
-    return d->p->group[0].pool != NULL ? d->p->group[0].workers - d->report.workers : 0;
-}
-
-/* Whether calls of this row need a worker of the pool. */
-SPDL__COLD bool spdl__doctor_pooled(const spdl__doctor *d, int row) {
-    return d->p->node[row].group == &d->p->group[0] && !d->p->node[row].row.deferred;
-}
-
-/* --- the model --- */
-
-/* What is different from the rows as they are. */
-typedef struct spdl__what_if {
-    int row;
-    double speed;  /* of its calls */
-    int calls;     /* more at a time */
-    int workers;   /* more */
-} spdl__what_if;
-
-typedef struct spdl__law {
-    double rate, next; /* items/s; and if what limits did not */
-    int by, next_by;
-    double cpu_ns;   /* of processors, for each item */
-    double calls_ns; /* of workers, waiting for a processor left out */
-    double held_ns;  /* and with it */
-} spdl__law;
-
-SPDL__COLD void spdl__law_limit(spdl__law *law, double rate, int by) {
-    if (!(rate > 0)) return;
-    if (rate < law->rate) {
-        law->next = law->rate;
-        law->next_by = law->by;
-        law->rate = rate;
-        law->by = by;
-    } else if (rate < law->next) {
-        law->next = rate;
-        law->next_by = by;
-    }
-}
-
-SPDL__COLD spdl__law spdl__law_of(const spdl__doctor *d, spdl__what_if what) {
-    const spdl_doctor_report *r = &d->report;
-    spdl__law law = { 1e18, 1e18, SPDL__BY(NOT_KNOWN), SPDL__BY(NOT_KNOWN), 0, 0, 0 };
-    const int workers = r->workers + what.workers;
-    int i;
-    law.cpu_ns = r->step_cpu_ns;
-    for (i = 0; i < r->row_count; ++i) {
-        const spdl_doctor_row *row = &r->row[i];
-        const int threads = d->p->node[i].row.threads;
-        const bool pooled = spdl__doctor_pooled(d, i);
-        const double visits = row->visits / (what.row == i ? what.speed : 1);
-        const double ns = visits * (row->mean_ns - row->runnable_ns);
-        int most = row->concurrency + (what.row == i ? what.calls : 0);
-        if (row->mean_ns <= 0) continue;
-        law.cpu_ns += visits * row->cpu_ns;
-        law.calls_ns += pooled ? ns : 0;
-        law.held_ns += pooled ? visits * row->mean_ns : 0;
-        if (pooled && workers > 0 && most > workers) most = workers;
-        if (threads > 0 && most > threads) most = threads;
-        spdl__law_limit(&law, 1e9 * most / ns, i);
-    }
-    spdl__law_limit(&law, 1e9 / r->step_ns, SPDL__BY(TRAINER));
-    spdl__law_limit(&law, 1e9 * r->cores / law.cpu_ns, SPDL__BY(MACHINE));
-    if (d->p->group[0].pool == NULL) /* the trainer does it all */
-        spdl__law_limit(&law, 1e9 / (law.calls_ns + r->step_ns), SPDL__BY(WORKERS));
-    else
-        spdl__law_limit(&law, 1e9 * workers / law.calls_ns, SPDL__BY(WORKERS));
-    return law;
-}
-
-SPDL__COLD spdl__law spdl__law_now(const spdl__doctor *d) {
-    const spdl__what_if nothing = { -1, 1, 0, 0 };
-    return spdl__law_of(d, nothing);
-}
-
-/* How many times as many items there would be, compared with what the model gives now. */
-SPDL__COLD double spdl__law_gain(const spdl__doctor *d, int row, double speed, int calls,
-                                 int workers) {
-    const spdl__what_if what = { row, speed, calls, workers };
-    return spdl__law_of(d, what).rate / d->report.model;
-}
-
-/* More workers, until something else limits; if that brings nothing, with them more calls of a row
-   that may use them all. */
-SPDL__COLD spdl__what_if spdl__law_workers(const spdl__doctor *d, int row) {
-    spdl__what_if what = { row, 1, 0, 1 };
-    while (what.workers < 64 && spdl__law_of(d, what).by == SPDL__BY(WORKERS)) ++what.workers;
-    if (spdl__law_of(d, what).rate > SPDL__GAIN * d->report.model || d->p->node[row].alone)
-        return what;
-    for (what.workers = 0; what.workers < 64; ++what.workers, ++what.calls) {
-        const int by = spdl__law_of(d, what).by;
-        if (what.workers > 0 && by != SPDL__BY(WORKERS) && by != row) break;
-    }
-    return what;
-}
-
-/* The least concurrency of a row with which something else limits, as far as it may be raised. */
-SPDL__COLD int spdl__law_calls(const spdl__doctor *d, int row, int most) {
-    spdl__what_if what = { row, 1, 1, 0 };
-    const int now = d->report.row[row].concurrency;
-    while (now + what.calls < most && spdl__law_of(d, what).by == row) ++what.calls;
-    return now + what.calls;
-}
-
-/* --- observing --- */
-
-SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
-    const spdl_stage_stats *now = &d->now.stage[i], *seen = &d->seen.stage[i];
-    const spdl_stage *row = &d->p->node[i].row;
-    spdl_doctor_row *to = &d->report.row[i];
-    const double timed = (double)seen->tasks - (double)seen->failures;
-    memcpy(to->name, now->name, sizeof(to->name));
-    to->kind = now->kind;
-    to->concurrency = (int)d->limit[i];
-    to->buffer_size = d->now.edge[i].buffer_size;
-    to->ready = 1 - spdl__smaller(1, spdl__share(d->seen.edge[i].empty_ns, d->seen.elapsed_ns));
-    to->may_raise = row->kind == SPDL_KIND_PIPE && row->max_concurrency > (int)d->limit[i];
-    if (!spdl__row_calls(row) || timed <= 0 || seen->busy_ns == 0 || d->seen.delivered == 0) return;
-    to->visits = spdl__share(seen->tasks, d->seen.delivered);
-    to->mean_ns = (double)seen->busy_ns / timed;
-    to->cpu_ns = row->deferred ? 0 : to->mean_ns; /* if nothing is known */
-    if (now->split_calls > 0) {
-        to->cpu_ns = to->mean_ns * spdl__share(now->cpu_ns, now->busy_ns);
-        to->runnable_ns = to->mean_ns * spdl__share(now->runnable_ns, now->busy_ns);
-    }
-    to->blocked_ns = spdl__larger(to->mean_ns - to->cpu_ns - to->runnable_ns, 0);
-    to->load = spdl__share(seen->busy_ns, d->seen.elapsed_ns) / to->concurrency;
-    to->most = 1e9 * to->concurrency / (to->visits * (to->mean_ns - to->runnable_ns));
-    spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
-}
-
-/* The share of the trainer's steps in which it waits for copies to a device. */
-SPDL__COLD double spdl__doctor_copies(const spdl__doctor *d) {
-    return spdl__share(d->seen.step_device_ns, d->seen.step_ns);
-}
-
-/* The end of observing. */
-SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
-    const spdl_stats start = d->seen;
-    spdl_process_stats process;
-    double ns, visits = 1;
-    uint64_t places;
-    int i;
-    spdl_pipeline_stats(d->p, &d->now);
-    spdl_process_read(&process);
-    d->seen = d->now;
-    spdl__report_subtract(&d->seen, &start, spdl__stats_fields);
-    ns = (double)d->seen.elapsed_ns;
-    r->cores = process.cores_allowed;
-    r->cores_used = (double)(process.cpu_ns - d->clocks.process.cpu_ns) / ns;
-    r->today = d->observed = 1e9 * (double)d->seen.delivered / ns;
-    r->waiting = (double)d->seen.wait_ns / ns;
-    r->step_ns = spdl__share(d->step_sum, d->steps);
-    r->step_cpu_ns = spdl__share(d->step_cpu, d->steps);
-    r->harm = spdl__smaller(spdl__share(d->step_queued, d->step_sum), 0.95);
-    for (i = r->row_count - 1; i >= 0; --i) {
-        spdl__report_subtract(&d->seen.stage[i], &start.stage[i], spdl__stage_fields);
-        spdl__report_subtract(&d->seen.edge[i], &start.edge[i], spdl__edge_fields);
-        spdl__doctor_row_look(d, i);
-        if (r->row[i].visits > 0) visits = r->row[i].visits;
-        places = d->p->node[i].out.buffer_size + d->limit[i];
-        d->settle_items += (uint64_t)((double)places / visits + 0.5); /* items of the trainer */
-    }
-    r->model = spdl__law_now(d).rate;
-    r->ceiling = r->step_ns * (1 - r->harm - spdl__doctor_copies(d));
-    r->ceiling = r->ceiling > 0 ? 1e9 / r->ceiling : 0;
-}
-
-/* --- windows --- */
-
-/* The job that keeps a worker away. */
-SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
-    spdl__doctor *d = (spdl__doctor *)arg;
-    (void)worker, (void)local;
-    for (;;) {
-        const uint32_t word = spdl__load32(&d->hold.word);
-        uint32_t holds = 2;
-        if (spdl__cas32(&d->holds, &holds, 0)) break;
-        (void)spdl__os_event_sleep(&d->hold, word, SPDL__NEVER);
-    }
-}
-
-/* Whether the worker that create has made for the doctor works: `holds` is 1 while it is kept away,
-   2 until it has left the job, 0 without. */
-SPDL__COLD void spdl__doctor_worker(spdl__doctor *d, bool works) {
-    uint32_t holds = 1;
-    if (spdl__doctor_workers(d) == 0) return;
-    if (works && spdl__cas32(&d->holds, &holds, 2)) {
-        spdl__os_event_wake(&d->hold, SPDL__ALL);
-    } else if (!works) {
-        holds = 2; /* it has not left yet: it stays */
-        if (spdl__cas32(&d->holds, &holds, 1)) return;
-        holds = 0;
-        if (!spdl__cas32(&d->holds, &holds, 1)) return;
-        if (spdl_pool_submit(d->p->group[0].pool, spdl__doctor_hold, d, SPDL_FOREVER) != SPDL_OK)
-            spdl__store32(&d->holds, 0);
-    }
-}
-
-/* What is different from here on; all else as it is. */
-SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
-    spdl__hand *hand = d->p->hand;
-    int i;
-    spdl__add(&hand->arm, 1);
-    spdl__store_relaxed(&hand->cut_until, spdl_time_ns() + 20 * d->window_ns);
-    spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
-    for (i = 0; i < d->p->count; ++i) {
-        spdl__node *node = &d->p->node[i];
-        const spdl__arm_kind kind = arm->row == i ? arm->kind : SPDL__ARM_BASE;
-        const bool slower = kind == SPDL__ARM_COMPUTE || kind == SPDL__ARM_SLEEP;
-        const uint32_t calls = kind == SPDL__ARM_CALLS ? (uint32_t)arm->value : d->limit[i];
-        spdl__store_relaxed32(&hand->probe[i].asleep, kind == SPDL__ARM_SLEEP);
-        spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
-        if (spdl__load_relaxed32(&node->limit) == calls) continue;
-        spdl__store32(&node->limit, calls);
-        spdl__wake_changed(d->p, node);
-    }
-    spdl__doctor_worker(d, d->worker_kept || arm->kind == SPDL__ARM_WORKER);
-    spdl__store_relaxed(&d->p->sink->buffer_size,
-                        arm->kind == SPDL__ARM_BUFFER ? arm->value : d->buffer);
-    spdl__wake_changed(d->p, d->p->last);
-    d->at = *arm;
-    d->counting = false;
-    d->since_ns = spdl_time_ns();
-    d->since_items = d->items;
-}
 
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) SPDL__PRINTF(2, 3);
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
@@ -13876,789 +13323,337 @@ SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
     (void)spdl__os_stderr_write(line, strlen(line), SPDL__STDERR_NS);
 }
 
+/* --- what is different --- */
+
+/* The job that keeps a worker away. */
+SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
+    spdl__spare *spare = (spdl__spare *)arg;
+    (void)worker, (void)local;
+    for (;;) {
+        const uint32_t word = spdl__load32(&spare->d->hold.word);
+        uint32_t leaves = 2;
+        if (spdl__cas32(&spare->held, &leaves, 0)) return;
+        (void)spdl__os_event_sleep(&spare->d->hold, word, SPDL__NEVER);
+    }
+}
+
+/* So many of the spare workers work, the others are kept away. */
+SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
+    int i;
+    for (i = 0; i < d->p->spare; ++i) {
+        uint32_t held = i < open ? 1 : 2; /* 2: it has not left yet, and stays */
+        if (spdl__cas32(&d->spare[i].held, &held, i < open ? 2 : 1) || i < open) continue;
+        held = 0;
+        if (spdl__cas32(&d->spare[i].held, &held, 1) &&
+            spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER) !=
+                SPDL_OK)
+            spdl__store32(&d->spare[i].held, 0);
+    }
+    spdl__os_event_wake(&d->hold, SPDL__ALL);
+}
+
+/* The calls that row i may have in this window. */
+SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, const spdl__arm *arm, int i) {
+    const spdl_finding *is = &d->found.is;
+    if (arm->kind == SPDL__ARM_SETTINGS && i == is->stage && is->concurrency > 0)
+        return (uint32_t)is->concurrency;
+    if (arm->kind == SPDL__ARM_SETTINGS && i == is->tie && is->tie_concurrency > 0)
+        return (uint32_t)is->tie_concurrency;
+    return d->limit[i];
+}
+
+/* What is different from here on; all else as it is. */
+SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
+    spdl__hand *hand = d->p->hand;
+    const bool tries = arm->kind == SPDL__ARM_SETTINGS && d->found.is.workers > 0;
+    int i;
+    spdl__add(&hand->arm, 1);
+    spdl__store_relaxed(&hand->cut_until, spdl_time_ns() + 20 * d->window_ns);
+    spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
+    for (i = 0; i < d->p->count; ++i) {
+        spdl__node *node = &d->p->node[i];
+        const spdl__arm_kind kind = arm->row == i ? arm->kind : SPDL__ARM_BASE;
+        const bool slower = kind == SPDL__ARM_COMPUTE || kind == SPDL__ARM_SLEEP;
+        const uint32_t calls = spdl__doctor_calls(d, arm, i);
+        spdl__store_relaxed32(&hand->probe[i].asleep, kind == SPDL__ARM_SLEEP);
+        spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
+        if (spdl__load_relaxed32(&node->limit) == calls) continue;
+        spdl__store32(&node->limit, calls);
+        spdl__wake_changed(d->p, node);
+    }
+    spdl__doctor_open_workers(d, tries ? d->found.is.workers - d->report.workers : d->open);
+    d->at = *arm;
+    d->counting = false;
+    d->since_ns = spdl_time_ns();
+    d->since_items = d->items;
+}
+
+/* --- windows --- */
+
 /* One more kind of window in this phase. */
 SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, uint64_t value,
                                  spdl_interval *result) {
-    spdl_doctor_arm *to = &d->report.arm[d->first + d->arms];
-    const char *name = row >= 0 ? d->report.row[row].name : "";
-    const spdl__arm arm = { kind, row, value };
-    static const char *const formats[] = {
-        "as it is", "after %.16s", "all kept", "%.14s computes", "%.14s sleeps", "trainer sleeps",
-        "%.14s x %d", "one more worker", "buffer of %.0s%d", "polite workers",
-        "files not in memory"
-    };
-    if (d->arms == SPDL__LATIN) return;
-    d->arm[d->arms] = arm;
-    d->result[d->arms] = result;
-    memset(to, 0, sizeof(*to));
-    to->stage = row;
-    to->confirming = d->phase == SPDL__DOCTOR_CONFIRM;
-    (void)snprintf(to->name, sizeof(to->name), formats[kind], name, (int)value);
-    if (d->arms == 1) (void)snprintf(to->name, sizeof(to->name), "the same again");
-    ++d->arms;
-}
-
-/* For how long our threads have been ready to run without a processor so far; 0: not known. */
-SPDL__COLD uint64_t spdl__doctor_queued_ns(spdl__doctor *d) {
-    const spdl_pipeline *p = d->p;
-    uint64_t sum = 0, ns;
-    int i, k;
-    spdl__os_thread_times(NULL, &d->schedstat, NULL, &ns);
-    if (ns != SPDL__NEVER) sum = ns;
-    for (i = 0; i < p->groups; ++i)
-        for (k = 0; p->group[i].pool != NULL && k < p->group[i].pool->threads; ++k) {
-            spdl__os_thread_times(&p->group[i].pool->worker[k].thread, NULL, NULL, &ns);
-            if (ns != SPDL__NEVER) sum += ns;
-        }
-    return sum;
-}
-
-/* When the second phase is to end. */
-SPDL__COLD uint64_t spdl__doctor_until(const spdl__doctor *d) {
-    const double cools = d->plan.desc.cold ? SPDL__COOLING : 0;
-    return d->begun_ns + (uint64_t)(1e9 * (1 - cools) * d->plan.desc.seconds);
+    const spdl__arm arm = { kind, row, value, result };
+    if (d->rounds.arms < SPDL__ARMS) d->arm[d->rounds.arms++] = arm;
 }
 
 /* All kinds of windows of this phase are there; it may last `seconds`. */
-SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, double seconds) {
-    const double each = 1e9 * seconds / (d->arms * SPDL__ROUNDS); /* with what it lets pass */
-    const double passing = 1.5e9 * (double)d->settle_items / d->report.today;
-    const double window = spdl__smaller(0.8 * each, each - passing);
-    d->report.arm_count = d->first + d->arms;
-    d->window_ns = window > SPDL__WINDOW_NS ? (uint64_t)spdl__smaller(window, 5 * SPDL__WINDOW_NS)
-                                            : SPDL__WINDOW_NS;
-    d->settle_ns = d->window_ns / 5;
+SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, spdl__doctor_phase phase,
+                                          double seconds) {
+    d->phase = phase;
     d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
-    d->round = d->position = 0;
-    d->queued_ns = spdl__doctor_queued_ns(d);
-    spdl__latin_start(&d->latin, d->phase_ns, d->arms);
+    d->most_ns = d->phase_ns + (uint64_t)(1e9 * seconds);
+    spdl__rounds_start(&d->rounds, d->phase_ns, d->rounds.arms);
+    spdl_pipeline_stats(d->p, &d->now);
+    (void)spdl__waiter_waited(&d->waiter, &d->now);
     d->clocks = spdl__clocks_read();
-    spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, 0, 0)]);
+    spdl__doctor_set(d, &d->arm[spdl__rounds_arm(&d->rounds)]);
 }
 
-/* Whether there may be a change to try. */
-SPDL__COLD bool spdl__doctor_tries(const spdl__doctor *d) {
-    int i;
-    for (i = 0; i < d->report.row_count; ++i)
-        if (d->report.row[i].may_raise || (d->tuned[i] && d->report.row[i].concurrency > 1))
-            return true;
-    return spdl__doctor_workers(d) > 0 || d->report.today < SPDL__EVEN * d->report.model ||
-           d->report.harm >= SPDL__HARM;
-}
-
-/* Whether others have had processors since the round began, and we have waited for some. */
-SPDL__COLD bool spdl__doctor_disturbed(spdl__doctor *d, double others, double took_ns) {
-    const uint64_t queued = spdl__doctor_queued_ns(d);
-    const double waited = (double)spdl__grown(d->queued_ns, queued);
-    d->queued_ns = queued;
-    return others > SPDL__FOREIGN && (queued == 0 || waited > SPDL__WAITED * took_ns);
-}
-
-/* A round is complete: it counts, unless others had the processors. Whether the phase goes on. */
+/* A round is complete. It counts, unless who limits has waited for processors that others had: then
+   it is made again. Whether the phase goes on. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     const double others = spdl__clocks_foreign(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
-    const bool drop = spdl__doctor_disturbed(d, others, (double)took);
-    const bool cools = d->phase > SPDL__DOCTOR_CONFIRM;
-    int i;
-    d->report.rounds += !cools; /* a verdict does not hang on the others */
-    d->foreign += cools ? 0 : others;
-    d->report.others_used = d->foreign / d->report.rounds;
-    d->report.dropped += drop && !cools;
-    for (i = d->first; i < d->first + d->arms; ++i) {
-        if (drop) d->report.arm[i].rate[d->round] = 0;
-        d->report.arm[i].rounds = d->round + 1;
-    }
-    d->position = 0;
+    bool drop, room;
+    spdl_pipeline_stats(d->p, &d->now);
+    drop = spdl__waiter_waited(&d->waiter, &d->now) >= SPDL__QUEUED && others > SPDL__FOREIGN;
+    d->others += others;
+    ++d->report.rounds;
+    d->report.dropped += drop;
+    d->report.others_used = d->others / d->report.rounds;
+    if (drop) d->phase_ns = spdl__min(d->phase_ns + took, d->most_ns);
+    room = spdl__rounds_next(&d->rounds, drop);
     d->clocks = spdl__clocks_read();
-    return ++d->round < (cools ? SPDL__COLD_ROUNDS : SPDL_DOCTOR_ROUNDS) &&
-           now + took / 2 < d->phase_ns;
+    return room && now + took / 2 < d->phase_ns;
 }
 
 /* An item has come: whether the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
-    const int arm = spdl__latin_arm(&d->latin, d->round, d->position);
+    const double rate = spdl__larger(d->report.today, 1e-3);
     const uint64_t most = spdl__max(3 * d->window_ns, (uint64_t)spdl__smaller(
-        SPDL__SETTLE_NS, 1.5e9 * (double)d->settle_items / d->report.today));
+        SPDL__SETTLE_NS, 1.5e9 * (double)d->settle_items / rate));
     const uint64_t items = d->items - d->since_items, ns = now - d->since_ns;
-    const bool waited = d->p->wait_ns != d->waited_ns;
-    d->waited_ns = d->p->wait_ns;
-    if (!d->counting) { /* what was ready is taken first, as quick as the trainer is */
-        const bool gone = items >= 2 * d->settle_items || (items >= d->settle_items && waited);
-        if (ns < d->settle_ns || (ns < most && !gone)) return false;
+    if (!d->counting) { /* what was ready is taken first, as quick as the consumer is */
+        if (ns < d->window_ns / 5 || (items < d->settle_items && ns < most)) return false;
         d->counting = true;
-        d->since_ns = d->phase == SPDL__DOCTOR_COLD ? spdl_time_ns() : now;
+        d->since_ns = now;
         d->since_items = d->items;
         return false;
     }
     if (ns < d->window_ns || (items < SPDL__WINDOW_ITEMS && ns < 4 * d->window_ns)) return false;
-    d->report.arm[d->first + arm].rate[d->round] = (float)(1e9 * (double)items / (double)ns);
-    if (++d->position == d->arms && !spdl__doctor_round_ends(d, now)) return true;
-    spdl__doctor_set(d, &d->arm[spdl__latin_arm(&d->latin, d->round, d->position)]);
+    if (spdl__rounds_window(&d->rounds, (double)items, (double)ns) &&
+        !spdl__doctor_round_ends(d, now))
+        return true;
+    spdl__doctor_set(d, &d->arm[spdl__rounds_arm(&d->rounds)]);
     return false;
 }
 
-/* --- what the windows say --- */
-
-/* Throughput in windows of one kind, compared with one of the two as it is of the same round. */
-SPDL__COLD spdl_interval spdl__doctor_ratio(const spdl__doctor *d, int first, int arm,
-                                            int comparisons) {
-    const spdl_doctor_arm *base = &d->report.arm[first], *to = &d->report.arm[arm];
-    double ratio[SPDL_DOCTOR_ROUNDS];
-    int i, n = 0;
-    for (i = 0; i < to->rounds; ++i) {
-        double from = base->rate[i];
-        if (from <= 0 || to->rate[i] <= 0) continue;
-        if (arm > first + 1 && (i & 1)) from = base[1].rate[i]; /* in turn: as noisy as this one */
-        ratio[n++] = to->rate[i] / from;
-    }
-    return spdl__interval(ratio, n, comparisons);
-}
-
-/* What this phase has found, and the windows of all rounds so far in which nothing is different. */
+/* What the windows of this phase say. The first two arms are as it is. */
 SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    double ratio[2 * SPDL_DOCTOR_ROUNDS], off[2 * SPDL_DOCTOR_ROUNDS];
-    double rate[2 * SPDL_DOCTOR_ROUNDS];
-    int first, i, n = 0;
-    for (first = 0; first + 1 < r->arm_count; first += d->first > first ? d->first : r->arm_count) {
-        const spdl_doctor_arm *arm = &r->arm[first];
-        for (i = 0; i < arm->rounds; ++i) {
-            if (arm[0].rate[i] <= 0 || arm[1].rate[i] <= 0) continue;
-            ratio[n] = (double)arm[1].rate[i] / arm[0].rate[i];
-            off[n] = ratio[n] > 1 ? ratio[n] : 1 / ratio[n];
-            rate[n] = spdl__middle(arm[0].rate[i], arm[1].rate[i]);
-            ++n;
-        }
-    }
-    if (n > 0) r->today = spdl__interval(rate, n, 1).value;
-    r->same = spdl__interval(ratio, n, 1);
-    r->noise = n > 0 ? spdl__interval(off, n, 1).value - 1 : 0;
-    for (i = 2; i < d->arms; ++i)
-        *d->result[i] = spdl__doctor_ratio(d, d->first, d->first + i, d->arms - 2);
-}
-
-/* Whether the model gives what is measured. */
-SPDL__COLD bool spdl__doctor_fits(const spdl_doctor_report *r) {
-    return r->today >= SPDL__FITS * r->model && r->today <= r->model / SPDL__FITS;
-}
-
-/* How far throughput follows calls that take `share` longer: 1 all the way, 0 not at all. */
-SPDL__COLD double spdl__doctor_follows(const spdl_interval *slower, double share) {
-    return slower->rounds > 0 ? (1 - slower->value) / (1 - 1 / (1 + share)) : 0;
-}
-
-/* Of a row that was slowed, computing and asleep. */
-SPDL__COLD double spdl__doctor_row_follows(const spdl_doctor_row *row) {
-    const double share = row->delay_ns / row->mean_ns;
-    return spdl__doctor_follows(&row->computing, share) / 2 +
-           spdl__doctor_follows(&row->asleep, share) / 2;
+    const int arms = d->rounds.arms;
+    int i;
+    if (d->rounds.round == 0) return;
+    r->today = spdl__rounds_rate(&d->rounds, 0, 1, -1);
+    r->same = spdl__rounds_ratio(&d->rounds, 1, 0, 0, 1);
+    for (i = 2; i < arms; ++i)
+        *d->arm[i].result = spdl__rounds_ratio(&d->rounds, i, 0, 1, arms - 2);
 }
 
 /* --- the phases --- */
 
-/* The first phase: what would be if a row were not there, or were slower. */
-SPDL__COLD void spdl__doctor_screen(spdl__doctor *d) {
+/* Of what was observed. */
+SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
+    const spdl_stage_stats *seen = &d->seen.stage[i];
+    const double timed = (double)spdl__grown(seen->failures, seen->tasks);
+    spdl_doctor_row *to = &d->report.row[i];
+    memcpy(to->name, seen->name, sizeof(to->name));
+    to->kind = seen->kind;
+    to->concurrency = (int)d->limit[i];
+    if (!spdl__row_calls(&d->p->node[i].row) || timed <= 0 || seen->busy_ns == 0) return;
+    to->mean_ns = (double)seen->busy_ns / timed;
+    to->cpu_ns = (double)seen->cpu_ns / timed;
+    to->runnable_ns = (double)seen->runnable_ns / timed;
+    to->blocked_ns = (double)seen->blocked_ns / timed;
+    to->load = spdl__stage_load(&d->seen, i);
+    spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
+}
+
+/* Observing ends: what limits, and who is watched for rounds that do not count. */
+SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    const double seconds = (r->replays ? 0.6 : 0.35) * d->plan.desc.seconds;
+    double visits = 1;
     int i;
-    d->phase = SPDL__DOCTOR_SCREEN;
-    d->first = d->arms = 0;
+    spdl_pipeline_stats(d->p, &d->now);
+    spdl__since_take(d->p, &d->since, &d->now, &d->seen);
+    d->found = spdl__find(&d->seen);
+    r->cores = d->seen.cores_allowed;
+    r->cores_used = d->found.used;
+    r->others_used = d->found.others;
+    r->today = 1e9 * spdl__share(d->seen.delivered, d->seen.elapsed_ns);
+    r->waiting = spdl__stats_waiting(&d->seen);
+    r->step_ns = (double)d->seen.step_mean_ns;
+    for (i = r->row_count - 1; i >= 0; --i) {
+        spdl__doctor_row_look(d, i);
+        if (d->seen.delivered > 0 && d->seen.stage[i].tasks > 0)
+            visits = spdl__share(d->seen.stage[i].tasks, d->seen.delivered);
+        d->settle_items += (uint64_t)((double)(d->p->node[i].out.buffer_size + d->limit[i]) /
+                                      visits + 0.5);
+    }
+    d->waiter.row = r->waiting >= SPDL__FED ? spdl__stats_busiest(&d->seen) : -1;
+    d->window_ns = spdl__window_ns(d->gap_ns);
+}
+
+/* Whether the settings may be tried on the running pipeline. */
+SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
+    const spdl_finding *is = &d->found.is;
+    if (is->concurrency + is->workers == 0) return false;
+    return is->workers <= d->report.workers + d->p->spare &&
+           (is->concurrency == 0 ||
+            is->concurrency <= d->p->node[is->stage].most) &&
+           (is->tie_concurrency == 0 ||
+            is->tie_concurrency <= d->p->node[is->tie].most);
+}
+
+/* Two windows for the busiest rows that cannot be replayed, one for those that can; at most three
+   more than there are rows. */
+SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
+    spdl_doctor_report *r = &d->report;
+    const int most = r->row_count + 3;
+    uint32_t looked = 0;
+    int i, k, row;
+    d->rounds.arms = 0;
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     if (d->kept_count > 0) spdl__doctor_arm(d, SPDL__ARM_KEPT, -1, 0, &r->cached);
-    for (i = r->row_count - 1; i >= 0; --i) {
-        spdl_doctor_row *row = &r->row[i];
-        if (d->p->hand->probe[i].replay != SPDL__REPLAY_NOT && d->arms < 9) {
-            row->method = SPDL_DOCTOR_REPLAYED;
-            spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0, &row->replayed);
-        }
+    for (i = r->row_count - 1; i >= 0 && d->rounds.arms < most; --i) {
+        if (!d->p->hand->probe[i].replays) continue;
+        r->row[i].method = SPDL_DOCTOR_REPLAYED;
+        spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0, &r->row[i].replayed);
     }
-    for (i = 0; i < r->row_count && d->arms + 2 < 12; ++i) {
-        spdl_doctor_row *row = &r->row[i];
-        if (row->method == SPDL_DOCTOR_REPLAYED || row->mean_ns <= 0 ||
-            row->load < SPDL__BUSY_ROW || d->p->node[i].row.deferred) /* it takes no worker */
+    for (k = 0; k < r->row_count && d->rounds.arms + 2 <= most; ++k) {
+        for (row = -1, i = 0; i < r->row_count; ++i) /* the busiest of those that are left */
+            if (!(looked >> i & 1) && (row < 0 || r->row[i].load > r->row[row].load)) row = i;
+        looked |= (uint32_t)1 << row;
+        if (r->row[row].method != SPDL_DOCTOR_NO_METHOD || r->row[row].load < SPDL__BUSY_ROW ||
+            d->p->node[row].row.deferred) /* it takes no worker */
             continue;
-        row->method = SPDL_DOCTOR_SLOWED;
-        row->delay_ns = row->mean_ns * (row->load > 0.7 ? SPDL__SLOWER : 2 * SPDL__SLOWER);
-        spdl__doctor_arm(d, SPDL__ARM_COMPUTE, i, (uint64_t)row->delay_ns, &row->computing);
-        spdl__doctor_arm(d, SPDL__ARM_SLEEP, i, (uint64_t)row->delay_ns, &row->asleep);
+        r->row[row].method = SPDL_DOCTOR_SLOWED;
+        r->row[row].delay_ns = SPDL__SLOWER * r->row[row].mean_ns;
+        spdl__doctor_arm(d, SPDL__ARM_COMPUTE, row, (uint64_t)r->row[row].delay_ns,
+                         &r->row[row].computing);
+        spdl__doctor_arm(d, SPDL__ARM_SLEEP, row, (uint64_t)r->row[row].delay_ns,
+                         &r->row[row].asleep);
     }
-    if (!r->replays && r->today * r->step_ns > 1e9 * SPDL__BUSY_ROW)
-        spdl__doctor_arm(d, SPDL__ARM_PAUSE, -1, (uint64_t)(SPDL__SLOWER * r->step_ns),
-                         &r->trainer_asleep);
-    spdl__doctor_say(d, "%d kinds of windows for %.1f s\n", d->arms, seconds);
-    spdl__doctor_phase_begins(d, seconds);
-    if (!spdl__doctor_tries(d)) d->phase_ns = spdl__doctor_until(d); /* all the time is for this */
 }
 
-/* What both methods say, or 0: a row that is twice as fast takes half of what hangs on it away, and
-   the next limit stays. */
-SPDL__COLD double spdl__doctor_twice(const spdl__doctor *d, int i) {
-    const spdl_doctor_row *row = &d->report.row[i];
-    const spdl__law law = spdl__law_now(d);
-    const double model = spdl__law_gain(d, i, 2, 0, 0);
-    double follows, windows;
-    if (!spdl__doctor_fits(&d->report)) return 0;
-    if (row->method != SPDL_DOCTOR_SLOWED || row->computing.rounds < 3) return model;
-    follows = spdl__larger(0, spdl__smaller(spdl__doctor_row_follows(row), 1));
-    windows = spdl__smaller(1 / (1 - follows / 2), law.next / law.rate);
-    return windows > 0.9 * model && windows < 1.1 * model ? spdl__middle(windows, model) : 0;
-}
-
-/* What the first phase has found goes into the rows. */
-SPDL__COLD void spdl__doctor_screened(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
-    int i;
-    spdl__doctor_results(d);
-    for (i = 0; i < r->row_count; ++i)
-        if (r->row[i].mean_ns > 0) r->row[i].twice = spdl__doctor_twice(d, i);
-}
-
-/* How much of throughput hangs on a row: the load, and what the windows say. */
-SPDL__COLD double spdl__doctor_weight(const spdl__doctor *d, int i) {
-    const spdl_doctor_row *row = &d->report.row[i];
-    double weight = row->load;
-    if (row->mean_ns <= 0) return 0;
-    if (row->method == SPDL_DOCTOR_SLOWED) weight += spdl__doctor_row_follows(row);
-    if (row->method == SPDL_DOCTOR_REPLAYED) { /* more than with only the rows above replayed */
-        int k = i - 1;
-        double above = 1;
-        while (k >= 0 && d->report.row[k].method != SPDL_DOCTOR_REPLAYED) --k;
-        if (k >= 0) above = d->report.row[k].replayed.value;
-        if (above > 0) weight += spdl__smaller(1, row->replayed.value / above - 1);
+/* What the ladder says against the finding. Calls that wait in turn hide a delay in front of the
+   lock; where there is one call at a time nothing could hide it, so the row is not the limit. */
+SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
+    spdl__found *f = &d->found;
+    const spdl_finding none = { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 };
+    const spdl_doctor_row *row;
+    bool follows, hides;
+    if (f->is.stage < 0 || (f->is.limit != SPDL_LIMIT_CONCURRENCY &&
+                            f->is.limit != SPDL_LIMIT_WORKERS && f->is.limit != SPDL_LIMIT_LOCK))
+        return;
+    row = &d->report.row[f->is.stage];
+    if (row->method != SPDL_DOCTOR_SLOWED || !row->asleep.known) return;
+    follows = row->asleep.high < SPDL__FOLLOWS;
+    hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
+    if (hides && row->load > SPDL__HELD_ROW && row->concurrency > 1) {
+        f->is.limit = SPDL_LIMIT_LOCK;
+        f->is.concurrency = f->is.tie_concurrency = f->is.workers = 0;
+        f->is.gain = 0;
+        f->proven = true;
+    } else if (f->is.limit == SPDL_LIMIT_LOCK && follows) {
+        f->is.limit = SPDL_LIMIT_CONCURRENCY;
+        spdl__find_settings(&d->seen, f, true);
+    } else if (hides && row->concurrency == 1 && row->computing.known &&
+               row->computing.low > SPDL__HIDDEN) {
+        f->is = none;
     }
-    return weight;
 }
 
-/* Of the rows that are busy the one that most hangs on, or -1. */
-SPDL__COLD int spdl__doctor_row(const spdl__doctor *d) {
-    int i, most = -1;
-    for (i = 0; i < d->report.row_count; ++i)
-        if (d->report.row[i].mean_ns > 0 && d->report.row[i].load >= SPDL__BUSY_ROW &&
-            (most < 0 || spdl__doctor_weight(d, i) > spdl__doctor_weight(d, most)))
-            most = i;
-    return most;
-}
-
-SPDL__COLD void spdl__doctor_try(spdl__doctor *d, spdl__arm_kind kind, int row, int from, int to,
-                                 double predicted) {
-    spdl_doctor_trial *trial = &d->report.trial[d->report.trial_count];
-    if (d->report.trial_count == SPDL_DOCTOR_TRIALS) return;
-    trial->change = (spdl_doctor_change)(kind - SPDL__ARM_CALLS);
-    trial->stage = row;
-    trial->from = from;
-    trial->to = to;
-    trial->predicted = spdl__doctor_fits(&d->report) ? predicted : 0;
-    d->predicted[d->report.trial_count++] = predicted;
-    spdl__doctor_arm(d, kind, row, (uint64_t)to, &trial->measured);
-}
-
-/* The second phase: the changes that promise most. False: there is none, or no time for it. */
-SPDL__COLD bool spdl__doctor_confirm(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
-    const int row = spdl__doctor_row(d), now = row >= 0 ? r->row[row].concurrency : 0;
-    const double left = 1e-9 * ((double)spdl__doctor_until(d) - (double)spdl_time_ns());
-    d->first = r->arm_count;
-    d->arms = 0;
-    d->phase = SPDL__DOCTOR_CONFIRM;
+SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
+    const spdl_finding *is = &d->found.is;
+    char settings[80] = "";
+    d->rounds.arms = 0;
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
     spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
-    r->stage = row;
-    if (row >= 0 && r->row[row].may_raise) {
-        const int to = spdl__law_calls(d, row, d->p->node[row].row.max_concurrency);
-        spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, to, spdl__law_gain(d, row, 1, to - now, 0));
-    }
-    if (spdl__doctor_workers(d) > 0)
-        spdl__doctor_try(d, SPDL__ARM_WORKER, -1, r->workers, r->workers + 1,
-                         spdl__law_gain(d, -1, 1, 0, 1));
-    if (row >= 0 && now > 1 && d->tuned[row]) { /* if that costs nothing they wait for each other */
-        const double costs = spdl__law_gain(d, row, 1, -1, 0);
-        if (costs < 0.95) spdl__doctor_try(d, SPDL__ARM_CALLS, row, now, now - 1, costs);
-    }
-    if (d->p->sink->window >= 2 * d->buffer && r->today * r->step_ns < 0.95e9 &&
-        r->today < SPDL__EVEN * r->model)
-        spdl__doctor_try(d, SPDL__ARM_BUFFER, -1, (int)d->buffer, (int)(2 * d->buffer), 1);
-    if (left <= 0.5 || r->trial_count == 0) {
-        r->trial_count = d->arms = 0;
-        return false;
-    }
-    spdl__doctor_say(d, "%d changes for %.1f s\n", r->trial_count, left);
-    spdl__doctor_phase_begins(d, left);
-    return true;
+    spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
+    if (is->concurrency > 0)
+        (void)snprintf(settings, sizeof(settings), " .concurrency = %d", is->concurrency);
+    if (is->workers > 0)
+        (void)snprintf(settings + strlen(settings), sizeof(settings) - strlen(settings),
+                       "%s workers = %d", is->concurrency > 0 ? " and" : "", is->workers);
+    spdl__doctor_say(d, "tries%s for %.1f s\n", settings, seconds);
+    d->report.tried = true;
+    spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
 }
 
-/* What the trials have come to; the best one that helps is kept. */
-SPDL__COLD void spdl__doctor_confirmed(spdl__doctor *d) {
+/* What the trial has come to: the settings are kept if they help. */
+SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
-    spdl_doctor_trial *best = NULL;
-    double most = SPDL__GAIN;
+    spdl_finding *is = &d->found.is;
+    const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
+    const double promised = is->gain - 1;
     int i;
     spdl__doctor_results(d);
-    for (i = 0; i < r->trial_count; ++i) {
-        spdl_doctor_trial *trial = &r->trial[i];
-        if (!trial->measured.known || trial->measured.low <= 1 || trial->measured.value <= most)
-            continue;
-        if (trial->change == SPDL_DOCTOR_POLITE && trial->to > 1)
-            continue; /* nobody would work for them while other programs keep them from running */
-        best = trial;
-        most = trial->measured.value;
-    }
-    if (best == NULL) return;
-    best->kept = true;
-    if (best->change == SPDL_DOCTOR_CONCURRENCY) d->limit[best->stage] = (uint32_t)best->to;
-    if (best->change == SPDL_DOCTOR_BUFFER) d->buffer = (uint64_t)best->to;
-    if (best->change == SPDL_DOCTOR_WORKERS) d->worker_kept = true;
-    if (best->change == SPDL_DOCTOR_POLITE) d->manners = best->to;
-}
-
-/* Windows as it is, or with cold files: not in turns, as these stay cold. */
-SPDL__COLD void spdl__doctor_cool(spdl__doctor *d, spdl__doctor_phase phase) {
-    const double seconds = d->plan.desc.seconds;
-    d->phase = phase;
-    d->first = d->report.arm_count;
-    d->arms = 0;
-    spdl__doctor_arm(d, phase == SPDL__DOCTOR_COLD ? SPDL__ARM_COLD : SPDL__ARM_BASE, -1, 0, NULL);
-    spdl__doctor_phase_begins(d, SPDL__COOLING / 2 * seconds);
-    if (phase == SPDL__DOCTOR_COLD) /* they may be slow, and a few rounds say nothing */
-        d->phase_ns += (uint64_t)(1e9 * SPDL__COOLING * seconds);
-}
-
-/* The share that did not come from a disk, or -1. */
-SPDL__COLD double spdl__doctor_from_cache(const spdl__doctor *d, int cold) {
-    const double asked = d->asked[cold], disk = d->from_disk[cold];
-    if (spdl__larger(asked, disk) < SPDL__READ_LEAST) return -1;
-    return disk < asked ? 1 - disk / asked : 0;
-}
-
-/* --- the verdict --- */
-
-/* The row that takes most of the workers' time, or of the processors'. */
-SPDL__COLD int spdl__doctor_most(const spdl__doctor *d, bool cpu) {
-    double most = 0;
-    int i, row = 0;
-    for (i = 0; i < d->report.row_count; ++i) {
-        const spdl_doctor_row *at = &d->report.row[i];
-        const double ns = cpu ? at->cpu_ns : spdl__doctor_pooled(d, i) ? at->mean_ns : 0;
-        if (at->visits * ns <= most) continue;
-        most = at->visits * ns;
-        row = i;
-    }
-    return row;
-}
-
-/* The trial of more of this, or NULL. */
-SPDL__COLD const spdl_doctor_trial *spdl__doctor_more(const spdl_doctor_report *r,
-                                                      spdl_doctor_change change) {
-    int i;
-    for (i = 0; i < r->trial_count; ++i)
-        if (r->trial[i].change == change && r->trial[i].to > r->trial[i].from) return &r->trial[i];
-    return NULL;
-}
-
-/* By its interval, or in few rounds if the model says the same. */
-SPDL__COLD bool spdl__doctor_helps(const spdl_doctor_trial *trial) {
-    const double measured = trial->measured.value, off = measured / trial->predicted;
-    if (measured <= SPDL__GAIN) return false;
-    if (trial->measured.known) return trial->measured.low > 1;
-    return trial->measured.rounds >= 3 && trial->predicted > SPDL__GAIN && off > 0.9 && off < 1.1;
-}
-
-/* Calls of this row wait for each other: more bring, or fewer cost, too little by the model. */
-SPDL__COLD bool spdl__doctor_locks(const spdl__doctor *d, int row) {
-    const spdl_doctor_report *r = &d->report;
-    bool locks = false;
-    int i;
-    for (i = 0; i < r->trial_count && r->row[row].concurrency > 1; ++i) {
-        const spdl_doctor_trial *trial = &r->trial[i];
-        const double should = d->predicted[i] - 1, does = trial->measured.value - 1;
-        const bool clear = trial->measured.rounds > 3 && (should > 0.2 || should < -0.2) &&
-                           does / should < 0.2; /* so far off that few rounds will do */
-        if (trial->change != SPDL_DOCTOR_CONCURRENCY || trial->stage != row ||
-            (!trial->measured.known && !clear) || (should < 0.1 && should > -0.05))
-            continue;
-        if (should < 0 && (clear || trial->measured.low - 1 > 0.4 * should)) return true;
-        if (should < 0) return false; /* it says more than the other */
-        locks = clear || trial->measured.high - 1 < 0.4 * should;
-    }
-    return locks;
-}
-
-SPDL__COLD spdl_limit spdl__doctor_class(const spdl__doctor *d, int i) {
-    const spdl_doctor_row *row = &d->report.row[i];
-    if (spdl__stage_copies(&d->now, i)) return SPDL_LIMIT_DEVICE;
-    if (spdl__doctor_locks(d, i)) return SPDL_LIMIT_LOCK;
-    if (row->kind == SPDL_KIND_SOURCE) return SPDL_LIMIT_SOURCE;
-    if (d->p->node[i].alone) return SPDL_LIMIT_SERIAL;
-    if (row->blocked_ns > row->mean_ns / 2) return SPDL_LIMIT_IO;
-    return d->now.stage[i].split_calls > 0 && spdl__stats_faults(&d->now) ? SPDL_LIMIT_MEMORY
-                                                                          : SPDL_LIMIT_CONCURRENCY;
-}
-
-/* The row in input order whose rare slow calls the trainer waited for most, or -1. */
-SPDL__COLD int spdl__doctor_tail(const spdl__doctor *d) {
-    int i, most = -1;
-    for (i = 0; i < d->report.row_count; ++i) {
-        const spdl_stage_stats *stage = &d->now.stage[i];
-        const spdl_doctor_row *row = &d->report.row[i];
-        if (d->p->node[i].ordered && stage->concurrency > 1 && row->mean_ns > SPDL__TINY_NS &&
-            row->runnable_ns < row->mean_ns / 5 &&
-            stage->max_ns > 10 * stage->p50_ns && stage->mean_ns > stage->p50_ns * 5 / 4 &&
-            5 * stage->exposed_ns > d->now.wait_ns &&
-            (most < 0 || stage->exposed_ns > d->now.stage[most].exposed_ns))
-            most = i;
-    }
-    return most;
-}
-
-/* No row is to blame. The statistics know whether it was the filling of a batch. */
-SPDL__COLD void spdl__doctor_decide_none(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
-    int stage;
-    r->outcome = SPDL_DOCTOR_DISAGREE;
-    if (spdl_stats_limit(&d->now, &stage) != SPDL_LIMIT_BATCH) return;
-    r->outcome = SPDL_DOCTOR_LIMIT;
-    r->limit = SPDL_LIMIT_BATCH;
-    r->stage = stage;
-}
-
-/* A row limits, and what would without it. */
-SPDL__COLD void spdl__doctor_decide_row(spdl__doctor *d, int row, bool helps) {
-    spdl_doctor_report *r = &d->report;
-    const spdl__law law = spdl__law_now(d);
-    const int next = law.by == row ? law.next_by : law.by;
-    r->stage = row;
-    r->limit = spdl__doctor_class(d, row);
-    r->next_stage = next < 0 ? -1 : next;
-    r->next_rate = law.by == row ? law.next : law.rate;
-    r->next_limit = next < 0 ? (spdl_limit)~next : spdl__doctor_class(d, next);
-    if (r->limit == SPDL_LIMIT_LOCK)
-        r->row[row].twice = 0;
-    else if (r->today < SPDL__FITS * r->model && !helps &&
-             spdl__doctor_weight(d, row) < r->row[row].load + SPDL__BUSY_ROW)
-        spdl__doctor_decide_none(d); /* the windows do not say so either */
-    else if (!helps && next == SPDL__BY(TRAINER) && r->next_rate < SPDL__GAIN * r->model)
-        r->limit = SPDL_LIMIT_TRAINER;
-}
-
-/* First line of the table that holds. */
-SPDL__COLD void spdl__doctor_decide(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
-    const spdl_doctor_trial *worker = spdl__doctor_more(r, SPDL_DOCTOR_WORKERS);
-    const int row = spdl__doctor_row(d), tail = spdl__doctor_tail(d), used = r->rounds - r->dropped;
-    const bool few = used < SPDL__ROUNDS_LEAST || spdl__doctor_ratio(d, 0, 1, 1).rounds < 3;
-    const double rate = 1e-9 * r->today, trainer = rate * r->step_ns;
-    const double paused = spdl__doctor_follows(&r->trainer_asleep, SPDL__SLOWER);
-    const spdl__law law = spdl__law_now(d);
-    bool helps = false;
-    int i;
-    for (i = 0; i < r->trial_count; ++i)
-        helps = helps || (r->trial[i].change != SPDL_DOCTOR_POLITE &&
-                          (r->trial[i].kept || (r->trial[i].to > r->trial[i].from &&
-                                                spdl__doctor_helps(&r->trial[i]))));
-    r->stage = r->next_stage = -1;
-    r->outcome = SPDL_DOCTOR_LIMIT;
-    if (d->disturbed || (few && 2 * r->dropped > r->rounds)) {
-        r->limit = SPDL_LIMIT_FOREIGN;
-    } else if (few) {
-        r->outcome = SPDL_DOCTOR_FEW;
-    } else if (r->today > 1.3 * d->observed || d->observed > 1.3 * r->today) {
-        r->outcome = SPDL_DOCTOR_DISAGREE; /* what was observed is not so any more */
-    } else if (r->noise > SPDL__BURSTY || (tail >= 0 && r->today < SPDL__FITS * r->model)) {
-        r->outcome = SPDL_DOCTOR_BURSTY;
-        r->stage = tail;
-        if (tail >= 0) r->limit = SPDL_LIMIT_ORDER;
-    } else if (!helps && (trainer >= 0.9 || (trainer >= 0.75 && paused > 0.6))) {
-        r->limit = spdl__doctor_copies(d) >= SPDL__FED ? SPDL_LIMIT_DEVICE
-                   : r->harm < SPDL__HARM      ? SPDL_LIMIT_TRAINER
-                   : d->others < SPDL__FOREIGN ? SPDL_LIMIT_HARM
-                                               : SPDL_LIMIT_FOREIGN;
-    } else if (r->today > r->model / SPDL__FITS) {
-        r->outcome = SPDL_DOCTOR_DISAGREE;
-    } else if (!helps && r->cores > 0 &&
-               rate * law.cpu_ns >= (law.by == SPDL__BY(MACHINE) ? SPDL__FITS : 0.92) * r->cores) {
-        r->limit = SPDL_LIMIT_MACHINE;
-        r->stage = spdl__doctor_most(d, true);
-    } else if (rate * law.held_ns >= (law.by == SPDL__BY(WORKERS) ? 0.85 : 0.93) * r->workers &&
-               (worker == NULL || spdl__doctor_helps(worker))) {
-        r->limit = SPDL_LIMIT_WORKERS;
-        r->stage = spdl__doctor_most(d, false);
-    } else if (row >= 0) {
-        spdl__doctor_decide_row(d, row, helps);
-    } else {
-        spdl__doctor_decide_none(d);
-    }
-    if (r->limit == SPDL_LIMIT_TRAINER) r->outcome = SPDL_DOCTOR_NOTHING;
-    if (r->limit == SPDL_LIMIT_FOREIGN) r->outcome = SPDL_DOCTOR_FOREIGN;
-}
-
-SPDL__COLD void spdl__doctor_measured(spdl__text *text, const spdl_doctor_trial *trial) {
-    spdl__text_add(text, ": measured %.2fx", trial->measured.value);
-    if (trial->measured.known)
-        spdl__text_add(text, " (%.2f to %.2f)", trial->measured.low, trial->measured.high);
-    else
-        spdl__text_add(text, " in %d rounds", trial->measured.rounds);
-    if (trial->predicted > 0) spdl__text_add(text, ", the model says %.2fx", trial->predicted);
-    spdl__text_add(text, ".%s", trial->kept ? " It is so from now on, in this run." : "");
-}
-
-SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
-    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
-}
-
-SPDL__COLD void spdl__doctor_say_next(spdl__text *text, const spdl_doctor_report *r) {
-    const char *quote = r->next_stage >= 0 ? "'" : "";
-    const char *next = r->next_stage >= 0                    ? r->row[r->next_stage].name
-                       : r->next_limit == SPDL_LIMIT_TRAINER ? "the trainer"
-                       : r->next_limit == SPDL_LIMIT_MACHINE ? "the machine's processors"
-                                                             : "the workers";
-    spdl__cell cell;
-    if (r->next_limit == SPDL_LIMIT_NOT_KNOWN || r->next_rate > 1e15 || !spdl__doctor_fits(r))
-        return;
-    spdl__text_add(text, " The next limit is %s%s%s (%s).", quote, next, quote,
-                   spdl__found_rate(&cell, r->next_rate));
-}
-
-/* What to write, for a row that more calls at a time may help. */
-SPDL__COLD void spdl__doctor_say_calls(spdl__text *text, const spdl__doctor *d) {
-    const spdl_doctor_report *r = &d->report;
-    const spdl_doctor_row *row = &r->row[r->stage];
-    const spdl_doctor_trial *more = spdl__doctor_more(r, SPDL_DOCTOR_CONCURRENCY);
-    if (more != NULL && spdl__doctor_helps(more)) {
-        spdl__text_add(text, "Write .concurrency = %d", more->to);
-        spdl__doctor_measured(text, more);
-    } else if (more != NULL) {
-        const spdl_interval *m = &more->measured;
-        spdl__text_add(text, "A concurrency of %d instead of %d %s", more->to, more->from,
-                       !m->known                ? "was tried in too few rounds"
-                       : m->high < 1            ? "is slower"
-                       : m->high < 1.5 * SPDL__GAIN - 0.5 || m->low > 0.9
-                           ? "makes no difference that shows"
-                           : "may help or not");
-        spdl__doctor_measured(text, more);
-    } else {
-        const int most = spdl__doctor_pooled(d, r->stage) && r->workers > row->concurrency
-                             ? r->workers : row->concurrency + 1;
-        const int to = spdl__law_calls(d, r->stage, most);
-        spdl__text_add(text, "If its function may have more calls at a time write .concurrency = "
-                             "%d", to);
-        if (spdl__doctor_fits(r))
-            spdl__text_add(text, ": the model says %.2fx",
-                           spdl__law_gain(d, r->stage, 1, to - row->concurrency, 0));
-        spdl__text_add(text, " (not tried%s).", row->may_raise ? "" : ": see raise");
+    d->found.measured = &r->measured;
+    if (r->measured.known && r->measured.low > 1 && r->measured.value >= SPDL__GAIN) {
+        r->kept = true;
+        for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__doctor_calls(d, &settings, i);
+        if (is->workers > 0) d->open = is->workers - r->workers;
+    } else if (r->measured.known && is->stage >= 0 && r->row[is->stage].concurrency > 1 &&
+               promised > 0.1 && r->measured.high - 1 < 0.4 * promised &&
+               !spdl__stage_queued(&d->seen.stage[is->stage])) {
+        is->limit = SPDL_LIMIT_LOCK;
+        d->found.proven = true;
     }
 }
 
-SPDL__COLD void spdl__doctor_say_row(spdl__text *text, const spdl__doctor *d) {
-    const spdl_doctor_report *r = &d->report;
-    const spdl_doctor_row *row = &r->row[r->stage];
-    spdl__cell cell[2];
-    spdl__text_add(text, "Stage %d '", r->stage);
-    spdl__text_name(text, row->name, -1);
-    spdl__text_add(text, "' limits: %d call%s of %s at a time make %s. ", row->concurrency,
-                   row->concurrency > 1 ? "s" : "", spdl__duration(&cell[0], row->mean_ns),
-                   spdl__found_rate(&cell[1], row->most));
-    if (r->limit == SPDL_LIMIT_LOCK)
-        spdl__text_add(text, "Its calls wait for each other, as for a lock: another concurrency is "
-                             "hardly slower or faster. Make what they hold it for shorter.");
-    else if (r->limit == SPDL_LIMIT_SOURCE)
-        spdl__text_add(text, "A source makes one item at a time: move work from it to a stage");
-    else if (r->limit == SPDL_LIMIT_SERIAL)
-        spdl__text_add(text, "By its row (%s) it may have one call at a time: split it",
-                       d->p->node[r->stage].row.flush ? ".flush" : ".max_concurrency");
-    else if (r->limit == SPDL_LIMIT_DEVICE)
-        spdl__text_add(text, "Its calls wait for copies to the device. " SPDL__SEND_LESS ".");
-    else {
-        if (r->limit == SPDL_LIMIT_MEMORY)
-            spdl__text_add(text, "With %.0f page faults for each item of the trainer: use memory "
-                                 "again, such as by spdl_buffer. ",
-                           spdl__share(d->now.minor_faults, d->now.delivered));
-        spdl__doctor_say_calls(text, d);
-    }
-    if (r->limit == SPDL_LIMIT_SOURCE || r->limit == SPDL_LIMIT_SERIAL) {
-        if (row->twice > 0) spdl__text_add(text, "; %.2fx if it took half as long", row->twice);
-        spdl__text_add(text, ".");
-    }
-    spdl__doctor_say_next(text, r);
-}
+/* --- what is written --- */
 
-SPDL__COLD void spdl__doctor_say_workers(spdl__text *text, const spdl__doctor *d) {
-    const spdl_doctor_report *r = &d->report;
-    const spdl_doctor_trial *worker = spdl__doctor_more(r, SPDL_DOCTOR_WORKERS);
-    const spdl_doctor_row *row = &r->row[r->stage];
-    const spdl__what_if what = spdl__law_workers(d, r->stage);
-    spdl__cell cell;
-    const char *stage = spdl__stage_called(&cell, &d->now, r->stage);
-    if (r->workers == 0) {
-        spdl__text_add(text, "Without workers the stages run between the trainer's steps, most of "
-                             "the time %s. Write .workers = 1 or more.", stage);
-        return;
-    }
-    spdl__text_add(text, "All %d workers are in calls, %.0f %% of the time in %s", r->workers,
-                   1e-7 * r->today * row->visits * row->mean_ns / r->workers, stage);
-    if (row->twice > 0) spdl__text_add(text, ": %.2fx if it took half as long", row->twice);
-    spdl__text_add(text, ". Or write .workers = %d", r->workers + what.workers);
-    if (what.calls > 0)
-        spdl__text_add(text, ", in its row .concurrency = %d", row->concurrency + what.calls);
-    if (spdl__doctor_fits(r))
-        spdl__text_add(text, ": the model says %.2fx", spdl__law_of(d, what).rate / r->model);
-    if (worker == NULL) {
-        spdl__text_add(text, " (not tried: see raise).");
-    } else {
-        spdl__text_add(text, "; with %d workers", worker->to);
-        spdl__doctor_measured(text, worker);
-    }
-}
-
-/* Why there is no limit to name. */
-SPDL__COLD void spdl__doctor_say_unknown(spdl__text *text, const spdl__doctor *d) {
-    const spdl_doctor_report *r = &d->report;
-    const int used = r->rounds - r->dropped;
-    uint64_t queued = d->seen.workers_runnable_ns; /* ready to run, in calls or between them */
-    double longest = r->step_ns;
-    int i;
-    for (i = 0; i < r->row_count; ++i) {
-        queued += d->seen.stage[i].runnable_ns;
-        longest = spdl__larger(longest, r->row[i].mean_ns);
-    }
-    if (r->outcome == SPDL_DOCTOR_FOREIGN && (d->disturbed || r->dropped == 0))
-        spdl__text_add(text, "Not known: the threads waited for processors, and other programs had "
-                             "%.1f of them. Run it again without them.", d->others);
-    else if (r->outcome == SPDL_DOCTOR_FOREIGN)
-        spdl__text_add(text, "Not known: in %d of %d rounds other programs had %.1f processors. "
-                             "Run it again without them.", r->dropped, r->rounds, r->others_used);
-    else if (r->outcome == SPDL_DOCTOR_FEW && r->rounds == 0 && d->ended)
-        spdl__text_add(text, "Not known: the items ended after %.2g s, before the first "
-                             "experiment.", r->seconds);
-    else if (r->outcome == SPDL_DOCTOR_FEW)
-        spdl__text_add(text, "Not known: %d round%s too few. %s", used, used == 1 ? " is" : "s are",
-                       d->ended ? "The items have ended." : "Give it more seconds.");
-    else if (r->today > 1.3 * d->observed || d->observed > 1.3 * r->today)
-        spdl__text_add(text, "Not known: it made %.0f items/s at first, and %.0f later, as a first "
-                             "epoch does that fills caches. Run it for longer, or again.",
-                       d->observed, r->today);
-    else if (r->outcome == SPDL_DOCTOR_BURSTY)
-        spdl__text_add(text, "Not known: windows in which nothing is different differ by %.0f %%.",
-                       100 * r->noise);
-    else if (longest < SPDL__TINY_NS)
-        spdl__text_add(text, "No call takes as long as handing an item on (%.0f items/s): do more "
-                             "in one call, or hand on batches.", r->today);
-    else
-        spdl__text_add(text, "Not known: %.0f items/s, but the times of the calls allow %.0f: %s",
-                       r->today, r->model,
-                       2 * queued > d->seen.elapsed_ns && r->cores_used < r->cores - 0.5
-                           ? "the system leaves workers waiting for a processor while others are "
-                             "idle."
-                           : "items are handed over late, or come in bursts.");
-}
-
-SPDL__COLD void spdl__doctor_say_tail(spdl__text *text, const spdl__doctor *d) {
-    const spdl_doctor_report *r = &d->report;
-    const spdl_stage_stats *stage = &d->now.stage[r->stage];
-    spdl__cell cell[2];
-    spdl__text_add(text, "Stage %d '", r->stage);
-    spdl__text_name(text, stage->name, -1);
-    spdl__text_add(text, "' has rare calls of up to %s (half of them take %s or less), and what "
-                         "comes after them waits. Write "
-                         ".output_order = SPDL_ORDER_COMPLETION, or a larger buffer_size",
-                   spdl__duration(&cell[0], (double)stage->max_ns),
-                   spdl__duration(&cell[1], (double)stage->p50_ns));
-    if (r->model > r->today)
-        spdl__text_add(text, ": by the model up to %.2fx", r->model / r->today);
-    spdl__text_add(text, " (not tried: items would come in another order).");
-}
-
-SPDL__COLD void spdl__doctor_say_harm(spdl__text *text, const spdl__doctor *d) {
-    const spdl_doctor_report *r = &d->report;
-    const spdl_doctor_trial *polite = spdl__doctor_more(r, SPDL_DOCTOR_POLITE);
-    const char *write = polite != NULL && polite->to == 1 ? ".policy.sched = SPDL_SCHED_BATCH"
-                                                          : ".policy.polite = true";
-    spdl__text_add(text, "Loading takes processors from the trainer: %.0f %% of a step it waits "
-                         "for one, and %.1f %% of the time for items. Use fewer workers, or write "
-                         "%s", 100 * r->harm, 100 * r->waiting, write);
-    if (polite == NULL)
-        spdl__text_add(text, " (not tried).");
-    else
-        spdl__doctor_measured(text, polite);
-    if (polite != NULL && polite->to == 1)
-        spdl__text_add(text, " .policy.polite was not tried: this process may not raise priorities "
-                             "again.");
-    spdl__text_add(text, " A loader process (spdl_loader_open) takes as much without that: what it "
-                         "keeps away is crashes and memory.");
-}
-
+/* The words before the verdict, where the rounds do not count or are too few. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl_doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
-    const spdl_doctor_trial *buffer = spdl__doctor_more(r, SPDL_DOCTOR_BUFFER);
-    spdl__cell cell;
-    switch (r->limit) {
-    case SPDL_LIMIT_NOT_KNOWN:
-    case SPDL_LIMIT_FOREIGN: spdl__doctor_say_unknown(&text, d); return;
-    case SPDL_LIMIT_ORDER: spdl__doctor_say_tail(&text, d); break;
-    case SPDL_LIMIT_TRAINER:
-        spdl__text_add(&text, "There is nothing to gain: the trainer's own steps of %s take %.0f "
-                              "%% of the time. Stop tuning.", spdl__duration(&cell, r->step_ns),
-                       100 * spdl__smaller(1, 1e-9 * r->today * r->step_ns));
-        break;
-    case SPDL_LIMIT_HARM: spdl__doctor_say_harm(&text, d); break;
-    case SPDL_LIMIT_MACHINE:
-        spdl__text_add(&text, "The processors are used up (%.2f of %.3g): no concurrency helps. "
-                              "Make %s cheaper, it takes most of them.", r->cores_used, r->cores,
-                       spdl__stage_called(&cell, &d->now, r->stage));
-        break;
-    case SPDL_LIMIT_WORKERS: spdl__doctor_say_workers(&text, d); break;
-    case SPDL_LIMIT_BATCH:
-        spdl__text_add(&text, "The trainer waits until %s has a batch full. Write a smaller size, "
-                              "or a larger buffer_size (not tried).",
-                       spdl__stage_called(&cell, &d->now, r->stage));
-        break;
-    case SPDL_LIMIT_DEVICE:
-        if (r->stage < 0) {
-            spdl__text_add(&text, "For %.0f %% of its steps the trainer waits for copies to the "
-                                  "device. " SPDL__SEND_LESS ".", 100 * spdl__doctor_copies(d));
-            break;
-        } /* fallthrough */
-    default:
-        if (r->outcome == SPDL_DOCTOR_DISAGREE)
-            spdl__doctor_say_unknown(&text, d);
-        else
-            spdl__doctor_say_row(&text, d);
+    const bool foreign = r->rounds > 0 && !spdl__rounds_clean(&d->rounds);
+    if (d->seen.delivered == 0) {
+        spdl__text_add(&text, "Not known: the items ended before anything was observed.");
+        return;
     }
-    if (buffer != NULL && buffer->kept) {
-        spdl__text_add(&text, " Write SPDL_SINK(%d)", buffer->to);
-        spdl__doctor_measured(&text, buffer);
-    }
+    spdl__verdict(&text, &d->seen, &d->found);
+    if (foreign)
+        spdl__text_add(&text, " Other programs had %.1f processors that were waited for in %d of "
+                              "%d rounds: measured is how it is beside them.", r->others_used,
+                       r->dropped, r->rounds);
+    else if (d->rounds.round < SPDL__ROUNDS_LEAST)
+        spdl__text_add(&text, " That was observed; %d round%s too few for an interval%s.",
+                       d->rounds.round, d->rounds.round == 1 ? " is" : "s are",
+                       d->ended ? ", and the items have ended" : ": give it more seconds");
 }
 
-/* The report goes to stderr, or into a file: there the mark of this process stands after the first
-   words, so that the next pipeline takes another name. */
-SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
-                                  int (*text)(const spdl_doctor_report *, char *, size_t)) {
-    const size_t bytes = (size_t)text(&d->report, NULL, 0);
-    char *buffer = (char *)spdl__alloc(&d->p->allocator, bytes + 1, 16);
-    char name[SPDL__PATH_BYTES], mark[SPDL__MARK_BYTES], line[SPDL__MARK_BYTES + 32];
+/* Goes to the end of a file, or to stderr. */
+SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
+                                   int (*text)(const spdl_doctor_report *, char *, size_t)) {
+    const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time may be longer then */
+    char *buffer = (char *)spdl__alloc(&d->p->allocator, room, 16);
     spdl__os_file file = SPDL__NO_FILE;
     const char *reason = "no memory";
     if (buffer != NULL) {
-        (void)text(&d->report, buffer, bytes + 1);
-        reason = path == NULL ? spdl__os_stderr_write(buffer, bytes, SPDL__STDERR_NS)
-                              : spdl__out_claim(&file, name, path);
+        const size_t bytes = (size_t)text(&d->report, buffer, room);
+        if (path == NULL) {
+            reason = spdl__os_stderr_write(buffer, bytes, SPDL__STDERR_NS);
+        } else {
+            reason = spdl__os_file_open(&file, path, SPDL__OS_APPEND, NULL);
+            if (reason == NULL) reason = spdl__os_file_write(file, buffer, bytes, SPDL__NEVER);
+        }
     }
-    if (reason == NULL && path != NULL) {
-        const size_t head = strcspn(buffer, ",>") + 1;
-        spdl__out_mark(mark);
-        (void)snprintf(line, sizeof(line),
-                       *buffer == '{' ? "\"process\":\"%s\"," : "<!-- %s -->", mark);
-        reason = spdl__os_file_truncate(file);
-        if (reason == NULL) reason = spdl__os_file_write(file, buffer, head, SPDL__NEVER);
-        if (reason == NULL) reason = spdl__os_file_write(file, line, strlen(line), SPDL__NEVER);
-        if (reason == NULL)
-            reason = spdl__os_file_write(file, buffer + head, bytes - head, SPDL__NEVER);
-    }
-    if (file != SPDL__NO_FILE) (void)spdl__os_file_close(file);
-    spdl__free(&d->p->allocator, buffer, bytes + 1);
+    (void)spdl__os_file_close(file);
+    spdl__free(&d->p->allocator, buffer, room);
     if (reason != NULL)
         spdl__logf(&d->p->logger, SPDL_LOG_WARN, "spdl: doctor: no report in %.400s: %s",
                    path != NULL ? path : "stderr", reason);
@@ -14666,123 +13661,93 @@ SPDL__COLD void spdl__doctor_file(spdl__doctor *d, const char *path,
 
 /* Everything is as it was, or better; what was found is written. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
-    const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0 };
+    const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
     spdl_doctor_report *r = &d->report;
+    double alone;
     if (d->phase == SPDL__DOCTOR_DONE) return;
     spdl__store32(&d->p->hand->keeps, 0);
-    if (d->phase < SPDL__DOCTOR_SCREEN) spdl__doctor_look(d);
-    if (d->phase == SPDL__DOCTOR_SCREEN) spdl__doctor_screened(d);
-    if (d->phase == SPDL__DOCTOR_CONFIRM) spdl__doctor_confirmed(d);
-    if (d->phase == SPDL__DOCTOR_COLD) {
-        r->cold = spdl__doctor_ratio(d, d->first - 1, d->first, 1);
-        r->from_cache = spdl__doctor_from_cache(d, 0);
-        r->cold_from_cache = spdl__doctor_from_cache(d, 1);
+    if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_look(d);
+    if (d->phase == SPDL__DOCTOR_LADDER) {
+        spdl__doctor_results(d);
+        spdl__doctor_doubts(d);
     }
-    if (d->phase >= SPDL__DOCTOR_SCREEN) spdl__doctor_set(d, &as_it_is);
+    if (d->phase == SPDL__DOCTOR_TRIAL) spdl__doctor_tried(d);
+    if (d->phase >= SPDL__DOCTOR_LADDER) spdl__doctor_set(d, &as_it_is);
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
+    r->done = true;
+    r->finding = d->found.is;
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
-    spdl__doctor_decide(d);
+    alone = r->step_ns - (double)(d->seen.trainer_runnable_ns + d->seen.step_device_ns) /
+                             spdl__larger((double)d->seen.delivered, 1);
+    r->ceiling = r->cached.rounds > 0 ? r->cached.value * r->today : alone > 0 ? 1e9 / alone : 0;
     if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
         r->hours = (double)d->plan.desc.run_steps / r->today / 3600;
         r->hours_less = r->hours * (1 - spdl__smaller(1, r->today / r->ceiling));
     }
     spdl__doctor_verdict(d);
-    if (!d->plan.desc.quiet) spdl__doctor_file(d, NULL, spdl_doctor_text);
-    if (d->plan.json[0] != '\0') spdl__doctor_file(d, d->plan.json, spdl_doctor_json);
-    if (d->plan.html[0] != '\0') spdl__doctor_file(d, d->plan.html, spdl_doctor_html);
+    if (!d->plan.desc.quiet) spdl__doctor_write(d, NULL, spdl_doctor_text);
+    if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl_doctor_json);
 }
 
-/* A phase of windows is over. */
-SPDL__COLD void spdl__doctor_go_on(spdl__doctor *d) {
-    if (d->phase == SPDL__DOCTOR_SCREEN) {
-        spdl__doctor_screened(d);
-        if (spdl__doctor_confirm(d)) return;
-    }
-    if (d->phase == SPDL__DOCTOR_BEFORE) {
-        spdl__doctor_cool(d, SPDL__DOCTOR_COLD);
-    } else if (d->phase == SPDL__DOCTOR_CONFIRM && d->files_used > 0) {
-        spdl__doctor_confirmed(d);
-        spdl__doctor_say(d, "as it is, and with files that are not in memory, for %.1f s\n",
-                         SPDL__COOLING * d->plan.desc.seconds);
-        spdl__doctor_cool(d, SPDL__DOCTOR_BEFORE);
-    } else {
-        spdl__doctor_finish(d);
-    }
-}
+/* --- where the consumer passes --- */
 
-/* --- where the trainer passes --- */
-
-/* Observing begins, or begins again as others had processors that we waited for. */
-SPDL__COLD void spdl__doctor_observe(spdl__doctor *d, uint64_t now) {
+SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
+    const double seconds = 0.1 * d->plan.desc.seconds;
     int i;
+    spdl__store32(&d->p->hand->keeps, d->plan.desc.replay);
     d->phase = SPDL__DOCTOR_OBSERVE;
-    d->phase_ns = now + (uint64_t)(0.1e9 * d->plan.desc.seconds);
-    d->step_since = d->step_sum = d->step_cpu = d->step_queued = d->steps = 0;
+    d->phase_ns = now + (uint64_t)(1e9 * seconds);
+    d->gap_ns = 0;
     for (i = 0; i < d->p->count; ++i)
         d->limit[i] = spdl__load_relaxed32(&d->p->node[i].limit);
-    spdl_pipeline_stats(d->p, &d->seen);
-    d->clocks = spdl__clocks_read();
-    d->queued_ns = spdl__doctor_queued_ns(d);
+    spdl_pipeline_stats(d->p, &d->now);
+    spdl__since_take(d->p, &d->since, &d->now, &d->seen);
+    spdl__doctor_say(d, "observes for %.1f s\n", seconds);
 }
 
-SPDL__COLD bool spdl__doctor_is_done(const spdl__doctor *d) {
-    return d->phase == SPDL__DOCTOR_DONE;
-}
-
-/* The trainer comes for an item: its step has ended, unless there is none yet. */
-SPDL__COLD void spdl__doctor_comes(spdl__doctor *d) {
-    uint64_t cpu, queued;
-    if (d->phase != SPDL__DOCTOR_OBSERVE || d->step_since == 0) return;
-    d->step_sum += spdl_time_ns() - d->step_since;
-    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
-    spdl__os_thread_times(NULL, &d->schedstat, NULL, &queued);
-    if (cpu != SPDL__NEVER) d->step_cpu += cpu - d->step_cpu_at;
-    if (queued != SPDL__NEVER && d->step_queued_at != SPDL__NEVER)
-        d->step_queued += queued - d->step_queued_at;
-    d->step_since = 0;
+/* Observing is over, or the ladder. */
+SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
+    const double seconds = d->plan.desc.seconds;
+    if (d->phase == SPDL__DOCTOR_OBSERVE) {
+        spdl__kept_close(d->p->hand);
+        spdl__doctor_look(d);
+        spdl__doctor_ladder(d);
+        spdl__doctor_say(d, "measures %d kinds of windows for %.1f s\n", d->rounds.arms,
+                         (spdl__doctor_may_try(d) ? 0.5 : 0.85) * seconds);
+        spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER,
+                                  (spdl__doctor_may_try(d) ? 0.5 : 0.85) * seconds);
+        return;
+    }
+    if (d->phase == SPDL__DOCTOR_LADDER) {
+        spdl__doctor_results(d);
+        spdl__doctor_doubts(d);
+        if (spdl__doctor_may_try(d)) {
+            spdl__doctor_try(d, 0.35 * seconds);
+            return;
+        }
+    }
+    spdl__doctor_finish(d);
 }
 
 /* It has an item. */
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const uint64_t now = spdl_time_ns();
-    const double seconds = d->plan.desc.seconds;
-    spdl_pipeline *p = d->p;
-    ++d->items;
+    if (d->phase == SPDL__DOCTOR_DONE) return;
+    if (++d->items > 1) d->gap_ns = spdl__max(d->gap_ns, now - d->last_ns);
+    d->last_ns = now;
     if (d->phase == SPDL__DOCTOR_WARM) {
         if (d->begun_ns == 0) {
             d->begun_ns = now;
-            spdl__doctor_say(d, "%.3g s from now on\n", seconds);
-            spdl__doctor_worker(d, false);
+            spdl__doctor_open_workers(d, 0);
         }
-        if ((double)(now - d->begun_ns) < 0.03e9 * seconds) return;
-        spdl__store32(&p->hand->keeps, d->plan.desc.replay);
-        spdl__doctor_observe(d, now);
+        if ((double)(now - d->begun_ns) >= 0.03e9 * d->plan.desc.seconds)
+            spdl__doctor_observes(d, now);
     } else if (d->phase == SPDL__DOCTOR_OBSERVE) {
-        if (++d->steps < SPDL__WINDOW_ITEMS || now < d->phase_ns) return;
-        d->others = spdl__clocks_foreign(&d->clocks);
-        d->disturbed = spdl__doctor_disturbed(d, d->others, (double)(now - d->clocks.time_ns));
-        if (d->disturbed && (double)(now - d->begun_ns) < 0.3e9 * seconds) {
-            spdl__doctor_observe(d, now);
-            return;
-        }
-        spdl__kept_close(p->hand);
-        spdl__doctor_look(d);
-        spdl__doctor_screen(d);
+        if (now >= d->phase_ns) spdl__doctor_goes_on(d);
     } else if (spdl__doctor_window(d, now)) {
-        spdl__doctor_go_on(d);
+        spdl__doctor_goes_on(d);
     }
-    if (d->at.kind == SPDL__ARM_PAUSE)
-        spdl__hand_delay(p->hand, &p->hand->debt[p->workers * p->count], d->at.value, true, NULL);
-}
-
-/* Its step begins, or goes on. */
-SPDL__COLD void spdl__doctor_leaves(spdl__doctor *d, bool item) {
-    if (item && d->phase != SPDL__DOCTOR_DONE) spdl__doctor_item(d);
-    if (d->phase != SPDL__DOCTOR_OBSERVE) return;
-    spdl__os_thread_times(NULL, &d->schedstat, NULL, &d->step_queued_at);
-    spdl__os_thread_times(NULL, NULL, &d->step_cpu_at, NULL);
-    d->step_since = spdl_time_ns();
 }
 
 SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *p, spdl_doctor_report *report) {
@@ -14817,7 +13782,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
         }
     }
-    d->ended = true;
+    d->ended = d->phase != SPDL__DOCTOR_DONE;
     spdl__doctor_finish(d);
     if (report != NULL) *report = d->report;
     return result == SPDL_END ? SPDL_OK : result;
@@ -14825,17 +13790,13 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
 
 /* --- a pipeline gets it, and loses it --- */
 
-/* Of SPDL_DOCTOR. */
-SPDL__COLD bool spdl__doctor_word(void *to, const char *word) {
-    spdl__doctor_plan *plan = (spdl__doctor_plan *)to;
+/* Of SPDL_DOCTOR: a word between commas; false when it is none. */
+SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
     const double number = spdl__report_seconds(word);
     if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
     if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
-    if (strcmp(word, "cold") == 0) return plan->desc.cold = true;
     if (strncmp(word, "steps=", 6) == 0)
         return (plan->desc.run_steps = (uint64_t)spdl__report_seconds(word + 6)) > 0;
-    if (strncmp(word, "json=", 5) == 0) return spdl__word_path(plan->json, word + 5);
-    if (strncmp(word, "html=", 5) == 0) return spdl__word_path(plan->html, word + 5);
     if (number != 1) plan->desc.seconds = number;
     return number > 0 && number < 1e6;
 }
@@ -14843,17 +13804,28 @@ SPDL__COLD bool spdl__doctor_word(void *to, const char *word) {
 /* What is asked for, by desc and environment; false: nothing. */
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
-    const char *value = spdl__os_environment("SPDL_DOCTOR");
+    const char *value = spdl__os_environment("SPDL_DOCTOR"), *at = value;
+    char word[64];
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) {
         plan->desc = *desc;
         (void)spdl__path_copy(plan->json, desc->json, "doctor", logger);
-        (void)spdl__path_copy(plan->html, desc->html, "doctor", logger);
-    } else if (value == NULL || strcmp(value, "0") == 0 ||
-               !spdl__words_read("SPDL_DOCTOR", value, spdl__doctor_word, plan,
-                                 "replay, raise, cold, steps=N, json=FILE or html=FILE: no doctor",
-                                 logger)) {
+    } else if (value == NULL || strcmp(value, "0") == 0) {
         return false;
+    } else {
+        (void)spdl__path_copy(plan->json, spdl__os_environment("SPDL_REPORT"), "SPDL_REPORT",
+                              logger);
+    }
+    for (; desc == NULL && at != NULL; at = *at == ',' ? at + 1 : NULL) {
+        const int length = (int)strcspn(at, ",");
+        (void)snprintf(word, sizeof(word), "%.*s", length, at);
+        if (!spdl__doctor_word(plan, word)) {
+            spdl__logf(logger, SPDL_LOG_WARN,
+                       "spdl: SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
+                       "nor replay, raise or steps=N: no doctor", value, word);
+            return false;
+        }
+        at += length;
     }
     if (!(plan->desc.seconds > 0)) plan->desc.seconds = SPDL__DOCTOR_SECONDS;
     if (plan->desc.seconds > 1e6) plan->desc.seconds = 1e6;
@@ -14862,7 +13834,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
 
 /* With the rows there, before the first thread. */
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
-                                         const spdl_stage *rows, int workers) {
+                                         int workers) {
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
@@ -14870,21 +13842,14 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     if (d == NULL) return SPDL_E_NOMEM;
     d->p = p;
     d->plan = *plan;
-    d->schedstat = SPDL__NO_FILE;
     memcpy(d->report.name, plan->name, sizeof(d->report.name));
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
-    d->report.cools = plan->desc.cold;
     d->report.raises = plan->desc.raise;
-    d->report.from_cache = d->report.cold_from_cache = -1;
     d->report.row_count = p->count;
-    d->report.stage = d->report.next_stage = -1;
-    d->buffer = p->sink->buffer_size;
-    d->clocks = spdl__clocks_read();
-    for (i = 0; i < p->count; ++i) {
-        d->limit[i] = p->node[i].limit;
-        d->tuned[i] = plan->desc.raise || rows[i].max_concurrency > (int)p->node[i].limit;
-    }
+    d->found.is.stage = d->found.is.tie = d->report.finding.stage = d->report.finding.tie = -1;
+    for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
+    for (i = 0; i < SPDL__MAX_WORKERS; ++i) d->spare[i].d = d;
     if (!spdl__os_event_init(&d->hold)) {
         spdl__free(&p->allocator, d, sizeof(*d));
         return SPDL_E_NOMEM;
@@ -14895,10 +13860,11 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
 
 /* Before a pipeline stops for good. */
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
-    if (p->doctor == NULL) return;
-    p->doctor->ended = true;
-    spdl__doctor_finish(p->doctor);
-    spdl__doctor_worker(p->doctor, true);
+    spdl__doctor *d = p->doctor;
+    if (d == NULL) return;
+    d->ended = d->phase != SPDL__DOCTOR_DONE;
+    spdl__doctor_finish(d);
+    spdl__doctor_open_workers(d, d->p->spare);
 }
 
 /* It is quiet, but for a source that destroy does not wait for. */
@@ -14915,7 +13881,6 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
     if (d == NULL) return;
     spdl__doctor_empty(p);
     spdl__hand_close(p);
-    (void)spdl__os_file_close(d->schedstat);
     spdl__os_event_fini(&d->hold);
     spdl__free(&p->allocator, d, sizeof(*d));
     p->doctor = NULL;
@@ -14923,150 +13888,34 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>doctor-text-impl
-   The report of the doctor as text, as JSON and as a page: functions of the report alone, for any
-   thread. A number that cannot be one stands as "-", or null. The page has no script: a line of it
-   is a label and an <svg> as wide as the window, whose places are percentages. Its colours are
-   those of >>report-impl. */
+   The report of the doctor as text and as JSON: functions of the report alone, for any thread. A
+   number that cannot be one stands as "-", or null. */
 
 #define SPDL__FOUND_COLUMNS 80
-#define SPDL__FOUND_BYTES 24576 /* of the text of the largest report */
-#define SPDL__LEAVE 0.05         /* of the hours of a run: less is not worth the work */
 
-/* --- words --- */
-
-static const char *const spdl__found_outcomes[] = { "running", "limit",  "nothing",  "few",
-                                                      "foreign", "bursty", "disagree", NULL };
-static const char *const spdl__found_limits[] = {
-    "not_known", "trainer", "concurrency", "io",     "machine", "lock",   "serial", "order",
-    "batch",     "workers", "memory",      "device", "source",  "harm",   "foreign", "requests",
-    NULL
-};
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
-static const char *const spdl__found_changes[] = { "concurrency", "workers", "buffer", "polite",
-                                                   NULL };
 
-SPDL__COLD const char *spdl__found_word(const char *const *words, unsigned value) {
-    for (; *words != NULL; ++words)
-        if (value-- == 0) return *words;
-    return "other";
+SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
+    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
+    return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
 }
 
-SPDL__COLD int spdl__found_count(int count, int most) {
-    return count < 0 ? 0 : count < most ? count : most;
-}
-
-/* --- numbers --- */
-
-SPDL__COLD const char *spdl__found_share(spdl__cell *cell, double share) {
-    return share >= 0 && share < 10 ? spdl__percent(cell, share > 0 ? share : 0) : "-";
-}
-
-/* A ratio of throughput as a change in percent: 0.83 is -17. */
-SPDL__COLD int spdl__found_percent(double ratio) {
-    const double change = 100 * (ratio - 1);
-    return !(ratio < 100) ? 9900 : (int)(change < 0 ? change - 0.5 : change + 0.5);
-}
-
-/* "0.83x", or in percent "-17 %". */
-SPDL__COLD const char *spdl__found_ratio(spdl__cell *cell, double ratio, bool percent) {
-    if (!(ratio > 0 && ratio < 10000)) return "-";
-    if (percent)
-        (void)snprintf(cell->text, sizeof(cell->text), "%+d %%", spdl__found_percent(ratio));
-    else
-        (void)snprintf(cell->text, sizeof(cell->text), "%.2fx", ratio);
-    return cell->text;
-}
-
-/* "1.41 to 1.49" or "-19 to -15 %". */
-SPDL__COLD const char *spdl__found_range(spdl__cell *cell, const spdl_interval *interval,
-                                          bool percent) {
-    const double low = interval->low, high = interval->high;
-    if (!interval->known) return "too few rounds";
-    if (!(low >= 0 && high >= low && high < 10000)) return "-";
-    if (percent)
-        (void)snprintf(cell->text, sizeof(cell->text), "%+d to %+d %%", spdl__found_percent(low),
-                       spdl__found_percent(high));
-    else
-        (void)snprintf(cell->text, sizeof(cell->text), high < 100 ? "%.2f to %.2f" : "%.0f to %.0f",
-                       low, high);
-    return cell->text;
-}
-
-/* "1.45x (1.41 to 1.49)" */
-SPDL__COLD void spdl__found_result(spdl__text *text, const spdl_interval *interval,
-                                    bool percent) {
-    spdl__cell cell[2];
-    spdl__text_add(text, "%s (%s)", spdl__found_ratio(&cell[0], interval->value, percent),
-                   spdl__found_range(&cell[1], interval, percent));
-}
-
-/* --- the experiments, for text and page --- */
-
-/* One that was made, as a line of the ladder. */
-typedef struct spdl__rung {
-    const char *name;
-    char what[24];
-    bool limit;                    /* of the row that is the limit */
-    double rate, ratio;            /* 0: not known */
-    const spdl_interval *interval; /* NULL: none */
-    bool percent;                  /* of one that slows */
-} spdl__rung;
-
-#define SPDL__RUNGS (3 * SPDL_MAX_STAGES + 5)
-
-/* The next one, which compares with nothing. */
-SPDL__COLD spdl__rung *spdl__rung_plain(spdl__rung *rung, const char *name, const char *what,
-                                        double rate, double ratio) {
-    rung->name = name;
-    (void)snprintf(rung->what, sizeof(rung->what), "%s", what);
-    rung->rate = rate;
-    rung->ratio = ratio;
-    return rung + 1;
-}
-
-/* One of a row (-1: of the trainer), if it was made. Calls took `share` longer; -1: not. */
-SPDL__COLD spdl__rung *spdl__rung_add(spdl__rung *rung, const spdl_doctor_report *report, int row,
-                                      const char *what, double share,
-                                      const spdl_interval *interval) {
-    if (interval->rounds <= 0) return rung;
-    rung->limit = row >= 0 && row == report->stage;
-    rung->interval = interval;
-    rung->percent = share >= 0;
-    (void)spdl__rung_plain(rung, row >= 0 ? report->row[row].name : "trainer", what,
-                           interval->value * report->today, interval->value);
-    if (share > 0 && share < 100)
-        (void)snprintf(rung->what, sizeof(rung->what), "%s +%.0f %%", what, 100 * share);
-    return rung + 1;
-}
-
-/* From the trainer alone down to the rows as they are; how many there are. */
-SPDL__COLD int spdl__rungs(spdl__rung rung[SPDL__RUNGS], const spdl_doctor_report *report) {
-    const double most = report->today > 0 ? report->ceiling / report->today : 0;
-    spdl__rung *at = rung;
-    int i;
-    memset(rung, 0, SPDL__RUNGS * sizeof(*rung));
-    if (report->cached.rounds <= 0)
-        at = spdl__rung_plain(at, "trainer", "alone", report->ceiling, most);
-    at = spdl__rung_add(at, report, -1, "on kept items", -1, &report->cached);
-    at = spdl__rung_add(at, report, -1, "asleep", 0.2, &report->trainer_asleep);
-    for (i = spdl__found_count(report->row_count, SPDL_MAX_STAGES); i-- > 0;) {
-        const spdl_doctor_row *row = &report->row[i];
-        const double share = row->mean_ns > 0 ? spdl__larger(row->delay_ns / row->mean_ns, 0) : 0;
-        at = spdl__rung_add(at, report, i, "replayed", -1, &row->replayed);
-        at = spdl__rung_add(at, report, i, "computing", share, &row->computing);
-        at = spdl__rung_add(at, report, i, "asleep", share, &row->asleep);
+/* "1.45x (1.41 to 1.49)", or of what slows "-17 % (-19 to -15)". */
+SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval *is, bool slows) {
+    spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
+    if (!(is->value > 0 && is->value < 1e4)) return "-";
+    if (!slows) {
+        spdl__text_interval(&text, is);
+        return cell->text;
     }
-    at = spdl__rung_plain(at, "as it is", "", report->today, 0);
-    at = spdl__rung_add(at, report, -1, "", -1, &report->same);
-    if (at[-1].interval != NULL) at[-1].name = "same again";
-    return (int)(at - rung);
+    spdl__text_add(&text, "%+.0f %%", 100 * (is->value - 1));
+    if (is->known)
+        spdl__text_add(&text, " (%+.0f to %+.0f)", 100 * (is->low - 1), 100 * (is->high - 1));
+    return cell->text;
 }
 
-/* --- text --- */
-
-/* A paragraph, if there is one in `line`, which is empty then: lines of 80 characters at most. */
-SPDL__COLD void spdl__found_wrap(spdl__text *text, spdl__text *line) {
-    const char *string = line->buffer + strspn(line->buffer, " ");
+/* A paragraph: lines of 80 characters at most. */
+SPDL__COLD void spdl__found_wrap(spdl__text *text, const char *string) {
     int column = 0;
     while (*string != '\0') {
         int width = 0; /* of a word */
@@ -15086,582 +13935,145 @@ SPDL__COLD void spdl__found_wrap(spdl__text *text, spdl__text *line) {
         string += bytes + strspn(string + bytes, " ");
     }
     if (column > 0) spdl__text_add(text, "\n");
-    *line = spdl__text_start(line->buffer, line->bytes);
 }
 
-SPDL__COLD const char *spdl__found_verdict(const spdl_doctor_report *report) {
-    return report->verdict[0] != '\0' ? report->verdict : "It is not done yet.";
-}
-
-SPDL__COLD double spdl__found_number(double value) { return value > 0 && value < 1e6 ? value : 0; }
-
-SPDL__COLD void spdl__found_run_line(spdl__text *text, const spdl_doctor_report *report) {
-    spdl__text_add(text, "%.1f s, %d round%s", spdl__found_number(report->seconds), report->rounds,
-                   report->rounds == 1 ? "" : "s");
-    if (report->dropped > 0)
-        spdl__text_add(text, " (%d dropped: others had processors)", report->dropped);
-    if (report->noise > 0 && report->noise < 100)
-        spdl__text_add(text, " with a noise of %.1f %%", 100 * report->noise);
-    spdl__text_add(text, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s",
-                   report->workers, report->workers == 1 ? "" : "s",
-                   spdl__found_number(report->cores_used), spdl__found_number(report->cores),
-                   spdl__found_number(report->others_used),
-                   report->replays ? "; items were repeated: what the trainer learned is void"
-                                   : "");
-}
-
-SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *report) {
-    spdl__rung rung[SPDL__RUNGS];
-    const int count = spdl__rungs(rung, report);
+/* An experiment with a row: in the line of the row's own numbers, or below it. */
+SPDL__COLD void spdl__found_experiment(spdl__text *text, const char *what, double share,
+                                       const spdl_interval *is, int *lines) {
+    char label[24];
     spdl__cell cell;
-    int i;
-    spdl__text_add(text, "\n  row              experiment            rate   result  95 %% interval"
-                         "   rounds\n");
-    for (i = 0; i < count; ++i) {
-        const spdl__rung *at = &rung[i];
-        const bool same = i > 0 && at->name == at[-1].name;
-        spdl__text_add(text, "%c ", at->limit && !same ? '>' : ' ');
-        spdl__text_name(text, same ? "" : at->name, 16);
-        spdl__text_add(text, " %-17s %8s", at->what, spdl__found_rate(&cell, at->rate));
-        if (at->ratio != 0)
-            spdl__text_add(text, " %8s", spdl__found_ratio(&cell, at->ratio, at->percent));
-        if (at->interval != NULL)
-            spdl__text_add(text, "  %-16s %6d",
-                           spdl__found_range(&cell, at->interval, at->percent),
-                           spdl__found_count(at->interval->rounds, 9999));
-        spdl__text_add(text, "\n");
-    }
+    if (is->rounds <= 0) return;
+    (void)snprintf(label, sizeof(label), share > 0 && share < 100 ? "%s +%.0f %%" : "%s", what,
+                   100 * share);
+    spdl__text_add(text, "%*s %-15s %s\n", (*lines)++ > 0 ? 48 : 0, "", label,
+                   spdl__found_result(&cell, is, share > 0));
 }
 
-SPDL__COLD void spdl__found_row_line(spdl__text *text, const spdl_doctor_row *row, bool limit) {
-    const double part[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns }, ns = row->mean_ns;
+SPDL__COLD void spdl__found_row(spdl__text *text, const spdl_doctor_row *row, bool limit) {
+    const double parts[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
+    const double share = row->mean_ns > 0 ? row->delay_ns / row->mean_ns : 0;
     spdl__cell cell;
-    int k;
-    spdl__text_add(text, "%c ", limit ? '>' : ' ');
+    int lines = 0, k;
+    spdl__text_add(text, limit ? "> " : "  ");
     spdl__text_name(text, row->name, 16);
-    spdl__text_add(text, " %4d %8s", spdl__found_count(row->concurrency, 9999),
-                   ns > 0 && ns < 1e12 ? spdl__duration(&cell, ns) : "-");
+    spdl__text_add(text, " %4d", row->concurrency);
+    spdl__text_add(text, " %7s", row->mean_ns > 0 ? spdl__duration(&cell, row->mean_ns) : "-");
     for (k = 0; k < 3; ++k)
-        spdl__text_add(text, k == 2 ? " %6s" : " %4s",
-                       spdl__found_share(&cell, ns > 0 ? part[k] / ns : -1));
-    spdl__text_add(text, " %5s", spdl__found_share(&cell, row->load));
-    spdl__text_add(text, " %8s", spdl__found_rate(&cell, row->most));
-    spdl__text_add(text, " %8s\n", spdl__found_ratio(&cell, row->twice, false));
+        spdl__text_add(text, " %4s",
+                       row->mean_ns > 0 ? spdl__percent(&cell, parts[k] / row->mean_ns) : "-");
+    spdl__text_add(text, "%*s", 3, "");
+    spdl__found_experiment(text, "replayed", 0, &row->replayed, &lines);
+    spdl__found_experiment(text, "computing", share, &row->computing, &lines);
+    spdl__found_experiment(text, "asleep", share, &row->asleep, &lines);
+    if (lines == 0) spdl__text_add(text, "\n");
 }
 
-/* What the rows cost, and what the model makes of it. */
-SPDL__COLD void spdl__found_model(spdl__text *text, const spdl_doctor_report *report) {
-    spdl_doctor_row trainer;
-    int i;
-    memset(&trainer, 0, sizeof(trainer));
-    memcpy(trainer.name, "trainer", 8);
-    trainer.concurrency = 1;
-    trainer.mean_ns = report->step_ns;
-    trainer.cpu_ns = report->step_cpu_ns;
-    trainer.runnable_ns = report->harm * report->step_ns;
-    trainer.blocked_ns = trainer.mean_ns - trainer.cpu_ns - trainer.runnable_ns;
-    if (trainer.blocked_ns < 0) trainer.blocked_ns = 0;
-    trainer.load = 1 - report->waiting;
-    trainer.most = report->ceiling;
-    spdl__text_add(text, "\n  row              conc     mean  cpu runq asleep  load   allows   "
-                         "halved\n");
-    spdl__found_row_line(text, &trainer, false);
-    for (i = spdl__found_count(report->row_count, SPDL_MAX_STAGES); i-- > 0;)
-        if (report->row[i].mean_ns > 0 || i == report->stage)
-            spdl__found_row_line(text, &report->row[i], i == report->stage);
-}
-
-SPDL__COLD void spdl__found_legend(spdl__text *line, const spdl_doctor_report *report) {
-    spdl__cell cell[2];
-    spdl__text_add(line,
-                   "%scomputing, asleep: each call takes so much longer. x, %%: throughput "
-                   "compared with \"as it is\". allows: rate if nothing else were a limit. "
-                   "halved: throughput if its calls took half as long. By the model today's "
-                   "%s would be %s.",
-                   !report->replays ? ""
-                                    : "on kept items: nothing is loaded. replayed: results of "
-                                      "this row are kept items, nothing above it is called. ",
+/* From the consumer down to the source, and as it is. */
+SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *report) {
+    spdl__cell cell[3];
+    int i, lines = 0;
+    spdl__text_add(text, "\n  row              conc    mean  cpu runq  asl    experiment      "
+                         "throughput\n");
+    spdl__text_add(text, "  %-16s %4d %7s %17s", "consumer", 1,
+                   spdl__duration(&cell[0], report->step_ns), "");
+    spdl__found_experiment(text, "on kept items", 0, &report->cached, &lines);
+    if (lines == 0)
+        spdl__text_add(text, " %-15s %s\n", "alone", spdl__found_rate(cell, report->ceiling));
+    for (i = report->row_count - 1; i >= 0; --i)
+        if (report->row[i].mean_ns > 0 || i == report->finding.stage)
+            spdl__found_row(text, &report->row[i], i == report->finding.stage);
+    spdl__text_add(text, "  as it is: %s; the same again: %s\n",
                    spdl__found_rate(&cell[0], report->today),
-                   spdl__found_rate(&cell[1], report->model));
+                   spdl__found_result(&cell[1], &report->same, true));
 }
 
-/* The name of the row that a change is of; "" when it is of all. */
-SPDL__COLD const char *spdl__trial_row(const spdl_doctor_report *report,
-                                       const spdl_doctor_trial *trial) {
-    const int rows = spdl__found_count(report->row_count, SPDL_MAX_STAGES);
-    return trial->change == SPDL_DOCTOR_CONCURRENCY && trial->stage >= 0 && trial->stage < rows
-               ? report->row[trial->stage].name : "";
-}
-
-/* "conc 2 -> 3" */
-SPDL__COLD const char *spdl__trial_change(spdl__cell *cell, const spdl_doctor_trial *trial) {
-    static const char *const changes[] = { "conc", "workers", "buffer", NULL };
-    if (trial->change == SPDL_DOCTOR_POLITE)
-        (void)snprintf(cell->text, sizeof(cell->text), trial->to > 1 ? "polite" : "SCHED_BATCH");
-    else
-        (void)snprintf(cell->text, sizeof(cell->text), "%s %d -> %d",
-                       spdl__found_word(changes, (unsigned)trial->change),
-                       spdl__found_count(trial->from, 999), spdl__found_count(trial->to, 999));
-    return cell->text;
-}
-
-/* What to write for a change that was kept. */
-SPDL__COLD void spdl__trial_paste(spdl__text *text, const spdl_doctor_report *report,
-                                  const spdl_doctor_trial *trial) {
-    const int to = spdl__found_count(trial->to, 999999);
-    if (trial->change == SPDL_DOCTOR_WORKERS) {
-        spdl__text_add(text, "write: .workers = %d in spdl_pipeline_desc\n", to);
-    } else if (trial->change == SPDL_DOCTOR_BUFFER) {
-        spdl__text_add(text, "write: SPDL_SINK(%d)\n", to);
-    } else if (trial->change == SPDL_DOCTOR_POLITE) {
-        spdl__text_add(text, "write: .policy.sched = SPDL_SCHED_BATCH in spdl_pipeline_desc\n");
-    } else {
-        spdl__text_add(text, "write: .concurrency = %d in the row of '", to);
-        spdl__text_name(text, spdl__trial_row(report, trial), -1);
-        spdl__text_add(text, "'\n");
-    }
-}
-
-SPDL__COLD void spdl__found_trials(spdl__text *text, const spdl_doctor_report *report) {
-    const int count = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
-    spdl__cell cell[4];
-    int i, k;
-    if (count > 0)
-        spdl__text_add(text, "\n  row              change            predicted measured  "
-                             "95 %% interval\n");
-    for (i = 0; i < count; ++i) {
-        const spdl_doctor_trial *trial = &report->trial[i];
-        spdl__text_add(text, "  ");
-        spdl__text_name(text, spdl__trial_row(report, trial), 16);
-        spdl__text_add(text, " %-18s %8s %8s  %-16s %s\n", spdl__trial_change(&cell[0], trial),
-                       spdl__found_ratio(&cell[1], trial->predicted, false),
-                       spdl__found_ratio(&cell[2], trial->measured.value, false),
-                       spdl__found_range(&cell[3], &trial->measured, false),
-                       trial->kept ? "kept" : "undone");
-    }
-    for (i = 0; i < count; ++i) {
-        const spdl_doctor_trial *trial = &report->trial[i];
-        bool last = trial->kept; /* a later one may have raised it again */
-        for (k = i + 1; k < count; ++k)
-            last = last && !(report->trial[k].kept && report->trial[k].change == trial->change &&
-                             report->trial[k].stage == trial->stage);
-        if (last) spdl__trial_paste(text, report, trial);
-    }
-}
-
-/* How it is with files that are not in memory. */
-SPDL__COLD void spdl__found_cold(spdl__text *line, const spdl_doctor_report *report) {
-    static const char *const units[] = { " B", " kB", " MB", " GB" };
-    const double bytes = report->cold_bytes, cached = report->cold_from_cache;
-    spdl__cell cell[2];
-    if (!report->cools) return;
-    if (report->cold_files <= 0 || !(bytes >= 0 && bytes < 1e15)) {
-        spdl__text_add(line, "cold: not known: no file was seen to be open or mapped.");
-        return;
-    }
-    spdl__text_add(line, "cold: with %d file%s of %s not in memory ", report->cold_files,
-                   report->cold_files > 1 ? "s" : "", spdl__scaled(&cell[0], bytes, units, false));
-    if (cached > 0.5) {
-        spdl__text_add(line, "%s of what was read was there all the same: how it is without is "
-                             "not known.", spdl__found_share(&cell[0], cached));
-    } else {
-        spdl__found_result(line, &report->cold, false);
-        spdl__text_add(line, ". Of what is read %s is in the page cache as it is, %s then (\"-\": "
-                             "not known). A warm cache makes reading look free: not so in a first "
-                             "epoch, or with data larger than memory.",
-                       spdl__found_share(&cell[0], report->from_cache),
-                       spdl__found_share(&cell[1], cached));
-    }
-}
-
-/* What loading costs the trainer, and whether the rest is worth the work. */
-SPDL__COLD void spdl__found_headspace(spdl__text *line, const spdl_doctor_report *report) {
-    const double hours = report->hours, less = report->hours_less;
+SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
     spdl__cell cell;
-    if (!(report->ceiling > 0 && report->waiting >= 0 && report->waiting <= 1)) return;
-    spdl__text_add(line, "headspace: the trainer waited %.1f %% of the time for items",
-                   100 * report->waiting);
-    if (report->harm >= 0 && report->harm <= 1)
-        spdl__text_add(line, ", and for a processor in %.1f %% of its step", 100 * report->harm);
-    spdl__text_add(line, ". Without any loading: %s", spdl__found_rate(&cell, report->ceiling));
-    if (report->outcome <= SPDL_DOCTOR_NOTHING && hours > 0 && hours < 1e6 && less >= 0 &&
-        less <= hours)
-        spdl__text_add(line, ", at most %.1f h less of %.1f h: %s", less, hours,
-                       less < SPDL__LEAVE * hours ? "leave it" : "worth the work");
-    spdl__text_add(line, ".");
+    char words[256];
+    spdl__text line = spdl__text_start(words, sizeof(words));
+    if (!(report->ceiling > 0)) return;
+    spdl__text_add(&line, "The consumer waited %.1f %% of its time. Without any loading: %s",
+                   100 * report->waiting, spdl__found_rate(&cell, report->ceiling));
+    if (report->hours > 0 && report->hours_less * 60 < 1)
+        spdl__text_add(&line, ", under 1 minute less of %.1f h", report->hours);
+    else if (report->hours > 0)
+        spdl__text_add(&line, ", at most %.1f h less of %.1f h", report->hours_less, report->hours);
+    spdl__text_add(&line, ".");
+    spdl__found_wrap(text, words);
 }
 
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
-    const bool limit = report->outcome == SPDL_DOCTOR_LIMIT;
-    char words[1024];
+    char words[1200];
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__text line = spdl__text_start(words, sizeof(words)); /* the paragraph at hand */
+    spdl__text line = spdl__text_start(words, sizeof(words));
     spdl__text_add(&line, "spdl doctor: %s%s%s", report->name, report->name[0] ? ": " : "",
-                   spdl__found_verdict(report));
-    spdl__found_wrap(&text, &line);
-    spdl__found_run_line(&line, report);
-    spdl__found_wrap(&text, &line);
-    if (report->outcome == SPDL_DOCTOR_RUNNING) return (int)text.length;
-    if (limit) {
+                   report->verdict[0] != '\0' ? report->verdict : "It is not done yet.");
+    spdl__found_wrap(&text, words);
+    if (!report->done) return (int)text.length;
+    line = spdl__text_start(words, sizeof(words));
+    spdl__text_add(&line, "%.1f s, %d round%s", report->seconds, report->rounds,
+                   report->rounds == 1 ? "" : "s");
+    if (report->dropped > 0) spdl__text_add(&line, " (%d made again)", report->dropped);
+    spdl__text_add(&line, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s.",
+                   report->workers, report->workers == 1 ? "" : "s", report->cores_used,
+                   report->cores, report->others_used,
+                   report->replays ? "; items were repeated: what was learned is void" : "");
+    spdl__found_wrap(&text, words);
+    if (report->rounds > 0) {
         spdl__found_ladder(&text, report);
-        spdl__found_model(&text, report);
-        spdl__found_legend(&line, report);
-        spdl__found_wrap(&text, &line);
+        spdl__found_headspace(&text, report);
     }
-    spdl__found_trials(&text, report);
-    spdl__found_headspace(&line, report);
-    spdl__found_wrap(&text, &line);
-    spdl__found_cold(&line, report);
-    spdl__found_wrap(&text, &line);
-    if (limit)
-        spdl__text_add(&text, "not known: how it is with other data%s.\n",
-                       report->cools ? "" : ", or with files that are not in memory");
+    if (report->kept)
+        spdl__text_add(&text, "The settings are in force for the rest of this run.\n");
     return (int)text.length;
 }
 
-/* --- JSON --- */
-
-/* A field of a struct: 'd' double, 'i' int, 'b' bool, 's' characters, 'v' an interval, 'e' an
-   enum with its words (NULL: a kind), 'r' the rates of an arm. */
-typedef struct spdl__found_field {
-    char type;
-    const char *name;
-    size_t at; /* offset in its struct */
-    const char *const *words;
-} spdl__found_field;
-
-#define SPDL__SHOWN(type, field, words) { type, #field, offsetof(SPDL__SHOWN_OF, field), words }
-#define SPDL__SHOWN_D(field) SPDL__SHOWN('d', field, NULL)
-#define SPDL__SHOWN_I(field) SPDL__SHOWN('i', field, NULL)
-#define SPDL__SHOWN_B(field) SPDL__SHOWN('b', field, NULL)
-#define SPDL__SHOWN_S(field) SPDL__SHOWN('s', field, NULL)
-#define SPDL__SHOWN_V(field) SPDL__SHOWN('v', field, NULL)
-#define SPDL__SHOWN_END { '\0', NULL, 0, NULL }
-
-/* clang-format off: fields in the order of their structs, as many as fit on a line */
-#define SPDL__SHOWN_OF spdl_doctor_report
-static const spdl__found_field spdl__found_fields[] = {
-    SPDL__SHOWN_S(name), SPDL__SHOWN('e', outcome, spdl__found_outcomes),
-    SPDL__SHOWN('e', limit, spdl__found_limits), SPDL__SHOWN_I(stage),
-    SPDL__SHOWN('e', next_limit, spdl__found_limits), SPDL__SHOWN_I(next_stage),
-    SPDL__SHOWN_D(next_rate), SPDL__SHOWN_D(seconds), SPDL__SHOWN_I(workers),
-    SPDL__SHOWN_D(cores), SPDL__SHOWN_D(cores_used), SPDL__SHOWN_D(others_used),
-    SPDL__SHOWN_D(step_ns), SPDL__SHOWN_D(step_cpu_ns), SPDL__SHOWN_D(today),
-    SPDL__SHOWN_D(model), SPDL__SHOWN_D(ceiling), SPDL__SHOWN_D(waiting), SPDL__SHOWN_D(harm),
-    SPDL__SHOWN_D(hours), SPDL__SHOWN_D(hours_less), SPDL__SHOWN_B(replays),
-    SPDL__SHOWN_B(raises), SPDL__SHOWN_V(same), SPDL__SHOWN_D(noise), SPDL__SHOWN_V(cached),
-    SPDL__SHOWN_V(trainer_asleep), SPDL__SHOWN_B(cools), SPDL__SHOWN_I(cold_files),
-    SPDL__SHOWN_D(cold_bytes), SPDL__SHOWN_V(cold), SPDL__SHOWN_D(from_cache),
-    SPDL__SHOWN_D(cold_from_cache), SPDL__SHOWN_I(rounds), SPDL__SHOWN_I(dropped),
-    SPDL__SHOWN_S(verdict), SPDL__SHOWN_END
+static const spdl__field spdl__report_fields[] = {
+    SPDL__V(spdl_doctor_report, measured), SPDL__B(spdl_doctor_report, tried),
+    SPDL__B(spdl_doctor_report, kept), SPDL__D(spdl_doctor_report, seconds),
+    SPDL__I(spdl_doctor_report, workers), SPDL__D(spdl_doctor_report, cores),
+    SPDL__D(spdl_doctor_report, cores_used), SPDL__D(spdl_doctor_report, others_used),
+    SPDL__D(spdl_doctor_report, step_ns), SPDL__D(spdl_doctor_report, today),
+    SPDL__D(spdl_doctor_report, ceiling), SPDL__D(spdl_doctor_report, waiting),
+    SPDL__D(spdl_doctor_report, hours), SPDL__D(spdl_doctor_report, hours_less),
+    SPDL__B(spdl_doctor_report, replays), SPDL__B(spdl_doctor_report, raises),
+    SPDL__V(spdl_doctor_report, same), SPDL__V(spdl_doctor_report, cached),
+    SPDL__I(spdl_doctor_report, rounds), SPDL__I(spdl_doctor_report, dropped),
+    SPDL__S(spdl_doctor_report, verdict), SPDL__FIELDS_END
 };
-#undef SPDL__SHOWN_OF
-#define SPDL__SHOWN_OF spdl_doctor_row
-static const spdl__found_field spdl__found_row_fields[] = {
-    SPDL__SHOWN_S(name), SPDL__SHOWN('e', kind, NULL), SPDL__SHOWN_I(concurrency),
-    SPDL__SHOWN_I(buffer_size), SPDL__SHOWN_D(ready), SPDL__SHOWN_B(may_raise),
-    SPDL__SHOWN('e', method, spdl__found_methods), SPDL__SHOWN_D(visits), SPDL__SHOWN_D(mean_ns),
-    SPDL__SHOWN_D(cpu_ns), SPDL__SHOWN_D(runnable_ns), SPDL__SHOWN_D(blocked_ns),
-    SPDL__SHOWN_D(load), SPDL__SHOWN_D(most), SPDL__SHOWN_D(twice), SPDL__SHOWN_V(replayed),
-    SPDL__SHOWN_V(computing), SPDL__SHOWN_V(asleep), SPDL__SHOWN_D(delay_ns), SPDL__SHOWN_END
+static const spdl__field spdl__row_fields[] = {
+    SPDL__S(spdl_doctor_row, name), SPDL__FIELD_(spdl_doctor_row, 'e', kind, NULL),
+    SPDL__I(spdl_doctor_row, concurrency),
+    SPDL__FIELD_(spdl_doctor_row, 'e', method, spdl__found_methods),
+    SPDL__D(spdl_doctor_row, mean_ns), SPDL__D(spdl_doctor_row, cpu_ns),
+    SPDL__D(spdl_doctor_row, runnable_ns), SPDL__D(spdl_doctor_row, blocked_ns),
+    SPDL__D(spdl_doctor_row, load), SPDL__D(spdl_doctor_row, delay_ns),
+    SPDL__V(spdl_doctor_row, replayed), SPDL__V(spdl_doctor_row, computing),
+    SPDL__V(spdl_doctor_row, asleep), SPDL__FIELDS_END
 };
-#undef SPDL__SHOWN_OF
-#define SPDL__SHOWN_OF spdl_doctor_trial
-static const spdl__found_field spdl__found_trial_fields[] = {
-    SPDL__SHOWN('e', change, spdl__found_changes), SPDL__SHOWN_I(stage), SPDL__SHOWN_I(from),
-    SPDL__SHOWN_I(to), SPDL__SHOWN_D(predicted), SPDL__SHOWN_V(measured), SPDL__SHOWN_B(kept),
-    SPDL__SHOWN_END
-};
-#undef SPDL__SHOWN_OF
-#define SPDL__SHOWN_OF spdl_doctor_arm
-static const spdl__found_field spdl__found_arm_fields[] = {
-    SPDL__SHOWN_S(name), SPDL__SHOWN_I(stage), SPDL__SHOWN_B(confirming), SPDL__SHOWN_I(rounds),
-    SPDL__SHOWN('r', rate, NULL), SPDL__SHOWN_END
-};
-#undef SPDL__SHOWN_OF
-/* clang-format on */
-
-/* With up to six decimals, and a point whatever the locale; null when it is none. */
-SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
-    spdl__llu parts;
-    int length;
-    if (!(value >= 0 && value < 1e12)) return "null";
-    parts = (spdl__llu)(value * 1e6 + 0.5);
-    length = snprintf(cell->text, sizeof(cell->text), "%llu.%06llu", parts / 1000000,
-                      parts % 1000000);
-    if (parts % 1000000 == 0) cell->text[length - 7] = '\0';
-    return cell->text;
-}
-
-/* Without an interval low and high are null. */
-SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
-    spdl__cell cell[3];
-    spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
-                   spdl__json_double(&cell[0], interval->value),
-                   spdl__json_double(&cell[1], interval->known ? interval->low : -1),
-                   spdl__json_double(&cell[2], interval->known ? interval->high : -1),
-                   interval->rounds);
-}
-
-SPDL__COLD void spdl__json_rates(spdl__text *text, const spdl_doctor_arm *arm) {
-    spdl__cell cell;
-    int k;
-    spdl__text_add(text, "[");
-    for (k = 0; k < spdl__found_count(arm->rounds, SPDL_DOCTOR_ROUNDS); ++k)
-        spdl__text_add(text, "%s%s", k > 0 ? "," : "",
-                       spdl__json_double(&cell, (double)arm->rate[k]));
-    spdl__text_add(text, "]");
-}
-
-/* All but the brace that ends it. */
-SPDL__COLD void spdl__found_object(spdl__text *text, const char *before, const void *object,
-                                   const spdl__found_field *field) {
-    spdl__cell cell;
-    for (; field->name != NULL; ++field, before = ",") {
-        const void *at = (const char *)object + field->at;
-        spdl__text_add(text, "%s\"%s\":", before, field->name);
-        switch (field->type) {
-        case 'd': spdl__text_add(text, "%s", spdl__json_double(&cell, *(const double *)at)); break;
-        case 'i': spdl__text_add(text, "%d", *(const int *)at); break;
-        case 'b': spdl__text_add(text, *(const bool *)at ? "true" : "false"); break;
-        case 's': spdl__json_string(text, (const char *)at); break;
-        case 'v': spdl__json_interval(text, (const spdl_interval *)at); break;
-        case 'r': spdl__json_rates(text, (const spdl_doctor_arm *)object); break;
-        default: {
-            int value; /* of an enum, whatever its type */
-            memcpy(&value, at, sizeof(value));
-            spdl__json_string(text, field->words != NULL
-                                        ? spdl__found_word(field->words, (unsigned)value)
-                                        : spdl__kind_name((spdl_kind)value));
-        }
-        }
-    }
-}
-
-SPDL__COLD void spdl__found_array(spdl__text *text, const char *name, const void *first, int count,
-                                  size_t bytes, const spdl__found_field *fields) {
-    int i;
-    spdl__text_add(text, ",\"%s\":[", name);
-    for (i = 0; i < count; ++i) {
-        spdl__found_object(text, i > 0 ? ",\n{" : "\n{",
-                           (const char *)first + (size_t)i * bytes, fields);
-        spdl__text_add(text, "}");
-    }
-    spdl__text_add(text, "]");
-}
 
 SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes) {
-    const int rows = spdl__found_count(report->row_count, SPDL_MAX_STAGES);
-    const int trials = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
-    const int arms = spdl__found_count(report->arm_count, 2 * SPDL_DOCTOR_ARMS);
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__text_add(&text, "{\"schema\":\"spdl.doctor.1\",\"version\":\"%s\"", spdl_version());
-    spdl__found_object(&text, ",", report, spdl__found_fields);
-    spdl__found_array(&text, "row", report->row, rows, sizeof(report->row[0]),
-                      spdl__found_row_fields);
-    spdl__found_array(&text, "trial", report->trial, trials, sizeof(report->trial[0]),
-                      spdl__found_trial_fields);
-    spdl__found_array(&text, "arm", report->arm, arms, sizeof(report->arm[0]),
-                      spdl__found_arm_fields);
+    spdl__json_head(&text, "spdl.doctor.1", report->name[0] != '\0' ? report->name : "spdl");
+    spdl__json_fields(&text, ",\"finding\":{", &report->finding, spdl__finding_fields);
+    spdl__json_fields(&text, "},", report, spdl__report_fields);
+    spdl__json_array(&text, "rows", report->row, report->row_count, sizeof(report->row[0]),
+                     spdl__row_fields);
     spdl__text_add(&text, "}\n");
     return (int)text.length;
 }
 
-/* --- the page --- */
-
-/* A name or a text inside an element. */
-SPDL__COLD void spdl__html_add(spdl__text *text, const char *string) {
-    for (; *string != '\0'; ++string) {
-        const int length = spdl__utf8(string);
-        const char c = *string;
-        if (length > 1) {
-            spdl__text_add(text, "%.*s", length, string);
-            string += length - 1;
-        } else if (length == 1 && (c == '\n' || ((unsigned char)c >= 0x20 && c != 0x7f))) {
-            spdl__text_add(text, strchr("<>&'\"", c) != NULL ? "&#%d;" : "%c", c);
-        } else {
-            spdl__text_add(text, "?");
-        }
-    }
-}
-
-/* A line of a picture: numbers from 0 to `top` are from the left to the right of the window. */
-typedef struct spdl__strip {
-    spdl__text *text;
-    double top;
-} spdl__strip;
-
-/* It is as wide as the largest number that is one. */
-SPDL__COLD void spdl__strip_fit(spdl__strip *strip, double value) {
-    if (value > strip->top && value < 1e12) strip->top = value;
-}
-
-/* Percent of the width. A point in every locale. */
-SPDL__COLD const char *spdl__strip_at(const spdl__strip *strip, spdl__cell *cell, double value) {
-    const double share = value > 0 && strip->top > 0 ? value / strip->top : 0;
-    const unsigned tenths = share < 1 ? (unsigned)(1000 * share) : 1000;
-    (void)snprintf(cell->text, sizeof(cell->text), "%u.%u%%", tenths / 10, tenths % 10);
-    return cell->text;
-}
-
-/* The label, then a bar: what was there, and what `from` to `to` adds or takes; `unit` is what the
-   interval counts in. */
-SPDL__COLD void spdl__strip_bar(const spdl__strip *strip, const char *label, bool limit,
-                                double from, double to, const spdl_interval *interval,
-                                double unit) {
-    const char *hot = limit ? " class='hot'" : "";
-    spdl__cell low, high;
-    spdl__text_add(strip->text, "<p%s>", hot);
-    spdl__html_add(strip->text, label);
-    (void)spdl__strip_at(strip, &low, spdl__smaller(from, to));
-    (void)spdl__strip_at(strip, &high, from < to ? to - from : from - to);
-    spdl__text_add(strip->text,
-                   "</p><svg width='100%%' height='16'%s><rect x='0.0%%' y='2' width='%s' "
-                   "height='10' class='base'/><rect x='%s' y='2' width='%s' height='10' "
-                   "class='%s'/>", hot, low.text, low.text, high.text, from < to ? "more" : "less");
-    if (interval != NULL && interval->known) {
-        (void)spdl__strip_at(strip, &low, interval->low * unit);
-        (void)spdl__strip_at(strip, &high, interval->high * unit);
-        spdl__text_add(strip->text,
-                       "<line x1='%s' x2='%s' y1='7' y2='7'/><line x1='%s' x2='%s' y1='3' "
-                       "y2='11'/><line x1='%s' x2='%s' y1='3' y2='11'/>", low.text, high.text,
-                       low.text, low.text, high.text, high.text);
-    }
-    spdl__text_add(strip->text, "</svg>\n");
-}
-
-/* The rungs from the rows as they are up to the trainer alone: each bar begins where the replay
-   before ended, so that its end is that row's share of what there is to gain. */
-SPDL__COLD void spdl__page_ladder(spdl__text *text, const spdl_doctor_report *report) {
-    spdl__rung rung[SPDL__RUNGS];
-    const double gap = report->ceiling - report->today;
-    double reached = report->today;
-    spdl__strip strip = { text, report->ceiling };
-    spdl__cell cell;
-    int i = spdl__rungs(rung, report), k;
-    if (report->same.rounds > 0) --i; /* is among the rounds */
-    spdl__text_add(text, "<h2>From today up to the trainer alone</h2><div class='card'>\n");
-    for (k = 0; k < i; ++k) spdl__strip_fit(&strip, rung[k].rate);
-    while (i-- > 0) {
-        const spdl__rung *at = &rung[i];
-        const double to = at->rate;
-        const double from = at->percent ? report->today
-                            : at->interval == NULL && i > 0 ? 0 : reached;
-        char label[256];
-        spdl__text line = spdl__text_start(label, sizeof(label));
-        spdl__text_add(&line, "%s%s%s: %s", at->name, at->what[0] != '\0' ? " " : "", at->what,
-                       spdl__found_rate(&cell, at->rate));
-        if (at->interval != NULL) {
-            spdl__text_add(&line, ", ");
-            spdl__found_result(&line, at->interval, at->percent);
-        }
-        if (!at->percent && from > 0 && gap > 0 && to > from && to - from < 2 * gap)
-            spdl__text_add(&line, ", %.0f %% of the gap", 100 * (to - from) / gap);
-        spdl__strip_bar(&strip, label, at->limit, from, to, at->interval, report->today);
-        if (!at->percent && to > 0) reached = to;
-    }
-    spdl__text_add(text, "</div>\n");
-}
-
-SPDL__COLD void spdl__page_trials(spdl__text *text, const spdl_doctor_report *report) {
-    const int count = spdl__found_count(report->trial_count, SPDL_DOCTOR_TRIALS);
-    spdl__strip strip = { text, 1 };
-    spdl__cell cell[2];
-    int i;
-    if (count == 0) return;
-    for (i = 0; i < count; ++i) {
-        spdl__strip_fit(&strip, report->trial[i].predicted);
-        spdl__strip_fit(&strip, report->trial[i].measured.value);
-        spdl__strip_fit(&strip, report->trial[i].measured.high);
-    }
-    spdl__text_add(text, "<h2>Changes that were tried</h2><div class='card'>\n");
-    for (i = 0; i < count; ++i) {
-        const spdl_doctor_trial *trial = &report->trial[i];
-        char label[256];
-        spdl__text line = spdl__text_start(label, sizeof(label));
-        spdl__text_add(&line, "%s %s: predicted %s", spdl__trial_row(report, trial),
-                       spdl__trial_change(&cell[0], trial),
-                       spdl__found_ratio(&cell[1], trial->predicted, false));
-        spdl__strip_bar(&strip, label, false, 1, trial->predicted, NULL, 1);
-        line = spdl__text_start(label, sizeof(label));
-        spdl__text_add(&line, "measured ");
-        spdl__found_result(&line, &trial->measured, false);
-        spdl__text_add(&line, trial->kept ? ", kept" : ", undone");
-        spdl__strip_bar(&strip, label, false, 1, trial->measured.value, &trial->measured, 1);
-    }
-    spdl__text_add(text, "</div>\n");
-}
-
-/* Each window as a dot; the first round is at the top. */
-SPDL__COLD void spdl__page_rounds(spdl__text *text, const spdl_doctor_report *report) {
-    const int arms = spdl__found_count(report->arm_count, 2 * SPDL_DOCTOR_ARMS);
-    spdl__strip strip = { text, 0 };
-    spdl__cell cell;
-    int i, k;
-    if (arms == 0) return;
-    for (i = 0; i < arms; ++i)
-        for (k = 0; k < spdl__found_count(report->arm[i].rounds, SPDL_DOCTOR_ROUNDS); ++k)
-            spdl__strip_fit(&strip, (double)report->arm[i].rate[k]);
-    spdl__text_add(text, "<h2>Every round, from 0 to %s</h2><div class='card'>\n",
-                   spdl__found_rate(&cell, strip.top));
-    for (i = 0; i < arms; ++i) {
-        const spdl_doctor_arm *arm = &report->arm[i];
-        const int rounds = spdl__found_count(arm->rounds, SPDL_DOCTOR_ROUNDS);
-        spdl__text_add(text, "<p>");
-        spdl__html_add(text, arm->name);
-        spdl__text_add(text, "%s</p><svg width='100%%' height='22' class='dots%s'>",
-                       arm->confirming ? ", confirming" : "", arm->confirming ? " two" : "");
-        for (k = 0; k < rounds; ++k)
-            if (arm->rate[k] > 0)
-                spdl__text_add(text, "<circle cx='%s' cy='%d' r='2.5'/>",
-                               spdl__strip_at(&strip, &cell, (double)arm->rate[k]),
-                               3 + 16 * k / rounds);
-        spdl__text_add(text, "</svg>\n");
-    }
-    spdl__text_add(text, "</div>\n");
-}
-
-SPDL_API int spdl_doctor_html(const spdl_doctor_report *report, char *buffer, size_t bytes) {
-    const char *style = strstr(spdl__page[0], "<style>"), *end = strstr(style, "</style>");
-    spdl__text text = spdl__text_start(buffer, bytes);
-    char words[SPDL__FOUND_BYTES];
-    spdl__text line = spdl__text_start(words, sizeof(words));
-    spdl__text_add(&text,
-                   "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>spdl doctor"
-                   "</title><meta name='viewport' content='width=device-width,initial-scale=1'>"
-                   "%.*s.card{padding:10px 16px 14px}.card p{margin-top:8px}svg line{stroke:"
-                   "var(--ink);stroke-width:1.5}.base{fill:var(--line)}.more{fill:var(--c2)}.less"
-                   "{fill:var(--c6);opacity:.5}.hot .more,.hot .less{fill:var(--hot)}p.hot{color:"
-                   "var(--hot);font-weight:600}.dots{background:var(--soft);fill:var(--c0)}.two{"
-                   "fill:var(--c1)}circle{opacity:.7}pre{font-size:12.5px;line-height:1.4}"
-                   "</style></head><body><main><p>",
-                   (int)(end - style), style);
-    spdl__found_run_line(&line, report);
-    spdl__html_add(&text, words);
-    spdl__text_add(&text, "</p><h1>");
-    spdl__html_add(&text, spdl__found_verdict(report));
-    spdl__text_add(&text, "</h1>\n");
-    if (report->today > 0) spdl__page_ladder(&text, report);
-    spdl__page_trials(&text, report);
-    spdl__page_rounds(&text, report);
-    (void)spdl_doctor_text(report, words, sizeof(words));
-    spdl__text_add(&text, "<h2>The report</h2><pre class='card scroll'>");
-    spdl__html_add(&text, words);
-    spdl__text_add(&text, "</pre><footer>spdl.h %s</footer></main></body></html>\n",
-                   spdl_version());
-    return (int)text.length;
-}
-
 #endif /* SPDL_NO_REPORT */
-#endif /* BRING-UP */
 
-/* A weight as mantissa * 2^exponent, exactly. */
-SPDL__PRIVATE uint64_t spdl__weight_split(double weight, int *exponent) {
-    uint64_t bits;
-    memcpy(&bits, &weight, sizeof(bits));
-    *exponent = bits >> 52 ? (int)(bits >> 52) - 1 : 0; /* a subnormal has that of the smallest */
-    return (bits & (((uint64_t)1 << 52) - 1)) | (uint64_t)(bits >> 52 != 0) << 52;
-}
+/* ============================================================================================= */
+/* >>sampler-impl
+   Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table,
+   is kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
+   time, which also holds for the calls of a source. What >>state asks from the trainer's thread
+   looks at ranks and `from` alone, which do not change meanwhile. */
+
+#define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
+#define SPDL__MOST ((uint64_t)1 << 63) /* of what is counted here */
 
 /* A product of 128 bits: some compilers for boards have no such type. */
 typedef struct spdl__wide {
@@ -15683,16 +14095,6 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
 #endif
     return product;
 }
-
-/* ============================================================================================= */
-/* >>sampler-impl
-   Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table,
-   is kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
-   time, which also holds for the calls of a source. What >>state asks from the trainer's thread
-   looks at ranks and `from` alone, which do not change meanwhile. */
-
-#define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
-#define SPDL__MOST ((uint64_t)1 << 63) /* of what is counted here */
 
 /* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
 SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
@@ -22548,34 +20950,20 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>trace-impl
-   The hooks, which run where the pipeline calls them, and the file. Create claims it, writes an
-   empty trace and holds it for as long as the pipeline lives. The writer runs in destroy or
-   spdl_trace_write; it copies the events first, so it may write while they are recorded. */
+   The hooks, which run where the pipeline calls them, and the file: create opens it, and destroy
+   writes it, when no thread of the pipeline is left. */
 
 /* Tracks of threads: index p->workers is the owner's thread, which is the trainer. */
 SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 
-/* The reader waited from when it became idle until the first of the items was put; one that had
-   no place had none until now. The trainer may bring no time with it: ages by a clock of 0 would be
-   anything. The depth is said by the reader that has moved the head; when that has moved on
-   meanwhile, by the one that did it. What looked ready before need not be looked at again. */
-SPDL__RARE void spdl__trace_taken(spdl__edge *edge, uint64_t from, uint64_t now) {
+/* The depth is said by the reader that has moved the head; when that has moved on meanwhile, by the
+   one that did it. What looked ready before need not be looked at again. */
+SPDL__RARE void spdl__trace_taken(spdl__edge *edge) {
     spdl__track *track = edge->track;
-    const uint64_t idle = spdl__exchange(&track->begun, 0);
-    const uint64_t ticket = from + edge->buffer_size;
-    uint64_t put, head, end, age = 0;
-    if (now == 0) now = spdl_time_ns();
-    put = now - spdl__slot_age(spdl__edge_slot(edge, from), now);
-    if (idle != 0 && idle < put) spdl__trace_add(track, SPDL__RECORD_EMPTY, 0, 0, idle, put, 0);
-    if (spdl__edge_ready(edge, ticket) &&
-        spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE)
-        age = spdl__slot_age(spdl__edge_slot(edge, ticket), now);
-    if (age > 0) spdl__trace_add(track, SPDL__RECORD_FULL, 0, 0, now - age, now, 0);
-    head = spdl__head(spdl__load(&edge->word));
-    end = spdl__max(spdl__load_relaxed(&track->ready), head);
+    const uint64_t head = spdl__head(spdl__load(&edge->word)), now = spdl_time_ns();
+    uint64_t end = spdl__max(spdl__load_relaxed(&track->ready), head);
     while (end <= head + edge->mask && spdl__edge_ready(edge, end)) ++end;
     spdl__store_relaxed(&track->ready, end);
-    now = spdl_time_ns();
     if (spdl__head(spdl__load(&edge->word)) == head)
         spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, end - head);
 }
@@ -22665,7 +21053,6 @@ SPDL__COLD spdl__record_kind spdl__record_of_kind(const spdl__record *record) {
     return (spdl__record_kind)(record->stamp & 0xff);
 }
 
-/* Of a copy: the track stands where its place in the track was. */
 SPDL__COLD int spdl__record_track(const spdl__record *record) { return (int)(record->stamp >> 32); }
 
 /* Copies the events that are there, track by track; *dropped counts those overwritten. */
@@ -22680,71 +21067,49 @@ SPDL__COLD size_t spdl__trace_collect(const spdl__trace *trace, spdl__record *re
         uint64_t place = end - spdl__min(end, track->mask + 1);
         *dropped += place;
         for (; place < end; ++place) {
-            const spdl__record *record = &track->records[place & track->mask];
-            const uint64_t stamp = spdl__load(&record->stamp);
-            spdl__record *to = &records[count];
-            to->begin = spdl__load(&record->begin);
-            to->end = spdl__load(&record->end);
-            to->number = spdl__load(&record->number);
-            to->stamp = (uint64_t)i << 32 | (uint32_t)stamp;
-            if (stamp >> 32 == (uint32_t)(place + 1) && spdl__load(&record->stamp) == stamp)
-                ++count;
-            else
-                ++*dropped;
+            const spdl__record *from = &track->records[place & track->mask];
+            spdl__record *to = &records[count++];
+            to->begin = spdl__max(spdl__load_relaxed(&from->begin), trace->origin);
+            to->end = spdl__load_relaxed(&from->end);
+            to->number = spdl__load_relaxed(&from->number);
+            to->stamp = spdl__load_relaxed(&from->stamp) | (uint64_t)i << 32;
+            if (spdl__record_of_kind(to) == SPDL__RECORD_BATCH)
+                to->begin = to->end; /* one put may be inside of another's */
         }
     }
     return count;
 }
 
-/* What a slice may be inside of: slices of a lower level. The trainer waits inside of its spans. */
-SPDL__COLD int spdl__record_level(const spdl__record *record) {
-    const spdl__record_kind kind = spdl__record_of_kind(record);
-    if (kind == SPDL__RECORD_SPAN) return 1 + (int)(record->stamp >> 16 & 0xffff) % SPDL__SPANS;
-    return kind == SPDL__RECORD_NEXT ? SPDL__SPANS + 1 : 0;
-}
-
 /* By track and time, what is around the others first. */
 SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
     const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
-    const int lane = spdl__record_track(x) - spdl__record_track(y);
-    const int level = spdl__record_level(x) - spdl__record_level(y);
-    if (lane != 0) return lane;
+    const int track = spdl__record_track(x) - spdl__record_track(y);
+    if (track != 0) return track;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return level != 0 ? level : (x->end > y->end) - (x->end < y->end);
-}
-
-/* In order, and slices of a track one after the other, or inside of another of a lower level: each
-   begins where the one before it ends or later, and ends where the one around it does or before. */
-SPDL__COLD void spdl__trace_order(spdl__record *records, size_t count, uint64_t start) {
-    spdl__record *open[SPDL__SPANS + 2]; /* levels only rise */
-    uint64_t last = start; /* where the slice before this one begins now */
-    int depth = 0;
-    size_t i;
-    if (count > 0) qsort(records, count, sizeof(*records), spdl__record_compare);
-    for (i = 0; i < count; ++i) {
-        spdl__record *record = &records[i];
-        const spdl__record_kind kind = spdl__record_of_kind(record);
-        const int level = spdl__record_level(record);
-        if (i > 0 && spdl__record_track(record) != spdl__record_track(record - 1)) {
-            last = start;
-            depth = 0;
-        }
-        record->begin = spdl__max(record->begin, start);
-        if (kind == SPDL__RECORD_DEPTH || kind > SPDL__RECORD_SPAN) continue;
-        record->begin = spdl__max(record->begin, last);
-        for (; depth > 0; --depth) {
-            const spdl__record *around = open[depth - 1];
-            if (spdl__record_level(around) < level && around->end > record->begin) break;
-            record->begin = spdl__max(record->begin, around->end);
-        }
-        record->end = spdl__max(record->end, record->begin);
-        if (depth > 0) record->end = spdl__min(record->end, open[depth - 1]->end);
-        last = record->begin;
-        open[depth++] = record;
-    }
+    return (x->end < y->end) - (x->end > y->end);
 }
 
 /* --- text --- */
+
+/* Text on its way to a file, through a buffer. After a failure no more is written. */
+typedef struct spdl__out {
+    spdl__os_file file;
+    const char *failure; /* the first, or NULL */
+    spdl__text text;
+} spdl__out;
+
+SPDL__COLD void spdl__out_flush(spdl__out *out) {
+    if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
+    if (out->failure == NULL)
+        out->failure = spdl__os_file_write(out->file, out->text.buffer, out->text.length,
+                                           SPDL__NEVER);
+    out->text.length = 0;
+}
+
+/* In microseconds, with a point whatever the locale. */
+SPDL__COLD void spdl__trace_time(spdl__text *text, const char *name, uint64_t ns) {
+    spdl__text_add(text, ",\"%s\":%llu.%03u", name, (spdl__llu)(ns / 1000), (unsigned)(ns % 1000));
+}
 
 /* The start of an event; `track` is a thread to the viewer. Times are in microseconds. */
 SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p, const char *phase,
@@ -22753,7 +21118,7 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
                    (spdl__llu)spdl__os_process_id(NULL), track + 1);
     if (when != SPDL__NEVER)
-        spdl__json_real(&out->text, "ts", (double)(when - p->trace->origin) / 1e3);
+        spdl__trace_time(&out->text, "ts", when - p->trace->origin);
     return &out->text;
 }
 
@@ -22772,24 +21137,22 @@ SPDL__COLD void spdl__trace_value_text(spdl__text *text, uint64_t bits) {
 /* Copies overlap, as slices of a lane must not: they are asynchronous, two events with one id. */
 SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
                                    const spdl__record *record, size_t id) {
-    static const char *const phases[] = { "X", "X", "X", "X", "X", "C", "X", "b", "C" };
-    static const char *const cats[] = { "task", "batch", "trainer", "edge", "edge", "", "span",
-                                        "copy", "" };
-    static const char *const names[] = { "", "", "next waits", "empty", "full" };
+    static const char *const phases[] = { "X", "X", "X", "C", "X", "b", "C" };
+    static const char *const cats[] = { "task", "batch", "trainer", "", "span", "copy", "" };
     static const char *const copies[] = { "copy to device", "launch", "copy to host" };
     const spdl__record_kind kind = spdl__record_of_kind(record);
     const int track = spdl__record_track(record), code = (int)(record->stamp >> 8 & 0xff);
     const int edge = track - spdl__tracks(p);
     spdl__text *text = spdl__trace_event(out, p, phases[kind], track, record->begin);
     const char *name = kind <= SPDL__RECORD_BATCH   ? p->node[code].name
-                       : kind <= SPDL__RECORD_FULL  ? names[kind]
+                       : kind == SPDL__RECORD_NEXT  ? "next waits"
                        : kind == SPDL__RECORD_DEPTH ? p->node[edge].name
                        : kind == SPDL__RECORD_COPY  ? copies[code]
                                                     : (const char *)(uintptr_t)record->number;
     char start[101]; /* there is room for so much of a user's */
     (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
     if (*phases[kind] == 'X')
-        spdl__json_real(text, "dur", (double)(record->end - record->begin) / 1e3);
+        spdl__trace_time(text, "dur", spdl__grown(record->begin, record->end));
     if (*cats[kind] != '\0') spdl__text_add(text, ",\"cat\":\"%s\"", cats[kind]);
     if (kind == SPDL__RECORD_COPY) spdl__text_add(text, ",\"id\":%llu", (spdl__llu)id);
     spdl__text_add(text, ",\"name\":\"");
@@ -22818,36 +21181,31 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
    names here. NULL, or what went wrong. */
 SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file file,
                                          spdl__record *records, size_t count, uint64_t dropped) {
-    char buffer[8192], mark[SPDL__MARK_BYTES];
+    char buffer[8192];
     spdl__out out = { file, spdl__os_file_truncate(file),
                       spdl__text_start(buffer, sizeof(buffer)) };
     spdl__text *text = &out.text;
     size_t i;
     int track;
-    spdl__out_mark(mark);
     spdl__text_add(text,
-                   "{\"otherData\":{\"process\":\"%s\",\"spdl\":\"%s\",\"events\":%llu,"
+                   "{\"otherData\":{\"spdl\":\"%s\",\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
-                   "{\"name\":\"spdl ", mark, spdl_version(), (spdl__llu)count,
+                   "{\"name\":\"spdl ", spdl_version(), (spdl__llu)count,
                    (spdl__llu)dropped, (spdl__llu)spdl__os_process_id(NULL));
     spdl__json_escape(text, p->trace->name);
     spdl__text_add(text, "\"}}");
-    for (track = 0; track + 1 < p->trace->tracks; ++track) { /* copies have no lane */
-        const int edge = track - spdl__tracks(p);
+    for (track = 0; track < spdl__tracks(p); ++track) { /* edges are counters */
         (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
         spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
                        track);
         (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
         spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
-        if (edge >= 0) spdl__text_add(text, "edge %d, after ", edge);
-        spdl__json_escape(text, edge >= 0            ? p->node[edge].name
-                                : track < p->workers ? p->trace->name
-                                                     : "trainer");
+        spdl__json_escape(text, track < p->workers ? p->trace->name : "consumer");
         if (track < p->workers) spdl__text_add(text, "-%d", track);
         spdl__text_add(text, "\"}}");
     }
-    spdl__trace_order(records, count, p->trace->origin);
+    if (count > 0) qsort(records, count, sizeof(*records), spdl__record_compare);
     for (i = 0; i < count && out.failure == NULL; ++i)
         spdl__trace_record(&out, p, &records[i], i);
     spdl__text_add(text, "\n]}\n");
@@ -22882,21 +21240,6 @@ SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file fi
     return failure == NULL ? SPDL_OK : records == NULL ? SPDL_E_NOMEM : SPDL_E_IO;
 }
 
-SPDL_API spdl_result spdl_trace_write(const spdl_pipeline *p, const char *path) {
-    const char *reason;
-    spdl_result result;
-    spdl__os_file file;
-    if (p == NULL || path == NULL || p->trace == NULL) return SPDL_E_INVALID;
-    reason = spdl__os_file_open(&file, path, SPDL__OS_REPLACE, NULL);
-    if (reason != NULL) {
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, reason);
-        return SPDL_E_IO;
-    }
-    result = spdl__trace_save(p, file, path);
-    (void)spdl__os_file_close(file);
-    return result;
-}
-
 /* --- create and destroy --- */
 
 /* Room for `events` events of each track; false when there is no memory. */
@@ -22918,7 +21261,6 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     }
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.track = &trace->track[spdl__tracks(p) + i];
-        if (i + 1 < p->count) p->node[i].out.track->begun = 1; /* idle from the start */
         trace->fn[i] = p->node[i].row.fn;
         if (trace->fn[i] != NULL) p->node[i].row.fn = &spdl__traced_function;
     }
@@ -22937,6 +21279,17 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     p->trace = NULL;
     (void)spdl__os_file_close(trace->file);
     spdl__free(&p->allocator, trace, trace->bytes);
+}
+
+/* "%p" in a name stands for the number of the process. False when it does not fit. */
+SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
+    const char *mark = strstr(from, "%p");
+    const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
+    char number[24] = "";
+    if (mark != NULL)
+        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id(NULL));
+    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, from, number,
+                    mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
 }
 
 /* Takes ",events=N" off the value of SPDL_TRACE. */
@@ -22967,17 +21320,16 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
     char path[SPDL__PATH_BYTES];
     if (!spdl__path_copy(path, value, "trace", &p->logger)) return;
     if (desc->trace == NULL) spdl__trace_option(&p->logger, path, &events);
-    if (path[0] == '\0' && desc->trace_events <= 0) return;
+    if (path[0] == '\0') return;
     if (!spdl__trace_build(p, events)) {
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
-        memcpy(p->trace->path, path, sizeof(path));
-        if (path[0] != '\0')
-            failure = spdl__out_claim(&p->trace->file, p->trace->path, path);
+        if (!spdl__trace_path(p->trace->path, path))
+            failure = "the name is too long";
+        else
+            failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
     }
-    if (failure == NULL && path[0] != '\0')
-        failure = spdl__trace_print(p, p->trace->file, NULL, 0, 0);
     if (failure == NULL) return;
     spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
                failure);
@@ -22997,18 +21349,6 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
 #endif
 
 #endif /* SPDL_IMPLEMENTATION */
-
-#if 1 /* BRINGUP */
-#ifndef SPDL_NO_REPORT
-SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc, const spdl_logger *logger) { (void)plan;(void)desc;(void)logger; return false; }
-SPDL__PRIVATE spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan, const spdl_stage *rows, int workers) { (void)p;(void)plan;(void)rows;(void)workers; return SPDL_OK; }
-SPDL__PRIVATE void spdl__doctor_comes(spdl__doctor *d) { (void)d; }
-SPDL__PRIVATE void spdl__doctor_leaves(spdl__doctor *d, bool item) { (void)d;(void)item; }
-SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p) { (void)p; }
-SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p) { (void)p; }
-SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
-#endif
-#endif
 
 /* ============================================================================================= */
 /* >>license

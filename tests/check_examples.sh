@@ -163,7 +163,14 @@ run_example() {
         check "quickstart with a doctor" fails_with 0 "spdl doctor:" \
             env SPDL_DOCTOR=1 ./quickstart
         ;;
-    autotune) check "autotune" fails_with 0 "concurrency 1 -> 2, because" ./autotune ;;
+    cuda_*)
+        check "run $1 without a device" env SPDL_LIBCUDA=none.so timeout 120 "./$1"
+        [ -e libcudart_sim.so ] ||
+            check "build the stand-in for CUDA" "${CC:-cc}" -O2 -fPIC -shared \
+                -I"$root/tests/cudart_min" "$root/tests/cudart_sim.c" -o libcudart_sim.so -lpthread
+        check "run $1 on it" env SPDL_LIBCUDA="$PWD/libcudart_sim.so" timeout 120 "./$1"
+        ;;
+    autotune) check "autotune" fails_with 0 "best with [48] reads at a time" ./autotune ;;
     *) check "run $1" run "./$1" ;;
     esac
 }

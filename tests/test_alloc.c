@@ -538,28 +538,27 @@ static void item_gone(void *it) {
     __atomic_fetch_add(&gone, 1, __ATOMIC_RELAXED);
 }
 
-/* Each item becomes 20; what could not be handed on stays here. */
+/* Each item becomes 20, by SPDL_AGAIN. */
 SPDL_FN(scatter, void, void) {
-    for (int i = 0; i < 20; ++i) {
-        const spdl_result result = spdl_emit(task, (char *)in + 1000 * i + 1000);
-        if (result != SPDL_OK) return result;
-        __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED);
-    }
-    return SPDL_OK;
+    void **state = spdl_state(task);
+    const long k = (long)(intptr_t)*state;
+    *out = (char *)in + 1000 * k + 1000;
+    *state = (void *)(intptr_t)(k + 1);
+    __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED);
+    return k < 19 ? SPDL_AGAIN : SPDL_OK;
 }
 
-/* The items of a batch in turn; every third batch is not taken apart, every fifth dropped. */
+/* Batches in turn; every fifth is dropped. */
 SPDL_FN(deal, spdl_batch, spdl_batch) {
-    static const int path[] = { 0, 1, 0, 1 };
     *out = in;
     if (in->sequence % 5 == 4) return SPDL_SKIP;
-    return in->sequence % 3 == 2 ? SPDL_OK : spdl_route_items(task, path);
+    return spdl_route(task, (int)(in->sequence % 2));
 }
 
 static spdl_batch *held[MOST_KEPT];
 static int held_count; /* atomic */
 
-/* What it drops it holds, so that an empty one in its place needs memory, too. */
+/* What it drops it holds, so that the row of batches needs memory for others. */
 SPDL_FN(drops_some, spdl_batch, spdl_batch) {
     *out = in;
     if (in->sequence % 4 != 1) return SPDL_OK;
@@ -568,14 +567,14 @@ SPDL_FN(drops_some, spdl_batch, spdl_batch) {
     return SPDL_SKIP;
 }
 
-static const spdl_stage shape_that_emits[] = {
+static const spdl_stage shape_of_one_to_many[] = {
     SPDL_SOURCE(makes, .free_item = item_gone),
-    SPDL_PIPE(scatter, .emits = 64, .concurrency = 2, .free_item = item_gone),
+    SPDL_PIPE(scatter, .again = true, .free_item = item_gone),
     SPDL_BATCH(4),
     SPDL_SINK(2),
 };
 
-static const spdl_stage shape_that_joins[] = {
+static const spdl_stage shape_with_paths[] = {
     SPDL_SOURCE(makes, .free_item = item_gone),
     SPDL_BATCH(4),
     SPDL_BRANCH(deal),
@@ -586,8 +585,8 @@ static const spdl_stage shape_that_joins[] = {
     SPDL_PATH("in"),
     SPDL_PIPE(drops_some, .concurrency = 2),
     SPDL_PATH("out"),
-    SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES),
-    SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES),
+    SPDL_MERGE(),
+    SPDL_MERGE(),
     SPDL_SINK(2),
 };
 
@@ -635,7 +634,7 @@ static bool runs_out_of_memory(const shape *of, int workers, int fail_at, bool f
 
 /* What is made is delivered or freed, whichever allocation fails, and the stage is told. */
 static void every_allocation_on_the_way_may_fail(void) {
-    static const shape of[] = { SHAPE(shape_that_emits, true), SHAPE(shape_that_joins, true) };
+    static const shape of[] = { SHAPE(shape_of_one_to_many, true), SHAPE(shape_with_paths, true) };
     static const int crowds[] = { 0, 1, 4 };
     for (int i = 0; i < 2 * 3 * 2; ++i) {
         int k = 0;

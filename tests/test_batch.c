@@ -30,8 +30,6 @@ typedef struct pen {
     int malloced;              /* every so many are malloc's, not of the library */
     int nulls;                 /* every so many are NULL */
     int sleeps;                /* every so many take a while */
-    int tries[64];             /* calls of each value, while `result` is for the first one only */
-    bool recovers;
 } pen;
 
 static spdl_result pen_write(spdl_task *task, const pen *with, long value, part **out) {
@@ -58,8 +56,7 @@ SPDL_FN(write_down, void, part) {
 SPDL_FN(copy_out, item, part) {
     pen *with = (pen *)spdl_ctx(task);
     const long value = in->value;
-    if (with->every && value % with->every == with->rest &&
-        (!with->recovers || __atomic_fetch_add(&with->tries[value], 1, __ATOMIC_RELAXED) == 0)) {
+    if (with->every && value % with->every == with->rest) {
         if (value % 2) part_write((part *)spdl_buffer(task), -1);
         return with->result ? with->result : SPDL_SKIP;
     }
@@ -226,33 +223,31 @@ static void buffers_are_copied_into_batches(void) {
         spdl_pipeline *p = START(
             crowds[i], SPDL_SOURCE(write_down, .ctx = &with, .item_bytes = PART, .free_item = free),
             SPDL_PIPE(finish_part, .concurrency = 3), SPDL_BRANCH(choose), SPDL_PATH("even"),
-            SPDL_PATH("odd"), SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN),
+            SPDL_PATH("odd"), SPDL_MERGE(),
             SPDL_BATCH(8, .item_bytes = PART), SPDL_SINK(2));
         CHECK_EQ(take_parts(p, 8, &with, false, true), 0);
         spdl_pipeline_destroy(p);
     }
 }
 
-SPDL_FN(emit_parts, item, part) {
-    const long value = in->value;
-    (void)out;
-    for (int i = 0; i < 3; ++i) {
-        part *p = (part *)spdl_buffer(task);
-        REQUIRE(p != NULL);
-        part_write(p, 3 * value + i);
-        CHECK_EQ(spdl_emit(task, p), SPDL_OK);
-    }
-    (void)spdl_buffer(task); /* and is not handed on */
-    return SPDL_OK;
+SPDL_FN(three_parts, item, part) {
+    void **state = spdl_state(task);
+    const long k = (long)(intptr_t)*state;
+    part *p = (part *)spdl_buffer(task);
+    REQUIRE(p != NULL);
+    if (k == 3) return SPDL_SKIP; /* the buffer is not handed on */
+    part_write(p, 3 * in->value + k);
+    *out = p;
+    *state = (void *)(intptr_t)(k + 1);
+    return SPDL_AGAIN;
 }
 
-static void emitted_buffers_are_copied_into_batches(void) {
+static void buffers_of_one_to_many_are_copied_into_batches(void) {
     for (int i = 0; i < CROWDS; ++i) {
         const pen with = { .count = 300 };
-        spdl_pipeline *p =
-            START(crowds[i], COUNT_TO(100),
-                  SPDL_PIPE(emit_parts, .emits = 3, .concurrency = 2, .item_bytes = PART),
-                  SPDL_BATCH(8, .item_bytes = PART), SPDL_SINK(2));
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(100),
+                                 SPDL_PIPE(three_parts, .again = true, .item_bytes = PART),
+                                 SPDL_BATCH(8, .item_bytes = PART), SPDL_SINK(2));
         CHECK_EQ(take_parts(p, 8, &with, false, true), 0);
         spdl_pipeline_destroy(p);
         CHECK_EQ(items_alive(), 0);
@@ -276,40 +271,31 @@ SPDL_FN(write_again, item, part) {
 
 static void calls_made_again_have_new_buffers(void) {
     for (int i = 0; i < CROWDS; ++i) {
-        for (int concurrency = 1; concurrency < 4; ++concurrency) {
-            const pen with = { .count = 150 };
-            spdl_pipeline *p = START(crowds[i], COUNT_TO(50),
-                                     SPDL_PIPE(write_again, .again = true, .free_state = free,
-                                               .concurrency = concurrency),
-                                     SPDL_BATCH(8, .item_bytes = PART), SPDL_SINK(2));
-            CHECK_EQ(take_parts(p, 8, &with, false, true), 0);
-            spdl_pipeline_destroy(p);
+        const pen with = { .count = 150 };
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(50),
+                                 SPDL_PIPE(write_again, .again = true, .free_state = free),
+                                 SPDL_BATCH(8, .item_bytes = PART), SPDL_SINK(2));
+        CHECK_EQ(take_parts(p, 8, &with, false, true), 0);
+        spdl_pipeline_destroy(p);
+        for (int concurrency = 1; concurrency < 4; ++concurrency) { /* whole at the end */
+            long sum = 0;
             p = START(crowds[i], COUNT_TO(50),
                       SPDL_PIPE(write_again, .again = true, .free_state = free,
-                                .concurrency = concurrency, .item_bytes = PART),
+                                .concurrency = concurrency, .item_bytes = PART,
+                                .output_order = SPDL_ORDER_COMPLETION),
                       SPDL_SINK(2));
-            for (int k = 0; k < 5; ++k) {
+            for (int k = 0; k < 150; ++k) {
                 part *got;
                 REQUIRE(SPDL_NEXT(p, &got, SPDL_SECONDS(15)) == SPDL_OK);
-                part_check(got, k);
+                part_check(got, got->value);
+                sum += got->value;
                 spdl_buffer_free(got);
+                if (concurrency == 2 && k == 5) break;
             }
+            CHECK(concurrency == 2 || sum == 149 * 150 / 2);
             spdl_pipeline_destroy(p);
             CHECK_EQ(items_alive(), 0);
         }
-    }
-}
-
-/* A call that is repeated has its part again. */
-static void retries_write_the_same_part(void) {
-    for (int i = 0; i < CROWDS; ++i) {
-        pen with = { .count = 60, .every = 5, .rest = 3, .result = SPDL_E_IO, .recovers = true };
-        const pen all = { .count = 60 };
-        spdl_pipeline *p = START(crowds[i], COUNT_TO(60),
-                                 SPDL_PIPE(copy_out, .ctx = &with, .concurrency = 3, .retries = 1),
-                                 SPDL_BATCH(8, .item_bytes = PART), SPDL_SINK(2));
-        CHECK_EQ(take_parts(p, 8, &all, false, true), 60);
-        spdl_pipeline_destroy(p);
     }
 }
 
@@ -536,10 +522,8 @@ SPDL_FN(pick_out, spdl_batch, spdl_batch) {
 
 /* The even items after the odd ones. */
 SPDL_FN(deal_out, spdl_batch, spdl_batch) {
-    int path[2] = { 0, 0 };
-    for (size_t i = 0; i < in->count; ++i) path[i] = ((item *)in->items[i])->value % 2 == 0;
     *out = in;
-    return spdl_route_items(task, path);
+    return spdl_route(task, (int)(spdl_sequence(task) % 2));
 }
 
 static void batches_are_taken_apart(void) {
@@ -555,8 +539,8 @@ static void batches_are_taken_apart(void) {
                     "0 1 2|3 4 5|6 7", SPDL_END);
         RUN(START(crowds[i], COUNT_TO(5), SPDL_BATCH(2), SPDL_BATCH(2), SPDL_PIPE(pass_batch),
                   SPDL_UNBATCH(), SPDL_BRANCH(deal_out), SPDL_PATH("a"), SPDL_PATH("b"),
-                  SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES), SPDL_UNBATCH(), SPDL_SINK(3)),
-            "1 0 3 2 4", SPDL_END);
+                  SPDL_MERGE(), SPDL_UNBATCH(), SPDL_SINK(3)),
+            "0 1 2 3 4", SPDL_END);
     }
 }
 
@@ -581,12 +565,6 @@ SPDL_FN(asks_in_vain, item, item) {
     CHECK(spdl_buffer(task) == NULL);
     *out = in;
     return SPDL_OK;
-}
-
-SPDL_FN(sends_parts, spdl_batch, spdl_batch) {
-    const int path[] = { 0, 1, 0, 1 };
-    *out = in;
-    return spdl_route_items(task, path);
 }
 
 static void runs_into(spdl_pipeline *p, const char *text) {
@@ -616,11 +594,6 @@ static void wrong_use_is_a_failure(void) {
         runs_into(QUIET(crowds[i], SPDL_SOURCE(write_down, .ctx = &with),
                         SPDL_BATCH(4, .item_bytes = PART), SPDL_UNBATCH(), SPDL_SINK(2)),
                   "batch in place (.item_bytes) cannot leave it");
-        runs_into(QUIET(crowds[i], SPDL_SOURCE(write_down, .ctx = &with),
-                        SPDL_BATCH(4, .item_bytes = PART), SPDL_BRANCH(sends_parts),
-                        SPDL_PATH("a"), SPDL_PATH("b"),
-                        SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES), SPDL_SINK(2)),
-                  "batch in place (.item_bytes) cannot leave it");
     }
 }
 
@@ -645,10 +618,9 @@ static void rows_are_checked(void) {
     refused("takes 'part *' but stage 2 'unbatch'",
             SPDL_STAGES(COUNT_TO(1), SPDL_BATCH(2), SPDL_UNBATCH(), SPDL_PIPE(finish_part),
                         SPDL_SINK(1)));
-    refused("SPDL_UNBATCH: in a path",
+    refused("SPDL_UNBATCH in a path whose merge is in input order",
             SPDL_STAGES(COUNT_TO(1), SPDL_BATCH(2), SPDL_BRANCH(pass_batch), SPDL_PATH("a"),
-                        SPDL_UNBATCH(), SPDL_PATH("b"),
-                        SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(1)));
+                        SPDL_UNBATCH(), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1)));
 }
 
 /* --- memory --- */
@@ -752,9 +724,8 @@ TEST_TABLE(batch) {
     TEST_CASE(epochs_do_not_share_a_batch),
     TEST_CASE(other_items_are_copied),
     TEST_CASE(buffers_are_copied_into_batches),
-    TEST_CASE(emitted_buffers_are_copied_into_batches),
+    TEST_CASE(buffers_of_one_to_many_are_copied_into_batches),
     TEST_CASE(calls_made_again_have_new_buffers),
-    TEST_CASE(retries_write_the_same_part),
     TEST_CASE(deferred_calls_write_into_batches),
     TEST_CASE(batches_in_place_can_be_left),
     TEST_CASE(a_rewind_begins_a_new_batch),

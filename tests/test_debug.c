@@ -163,7 +163,7 @@ static void run_all(warnings *w, int workers, spdl_free_fn free_item, const spdl
 static void a_stage_that_hands_on_nothing(void) {
     warnings w;
     for (int workers = 0; workers < 3; ++workers) {
-        RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(forget, .threads = workers),
+        RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(forget),
                 SPDL_PIPE(forget, .name = "next"), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
         CHECK_STR(w.text[0], "spdl: stage 1 'forget' has handed on nothing but NULL, 100 times: is "

@@ -372,10 +372,10 @@ static void a_call_is_completed_once(void) {
 
 /* A call that goes on elsewhere is judged by its completion, also when that comes first; what it
    asked for in vain is in the log. */
-SPDL_FN(emits_before_it_goes_on, item, item) {
+SPDL_FN(routes_before_it_goes_on, item, item) {
     misuse *m = (misuse *)spdl_ctx(task);
     (void)out;
-    CHECK_EQ(spdl_emit(task, in), SPDL_E_INVALID);
+    CHECK_EQ(spdl_route(task, 0), SPDL_E_INVALID);
     m->deferred = spdl_defer(task);
     if (m->fails)
         CHECK_EQ(spdl_complete_fail(m->deferred, "cannot"), SPDL_OK);
@@ -386,12 +386,11 @@ SPDL_FN(emits_before_it_goes_on, item, item) {
 
 static void a_completion_judges_what_was_misused(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
-        misuse m = { .fails = i % 2, .text = "spdl: stage 1 'emits_before_it_goes_on', item "
-                                              "0: spdl_emit in a stage whose row does not say "
-                                              ".emits" };
+        misuse m = { .fails = i % 2, .text = "spdl: stage 1 'routes_before_it_goes_on', item "
+                                              "0: spdl_route in a stage that is no SPDL_BRANCH" };
         spdl_pipeline *p = start_logged(
             crowds[i / 2], &m,
-            SPDL_STAGES(COUNT_TO(1), SPDL_PIPE(emits_before_it_goes_on, .ctx = &m,
+            SPDL_STAGES(COUNT_TO(1), SPDL_PIPE(routes_before_it_goes_on, .ctx = &m,
                                                .deferred = true, .max_failures = -1),
                         SPDL_SINK(1)));
         TAKE_ALL(p, m.fails ? "" : "0", SPDL_END);
@@ -695,126 +694,27 @@ static void register_fini(void *ctx, int worker, void *local) {
     __atomic_add_fetch(&r->finis, 1, __ATOMIC_RELEASE);
 }
 
-static void a_stage_may_have_its_own_threads(void) {
-    for (int i = 0; i < 2 * CROWDS; ++i) {
-        const int workers = crowds[i / 2];
-        register_ own = { .wait_for = 3 }, shared = { .wait_for = 1 };
-        spdl_pool *pool = i % 2 && workers > 0 ? pool_of(workers) : NULL;
-        spdl_pipeline *p;
-        pthread_mutex_init(&own.lock, NULL);
-        pthread_mutex_init(&shared.lock, NULL);
-        p = start(pool ? 0 : workers, pool,
-                  SPDL_STAGES(COUNT_TO(40), SPDL_PIPE(signs_in, .ctx = &own, .threads = 3,
-                                                      .concurrency = 3, .name = "decode"),
-                              SPDL_PIPE(also_signs_in, .ctx = &shared, .concurrency = 2),
-                              SPDL_SINK(1)));
-        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 40);
-        DONE(p);
-        spdl_pool_destroy(pool);
-        CHECK_EQ(own.count, 3); /* no more, and no others */
-        CHECK(shared.count >= 1 && shared.count <= (workers ? workers : 1));
-        if (!TEST_LINUX) continue; /* elsewhere threads have no names */
-        CHECK(signed_in(&own, "decode-0") && signed_in(&own, "decode-1"));
-        CHECK(signed_in(&own, "decode-2") && !signed_in(&shared, "decode-0"));
-        CHECK(workers == 0 || strncmp(shared.name[0], "spdl-", 5) == 0);
-    }
-}
-
-static void init_and_fini_run_on_their_own_threads(void) {
-    for (int i = 0; i < CROWDS; ++i) {
-        register_ own = { .wait_for = 2 };
-        spdl_pipeline *p;
-        pthread_mutex_init(&own.lock, NULL);
-        p = START(crowds[i], COUNT_TO(20),
-                  SPDL_PIPE(signs_in, .ctx = &own, .threads = 2, .concurrency = 2,
-                            .init = register_init, .fini = register_fini),
-                  FOLLOW(.plus = 0), SPDL_SINK(1));
-        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 20);
-        DONE(p);
-        CHECK(own.count == 2 && own.inits == 2 && own.finis == 2);
-    }
-}
-
-/* An init that fails there is told like any other. */
-static spdl_result init_fails(void *ctx, int worker, void **local) {
-    (void)ctx;
-    (void)local;
-    return worker == 1 ? SPDL_E_IO : SPDL_OK;
-}
-
-static void an_init_of_an_own_thread_may_fail(void) {
-    for (int i = 0; i < CROWDS; ++i) {
-        spdl_pipeline *p = START(crowds[i], COUNT_TO(20),
-                                 SPDL_PIPE(follow, SCRIPT(.plus = 0), .threads = 2,
-                                           .init = init_fails),
-                                 FOLLOW(.plus = 0), SPDL_SINK(1));
-        TAKE_ALL(p, "", SPDL_E_IO);
-        failed_with(p, 1, "spdl: stage 1 'follow', item 0: init on worker 1 failed: input or "
-                          "output error");
-        DONE(p);
-    }
-}
-
-/* A call that blocks holds its own thread, not the pool: what is in front goes on. */
-static void own_threads_do_not_hold_the_pool(void) {
-    int gate = 0;
-    script blocked = { .gate = &gate, .gate_at = 0 }, ahead = { .count = 50 };
-    spdl_pool *pool = pool_of(1);
-    spdl_pipeline *p = START_ON(pool, SPDL_SOURCE(count_up, .ctx = &ahead, .buffer_size = 50,
-                                                  .free_item = item_free),
-                                SPDL_PIPE(follow, .ctx = &blocked, .threads = 1), SPDL_SINK(1));
-    spdl_pipeline *other = START_ON(pool, COUNT_TO(10), FOLLOW(.plus = 1), SPDL_SINK(1));
-    await(&blocked.calls, 1);
-    TAKE_ALL(other, "1 2 3 4 5 6 7 8 9 10", SPDL_END);
-    await(&ahead.calls, 50);
-    CHECK_EQ(blocked.calls, 1);
-    open_gate(&gate);
-    CHECK_EQ(take_from(p, 0, 100, SPDL_END), 50);
-    spdl_pipeline_destroy(other);
-    DONE(p);
-    spdl_pool_destroy(pool);
-}
-
-/* Several stages with threads of their own, in every order, and little room. */
-static void own_threads_wake_each_other(void) {
-    chaos_on();
-    for (int i = 0; i < (TEST_SANITIZED ? 8 : 40); ++i)
-        RUN_BATCHES(START(crowds[i % CROWDS], SPDL_SOURCE(count_up, SCRIPT(.count = 11),
-                                                          .buffer_size = 1, .free_item = item_free),
-                          SPDL_PIPE(follow, SCRIPT(.fresh = true), .threads = 1, .buffer_size = 1,
-                                    .free_item = item_free),
-                          FOLLOW(.every = 5, .rest = 4, .result = SPDL_SKIP), SPDL_BATCH(2),
-                          SPDL_PIPE(pass_batch, .threads = 2, .concurrency = 2), SPDL_SINK(1)),
-                    "0 1|2 3|5 6|7 8|10", SPDL_END);
-}
-
-static void own_threads_that_cannot_be_had_are_told(void) {
-    static const struct {
-        int before; /* threads that could be had before the pool of this name */
-        const char *name;
-        int count;
-    } pools[] = { { 0, "spdl", 2 }, { 2, "first", 2 }, { 4, "second", 3 } };
-    for (int k = 0; k < 7; ++k) {
-        const int at = k < 2 ? 0 : k < 4 ? 1 : 2;
+static void the_thread_of_a_source_that_cannot_be_had_is_told(void) {
+    for (int left = 0; left < 3; ++left) {
         spdl_error error;
         spdl_pipeline_desc desc = { .workers = 2, .error = &error };
         spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
-        script pass = { .plus = 0 }, source = { .count = 3 };
-        char text[120];
+        script source = { .count = 3 };
         desc.logger.log_fn = log_nothing;
-        threads_left = k;
-        CHECK_EQ(spdl_pipeline_create(
-                     &p, &desc,
-                     SPDL_STAGES(SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
-                                 SPDL_PIPE(follow, .ctx = &pass, .threads = 2, .name = "first"),
-                                 SPDL_PIPE(follow, .ctx = &pass, .threads = 3, .name = "second"),
-                                 SPDL_SINK(1))),
+        threads_left = left;
+        CHECK_EQ(spdl_pipeline_create(&p, &desc,
+                                      SPDL_STAGES(SPDL_SOURCE(count_up, .ctx = &source,
+                                                              .threads = 1, .name = "first",
+                                                              .free_item = item_free),
+                                                  FOLLOW(.plus = 0), SPDL_SINK(1))),
                  SPDL_E_THREAD);
         threads_left = -1;
         CHECK(p == NULL);
-        snprintf(text, sizeof text, "spdl: pool '%s': thread %d of %d could not be created",
-                 pools[at].name, k - pools[at].before, pools[at].count);
-        CHECK_STR(error.text, text);
+        CHECK(strstr(error.text, left < 2
+                                     ? "spdl: pool 'spdl': thread"
+                                     : "spdl: pipeline: the thread of stage 0 'first' could not "
+                                       "be created") != NULL);
+        CHECK_EQ(items_alive(), 0);
     }
 }
 
@@ -823,7 +723,7 @@ static void own_threads_that_cannot_be_had_are_told(void) {
 static spdl_pipeline *running; /* reachable: what exit leaves behind is no leak */
 static desk left_desk;
 
-/* With threads of their own inside of calls, and calls that nobody completes. */
+/* Inside of calls, and with calls that nobody completes. */
 static void a_process_can_exit_in_the_middle(void) {
     for (int i = 0; i < CROWDS; ++i) {
         const pid_t child = fork();
@@ -831,8 +731,7 @@ static void a_process_can_exit_in_the_middle(void) {
             left_desk = (desk){ .wait_for = 1 };
             desk_open(&left_desk, 1);
             running = START(crowds[i], COUNT_TO(-1),
-                            SPDL_PIPE(follow, SCRIPT(.sleep_us = 500), .threads = 2,
-                                      .concurrency = 2),
+                            SPDL_PIPE(follow, SCRIPT(.sleep_us = 500), .concurrency = 2),
                             HAND_IN(&left_desk, .concurrency = 4), FOLLOW(.plus = 0), SPDL_SINK(1));
             CHECK_EQ(take_from(running, 0, 10, SPDL_OK), 10);
             exit(0);
@@ -858,9 +757,10 @@ static void child_of_fork(spdl_pipeline *p) {
 static void a_forked_child_is_told(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
         const bool threads = i % 2 || crowds[i / 2] == 0;
-        spdl_pipeline *p = START(crowds[i / 2], COUNT_TO(-1),
-                                 SPDL_PIPE(follow, SCRIPT(.plus = 0), .threads = threads),
-                                 FOLLOW(.fresh = true), SPDL_SINK(2));
+        spdl_pipeline *p = START(crowds[i / 2],
+                                 SPDL_SOURCE(count_up, SCRIPT(.count = -1), .threads = threads,
+                                             .free_item = item_free),
+                                 FOLLOW(.plus = 0), FOLLOW(.fresh = true), SPDL_SINK(2));
         pid_t child;
         CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);
         child = fork();
@@ -910,12 +810,7 @@ TEST_TABLE(defer) {
     TEST_CASE(destroy_tells_what_it_waits_for),
     TEST_CASE(calls_may_be_completed_after_a_stop),
     TEST_CASE(an_epoch_waits_for_deferred_calls),
-    TEST_CASE(a_stage_may_have_its_own_threads),
-    TEST_CASE(init_and_fini_run_on_their_own_threads),
-    TEST_CASE(an_init_of_an_own_thread_may_fail),
-    TEST_CASE(own_threads_do_not_hold_the_pool),
-    TEST_CASE(own_threads_wake_each_other),
-    TEST_CASE(own_threads_that_cannot_be_had_are_told),
+    TEST_CASE(the_thread_of_a_source_that_cannot_be_had_is_told),
     TEST_CASE(a_process_can_exit_in_the_middle),
     TEST_CASE(a_forked_child_is_told),
     TEST_CASE(a_pipeline_without_threads_survives_a_fork),

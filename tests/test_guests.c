@@ -387,12 +387,12 @@ static void stop_and_destroy_inside(void) {
 
 /* --- hooks --- */
 
-static int inits, finis, init_fails; /* 1 + the place where it does */
+static int inits, finis, init_fails; /* 1 + the place where it does; -1: everywhere */
 static uint32_t places_seen;
 
 static spdl_result on_init(void *ctx, int worker, void **local) {
     (void)ctx;
-    if (worker + 1 == init_fails) return SPDL_E_NOMEM;
+    if (worker + 1 == init_fails || init_fails < 0) return SPDL_E_NOMEM;
     add(&inits, 1);
     *local = (void *)(uintptr_t)(100 + worker);
     return SPDL_OK;
@@ -440,8 +440,8 @@ static void places_have_hooks(void) {
         spdl_pipeline_destroy(p[0]);
         take_all(p[1], 300, SPDL_END);
         spdl_pipeline_destroy(p[1]);
-        CHECK_EQ(inits, 3 * (workers + 2));
-        CHECK_EQ(finis, 2 * (workers + 2));
+        CHECK(inits > workers + 2 && inits <= 3 * (workers + 2)); /* where there was a call */
+        CHECK_EQ(finis, inits - (workers + 2));
         crew_end(&c);
         spdl_pool_destroy(desc.pool);
         CHECK_EQ(finis, inits);
@@ -452,31 +452,33 @@ static void places_have_hooks(void) {
 }
 
 static void init_that_fails_on_a_place(void) {
-    for (int workers = 0; workers < 2; ++workers)
+    for (int workers = 0; workers < 2; ++workers) {
+        spdl_pipeline_desc desc = { .logger = { .log_fn = on_log } };
+        spdl_pipeline *p;
+        int *item;
         for (init_fails = workers + 1; init_fails <= workers + 2; ++init_fails) {
             spdl_error error;
             const spdl_pool_desc bad = { .workers = workers, .guests = 2, .init = on_init,
                                          .fini = on_fini, .error = &error };
-            spdl_pipeline_desc desc = { 0 };
             spdl_pool *pool;
-            spdl_pipeline *p;
-            int *item;
             inits = finis = 0;
             CHECK_EQ(spdl_pool_create(&pool, &bad), SPDL_E_NOMEM);
             CHECK(strstr(error.text, "init of a worker failed") != NULL);
             CHECK_EQ(finis, inits);
-            desc.pool = pool_of(workers, 2);
-            desc.logger.log_fn = on_log;
-            REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-                ITEMS(300), SPDL_PIPE(has_local, .init = on_init, .fini = on_fini),
-                SPDL_SINK(3))) == SPDL_OK);
-            CHECK_EQ(spdl_pool_run(desc.pool, SPDL_FOREVER), SPDL_EMPTY);
-            CHECK_EQ(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_E_NOMEM);
-            spdl_pipeline_destroy(p);
-            CHECK_EQ(finis, inits);
-            spdl_pool_destroy(desc.pool);
-            CHECK_EQ(alive, 0);
         }
+        init_fails = -1;
+        inits = finis = 0;
+        desc.pool = pool_of(workers, 2);
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            ITEMS(300), SPDL_PIPE(has_local, .init = on_init, .fini = on_fini),
+            SPDL_SINK(3))) == SPDL_OK);
+        CHECK_EQ(spdl_pool_run(desc.pool, SPDL_FOREVER), SPDL_EMPTY);
+        CHECK_EQ(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_E_NOMEM);
+        spdl_pipeline_destroy(p);
+        CHECK(inits == 0 && finis == 0);
+        spdl_pool_destroy(desc.pool);
+        CHECK_EQ(alive, 0);
+    }
     init_fails = 0;
 }
 
@@ -490,9 +492,9 @@ static void one_pipeline_too_many(void) {
                ITEMS(3, .init = on_init, .fini = on_fini), SPDL_SINK(3))) == SPDL_OK)
         ++made;
     CHECK_EQ(made, 64);
-    CHECK_EQ(inits, 2 * 65);
-    CHECK_EQ(finis, 2);
+    CHECK_EQ(inits, 0);
     CHECK_EQ(spdl_pool_run(desc.pool, SPDL_FOREVER), SPDL_EMPTY); /* has been in all of them */
+    CHECK_EQ(inits, 64);
     while (made > 0) {
         int *item;
         CHECK_EQ(SPDL_NEXT(p[made - 1], &item, 0), SPDL_OK);
@@ -615,7 +617,7 @@ static void what_a_guest_leaves_wakes_a_worker(void) {
     REQUIRE(pthread_create(&thread, NULL, run_briefly, &h) == 0);
     await(&h.inside, 1);
     set(&busy, 1);
-    while ((spdl__load32(&desc.pool->sleepers) & SPDL__ASLEEP) == 0) usleep(100);
+    while ((spdl__load32(&desc.pool->beacon.sleepers) & SPDL__ASLEEP) == 0) usleep(100);
     usleep(2000); /* the guest's budget is over */
     set(&h.go, 1);
     REQUIRE(SPDL_NEXT(p, &item, SPDL_FOREVER) == SPDL_OK);

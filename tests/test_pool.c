@@ -838,6 +838,332 @@ static void workers_may_be_trapped_by_a_sandbox(void) {
 #else
 static void workers_may_be_trapped_by_a_sandbox(void) { TEST_SKIP("of Linux"); }
 #endif
+/* --- pipelines that have nothing to do --- */
+
+/* A client that has so many steps to do, and counts who looks. */
+typedef struct idler {
+    spdl__client client;
+    spdl__client_slot *slot;
+    uint64_t bit;
+    int left;              /* atomic; -1: without end */
+    uint64_t steps, looks; /* atomic */
+} idler;
+
+static bool idler_step(void *self, int worker) {
+    idler *i = (idler *)self;
+    (void)worker;
+    __atomic_fetch_add(&i->steps, 1, __ATOMIC_ACQ_REL);
+    for (int left = get(&i->left); left != 0;)
+        if (left < 0 || __atomic_compare_exchange_n(&i->left, &left, left - 1, false,
+                                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            return true;
+    return false;
+}
+
+static bool idler_runnable(void *self, int worker) {
+    idler *i = (idler *)self;
+    (void)worker;
+    __atomic_fetch_add(&i->looks, 1, __ATOMIC_RELAXED);
+    return get(&i->left) != 0;
+}
+
+static void idler_attach(idler *i, spdl_pool *pool, int steps) {
+    memset(i, 0, sizeof *i);
+    i->left = steps;
+    i->client.step = idler_step;
+    i->client.runnable = idler_runnable;
+    i->client.self = i;
+    i->slot = spdl__pool_attach(pool, &i->client, &i->bit);
+    REQUIRE(i->slot != NULL);
+}
+
+static uint64_t visits_of(const idler *i) {
+    return __atomic_load_n(&i->steps, __ATOMIC_ACQUIRE) +
+           __atomic_load_n(&i->looks, __ATOMIC_ACQUIRE);
+}
+
+static void steps_more(const idler *i, uint64_t steps) {
+    const uint64_t until = __atomic_load_n(&i->steps, __ATOMIC_ACQUIRE) + steps;
+    const uint64_t start = spdl_time_ns();
+    while (__atomic_load_n(&i->steps, __ATOMIC_ACQUIRE) < until) {
+        REQUIRE(spdl_time_ns() - start < 15000000000u);
+        usleep(100);
+    }
+}
+
+/* How long the workers have worked for this client while there were turns: only then it is timed. */
+static uint64_t timed_of(const idler *i, const spdl_pool *pool) {
+    uint64_t ns = 0;
+    for (int k = 0; k < pool->desc.workers; ++k)
+        ns += __atomic_load_n(&pool->worker[k].worked_ns[i->slot - pool->slot], __ATOMIC_ACQUIRE);
+    return ns;
+}
+
+/* A worker may be in the middle of a turn: then once more. */
+static void is_alone(const idler *i, const spdl_pool *pool) {
+    uint64_t timed, before;
+    int tries = 0;
+    if (TEST_SANITIZED) return; /* these are the workers' own */
+    do {
+        before = timed_of(i, pool);
+        steps_more(i, 100000);
+        timed = timed_of(i, pool) - before;
+    } while (timed != 0 && ++tries < 20);
+    CHECK_EQ(timed, 0);
+}
+
+/* Beside a busy client nobody looks at those that are idle, nor at the clock; one that gets something
+   to do is visited. */
+static void idle_clients_are_not_visited(void) {
+    enum { IDLERS = 12 };
+    static idler busy, idle[IDLERS];
+    for (int workers = 1; workers <= 3; ++workers) {
+        spdl_pool *pool = pool_of(workers, 1);
+        uint64_t visits[IDLERS];
+        for (int i = 0; i < IDLERS / 2; ++i) idler_attach(&idle[i], pool, 0);
+        idler_attach(&busy, pool, -1);
+        for (int i = IDLERS / 2; i < IDLERS; ++i) idler_attach(&idle[i], pool, 0);
+        while (__atomic_load_n(&pool->beacon.quiet, __ATOMIC_ACQUIRE) != ~busy.bit) usleep(100);
+        is_alone(&busy, pool);
+        for (int i = 0; i < IDLERS; ++i) visits[i] = visits_of(&idle[i]);
+        steps_more(&busy, 100000);
+        for (int i = 0; i < IDLERS; ++i) CHECK_EQ(visits_of(&idle[i]), visits[i]);
+        for (int i = 0; i < IDLERS; ++i) {
+            set(&idle[i].left, 3);
+            spdl__full_barrier();
+            spdl__client_stir(&pool->beacon, idle[i].bit);
+            await(&idle[i].left, 0);
+        }
+        while (__atomic_load_n(&pool->beacon.quiet, __ATOMIC_ACQUIRE) != ~busy.bit) usleep(100);
+        for (int i = 0; i < IDLERS; ++i) spdl__pool_detach(pool, idle[i].slot);
+        set(&busy.left, 0);
+        spdl__pool_detach(pool, busy.slot);
+        spdl_pool_destroy(pool);
+    }
+}
+
+/* What was on a pool once costs those that come later nothing: no turns, no slots to look at. */
+static void what_was_on_a_pool_leaves_nothing(void) {
+    static idler some[SPDL__MAX_CLIENTS], last;
+    spdl_pool *pool = pool_of(2, 1);
+    for (int round = 0; round < 3; ++round) {
+        for (int i = 0; i < SPDL__MAX_CLIENTS; ++i) idler_attach(&some[i], pool, i % 2 * 10);
+        for (int i = 0; i < SPDL__MAX_CLIENTS; ++i) await(&some[i].left, 0);
+        for (int i = 0; i < SPDL__MAX_CLIENTS; ++i)
+            spdl__pool_detach(pool, some[(i + round * 7) % SPDL__MAX_CLIENTS].slot);
+        CHECK_EQ(pool->slots_used, 0);
+        CHECK(pool->beacon.quiet == UINT64_MAX);
+    }
+    idler_attach(&last, pool, -1);
+    CHECK_EQ(last.slot - pool->slot, 0);
+    is_alone(&last, pool);
+    CHECK_EQ(pool->slots_used, 1);
+    set(&last.left, 0);
+    spdl__pool_detach(pool, last.slot);
+    spdl_pool_destroy(pool);
+}
+
+SPDL_FN(never_ends, void, char) {
+    *out = (char *)(uintptr_t)1;
+    return SPDL_OK;
+}
+
+SPDL_FN(drop_it, char, char) { return SPDL_SKIP; }
+
+SPDL_FN(pass_it, char, char) {
+    *out = in;
+    return SPDL_OK;
+}
+
+/* One worker, and a pipeline that always has something to do: another one is served all the same,
+   and so is a job. */
+static void a_busy_pipeline_starves_nobody(void) {
+    spdl_pipeline_desc desc = { .pool = pool_of(1, 4) };
+    spdl_pipeline *busy, *other;
+    uint64_t state = test_seed();
+    int jobs = 0;
+    REQUIRE(spdl_pipeline_create(&busy, &desc, SPDL_STAGES(
+        SPDL_SOURCE(never_ends), SPDL_PIPE(drop_it), SPDL_SINK(1))) == SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&other, &desc, SPDL_STAGES(
+        SPDL_FEED(char, .buffer_size = 2), SPDL_PIPE(pass_it), SPDL_SINK(1))) == SPDL_OK);
+    for (int i = 1; i <= (TEST_SANITIZED ? 200 : 1000); ++i) {
+        char *it = NULL;
+        for (volatile uint64_t k = test_random(&state) % 3000; k > 0; --k) {}
+        REQUIRE(spdl_pipeline_push(other, (void *)(uintptr_t)i, 0) == SPDL_OK);
+        REQUIRE(SPDL_NEXT(other, &it, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK_EQ((uintptr_t)it, i);
+        if (i % 8 == 0) {
+            REQUIRE(spdl_pool_submit(desc.pool, count_job, &jobs, 0) == SPDL_OK);
+            await(&jobs, i / 8);
+        }
+    }
+    spdl_pipeline_destroy(busy);
+    spdl_pipeline_destroy(other);
+    spdl_pool_destroy(desc.pool);
+}
+
+/* --- an idle pipeline is woken by whatever changes it --- */
+
+enum { RESTS = 5, ACTORS = 3 };
+
+/* A pipeline that rests most of the time, and what it has under way. */
+typedef struct rest {
+    spdl_pipeline *p;
+    spdl_deferred deferred; /* of the call at hand, when `there` is its item */
+    uintptr_t there;        /* atomic */
+    int inits, finis;       /* atomic */
+    uintptr_t pushed, taken;
+} rest;
+
+typedef struct actor {
+    spdl_pool *pool;
+    uint64_t state;
+    rest own[RESTS];
+} actor;
+
+/* Every third one is completed by the actor. */
+SPDL_FN(leaves_it, char, char) {
+    rest *r = (rest *)spdl_ctx(task);
+    const uintptr_t value = (uintptr_t)in;
+    *out = in;
+    if (value % 3 != 0) return SPDL_OK;
+    r->deferred = spdl_defer(task);
+    __atomic_store_n(&r->there, value, __ATOMIC_RELEASE);
+    return SPDL_PENDING;
+}
+
+static spdl_result rest_init(void *ctx, int worker, void **local) {
+    (void)worker;
+    (void)local;
+    add(&((rest *)ctx)->inits, 1);
+    return SPDL_OK;
+}
+
+static void rest_fini(void *ctx, int worker, void *local) {
+    (void)worker;
+    (void)local;
+    add(&((rest *)ctx)->finis, 1);
+}
+
+static void say_nothing(spdl_log_level level, const char *text, void *user) {
+    (void)level;
+    (void)text;
+    (void)user;
+}
+
+static void rest_open(actor *a, rest *r) {
+    spdl_pipeline_desc desc = { .pool = a->pool, .logger = { say_nothing, NULL } };
+    memset(r, 0, sizeof *r);
+    REQUIRE(spdl_pipeline_create(&r->p, &desc, SPDL_STAGES(
+        SPDL_FEED(char, .buffer_size = 4), SPDL_PIPE(pass_it, .concurrency = 2),
+        SPDL_PIPE(leaves_it, .ctx = r, .deferred = true, .buffer_size = 1),
+        SPDL_PIPE(pass_it, .ctx = r, .init = rest_init, .fini = rest_fini),
+        SPDL_SINK(1))) == SPDL_OK);
+}
+
+static void rest_close(rest *r) {
+    spdl_pipeline_destroy(r->p);
+    CHECK_EQ(get(&r->inits), get(&r->finis));
+}
+
+static void actor_pause(actor *a) {
+    const uint64_t lot = test_random(&a->state) % 8;
+    if (lot == 0) usleep((useconds_t)(test_random(&a->state) % 300));
+    else for (volatile uint64_t k = test_random(&a->state) % 2000; lot < 4 && k > 0; --k) {}
+}
+
+/* Takes all that was pushed, in order. */
+static void rest_take(actor *a, rest *r) {
+    while (r->taken < r->pushed) {
+        const uintptr_t value = r->taken + 1;
+        const uint64_t start = spdl_time_ns();
+        char *it = NULL;
+        while (value % 3 == 0 && __atomic_load_n(&r->there, __ATOMIC_ACQUIRE) != value) {
+            REQUIRE(spdl_time_ns() - start < 15000000000u);
+            sched_yield();
+        }
+        if (value % 3 == 0) {
+            actor_pause(a);
+            CHECK_EQ(spdl_complete(r->deferred, SPDL_OK, (void *)value), SPDL_OK);
+        }
+        actor_pause(a);
+        REQUIRE(SPDL_NEXT(r->p, &it, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK_EQ((uintptr_t)it, value);
+        ++r->taken;
+    }
+}
+
+static void rest_act(actor *a, rest *r) {
+    char *it = NULL;
+    for (uint64_t more = 1 + test_random(&a->state) % 4; more > 0; --more) {
+        REQUIRE(spdl_pipeline_push(r->p, (void *)++r->pushed, SPDL_SECONDS(15)) == SPDL_OK);
+        if (more % 2) actor_pause(a);
+    }
+    switch (test_random(&a->state) % 12) {
+    case 0:
+        CHECK_EQ(spdl_pipeline_push_end(r->p), SPDL_OK);
+        rest_take(a, r);
+        CHECK_EQ(SPDL_NEXT(r->p, &it, SPDL_SECONDS(15)), SPDL_END);
+        actor_pause(a);
+        REQUIRE(spdl_pipeline_rewind(r->p, 0, SPDL_SECONDS(15)) == SPDL_OK);
+        return;
+    case 1:
+        rest_take(a, r);
+        actor_pause(a);
+        REQUIRE(spdl_pipeline_stop(r->p, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK_EQ(SPDL_NEXT(r->p, &it, SPDL_SECONDS(15)), SPDL_CLOSED);
+        REQUIRE(spdl_pipeline_rewind(r->p, 0, SPDL_SECONDS(15)) == SPDL_OK);
+        return;
+    case 2:
+        rest_take(a, r);
+        actor_pause(a);
+        rest_close(r);
+        rest_open(a, r);
+        return;
+    case 3:
+        CHECK_EQ(spdl_pipeline_set_concurrency(r->p, 1, 1 + (int)(r->pushed % 2)), SPDL_OK);
+        break;
+    default: break;
+    }
+    rest_take(a, r);
+}
+
+static void *acts(void *arg) {
+    actor *a = (actor *)arg;
+    for (int i = 0; i < (TEST_SANITIZED ? 400 : 2000); ++i) {
+        rest_act(a, &a->own[test_random(&a->state) % RESTS]);
+        actor_pause(a);
+    }
+    return NULL;
+}
+
+static void an_idle_pipeline_is_woken(void) {
+    static actor some[ACTORS];
+    chaos_seed = test_seed();
+    for (int workers = 1; workers <= 3; ++workers) {
+        spdl_pool *pool = pool_of(workers, 1);
+        spdl_pipeline_desc desc = { .pool = pool };
+        spdl_pipeline *busy = NULL;
+        pthread_t thread[ACTORS];
+        if (workers == 2)
+            REQUIRE(spdl_pipeline_create(&busy, &desc, SPDL_STAGES(
+                SPDL_SOURCE(never_ends), SPDL_PIPE(drop_it), SPDL_SINK(1))) == SPDL_OK);
+        for (int i = 0; i < ACTORS; ++i) {
+            some[i].pool = pool;
+            some[i].state = test_seed() + (uint64_t)(workers * ACTORS + i);
+            for (int k = 0; k < RESTS; ++k) rest_open(&some[i], &some[i].own[k]);
+            REQUIRE(pthread_create(&thread[i], NULL, acts, &some[i]) == 0);
+        }
+        for (int i = 0; i < ACTORS; ++i) pthread_join(thread[i], NULL);
+        for (int i = 0; i < ACTORS; ++i)
+            for (int k = 0; k < RESTS; ++k) rest_close(&some[i].own[k]);
+        spdl_pipeline_destroy(busy);
+        CHECK_EQ(pool->slots_used, 0);
+        CHECK(pool->beacon.quiet == UINT64_MAX);
+        spdl_pool_destroy(pool);
+    }
+    chaos_seed = 0;
+}
 
 TEST_TABLE(pool) {
     TEST_CASE(jobs_run_once_each),
@@ -864,5 +1190,9 @@ TEST_TABLE(pool) {
     TEST_CASE(workers_may_be_trapped_by_a_sandbox),
     TEST_CASE(as_many_workers_as_allowed),
     TEST_CASE(idle_burns_nothing),
+    TEST_CASE(idle_clients_are_not_visited),
+    TEST_CASE(what_was_on_a_pool_leaves_nothing),
+    TEST_CASE(a_busy_pipeline_starves_nobody),
+    TEST_CASE(an_idle_pipeline_is_woken),
     TEST_END,
 };
