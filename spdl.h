@@ -15076,7 +15076,7 @@ typedef struct spdl__ledger {
     uint32_t ends;  /* lives that have ended */
     uint32_t gone;  /* for good */
     uint32_t restarts;
-    int64_t process;
+    int64_t process; /* by the child, too, as it begins: it may publish first */
     spdl_error end; /* how the last one has ended */
 } spdl__ledger;
 
@@ -15594,6 +15594,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl__child_slot *slots =
         (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slots * sizeof(*slots));
     int slot;
+    l->ledger->process = (int64_t)spdl__os_process_id(NULL); /* whoever is first */
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL || slots == NULL) {
