@@ -355,13 +355,55 @@ static void table_rows(table *t, int number) {
     t->what = what;
 }
 
+#define ADD(...)                                                                                   \
+    do {                                                                                           \
+        const spdl_stage more[] = { __VA_ARGS__ };                                                 \
+        memcpy(&t->rows[t->count], more, sizeof more);                                             \
+        t->count += sizeof more / sizeof more[0];                                                  \
+    } while (0)
+
+/* Up to five things, one after the other, of which two at most make several of one. */
+static void random_rows(table *t, int number) {
+    uint64_t state = (uint64_t)number;
+    int most = 1 + (int)(test_random(&state) % 5), many = 0, packed = 0;
+    ADD(FROM(5 + test_random(&state) % 9));
+    t->what = ITEMS;
+    while (most-- > 0) {
+        const int size = 1 + (int)(test_random(&state) % 4);
+        switch (test_random(&state) % 12) {
+        case 0: ADD(WIDE(keyed_shake)); break;
+        case 1: ADD(WIDE(slow_shake)); break;
+        case 2: ADD(WIDE(most_of_them)); break;
+        case 3: ADD(WIDE(fails_at_times, .max_failures = -1)); break;
+        case 4: ADD(WIDE(later_shake, .deferred = true, .free_item = item_free)); break;
+        case 5: if (many++ < 2) ADD(SOME); break;
+        case 6: if (many++ < 2) ADD(AGAIN); break;
+        case 7: if (packed == 0) ADD(PACKS(held)); packed = 1; break;
+        case 8: ADD(SPDL_BATCH(size, .drop_last = size == 3), SPDL_UNBATCH()); break;
+        case 9: ADD(SPDL_BATCH(size), WIDE(sums, .free_item = item_free)); break;
+        case 10:
+            ADD(SPDL_BRANCH(by_two), SPDL_PATH("a"), WIDE(most_of_them), SPDL_PATH("b"),
+                WIDE(slow_shake), SPDL_MERGE());
+            break;
+        default:
+            ADD(SPDL_BATCH(size), SPDL_BRANCH(batches_by_two), SPDL_PATH("a"), WIDE(most_batches),
+                SPDL_PATH("b"), SPDL_MERGE(), SPDL_UNBATCH());
+        }
+    }
+    if (test_random(&state) % 2) return;
+    ADD(SPDL_BATCH(3, .drop_last = number % 3 == 0));
+    t->what = BATCHES;
+}
+
 /* `lines`: the last row writes the lines. */
 static void table_fill(table *t, int number, bool lines) {
     memset(&held, 0, sizeof held);
     memset(&held_too, 0, sizeof held_too);
     held.limit = 9;
     held_too.limit = 25;
-    table_rows(t, number);
+    memset(t, 0, sizeof *t);
+    if (number < TABLES) table_rows(t, number);
+    else random_rows(t, number);
     if (lines) {
         const spdl_stage last[] = {
             WIDE(told_item, .item_bytes = sizeof(told_line)),
@@ -401,7 +443,8 @@ static void run_open(run_of *r) {
     desc.pipeline.error = desc.error = &error;
     if (r->apart) (void)spdl_loader_open(&r->loader, &desc, t.rows, t.count);
     else (void)spdl_pipeline_create(&r->p, &desc.pipeline, t.rows, t.count);
-    if (r->p == NULL && r->loader == NULL) (void)printf("    table %d: %s\n", r->number, error.text);
+    if (r->p == NULL && r->loader == NULL)
+        (void)printf("    table %d: %s\n", r->number, error.text);
     REQUIRE(r->p != NULL || r->loader != NULL);
 }
 
@@ -578,26 +621,25 @@ static void with_a_process_or_without(void) {
     if (HAS_LOADERS) goes_on_at_every_point(true, true);
 }
 
-/* At random points, again and again: each run takes some lines, is killed and gone on from its last
-   checkpoint, which may be some lines before. STATE_POINTS says how many kills (1,000 in `make
-   torture`). */
+/* Random tables, at random points, again and again: each run takes some lines, is killed and gone
+   on from its last checkpoint, which may be some lines before. STATE_POINTS says how many kills
+   (1,000 in `make torture`). */
 static void random_kills_change_nothing(void) {
-    static story whole[TABLES], part;
-    static size_t known[TABLES];
+    static story all, part;
     const char *wanted = getenv("STATE_POINTS");
     const long points = wanted != NULL ? atol(wanted) : TEST_SANITIZED ? 30 : 120;
     uint64_t state = test_seed();
     chaos_on();
     many_epochs = 1;
     for (long i = 0; i < points;) {
-        const int number = (int)(test_random(&state) % TABLES);
+        const uint64_t dice = test_random(&state) >> 34;
+        const int number = (int)(dice % 4 == 0 ? dice / 4 % TABLES : TABLES + dice);
         char text[SPDL_STATE_BYTES] = "";
-        story *all = &whole[number];
         size_t saved = 0;
-        if (known[number]++ == 0) whole_story(all, number);
+        whole_story(&all, number);
         memset(&part, 0, sizeof part);
         const bool lines = HAS_LOADERS && test_random(&state) % 2;
-        while (part.count < all->count && part.ended == SPDL_OK) {
+        while (part.count < all.count && part.ended == SPDL_OK) {
             run_of r = { .number = number, .workers = (int)(test_random(&state) % 17),
                          .lines = lines, .apart = lines && test_random(&state) % 2,
                          .next_works_ns = works[test_random(&state) % 3] };
@@ -620,7 +662,7 @@ static void random_kills_change_nothing(void) {
             run_close(&r);
             ++i;
         }
-        same_from(all, &part, 0, &(run_of){ .number = number });
+        same_from(&all, &part, 0, &(run_of){ .number = number });
     }
 }
 
