@@ -2458,7 +2458,8 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc, whose error is
-                               not used
+                               not used. In input order one file at a time; storage that is slow
+                               to answer gains by completion order with .concurrency = 2 or more
    Item spdl_sequence of a source is file or window spdl_sequence: a rewind goes to any of them. */
 /* clang-format off */
 #define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
