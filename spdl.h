@@ -2304,7 +2304,8 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc, whose error is
-                               not used
+                               not used. In input order one file at a time; storage that is slow
+                               to answer gains by completion order with .concurrency = 2 or more
    Item spdl_sequence of a source is file or window spdl_sequence: a rewind goes to any of them. */
 /* clang-format off */
 #define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
@@ -14866,7 +14867,7 @@ typedef struct spdl__ledger {
     uint32_t ends;  /* lives that have ended */
     uint32_t gone;  /* for good */
     uint32_t restarts;
-    int64_t process;
+    int64_t process; /* by the child, too, as it begins: it may publish first */
     spdl_error end; /* how the last one has ended */
 } spdl__ledger;
 
@@ -15384,6 +15385,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl__child_slot *slots =
         (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slots * sizeof(*slots));
     int slot;
+    l->ledger->process = (int64_t)spdl__os_process_id(NULL); /* whoever is first */
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL || slots == NULL) {

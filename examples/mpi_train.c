@@ -20,8 +20,7 @@ typedef struct { char at[SPDL_STATE_BYTES]; } position;
 typedef struct { spdl_sampler *sampler; spdl_pipeline *p; } share;
 typedef struct { long step; int world; double loss; model net; position of[RANKS]; } checkpoint;
 static uint8_t pixels[IMAGES][PIXELS], labels[IMAGES];
-static size_t images;
-static uint64_t hash;
+static uint64_t images, hash;
 static int rank, world, trainers, slow = -1;
 static spdl_error error;
 
@@ -150,11 +149,10 @@ int main(int argc, char **argv) {
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &world); /* workers do not call MPI */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world);
-    for (int i = 1; i + 1 < argc; i += 2) {
+    for (int i = 1; i + 1 < argc; i += 2)
         if (!strcmp(argv[i], "checkpoint")) path = argv[i + 1];
         else *(!strcmp(argv[i], "steps") ? &steps : !strcmp(argv[i], "slow") ? &slow : &loaders) =
             atoi(argv[i + 1]);
-    }
     trainers = world - loaders;
     if (loaders < 0 || loaders > RANKS || trainers < 1 || GLOBAL % trainers)
         fail("not 1, 2, 4 ... trainers", trainers);

@@ -1,67 +1,76 @@
-/* A run that was interrupted at any point, and goes on from a saved position in a pipeline of its
-   own, delivers what it would have delivered: item by item where the order is always the same, else
-   nothing twice and nothing never. */
+/* A run that was interrupted at any point goes on from a saved position and delivers, line by line,
+   what it would have delivered: in a new pipeline or in the one that runs, at other numbers of
+   workers, calls and places, and with a process of its own or without. */
 #include "flow.h"
+
+#if defined(__linux__) && !defined(SPDL_OS_POSIX)
+#define HAS_LOADERS 1
+#else
+#define HAS_LOADERS 0
+#endif
 
 /* --- what is delivered --- */
 
 /* What the trainer got, one line for each item, batch, or end of an epoch. */
-enum { EVENTS = 160, EPOCHS = 3 };
+enum { EVENTS = 160, EPOCHS = 3, LINE = 128 };
+
+typedef struct told_line {
+    char text[LINE];
+} told_line;
 
 typedef struct story {
-    char line[EVENTS][96];
+    told_line line[EVENTS];
     size_t count;
     spdl_result ended; /* SPDL_OK: it goes on */
 } story;
 
-static void tell_batch(char *line, size_t bytes, const spdl_batch *batch) {
-    size_t at = (size_t)snprintf(line, bytes, "%llu:", (unsigned long long)batch->sequence);
-    for (size_t i = 0; i < batch->count && at < bytes; ++i)
-        at += (size_t)snprintf(line + at, bytes - at, " %ld",
-                               batch->items[i] ? ((item *)batch->items[i])->value : -1);
+static long value_of(const void *it) { return it != NULL ? ((const item *)it)->value : -1; }
+
+static size_t tell_batch(char *line, const spdl_batch *batch) {
+    size_t at = (size_t)snprintf(line, LINE, "%llu:", (unsigned long long)batch->sequence);
+    for (size_t i = 0; i < batch->count; ++i)
+        at += (size_t)snprintf(line + at, LINE - at, " %ld", value_of(batch->items[i]));
+    return at;
 }
 
 typedef enum yields { ITEMS, BATCHES, BATCHES_OF_BATCHES } yields;
 
-static void tell(char *line, size_t bytes, void *taken, yields what) {
+static void tell(char *line, const void *taken, yields what) {
+    const spdl_batch *all = (const spdl_batch *)taken;
+    size_t at;
     if (what == ITEMS) {
-        (void)snprintf(line, bytes, "%ld", ((item *)taken)->value);
-        item_free(taken);
+        (void)snprintf(line, LINE, "%ld", value_of(taken));
     } else if (what == BATCHES) {
-        tell_batch(line, bytes, (spdl_batch *)taken);
-        spdl_batch_free(taken);
+        (void)tell_batch(line, all);
     } else {
-        spdl_batch *all = (spdl_batch *)taken;
-        size_t at = (size_t)snprintf(line, bytes, "%llu{", (unsigned long long)all->sequence);
+        at = (size_t)snprintf(line, LINE, "%llu{", (unsigned long long)all->sequence);
         for (size_t i = 0; i < all->count; ++i) {
-            tell_batch(line + at, bytes - at, (spdl_batch *)all->items[i]);
-            at += strlen(line + at);
+            char part[LINE];
+            (void)tell_batch(part, (const spdl_batch *)all->items[i]);
+            at += (size_t)snprintf(line + at, LINE - at, "%s;", part);
         }
-        spdl_batch_free(taken);
     }
 }
 
-/* Takes `most` lines more, up to the end of all, or of EPOCHS of them. */
-static void listen(spdl_pipeline *p, story *s, size_t most, yields what, bool continuous) {
-    size_t ends = 0;
-    for (size_t i = 0; i < s->count; ++i) ends += s->line[i][0] == 'E';
-    while (most-- > 0 && s->ended == SPDL_OK && s->count < EVENTS) {
-        void *taken = NULL;
-        char *line = s->line[s->count];
-        const spdl_result result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
-        if (result == SPDL_OK) {
-            tell(line, sizeof s->line[0], taken, what);
-        } else {
-            (void)snprintf(line, sizeof s->line[0], "END %s", spdl_result_text(result));
-            if (!continuous || result != SPDL_END || ++ends == EPOCHS) s->ended = result;
-        }
-        ++s->count;
+/* The last row of a table that may run in a process: it writes the line. */
+#define TOLD(name, In, what)                                                                       \
+    SPDL_FN(name, In, told_line) {                                                                 \
+        if ((*out = (told_line *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;                  \
+        memset(*out, 0, sizeof **out);                                                             \
+        tell((*out)->text, in, what);                                                              \
+        return SPDL_OK;                                                                            \
     }
-}
+TOLD(told_item, item, ITEMS)
+TOLD(told_batch, spdl_batch, BATCHES)
+TOLD(told_batches, spdl_batch, BATCHES_OF_BATCHES)
 
 /* --- stages whose results are a function of their inputs --- */
 
 static long many_epochs; /* 1: sources are continuous */
+static int width = 3;    /* .concurrency of rows that have it */
+static int places;       /* .buffer_size of some; 0: the default */
+
+static uint64_t skipped; /* by the source */
 
 /* An epoch has `length` items and one more for each epoch before; none in epoch 1 if it is 1. */
 SPDL_FN(numbers, void, item) {
@@ -69,6 +78,10 @@ SPDL_FN(numbers, void, item) {
     const uint64_t k = spdl_sequence(task), epoch = spdl_epoch(task);
     if (k >= (uint64_t)length + (length == 1 ? 0 : epoch) || (length == 1 && epoch == 1))
         return SPDL_END;
+    if (length == 9 && k % 4 == 2 && skipped != epoch * 1000 + k) { /* which takes no number */
+        skipped = epoch * 1000 + k;
+        return SPDL_SKIP;
+    }
     *out = item_make((long)(epoch * 1000 + k));
     return SPDL_OK;
 }
@@ -80,9 +93,24 @@ SPDL_FN(shake, item, item) {
     return SPDL_OK;
 }
 
+SPDL_FN(keyed_shake, item, item) {
+    in->value = in->value * 100 + (long)(spdl_item_key(task) % 97);
+    *out = in;
+    return SPDL_OK;
+}
+
 SPDL_FN(slow_shake, item, item) {
     sleep_us(in->value % 3 == 0 ? 100 : 0);
     return shake(task, in, out);
+}
+
+/* The same, completed before or after the call has returned. */
+SPDL_FN(later_shake, item, item) {
+    const spdl_deferred later = spdl_defer(task);
+    item *made = item_make(in->value * 100 + (long)(spdl_sequence(task) % 7));
+    CHECK_EQ(spdl_complete(later, SPDL_OK, made), SPDL_OK);
+    (void)out;
+    return SPDL_PENDING;
 }
 
 SPDL_FN(most_of_them, item, item) {
@@ -95,43 +123,45 @@ SPDL_FN(fails_at_times, item, item) {
     return in->value % 10 % 4 == 2 ? spdl_fail(task, "no %ld", in->value) : SPDL_OK;
 }
 
-/* None to three of each. */
-SPDL_FN(some_of_each, item, item) {
-    for (long k = 0; k < in->value % 4; ++k)
-        CHECK_EQ(spdl_emit(task, item_make(in->value * 10 + k)), SPDL_OK);
-    return SPDL_OK;
+SPDL_FN(fails_in_the_end, item, item) {
+    *out = in;
+    return in->value % 1000 >= 9 ? spdl_fail(task, "no more") : SPDL_OK;
 }
 
-/* One to three of each, by SPDL_AGAIN. */
-SPDL_FN(one_by_one, item, item) {
+/* One to three of each; `none`: or none at all, and the last call has no result. */
+static spdl_result one_of(spdl_task *task, long value, bool none, long *made) {
     long **at = (long **)spdl_state(task);
     if (*at == NULL) *at = (long *)calloc(1, sizeof **at);
-    *out = item_make(in->value * 10 + **at);
-    return (*at)[0]++ == in->value % 3 ? SPDL_OK : SPDL_AGAIN;
+    *made = value * 10 + **at;
+    if (none) return (*at)[0]++ == value % 4 ? SPDL_SKIP : SPDL_AGAIN;
+    return (*at)[0]++ == value % 3 ? SPDL_OK : SPDL_AGAIN;
+}
+
+SPDL_FN(one_by_one, item, item) {
+    long made;
+    const spdl_result result = one_of(task, in->value, false, &made);
+    *out = item_make(made);
+    return result;
+}
+
+SPDL_FN(some_of_each, item, item) {
+    long made;
+    const spdl_result result = one_of(task, in->value, true, &made);
+    if (result == SPDL_AGAIN) *out = item_make(made);
+    return result;
 }
 
 /* Packs: sums of values up to a limit, whole ones. */
 typedef struct pack {
     long sum, limit;
-    bool says; /* when it holds nothing of what came before */
-    bool held; /* written when a call saw the first item of a run: for a fresh run it has to be */
 } pack;
 
 SPDL_FN(packs, item, item) {
     pack *held = (pack *)spdl_ctx(task);
     const long sum = held->sum, value = in ? in->value % 100 + 1 : 0;
-    if (spdl_flushing(task)) {
-        held->sum = 0;
-        if (sum) *out = item_make(sum);
-        return sum ? SPDL_OK : SPDL_SKIP;
-    }
     held->sum += value;
-    if (held->sum <= held->limit) {
-        if (sum == 0 && held->says) spdl_gathered(task, true);
-        return SPDL_SKIP;
-    }
+    if (!spdl_flushing(task) && held->sum <= held->limit) return SPDL_SKIP;
     held->sum = value;
-    if (held->says) spdl_gathered(task, true);
     if (sum == 0) return SPDL_SKIP;
     *out = item_make(sum);
     return SPDL_OK;
@@ -139,15 +169,17 @@ SPDL_FN(packs, item, item) {
 
 SPDL_FN(by_three, item, item) {
     *out = in;
-    return spdl_route(task, (int)(in->value % 3));
+    return in->value % 10 == 7 ? SPDL_SKIP : spdl_route(task, (int)(in->value % 3));
 }
 
-SPDL_FN(odd_and_even, spdl_batch, spdl_batch) {
-    int path[16];
-    for (size_t i = 0; i < in->count; ++i)
-        path[i] = in->items[i] ? (int)(((item *)in->items[i])->value / 100 % 2) : 0;
+SPDL_FN(by_two, item, item) {
     *out = in;
-    return spdl_route_items(task, path);
+    return spdl_route(task, (int)(in->value / 2 % 2));
+}
+
+SPDL_FN(batches_by_two, spdl_batch, spdl_batch) {
+    *out = in;
+    return spdl_route(task, (int)(spdl_sequence(task) / 2 % 2));
 }
 
 /* A batch becomes another one, or none. */
@@ -164,31 +196,30 @@ SPDL_FN(sums, spdl_batch, item) {
 }
 
 SPDL_FN(sums_twice, spdl_batch, item) {
-    for (long k = 0; k < 2; ++k) {
-        item *sum = item_make((long)spdl_sequence(task) * 100000 + k);
-        CHECK_EQ(spdl_emit(task, sum), SPDL_OK);
-    }
-    (void)in;
-    return SPDL_OK;
+    long made = (long)in->count;
+    const spdl_result result = one_of(task, (long)spdl_sequence(task), in->count == 1, &made);
+    if (result != SPDL_SKIP) *out = item_make(made * 100 + value_of(in->items[0]) % 100);
+    return result;
+}
+
+static item *part(spdl_task *task, long value) {
+    item *it = (item *)spdl_buffer(task);
+    if (it == NULL) return NULL;
+    it->magic = ALIVE;
+    it->value = value;
+    return it;
 }
 
 SPDL_FN(in_place, void, item) {
     const uint64_t k = spdl_sequence(task), epoch = spdl_epoch(task);
-    item *it;
     if (k >= 10 + epoch) return SPDL_END;
-    if ((it = (item *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
-    it->magic = ALIVE;
-    it->value = (long)(epoch * 1000 + k);
-    *out = it;
-    return SPDL_OK;
+    *out = part(task, (long)(epoch * 1000 + k));
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
 SPDL_FN(in_place_from, item, item) {
-    item *it = (item *)spdl_buffer(task);
-    if (it == NULL) return SPDL_E_NOMEM;
-    it->magic = ALIVE;
-    it->value = in->value * 100 + (long)spdl_epoch(task);
-    *out = it;
+    *out = part(task, in->value * 100 + (long)spdl_epoch(task));
+    if (*out == NULL) return SPDL_E_NOMEM;
     return in->value % 5 == 3 ? SPDL_SKIP : SPDL_OK;
 }
 
@@ -197,123 +228,294 @@ SPDL_FN(in_place_from, item, item) {
 static pack held, held_too;
 
 #define FROM(n)                                                                                    \
-    SPDL_SOURCE(numbers, .ctx = (void *)(uintptr_t)(n), .continuous = many_epochs,                \
+    SPDL_SOURCE(numbers, .ctx = (void *)(uintptr_t)(n), .continuous = many_epochs,                 \
                 .free_item = item_free)
-#define EMITS(...) SPDL_PIPE(some_of_each, .emits = 3, .free_item = item_free, __VA_ARGS__)
-#define AGAIN(...)                                                                                 \
-    SPDL_PIPE(one_by_one, .again = true, .free_item = item_free, .free_state = free,               \
-              __VA_ARGS__)
-#define PACKS(...) SPDL_PIPE(packs, .flush = true, .free_item = item_free, .ctx = __VA_ARGS__)
+#define WIDE(...) SPDL_PIPE(__VA_ARGS__, .concurrency = width, .buffer_size = places)
+#define FRESH(...) SPDL_PIPE(__VA_ARGS__, .free_item = item_free)
+#define SOME FRESH(some_of_each, .again = true, .free_state = free)
+#define AGAIN FRESH(one_by_one, .again = true, .buffer_size = places, .free_state = free)
+#define PACKS(held) FRESH(packs, .flush = true, .ctx = &(held))
+#define IN_PLACE(...) SPDL_BATCH(__VA_ARGS__, .item_bytes = sizeof(item))
+#define BATCHED(...) what = BATCHES; ROWS(__VA_ARGS__)
+#define ROWS(...)                                                                                  \
+    const spdl_stage all[] = { __VA_ARGS__ };                                                      \
+    memcpy(t->rows, all, sizeof all);                                                              \
+    t->count = sizeof all / sizeof all[0];                                                         \
+    break
 
-enum { TABLES = 29 };
+enum { TABLES = 40 };
 
-static yields yields_of(int table) {
-    switch (table) {
-    case 8: case 9: case 10: case 11: case 12: case 14: case 15: case 16: case 17: case 27:
-    case 28:
-        return BATCHES;
-    case 21: return BATCHES_OF_BATCHES;
-    default: return ITEMS;
+typedef struct table {
+    spdl_stage rows[SPDL_MAX_STAGES];
+    size_t count;
+    yields what;
+} table;
+
+/* Without the last row and the sink. */
+static void table_rows(table *t, int number) {
+    yields what = ITEMS;
+    switch (number) {
+    case 0: { ROWS(FROM(10)); }
+    case 1: { ROWS(FROM(10), WIDE(slow_shake)); }
+    case 2: {
+        ROWS(FROM(10), WIDE(most_of_them), WIDE(fails_at_times, .max_failures = -1),
+             SPDL_PIPE(shake));
     }
+    case 3: { ROWS(FROM(6), SOME); }
+    case 4: { ROWS(FROM(6), AGAIN, WIDE(most_of_them)); }
+    case 5: { ROWS(FROM(5), AGAIN, SOME, WIDE(keyed_shake)); }
+    case 6: { ROWS(FROM(12), PACKS(held)); }
+    case 7: { ROWS(FROM(12), WIDE(slow_shake), PACKS(held), WIDE(shake)); }
+    case 8: { BATCHED(FROM(10), WIDE(slow_shake), SPDL_BATCH(3)); }
+    case 9: {
+        BATCHED(FROM(10), WIDE(most_of_them), SPDL_BATCH(3, .drop_last = true), WIDE(pass_batch));
+    }
+    case 10: { BATCHED(FROM(7), SOME, SPDL_BATCH(4)); }
+    case 11: { BATCHED(FROM(7), AGAIN, SPDL_BATCH(2), WIDE(most_batches)); }
+    case 12: { BATCHED(FROM(12), PACKS(held), SPDL_BATCH(2)); }
+    case 13: { ROWS(FROM(11), SPDL_BATCH(3), WIDE(sums, .free_item = item_free)); }
+    case 14: { BATCHED(SPDL_SOURCE(in_place, .continuous = many_epochs), IN_PLACE(4)); }
+    case 15: { BATCHED(FROM(11), WIDE(in_place_from), IN_PLACE(4)); }
+    case 16: { BATCHED(FROM(7), SOME, WIDE(in_place_from), IN_PLACE(3, .drop_last = true)); }
+    case 17: {
+        BATCHED(FROM(12), SPDL_BATCH(2), SPDL_BRANCH(batches_by_two), SPDL_PATH("odd"),
+                WIDE(pass_batch), SPDL_PATH("even"), SPDL_MERGE());
+    }
+    case 18: {
+        ROWS(FROM(12), SPDL_BRANCH(by_three), SPDL_PATH("a"), SPDL_PATH("b"), SPDL_PIPE(shake),
+             SPDL_PATH("c"), SPDL_MERGE());
+    }
+    case 19: { ROWS(FROM(11), SPDL_BATCH(4), SPDL_UNBATCH(), WIDE(shake)); }
+    case 20: {
+        ROWS(FROM(11), SPDL_PIPE(most_of_them), SPDL_BATCH(2),
+             FRESH(sums_twice, .again = true, .free_state = free));
+    }
+    case 21: {
+        what = BATCHES_OF_BATCHES;
+        ROWS(FROM(13), SPDL_BATCH(3), SPDL_BATCH(2));
+    }
+    case 22: {
+        ROWS(FROM(12), SPDL_BRANCH(by_three), SPDL_PATH("a"), WIDE(most_of_them), SPDL_PATH("b"),
+             WIDE(fails_at_times, .max_failures = -1), SPDL_PATH("c"), WIDE(slow_shake),
+             SPDL_MERGE(), AGAIN);
+    }
+    case 23: {
+        BATCHED(FROM(12), SPDL_BRANCH(by_two), SPDL_PATH("a"), SPDL_BRANCH(by_three),
+                SPDL_PATH("aa"), SPDL_PATH("ab"), WIDE(most_of_them), SPDL_PATH("ac"),
+                WIDE(slow_shake), SPDL_MERGE(), SPDL_PATH("b"), SPDL_PIPE(shake), SPDL_MERGE(),
+                SPDL_BATCH(3));
+    }
+    case 24: {
+        ROWS(FROM(12), SPDL_BATCH(2), WIDE(sums, .free_item = item_free), PACKS(held_too));
+    }
+    case 25: { ROWS(FROM(1), PACKS(held)); }
+    case 26: { ROWS(FROM(12), PACKS(held), SOME, PACKS(held_too)); }
+    case 27: { ROWS(FROM(12), SOME, PACKS(held), SPDL_PIPE(most_of_them)); }
+    case 28: { BATCHED(FROM(1), SPDL_BATCH(2), SPDL_PIPE(pass_batch)); }
+    case 29: {
+        ROWS(FROM(9), AGAIN, SPDL_BRANCH(by_three), SPDL_PATH("a"), WIDE(most_of_them),
+             SPDL_PATH("b"), WIDE(slow_shake), SPDL_PATH("c"), SPDL_MERGE(), SPDL_BATCH(3),
+             SPDL_UNBATCH(), WIDE(most_of_them), SPDL_PIPE(shake));
+    }
+    case 30: { BATCHED(FROM(9), SPDL_BATCH(4), SPDL_UNBATCH(), SPDL_BATCH(3)); }
+    case 31: {
+        ROWS(FROM(13), WIDE(shake), SPDL_BATCH(3, .drop_last = true), SPDL_BRANCH(batches_by_two),
+             SPDL_PATH("a"), WIDE(most_batches), SPDL_PATH("b"), SPDL_MERGE(), SPDL_UNBATCH(),
+             WIDE(most_of_them));
+    }
+    case 32: { BATCHED(FROM(14), WIDE(fails_in_the_end), SPDL_BATCH(2)); }
+    case 33: {
+        ROWS(FROM(14), SPDL_BRANCH(by_three), SPDL_PATH("a"), WIDE(slow_shake), SPDL_PATH("b"),
+             WIDE(fails_in_the_end), SPDL_PATH("c"), SPDL_MERGE(), SOME);
+    }
+    case 34: { BATCHED(FROM(8), AGAIN, IN_PLACE(3)); }
+    case 35: {
+        ROWS(FROM(6), SOME, AGAIN, SPDL_BATCH(2, .drop_last = true),
+             FRESH(sums_twice, .again = true, .free_state = free), WIDE(most_of_them), AGAIN);
+    }
+    case 36: {
+        const spdl_stage from = FROM(9);
+        BATCHED(SPDL_SOURCE(numbers, .ctx = from.ctx, .threads = 1, .continuous = many_epochs,
+                            .free_item = item_free), WIDE(slow_shake), SPDL_BATCH(2));
+    }
+    case 37: {
+        BATCHED(FROM(9), WIDE(later_shake, .deferred = true, .free_item = item_free),
+                WIDE(most_of_them), SPDL_BATCH(2));
+    }
+    case 38: {
+        ROWS(FROM(9), SOME,
+             SPDL_BRANCH(by_two), SPDL_PATH("a"), WIDE(keyed_shake), SPDL_PATH("b"), SPDL_MERGE());
+    }
+    default: {
+        BATCHED(FROM(9), WIDE(in_place_from), IN_PLACE(2), WIDE(most_batches),
+                SPDL_BRANCH(batches_by_two), SPDL_PATH("a"), WIDE(pass_batch), SPDL_PATH("b"),
+                SPDL_MERGE());
+    }
+    }
+    t->what = what;
 }
 
-static spdl_pipeline *open_table(int table, int workers) {
+#define ADD(...)                                                                                   \
+    do {                                                                                           \
+        const spdl_stage more[] = { __VA_ARGS__ };                                                 \
+        memcpy(&t->rows[t->count], more, sizeof more);                                             \
+        t->count += sizeof more / sizeof more[0];                                                  \
+    } while (0)
+
+/* Up to five things, one after the other, of which two at most make several of one. */
+static void random_rows(table *t, int number) {
+    uint64_t state = (uint64_t)number;
+    int most = 1 + (int)(test_random(&state) % 5), many = 0, packed = 0;
+    ADD(FROM(5 + test_random(&state) % 9));
+    t->what = ITEMS;
+    while (most-- > 0) {
+        const int size = 1 + (int)(test_random(&state) % 4);
+        switch (test_random(&state) % 12) {
+        case 0: ADD(WIDE(keyed_shake)); break;
+        case 1: ADD(WIDE(slow_shake)); break;
+        case 2: ADD(WIDE(most_of_them)); break;
+        case 3: ADD(WIDE(fails_at_times, .max_failures = -1)); break;
+        case 4: ADD(WIDE(later_shake, .deferred = true, .free_item = item_free)); break;
+        case 5: if (many++ < 2) ADD(SOME); break;
+        case 6: if (many++ < 2) ADD(AGAIN); break;
+        case 7: if (packed == 0) ADD(PACKS(held)); packed = 1; break;
+        case 8: ADD(SPDL_BATCH(size, .drop_last = size == 3), SPDL_UNBATCH()); break;
+        case 9: ADD(SPDL_BATCH(size), WIDE(sums, .free_item = item_free)); break;
+        case 10:
+            ADD(SPDL_BRANCH(by_two), SPDL_PATH("a"), WIDE(most_of_them), SPDL_PATH("b"),
+                WIDE(slow_shake), SPDL_MERGE());
+            break;
+        default:
+            ADD(SPDL_BATCH(size), SPDL_BRANCH(batches_by_two), SPDL_PATH("a"), WIDE(most_batches),
+                SPDL_PATH("b"), SPDL_MERGE(), SPDL_UNBATCH());
+        }
+    }
+    if (test_random(&state) % 2) return;
+    ADD(SPDL_BATCH(3, .drop_last = number % 3 == 0));
+    t->what = BATCHES;
+}
+
+/* `lines`: the last row writes the lines. */
+static void table_fill(table *t, int number, bool lines) {
     memset(&held, 0, sizeof held);
     memset(&held_too, 0, sizeof held_too);
     held.limit = 9;
     held_too.limit = 25;
-    held.says = table == 7 || table == 27;
-    switch (table) {
-    case 0: return START(workers, FROM(10), SPDL_SINK(3));
-    case 1:
-        return START(workers, FROM(10), SPDL_PIPE(slow_shake, .concurrency = 4), SPDL_SINK(3));
-    case 2:
-        return START(workers, FROM(10), SPDL_PIPE(most_of_them, .concurrency = 3),
-                     SPDL_PIPE(fails_at_times, .max_failures = -1, .concurrency = 2),
-                     SPDL_PIPE(shake), SPDL_SINK(3));
-    case 3: return START(workers, FROM(6), EMITS(.concurrency = 3), SPDL_SINK(3));
-    case 4:
-        return START(workers, FROM(6), AGAIN(.concurrency = 3), SPDL_PIPE(most_of_them),
-                     SPDL_SINK(2));
-    case 5:
-        return START(workers, FROM(5), AGAIN(.buffer_size = 1), EMITS(.concurrency = 1),
-                     SPDL_SINK(4));
-    case 6: return START(workers, FROM(12), PACKS(&held), SPDL_SINK(2));
-    case 7: return START(workers, FROM(12), PACKS(&held), SPDL_PIPE(shake), SPDL_SINK(2));
-    case 8:
-        return START(workers, FROM(10), SPDL_PIPE(slow_shake, .concurrency = 4), SPDL_BATCH(3),
-                     SPDL_SINK(2));
-    case 9:
-        return START(workers, FROM(10), SPDL_PIPE(most_of_them, .concurrency = 3),
-                     SPDL_BATCH(3, .drop_last = true), SPDL_PIPE(pass_batch, .concurrency = 2),
-                     SPDL_SINK(2));
-    case 10: return START(workers, FROM(7), EMITS(.concurrency = 2), SPDL_BATCH(4), SPDL_SINK(2));
-    case 11:
-        return START(workers, FROM(7), AGAIN(.concurrency = 2), SPDL_BATCH(2),
-                     SPDL_PIPE(most_batches, .concurrency = 2), SPDL_SINK(2));
-    case 12: return START(workers, FROM(12), PACKS(&held), SPDL_BATCH(2), SPDL_SINK(2));
-    case 13:
-        return START(workers, FROM(11), SPDL_BATCH(3),
-                     SPDL_PIPE(sums, .free_item = item_free, .concurrency = 3), SPDL_SINK(2));
-    case 14:
-        return START(workers,
-                     SPDL_SOURCE(in_place, .continuous = many_epochs),
-                     SPDL_BATCH(4, .item_bytes = sizeof(item)), SPDL_SINK(2));
-    case 15:
-        return START(workers, FROM(11), SPDL_PIPE(in_place_from, .concurrency = 3),
-                     SPDL_BATCH(4, .item_bytes = sizeof(item)), SPDL_SINK(2));
-    case 16:
-        return START(workers, FROM(7), EMITS(.concurrency = 2),
-                     SPDL_PIPE(in_place_from, .concurrency = 2),
-                     SPDL_BATCH(3, .item_bytes = sizeof(item), .drop_last = true), SPDL_SINK(2));
-    case 17:
-        return START(workers, FROM(12), SPDL_BATCH(4), SPDL_BRANCH(odd_and_even), SPDL_PATH("odd"),
-                     SPDL_PIPE(pass_batch, .concurrency = 2), SPDL_PATH("even"),
-                     SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES), SPDL_SINK(2));
-    case 18:
-        return START(workers, FROM(12), SPDL_BRANCH(by_three), SPDL_PATH("a"), SPDL_PATH("b"),
-                     SPDL_PIPE(shake), SPDL_PATH("c"),
-                     SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_SINK(2));
-    case 19:
-        return START(workers, FROM(11), SPDL_BATCH(4), SPDL_UNBATCH(), SPDL_PIPE(shake),
-                     SPDL_SINK(2));
-    case 20:
-        return START(workers, FROM(11), SPDL_PIPE(most_of_them), SPDL_BATCH(2),
-                     SPDL_PIPE(sums_twice, .emits = 2, .free_item = item_free), SPDL_SINK(2));
-    case 21:
-        return START(workers, FROM(13), SPDL_BATCH(3), SPDL_BATCH(2), SPDL_SINK(2));
-    case 22:
-        return START(workers, SPDL_PATH("a"), FROM(8), SPDL_PATH("b"), FROM(4),
-                     SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), SPDL_PIPE(shake), SPDL_SINK(2));
-    case 23:
-        return START(workers, SPDL_PATH("a", .weight = 3), FROM(8), SPDL_PATH("b", .weight = 1),
-                     FROM(4), SPDL_MERGE(.merge_order = SPDL_MERGE_WEIGHTED), SPDL_SINK(2));
-    case 24:
-        return START(workers, FROM(12), SPDL_BATCH(2),
-                     SPDL_PIPE(sums, .free_item = item_free), PACKS(&held_too), SPDL_SINK(2));
-    case 25: return START(workers, FROM(1), PACKS(&held), SPDL_SINK(2));
-    case 26:
-        return START(workers, FROM(12), PACKS(&held), EMITS(.concurrency = 1), PACKS(&held_too),
-                     SPDL_SINK(2));
-    case 27: return START(workers, FROM(14), PACKS(&held), SPDL_BATCH(2), SPDL_SINK(2));
-    default:
-        return START(workers, FROM(1), SPDL_BATCH(2), SPDL_PIPE(pass_batch), SPDL_SINK(2));
+    memset(t, 0, sizeof *t);
+    if (number < TABLES) table_rows(t, number);
+    else random_rows(t, number);
+    if (lines) {
+        const spdl_stage last[] = {
+            WIDE(told_item, .item_bytes = sizeof(told_line)),
+            WIDE(told_batch, .item_bytes = sizeof(told_line)),
+            WIDE(told_batches, .item_bytes = sizeof(told_line)),
+        };
+        t->rows[t->count++] = last[t->what];
     }
+    t->rows[t->count - 1].buffer_size = 0; /* the sink's */
+    t->rows[t->count++] = (spdl_stage)SPDL_SINK(2);
+}
+
+/* --- a run --- */
+
+typedef struct run_of {
+    int number, workers;
+    bool lines, apart; /* apart: in a process */
+    int64_t next_works_ns;
+    yields what;
+    spdl_pipeline *p;
+    spdl_loader *loader;
+} run_of;
+
+static void run_open(run_of *r) {
+    spdl_error error = { .text = "" };
+    spdl_loader_desc desc;
+    table t;
+    memset(&desc, 0, sizeof desc);
+    table_fill(&t, r->number, r->lines || r->apart);
+    r->what = t.what;
+    r->p = NULL;
+    r->loader = NULL;
+    desc.pipeline.workers = r->workers;
+    desc.pipeline.next_works_ns = r->next_works_ns;
+    desc.pipeline.logger.log_fn = desc.logger.log_fn = log_nothing;
+    desc.fork_with_threads = true; /* a sanitizer may have one */
+    desc.pipeline.error = desc.error = &error;
+    if (r->apart) (void)spdl_loader_open(&r->loader, &desc, t.rows, t.count);
+    else (void)spdl_pipeline_create(&r->p, &desc.pipeline, t.rows, t.count);
+    if (r->p == NULL && r->loader == NULL)
+        (void)printf("    table %d: %s\n", r->number, error.text);
+    REQUIRE(r->p != NULL || r->loader != NULL);
+}
+
+static void run_close(run_of *r) {
+    spdl_loader_close(r->loader);
+    if (r->p != NULL) DONE(r->p);
+}
+
+static spdl_result run_next(run_of *r, char *line) {
+    spdl_loader_batch batch;
+    void *taken = NULL;
+    spdl_result result;
+    memset(&batch, 0, sizeof batch);
+    if (r->loader != NULL) {
+        result = spdl_loader_next(r->loader, &batch, SPDL_SECONDS(15));
+        if (result != SPDL_OK) return result;
+        memcpy(line, ((told_line *)batch.data)->text, LINE);
+        return spdl_loader_done(r->loader, &batch);
+    }
+    result = spdl_pipeline_next(r->p, &taken, SPDL_SECONDS(15));
+    if (result != SPDL_OK) return result;
+    if (r->lines) {
+        memcpy(line, ((told_line *)taken)->text, LINE);
+        spdl_buffer_free(taken);
+        return SPDL_OK;
+    }
+    tell(line, taken, r->what);
+    if (r->what == ITEMS) item_free(taken);
+    else spdl_batch_free(taken);
+    return SPDL_OK;
+}
+
+/* Takes `most` lines more, up to the end of all, or of EPOCHS of them. */
+static void listen(run_of *r, story *s, size_t most) {
+    size_t ends = 0;
+    for (size_t i = 0; i < s->count; ++i) ends += s->line[i].text[0] == 'E';
+    while (most-- > 0 && s->ended == SPDL_OK && s->count < EVENTS) {
+        char *line = s->line[s->count].text;
+        const spdl_result result = run_next(r, line);
+        if (result != SPDL_OK) {
+            (void)snprintf(line, LINE, "END %s", spdl_result_text(result));
+            if (!many_epochs || result != SPDL_END || ++ends == EPOCHS) s->ended = result;
+        }
+        ++s->count;
+    }
+}
+
+static void whole_story(story *s, int number) {
+    run_of r = { .number = number };
+    memset(s, 0, sizeof *s);
+    run_open(&r);
+    listen(&r, s, EVENTS);
+    run_close(&r);
 }
 
 /* --- the same as if it had not been interrupted --- */
 
-static void same_from(const story *whole, const story *part, size_t from, int table, int workers) {
+static void told_of(const char *what, const run_of *r, size_t from) {
+    (void)printf("    %s: table %d, %d workers%s%s%s, width %d, places %d, epochs %ld, left after "
+                 "%zu\n", what, r->number, r->workers, r->apart ? ", apart" : "",
+                 r->lines ? ", lines" : "", r->next_works_ns ? ", next works" : "", width, places,
+                 many_epochs, from);
+}
+
+static void same_from(const story *whole, const story *part, size_t from, const run_of *r) {
     for (size_t i = 0; i < part->count && from + i < whole->count; ++i)
-        if (strcmp(whole->line[from + i], part->line[i]) != 0) {
-            CHECK_STR(part->line[i], whole->line[from + i]);
-            (void)printf("    table %d, %d workers, left after %zu, item %zu after it\n", table,
-                         workers, from, i);
+        if (!CHECK_STR(part->line[i].text, whole->line[from + i].text)) {
+            told_of("another line", r, from);
             return;
         }
-    if (from + part->count != whole->count)
-        (void)printf("    table %d, %d workers, left after %zu\n", table, workers, from);
-    CHECK_EQ(from + part->count, whole->count);
+    if (!CHECK_EQ(from + part->count, whole->count)) told_of("other lengths", r, from);
 }
 
 /* The line; a second one is the same. */
@@ -336,93 +538,132 @@ static void load(spdl_pipeline *p, const char *text) {
     CHECK_STR(again, text);
 }
 
-/* Left after `k` lines, and gone on with in another pipeline, or in this one when it has run on. */
-static void it_goes_on_from(int table, int from_workers, int workers, const story *whole, size_t k,
-                            bool here) {
+static void run_save(run_of *r, char *text) {
+    int length;
+    if (r->p != NULL) {
+        save(r->p, text);
+        return;
+    }
+    length = spdl_loader_save(r->loader, text, SPDL_STATE_BYTES);
+    CHECK_EQ(length, strlen(text));
+    if (!CHECK(length > 0)) (void)printf("    %s\n", text);
+}
+
+static void run_load(run_of *r, const char *text) {
+    char again[SPDL_STATE_BYTES];
+    spdl_error error = { .text = "" };
+    if (r->p != NULL) {
+        load(r->p, text);
+        return;
+    }
+    CHECK_EQ(spdl_loader_load(r->loader, &text, 1, SPDL_SECONDS(15), &error), SPDL_OK);
+    CHECK_STR(error.text, "");
+    run_save(r, again);
+    CHECK_STR(again, text);
+}
+
+/* Left after `k` lines, and gone on with in another run, or in this one when it has run on. */
+static void it_goes_on_from(const story *whole, size_t k, run_of *from, run_of *to, bool here) {
     static story before, after;
     char text[SPDL_STATE_BYTES];
-    spdl_pipeline *p = open_table(table, from_workers);
     size_t epochs = 0;
     memset(&before, 0, sizeof before);
     memset(&after, 0, sizeof after);
-    listen(p, &before, k, yields_of(table), many_epochs);
-    for (size_t i = 0; i < k; ++i)
-        if (before.line[i][0] == 'E') after.line[epochs++][0] = 'E'; /* epochs that are over */
-    save(p, text);
+    run_open(from);
+    listen(from, &before, k);
+    for (size_t i = 0; i < k; ++i) /* epochs that are over */
+        if (before.line[i].text[0] == 'E') after.line[epochs++].text[0] = 'E';
+    run_save(from, text);
     if (here) {
-        listen(p, &before, k % 7, yields_of(table), many_epochs);
+        listen(from, &before, k % 7);
     } else {
-        DONE(p);
-        p = open_table(table, workers);
+        run_close(from);
+        width = 1 + (width + 2) % 5; /* any number of calls, and of places */
+        places = (int)(k % 3);
+        run_open(to);
     }
-    load(p, text);
+    run_load(here ? from : to, text);
     after.count = epochs;
-    listen(p, &after, EVENTS, yields_of(table), many_epochs);
-    DONE(p);
-    memmove(after.line[0], after.line[epochs], (after.count - epochs) * sizeof after.line[0]);
+    listen(here ? from : to, &after, EVENTS);
+    run_close(here ? from : to);
+    memmove(&after.line[0], &after.line[epochs], (after.count - epochs) * sizeof after.line[0]);
     after.count -= epochs;
-    same_from(whole, &after, k, table, workers);
+    same_from(whole, &after, k, here ? from : to);
 }
 
-static void ordered_tables_go_on(void) {
+static const int64_t works[] = { 0, SPDL_FOREVER, 20000 };
+
+/* Every point of every table. Without epochs the end is what is new. */
+static void goes_on_at_every_point(bool lines, bool apart) {
     static story whole;
     for (many_epochs = 0; many_epochs < 2; ++many_epochs)
-        for (int table = 0; table < TABLES; ++table) {
-            spdl_pipeline *p = open_table(table, 0);
-            memset(&whole, 0, sizeof whole);
-            listen(p, &whole, EVENTS, yields_of(table), many_epochs);
-            DONE(p);
-            /* without epochs the end is what is new */
-            for (size_t k = many_epochs ? 0 : whole.count - 2; k + 1 <= whole.count; ++k)
-                it_goes_on_from(table, crowds[k % 4], crowds[(k + (size_t)table) / 3 % 4], &whole,
-                                k, k % 3 == 2);
+        for (int number = 0; number < TABLES; ++number) {
+            const size_t step = apart && TEST_SANITIZED ? 7 : 1;
+            whole_story(&whole, number);
+            REQUIRE(whole.count > 1 && whole.count < EVENTS);
+            for (size_t k = many_epochs ? 0 : whole.count - 2; k + 1 <= whole.count; k += step) {
+                const size_t other = (k + (size_t)number) / 3;
+                run_of from = { .number = number, .workers = crowds[k % 4], .lines = lines,
+                                .apart = apart && k % 2, .next_works_ns = works[k % 3] };
+                run_of to = { .number = number, .workers = crowds[other % 4], .lines = lines,
+                              .apart = apart && !from.apart, .next_works_ns = works[other % 3] };
+                if (from.workers == 0 && from.apart) from.workers = 3;
+                if (apart && k % 4 == 3) to.apart = true; /* from a process to one */
+                it_goes_on_from(&whole, k, &from, &to, k % 3 == 2);
+            }
         }
 }
 
-/* At random points, again and again: each run takes some lines, is killed and gone on from its last
-   checkpoint, which may be some lines before. STATE_POINTS says how many kills (1,000 in `make
-   torture`). */
+static void ordered_tables_go_on(void) { goes_on_at_every_point(false, false); }
+
+/* Half of the runs are in a process: from there to here, the other way, and in the same one. */
+static void with_a_process_or_without(void) {
+    if (HAS_LOADERS) goes_on_at_every_point(true, true);
+}
+
+/* Random tables, at random points, again and again: each run takes some lines, is killed and gone
+   on from its last checkpoint, which may be some lines before. STATE_POINTS says how many kills
+   (1,000 in `make torture`). */
 static void random_kills_change_nothing(void) {
-    static story whole[TABLES], part;
-    static size_t known[TABLES];
+    static story all, part;
     const char *wanted = getenv("STATE_POINTS");
-    const long points = wanted != NULL ? atol(wanted) : TEST_SANITIZED ? 20 : 60;
+    const long points = wanted != NULL ? atol(wanted) : TEST_SANITIZED ? 30 : 120;
     uint64_t state = test_seed();
     chaos_on();
     many_epochs = 1;
     for (long i = 0; i < points;) {
-        const int table = (int)(test_random(&state) % TABLES);
+        const uint64_t dice = test_random(&state) >> 34;
+        const int number = (int)(dice % 4 == 0 ? dice / 4 % TABLES : TABLES + dice);
         char text[SPDL_STATE_BYTES] = "";
-        story *all = &whole[table];
         size_t saved = 0;
-        if (known[table]++ == 0) {
-            spdl_pipeline *p = open_table(table, 0);
-            listen(p, all, EVENTS, yields_of(table), true);
-            DONE(p);
-        }
+        whole_story(&all, number);
         memset(&part, 0, sizeof part);
-        while (part.count < all->count) {
-            spdl_pipeline *p = open_table(table, (int)(test_random(&state) % 17));
-            if (text[0] != '\0') load(p, text);
+        const bool lines = HAS_LOADERS && test_random(&state) % 2;
+        while (part.count < all.count && part.ended == SPDL_OK) {
+            run_of r = { .number = number, .workers = (int)(test_random(&state) % 17),
+                         .lines = lines, .apart = lines && test_random(&state) % 2,
+                         .next_works_ns = works[test_random(&state) % 3] };
+            width = 1 + (int)(test_random(&state) % 6);
+            places = (int)(test_random(&state) % 4);
+            run_open(&r);
+            if (text[0] != '\0') run_load(&r, text);
             part.count = saved;
-            part.ended = SPDL_OK;
-            listen(p, &part, test_random(&state) % 23, yields_of(table), true);
+            listen(&r, &part, test_random(&state) % 23);
             if (part.ended == SPDL_OK && test_random(&state) % 2) {
-                save(p, text);
+                run_save(&r, text);
                 saved = part.count;
-                listen(p, &part, test_random(&state) % 5, yields_of(table), true);
+                listen(&r, &part, test_random(&state) % 5);
             }
-            DONE(p);
+            if (r.loader != NULL && test_random(&state) % 2) {
+                spdl_loader_status status;
+                spdl_loader_read(r.loader, &status);
+                if (status.pid > 0) (void)kill((pid_t)status.pid, SIGKILL);
+            }
+            run_close(&r);
             ++i;
         }
-        same_from(all, &part, 0, table, -1);
+        same_from(&all, &part, 0, &(run_of){ .number = number });
     }
-}
-
-SPDL_FN(late_ones, item, item) {
-    sleep_us(in->value % 5 == 0 ? 150 : 0);
-    *out = in;
-    return SPDL_OK;
 }
 
 #define COMPLETION .output_order = SPDL_ORDER_COMPLETION
@@ -432,23 +673,43 @@ static uint64_t number_in(const char *text, const char *name) {
     return at != NULL ? strtoull(at + strlen(name), NULL, 10) : UINT64_MAX;
 }
 
-/* A row with .flush that says when it holds nothing of what came before does not send the source
-   back to the beginning. */
-static void a_pack_is_all_that_is_made_again(void) {
-    for (int says = 0; says < 2; ++says) {
+/* Only what has to be made again is: the item at hand, or the batch; the epoch with .flush. */
+static void little_is_made_again(void) {
+    static const struct {
+        int number;
+        size_t taken;
+        uint64_t item;
+    } cases[] = { { 0, 7, 7 }, { 3, 4, 3 }, { 8, 2, 6 }, { 10, 1, 3 }, { 19, 6, 4 }, { 6, 2, 0 } };
+    many_epochs = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        static story s;
         char text[SPDL_STATE_BYTES];
-        spdl_pipeline *p;
-        many_epochs = 0;
-        memset(&held, 0, sizeof held);
-        held.says = says;
-        held.limit = 150;
-        p = START(2, FROM(90), PACKS(&held), SPDL_BATCH(2), SPDL_SINK(2));
-        listen(p, &(story){ .count = 0 }, 12, BATCHES, false);
-        save(p, text);
-        CHECK(says ? number_in(text, "item=") > 40 : number_in(text, "item=") == 0);
-        CHECK_EQ(number_in(text, "results="), says ? 1 : 24);
-        DONE(p);
+        run_of r = { .number = cases[i].number, .workers = 2 };
+        memset(&s, 0, sizeof s);
+        run_open(&r);
+        listen(&r, &s, cases[i].taken);
+        save(r.p, text);
+        if (!CHECK_EQ(number_in(text, " item="), cases[i].item)) (void)printf("    %s\n", text);
+        run_close(&r);
     }
+}
+
+/* Of one row with another concurrency, in input order. */
+static void concurrency_may_change(void) {
+    for (int from = 1; from <= 4; from += 3)
+        for (int to = 1; to <= 4; to += 3) {
+            char text[SPDL_STATE_BYTES];
+            spdl_pipeline *p = START(4, FROM(10), SPDL_PIPE(slow_shake, .concurrency = from),
+                                     SPDL_SINK(3));
+            many_epochs = 0;
+            TAKE(p, 3, "0 107 214");
+            save(p, text);
+            DONE(p);
+            p = START(from, FROM(10), SPDL_PIPE(slow_shake, .concurrency = to), SPDL_SINK(1));
+            load(p, text);
+            TAKE(p, 2, "321 428");
+            DONE(p);
+        }
 }
 
 /* --- ranks --- */
@@ -513,15 +774,15 @@ static void rank_open(rank_run *r, int shape, int rank, int world, uint64_t seed
         break;
     case 2:
         r->p = START(workers, INDEX(r->sampler), OF_INDEX(.concurrency = 2),
-                     EMITS(.concurrency = 2), SPDL_SINK(3));
+                     SOME, SPDL_SINK(3));
         break;
     case 3:
         r->p = START(workers, INDEX(r->sampler), OF_INDEX(.concurrency = 2),
-                     EMITS(.concurrency = 2), SPDL_BATCH(4), SPDL_SINK(3));
+                     SOME, SPDL_BATCH(4), SPDL_SINK(3));
         break;
     case 4:
         r->p = START(workers, INDEX(r->sampler), OF_INDEX(.concurrency = 2),
-                     AGAIN(.concurrency = 2), SPDL_PIPE(most_of_them), SPDL_BATCH(2),
+                     AGAIN, SPDL_PIPE(most_of_them), SPDL_BATCH(2),
                      SPDL_SINK(2));
         break;
     case 6:
@@ -724,8 +985,8 @@ static void a_text_that_does_not_fit_is_refused(void) {
     char text[SPDL_STATE_BYTES], edit[SPDL_STATE_BYTES];
     spdl_pipeline *p, *other;
     many_epochs = 0;
-    p = open_table(1, 2);
-    other = open_table(3, 2);
+    p = START(2, FROM(10), SPDL_PIPE(slow_shake, .concurrency = 4), SPDL_SINK(3));
+    other = START(2, FROM(6), SOME, SPDL_SINK(3));
     save(p, text);
     refused(p, "", SPDL_E_FORMAT, "text 0 is not what spdl_state_save has written");
     refused(p, "{ 'epoch': 3 }", SPDL_E_FORMAT, "text 0 is not what spdl_state_save has written");
@@ -770,8 +1031,12 @@ static void a_damaged_text_is_refused(void) {
     spdl_pipeline *p;
     int loaded = 0;
     many_epochs = 1;
-    p = open_table(10, 1);
-    listen(p, &(story){ .count = 0 }, 3, BATCHES, true);
+    p = START(1, FROM(7), SOME, SPDL_BATCH(4), SPDL_SINK(2));
+    for (int i = 0; i < 3; ++i) {
+        spdl_batch *batch = NULL;
+        REQUIRE(SPDL_NEXT(p, &batch, SPDL_SECONDS(15)) == SPDL_OK);
+        spdl_batch_free(batch);
+    }
     save(p, text);
     length = strlen(text);
     for (size_t i = 0; i < length; ++i) {
@@ -817,19 +1082,19 @@ static spdl_result none_to_come(void *source, void **out, int64_t timeout_ns) {
 }
 
 static void some_tables_have_no_position(void) {
-    const char *why = "its order is not always the same (SPDL_ORDER_COMPLETION, or a merge that "
-                        "takes what is ready)";
+    const char *why = "its order is not always the same: a row has completion order, or a merge "
+                      "takes what is ready";
     many_epochs = 0;
     unsaved(START(1, SPDL_FEED(item, .free_item = item_free), SPDL_PIPE(pass_on), SPDL_SINK(1)),
             "its items are pushed (SPDL_FEED)");
     unsaved(START(1, SPDL_FROM(item, none_to_come, NULL), SPDL_SINK(1)),
             "SPDL_FROM cannot be asked for one of its items");
-    unsaved(START(1, FROM(5), SPDL_PIPE(late_ones, .concurrency = 2, COMPLETION), SPDL_SINK(1)),
-            why);
-    unsaved(START(1, FROM(5), SPDL_PIPE(late_ones, .concurrency = 2, COMPLETION), SPDL_BATCH(2),
+    unsaved(START(1, FROM(9), SPDL_PIPE(pass_on, .concurrency = 2, COMPLETION), SPDL_SINK(1)),
+            why); /* and the source skips */
+    unsaved(START(1, FROM(5), SPDL_PIPE(pass_on, .concurrency = 2, COMPLETION), SPDL_BATCH(2),
                   SPDL_SINK(1)), why);
     unsaved(START(1, FROM(5), SPDL_BRANCH(by_three), SPDL_PATH("a"), SPDL_PATH("b"),
-                  SPDL_PATH("c"), SPDL_MERGE(), SPDL_SINK(1)), why);
+                  SPDL_PATH("c"), SPDL_MERGE(COMPLETION), SPDL_SINK(1)), why);
 }
 
 /* Another number of ranks goes on from where all had taken the same, again and again: the items
@@ -959,8 +1224,10 @@ static void keys_are_those_of_the_items(void) {
 
 TEST_TABLE(state) {
     TEST_CASE(ordered_tables_go_on),
+    TEST_CASE(with_a_process_or_without),
     TEST_CASE(random_kills_change_nothing),
-    TEST_CASE(a_pack_is_all_that_is_made_again),
+    TEST_CASE(little_is_made_again),
+    TEST_CASE(concurrency_may_change),
     TEST_CASE(level_ranks_keep_the_order),
     TEST_CASE(level_ranks_may_change),
     TEST_CASE(any_ranks_change_at_the_end_of_an_epoch),
