@@ -47,8 +47,9 @@ int main(void) {
     int calls = 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_SOURCE(next_number),
-            SPDL_PIPE(read_sample, .max_concurrency = 16),
+            SPDL_PIPE(read_sample, .concurrency = 16),
             SPDL_SINK(8))) != SPDL_OK) return 1;
+    (void)spdl_pipeline_set_concurrency(p, 1, calls);
     double rate = tenth(p, &advice);
     const double first = rate;
     while (advice.limit == SPDL_LIMIT_CONCURRENCY && advice.concurrency > calls &&

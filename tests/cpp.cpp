@@ -89,11 +89,10 @@ SPDL_FN(fragile, Number, Number) {
 }
 
 /* Throws what it is asked to, after it has asked for something itself. */
-enum Act { EMIT, DEFER, TAKE, ROUTE };
+enum Act { DEFER, TAKE, ROUTE };
 SPDL_FN(acts, Number, Number) {
     const Act act = *static_cast<const Act *>(spdl_ctx(task));
     *out = NULL;
-    if (act == EMIT) (void)spdl_emit(task, new Number(-1));
     if (act == DEFER) (void)spdl_defer(task);
     if (act == ROUTE) (void)spdl_route(task, 1);
     if (act == TAKE) {
@@ -104,12 +103,6 @@ SPDL_FN(acts, Number, Number) {
 }
 
 static std::atomic<int> calls(0);
-
-SPDL_FN(works_the_third_time, Number, Number) {
-    if (++calls % 3 != 0) throw std::runtime_error("again");
-    *out = in;
-    return SPDL_OK;
-}
 
 SPDL_FN(source_throws, void, Number) {
     if (spdl_sequence(task) == 5) throw std::runtime_error("unplugged");
@@ -186,14 +179,14 @@ static void one_that_knows_no_exception_fails_too(int workers) {
 
 /* What a call has asked for before it threw is undone, its input freed once. */
 static void what_a_call_asked_for_is_undone(int workers) {
-    static const Act all[] = { EMIT, DEFER, TAKE, ROUTE };
+    static const Act all[] = { DEFER, TAKE, ROUTE };
     for (const Act &act : all) {
         spdl_pipeline_desc desc = with_workers(workers);
         spdl_pipeline *p = nullptr;
         const spdl_stage row = SPDL_PIPE(acts).with_ctx(const_cast<Act *>(&act))
                                    .with_max_failures(-1).with_free_item(spdl_delete<Number>);
         spdl_stage rows[] = { SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
-                              row.with_emits(act == EMIT).with_deferred(act == DEFER), SPDL_SINK(2),
+                              row.with_deferred(act == DEFER), SPDL_SINK(2),
                               SPDL_SINK(2), SPDL_SINK(2), SPDL_SINK(2) };
         size_t size = 3;
         if (act == ROUTE) {
@@ -247,7 +240,7 @@ static void epochs_and_stops(int workers, int threads) {
                   SPDL_STAGES(SPDL_SOURCE(count_to_100).with_continuous(true).with_buffer_size(1)
                                   .with_free_item(spdl_delete<Number>),
                               SPDL_PIPE(fragile).with_concurrency(2)
-                                  .with_max_failures(-1).with_threads(threads)
+                                  .with_max_failures(-1)
                                   .with_free_item(spdl_delete<Number>),
                               SPDL_SINK(1))) == SPDL_OK);
         while (taken < until) {
@@ -260,20 +253,6 @@ static void epochs_and_stops(int workers, int threads) {
         spdl_pipeline_destroy(p);
         CHECK(alive == 0);
     }
-}
-
-static void retries_call_again(int workers) {
-    spdl_pipeline_desc desc = with_workers(workers);
-    spdl_pipeline *p = nullptr;
-    calls = 0;
-    CHECK(spdl_pipeline_create(
-              &p, &desc,
-              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
-                          SPDL_PIPE(works_the_third_time).with_retries(2), SPDL_SINK(2))) ==
-          SPDL_OK);
-    CHECK(take(p).count == 100 && calls == 300);
-    spdl_pipeline_destroy(p);
-    CHECK(alive == 0);
 }
 
 static void a_source_may_throw(int workers) {
@@ -471,7 +450,6 @@ int main() {
         a_stream_may_throw(workers);
         epochs_and_stops(workers, 0);
         if (workers > 0) epochs_and_stops(workers, 2);
-        retries_call_again(workers);
         a_source_may_throw(workers);
 #endif
         rows_may_be_lambdas(workers);
