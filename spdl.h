@@ -10166,7 +10166,8 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->alone = row->flush || plan->rows[i].concurrency == 1;
     node->most = row->concurrency;
     if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again)
-        node->most = (int)spdl__min(spdl__max(2 * node->most, p->threads), SPDL__MAX_WORKERS);
+        node->most = (int)spdl__min(spdl__max(2 * (uint64_t)node->most, (uint64_t)p->threads),
+                                    SPDL__MAX_WORKERS);
     node->ordered = row->output_order == SPDL_ORDER_INPUT;
     node->serial = node->most == 1;
     node->by_ticket = node->ordered && !node->serial;
@@ -10315,7 +10316,8 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers;
     if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
-        p->spare = (int)spdl__min(desc->workers, SPDL__MAX_WORKERS - desc->workers);
+        p->spare = (int)spdl__min((uint64_t)desc->workers,
+                                  (uint64_t)(SPDL__MAX_WORKERS - desc->workers));
     p->threaded = p->threads > 0 || producer;
     p->workers = desc->pool != NULL    ? desc->pool->places
                  : desc->workers > 0 ? desc->workers + p->spare + (p->works_ns != 0)
