@@ -84,9 +84,8 @@ static void differ(spdl_pipeline *p, uint64_t *state) {
     arm.value = draw(state, 60000);
     if (arm.kind == SPDL__ARM_SETTINGS) { /* of any finding */
         d->found.is.stage = row;
-        d->found.is.concurrency = 1 + (int)draw(state, (unsigned)p->node[row].row.max_concurrency);
-        d->found.is.workers = d->report.workers + (int)draw(
-            state, 1 + (unsigned)spdl__doctor_workers(d));
+        d->found.is.concurrency = 1 + (int)draw(state, (unsigned)p->node[row].most);
+        d->found.is.workers = d->report.workers + (int)draw(state, 1 + (unsigned)p->spare);
     }
     spdl__doctor_set(d, &arm);
 }
@@ -174,16 +173,20 @@ SPDL_FN(look, item, item) {
     return glance_at((glance *)spdl_ctx(task), task, in, out);
 }
 
-/* The same of a batch, whose items it looks at. */
+/* Which item of the batch this call is for; counts on. */
+static size_t item_of_call(spdl_task *task) {
+    void **state = spdl_state(task);
+    const size_t at = (size_t)(uintptr_t)*state;
+    *state = (void *)(uintptr_t)(at + 1);
+    return at;
+}
+
+/* The same of a batch, whose items it looks at, one in each call. */
 SPDL_FN(look_in, spdl_batch, item) {
-    glance *g = (glance *)spdl_ctx(task);
-    (void)out;
-    for (size_t i = 0; i < in->count; ++i) {
-        item *made = NULL;
-        if (glance_at(g, task, (item *)in->items[i], &made) != SPDL_OK) return SPDL_E_IO;
-        CHECK_EQ(spdl_emit(task, made), SPDL_OK);
-    }
-    return SPDL_OK;
+    const size_t at = item_of_call(task);
+    const spdl_result result =
+        glance_at((glance *)spdl_ctx(task), task, (item *)in->items[at], out);
+    return result == SPDL_OK && at + 1 < in->count ? SPDL_AGAIN : result;
 }
 
 /* Checks the number of a real item, and hands it on. */
@@ -196,14 +199,6 @@ SPDL_FN(numbered, item, item) {
 SPDL_FN(renew, item, item) {
     *out = item_make(value_of(in));
     return SPDL_OK;
-}
-
-SPDL_FN(pair_up, void, item) {
-    const long value = (long)spdl_sequence(task), count = ((const script *)spdl_ctx(task))->count;
-    (void)out;
-    if (count >= 0 && value >= count) return SPDL_END;
-    CHECK_EQ(spdl_emit(task, item_make(value)), SPDL_OK);
-    return spdl_emit(task, item_make(value));
 }
 
 SPDL_FN(twice, item, item) {
@@ -260,24 +255,24 @@ static long source_sleeps; /* us, each call */
 #define FROM(...) SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free, __VA_ARGS__)
 #define LOOK(...)                                                                                  \
     SPDL_PIPE(look, .ctx = &glances, .free_item = item_free, __VA_ARGS__)
+#define TWICE(...)                                                                                 \
+    SPDL_PIPE(twice, .again = true, .free_state = free, .free_item = item_free, __VA_ARGS__)
 
 static bool goes_back; /* it is rewound: copies may have any number */
 
 /* A batch in place becomes items again. Copies look like items that came before. */
 SPDL_FN(spill_all, spdl_batch, item) {
     glance *g = (glance *)spdl_ctx(task);
-    (void)out;
-    for (size_t i = 0; i < in->count; ++i) {
-        long bytes[3], number;
-        memcpy(bytes, (const char *)in->data + i * BYTES, sizeof bytes);
-        number = bytes[0] & NUMBER;
-        CHECK_EQ(bytes[0], bytes[2]);
-        CHECK(number <= g->expected || goes_back);
-        if (number < g->expected) bytes[0] |= KEPT;
-        else if (!(bytes[0] & KEPT)) ++g->expected;
-        CHECK_EQ(spdl_emit(task, item_make(bytes[0])), SPDL_OK);
-    }
-    return SPDL_OK;
+    const size_t at = item_of_call(task);
+    long bytes[3], number;
+    memcpy(bytes, (const char *)in->data + at * BYTES, sizeof bytes);
+    number = bytes[0] & NUMBER;
+    CHECK_EQ(bytes[0], bytes[2]);
+    CHECK(number <= g->expected || goes_back);
+    if (number < g->expected) bytes[0] |= KEPT;
+    else if (!(bytes[0] & KEPT)) ++g->expected;
+    *out = item_make(bytes[0]);
+    return at + 1 < in->count ? SPDL_AGAIN : SPDL_OK;
 }
 
 enum { SHAPES = 16 };
@@ -306,21 +301,18 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
                        SPDL_UNBATCH(), sink);
     case 5:
         return EXAMINE(doctor, workers, FROM(.buffer_size = 20), SPDL_BATCH(3, .buffer_size = 1),
-                       SPDL_PIPE(look_in, .ctx = &glances, .emits = 3,
+                       SPDL_PIPE(look_in, .ctx = &glances, .again = true,
                                  .free_item = item_free), sink);
     case 6:
         return EXAMINE(doctor, workers, FROM(.copy_item = item_copy),
                        SPDL_PIPE(fill, .item_bytes = BYTES, .concurrency = 2),
                        SPDL_PIPE(spill, .free_item = item_free), sink);
     case 7:
-        return EXAMINE(doctor, workers,
-                       SPDL_SOURCE(pair_up, .ctx = &source, .emits = 2, .free_item = item_free),
-                       LOOK(NOTHING), SPDL_BATCH(4), SPDL_UNBATCH(), sink);
+        return EXAMINE(doctor, workers, FROM(NOTHING), TWICE(NOTHING), LOOK(NOTHING),
+                       SPDL_BATCH(4), SPDL_UNBATCH(), sink);
     case 8:
-        return EXAMINE(doctor, workers, FROM(NOTHING),
-                       SPDL_PIPE(twice, .again = true, .concurrency = 2, .free_state = free,
-                                 .free_item = item_free),
-                       LOOK(NOTHING), sink);
+        return EXAMINE(doctor, workers, FROM(NOTHING), TWICE(NOTHING), LOOK(.concurrency = 2),
+                       sink);
     case 9:
         return EXAMINE(doctor, workers, FROM(NOTHING),
                        SPDL_PIPE(in_time, .deferred = true, .concurrency = 2),
@@ -330,29 +322,25 @@ static spdl_pipeline *shape(int number, const spdl_doctor_desc *doctor, int work
                        LOOK(NOTHING), SPDL_PIPE(numbered), sink);
     case 11:
         return EXAMINE(doctor, workers, FROM(.threads = 1),
-                       SPDL_PIPE(renew, COPIED, .threads = 2), LOOK(.threads = 1), sink);
+                       SPDL_PIPE(renew, COPIED, .concurrency = 2), LOOK(.concurrency = 1), sink);
     case 12: /* the order is not known */
         return EXAMINE(doctor, workers, FROM(NOTHING),
                        SPDL_PIPE(renew, COPIED, .concurrency = 3,
                                  .output_order = SPDL_ORDER_COMPLETION),
-                       LOOK(.concurrency = 3, .output_order = SPDL_ORDER_COMPLETION,
-                            .reorder_window = 4),
-                       sink);
+                       LOOK(.concurrency = 3, .output_order = SPDL_ORDER_COMPLETION), sink);
     case 13:
         return EXAMINE(doctor, workers, FROM(NOTHING), SPDL_PIPE(fill, .concurrency = 3),
                        SPDL_BATCH(4, .item_bytes = BYTES),
-                       SPDL_PIPE(spill_all, .ctx = &glances, .emits = 4,
-                                 .max_concurrency = 1, .free_item = item_free),
+                       SPDL_PIPE(spill_all, .ctx = &glances, .again = true,
+                                 .free_item = item_free),
                        sink);
     case 14: /* streams into the sink, whose buffer may be another */
         return EXAMINE(doctor, workers, FROM(NOTHING), LOOK(NOTHING),
-                       SPDL_PIPE(twice, .again = true, .concurrency = 3, .free_state = free,
-                                 .free_item = item_free),
-                       sink);
+                       TWICE(.concurrency = 3, .output_order = SPDL_ORDER_COMPLETION), sink);
     default: /* nothing to replay: a branch */
         return EXAMINE(doctor, workers, FROM(.copy_item = item_copy), SPDL_BRANCH(pass_on),
                        SPDL_PATH("a"), LOOK(NOTHING), SPDL_PATH("b"),
-                       SPDL_MERGE(.merge_order = SPDL_MERGE_READY), sink);
+                       SPDL_MERGE(.output_order = SPDL_ORDER_COMPLETION), sink);
     }
 }
 
@@ -364,7 +352,7 @@ static bool shape_replays(int number) {
 
 static audit audit_of(int number, uint64_t state) {
     audit a = { .each = number == 7 || number == 8 || number == 14 ? 2 : 1,
-                .ordered = number != 12 };
+                .ordered = number != 12 && number != 14 };
     a.state = state;
     return a;
 }
@@ -413,11 +401,6 @@ static void nothing_is_replayed_where_there_are_several_ways(void) {
     spdl_pipeline *p = shape(SHAPES - 1, &replays, 2, 10, 2);
     for (int i = 0; i < p->count; ++i) CHECK_EQ(p->hand->probe[i].replays, 0);
     CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 10);
-    gone(p);
-    p = EXAMINE(&replays, 2, SPDL_PATH("a"), FROM(.copy_item = item_copy), SPDL_PATH("b"),
-                SPDL_SOURCE(count_up, SCRIPT(.count = 10), COPIED), SPDL_MERGE(), SPDL_SINK(2));
-    for (int i = 0; i < p->count; ++i) CHECK_EQ(p->hand->probe[i].replays, 0);
-    CHECK_EQ(take_from_any(p), 20);
     gone(p);
 }
 
@@ -481,7 +464,7 @@ static void epochs_keep_their_items(void) {
             : round % 3 == 1 ? EXAMINE(&replays, many[round / 3 % 4], FROM(.continuous = true),
                                        SPDL_BATCH(4),
                                        SPDL_PIPE(look_in, .ctx = &glances,
-                                                 .emits = 4, .free_item = item_free),
+                                                 .again = true, .free_item = item_free),
                                        SPDL_SINK(2))
                              : EXAMINE(&replays, many[round / 3 % 4], FROM(.continuous = true),
                                        SPDL_PIPE(renew, .concurrency = 3, COPIED), SPDL_BATCH(7),
@@ -587,9 +570,9 @@ static void one_item_is_no_sample(void) {
 /* Tokens take no place in a batch: not more and more of them are begun. */
 static int batches_begun(spdl__node *node) {
     int count = 0;
-    spdl__spin_lock(&node->place_lock);
+    spdl__lock(&node->place_lock, node->locks);
     for (const spdl__batch *batch = node->place; batch != NULL; batch = batch->next) ++count;
-    spdl__spin_unlock(&node->place_lock);
+    spdl__unlock(&node->place_lock, node->locks);
     return count;
 }
 
@@ -817,7 +800,7 @@ static void it_is_asked_for_what_is_not_there(void) {
     gone(p);
 }
 
-/* With `raise` twice as many workers; each runs its init and its fini. */
+/* With `raise` twice as many workers; each that has a call runs its init before, and its fini. */
 static int inits, finis;
 
 static spdl_result comes(void *ctx, int worker, void **local) {
@@ -853,7 +836,8 @@ static void workers_come_and_go(void) {
         CHECK_EQ(stats->workers, workers);
         free(stats);
         gone(p);
-        CHECK_EQ(inits, (workers ? workers : 1) << (doctor.raise && workers > 0));
+        CHECK(inits >= 1);
+        CHECK(inits <= (workers ? workers : 1) << (doctor.raise && workers > 0));
         CHECK_EQ(finis, inits);
     }
 }
@@ -945,19 +929,20 @@ static void reports_go_to_the_file(void) {
     unsetenv("SPDL_REPORT");
 }
 
-/* A concurrency is a hard bound: what a row says is changed only where it may be. */
+/* What a row says is a hard bound without `raise`, and where it is 1, or the row has .again. */
 static void bounds_are_kept(void) {
-    const int most[] = { 0, 2, 3 };
-    for (int i = 0; i < 6; ++i) {
+    static const int says[] = { 0, 1, 2, 3 }, raised[] = { 4, 1, 4, 6 };
+    for (int i = 0; i < 8; ++i) {
         spdl_doctor_desc doctor = watches;
         spdl_pipeline *p;
         memset(&source, 0, sizeof source);
         source.count = 3;
-        doctor.raise = i > 2;
-        p = EXAMINE(&doctor, 4, FROM(NOTHING),
-                    LOOK(.concurrency = 2, .max_concurrency = most[i % 3]), SPDL_SINK(2));
-        CHECK_EQ(p->node[1].row.max_concurrency,
-                 most[i % 3] > 0 ? most[i % 3] : doctor.raise ? 4 : 2);
+        doctor.raise = i > 3;
+        p = EXAMINE(&doctor, 4, FROM(NOTHING), LOOK(.concurrency = says[i % 4]),
+                    TWICE(.concurrency = 3, .output_order = SPDL_ORDER_COMPLETION), SPDL_SINK(2));
+        CHECK_EQ(p->node[1].most, doctor.raise ? raised[i % 4] : says[i % 4] ? says[i % 4] : 1);
+        CHECK_EQ(p->node[2].most, 3);
+        CHECK_EQ(p->spare, doctor.raise ? 4 : 0);
         gone(p);
     }
 }
