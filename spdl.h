@@ -20644,11 +20644,13 @@ SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge) {
     spdl__track *track = edge->track;
     const uint64_t head = spdl__head(spdl__load(&edge->word)), now = spdl_time_ns();
-    uint64_t end = spdl__max(spdl__load_relaxed(&track->ready), head);
+    uint64_t end = spdl__max(spdl__load_relaxed(&track->ready), head), depth = 0, ticket;
     while (end <= head + edge->mask && spdl__edge_ready(edge, end)) ++end;
     spdl__store_relaxed(&track->ready, end);
+    for (ticket = head; ticket < end; ++ticket) /* holes and ends are no items */
+        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE;
     if (spdl__head(spdl__load(&edge->word)) == head)
-        spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, end - head);
+        spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, depth);
 }
 
 /* --- spans and counters of users --- */
