@@ -9272,6 +9272,8 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     } else if (result == SPDL_FULL && timeout_ns != 0) {
         result = spdl__push_wait(p, item, spdl__deadline(timeout_ns));
     }
+    if (result == SPDL_FULL || result == SPDL_TIMEOUT)
+        spdl__count(&p->feed->counters[0].failures, 1); /* to a feed: refused */
     spdl__store32(&p->producer_inside, 0);
     return result;
 }
