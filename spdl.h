@@ -1254,7 +1254,7 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
        ready            share of the time the next stage, or the consumer, had a result to take
        waits            share of the consumer's waits in which its item was here, in a call or
                         waiting for a worker: they add up to 100 %; blank where it hardly waited
-   Below, a line for each stage with calls that failed or were retried, items skipped or freed.
+   Below, a line for each stage with calls that failed, items skipped or freed.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -1511,11 +1511,10 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=60                for 60 s
        SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the consumer
                                      learns in this run is void
-       SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
-                                     of every stage that does not say .max_concurrency = 1, and has
-                                     twice as many workers made; spdl_worker may be so large then.
-                                     Without it only stages whose .max_concurrency says more than
-                                     .concurrency are changed
+       SPDL_DOCTOR=1,raise           tries the settings of the verdict: .concurrency is no bound,
+                                     unless it is 1 written out or the row has .again, and twice as
+                                     many workers are made; spdl_worker may be so large then.
+                                     Without it no row has more calls than its .concurrency
        SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
    What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
@@ -9310,7 +9309,7 @@ SPDL_API int spdl_pipeline_find(const spdl_pipeline *p, const char *name) {
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, int concurrency) {
     if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
     if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
-    if (concurrency < 1 || concurrency > p->node[stage].most) return SPDL_E_LIMIT;
+    if (concurrency < 1 || concurrency > p->node[stage].row.concurrency) return SPDL_E_LIMIT;
     spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
     spdl__wake_changed(p, &p->node[stage]);
     return SPDL_OK;
