@@ -10692,7 +10692,8 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     since = spdl__load_relaxed(&edge->gap_since);
     idle = spdl__load_relaxed(&edge->idle_since);
     until = now;
-    if (spdl__edge_ready(edge, head)) until -= spdl__slot_age(spdl__edge_slot(edge, head), now);
+    if (spdl__edge_ready(edge, head)) /* when that was put: the same in every snapshot */
+        until = (now >> 10 << 10) - spdl__slot_age(spdl__edge_slot(edge, head), now);
     if (since != 0 && until > since) empty += until - since;
     if (since != 0 && idle != 0 && until > spdl__max(idle, since))
         get_wait += until - spdl__max(idle, since);
