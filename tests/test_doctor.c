@@ -854,6 +854,41 @@ static void workers_come_and_go(void) {
     }
 }
 
+/* The most calls of `s` at the same time, while 50 items are taken. */
+static int most_calls(spdl_pipeline *p, script *s) {
+    __atomic_store_n(&s->most, 0, __ATOMIC_RELAXED);
+    for (int i = 0; i < 50; ++i) {
+        void *taken;
+        REQUIRE(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) == SPDL_OK);
+        item_free(taken);
+    }
+    return __atomic_load_n(&s->most, __ATOMIC_RELAXED);
+}
+
+/* Settings are in force while they are tried: spare workers work then, and rest else. */
+static void spare_workers_work_when_they_are_tried(void) {
+    static const struct { int calls, workers, most; } tries[] = {
+        { 4, 4, 4 }, { 4, 3, 3 }, { 4, 0, 2 }, { 3, 4, 3 }, { 4, 4, 4 }, { 0, 4, 2 }
+    };
+    const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .raise = true };
+    script slow = { .sleep_us = 200 };
+    spdl_pipeline *p = EXAMINE(&doctor, 2, SPDL_SOURCE(count_up, SCRIPT(.count = -1), COPIED),
+                               SPDL_PIPE(follow, .ctx = &slow, .concurrency = 2), SPDL_SINK(8));
+    CHECK_EQ(p->spare, 2);
+    CHECK(most_calls(p, &slow) <= 2);
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; ++i) {
+        const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
+        const uint64_t begun = spdl_time_ns();
+        p->doctor->found.is.stage = 1;
+        p->doctor->found.is.concurrency = tries[i].calls;
+        p->doctor->found.is.workers = tries[i].workers;
+        spdl__doctor_set(p->doctor, &settings);
+        while (most_calls(p, &slow) != tries[i].most) /* calls of before end; threads come late */
+            REQUIRE(spdl_time_ns() - begun < 15000000000u);
+    }
+    gone(p);
+}
+
 /* --- SPDL_DOCTOR --- */
 
 static char logged[4096];
@@ -977,6 +1012,7 @@ TEST_TABLE(doctor) {
     TEST_CASE(a_loop_that_cannot_go_on_ends),
     TEST_CASE(it_is_asked_for_what_is_not_there),
     TEST_CASE(workers_come_and_go),
+    TEST_CASE(spare_workers_work_when_they_are_tried),
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_the_file),
     TEST_CASE(bounds_are_kept),
