@@ -9256,6 +9256,8 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     } else if (result == SPDL_FULL && timeout_ns != 0) {
         result = spdl__push_wait(p, item, spdl__deadline(timeout_ns));
     }
+    if (result == SPDL_FULL || result == SPDL_TIMEOUT)
+        spdl__count(&p->feed->counters[0].failures, 1); /* to a feed: refused */
     spdl__store32(&p->producer_inside, 0);
     return result;
 }
@@ -9292,7 +9294,7 @@ SPDL_API int spdl_pipeline_find(const spdl_pipeline *p, const char *name) {
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, int concurrency) {
     if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
     if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
-    if (concurrency < 1 || concurrency > p->node[stage].most) return SPDL_E_LIMIT;
+    if (concurrency < 1 || concurrency > p->node[stage].row.concurrency) return SPDL_E_LIMIT;
     spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
     spdl__wake_changed(p, &p->node[stage]);
     return SPDL_OK;
@@ -10675,7 +10677,8 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     since = spdl__load_relaxed(&edge->gap_since);
     idle = spdl__load_relaxed(&edge->idle_since);
     until = now;
-    if (spdl__edge_ready(edge, head)) until -= spdl__slot_age(spdl__edge_slot(edge, head), now);
+    if (spdl__edge_ready(edge, head)) /* when that was put: the same in every snapshot */
+        until = (now >> 10 << 10) - spdl__slot_age(spdl__edge_slot(edge, head), now);
     if (since != 0 && until > since) empty += until - since;
     if (since != 0 && idle != 0 && until > spdl__max(idle, since))
         get_wait += until - spdl__max(idle, since);
@@ -20609,11 +20612,13 @@ SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge) {
     spdl__track *track = edge->track;
     const uint64_t head = spdl__head(spdl__load(&edge->word)), now = spdl_time_ns();
-    uint64_t end = spdl__max(spdl__load_relaxed(&track->ready), head);
+    uint64_t end = spdl__max(spdl__load_relaxed(&track->ready), head), depth = 0, ticket;
     while (end <= head + edge->mask && spdl__edge_ready(edge, end)) ++end;
     spdl__store_relaxed(&track->ready, end);
+    for (ticket = head; ticket < end; ++ticket) /* holes and ends are no items */
+        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE;
     if (spdl__head(spdl__load(&edge->word)) == head)
-        spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, end - head);
+        spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, depth);
 }
 
 /* --- spans and counters of users --- */

@@ -14,7 +14,7 @@
            spread            costs differ from item to item, by a factor of 0.3 to 1.9, mean 1
            passes            hands its input on; the row after a batch always does
            copies            has .copy_item; `flush` is .flush
-           most=1 buffer=2   .max_concurrency, .buffer_size
+           alone             a pipe says .concurrency = 1; buffer=2 is .buffer_size
        trainer               compute, sleep, every, late: of its step, and
            workers=4 sink=3  of the pipeline; 4 and 3 unless given
            items=300         in an epoch; without: no end. `continuous` is .continuous
@@ -54,7 +54,7 @@ typedef struct planted {
 /* clang-format off */
 #define PLANTED_KEYS(X)                                                                            \
     X(calls) X(compute) X(sleep) X(locked) X(touch) X(every) X(late) X(first) X(cold) X(spread)    \
-    X(passes) X(copies) X(flush) X(most) X(buffer) X(workers) X(sink) X(items)            \
+    X(passes) X(copies) X(flush) X(alone) X(buffer) X(workers) X(sink) X(items)            \
     X(continuous) X(cpus) X(quota) X(others) X(share)
 /* clang-format on */
 
@@ -286,8 +286,7 @@ static inline spdl_stage planted_stage(planted_run *run, int i) {
     if (row->kind == SPDL_KIND_BATCH) to.size = (int)v->calls;
     if (row->kind == SPDL_KIND_PIPE) {
         to.fn = &planted_pipe_spdl;
-        to.concurrency = v->flush > 0 ? 0 : (int)v->calls;
-        to.max_concurrency = (int)v->most;
+        to.concurrency = v->flush > 0 || (v->calls <= 1 && v->alone == 0) ? 0 : (int)v->calls;
         to.flush = v->flush > 0;
     }
     to.buffer_size = (int)v->buffer;
@@ -402,7 +401,7 @@ static const planted planted_programs[] = {
       PLANTED_RAISE, IS(NOT_KNOWN) | IS(CONCURRENCY), 0, NULL },
     { "serial", "source list; pipe read calls=2 sleep=500; pipe pack compute=2500 flush;"
       "trainer sleep=500", 0, IS(SERIAL), 0, "pack," },
-    { "declared_serial", "source list; pipe pack compute=2500 most=1;"
+    { "declared_serial", "source list; pipe pack compute=2500 alone;"
       "pipe check compute=300; trainer sleep=500", PLANTED_RAISE, IS(SERIAL), 0, "pack," },
     { "source", "source list sleep=2500 copies; pipe decode compute=1000 copies; trainer sleep=300",
       PLANTED_REPLAY, IS(SERIAL), 0, "list," },

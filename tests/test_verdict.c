@@ -376,7 +376,8 @@ SPDL_FN(work, void, void) {
 typedef struct program {
     const char *name;
     job source, stage;
-    int concurrency, workers, items, step_us;
+    int concurrency; /* as its row says it; 0: not */
+    int workers, items, step_us;
     spdl_limit limit, also; /* either is right */
     int row; /* at fault */
     const char *cure;
@@ -384,7 +385,7 @@ typedef struct program {
 
 /* Runs it, and says whether the verdict is the right one. On a machine that others use it may be
    that one, or that it is not known; never a third. */
-static bool runs(program *it, int max_concurrency, char *text, size_t bytes) {
+static bool runs(program *it, char *text, size_t bytes) {
     spdl_pipeline_desc desc = { .workers = it->workers };
     spdl_pipeline *p;
     spdl_stats stats;
@@ -395,8 +396,7 @@ static bool runs(program *it, int max_concurrency, char *text, size_t bytes) {
     it->source.calls = it->stage.calls = 0;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_SOURCE(list, .ctx = &it->source),
-        SPDL_PIPE(work, .name = "slow", .ctx = &it->stage, .concurrency = it->concurrency,
-                  .max_concurrency = max_concurrency),
+        SPDL_PIPE(work, .name = "slow", .ctx = &it->stage, .concurrency = it->concurrency),
         SPDL_SINK(3))) == SPDL_OK);
     for (int i = 0; i < it->items && spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK; ++i)
         if (it->step_us > 0) sleep_us(it->step_us);
@@ -411,40 +411,41 @@ static bool runs(program *it, int max_concurrency, char *text, size_t bytes) {
            (limit == SPDL_LIMIT_NOT_KNOWN && says(text, "SPDL_DOCTOR"));
 }
 
-static void program_check(program it, int max_concurrency) {
+static void program_check(program it) {
     char text[800] = "";
     bool held = false;
-    for (int i = 0; i < 4 && !held; ++i) held = runs(&it, max_concurrency, text, sizeof text);
+    for (int i = 0; i < 4 && !held; ++i) held = runs(&it, text, sizeof text);
     if (!CHECK(held)) printf("    %s: %s\n", it.name, text);
 }
 
 static void stages_that_compute(void) {
-    const program alone = { .name = "computes", .stage = { .computes_us = 3000 }, .concurrency = 1,
+    const program alone = { .name = "computes", .stage = { .computes_us = 3000 },
                             .workers = 4, .items = 120, .limit = SPDL_LIMIT_CONCURRENCY, .row = 1,
                             .cure = "Write .concurrency = " };
     program full = alone, serial = alone;
-    program_check(alone, 0);
+    program_check(alone);
     full.concurrency = 4;
     full.limit = SPDL_LIMIT_MACHINE; /* with more than 4 cores it is not */
     full.cure = "make that stage cheaper";
-    if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) program_check(full, 0);
+    if (sysconf(_SC_NPROCESSORS_ONLN) <= 4) program_check(full);
+    serial.concurrency = 1;
     serial.limit = SPDL_LIMIT_SERIAL;
     serial.cure = "split the row";
-    program_check(serial, 1);
+    program_check(serial);
 }
 
 static void stages_that_sleep(void) {
-    const program alone = { .name = "sleeps", .stage = { .sleeps_us = 3000 }, .concurrency = 1,
+    const program alone = { .name = "sleeps", .stage = { .sleeps_us = 3000 },
                             .workers = 4, .items = 120, .limit = SPDL_LIMIT_CONCURRENCY, .row = 1,
                             .cure = "Write .concurrency = " };
     program all = alone;
-    program_check(alone, 0);
+    program_check(alone);
     all.concurrency = 4;
     all.items = 400;
     all.limit = SPDL_LIMIT_WORKERS;
     all.also = SPDL_LIMIT_CONCURRENCY; /* the row has as many calls as there are workers */
     all.cure = "workers = ";
-    program_check(all, 0);
+    program_check(all);
 }
 
 /* Whatever is said of a lock, it leads to the doctor. */
@@ -453,27 +454,27 @@ static void stages_with_a_lock(void) {
                    .concurrency = 4, .workers = 8, .items = 120,
                    .limit = SPDL_LIMIT_CONCURRENCY, .row = 1, .also = SPDL_LIMIT_WORKERS,
                    .cure = "unless its calls wait for a lock. SPDL_DOCTOR=30,raise" };
-    program_check(it, 0);
+    program_check(it);
 }
 
 static void sources_and_trainers(void) {
     const program list_slow = { .name = "source", .source = { .sleeps_us = 4000 },
-                                .concurrency = 1, .workers = 4, .items = 100,
+                                .workers = 4, .items = 100,
                                 .limit = SPDL_LIMIT_SERIAL, .row = 0,
                                 .cure = "Move work from the source" };
     const program slow_step = { .name = "trainer", .stage = { .sleeps_us = 200 }, .concurrency = 2,
                                 .workers = 4, .items = 60, .step_us = 6000,
                                 .limit = SPDL_LIMIT_TRAINER, .row = -1,
                                 .cure = "Loading keeps up" };
-    program_check(list_slow, 0);
-    program_check(slow_step, 0);
+    program_check(list_slow);
+    program_check(slow_step);
 }
 
 static void rare_slow_calls(void) {
     const program it = { .name = "rare", .stage = { .sleeps_us = 1000, .slow_every = 60 },
                          .concurrency = 4, .workers = 8, .items = 600,
                          .limit = SPDL_LIMIT_ORDER, .row = 1, .cure = "Write SPDL_SINK(" };
-    program_check(it, 0);
+    program_check(it);
 }
 
 /* More is pushed than is answered. */
@@ -497,8 +498,10 @@ static void requests_that_are_dropped(void) {
     spdl_pipeline_destroy(p);
     spdl_stats_find(&stats, &f);
     spdl_stats_verdict(&stats, text, sizeof text);
-    if (!CHECK(f.stage == 1 && says(text, " of 200 requests were dropped: ") &&
-               (says(text, "stage 1 'find_path' was busy") || says(text, "other programs used"))))
+    if (!CHECK(says(text, " of 200 requests were dropped: ") &&
+               ((f.stage == 1 && (says(text, "stage 1 'find_path' was busy") ||
+                                  says(text, "other programs used"))) ||
+                says(text, "the workers lacked processor time")))) /* which may be so */
         printf("    row %d: %s\n", f.stage, text);
 }
 
