@@ -9497,6 +9497,11 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__node *node, spdl__c
         return false;
     call = spdl__parked_pop(node, &node->parked_waiting);
     if (call == NULL) return false;
+    task->parked = call;
+    if (!spdl__row_room(task->pipeline, node, 0)) { /* it has gone on since, and used the room */
+        (void)spdl__flow_again(task, node, false);
+        return false;
+    }
     spdl__parked_resume(task, call);
     task->since = now;
     *outcome = SPDL__LATER; /* as if it had just handed on its last result, and there is room */
