@@ -50,7 +50,7 @@ TEST_FLAGS = -std=gnu11 $(WARN_C) $(WERROR:%=-Werror) $(CFLAGS) $(MODE_FLAGS) -p
 # test-cuda has its own; test_ring.c tests both kinds of waits in every mode. What does not wait, or
 # only reads what others have counted, is the same with both.
 SAME = npz% inflate files sampler os_none verdict report trace doctor% headspace compare chance
-TESTS = $(filter-out tests/test_cuda% tests/test_doctor% tests/test_loader.c tests/test_state.c \
+TESTS = $(filter-out tests/test_cuda% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
 TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(TESTS))
@@ -235,7 +235,7 @@ check-perf: ## perf shows threads and stages by their names (skips where there i
 	@tests/check_perf.sh
 
 .PHONY: check-docs
-check-docs: ## the five lines above every public function
+check-docs: ## what is said above every public function
 	@tests/check_docs.sh
 
 .PHONY: check-readme
@@ -245,10 +245,6 @@ check-readme: ## the commands, the program and the links of README.md
 .PHONY: check-report
 check-report: ## the page of the reports in a browser (needs chromium)
 	@tests/check_report.sh
-
-.PHONY: report-page
-report-page: ## puts examples/data/report.html, the page of the reports, into spdl.h
-	@tests/report_page.sh --write
 
 .PHONY: test-cuda
 test-cuda: ## spdl_cuda.h with the CUDA toolkit, and on a stand-in for the runtime (no GPU needed)

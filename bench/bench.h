@@ -284,17 +284,35 @@ static inline void bench_print_table(const bench_row *row, double ours, double p
     if (note != NULL && note->more != NULL) fputs(note->more, stdout);
 }
 
-/* Of the rounds' ratios, or of our values where there is no peer. NULL: no rounds. */
-static inline spdl_interval bench_interval(const bench_row *row, const bench_sides *sides) {
-    double value[BENCH_MAX_ROUNDS];
-    spdl_interval none = { 0, 0, 0, 0, false };
-    int i;
-    if (sides == NULL) return none;
+/* Of the sum over rounds but this one (-1: of all): ours, or how many times better it is. */
+static inline double bench_sum(const bench_row *row, const bench_sides *sides, int but) {
+    double ours = 0, peer = 0;
+    int i, n = 0;
     for (i = 0; i < sides->rounds; ++i) {
-        value[i] = sides->ours[i];
-        if (row->peer_name != NULL) value[i] = bench_ratio(row, value[i], sides->peer[i]);
+        if (i == but) continue;
+        ours += sides->ours[i];
+        if (row->peer_name != NULL) peer += sides->peer[i];
+        ++n;
     }
-    return spdl__interval(value, sides->rounds, sides->peers > 0 ? sides->peers : 1);
+    return row->peer_name != NULL ? bench_ratio(row, ours, peer) : n > 0 ? ours / n : 0;
+}
+
+/* As the measuring core of spdl.h has it: sums, and a jackknife over rounds. NULL: no rounds. */
+static inline spdl_interval bench_interval(const bench_row *row, const bench_sides *sides) {
+    double without[BENCH_MAX_ROUNDS], half;
+    spdl_interval is = { 0, 0, 0, 0, false };
+    int i;
+    if (sides == NULL) return is;
+    is.rounds = sides->rounds;
+    is.value = bench_sum(row, sides, -1);
+    is.low = is.high = is.value;
+    if (sides->rounds < SPDL__ROUNDS_LEAST) return is;
+    for (i = 0; i < sides->rounds; ++i) without[i] = bench_sum(row, sides, i);
+    half = spdl__jackknife(without, sides->rounds, sides->peers > 0 ? sides->peers : 1);
+    is.low -= half;
+    is.high += half;
+    is.known = true;
+    return is;
 }
 
 /* `sides` and `note` may be NULL. */

@@ -484,8 +484,8 @@ static double report_ms(const shape *is, uint32_t chance) {
     killer k;
     memset(&b, 0, sizeof b);
     ours_take(l, is, taken = 2);
-    spdl_loader_read(l, &status);
-    k.pid = status.pid[0];
+    while (spdl_loader_read(l, &status), status.pid == 0) usleep(20);
+    k.pid = status.pid;
     k.after_ns = chance % 4000000;
     k.when = is->when;
     if (is->bad < 0) BENCH_CHECK(pthread_create(&thread, NULL, kill_later, &k) == 0);

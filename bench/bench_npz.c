@@ -7,15 +7,15 @@
                        MB/s of what comes out, 10^6 bytes; inflate_isal_X, inflate_zlib_X likewise
    inflate_crc_X       the same with the CRC verified on both sides
    inflate_*geomean    the geometric mean of the contents that are not trivial (not zeros, random)
-   lanes_*, small_1kb* all members by one spdl_npz_read_many on one thread
-   workers_2*          the same on two workers; _scaling: against one thread of ours; _limit: what
-                       two threads of libdeflate make of it here
+   lanes_*, small_1kb* all members by one spdl_npz_load_memory, no CRC
+   load_*              a stored file, or a deflated one, from its path to arrays, and a look at each
+                       page: against a loop of fread as cnpy has it (peer_cnpy.h)
    deflated_vs_numpy   a file of float32 from its path to arrays
    compressible_*      the same with masks, and with sparse data, into memory that is used again
    stored_view_us      256 MB, from the path to a pointer
    stored_sum_*        the same and a sum of every byte; the limit is mmap and the sum
    member_parse_us     4,096 stored arrays of 1 KB in memory: opened, each looked at, closed
-   npy_*               a .npy file of 1 KB: from its path to memory; its header alone
+   npy_*               a .npy file of 1 KB: from its path to memory; described, in memory
    crc32*              1 MB, GB/s
    compile_ms, code_kb what NPZ adds to a program at -O2
 
@@ -28,6 +28,7 @@
 #include "../spdl.h"
 
 #include "bench.h"
+#include "peer_cnpy.h"
 #include "peer_inflate.h"
 
 #include <fcntl.h>
@@ -41,7 +42,6 @@
 
 static char data_path[256];
 static peer_python python;
-static spdl_pool *two; /* workers */
 static volatile uint64_t sink;
 
 /* ---- archives ---- */
@@ -52,7 +52,6 @@ typedef struct archive {
     spdl_npz *npz;     /* does not verify */
     spdl_npz *checked; /* does */
     peer_member *members;
-    spdl_npz_request *requests;
     size_t count;
     size_t bytes; /* of all members */
     size_t room;  /* of the output */
@@ -89,7 +88,7 @@ static void *memory(size_t bytes) {
 static spdl_npz *open_bytes(const uint8_t *file, size_t bytes, bool verify) {
     spdl_npz *npz = NULL;
     spdl_npz_desc desc = { 0 };
-    desc.verify = verify ? SPDL_NPZ_VERIFY_READS : SPDL_NPZ_VERIFY_NONE;
+    desc.no_crc = !verify;
     BENCH_CHECK(spdl_npz_open_memory(&npz, file, bytes, "bench", &desc) == SPDL_OK);
     return npz;
 }
@@ -111,17 +110,13 @@ static void archive_open(archive *a, const char *name) {
     a->npz = open_bytes(a->file, a->file_bytes, false);
     a->checked = open_bytes(a->file, a->file_bytes, true);
     a->members = peer_members(a->file, a->file_bytes, GAP, &a->count);
-    a->requests = (spdl_npz_request *)calloc(a->count, sizeof *a->requests);
-    BENCH_CHECK(a->requests != NULL && spdl_npz_count(a->npz) == a->count);
+    BENCH_CHECK(spdl_npz_count(a->npz) == a->count);
     a->room = a->members[a->count - 1].at + a->members[a->count - 1].bytes + GAP;
     a->out = (uint8_t *)memory(a->room);
     a->expected = (uint8_t *)memory(a->room);
     for (a->bytes = 0, i = 0; i < a->count; ++i) {
         const peer_member *m = &a->members[i];
         a->bytes += m->bytes;
-        a->requests[i].index = i;
-        a->requests[i].data = a->out + m->at + m->head;
-        a->requests[i].bytes = m->bytes - m->head;
     }
     read_each(a, a->checked);
     memcpy(a->expected, a->out, a->room);
@@ -134,7 +129,6 @@ static void archive_close(archive *a) {
     munmap(a->out, a->room);
     munmap(a->expected, a->room);
     free(a->members);
-    free(a->requests);
 }
 
 /* So that bytes that were there before do not pass for those that should have come. */
@@ -152,19 +146,64 @@ static void compare(const archive *a) {
     }
 }
 
+/* ---- loading into memory that is used again ---- */
+
+static struct {
+    uint8_t *at;
+    size_t room, used;
+} reused;
+
+static void *reused_alloc(size_t bytes, size_t align, void *user) {
+    const size_t at = (reused.used + align - 1) & ~(align - 1);
+    (void)user;
+    BENCH_CHECK(at + bytes <= reused.room);
+    reused.used = at + bytes;
+    return reused.at + at;
+}
+
+static void reused_free(void *block, size_t bytes, void *user) {
+    (void)block, (void)bytes, (void)user;
+}
+
+/* All arrays; they are there until the next call. */
+static const spdl_npz_bundle *load_reused(const archive *a, const char *path) {
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz_desc desc = { 0 };
+    if (reused.room == 0) {
+        reused.room = (size_t)640 << 20;
+        reused.at = (uint8_t *)memory(reused.room);
+    }
+    reused.used = 0;
+    desc.allocator.alloc_fn = reused_alloc;
+    desc.allocator.free_fn = reused_free;
+    desc.no_crc = path == NULL;
+    BENCH_CHECK((path != NULL ? spdl_npz_load(&bundle, path, &desc)
+                              : spdl_npz_load_memory(&bundle, a->file, a->file_bytes, "bench",
+                                                     &desc)) == SPDL_OK);
+    return bundle;
+}
+
+static void compare_loaded(const archive *a, const spdl_npz_bundle *bundle) {
+    size_t i;
+    for (i = 0; i < a->count; ++i) {
+        const peer_member *m = &a->members[i];
+        BENCH_CHECK(memcmp(bundle->arrays[i].data, a->expected + m->at + m->head,
+                           m->bytes - m->head) == 0);
+    }
+}
+
 /* ---- who decodes ---- */
 
 enum {
-    OURS, OURS_CRC, LANES, WORKERS, LIBDEFLATE, LIBDEFLATE_CRC, LIBDEFLATE_2, ISAL, ZLIB, SIDES
+    OURS, OURS_CRC, LANES, LIBDEFLATE, LIBDEFLATE_CRC, ISAL, ZLIB, SIDES
 };
 
 static const char *const side_name[SIDES] = {
-    "own", "own", "own, one thread", "own", "libdeflate", "libdeflate", "libdeflate", "ISA-L",
-    "zlib"
+    "own", "own", "own", "libdeflate", "libdeflate", "ISA-L", "zlib"
 };
 
 static bool side_there(int side) {
-    if (side >= LIBDEFLATE && side <= LIBDEFLATE_2) return PEER_LIBDEFLATE;
+    if (side >= LIBDEFLATE && side <= LIBDEFLATE_CRC) return PEER_LIBDEFLATE;
     if (side == ISAL) return PEER_ISAL;
     return side != ZLIB || PEER_ZLIB;
 }
@@ -178,37 +217,15 @@ static void decode_peer(const archive *a, peer_inflate_fn inflate_one, peer_crc_
     }
 }
 
-static void *decode_half(void *half) {
-    decode_peer((const archive *)half, peer_libdeflate, NULL);
-    return NULL;
-}
-
-/* Each thread takes half of the members. */
-static void decode_peer_2(const archive *a) {
-    archive halves[2];
-    pthread_t other;
-    halves[0] = halves[1] = *a;
-    halves[0].count = a->count / 2;
-    halves[1].members += a->count / 2;
-    halves[1].count -= a->count / 2;
-    BENCH_CHECK(pthread_create(&other, NULL, decode_half, &halves[0]) == 0);
-    decode_half(&halves[1]);
-    pthread_join(other, NULL);
-}
+static const spdl_npz_bundle *loaded; /* by the last LANES */
 
 static void decode(const archive *a, int side) {
     switch (side) {
     case OURS: read_each(a, a->npz); break;
     case OURS_CRC: read_each(a, a->checked); break;
-    case LANES:
-        BENCH_CHECK(spdl_npz_read_many(a->npz, a->requests, a->count, NULL, NULL) == SPDL_OK);
-        break;
-    case WORKERS:
-        BENCH_CHECK(spdl_npz_read_many(a->npz, a->requests, a->count, two, NULL) == SPDL_OK);
-        break;
+    case LANES: loaded = load_reused(a, NULL); break;
     case LIBDEFLATE: decode_peer(a, peer_libdeflate, NULL); break;
     case LIBDEFLATE_CRC: decode_peer(a, peer_libdeflate, peer_libdeflate_crc); break;
-    case LIBDEFLATE_2: decode_peer_2(a); break;
     case ISAL: decode_peer(a, peer_isal, NULL); break;
     default: decode_peer(a, peer_zlib, NULL); break;
     }
@@ -226,7 +243,8 @@ static double decode_rate(const archive *a, int side) {
         ++passes;
         took = (double)(bench_ns() - start);
     } while (took < RUN_NS);
-    compare(a);
+    if (side == LANES) compare_loaded(a, loaded);
+    else compare(a);
     return (double)a->bytes * passes * 1e3 / took;
 }
 
@@ -236,33 +254,28 @@ typedef struct content {
     const char *name;
     const char *lanes; /* its row, NULL: none */
     double lanes_goal;
-    const char *workers;
-    double workers_goal;
-    const char *scaling;
-    const char *limit;
     bool counts; /* in the geometric means */
 } content;
 
 static const content contents[] = {
-    { "f32_normal", "lanes_f32", 1.6, "workers_2", 1.9, "workers_2_scaling", "workers_2_limit",
-      true },
-    { "f16_normal", "lanes_f16", 1.6, NULL, 0, NULL, NULL, true },
-    { "f32_relu", "lanes_relu", 0, NULL, 0, NULL, NULL, true },
-    { "f32_bf16", "lanes_bf16", 0, NULL, 0, NULL, NULL, true },
-    { "int8", "lanes_int8", 0, NULL, 0, NULL, NULL, true },
-    { "photos_u8", "lanes_photos", 1.2, "workers_2_photos", 1.9, NULL, NULL, true },
-    { "photos_f32", "lanes_photos_f32", 0, NULL, 0, NULL, NULL, true },
-    { "tokens_i64", "lanes_i64", 0, NULL, 0, NULL, NULL, true },
-    { "tokens_u16", "lanes_u16", 0, NULL, 0, NULL, NULL, true },
-    { "labels", "lanes_labels", 0, "workers_2_labels", 0, NULL, NULL, true },
-    { "sparse", "lanes_sparse", 0, NULL, 0, NULL, NULL, true },
-    { "small_f32", "small_1kb", 1.3, "workers_2_1kb", 0, NULL, NULL, true },
-    { "small_i64", "small_1kb_i64", 1.3, NULL, 0, NULL, NULL, true },
-    { "large_mixed", NULL, 0, NULL, 0, NULL, NULL, true },
-    { "large_f32", NULL, 0, NULL, 0, NULL, NULL, false },
-    { "large_photos", NULL, 0, NULL, 0, NULL, NULL, false },
-    { "zeros", "lanes_zeros", 0, NULL, 0, NULL, NULL, false },
-    { "random", "lanes_random", 0, NULL, 0, NULL, NULL, false },
+    { "f32_normal", "lanes_f32", 1.6, true },
+    { "f16_normal", "lanes_f16", 1.6, true },
+    { "f32_relu", "lanes_relu", 0, true },
+    { "f32_bf16", "lanes_bf16", 0, true },
+    { "int8", "lanes_int8", 0, true },
+    { "photos_u8", "lanes_photos", 1.2, true },
+    { "photos_f32", "lanes_photos_f32", 0, true },
+    { "tokens_i64", "lanes_i64", 0, true },
+    { "tokens_u16", "lanes_u16", 0, true },
+    { "labels", "lanes_labels", 0, true },
+    { "sparse", "lanes_sparse", 0, true },
+    { "small_f32", "small_1kb", 1.3, true },
+    { "small_i64", "small_1kb_i64", 1.3, true },
+    { "large_mixed", NULL, 0, true },
+    { "large_f32", NULL, 0, false },
+    { "large_photos", NULL, 0, false },
+    { "zeros", "lanes_zeros", 0, false },
+    { "random", "lanes_random", 0, false },
 };
 
 /* A row of a content: two sides of it. */
@@ -306,9 +319,6 @@ static size_t pairs_of(const content *c, pair *pairs) {
     add_pair(pairs, &count, "inflate_isal_%s", large ? NULL : c->name, OURS, ISAL, 0);
     add_pair(pairs, &count, "inflate_zlib_%s", large ? NULL : c->name, OURS, ZLIB, 0);
     add_pair(pairs, &count, "%s", c->lanes, LANES, LIBDEFLATE, c->lanes_goal);
-    add_pair(pairs, &count, "%s", c->workers, WORKERS, LIBDEFLATE, c->workers_goal);
-    add_pair(pairs, &count, "%s", c->scaling, WORKERS, LANES, 1.9);
-    add_pair(pairs, &count, "%s", c->limit, LIBDEFLATE_2, LIBDEFLATE, 0);
     return count;
 }
 
@@ -475,18 +485,54 @@ static double sum_mapping(const void *arg) {
 /* From the path to arrays in memory that is used again. */
 static double load_file(const void *arg) {
     const file_case *c = (const file_case *)arg;
-    const archive *a = c->into;
-    uint64_t start;
-    double took;
-    spdl_npz *npz;
-    spoil(a);
-    start = bench_ns();
-    npz = open_path(c->file);
-    BENCH_CHECK(spdl_npz_read_many(npz, a->requests, a->count, NULL, NULL) == SPDL_OK);
-    spdl_npz_close(npz);
-    took = since(c, start, 1);
-    compare(a);
+    const uint64_t start = bench_ns();
+    const spdl_npz_bundle *bundle = load_reused(c->into, path_of(c->file));
+    const double took = since(c, start, 1);
+    compare_loaded(c->into, bundle);
     return took;
+}
+
+/* The same to fresh memory, as a program does it, which looks at each page. */
+static void look(const uint8_t *data, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 4096) sink += data[at];
+}
+
+static double load_fresh(const void *arg) {
+    const file_case *c = (const file_case *)arg;
+    const uint64_t start = bench_ns();
+    size_t i;
+    int k;
+    for (k = 0; k < c->repeats; ++k) {
+        spdl_npz_bundle *bundle = NULL;
+        BENCH_CHECK(spdl_npz_load(&bundle, path_of(c->file), NULL) == SPDL_OK);
+        for (i = 0; i < bundle->count; ++i)
+            look((const uint8_t *)bundle->arrays[i].data, (size_t)bundle->arrays[i].info.bytes);
+        spdl_npz_bundle_free(bundle);
+    }
+    return since(c, start, c->repeats);
+}
+
+static double load_cnpy(const void *arg) {
+    const file_case *c = (const file_case *)arg;
+    const archive *a = c->into;
+    const uint64_t start = bench_ns();
+    int k;
+    for (k = 0; k < c->repeats; ++k)
+        BENCH_CHECK(cnpy_load(path_of(c->file), a->members, a->count, look));
+    return since(c, start, c->repeats);
+}
+
+static void row_vs_cnpy(const char *name, const char *what, int repeats, double goal) {
+    const bench_row row = { name, "ms", "cnpy's loop", false, 0, false, goal };
+    char file[64];
+    file_case c = { file, NULL, repeats, 1, 1e6, 0, NULL };
+    archive a;
+    if (!bench_wanted(name)) return;
+    snprintf(file, sizeof file, "%s.npz", what);
+    archive_open(&a, what);
+    c.into = &a;
+    bench_compare_sides(&row, ROUNDS, load_fresh, &c, load_cnpy, &c);
+    archive_close(&a);
 }
 
 static void row_with_python(bench_row row, const char *peer_name, bench_side_fn ours,
@@ -598,7 +644,9 @@ static double npy_header(const void *arg) {
     spdl_npy_info info;
     int i;
     for (i = 0; i < c->repeats; ++i) {
-        BENCH_CHECK(spdl_npy_parse(npy_bytes, sizeof npy_bytes, &info, NULL) == SPDL_OK);
+        spdl_npz *npz = open_bytes(npy_bytes, sizeof npy_bytes, true);
+        BENCH_CHECK(spdl_npz_info(npz, 0, &info, NULL) == SPDL_OK);
+        spdl_npz_close(npz);
         sink += info.count;
     }
     return since(c, start, c->repeats);
@@ -640,11 +688,11 @@ static double crc_rate(const void *arg) {
     const peer_member *m = &c->a->members[0];
     const int repeats = 500;
     const uint64_t start = bench_ns();
+    spdl__crc own;
     int i;
-    for (i = 0; i < repeats; ++i) {
-        if (c->crc != NULL) sink += c->crc(m->in, m->bytes);
-        else BENCH_CHECK(spdl_npz_check(c->a->checked, 0, NULL) == SPDL_OK);
-    }
+    spdl__crc_init(&own);
+    for (i = 0; i < repeats; ++i)
+        sink += c->crc != NULL ? c->crc(m->in, m->bytes) : spdl__crc_add(&own, 0, m->in, m->bytes);
     return (double)m->bytes * repeats / (double)(bench_ns() - start);
 }
 
@@ -691,21 +739,22 @@ static void row_size(const char *name, const char *unit, int rounds) {
 static void start(void) {
     const char *directory = getenv("BENCH_NPZ_DATA");
     const char *program = getenv("BENCH_NPZ_PYTHON");
-    spdl_pool_desc desc = { 0 };
     snprintf(data_path, sizeof data_path, "%s", directory != NULL ? directory : "build/bench/npz");
     if (bench_opt.list) return;
     signal(SIGPIPE, SIG_IGN);
     peer_tell_missing();
     peer_python_start(&python, program != NULL ? program : "python3", "bench/npz_peers.py");
     if (python.versions[0] != '\0') fprintf(stderr, "peers: %s\n", python.versions);
-    desc.workers = 2;
-    BENCH_CHECK(spdl_pool_create(&two, &desc) == SPDL_OK);
 }
 
 int main(int argc, char **argv) {
     bench_start("npz", argc, argv);
     start();
     rows_of_contents();
+    row_vs_cnpy("load_stored_1mb", "stored_1mb", 200, 1.3);
+    row_vs_cnpy("load_stored_256mb", "stored_256mb", 1, 1.3);
+    row_vs_cnpy("load_stored_small", "stored_small", 1, 1.3);
+    if (PEER_ZLIB) row_vs_cnpy("load_deflated", "f32_normal", 1, 2);
     row_load("deflated_vs_numpy", "f32_normal", "numpy_load", "numpy.load", 0);
     row_load("deflated_vs_spdl", "f32_normal", "spdl_load", "SPDL", 0);
     row_load("compressible_vs_spdl", "labels", "spdl_load", "SPDL", 4);
@@ -717,6 +766,5 @@ int main(int argc, char **argv) {
     rows_crc();
     row_size("compile_ms", "ms", 5);
     row_size("code_kb", "KB", 1);
-    spdl_pool_destroy(two);
     return 0;
 }

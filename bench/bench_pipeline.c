@@ -69,6 +69,8 @@
    allocs_steady      allocations while 100,000 items pass
    bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for
                       each item that fits in addition
+   tokens_read, tokens_read16
+                      spdl_tokens_read of a file of uint16: 1,025 tokens as uint32, or as they are
    tokens_us          a source that writes windows of 1,024 tokens, as inputs and targets of int32,
                       into batches in place: per batch of 32, with one worker, against the same
                       loop in the trainer with one buffer
@@ -763,17 +765,16 @@ static void rows_tail(void) {
     static const struct {
         const char *name;
         bool unordered;
-        int buffer_size, window;
+        int buffer_size;
     } orders[] = {
-        { "tail_1pct_50x", true, 16, 256 },
-        { "tail_1pct_50x_unordered", true, 256, 0 },
-        { "tail_1pct_50x_ordered", false, 256, 0 },
+        { "tail_1pct_50x", true, 16 },
+        { "tail_1pct_50x_unordered", true, 256 },
+        { "tail_1pct_50x_ordered", false, 256 },
     };
     int i;
     for (i = 0; i < COUNT(orders); ++i) {
         const view v = { { orders[i].name, "%", "", true, 0, false, 0 }, as_share, { NULL } };
         shape is = to_trainer(1, orders[i].buffer_size, orders[i].unordered);
-        is.reorder_window = orders[i].window;
         is.work = WORK_TAIL;
         is.work_us = 100;
         is.batch = 32;
@@ -1409,6 +1410,68 @@ static double hand_tokens_us(const void *arg) {
     return hand_tokens_run(NULL, batches) / 1e3 / (double)batches;
 }
 
+/* ---- windows of tokens out of a file: widened, or as they lie there ---- */
+
+enum { FILE_WINDOWS = 4096 };
+
+typedef struct token_file {
+    spdl_tokens *tokens;
+    int fd;
+    bool wide;
+} token_file;
+
+static double file_ours_ns(const void *arg) {
+    static uint32_t window[TOKENS + 1];
+    const token_file *f = (const token_file *)arg;
+    const uint64_t start = bench_ns();
+    uint64_t i;
+    for (i = 0; i < FILE_WINDOWS; ++i)
+        BENCH_CHECK((f->wide ? spdl_tokens_read(f->tokens, i, window, NULL)
+                             : spdl_tokens_read16(f->tokens, i, (uint16_t *)(void *)window,
+                                                  NULL)) == SPDL_OK);
+    return (double)(bench_ns() - start) / FILE_WINDOWS;
+}
+
+static double file_hand_ns(const void *arg) {
+    static uint32_t window[TOKENS + 1];
+    static uint16_t piece[TOKENS + 1];
+    const token_file *f = (const token_file *)arg;
+    const uint64_t start = bench_ns();
+    uint64_t i, k;
+    for (i = 0; i < FILE_WINDOWS; ++i) {
+        BENCH_CHECK(pread(f->fd, piece, sizeof piece, (off_t)(i * TOKENS * 2)) ==
+                    (ssize_t)sizeof piece);
+        for (k = 0; f->wide && k <= TOKENS; ++k) window[k] = piece[k];
+        __asm__ volatile("" : : "r"(window), "r"(piece) : "memory");
+    }
+    return (double)(bench_ns() - start) / FILE_WINDOWS;
+}
+
+static void rows_token_file(void) {
+    static const char *const names[] = { "tokens_read", "tokens_read16" };
+    static uint16_t data[TOKENS];
+    const spdl_tokens_desc desc = { .length = TOKENS, .raw_bytes = 2 };
+    char path[] = "/tmp/bench_tokens_XXXXXX";
+    token_file f = { NULL, -1, true };
+    spdl_files *files = NULL;
+    int i;
+    if (!bench_wanted(names[0]) && !bench_wanted(names[1])) return;
+    BENCH_CHECK((f.fd = mkstemp(path)) >= 0);
+    for (i = 0; i <= FILE_WINDOWS; ++i)
+        BENCH_CHECK(write(f.fd, data, sizeof data) == (ssize_t)sizeof data);
+    BENCH_CHECK(spdl_files_open(&files, path, NULL) == SPDL_OK);
+    BENCH_CHECK(spdl_tokens_open(&f.tokens, files, &desc) == SPDL_OK);
+    for (i = 0; i < 2; ++i, f.wide = false) {
+        const bench_row row = { names[i], "ns", "by hand", false, 0, false, 0.95 };
+        if (bench_wanted(names[i]))
+            bench_compare_sides(&row, 9, file_ours_ns, &f, file_hand_ns, &f);
+    }
+    spdl_tokens_close(f.tokens);
+    spdl_files_close(files);
+    close(f.fd);
+    unlink(path);
+}
+
 static void row_tokens(void) {
     const bench_row row = { "tokens_us", "us", "by hand", false, 0, false, 1 / 1.1 };
     shape batches;
@@ -1439,6 +1502,7 @@ int main(int argc, char **argv) {
     row_allocs();
     row_bytes();
     row_tokens();
+    rows_token_file();
     row_pool();
     if (bench_opt.all) rows_scale();
     return 0;

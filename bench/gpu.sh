@@ -70,8 +70,8 @@ sanitize() {
     shift
     echo "compute-sanitizer --tool $tool"
     "$home/bin/compute-sanitizer" --tool "$tool" --error-exitcode 99 "$@" \
-        build/gpu/tests --no-fork cuda.every_size cuda.arrays_are cuda.order_holds \
-        cuda.iterates_inline cuda.arenas_are cuda_back.outputs_come cuda_back.a_row 2>&1 |
+        build/gpu/tests --no-fork cuda.every_size cuda.batches_in_place cuda.order_holds \
+        cuda.iterates_inline cuda.arenas_are cuda_back.outputs_come cuda_back.rows_answer 2>&1 |
         tail -n 12
 }
 

@@ -34,7 +34,6 @@ typedef struct shape {
     int buffer_size;
     int live; /* items in flight of peers that have one bound; 0: what all the edges hold */
     bool unordered;
-    int reorder_window; /* ours alone: no item is overtaken by more */
     bool pulled;        /* by a trainer; else the last stage is a sink */
     int batch;          /* the trainer takes as many at once; 0: items */
     work_kind work;
@@ -285,7 +284,6 @@ static spdl_stage ours_pipe(flow *f) {
     pipe.concurrency = f->is.concurrency;
     pipe.buffer_size = f->is.buffer_size;
     pipe.output_order = f->is.unordered ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT;
-    pipe.reorder_window = f->is.reorder_window;
     if (f->is.work == WORK_JPEG) pipe.free_item = free;
     return pipe;
 }

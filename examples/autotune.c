@@ -1,6 +1,6 @@
-/* autotune.c - how many reads at a time does this disk like? Nobody says: the pipeline starts with
-   one, tries more while the trainer waits and the stages keep within their share of the processors,
-   and less where that is enough, takes back what did not help, and says why in a line each.
+/* autotune.c - how many reads at a time does this disk like? Nobody says: a program can follow the
+   advisor of the statistics itself. Every tenth of a second it asks what limits, gives that row the
+   calls that are advised, and takes them back where they did not help.
 
    Build:  cc -O2 -I. examples/autotune.c -o autotune -lpthread
    Run:    ./autotune */
@@ -11,21 +11,14 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 
-typedef struct Sample {
-    uint64_t number, sum;
-} Sample;
-
-SPDL_FN(next_sample, void, Sample) {
-    *out = (Sample *)calloc(1, sizeof **out);
-    if (!*out) return SPDL_E_NOMEM;
-    (*out)->number = spdl_sequence(task);
-    return SPDL_OK; /* for ever: the trainer says when it has had enough */
+SPDL_FN(next_number, void, void) {
+    *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
 }
 
 /* Stands for a disk whose reads take 4 ms when there are up to 4 at a time, and longer beyond. */
-SPDL_FN(read_sample, Sample, Sample) {
+SPDL_FN(read_sample, void, void) {
     static atomic_int reads;
     const int now = atomic_fetch_add(&reads, 1) + 1;
     poll(NULL, 0, now > 4 ? now : 4);
@@ -34,56 +27,43 @@ SPDL_FN(read_sample, Sample, Sample) {
     return SPDL_OK;
 }
 
-/* Some work for a processor. */
-SPDL_FN(decode, Sample, Sample) {
-    for (uint64_t i = 0; i < 20000; i++) in->sum += i ^ in->number;
-    *out = in;
-    return SPDL_OK;
-}
-
-/* A message begins with a level; the decisions are for information. */
-static void tell(spdl_log_level level, const char *text, void *user) {
-    (void)level;
-    fprintf((FILE *)user, "%s\n", text);
-}
-
-/* Trains for so many seconds. Returns items per second, 0 when the pipeline has ended. */
-static double train(spdl_pipeline *p, double seconds) {
+/* Items per second in a tenth of a second; *finding is what limited. */
+static double tenth(spdl_pipeline *p, spdl_finding *finding) {
+    static spdl_stats stats;
     const uint64_t start = spdl_time_ns();
     uint64_t items = 0;
-    double passed = 0;
-    void *sample;
-    while (passed < seconds) {
-        if (spdl_pipeline_next(p, &sample, SPDL_FOREVER) != SPDL_OK) return 0;
-        free(sample);
-        items++;
-        passed = (double)(spdl_time_ns() - start) * 1e-9;
-    }
-    return (double)items / passed;
+    void *item;
+    while (spdl_time_ns() - start < 100000000)
+        items += spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK;
+    spdl_pipeline_stats(p, &stats);
+    (void)spdl_stats_find(&stats, finding);
+    return (double)items * 1e9 / (double)(spdl_time_ns() - start);
 }
 
 int main(void) {
-    static spdl_stats stats;
-    const spdl_pipeline_desc desc = {
-        .workers = 16,       /* the most that can run at a time */
-        .autotune = true,
-        .cpu_budget = 1.0,   /* processors, for all stages together */
-        .tune_seconds = 0.1, /* between decisions; the default of 0.5 suits longer runs */
-        .logger = { .log_fn = tell, .user = stdout },
-    };
+    const spdl_pipeline_desc desc = { .workers = 16 };
     spdl_pipeline *p;
+    spdl_finding advice;
+    int calls = 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_SOURCE(next_sample, .free_item = free),
-            SPDL_PIPE(read_sample), /* as many as there are workers */
-            SPDL_PIPE(decode, .max_concurrency = 2),
+            SPDL_SOURCE(next_number),
+            SPDL_PIPE(read_sample, .max_concurrency = 16),
             SPDL_SINK(8))) != SPDL_OK) return 1;
-    const double before = train(p, 0.2);
-    train(p, 1.8);
-    const double after = train(p, 0.3);
-    spdl_pipeline_stats(p, &stats);
-    const int row = spdl_pipeline_find(p, "read_sample");
+    double rate = tenth(p, &advice);
+    const double first = rate;
+    while (advice.limit == SPDL_LIMIT_CONCURRENCY && advice.concurrency > calls &&
+           spdl_pipeline_set_concurrency(p, advice.stage, advice.concurrency) == SPDL_OK) {
+        const int before = calls, row = advice.stage;
+        const double old = rate;
+        calls = advice.concurrency;
+        (void)tenth(p, &advice); /* let it settle */
+        rate = tenth(p, &advice);
+        printf("%2d reads at a time: %.0f items/s\n", calls, rate);
+        if (rate > 1.05 * old) continue;
+        (void)spdl_pipeline_set_concurrency(p, row, calls = before);
+        break;
+    }
     spdl_pipeline_destroy(p);
-    printf("%.0f items/s at the start, %.0f at the end, with %d reads at a time\n", before, after,
-           stats.stage[row].concurrency);
-    return before > 0 && after > 0 ? 0 : 1;
+    printf("%.0f items/s at the start; best with %d reads at a time\n", first, calls);
+    return calls > 1 ? 0 : 1;
 }

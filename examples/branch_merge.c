@@ -44,17 +44,14 @@ SPDL_FN(read_text, Message, Message) {
     return SPDL_OK;
 }
 
-/* Many in and many out: each message leaves the batch it came in. */
+/* Many in and many out: a call for each message that leaves the batch. */
 SPDL_FN(look_at, spdl_batch, Message) {
-    const int count = (int)in->count;
-    for (int i = 0; i < count; i++) {
-        Message *picture = (Message *)in->items[i];
-        snprintf(picture->label, sizeof picture->label, "%d of %d looked at in one call", i + 1,
-                 count);
-        if (spdl_emit(task, picture) != SPDL_OK) return SPDL_E_NOMEM;
-        in->items[i] = NULL;
-    }
-    return SPDL_OK;
+    uintptr_t *at = (uintptr_t *)spdl_state(task); /* 0 in the first call */
+    *out = (Message *)in->items[*at];
+    in->items[*at] = NULL; /* the message is ours */
+    snprintf((*out)->label, sizeof (*out)->label, "%d of %d looked at", (int)*at + 1,
+             (int)in->count);
+    return ++*at < in->count ? SPDL_AGAIN : SPDL_OK;
 }
 
 int main(void) {
@@ -70,9 +67,9 @@ int main(void) {
                 SPDL_PIPE(read_text, .concurrency = 2),
             SPDL_PATH("picture"),
                 SPDL_BATCH(4),
-                SPDL_PIPE(look_at, .emits = 4, .free_item = free),
+                SPDL_PIPE(look_at, .again = true, .free_item = free),
             SPDL_PATH("other"),
-        SPDL_MERGE(),
+        SPDL_MERGE(.output_order = SPDL_ORDER_COMPLETION),
         SPDL_SINK(8)));
     if (made != SPDL_OK) return 1; /* the log says which row and why */
     while (SPDL_NEXT(p, &message, SPDL_FOREVER) == SPDL_OK) {

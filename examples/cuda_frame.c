@@ -1,6 +1,6 @@
-/* cuda_frame.c - a game at 60 frames a second streams its assets: threads of its own fill pinned
-   slots, and each frame sends what is there and uses what has arrived. No call of the frame waits:
-   every timeout is 0. Plain C; without a GPU it runs on the CPU.
+/* cuda_frame.c - a game at 60 frames a second streams its assets: threads of its own read them into
+   pinned memory, and each frame sends what is there and uses what has arrived. No call of the frame
+   waits: every timeout is 0.
 
    Build:  cc -O2 -I. examples/cuda_frame.c -o cuda_frame -lpthread -ldl
    Run:    ./cuda_frame */
@@ -13,14 +13,15 @@
 
 enum { ASSETS = 60, BYTES = 1 << 20, FRAMES = 300, FRAME_NS = 1000000000 / 60 };
 
-/* Reads an asset into a slot; one takes 5 ms. This thread may wait, the frame does not. */
-SPDL_FN(read_asset, void, spdl_cuda_host) {
+typedef struct Asset { uint8_t bytes[BYTES]; } Asset;
+
+/* One takes 5 ms. This thread may wait, the frame does not. */
+SPDL_FN(read_asset, void, Asset) {
     const uint64_t n = spdl_sequence(task);
     if (n == ASSETS) return SPDL_END;
-    spdl_result result = spdl_cuda_host_take(task, spdl_ctx(task), out);
-    if (result != SPDL_OK) return result;
-    memset(spdl_cuda_host_at(*out, 0), (int)n, BYTES);
-    (*out)->user = (void *)(uintptr_t)n;
+    *out = spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    memset(*out, (int)n, sizeof **out);
     poll(NULL, 0, 5);
     return SPDL_OK;
 }
@@ -28,11 +29,19 @@ SPDL_FN(read_asset, void, spdl_cuda_host) {
 typedef struct Streaming {
     spdl_cuda *cuda;
     spdl_pipeline *assets;
-    spdl_cuda_host *read;       /* but not sent: no device slot was free */
+    Asset *read;                /* but not sent: no device slot was free */
     spdl_cuda_batch on_its_way; /* of one at a time, if `sent` */
     bool sent;
     int used;
 } Streaming;
+
+static void send(Streaming *s) {
+    const spdl_cuda_view view = { .data = s->read, .bytes = sizeof *s->read,
+                                  .release = spdl_buffer_free, .item = s->read };
+    if (spdl_cuda_send(s->cuda, &view, &s->on_its_way, 0) != SPDL_OK) return;
+    s->read = NULL; /* `release` gets it, when it has been read */
+    s->sent = true;
+}
 
 /* What a frame does for assets; SPDL_END: there will be no more. */
 static spdl_result stream_assets(Streaming *s, spdl_cuda_stream stream) {
@@ -45,22 +54,17 @@ static spdl_result stream_assets(Streaming *s, spdl_cuda_stream stream) {
         s->used++;
     }
     if (s->read == NULL && !s->sent) result = SPDL_NEXT(s->assets, &s->read, 0);
-    if (s->read != NULL && spdl_cuda_send(s->read, &s->on_its_way, 0) == SPDL_OK) {
-        s->read = NULL;
-        s->sent = true;
-    }
+    if (s->read != NULL) send(s);
     return result;
 }
 
 static bool play(Streaming *s) {
-    const spdl_cuda_stream stream = NULL;
     uint64_t longest = 0;
     int frame = 0;
     for (; frame < FRAMES && s->used < ASSETS; frame++) {
         const uint64_t start = spdl_time_ns();
-        uint64_t took;
-        if (stream_assets(s, stream) < 0) return false;
-        took = spdl_time_ns() - start;
+        if (stream_assets(s, NULL) < 0) return false;
+        const uint64_t took = spdl_time_ns() - start;
         longest = took > longest ? took : longest;
         if (took < FRAME_NS) poll(NULL, 0, (int)((FRAME_NS - took) / 4000000)); /* short frames */
     }
@@ -69,18 +73,25 @@ static bool play(Streaming *s) {
     return s->used == ASSETS;
 }
 
+static bool stream(Streaming *s) {
+    const spdl_pipeline_desc threads = { .workers = 1, .allocator = spdl_cuda_allocator(s->cuda) };
+    const bool played = spdl_pipeline_create(&s->assets, &threads, SPDL_STAGES(
+        SPDL_SOURCE(read_asset, .item_bytes = sizeof(Asset), .free_item = spdl_buffer_free),
+        SPDL_SINK(2))) == SPDL_OK && play(s);
+    spdl_buffer_free(s->read);
+    spdl_pipeline_destroy(s->assets);
+    return played;
+}
+
 int main(void) {
-    const spdl_cuda_desc slots = { .array = { { .name = "asset", .type = "u1", .ndim = 1,
-                                                .shape = { BYTES } } } };
-    const spdl_pipeline_desc threads = { .workers = 1 };
+    spdl_error error;
+    const spdl_cuda_desc slots = { .slot_bytes = sizeof(Asset), .error = &error };
     Streaming s = { 0 };
-    bool played = false;
-    if (spdl_cuda_open(&s.cuda, &slots) != SPDL_OK) return 1;
-    if (spdl_pipeline_create(&s.assets, &threads, SPDL_STAGES(
-            SPDL_SOURCE(read_asset, .ctx = s.cuda, .free_item = spdl_cuda_host_free),
-            SPDL_SINK(2))) == SPDL_OK) played = play(&s);
-    spdl_pipeline_destroy(s.assets);
-    spdl_cuda_host_free(s.read);
+    if (spdl_cuda_open(&s.cuda, &slots) != SPDL_OK) {
+        puts(error.text); /* without a GPU there is nothing to show */
+        return error.result != SPDL_E_NOT_FOUND;
+    }
+    const bool played = stream(&s);
     spdl_cuda_close(s.cuda);
-    return played ? 0 : 1;
+    return !played;
 }

@@ -1,7 +1,7 @@
-/* cuda_infer.cu - an answer for each batch: a row of the pipeline sends what stages have filled,
-   launches a kernel, and hands on what the kernel wrote when it is back on the host, in order. The
-   copies there, the kernels and the copies back run at the same time. Without a GPU the same
-   function computes on the CPU. (Not run on a GPU yet.)
+/* cuda_infer.cu - an answer for each batch, as rows of a pipeline. `launch` sends what stages have
+   filled and puts a kernel and the copy of its answer on streams. `arrive` is deferred: one thread
+   waits for the answers and completes the calls. So no worker waits for the device; copies there,
+   kernels and copies back overlap, and answers come in order. (Not run on a GPU yet.)
 
    Build:  nvcc -O2 -I. examples/cuda_infer.cu -o cuda_infer
    Run:    ./cuda_infer */
@@ -10,77 +10,120 @@
 #define SPDL_CUDA_IMPLEMENTATION
 #include "spdl_cuda.h"
 
-enum { IMAGES = 64, PIXELS = 96 * 96, BATCHES = 200 };
-struct Answer { int brightest; float mean; };
+#include <thread>
 
-SPDL_FN(load, void, spdl_cuda_host) { /* stands for a decoder */
+enum { IMAGES = 64, PIXELS = 96 * 96, BATCHES = 200, ON_DEVICE = 4, OUTPUTS = ON_DEVICE + 8 };
+struct Images { uint8_t pixel[IMAGES][PIXELS]; };
+struct Answer { int brightest; };
+struct Call { spdl_deferred deferred; spdl_cuda_output *out; };
+struct Model { spdl_cuda *cuda; cudaStream_t stream; spdl_ring *calls; };
+
+SPDL_FN(load, void, Images) { /* stands for a decoder */
     const uint64_t n = spdl_sequence(task);
     if (n == BATCHES) return SPDL_END;
-    const spdl_result result = spdl_cuda_host_take(task, (spdl_cuda *)spdl_ctx(task), out);
-    if (result != SPDL_OK) return result;
-    uint8_t *pixels = (uint8_t *)spdl_cuda_host_at(*out, 0);
+    *out = (Images *)spdl_buffer(task); /* memory that the device reads */
+    if (*out == NULL) return SPDL_E_NOMEM;
     for (int i = 0; i < IMAGES; i++) {
-        memset(pixels + i * PIXELS, (int)(n + i) % 200, PIXELS);
-        pixels[i * PIXELS + (int)n] = 255;
+        memset((*out)->pixel[i], (int)(n + i) % 200, PIXELS);
+        (*out)->pixel[i][n] = 255;
     }
     return SPDL_OK;
 }
 
-__host__ __device__ void look(const uint8_t *pixels, Answer *answer, int image) {
-    unsigned sum = 0;
+__global__ void look(const Images *images, Answer *answer) { /* stands for a network */
+    const uint8_t *pixel = images->pixel[threadIdx.x];
     int best = 0;
-    for (int i = 0; i < PIXELS; i++) {
-        const uint8_t pixel = pixels[image * PIXELS + i];
-        sum += pixel;
-        if (pixel > pixels[image * PIXELS + best]) best = i;
+    for (int i = 0; i < PIXELS; i++)
+        if (pixel[i] > pixel[best]) best = i;
+    answer[threadIdx.x].brightest = best;
+}
+
+/* One call at a time, so that outputs are taken in order. */
+SPDL_FN(launch, Images, spdl_cuda_output) {
+    Model *m = (Model *)spdl_ctx(task);
+    const spdl_cuda_view view = { in, sizeof *in, NULL, spdl_buffer_free, in };
+    spdl_cuda_output *answer = NULL;
+    spdl_cuda_batch batch;
+    spdl_result result = SPDL_TIMEOUT;
+    while (result == SPDL_TIMEOUT && !spdl_stopping(task))
+        result = spdl_cuda_output_get(m->cuda, m->stream, &answer, SPDL_SECONDS(0.02));
+    if (result == SPDL_TIMEOUT) return SPDL_SKIP;
+    if (result == SPDL_OK) result = spdl_cuda_send(m->cuda, &view, &batch, SPDL_FOREVER);
+    if (result == SPDL_OK) {
+        spdl_take(task); /* `release` frees it, once it has been read */
+        result = spdl_cuda_ready(&batch, m->stream);
+        if (result == SPDL_OK)
+            look<<<1, IMAGES, 0, m->stream>>>((const Images *)batch.dev, (Answer *)answer->dev);
+        spdl_cuda_batch_free(&batch); /* done with, on the stream */
     }
-    answer[image].brightest = best;
-    answer[image].mean = (float)sum / PIXELS;
+    if (result == SPDL_OK) result = spdl_cuda_output_send(answer);
+    if (result == SPDL_OK) *out = answer;
+    else spdl_cuda_output_free(answer);
+    return result == SPDL_OK ? SPDL_OK : spdl_fail(task, "%s", spdl_result_text(result));
 }
 
-__global__ void look_kernel(const uint8_t *pixels, Answer *answer) {
-    look(pixels, answer, (int)threadIdx.x);
+SPDL_FN(arrive, spdl_cuda_output, spdl_cuda_output) {
+    const Call call = { spdl_defer(task), in };
+    spdl_ring_push(((Model *)spdl_ctx(task))->calls, &call, SPDL_FOREVER); /* there is room */
+    return SPDL_PENDING;
 }
 
-static spdl_result launch(spdl_task *task, const spdl_cuda_batch *batch, spdl_cuda_output *out,
-                          spdl_cuda_stream stream) {
-    const uint8_t *pixels = (const uint8_t *)spdl_cuda_at(batch, 0);
-    Answer *answer = (Answer *)out->dev;
-    for (int i = 0; stream == NULL && i < IMAGES; i++) look(pixels, answer, i); /* the CPU */
-    if (stream == NULL) return SPDL_OK;
-    look_kernel<<<1, IMAGES, 0, (cudaStream_t)stream>>>(pixels, answer);
-    const cudaError_t error = cudaGetLastError();
-    return error ? spdl_fail(task, "launch: %s", cudaGetErrorString(error)) : SPDL_OK;
+static void complete(Model *m) { /* of the one thread that waits */
+    for (Call call; spdl_ring_pop(m->calls, &call, SPDL_FOREVER) == SPDL_OK;)
+        if (spdl_cuda_output_wait(call.out, SPDL_FOREVER) == SPDL_OK)
+            spdl_complete(call.deferred, SPDL_OK, call.out);
+        else spdl_complete_fail(call.deferred, "the device is lost");
 }
 
-static int answers(spdl_pipeline *pipeline) {
+static int answers(Model *m) {
+    spdl_pipeline_desc workers = spdl_pipeline_desc();
+    spdl_pipeline *pipeline = NULL;
     spdl_cuda_output *out;
     int n = 0;
+    workers.workers = 3;
+    workers.allocator = spdl_cuda_allocator(m->cuda);
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(load).with_item_bytes(sizeof(Images)).with_free_item(spdl_buffer_free),
+        SPDL_PIPE(launch).with_ctx(m).with_free_item(spdl_cuda_output_free),
+        SPDL_PIPE(arrive).with_ctx(m).with_deferred(true).with_concurrency(ON_DEVICE)
+            .with_free_item(spdl_cuda_output_free), SPDL_SINK(3) };
+    if (spdl_pipeline_create(&pipeline, &workers, rows) != SPDL_OK) return 0;
     while (SPDL_NEXT(pipeline, &out, SPDL_FOREVER) == SPDL_OK) {
         const Answer *answer = (const Answer *)out->host;
         n += answer[0].brightest == n && answer[IMAGES - 1].brightest == n;
         spdl_cuda_output_free(out);
     }
+    spdl_pipeline_destroy(pipeline);
+    return n;
+}
+
+static int run(spdl_cuda *cuda) {
+    Model m = { cuda, NULL, NULL };
+    spdl_ring_desc calls = spdl_ring_desc();
+    calls.capacity = OUTPUTS;
+    calls.item_bytes = sizeof(Call);
+    if (cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking) ||
+        spdl_ring_create(&m.calls, &calls) != SPDL_OK) return 0;
+    std::thread waits(complete, &m);
+    const int n = answers(&m);
+    spdl_ring_close(m.calls);
+    waits.join();
+    spdl_ring_destroy(m.calls, NULL, NULL);
     return n;
 }
 
 int main() {
     spdl_cuda_desc slots = spdl_cuda_desc();
-    spdl_pipeline_desc workers = spdl_pipeline_desc();
-    spdl_pipeline *pipeline = NULL;
+    spdl_error error;
     spdl_cuda *cuda;
-    slots.slot_bytes = IMAGES * PIXELS;
+    slots.slot_bytes = sizeof(Images);
     slots.output_bytes = IMAGES * sizeof(Answer);
-    slots.array[0] = spdl_cuda_array{ "pixels", "u1", 2, { IMAGES, PIXELS }, 0, 0 };
-    workers.workers = 3;
-    if (spdl_cuda_open(&cuda, &slots) != SPDL_OK) return 1;
-    const spdl_stage rows[] = {
-        SPDL_SOURCE(load).with_ctx(cuda).with_free_item(spdl_cuda_host_free),
-        SPDL_CUDA_STAGE(cuda, launch), SPDL_SINK(3) };
-    int n = 0;
-    if (spdl_pipeline_create(&pipeline, &workers, rows) == SPDL_OK) n = answers(pipeline);
-    spdl_pipeline_destroy(pipeline);
-    spdl_cuda_close(cuda);
+    slots.output_slots = OUTPUTS;
+    slots.error = &error;
+    if (spdl_cuda_open(&cuda, &slots) != SPDL_OK)
+        return puts(error.text) < 0 || error.result != SPDL_E_NOT_FOUND; /* no GPU: no show */
+    const int n = run(cuda);
     printf("%d batches of %d images answered\n", n, IMAGES);
-    return n == BATCHES ? 0 : 1;
+    spdl_cuda_close(cuda);
+    return n != BATCHES;
 }

@@ -1,7 +1,7 @@
 /* cuda_tokens.cu - tokens for a trainer such as llm.c: windows of a shard are written straight into
-   pinned batches (batches in place), go to the device by one copy each, and the host looks at them
-   too, as llm.c does to check that they are in the vocabulary. One epoch follows the other without
-   a pause. Without a GPU the same loop runs on the CPU. (Not run on a GPU yet.)
+   pinned batches (batches in place), a row looks at them on the host, as llm.c does to check that
+   they are in the vocabulary, and they go to the device by one copy each. One epoch follows the
+   other without a pause. (Not run on a GPU yet.)
 
    Build:  nvcc -O2 -I. examples/cuda_tokens.cu -o cuda_tokens
    Run:    ./cuda_tokens */
@@ -25,23 +25,24 @@ SPDL_FN(window, void, Window) { /* stands for pread of a shard */
     return SPDL_OK;
 }
 
-__host__ __device__ void step(const Window *windows, int *right, int i) { /* stands for a model */
-    for (int t = 0; t < TOKENS; t++)
-        right[i] += windows[i].targets[t] == (windows[i].inputs[t] + 1) % VOCABULARY;
-}
-__global__ void step_kernel(const Window *windows, int *right) {
-    step(windows, right, (int)threadIdx.x);
+SPDL_FN(check, spdl_batch, spdl_batch) {
+    const Window *windows = (const Window *)in->data;
+    for (size_t i = 0; i < in->count; i++)
+        for (int t = 0; t < TOKENS; t++)
+            if (windows[i].inputs[t] < 0 || windows[i].inputs[t] >= VOCABULARY)
+                return spdl_fail(task, "token %d", (int)windows[i].inputs[t]);
+    *out = in;
+    return SPDL_OK;
 }
 
-static bool check_tokens(const Window *windows) { /* on the host, while the device has them too */
-    for (int i = 0; i < BATCH; i++)
-        for (int t = 0; t < TOKENS; t++)
-            if (windows[i].inputs[t] < 0 || windows[i].inputs[t] >= VOCABULARY) return false;
-    return true;
+__global__ void step(const Window *windows, int *right) { /* stands for a model */
+    for (int t = 0; t < TOKENS; t++)
+        right[threadIdx.x] += windows[threadIdx.x].targets[t] ==
+                              (windows[threadIdx.x].inputs[t] + 1) % VOCABULARY;
 }
 
 /* Trains for EPOCHS epochs; how many batches that were. */
-static int train(spdl_cuda_iter *it, int *right, cudaStream_t stream, bool on_cpu) {
+static int train(spdl_cuda_iter *it, int *right, cudaStream_t stream) {
     int n = 0, epochs = 0;
     while (epochs < EPOCHS) {
         spdl_cuda_batch batch;
@@ -49,51 +50,49 @@ static int train(spdl_cuda_iter *it, int *right, cudaStream_t stream, bool on_cp
         if (result == SPDL_END) epochs++;
         if (result < 0) return -1;
         if (result != SPDL_OK) continue;
-        const Window *windows = (const Window *)batch.dev;
-        for (int i = 0; on_cpu && i < BATCH; i++) step(windows, right, i);
-        if (!on_cpu) step_kernel<<<1, BATCH, 0, stream>>>(windows, right);
-        if (!check_tokens((const Window *)batch.host)) return -1;
+        step<<<1, BATCH, 0, stream>>>((const Window *)batch.dev, right);
         n++;
     }
     return n;
 }
 
-static int run(spdl_cuda *cuda) {
-    const bool on_cpu = spdl_cuda_on_cpu(cuda);
+static bool run(spdl_cuda *cuda) {
     spdl_cuda_iter_desc ahead = spdl_cuda_iter_desc();
     spdl_pipeline_desc loader = spdl_pipeline_desc();
-    int counts[BATCH] = { 0 }, *right = counts, n = -1, sum = 0;
+    int counts[BATCH] = { 0 }, *right, n = -1, sum = 0;
     spdl_pipeline *pipeline = NULL;
     spdl_cuda_iter *it = NULL;
-    if (!on_cpu && (cudaMalloc(&right, sizeof counts) || cudaMemset(right, 0, sizeof counts)))
-        return 1;
+    if (cudaMalloc(&right, sizeof counts) || cudaMemset(right, 0, sizeof counts)) return false;
     loader.workers = 2;
-    loader.allocator = spdl_cuda_slots(cuda);
-    const spdl_stage rows[] = { SPDL_SOURCE(window).with_continuous(true),
-                                SPDL_BATCH(BATCH).with_item_bytes(sizeof(Window)), SPDL_SINK(3) };
-    if (spdl_pipeline_create(&pipeline, &loader, rows) != SPDL_OK) return 1;
+    loader.allocator = spdl_cuda_allocator(cuda);
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(window).with_continuous(true),
+        SPDL_BATCH(BATCH).with_item_bytes(sizeof(Window)),
+        SPDL_PIPE(check).with_free_item(spdl_batch_free), SPDL_SINK(3) };
+    if (spdl_pipeline_create(&pipeline, &loader, rows) != SPDL_OK) return false;
     ahead.next = spdl_pipeline_next_fn;
     ahead.source = pipeline;
-    ahead.view = spdl_cuda_view_batch;
-    ahead.free_item = spdl_batch_free;
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) == SPDL_OK) n = train(it, right, NULL, on_cpu);
+    ahead.item_bytes = sizeof(Window);
+    if (spdl_cuda_iter_open(&it, cuda, &ahead) == SPDL_OK) n = train(it, right, NULL);
     spdl_cuda_iter_close(it);
     spdl_pipeline_destroy(pipeline);
-    if (!on_cpu) cudaMemcpy(counts, right, sizeof counts, cudaMemcpyDeviceToHost);
+    cudaMemcpy(counts, right, sizeof counts, cudaMemcpyDeviceToHost);
     for (int i = 0; i < BATCH; i++) sum += counts[i];
     printf("%d batches, %d tokens were right\n", n, sum);
-    return n == EPOCHS * WINDOWS / BATCH && sum == EPOCHS * WINDOWS * TOKENS ? 0 : 1;
+    return n == EPOCHS * WINDOWS / BATCH && sum == EPOCHS * WINDOWS * TOKENS;
 }
 
 int main() {
+    const char *rank = getenv("LOCAL_RANK"); /* one process for each GPU, by torchrun */
     spdl_cuda_desc slots = spdl_cuda_desc();
+    spdl_error error;
     spdl_cuda *cuda;
     slots.slot_bytes = BATCH * sizeof(Window);
-    slots.device = SPDL_CUDA_LOCAL_RANK; /* one process for each GPU, by torchrun, mpirun or srun */
-    slots.host_slots = -1;               /* everything is sent from where it is */
-    slots.keep_host = true;
-    if (spdl_cuda_open(&cuda, &slots) != SPDL_OK) return 1;
-    const int failed = run(cuda);
+    slots.device = rank != NULL ? SPDL_CUDA_ORDINAL(atoi(rank)) : 0;
+    slots.error = &error;
+    if (spdl_cuda_open(&cuda, &slots) != SPDL_OK)
+        return puts(error.text) < 0 || error.result != SPDL_E_NOT_FOUND; /* no GPU: no show */
+    const bool trained = run(cuda);
     spdl_cuda_close(cuda);
-    return failed;
+    return !trained;
 }

@@ -62,7 +62,7 @@ SPDL_FN(read_ahead, void, int) {
 static bool measure(const char *loop, spdl_next_fn next, void *source) {
     static spdl_headspace_report report;
     const spdl_headspace_desc desc = { .next = next, .source = source, .step = step,
-                                       .free_item = free, .run_steps = STEPS, .seconds = 3 };
+                                       .free_item = free, .run_steps = STEPS, .seconds = 8 };
     const spdl_result result = spdl_headspace(&desc, &report);
     printf("%-10s %6.0f steps/s, %6.0f if loading cost nothing\n%10s %s\n", loop, report.today,
            report.ceiling, "", result == SPDL_OK ? report.text : spdl_result_text(result));

@@ -1,13 +1,14 @@
-/* The loader in processes of its own: batches lie in shared memory, and the trainer reads them
-   where they were written. A child that is killed is started again at the very next batch, an item
-   that crashes its process twice is left out, and the trainer sees the same numbers as ever.
+/* The loader in a process of its own: batches lie in shared memory, and the trainer reads them
+   where they were written. A child that is killed is started again at the very next batch; a run
+   that stops goes on from a line of text, with a loader or without; the trainer sees the same
+   numbers as ever.
 
        cc -O2 -I. examples/loader_process.c -o loader_process -lpthread
 
-       ./loader_process            three children, nothing happens to them
-       ./loader_process kill       every 20 batches one of them is killed
-       ./loader_process poison     the image of number 137 makes its stage crash
-       ./loader_process again      as the first, but the processes run this program once more */
+       ./loader_process            nothing happens to it
+       ./loader_process kill       every 20 batches it is killed
+       ./loader_process resume     after half of the batches another loader goes on
+       ./loader_process poison     the image of number 137 makes its stage crash */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 
@@ -21,10 +22,9 @@ enum { IMAGES = 640, BATCH = 4, PIXELS = 64 * 64 };
 
 static bool poison;
 
-/* The number is all there is to know; spdl_sequence(task) is that among all children. Each of them
-   comes to the end at another number: >=. */
+/* The number is all there is to know. */
 SPDL_FN(list, void, uint64_t) {
-    if (spdl_sequence(task) >= IMAGES) return SPDL_END;
+    if (spdl_sequence(task) == IMAGES) return SPDL_END;
     *out = (uint64_t *)spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
     **out = spdl_sequence(task);
@@ -59,46 +59,54 @@ static uint64_t step(uint64_t model, const image *images, size_t count) {
     return model;
 }
 
+static spdl_loader *open_loader(void) {
+    spdl_loader_desc desc = { 0 };
+    spdl_loader *loader;
+    spdl_error error;
+    desc.name = "loader_process";
+    desc.pipeline.workers = 2;
+    desc.max_restarts = poison ? 1 : 50;
+    desc.hang_timeout = 10;
+    desc.error = &error;
+    if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
+            SPDL_SOURCE(list, .item_bytes = sizeof(uint64_t)),
+            SPDL_PIPE(decode, .concurrency = 2),
+            SPDL_BATCH(BATCH, .item_bytes = sizeof(image)),
+            SPDL_SINK(2))) == SPDL_OK) return loader;
+    fprintf(stderr, "%s\n", error.text);
+    exit(1);
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
-    spdl_loader_desc desc = { 0 };
+    char text[SPDL_STATE_BYTES];
+    const char *const texts[] = { text };
     spdl_loader_status status;
     spdl_loader_batch batch;
     spdl_loader *loader;
     spdl_error error;
     spdl_result result;
     uint64_t model = 0, images = 0;
-    poison = strcmp(what, "poison") == 0; /* before open: the children know what we knew then */
-    desc.name = "loader_process";
-    desc.children = 3;
-    desc.pipeline.workers = 2;
-    desc.max_restarts = 50;
-    desc.hang_timeout = 10;
-    if (strcmp(what, "again") == 0) desc.start = SPDL_LOADER_EXEC;
-    desc.error = &error;
-    if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
-            SPDL_SOURCE(list, .item_bytes = sizeof(uint64_t)),
-            SPDL_PIPE(decode, .concurrency = 2),
-            SPDL_BATCH(BATCH, .item_bytes = sizeof(image)),
-            SPDL_SINK(2))) != SPDL_OK) {
-        fprintf(stderr, "%s\n", error.text);
-        return 1;
-    }
+    poison = strcmp(what, "poison") == 0; /* before open: the child knows what we knew then */
+    loader = open_loader();
     while ((result = spdl_loader_next(loader, &batch, SPDL_FOREVER)) == SPDL_OK) {
         model = step(model, (const image *)batch.data, batch.count);
         images += batch.count;
         spdl_loader_done(loader, &batch);
-        if (strcmp(what, "kill") == 0 && batch.number % 20 == 10) {
-            spdl_loader_read(loader, &status);
-            if (status.pid[batch.number % 3] > 0)
-                kill((pid_t)status.pid[batch.number % 3], SIGKILL);
-        }
+        spdl_loader_read(loader, &status);
+        if (strcmp(what, "kill") == 0 && batch.number % 20 == 10 && status.pid > 0)
+            kill((pid_t)status.pid, SIGKILL);
+        if (strcmp(what, "resume") != 0 || batch.number != IMAGES / BATCH / 2) continue;
+        if (spdl_loader_save(loader, text, sizeof text) < 0) return puts(text), 1;
+        spdl_loader_close(loader); /* the end of this run; text is beside the model */
+        loader = open_loader();
+        if (spdl_loader_load(loader, texts, 1, SPDL_FOREVER, &error) != SPDL_OK)
+            return puts(error.text), 1;
     }
     spdl_loader_read(loader, &status);
     if (result != SPDL_END) fprintf(stderr, "%s\n", spdl_loader_error(loader)->text);
-    printf("%llu images, model %016llx; started again %s, left out: %d\n",
-           (unsigned long long)images, (unsigned long long)model,
-           status.restarts > 0 ? "and again" : "never", status.quarantined);
+    printf("%llu images, model %016llx; started again %s\n", (unsigned long long)images,
+           (unsigned long long)model, status.restarts > 0 ? "and again" : "never");
     spdl_loader_close(loader);
     return result != SPDL_END;
 }

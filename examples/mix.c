@@ -1,5 +1,6 @@
 /* mix.c - two pipelines are mixed into one stream, three items of the first for each of the second,
-   until both have ended: as a language model reads web pages and books.
+   until both have ended: as a language model reads web pages and books. A source that blocks, as
+   this one may, has a thread of its own.
 
    Build:  cc -O2 -I. examples/mix.c -o mix -lpthread
    Run:    ./mix */
@@ -32,25 +33,47 @@ static spdl_pipeline *open_texts(char *kind) {
     return p;
 }
 
+/* The source of the mixture asks the next functions of both: in turn as their shares say, and the
+   other one when the first has ended. */
+typedef struct Mix {
+    spdl_pipeline *from[2];
+    int share[2], taken[2];
+    bool ended[2];
+} Mix;
+
+SPDL_FN(take_next, void, Text) {
+    Mix *mix = (Mix *)spdl_ctx(task);
+    for (;;) {
+        /* the one that is further behind its share */
+        int i = mix->taken[1] * mix->share[0] < mix->taken[0] * mix->share[1];
+        spdl_result result;
+        if (mix->ended[i]) i = !i;
+        if (mix->ended[i]) return SPDL_END;
+        while ((result = SPDL_NEXT(mix->from[i], out, SPDL_SECONDS(0.05))) == SPDL_TIMEOUT)
+            if (spdl_stopping(task)) return SPDL_SKIP;
+        if (result < 0) return spdl_fail(task, "%s", spdl_pipeline_error(mix->from[i])->text);
+        mix->taken[i]++;
+        if (result == SPDL_OK) return SPDL_OK;
+        mix->ended[i] = true;
+    }
+}
+
 int main(void) {
     static char web[] = "web", book[] = "book";
-    spdl_pipeline *from_web = open_texts(web), *from_books = open_texts(book), *mix;
+    Mix mix = { .from = { open_texts(web), open_texts(book) }, .share = { 3, 1 } };
+    spdl_pipeline *p;
     Text *text;
     int taken = 0;
-    if (spdl_pipeline_create(&mix, NULL, SPDL_STAGES(
-            SPDL_PATH("web", .weight = 3),
-                SPDL_FROM(Text, spdl_pipeline_next_fn, from_web, .free_item = free),
-            SPDL_PATH("book", .weight = 1),
-                SPDL_FROM(Text, spdl_pipeline_next_fn, from_books, .free_item = free),
-            SPDL_MERGE(.merge_order = SPDL_MERGE_WEIGHTED),
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
+            SPDL_SOURCE(take_next, .ctx = &mix, .threads = 1, .free_item = free),
             SPDL_SINK(4))) != SPDL_OK) return 1;
-    for (; SPDL_NEXT(mix, &text, SPDL_FOREVER) == SPDL_OK; taken++) {
+    for (; SPDL_NEXT(p, &text, SPDL_FOREVER) == SPDL_OK; taken++) {
         puts(text->line);
         free(text);
     }
-    if (spdl_pipeline_failed(mix)) puts(spdl_pipeline_error(mix)->text);
-    spdl_pipeline_destroy(mix); /* before those it takes from */
-    spdl_pipeline_destroy(from_books);
-    spdl_pipeline_destroy(from_web);
+    if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text);
+    spdl_pipeline_destroy(p); /* before those it takes from */
+    spdl_pipeline_destroy(mix.from[1]);
+    spdl_pipeline_destroy(mix.from[0]);
     return taken == 18 ? 0 : 1;
 }

@@ -66,9 +66,9 @@ static share open_share(int trainer, const checkpoint *c) {
     const char *texts[RANKS];
     share s = { NULL, NULL };
     spdl_sampler_desc order = { .order = SPDL_SAMPLE_SHUFFLED, .count = images, .seed = 1998,
-                                .draws = images / GLOBAL * GLOBAL, .data_hash = hash,
+                                .draws = images / GLOBAL * GLOBAL,
                                 .ranks = { trainer, trainers }, .error = &error };
-    spdl_pipeline_desc desc = { .workers = 2, .seed = 1998, .error = &error };
+    spdl_pipeline_desc desc = { .workers = 2, .seed = 1998, .data_hash = hash, .error = &error };
     for (int i = 0; i < c->world; i++) texts[i] = c->of[i].at;
     if (spdl_sampler_create(&s.sampler, &order) != SPDL_OK
         || spdl_pipeline_create(&s.p, &desc, SPDL_STAGES(
@@ -125,13 +125,15 @@ static double learn(model *net, const sample *batch, int count, MPI_Comm comm) {
 /* Rank 0 names the stage, of all ranks, that was waited for the longest. */
 static void name_straggler(const spdl_stats *mine) {
     spdl_stats *all = (spdl_stats *)calloc((size_t)world, sizeof *all);
-    int stage = 0, who;
+    const spdl_stage_stats *most = &all[0].stage[0];
+    int who = 0;
     MPI_Gather(mine, sizeof *mine, MPI_BYTE, all, sizeof *mine, MPI_BYTE, 0, MPI_COMM_WORLD);
-    who = spdl_stats_straggler(all, world, &stage);
-    if (rank == 0 && who >= 0)
-        printf("straggler: rank %d, stage '%s', waited for %.0f ms of %.0f\n", who,
-               all[who].stage[stage].name, (double)all[who].stage[stage].exposed_ns / 1e6,
-               (double)all[who].elapsed_ns / 1e6);
+    for (int i = 0; rank == 0 && i < world; i++)
+        for (int k = 0; k < all[i].stage_count; k++)
+            if (all[i].stage[k].exposed_ns > most->exposed_ns) most = &all[who = i].stage[k];
+    if (rank == 0 && most->exposed_ns > 0)
+        printf("straggler: rank %d, stage '%s', waited for %.0f ms of %.0f\n", who, most->name,
+               (double)most->exposed_ns / 1e6, (double)all[who].elapsed_ns / 1e6);
     free(all);
 }
 

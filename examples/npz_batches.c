@@ -50,12 +50,10 @@ static void samples_free(void *item) {
 SPDL_FN(check, spdl_npz_bundle, Samples) {
     const spdl_npz_array *images = spdl_npz_bundle_find(in, "images");
     const spdl_npz_array *labels = spdl_npz_bundle_find(in, "labels");
-    if (!images || !labels) return spdl_fail(task, "no arrays 'images' and 'labels'");
-    if (images->info.kind != 'u' || images->info.itemsize != 1 || images->info.fortran_order ||
-        labels->info.kind != 'u' || labels->info.itemsize != 1 ||
-        images->info.count != labels->info.count * PIXELS)
-        return spdl_fail(task, "images are %s and labels %s", images->info.descr,
-                         labels->info.descr);
+    spdl_error error;
+    if (spdl_npz_expect(images, "u1", 3, (uint64_t[]){ 0, 8, 8 }, &error) != SPDL_OK ||
+        spdl_npz_expect(labels, "u1", 1, images->info.shape, &error) != SPDL_OK)
+        return spdl_fail(task, "%s", error.text);
     if ((*out = malloc(sizeof **out)) == NULL) return SPDL_E_NOMEM;
     **out = (Samples){ in, images->data, labels->data, (size_t)labels->info.count };
     spdl_take(task); /* the bundle is the samples' now */

@@ -31,7 +31,8 @@ static spdl_result copy(const spdl_npz *npz, size_t index, spdl_npz_writer *writ
     void *data = malloc((size_t)info.bytes + 1); /* that there is none, the next call reports */
     result = spdl_npz_read(npz, index, data, (size_t)info.bytes, error);
     if (result == SPDL_OK)
-        result = spdl_npz_write(writer, spdl_npz_name(npz, index), &info, data, error);
+        result = spdl_npz_write(writer, spdl_npz_name(npz, index), info.descr, info.ndim,
+                                info.shape, data, error);
     free(data);
     return result;
 }

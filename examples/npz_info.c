@@ -1,5 +1,5 @@
-/* npz_info.c - prints name, type, shape, order and size of every array in .npz and .npy files,
-   after reading each to its end, checksum included. With --json one object per array and line.
+/* npz_info.c - prints name, type, shape and size of every array in .npz and .npy files, after
+   reading each to its end, checksum included. With --json one object per array and line.
 
    Build:  cc -O2 -I. examples/npz_info.c -o npz_info -lpthread
    Run:    ./npz_info [--json] FILE... */
@@ -38,37 +38,30 @@ static spdl_result read_array(const spdl_npz *npz, size_t index, const spdl_npy_
     return result;
 }
 
-static void print_json(const char *path, const char *name, const spdl_npy_info *info,
-                       const spdl_npz_member *member) {
-    static const char *const crc[] = { "none", "unchecked", "good", "bad" };
+static void print_json(const char *path, const char *name, const spdl_npy_info *info) {
     printf("{\"file\": ");
     print_json_string(path);
     printf(", \"name\": ");
     print_json_string(name);
-    printf(", \"kind\": \"%c\", \"byte_order\": \"%c\", \"itemsize\": %" PRIu64 ", \"descr\": ",
-           info->kind, info->byte_order, info->itemsize);
+    printf(", \"kind\": \"%c\", \"itemsize\": %" PRIu64 ", \"descr\": ", info->kind,
+           info->itemsize);
     print_json_string(info->descr);
     print_shape(info->shape, info->ndim, ", \"shape\": [", "], ");
-    printf("\"fortran_order\": %s, \"bytes\": %" PRIu64 ", \"stored\": %s, \"file_bytes\": %" PRIu64
-           ", \"crc\": \"%s\", \"duplicates\": %u}\n",
-           info->fortran_order ? "true" : "false", info->bytes, member->stored ? "true" : "false",
-           member->file_bytes, crc[member->crc_state], (unsigned)member->duplicates);
+    printf("\"bytes\": %" PRIu64 ", \"stored\": %s}\n", info->bytes,
+           info->stored ? "true" : "false");
 }
 
 static spdl_result print_array(const spdl_npz *npz, const char *path, size_t index, bool json,
                                spdl_error *error) {
-    spdl_npz_member member;
     spdl_npy_info info;
     spdl_result result = spdl_npz_info(npz, index, &info, error);
     if (result == SPDL_OK) result = read_array(npz, index, &info, error);
-    if (result == SPDL_OK) result = spdl_npz_stat(npz, index, &member);
     if (result != SPDL_OK) return result;
-    if (json) print_json(path, spdl_npz_name(npz, index), &info, &member);
+    if (json) print_json(path, spdl_npz_name(npz, index), &info);
     if (json) return SPDL_OK;
     printf("  %-16s %-8s ", spdl_npz_name(npz, index), info.descr);
     print_shape(info.shape, info.ndim, "(", info.ndim == 1 ? ",)" : ")");
-    printf(" %s %s %" PRIu64 " bytes\n", info.fortran_order ? "Fortran" : "C",
-           member.stored ? "stored" : "deflated", info.bytes);
+    printf(" %s, %" PRIu64 " bytes\n", info.stored ? "stored" : "deflated", info.bytes);
     return SPDL_OK;
 }
 

@@ -1,9 +1,9 @@
-/* stats_report.c - which stage is slow, four ways: a table, JSON lines, a page with plots, and the
-   numbers in a callback. Nothing of it is needed: SPDL_STATS=1 and SPDL_REPORT=run.html do the same
-   for any program that uses the library.
+/* stats_report.c - which stage is slow, three ways: a table, JSON lines, which a page draws, and
+   the numbers in a callback. Nothing of it is needed: SPDL_STATS=1 and SPDL_REPORT=run.jsonl do the
+   same for any program that uses the library.
 
    Build:  cc -O2 -I. examples/stats_report.c -o stats_report -lpthread
-   Run:    ./stats_report, then open run.html in a browser; `tail -n 1 run.jsonl` for the last line.
+   Run:    ./stats_report, then drop run.jsonl on examples/data/report.html in a browser.
 
    The loader of a training: files are read, decoded and scaled, eight make a batch. Halfway through
    the decoding gets slower, as with larger pictures: look for it in the plots. */
@@ -76,9 +76,7 @@ int main(void) {
     report.every = 1;
     report.table = true;
     report.json = "run.jsonl";
-    report.html = "run.html";
     report.report_fn = on_report;
-    report.length = FILES / BATCH;
     desc.workers = 8;
     desc.name = "pictures";
     desc.report = &report;

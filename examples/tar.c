@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
             SPDL_FILES(files),
             SPDL_TAR(NULL),
             SPDL_PIPE(add_up, .concurrency = 2),
-            SPDL_SINK(4))) != SPDL_OK) return 1;
+            SPDL_SINK(4))) != SPDL_OK) return spdl_files_close(files), 1;
     for (; SPDL_NEXT(p, &member, SPDL_FOREVER) == SPDL_OK; spdl_record_free(member))
         printf("%zu %llu %s\n", member->bytes, (unsigned long long)member->offset, member->name);
     const bool failed = spdl_pipeline_failed(p); /* the log has said why */

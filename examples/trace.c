@@ -1,7 +1,7 @@
 /* trace.c - what every worker did when: a trace of a small loader, for Perfetto (ui.perfetto.dev)
    or chrome://tracing, with spans of its own inside of calls and of the trainer's steps, and where
-   the time of each stage went; its rows are drawn first. The stages do what their names say to
-   numbers that stand for images; reading only waits.
+   the time of each stage went. The stages do what their names say to numbers that stand for images;
+   reading only waits.
 
    Build:  cc -O2 -g -fno-omit-frame-pointer -I. examples/trace.c -o trace -lpthread
    Run:    ./trace [file]
@@ -33,7 +33,6 @@ SPDL_FN(list_images, void, image) {
 /* Stands for a read from a disk that answers after 1 ms. */
 SPDL_FN(read_image, image, image) {
     poll(NULL, 0, 1);
-    spdl_report_bytes(task, sizeof(*in), sizeof(*in));
     *out = in;
     return SPDL_OK;
 }
@@ -88,11 +87,8 @@ int main(int argc, char **argv) {
     spdl_pipeline *pipeline;
     spdl_stats stats;
     uint64_t images = 0;
-    char drawing[500];
     bool failed;
     sums *batch;
-    spdl_rows_text(SPDL_TABLE(rows), drawing, sizeof(drawing));
-    printf("%s\n", drawing);
     if (spdl_pipeline_create(&pipeline, &desc, SPDL_TABLE(rows)) != SPDL_OK) return 1;
     while (SPDL_NEXT(pipeline, &batch, SPDL_FOREVER) == SPDL_OK) {
         spdl_pipeline_trace_begin(pipeline, "step");

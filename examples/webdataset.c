@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
         return fprintf(stderr, "webdataset: %s\n", error.text), 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_FILES(files),
-            SPDL_TAR(&grouped, .concurrency = 2, .buffer_size = 16),
+            SPDL_TAR(&grouped, .buffer_size = 16),
             SPDL_PIPE(decode, .concurrency = 2),
             SPDL_BATCH(BATCH, .item_bytes = sizeof(Example)),
             SPDL_SINK(3))) != SPDL_OK) return 1;

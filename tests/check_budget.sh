@@ -8,12 +8,12 @@
 
 # row, case of budget_ring.c, goal, limit
 budgets="
-    instructions_spsc        spsc_single  30  43
-    instructions_spsc_burst  spsc_burst   30  40
-    instructions_spsc_block  spsc_block   38  42
-    instructions_mpmc        mpmc_single  36  53
-    instructions_mpmc_burst  mpmc_burst   36  53
-    instructions_mpmc_block  mpmc_block   44  54
+    instructions_spsc        spsc_single  30  42
+    instructions_spsc_burst  spsc_burst   30  39
+    instructions_spsc_block  spsc_block   38  41
+    instructions_mpmc        mpmc_single  36  52
+    instructions_mpmc_burst  mpmc_burst   36  52
+    instructions_mpmc_block  mpmc_block   44  53
 "
 pairs=6400
 

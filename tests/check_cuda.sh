@@ -65,6 +65,11 @@ compiles() {
         check "nvcc $define" "$home/bin/nvcc" -x cu -Werror all-warnings -I. $define -c \
             -o "$scratch/cu.o" tests/cuda_link.c
     done
+    for example in examples/cuda_*.cu; do
+        check "nvcc $example" "$home/bin/nvcc" -Werror all-warnings -I. -c -o "$scratch/cu.o" \
+            "$example"
+        check "$example has at most 160 lines" test "$(wc -l <"$example")" -le 160
+    done
     check "nvcc cuda_kit.cu" "$home/bin/nvcc" -Werror all-warnings -Itests -c -o "$scratch/kit.o" \
         tests/cuda_kit.cu
     check "tests for a device" for_device tests \
@@ -171,6 +176,6 @@ elif ! command -v valgrind >/dev/null 2>&1; then
 elif [ -x build/cuda/gcc/tests ]; then
     TEST_TIMEOUT=300 suite valgrind valgrind -q --error-exitcode=99 --leak-check=full \
         --show-leak-kinds=definite --errors-for-leak-kinds=definite --fair-sched=yes \
-        build/cuda/gcc/tests cuda. cuda_sim. cuda_back.o cuda_back.a_r cuda_fault.a_ cuda_fault.an_
+        build/cuda/gcc/tests cuda. cuda_sim. cuda_back.o cuda_back.rows cuda_fault.a_ cuda_fault.an_
 fi
 finish

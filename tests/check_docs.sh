@@ -1,30 +1,30 @@
 #!/bin/sh
-# Every public function has a comment directly above it that says what it does, and then has the
-# lines Returns: Threads: Blocks: Owns: in this order. Offenders are named with file and line.
+# Every public function has a comment directly above it that says what it does. Then come, in this
+# order, Returns: if it returns a value, and Threads: Blocks: Owns: where they differ from what the
+# section says. Offenders are named with file and line.
 . "$(dirname "$0")/tally.sh"
 
 for header in spdl.h spdl_cuda.h; do
     awk '
-        function judge(    i, line, k) {
+        function judge(returns,    i, line, k, last) {
             if (!closed) return "no comment directly above"
-            k = 1
             for (i = 1; i <= lines; ++i) {
                 line = text[i]
                 sub(/^[ \/*]*/, "", line)
-                if (k <= 4 && index(line, word[k]) == 1) {
-                    if (k == 1 && i == 1) return "does not say what it does"
-                    if (line ~ /^[A-Z][a-z]*:[ *\/]*$/) return "nothing behind " word[k]
-                    ++k
-                } else if (line ~ /^(Returns|Threads|Blocks|Owns):/) {
-                    return "out of order: " line
-                }
+                if (line !~ /^(Returns|Threads|Blocks|Owns):/) continue
+                if (i == 1 && line !~ /^Returns:/) return "does not say what it does"
+                if (line ~ /^[A-Z][a-z]*:[ *\/]*$/) return "nothing behind " line
+                for (k = 1; index(line, word[k]) != 1;) ++k
+                if (k <= last) return "out of order: " line
+                if (k == 1) returns = 0
+                last = k
             }
-            return k > 4 ? "" : "no line " word[k]
+            return returns ? "no line Returns:" : ""
         }
         BEGIN { split("Returns: Threads: Blocks: Owns:", word, " ") }
         /^#if.*SPDL_(CUDA_)?IMPLEMENTATION/ { exit }
         /^SPDL_API .*\(/ {
-            why = judge()
+            why = judge($0 !~ /^SPDL_API void [^*]*\(/)
             name = $0
             sub(/\(.*/, "", name)
             sub(/.*[ *]/, "", name)

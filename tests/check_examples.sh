@@ -84,6 +84,11 @@ run_example() {
         check "npz_info --json" fails_with 0 '"name": "images", "kind": "u"' \
             ./npz_info --json examples/data/digits_test.npz
         ;;
+    npz_rows)
+        check "npz_rows" fails_with 0 "100 batches, mean of all samples 20" ./npz_rows
+        check "npz_rows on a deflated file" fails_with 1 "deflated: it has no rows to pick" \
+            ./npz_rows examples/data/digits_test.npz
+        ;;
     npz_convert)
         check "npz_convert" fails_with 0 "times as fast" \
             ./npz_convert examples/data/digits_test.npz stored.npz
@@ -145,19 +150,32 @@ run_example() {
         ;;
     loader_process)
         check "loader_process" run ./loader_process
-        for how in kill again; do
+        for how in kill resume; do
             check "loader_process $how trains the same model" fails_with 0 \
                 "$(./loader_process | cut -d';' -f1)" ./loader_process $how
         done
-        check "loader_process poison leaves out one" fails_with 0 "left out: 1" \
-            ./loader_process poison
+        check "loader_process poison names the call" fails_with 1 \
+            "in stage 1 'decode', item 137" ./loader_process poison
+        ;;
+    loaders_in_turn)
+        for n in 1 2 4; do
+            check "loaders_in_turn $n gives the same items" fails_with 0 \
+                "$(./loaders_in_turn | cut -d: -f2)" ./loaders_in_turn $n
+        done
         ;;
     quickstart)
         check "quickstart" run ./quickstart
         check "quickstart with a doctor" fails_with 0 "spdl doctor:" \
             env SPDL_DOCTOR=1 ./quickstart
         ;;
-    autotune) check "autotune" fails_with 0 "concurrency 1 -> 2, because" ./autotune ;;
+    cuda_*)
+        check "run $1 without a device" env SPDL_LIBCUDA=none.so timeout 120 "./$1"
+        [ -e libcudart_sim.so ] ||
+            check "build the stand-in for CUDA" "${CC:-cc}" -O2 -fPIC -shared \
+                -I"$root/tests/cudart_min" "$root/tests/cudart_sim.c" -o libcudart_sim.so -lpthread
+        check "run $1 on it" env SPDL_LIBCUDA="$PWD/libcudart_sim.so" timeout 120 "./$1"
+        ;;
+    autotune) check "autotune" fails_with 0 "best with [48] reads at a time" ./autotune ;;
     *) check "run $1" run "./$1" ;;
     esac
 }

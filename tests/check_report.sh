@@ -1,12 +1,8 @@
 #!/bin/sh
-# The page of the reports. That of spdl.h is examples/data/report.html; and in a browser that is not
-# there to be looked at: what the document holds when its script has run, in light and dark. The
-# pictures stay in build/report/. The browser is Chromium.
+# examples/data/report.html in a browser that is not there to be looked at: what the document holds
+# when its script has drawn the lines of a run, in light and dark. The pictures stay in
+# build/report/. The browser is Chromium.
 . "$(dirname "$0")/tally.sh"
-tests/report_page.sh >"$scratch/made"
-sed -n '/clang-format off: this array is examples/,/clang-format on/p' spdl.h >"$scratch/page"
-check "the page in spdl.h is not examples/data/report.html: make report-page" \
-    cmp "$scratch/made" "$scratch/page"
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 if [ -z "$browser" ]; then
     skip "no Chromium (Debian: apt-get install chromium)"
@@ -40,7 +36,11 @@ how_many() {
 }
 
 open_page() {
-    page=$1
+    page=$1.html
+    sed "/id='data'>/,\$d" examples/data/report.html >"$out/$page"
+    echo "</main><script type='application/json' id='data'>" >>"$out/$page"
+    cat "$out/$1.jsonl" >>"$out/$page"
+    { echo '</script><script>'; sed "1,/id='data'>/d" examples/data/report.html; } >>"$out/$page"
     browse --dump-dom "file://$out/$page" >"$scratch/whole"
     # without the script and its data, which have all the words, too
     awk '{ at = index($0, "<script type="); print at ? substr($0, 1, at - 1) : $0 } at { exit }' \
@@ -49,15 +49,16 @@ open_page() {
 }
 
 check "the program is built" ${CC:-cc} -O1 -o "$scratch/report_page" tests/report_page.c -lpthread
-check "the pages are written" "$scratch/report_page" "$out"
+check "the lines are written" "$scratch/report_page" "$out"
 
-open_page slow.html
-in_page "the verdict stands on top" "stage 2 'decode' was busy"
+open_page slow
+in_page "the verdict stands on top" "The consumer waited"
+in_page "the doctor is drawn" '<h2>Doctor</h2>'
 in_page "the title says what it is" "<title>pictures"
 check "one stage is the limit" [ "$(how_many '<div class="stage limit"')" -eq 1 ]
 in_page "it is the slow one" '<div class="stage limit" title="decode">'
 in_page "its row is marked" '<tr class="limit"><td>decode</td>'
-check "a box for each stage and the trainer" [ "$(how_many '<div class="stage')" -eq 6 ]
+check "a box for each stage and the consumer" [ "$(how_many '<div class="stage')" -eq 6 ]
 check "an arrow for each edge" [ "$(how_many '<div class="edge"')" -eq 5 ]
 check "eight charts" [ "$(how_many '<div class="card chart">')" -eq 8 ]
 check "lines in them" [ "$(how_many 'fill="none"')" -ge 22 ]
@@ -71,31 +72,22 @@ for scheme in 1:light 0:dark; do
 done
 check "light and dark differ" sh -c '! cmp -s "$1/light.png" "$1/dark.png"' sh "$out"
 
-open_page hostile.html
+open_page hostile
 in_page "names are text" '&lt;img id=bad&gt;&amp;amp;'
 not_in_page "and no elements" '<img'
 in_page "bytes that are no UTF-8 are replaced" "$(printf 'a\tb\357\277\275\342\202\254')"
 check "one heading of the first rank" [ "$(how_many '<h1')" -eq 1 ]
 
-open_page one.html
-in_page "it says that it has no plots" "No plots: nothing was sampled"
+open_page one
+in_page "it says that it has no plots" "No plots: they need four lines"
 check "the flow is there" [ "$(how_many '<div class="stage')" -eq 6 ]
 
-open_page feed.html
-in_page "requests made way" 'requests made way: '
+open_page feed
+in_page "requests were dropped" 'requests were dropped: '
 in_page "a tile for what answers take" '<span>answer p99</span>'
 in_page "and in the flow" '<div class="stage" title="answers">'
-check "no chart of a trainer" [ "$(how_many '<div class="card chart">')" -eq 7 ]
-not_in_page "nor a word" trainer
+check "no chart of a consumer" [ "$(how_many '<div class="card chart">')" -eq 7 ]
 not_in_page "no number went wrong" NaN
 not_in_page "nothing is undefined" undefined
 
-open_page doctor.html
-in_page "the doctor's verdict is text" "<h1>'&lt;img id=bad&gt;' limits.</h1>"
-not_in_page "and no element" '<img'
-check "a bar for each experiment and each end of a trial, and the rounds" \
-    [ "$(how_many '<svg width')" -eq 6 ]
-check "a dot for each round" [ "$(how_many '<circle')" -eq 2 ]
-in_page "a bar ends where it should" '<rect x="0.0%" y="2" width="40.9%" height="10" class="base">'
-check "a picture" browse --screenshot="$out/doctor.png" "file://$out/doctor.html"
 finish

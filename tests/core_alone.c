@@ -7,6 +7,7 @@
 #define SPDL__INLINE SPDL__UNUSED static inline
 #define SPDL__NOINLINE SPDL__UNUSED static
 #define SPDL__PREFETCHES
+typedef uint64_t spdl__word64;
 #define SPDL_CACHE_LINE 64
 #define SPDL_TEST_POINT(id) ((void)(id))
 
@@ -30,7 +31,7 @@ static void *core_copy(void *to, const void *from, size_t bytes) {
 HELPERS(uint32_t, 32)
 HELPERS(uint64_t, )
 
-SPDL__PRIVATE bool spdl__cas(uint64_t *p, uint64_t *expected, uint64_t desired) {
+SPDL__PRIVATE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
     if (*p == *expected) {
         *p = desired;
         return true;
@@ -38,14 +39,9 @@ SPDL__PRIVATE bool spdl__cas(uint64_t *p, uint64_t *expected, uint64_t desired) 
     *expected = *p;
     return false;
 }
-SPDL__PRIVATE bool spdl__cas_relaxed(uint64_t *p, uint64_t *expected, uint64_t desired) {
-    return spdl__cas(p, expected, desired);
-}
 SPDL__PRIVATE uint64_t spdl__min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 SPDL__PRIVATE void spdl__prefetch_write(const void *p) { (void)p; }
-SPDL__PRIVATE void spdl__barrier_light(bool asymmetric) { (void)asymmetric; }
-SPDL__PRIVATE void spdl__barrier_heavy(bool asymmetric) { (void)asymmetric; }
 SPDL__PRIVATE void spdl__barrier_quick(void) {}
 
 #include "ring_core.inc"

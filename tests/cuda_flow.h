@@ -35,10 +35,9 @@ static inline void flow_quiet(spdl_log_level level, const char *text, void *user
     (void)user, (void)level, (void)text;
 }
 
-static inline spdl_cuda_desc flow_desc(spdl_cuda_backend backend, size_t slot_bytes) {
+static inline spdl_cuda_desc flow_desc(size_t slot_bytes) {
     spdl_cuda_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.backend = backend;
     desc.slot_bytes = slot_bytes;
     desc.logger.log_fn = flow_log;
     return desc;
@@ -55,55 +54,78 @@ static inline spdl_cuda *flow_open(const spdl_cuda_desc *desc) {
     return cuda;
 }
 
+static inline spdl_cuda_stats flow_stats(const spdl_cuda *cuda) {
+    spdl_cuda_stats stats;
+    spdl_cuda_get_stats(cuda, &stats);
+    return stats;
+}
+
 /* ---- one batch ---- */
 
-/* Work that reads the batch: a kernel, or on the CPU the caller itself. */
+/* Work that reads the batch. */
 static inline void flow_read(const spdl_cuda_batch *batch, spdl_cuda_stream stream, uint64_t seed) {
-    if (spdl_cuda_on_cpu(batch->cuda))
-        CHECK_EQ(kit_differ(batch->dev, batch->bytes, seed), 0);
-    else kit_check(stream, batch->dev, batch->bytes, seed);
+    kit_check(stream, batch->dev, batch->bytes, seed);
 }
 
 /* Bytes of a batch, behind the work on a stream that it is ready on. */
 static inline spdl_result flow_peek(const spdl_cuda_batch *batch, size_t offset, void *to,
                                     size_t bytes, spdl_cuda_stream stream) {
     const char *from = (const char *)batch->dev + offset;
-    if (spdl_cuda_on_cpu(batch->cuda)) {
-        memcpy(to, from, bytes);
-        return SPDL_OK;
-    }
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream) == 0 &&
                    cudaStreamSynchronize((cudaStream_t)stream) == 0
                ? SPDL_OK
                : SPDL_E_CUDA;
 }
 
-static inline spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_host **host, size_t bytes,
+/* A block of the allocator, as a batch of a pipeline is one: something in front of slot_bytes. */
+enum { FLOW_HEAD = 64 };
+
+static inline void flow_block_free(void *data) {
+    char *block = (char *)data - FLOW_HEAD;
+    spdl_cuda *cuda = *(spdl_cuda **)(void *)block;
+    const spdl_allocator from = spdl_cuda_allocator(cuda);
+    from.free_fn(block, FLOW_HEAD + cuda->desc.slot_bytes, from.user);
+}
+
+static inline void *flow_block(spdl_cuda *cuda) {
+    const spdl_allocator from = spdl_cuda_allocator(cuda);
+    char *block =
+        (char *)from.alloc_fn(FLOW_HEAD + cuda->desc.slot_bytes, FLOW_HEAD, from.user);
+    if (block == NULL) return NULL;
+    *(spdl_cuda **)(void *)block = cuda;
+    return block + FLOW_HEAD;
+}
+
+/* Known bytes in a block, as a view that gives it back. */
+static inline spdl_result flow_fill(spdl_cuda *cuda, spdl_cuda_view *view, size_t bytes,
                                     uint64_t seed) {
-    const uint64_t shape = bytes;
-    void *data = NULL;
-    spdl_result result = spdl_cuda_host_get(cuda, host, SPDL_FOREVER);
-    if (result != SPDL_OK) return result;
-    result = spdl_cuda_host_add(*host, "bytes", "u1", 1, &shape, &data);
-    CHECK_EQ(result, SPDL_OK);
-    if (result != SPDL_OK) return result;
+    void *data = flow_block(cuda);
+    memset(view, 0, sizeof *view);
+    if (data == NULL) return SPDL_E_NOMEM;
     kit_fill(data, bytes, seed);
-    (*host)->user = (void *)(uintptr_t)seed;
+    view->data = view->item = data;
+    view->bytes = bytes;
+    view->user = (void *)(uintptr_t)seed;
+    view->release = flow_block_free;
     return SPDL_OK;
 }
 
-/* A batch through a slot, read on one stream. */
-static inline spdl_result flow_batch(spdl_cuda *cuda, spdl_cuda_stream stream, size_t bytes,
-                              uint64_t seed) {
-    spdl_cuda_host *host = NULL;
-    spdl_cuda_batch batch;
-    spdl_result result = flow_fill(cuda, &host, bytes, seed);
+static inline spdl_result flow_send(spdl_cuda *cuda, spdl_cuda_batch *batch, size_t bytes,
+                                    uint64_t seed, int64_t timeout_ns) {
+    spdl_cuda_view view;
+    spdl_result result = flow_fill(cuda, &view, bytes, seed);
     if (result != SPDL_OK) return result;
-    result = spdl_cuda_send(host, &batch, SPDL_FOREVER);
-    if (result != SPDL_OK) {
-        spdl_cuda_host_free(host);
-        return result;
-    }
+    result = spdl_cuda_send(cuda, &view, batch, timeout_ns);
+    if (result != SPDL_OK) flow_block_free(view.item);
+    return result;
+}
+
+/* A batch there, read on one stream. */
+static inline spdl_result flow_batch(spdl_cuda *cuda, spdl_cuda_stream stream, size_t bytes,
+                                     uint64_t seed) {
+    spdl_cuda_batch batch;
+    spdl_result result = flow_send(cuda, &batch, bytes, seed, SPDL_FOREVER);
+    if (result != SPDL_OK) return result;
     CHECK_EQ((uintptr_t)batch.user, seed);
     result = spdl_cuda_ready(&batch, stream);
     if (result == SPDL_OK) {
@@ -112,6 +134,21 @@ static inline spdl_result flow_batch(spdl_cuda *cuda, spdl_cuda_stream stream, s
     }
     if (result != SPDL_OK) spdl_cuda_batch_free(&batch);
     return result;
+}
+
+/* Whether all that was put on a stream is done, at the latest in timeout_ns. */
+static inline bool flow_idle(void *stream, int64_t timeout_ns) {
+    const uint64_t until = spdl_time_ns() + (uint64_t)timeout_ns;
+    while (cudaStreamQuery((cudaStream_t)stream) != cudaSuccess) {
+        if (spdl_time_ns() >= until) return false;
+        usleep(1000);
+    }
+    return true;
+}
+
+/* All that was sent has come back. */
+static inline void flow_reap(spdl_cuda *cuda) {
+    while (spdl_cuda_reap(cuda, SPDL_FOREVER) == SPDL_OK) {}
 }
 
 /* ---- an arena, and a source that makes batches in it ---- */
@@ -260,6 +297,112 @@ static inline spdl_result flow_train(spdl_cuda_iter *it, spdl_cuda_stream stream
     }
     return result;
 }
+
+/* ---- rows that answer each item: as in examples/cuda_infer.cu ---- */
+
+/* What stages fill, in memory of the allocator. */
+typedef struct flow_filled {
+    uint64_t seed, bytes;
+    unsigned char data[4096];
+} flow_filled;
+
+typedef struct flow_answers {
+    spdl_cuda *cuda;
+    void *stream;
+    uint64_t kernel_ns, fails_at; /* this launch fails, from 1; 0: none */
+    spdl_ring *pending;
+    pthread_t thread;
+} flow_answers;
+
+typedef struct flow_call {
+    spdl_deferred call;
+    spdl_cuda_output *out;
+} flow_call;
+
+static inline spdl_result flow_failed(spdl_task *task, spdl_cuda *cuda) {
+    spdl_error error;
+    spdl_cuda_error(cuda, &error);
+    return spdl_fail(task, "%.*s", (int)sizeof error.text - 1, error.text);
+}
+
+/* One call at a time, so outputs are taken in the order of the items. */
+SPDL_FN(flow_launch, flow_filled, spdl_cuda_output) {
+    flow_answers *a = (flow_answers *)spdl_ctx(task);
+    const spdl_cuda_view view = { in->data, in->bytes, (void *)(uintptr_t)in->seed,
+                                  spdl_buffer_free, in };
+    spdl_cuda_output *answer = NULL;
+    spdl_cuda_batch batch;
+    spdl_result result = SPDL_TIMEOUT;
+    while (result == SPDL_TIMEOUT && !spdl_stopping(task))
+        result = spdl_cuda_output_get(a->cuda, a->stream, &answer, SPDL_SECONDS(0.02));
+    if (result == SPDL_TIMEOUT) return SPDL_SKIP;
+    if (result != SPDL_OK) return flow_failed(task, a->cuda);
+    if (a->fails_at == in->seed + 1) {
+        spdl_cuda_output_free(answer);
+        return spdl_fail(task, "launch %d failed", (int)in->seed);
+    }
+    result = spdl_cuda_send(a->cuda, &view, &batch, SPDL_FOREVER);
+    if (result == SPDL_OK) {
+        spdl_take(task); /* `release` frees it, once it has been read */
+        answer->bytes = batch.bytes;
+        answer->user = batch.user;
+        result = spdl_cuda_ready(&batch, a->stream);
+        if (result == SPDL_OK && a->kernel_ns > 0) kit_spin(a->stream, a->kernel_ns);
+        if (result == SPDL_OK) kit_invert(a->stream, answer->dev, batch.dev, batch.bytes);
+        spdl_cuda_batch_free(&batch);
+    }
+    if (result == SPDL_OK) result = spdl_cuda_output_send(answer);
+    *out = answer;
+    if (result == SPDL_OK) return SPDL_OK;
+    spdl_cuda_output_free(answer);
+    return flow_failed(task, a->cuda);
+}
+
+SPDL_FN(flow_arrive, spdl_cuda_output, spdl_cuda_output) {
+    flow_answers *a = (flow_answers *)spdl_ctx(task);
+    const flow_call call = { spdl_defer(task), in };
+    CHECK_EQ(spdl_ring_push(a->pending, &call, SPDL_FOREVER), SPDL_OK);
+    return SPDL_PENDING;
+}
+
+static inline void *flow_answers_run(void *arg) {
+    flow_answers *a = (flow_answers *)arg;
+    flow_call call;
+    spdl_error error;
+    while (spdl_ring_pop(a->pending, &call, SPDL_FOREVER) == SPDL_OK) {
+        if (spdl_cuda_output_wait(call.out, SPDL_FOREVER) == SPDL_OK) {
+            CHECK_EQ(spdl_complete(call.call, SPDL_OK, call.out), SPDL_OK);
+            continue;
+        }
+        spdl_cuda_error(a->cuda, &error);
+        CHECK_EQ(spdl_complete_fail(call.call, "%s", error.text), SPDL_OK);
+    }
+    return NULL;
+}
+
+static inline void flow_answers_open(flow_answers *a, spdl_cuda *cuda, void *stream) {
+    const spdl_ring_desc desc = { .capacity = 64, .item_bytes = sizeof(flow_call) };
+    int tries;
+    memset(a, 0, sizeof *a);
+    a->cuda = cuda;
+    a->stream = stream;
+    for (tries = 0; tries < 2 && a->pending == NULL; ++tries)
+        (void)spdl_ring_create(&a->pending, &desc);
+    REQUIRE(a->pending != NULL);
+    if (pthread_create(&a->thread, NULL, flow_answers_run, a) != 0)
+        REQUIRE(pthread_create(&a->thread, NULL, flow_answers_run, a) == 0);
+}
+
+static inline void flow_answers_close(flow_answers *a) {
+    spdl_ring_close(a->pending);
+    pthread_join(a->thread, NULL);
+    spdl_ring_destroy(a->pending, NULL, NULL);
+}
+
+#define FLOW_ROWS(answers)                                                                         \
+    SPDL_PIPE(flow_launch, .ctx = (answers), .free_item = spdl_cuda_output_free),                  \
+        SPDL_PIPE(flow_arrive, .ctx = (answers), .deferred = true, .concurrency = 4,               \
+                  .free_item = spdl_cuda_output_free)
 
 /* ---- a child process ---- */
 

@@ -24,12 +24,10 @@
     }
 
 CALL(Init, "", (unsigned flags), (flags))
-CALL(DriverGetVersion, "", (int *version), (version))
 CALL(GetErrorString, "", (int error, const char **text), ((CUresult)error, text))
 CALL(DeviceGetCount, "", (int *count), (count))
 CALL(DeviceGet, "", (int *device, int ordinal), ((CUdevice *)device, ordinal))
 CALL(DeviceGetName, "", (char *name, int bytes, int device), (name, bytes, (CUdevice)device))
-CALL(DeviceTotalMem, "_v2", (size_t *bytes, int device), (bytes, (CUdevice)device))
 CALL(DeviceGetAttribute, "", (int *value, int attribute, int device),
      (value, (CUdevice_attribute)attribute, (CUdevice)device))
 CALL(DevicePrimaryCtxRetain, "", (void **context, int device),
@@ -54,14 +52,10 @@ CALL(EventDestroy, "_v2", (void *event), ((CUevent)event))
 CALL(EventRecord, "", (void *event, void *stream), ((CUevent)event, (CUstream)stream))
 CALL(EventQuery, "", (void *event), ((CUevent)event))
 CALL(EventSynchronize, "", (void *event), ((CUevent)event))
-CALL(EventElapsedTime, "", (float *ms, void *start, void *end),
-     (ms, (CUevent)start, (CUevent)end))
 CALL(MemAlloc, "_v2", (uint64_t *memory, size_t bytes), ((CUdeviceptr *)(void *)memory, bytes))
 CALL(MemFree, "_v2", (uint64_t memory), ((CUdeviceptr)memory))
 CALL(MemHostRegister, "_v2", (void *memory, size_t bytes, unsigned flags), (memory, bytes, flags))
 CALL(MemHostUnregister, "", (void *memory), (memory))
-CALL(PointerGetAttribute, "", (void *value, int attribute, uint64_t memory),
-     (value, (CUpointer_attribute)attribute, (CUdeviceptr)memory))
 CALL(MemcpyHtoDAsync, "_v2", (uint64_t to, const void *from, size_t bytes, void *stream),
      ((CUdeviceptr)to, from, bytes, (CUstream)stream))
 CALL(MemcpyDtoHAsync, "_v2", (void *to, uint64_t from, size_t bytes, void *stream),
@@ -78,6 +72,6 @@ _Static_assert((int)CU_EVENT_BLOCKING_SYNC == SPDL__CU_BLOCKING_SYNC, "flags");
 _Static_assert((int)CU_EVENT_DISABLE_TIMING == SPDL__CU_DISABLE_TIMING, "flags");
 _Static_assert(CU_MEMHOSTREGISTER_PORTABLE == SPDL__CU_PORTABLE, "flags");
 _Static_assert(CU_MEMHOSTREGISTER_READ_ONLY == SPDL__CU_READ_ONLY, "flags");
-_Static_assert((int)CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == SPDL__CU_ATTR_MAJOR, "attr");
 _Static_assert((int)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID == SPDL__CU_ATTR_NUMA_NODE, "attr");
-_Static_assert((int)CU_POINTER_ATTRIBUTE_MEMORY_TYPE == SPDL__CU_POINTER_TYPE, "attr");
+_Static_assert((int)CUDA_ERROR_OUT_OF_MEMORY == SPDL__CU_OUT_OF_MEMORY, "errors");
+_Static_assert((int)CUDA_ERROR_STREAM_CAPTURE_IMPLICIT == SPDL__CU_IMPLICIT, "errors");

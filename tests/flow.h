@@ -1,6 +1,6 @@
-/* flow.h - what the tests of a pipeline's flow share: stages that make many of one, gather and pass on, and
-   trainers that do not know the order, or take epoch by epoch. Included once in a test file, in
-   place of the header itself. */
+/* flow.h - what the tests of a pipeline's flow share: stages that make many of one, gather and
+   pass on, and trainers that do not know the order, or take epoch by epoch. Included once in a
+   test file, in place of the header itself. */
 #ifndef FLOW_H_INCLUDED
 #define FLOW_H_INCLUDED
 

@@ -1,93 +1,98 @@
 /* Feeds any bytes to everything that reads .npy and .npz, as a whole file.
 
    CRCs are verified for one half of the inputs only: few changed files would get past them. The
-   length also picks the side of the guard page, and whether arrays are converted. */
+   length also picks the side of the guard page. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "fuzz.h"
 
-enum { BLOCK_FILE, BLOCK_OUT, BLOCK_MANY };
-
-#define MANY 4
+enum { BLOCK_FILE, BLOCK_OUT };
 
 /* Reads a member to a block of exactly its size, and looks at every byte of a view. */
-static void use_member(const spdl_npz *npz, size_t index, bool at_end, bool converts) {
+static void use_member(const spdl_npz *npz, size_t index, bool at_end) {
     spdl_npy_info info;
     spdl_error error;
     const void *view = NULL;
     bool aligned = false;
     size_t found = 0;
     uint8_t *out;
-    spdl_npz_member member;
     spdl_result described;
     spdl_result read;
     spdl_result viewed;
     memset(&error, 0, sizeof error);
     described = spdl_npz_info(npz, index, &info, &error);
     FUZZ_CHECK(spdl_npz_find(npz, spdl_npz_name(npz, index), &found) == SPDL_OK);
+    FUZZ_CHECK(found == index);
     FUZZ_CHECK(described <= SPDL_OK && (described == SPDL_OK) == (error.text[0] == '\0'));
     if (described != SPDL_OK) return;
     if (info.bytes > FUZZ_ROOM) return; /* a bomb, told as such */
     out = fuzz_out(BLOCK_OUT, (size_t)info.bytes, at_end);
     read = spdl_npz_read(npz, index, out, (size_t)info.bytes, &error);
     viewed = spdl_npz_view(npz, index, &view, &aligned, NULL);
-    FUZZ_CHECK(spdl_npz_stat(npz, index, &member) == SPDL_OK);
-    if (!member.stored) FUZZ_CHECK(viewed == SPDL_E_UNSUPPORTED);
+    if (!info.stored) FUZZ_CHECK(viewed == SPDL_E_UNSUPPORTED);
     if (viewed != SPDL_OK) return;
     FUZZ_CHECK(aligned == ((uintptr_t)view % 64 == 0));
     if (read == SPDL_OK) FUZZ_CHECK(info.bytes == 0 || memcmp(out, view, (size_t)info.bytes) == 0);
-    FUZZ_CHECK(!converts || !info.fortran_order);
 }
 
-/* The first few at once: each comes out as it does alone. */
-static void use_many(const spdl_npz *npz, bool at_end) {
-    spdl_npz_request requests[MANY];
-    const size_t members = spdl_npz_count(npz);
-    spdl_result first = SPDL_OK;
-    size_t count;
+/* All at once: each comes out as it does alone, and it fails when one of them does. */
+static void use_all(const spdl_npz *npz, const spdl_npz_bundle *bundle, bool at_end) {
     size_t i;
-    memset(requests, 0, sizeof requests);
-    for (i = 0, count = 0; i < members && count < MANY; ++i) {
+    FUZZ_CHECK(bundle->count == spdl_npz_count(npz));
+    for (i = 0; i < bundle->count; ++i) {
+        const spdl_npz_array *a = &bundle->arrays[i];
+        const size_t bytes = (size_t)a->info.bytes;
+        uint8_t *out;
+        FUZZ_CHECK(spdl_npz_bundle_find(bundle, a->name) == a);
+        FUZZ_CHECK((uintptr_t)a->data % 64 == 0);
+        if (bytes > FUZZ_ROOM) continue;
+        out = fuzz_out(BLOCK_OUT, bytes, at_end);
+        FUZZ_CHECK(spdl_npz_read(npz, i, out, bytes, NULL) == SPDL_OK);
+        FUZZ_CHECK(bytes == 0 || memcmp(out, a->data, bytes) == 0);
+    }
+}
+
+static spdl_result read_alone(const spdl_npz *npz, bool at_end) {
+    spdl_result result = SPDL_OK;
+    size_t i;
+    for (i = 0; i < spdl_npz_count(npz) && result == SPDL_OK; ++i) {
         spdl_npy_info info;
-        if (spdl_npz_info(npz, i, &info, NULL) != SPDL_OK || info.bytes > FUZZ_ROOM) continue;
-        requests[count].index = i;
-        requests[count].bytes = (size_t)info.bytes;
-        requests[count].data = fuzz_out(BLOCK_MANY + (int)count, (size_t)info.bytes, at_end);
-        ++count;
+        result = spdl_npz_info(npz, i, &info, NULL);
+        if (result != SPDL_OK || info.bytes > FUZZ_ROOM) return result;
+        result = spdl_npz_read(npz, i, fuzz_out(BLOCK_OUT, (size_t)info.bytes, at_end),
+                               (size_t)info.bytes, NULL);
     }
-    const spdl_result result = spdl_npz_read_many(npz, requests, count, NULL, NULL);
-    for (i = 0; i < count; ++i) {
-        const spdl_npz_request *r = &requests[i];
-        uint8_t *out = fuzz_out(BLOCK_OUT, r->bytes, at_end);
-        const spdl_result alone = spdl_npz_read(npz, r->index, out, r->bytes, NULL);
-        FUZZ_CHECK(alone == r->result);
-        FUZZ_CHECK(alone != SPDL_OK || r->bytes == 0 || memcmp(out, r->data, r->bytes) == 0);
-        if (first == SPDL_OK) first = alone;
-    }
-    FUZZ_CHECK(result == first);
+    return result;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     const bool at_end = (bytes & 2) == 0;
     spdl_npz_desc desc = { 0 };
     spdl_error error;
+    spdl_npz_bundle *bundle = NULL;
     spdl_npz *npz = NULL;
+    uint8_t *file;
     spdl_result result;
     size_t i;
     if (bytes > FUZZ_ROOM) return 0;
     memset(&error, 0, sizeof error);
     desc.error = &error;
-    desc.verify = (bytes & 1) == 0 ? SPDL_NPZ_VERIFY_NONE : SPDL_NPZ_VERIFY_ALL;
-    desc.convert = (bytes & 12) == 0 ? SPDL_NPZ_NATIVE_BYTES | SPDL_NPZ_C_ORDER : 0;
+    desc.no_crc = (bytes & 1) == 0;
     desc.max_bytes = (uint64_t)1 << 26;
-    result = spdl_npz_open_memory(&npz, fuzz_copy(BLOCK_FILE, data, bytes, at_end), bytes, "fuzz",
-                                  &desc);
+    file = fuzz_copy(BLOCK_FILE, data, bytes, at_end);
+    result = spdl_npz_open_memory(&npz, file, bytes, "fuzz", &desc);
     FUZZ_CHECK(result <= SPDL_OK && (result == SPDL_OK) == (error.text[0] == '\0'));
     FUZZ_CHECK((result == SPDL_OK) == (npz != NULL));
     if (npz == NULL) return 0;
-    for (i = 0; i < spdl_npz_count(npz); ++i) use_member(npz, i, at_end, desc.convert != 0);
-    use_many(npz, at_end);
+    for (i = 0; i < spdl_npz_count(npz); ++i) use_member(npz, i, at_end);
+    memset(&error, 0, sizeof error);
+    result = spdl_npz_load_memory(&bundle, file, bytes, "fuzz", &desc);
+    FUZZ_CHECK((result == SPDL_OK) == (error.text[0] == '\0'));
+    FUZZ_CHECK((result == SPDL_OK) == (bundle != NULL));
+    if (bundle != NULL) use_all(npz, bundle, at_end);
+    else if (result != SPDL_E_LIMIT) FUZZ_CHECK(read_alone(npz, at_end) != SPDL_OK);
+    spdl_npz_bundle_free(bundle);
     spdl_npz_close(npz);
     return 0;
 }

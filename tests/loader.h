@@ -68,25 +68,13 @@ SPDL_FN(two_of_three, record, record) {
     return SPDL_OK;
 }
 
-/* With .emits; else one. */
-SPDL_FN(one_to_three, record, record) {
-    if (task->node->row.emits == 0) return copied(task, in, out);
-    for (uint64_t k = 0; k <= in->number % 3; ++k) {
-        record *r = (record *)spdl_buffer(task);
-        if (r == NULL) return SPDL_E_NOMEM;
-        record_make(r, in->number, in->epoch);
-        if (spdl_emit(task, r) != SPDL_OK) return SPDL_E_NOMEM;
-    }
-    return SPDL_OK;
-}
-
 SPDL_FN(batches_pass, spdl_batch, spdl_batch) {
     *out = in;
     return SPDL_OK;
 }
 
 /* What happens to a process at one item. */
-typedef enum fate_how { FAIL, CRASH, ABORT, KILL, EXIT_0, EXIT_17, HANG, STOP, GROW } fate_how;
+typedef enum fate_how { FAIL, CRASH, ABORT, KILL, EXIT_0, EXIT_17, HANG, STOP } fate_how;
 
 typedef struct fate {
     uint64_t at;
@@ -97,12 +85,6 @@ typedef struct fate {
 static inline uint32_t *shared_flag(void) {
     void *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return memory != MAP_FAILED ? (uint32_t *)memory : NULL;
-}
-
-static inline void fate_grow(void) {
-    volatile char *memory = (volatile char *)malloc((size_t)200 << 20);
-    for (size_t i = 0; memory != NULL && i < (size_t)200 << 20; i += 4096) memory[i] = 1;
-    for (;;) pause();
 }
 
 SPDL_FN(meets_its_fate, record, record) {
@@ -120,7 +102,6 @@ SPDL_FN(meets_its_fate, record, record) {
     case EXIT_17: _exit(17);
     case HANG: break;
     case STOP: kill(getpid(), SIGSTOP); break;
-    case GROW: fate_grow();
     }
     for (;;) pause(); /* a signal may come a little later */
 }
@@ -129,12 +110,12 @@ static inline void log_nothing(spdl_log_level level, const char *text, void *use
     (void)level, (void)text, (void)user;
 }
 
-/* By fork, as a sanitizer may have a thread. */
+/* A sanitizer may have a thread. */
 static inline spdl_loader_desc desc_of(int workers) {
     spdl_loader_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.pipeline.workers = workers;
-    desc.start = SPDL_LOADER_FORK;
+    desc.fork_with_threads = true;
     desc.logger.log_fn = log_nothing;
     return desc;
 }
@@ -150,5 +131,4 @@ static inline spdl_loader_desc desc_of(int workers) {
 #ifndef TEST_FAULTS_CAUGHT
 #define TEST_FAULTS_CAUGHT 0
 #endif
-#define TEST_SANITIZED_BYTES ((uint64_t)TEST_FAULTS_CAUGHT << 27)
 #endif

@@ -15,8 +15,8 @@ cd "$(dirname "$0")/.." || exit 1
 # FUNCTION | TEXT | REPLACEMENT: the first place of the text in the function
 logic='
 spdl__os_event_wake | spdl__add32(&event->word, 1); | (void)0;
-spdl__ring_wake | waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)n | (int)n
-spdl__ring_wake | waiting & SPDL__RING_CLOSING ? SPDL__ALL : (int)n | 1
+spdl__ring_wake | waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n | (int)n
+spdl__ring_wake | waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n | 1
 spdl_ring_close | &ring->pushes, SPDL__RING_WAITING | &ring->pushes, 1
 spdl__mpmc_claim | (raw & SPDL__RING_MARK) == 0 | true
 spdl__mpmc_claim | && seen == raw) return 0; | ) return 0;
@@ -24,61 +24,38 @@ spdl__mpmc_push_n | & SPDL__RING_MARK ? SPDL_CLOSED : SPDL_FULL | ? SPDL_FULL : 
 spdl__mpmc_pop_n | if (!spdl__ring_closed(ring)) return SPDL_EMPTY; | (void)0;
 spdl__mpmc_pop_n | return at >= | return true || at >=
 spdl__mpmc_pop_n | at + ring->index_mask + 1 | at + ring->index_mask + 2
-spdl__ring_closed | SPDL__RING_CLOSED | SPDL__RING_CLOSING
 spdl__ring_core_close | (void)spdl__or(&ring->tail, SPDL__RING_MARK) | (void)0
-spdl__ring_core_close | SPDL__RING_CLOSING); | SPDL__RING_CLOSING | SPDL__RING_CLOSED);
-spdl__ring_core_close | if (spsc) spdl__store_relaxed(&ring->limit, 0); | (void)spsc;
+spdl__ring_core_close | ring->limit = 0; | (void)0;
 spdl__ring_core_close | (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSED) | (void)0
-spdl__spsc_settle | spdl__store_relaxed(&ring->limit, 0); | (void)0;
-spdl__spsc_settle | || end > tail | || false
-spdl__spsc_settle | || end > tail | || true
-spdl__spsc_publish | spdl__ring_closing(ring) ? | false ?
-spdl__spsc_push_n | if (spdl__ring_closing(ring)) return SPDL_CLOSED; | (void)0;
-spdl__spsc_reserve | if (spdl__ring_closing(ring)) return SPDL_CLOSED; | (void)0;
-spdl__spsc_commit | if (spdl__ring_closing(ring)) return SPDL_CLOSED; | (void)0;
-spdl__spsc_look | if (closed && head >= spdl__load(&ring->end)) return SPDL_CLOSED; | (void)0;
-spdl__spsc_look | if (!closed) return SPDL_EMPTY; | (void)0;
-spdl__spsc_look | ring->quick_pops = false; | (void)0;
-spdl__spsc_look | if (!spdl__cas(&ring->end, &end, head)) ring->tail_seen = end; | (void)end;
-spdl__spsc_look | ring->tail_seen = end; | (void)0;
-spdl__spsc_look | ring->tail_seen = end; | ring->tail_seen = end + 1;
+spdl__spsc_push_n | if (spdl__ring_closed(ring)) return SPDL_CLOSED; | (void)0;
+spdl__spsc_pop_n | closed = spdl__ring_closed(ring); | (void)0;
+spdl__spsc_pop_n | return closed ? | return spdl__ring_closed(ring) ?
 spdl__spsc_room | return spdl__min(n, ring->head_seen | return spdl__min(n, 1 + ring->head_seen
 spdl__spsc_push_n | next + spdl__min(room, | next + 1 + spdl__min(room,
 spdl__mpmc_at | < ring->capacity | <= ring->capacity
 spdl__ring_quick_pop | head + ring->index_mask + 1 | head + 1
-spdl__ring_totals | spdl__min(tail, spdl__load(&ring->end)) | tail
 spdl__ring_sleep | &side->event, word, | &side->event, spdl__load32(&side->event.word),
 spdl__ring_sleep | result = spdl__ring_attempt(call); | result = SPDL_EMPTY;
 spdl__ring_sleep | spdl__sub32(side->waiting, 1); | (void)0;
-spdl__ring_quick_pushed | spdl__spsc_settle(core, spdl__load_relaxed(&core->tail) - 1, 1) | SPDL_OK
-spdl_ring_try_push | SPDL__LIKELY(waiting == 0) ? SPDL_OK : | true ? SPDL_OK :
-spdl_ring_push | SPDL__LIKELY(waiting == 0) ? SPDL_OK : | true ? SPDL_OK :
+spdl_ring_try_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
+spdl_ring_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
 '
 
 # KEY | REASON
 survivors='
-spdl__spsc_look: load 1 | only compared, nothing is read after it
-spdl__spsc_look: cas 1 | the producer that loses to it reads nothing after it
 spdl__mpmc_claim: load 2 | only compared; a claim loads the stamp again
 spdl__mpmc_claim: logic 2 | full or empty a moment ago; one about to sleep looks after a barrier
 spdl__mpmc_pop_n: load 1 | only compared, and acquired with CLOSED
-spdl__ring_core_close: or 1 | the barrier and the release of CLOSED come after it
-spdl__ring_core_close: or32 1 | the barrier and the release of CLOSED come after it
-spdl__ring_core_close: or32 2 | the heavy barrier comes before it, what lies between is compared
-spdl__ring_wake: add 1 | a counter
-spdl__ring_wait: add 1 | a counter
-spdl__ring_wait: add 2 | a counter
+spdl__ring_core_close: or 1 | the release of CLOSED comes after it
 spdl__os_event_wake: add32 1 | a thread that reads it does a heavy barrier before the next look
-spdl__ring_totals: load 1 | counts are bounded whatever the pair; this one is only closer
-spdl__ring_totals: load 2 | counts are bounded whatever the pair; this one is only closer
-spdl__ring_totals: load 3 | counts are bounded whatever the pair; this one is only closer
-spdl__ring_totals: load 4 | only compared
-spdl__ring_try: store32 1 | SPDL_DEBUG only, orders nothing
+spdl__ring_inside: load 1 | counts are bounded whatever the pair; this one is only closer
+spdl__ring_inside: load 2 | counts are bounded whatever the pair; this one is only closer
+spdl__ring_inside: load 3 | only compared
+spdl__ring_leave: store32 1 | SPDL_DEBUG only, orders nothing
 spdl__ring_sleep: load32 1 | the heavy barrier after it acquires as well
 spdl__ring_sleep: add32 1 | the heavy barrier comes after it
 spdl__ring_sleep: sub32 1 | a number, nothing after it
 spdl__ring_sleep: sub32 2 | a number, nothing after it
-spdl__ring_sleep: add 1 | a counter
 '
 
 helpers='

@@ -217,47 +217,33 @@ static bool can_be_files() {
                                                    { nullptr, nullptr, nullptr }, nullptr };
     spdl_pipeline_desc desc = {};
     spdl_files *files = nullptr;
-    spdl_lines *lines = nullptr;
     spdl_pipeline *p = nullptr;
     uint64_t count = 0;
     void *item;
     desc.workers = 1;
-    if (spdl_files_open(&files, __FILE__, nullptr) != SPDL_OK ||
-        spdl_lines_open(&lines, files, nullptr) != SPDL_OK)
-        return false;
+    if (spdl_files_open(&files, __FILE__, nullptr) != SPDL_OK) return false;
     const spdl_stage stages[] = {
 #if __cplusplus >= 202002L
         SPDL_FILES(files, .continuous = false),
-        SPDL_LINES(&short_lines, .concurrency = 2),
+        SPDL_LINES(&short_lines, .name = "short"),
 #else
         SPDL_FILES(files).with_continuous(false),
-        SPDL_LINES(&short_lines).with_concurrency(2),
+        SPDL_LINES(&short_lines).with_name("short"),
 #endif
         SPDL_SINK(3),
     };
     const spdl_stage others[] = { SPDL_FILES_AT(files), SPDL_TOKENS(nullptr),
-                                  SPDL_TOKENS_AT(nullptr), SPDL_LINES_AT(lines),
-                                  SPDL_TAR(nullptr) };
+                                  SPDL_TOKENS16_AT(nullptr), SPDL_TAR(nullptr) };
     if (others[0].ctx != files || others[1].kind != SPDL_KIND_SOURCE || others[1].again ||
-        others[3].free_item != spdl_record_free || others[4].free_state != spdl_records_close ||
-        !others[4].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
+        others[3].free_item != spdl_record_free || others[3].free_state != spdl_records_close ||
+        !others[3].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
         return false;
     for (; spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK; ++count)
         spdl_record_free(item);
-    const bool right = count == spdl_lines_count(lines) && count > 100;
+    const bool right = count > 100;
     spdl_pipeline_destroy(p);
-    spdl_lines_close(lines);
     spdl_files_close(files);
     return right;
-}
-
-static bool can_be_drawn() {
-    char text[1000], same[1000];
-    const int length = spdl_rows_text(SPDL_TABLE(fed), text, sizeof text);
-    return length > 0 && spdl_rows_text(fed, same, sizeof same) == length &&
-           std::strcmp(text, same) == 0 &&
-           spdl_rows_text(SPDL_STAGES(SPDL_SOURCE(count), SPDL_SINK(2)), text, sizeof text) > 0 &&
-           std::strcmp(text, " 0  source  count\n 1  sink  buffer_size 2\n") == 0;
 }
 
 /* The items of a sampler, as before C++20 and since. */
@@ -287,7 +273,7 @@ static bool can_be_sampled() {
 
 int main() {
     return can_be_sampled() && runs(0) && can_be_fed() && can_be_mixed() && can_be_files() &&
-                   can_be_drawn() && alive == 0
+                   alive == 0
                ? 0
                : 1;
 }

@@ -368,9 +368,9 @@ static void what_waits_can_be_left_at_any_point(void) {
 
 /* --- merges in the order of the branch --- */
 
-/* A random table with branches in branches, and what a sequential run makes of it. The lower bits of
-   a value are the number of the item, counted through all epochs; the upper ones say which rows it
-   has passed. */
+/* A random table with branches in branches, and what a sequential run makes of it. The lower bits
+   of a value are the number of the item, counted through all epochs; the upper ones say which rows
+   it has passed. */
 enum { ID_BITS = 20, SHAPE_ROWS = 30, NOBODY = -1 };
 
 typedef enum step_kind { STEP, BRANCH, PATH, MERGE } step_kind;
@@ -587,7 +587,8 @@ static const int many[] = { 0, 1, 2, 4, 16 };
 
 enum { ROUNDS = TEST_SANITIZED ? 4 : 12 };
 
-/* The order, and all that is in it, is that of a sequential run: any table, any number of workers. */
+/* The order, and all that is in it, is that of a sequential run: any table, any number of
+   workers. */
 static void any_table_is_as_a_sequential_run(void) {
     chaos_on();
     for (uint64_t round = 0; round < ROUNDS; ++round) {
@@ -602,8 +603,8 @@ static void any_table_is_as_a_sequential_run(void) {
     }
 }
 
-/* Failures anywhere: in a path, in several, in branches, above and below. The first in order is told,
-   after all that comes before it. */
+/* Failures anywhere: in a path, in several, in branches, above and below. The first in order is
+   told, after all that comes before it. */
 static void any_table_fails_as_a_sequential_run(void) {
     chaos_on();
     for (uint64_t round = 0; round < 2 * ROUNDS; ++round) {
@@ -713,7 +714,8 @@ static void dropped_items_fill_no_path(void) {
         item *it = NULL;
         spdl_pipeline *p =
             START(crowds[i], COUNT_TO(4000), BY_VALUE_OF(2, 900), SPDL_PATH("even"),
-                  FOLLOW(.plus = 0), SPDL_PIPE(drops_but_first), SPDL_BRANCH(pass_on, .buffer_size = 3),
+                  FOLLOW(.plus = 0), SPDL_PIPE(drops_but_first),
+                  SPDL_BRANCH(pass_on, .buffer_size = 3),
                   SPDL_PATH("stands", .buffer_size = 1), HELD(h), SPDL_PATH("free"), SPDL_MERGE(),
                   SPDL_PATH("odd", .buffer_size = 900), SPDL_MERGE(), SPDL_SINK(1));
         for (int looks = 0; looks < 30; ++looks)
@@ -819,7 +821,8 @@ SPDL_FN(any_row, void, void) {
     return SPDL_OK;
 }
 
-/* Each item of a path has to make one result or none, in order; else the merge takes what is ready. */
+/* Each item of a path has to make one result or none, in order; else the merge takes what is
+   ready. */
 static void rows_that_have_no_order_are_refused_in_paths(void) {
     const spdl_stage merge = SPDL_MERGE(), ready = MERGE_READY;
     const struct {

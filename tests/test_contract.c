@@ -928,11 +928,11 @@ static void one_call_hangs(spot where) {
     bool helped;
     the_house = &h;
     desc.logger.log_fn = hears;
-#define OPEN .concurrency = 2, .max_concurrency = 4, .output_order = SPDL_ORDER_COMPLETION
+#define OPEN .concurrency = 4, .output_order = SPDL_ORDER_COMPLETION
     h.p = begin_with(desc, SPDL_STAGES(SPDL_FEED(item, .free_item = frees, .buffer_size = 8),
                                        SPDL_PIPE(first, OPEN),
                                        SPDL_PIPE(hands_in, .deferred = true, .concurrency = 6,
-                                                 .max_concurrency = 6, .buffer_size = 8,
+                                                 .buffer_size = 8,
                                                  .output_order = SPDL_ORDER_COMPLETION),
                                        SPDL_PIPE(last, OPEN, .max_failures = -1), SPDL_SINK(8)));
     helped = house_gets_stuck(&h, &helper);
@@ -952,7 +952,7 @@ static void one_push_hangs(void) {
     pthread_t producer;
     the_house = &h;
     h.p = BEGIN(2, SPDL_FEED(item, .free_item = frees, .buffer_size = 4, .drop_oldest = true),
-                SPDL_PIPE(first, .max_concurrency = 4), SPDL_PIPE(last, OPEN), SPDL_SINK(8));
+                SPDL_PIPE(first, .concurrency = 4), SPDL_PIPE(last, OPEN), SPDL_SINK(8));
 #undef OPEN
     (void)house_push(&h);
     while (stats_of(h.p, 1).in_flight == 0) sleep_us(50);

@@ -1,11 +1,13 @@
-/* Result texts, the version and the clock. */
+/* Result texts, the version, the clock, memory and locks. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "test.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 static void result_texts_are_told(void) {
 #define SAME(name, value, text)                                                                    \
@@ -100,6 +102,82 @@ static void timeouts_are_nanoseconds(void) {
     CHECK_EQ(SPDL_SECONDS(0), 0);
 }
 
+/* Structs with 64-bit words that are atomic are made so, on 32-bit processors, too. */
+static void memory_is_aligned_to_8(void) {
+    const spdl_allocator usual = { NULL, NULL, NULL };
+    for (size_t bytes = 1; bytes < 100; ++bytes) {
+        void *memory = spdl__alloc(&usual, bytes, 1);
+        REQUIRE(memory != NULL);
+        CHECK_EQ((uintptr_t)memory % 8, 0);
+        memset(memory, 0, bytes);
+        spdl__free(&usual, memory, bytes);
+    }
+    CHECK_EQ(offsetof(spdl__ring_core, tail) % 8, 0);
+    CHECK_EQ(offsetof(spdl__ring_core, head) % 8, 0);
+}
+
+/* --- locks --- */
+
+typedef struct locked {
+    spdl__os_event parked;
+    uint32_t lock[2];
+    long count[2]; /* under the lock of the same index */
+} locked;
+
+static void *count_under_locks(void *arg) {
+    locked *l = (locked *)arg;
+    const int rounds = TEST_SANITIZED ? 2000 : 20000;
+    for (int i = 0; i < rounds; ++i) {
+        const int k = i & 1;
+        spdl__lock(&l->lock[k], &l->parked);
+        ++l->count[k];
+        if (i % 64 == 0) sched_yield();
+        spdl__unlock(&l->lock[k], &l->parked);
+    }
+    return NULL;
+}
+
+static void locks_exclude_and_wake(void) {
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    locked l;
+    memset(&l, 0, sizeof l);
+    REQUIRE(spdl__os_event_init(&l.parked));
+    for (int i = 0; i < THREADS; ++i)
+        REQUIRE(pthread_create(&threads[i], NULL, count_under_locks, &l) == 0);
+    for (int i = 0; i < THREADS; ++i) pthread_join(threads[i], NULL);
+    CHECK_EQ(l.count[0] + l.count[1], THREADS * (TEST_SANITIZED ? 2000 : 20000));
+    CHECK_EQ(l.lock[0] + l.lock[1], 0);
+    spdl__os_event_fini(&l.parked);
+}
+
+/* Returns the processor time that the wait took. */
+static void *wait_for_the_lock(void *arg) {
+    locked *l = (locked *)arg;
+    uint64_t before, after;
+    spdl__os_thread_times(NULL, NULL, &before, NULL);
+    spdl__lock(&l->lock[0], &l->parked);
+    spdl__os_thread_times(NULL, NULL, &after, NULL);
+    spdl__unlock(&l->lock[0], &l->parked);
+    l->count[0] = (long)(after - before);
+    return NULL;
+}
+
+static void a_held_lock_is_waited_for_asleep(void) {
+    pthread_t thread;
+    locked l;
+    memset(&l, 0, sizeof l);
+    REQUIRE(spdl__os_event_init(&l.parked));
+    spdl__lock(&l.lock[0], &l.parked);
+    REQUIRE(pthread_create(&thread, NULL, wait_for_the_lock, &l) == 0);
+    while (__atomic_load_n(&l.lock[0], __ATOMIC_RELAXED) != 2) usleep(100);
+    usleep(50000);
+    spdl__unlock(&l.lock[0], &l.parked);
+    pthread_join(thread, NULL);
+    CHECK(l.count[0] < 10000000);
+    spdl__os_event_fini(&l.parked);
+}
+
 TEST_TABLE(core) {
     TEST_CASE(result_texts_are_told),
     TEST_CASE(result_signs_tell_errors),
@@ -111,5 +189,8 @@ TEST_TABLE(core) {
     TEST_CASE(time_measures_a_sleep),
     TEST_CASE(time_never_goes_backwards),
     TEST_CASE(timeouts_are_nanoseconds),
+    TEST_CASE(memory_is_aligned_to_8),
+    TEST_CASE(locks_exclude_and_wake),
+    TEST_CASE(a_held_lock_is_waited_for_asleep),
     TEST_END,
 };

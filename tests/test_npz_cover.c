@@ -19,7 +19,7 @@
 /* Calls that fail when they are told to */
 
 typedef enum sys_call {
-    NONE, PREAD, PWRITE, OPEN, FCNTL, MMAP, FSYNC, RENAME, FSTAT, ALLOC
+    NONE, PREAD, PWRITE, OPEN, MMAP, FSYNC, RENAME, FSTAT, ALLOC
 } sys_call;
 typedef enum manner { FAILS, INTERRUPTED, SHORT, NOTHING } manner;
 
@@ -69,10 +69,6 @@ static int faulty_open(const char *path, int flags, ...) {
     return fails(OPEN) ? -1 : open(path, flags, mode);
 }
 
-static int faulty_fcntl(int file, int command, int arg) {
-    return fails(FCNTL) ? -1 : fcntl(file, command, arg);
-}
-
 static void *faulty_mmap(void *at, size_t bytes, int may, int flags, int file, off_t from) {
     return fails(MMAP) ? MAP_FAILED : mmap(at, bytes, may, flags, file, from);
 }
@@ -88,7 +84,6 @@ static int faulty_fstat(int file, struct stat *status) {
 #define pread(...) faulty_pread(__VA_ARGS__)
 #define pwrite(...) faulty_pwrite(__VA_ARGS__)
 #define open(...) faulty_open(__VA_ARGS__, 0)
-#define fcntl(...) faulty_fcntl(__VA_ARGS__)
 #define mmap(...) faulty_mmap(__VA_ARGS__)
 #define fsync(...) faulty_fsync(__VA_ARGS__)
 #define rename(...) faulty_rename(__VA_ARGS__)
@@ -99,7 +94,6 @@ static int faulty_fstat(int file, struct stat *status) {
 #undef pread
 #undef pwrite
 #undef open
-#undef fcntl
 #undef mmap
 #undef fsync
 #undef rename
@@ -147,18 +141,11 @@ typedef struct array {
     uint8_t *data;
 } array;
 
-/* In the order of this machine: the other one is not converted. */
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-#define OWN_FIELDS "[('a', '>i2'), ('b', '>f4')]"
-#else
-#define OWN_FIELDS "[('a', '<i2'), ('b', '<f4')]"
-#endif
-
 static array arrays[ARRAYS] = {
     { "deflated", "|u1", 1, 1, { LARGE, 0 }, false, true, NULL },
     { "swapped", ">i4", 4, 1, { LARGE / 4, 0 }, false, true, NULL },
     { "turned", "<f4", 4, 2, { 300, 250 }, true, false, NULL },
-    { "fields", OWN_FIELDS, 6, 1, { 7, 0 }, false, false, NULL },
+    { "fields", "[('a', '<i2'), ('b', '>f4')]", 6, 1, { 7, 0 }, false, false, NULL },
     { "more", "|u1", 1, 1, { LARGE - 1, 0 }, false, true, NULL },
     { "stored", "|u1", 1, 2, { 100, LARGE / 100 }, false, false, NULL },
 };
@@ -251,26 +238,8 @@ static void folder_remove(void) {
     CHECK(rmdir(folder) == 0); /* nothing else was left in it */
 }
 
-static spdl_npy_info info_of(const array *a) {
-    spdl_npy_info info;
-    memset(&info, 0, sizeof info);
-    snprintf(info.descr, sizeof info.descr, "%s", a->descr);
-    info.ndim = a->ndim;
-    memcpy(info.shape, a->shape, sizeof a->shape);
-    info.fortran_order = a->fortran;
-    return info;
-}
-
-/* Every second array in pieces. */
-static spdl_result write_array(spdl_npz_writer *w, const array *a, bool pieces, spdl_error *error) {
-    const spdl_npy_info info = info_of(a);
-    const size_t bytes = bytes_of(a);
-    spdl_result result;
-    if (!pieces) return spdl_npz_write(w, a->name, &info, a->data, error);
-    result = spdl_npz_begin(w, a->name, &info, error);
-    for (size_t at = 0; at < bytes && result == SPDL_OK; at += 99999)
-        result = spdl_npz_append(w, a->data + at, bytes - at < 99999 ? bytes - at : 99999, error);
-    return result;
+static spdl_result write_array(spdl_npz_writer *w, const array *a, spdl_error *error) {
+    return spdl_npz_write(w, a->name, a->descr, a->ndim, a->shape, a->data, error);
 }
 
 static spdl_result write_all(const char *path, spdl_error *error) {
@@ -282,10 +251,10 @@ static spdl_result write_all(const char *path, spdl_error *error) {
     desc.sync = true;
     result = spdl_npz_create(&w, path, &desc);
     for (int i = 0; i < ARRAYS && result == SPDL_OK; ++i)
-        result = write_array(w, &arrays[i], !arrays[i].deflated, error);
+        result = write_array(w, &arrays[i], error);
     if (result == SPDL_OK) result = spdl_npz_finish(w, error);
     if (w != NULL && result != SPDL_OK)
-        CHECK(spdl_npz_write(w, "x", &(spdl_npy_info){ 0 }, NULL, NULL) != SPDL_OK);
+        CHECK(spdl_npz_write(w, "x", "|u1", 0, NULL, "x", NULL) != SPDL_OK);
     spdl_npz_writer_close(w);
     return result;
 }
@@ -293,22 +262,23 @@ static spdl_result write_all(const char *path, spdl_error *error) {
 /* Writes a member that `file` has stored, deflated if it is to be; its entry of the new directory
    goes to *entry. */
 static uint8_t *put_member(uint8_t *to, uint8_t **entry, uint64_t offset, const spdl_npz *npz,
-                           size_t i, const uint8_t *file) {
+                           size_t i, uint8_t *file) {
     char name[20];
     const size_t name_bytes = (size_t)snprintf(name, sizeof name, "%s.npy", arrays[i].name);
     uint8_t *const body = to + 30 + name_bytes, *at;
-    const uint8_t *from;
-    spdl_npz_member m;
-    size_t bytes;
-    REQUIRE(spdl_npz_stat(npz, i, &m) == SPDL_OK);
-    from = file + m.file_offset + 30;
+    const size_t usize = (size_t)npz->zip.members[i].usize;
+    uint8_t *from = file + npz->zip.members[i].offset + 30;
+    spdl__crc crc;
+    size_t bytes = usize;
     from += spdl__le16(from - 4) + spdl__le16(from - 2);
-    bytes = (size_t)m.bytes;
+    if (arrays[i].fortran) memcpy(strstr((char *)from + 10, "False"), "True ", 5);
+    spdl__crc_init(&crc);
     if (!arrays[i].deflated) memcpy(body, from, bytes);
     else bytes = deflate_zeros(body, 2 * bytes, from, bytes);
     at = spdl__put16(spdl__put32(to, 0x04034b50), 20);
     at = spdl__put32(spdl__put32(at, arrays[i].deflated ? 8 << 16 : 0), 0x00210000);
-    at = spdl__put32(spdl__put32(spdl__put32(at, m.crc), bytes), m.bytes);
+    at = spdl__put32(at, spdl__crc_add(&crc, 0, from, usize));
+    at = spdl__put32(spdl__put32(at, bytes), usize);
     at = spdl__put32(at, name_bytes);
     memcpy(at, name, name_bytes);
     at = spdl__put16(spdl__put32(*entry, 0x02014b50), 20);
@@ -364,10 +334,27 @@ static void outs_free(void) {
     }
 }
 
-static void outs_compare(bool converted) {
+static bool as_written; /* the file is as spdl_npz_write made it, which has C order alone */
+
+/* What is read is what was written: with native bytes and in C order. */
+static bool is_right(int i, const void *read) {
+    const array *a = &arrays[i];
+    const uint8_t *out = (const uint8_t *)read;
+    const bool swapped = a->descr[0] == '>' && SPDL__NPY_HOST_ORDER == '<';
+    bool right = true;
+    for (size_t k = 0; k < bytes_of(a) && right; ++k) {
+        const size_t size = (size_t)a->itemsize, element = k / size, within = k % size;
+        const size_t columns = (size_t)a->shape[1], rows = (size_t)a->shape[0];
+        const size_t turned = a->fortran ? element % columns * rows + element / columns : element;
+        const size_t from = as_written ? element : turned;
+        right = out[k] == a->data[from * size + (swapped ? size - 1 - within : within)];
+    }
+    return right;
+}
+
+static void outs_compare(void) {
     for (int i = 0; i < ARRAYS; ++i)
-        if (!converted || arrays[i].itemsize == 1)
-            CHECK(memcmp(outs[i], arrays[i].data, bytes_of(&arrays[i])) == 0);
+        if (!CHECK(is_right(i, outs[i]))) fprintf(stderr, "%s\n", arrays[i].name);
 }
 
 static void keep(spdl_result *first, spdl_result result) {
@@ -377,56 +364,42 @@ static void keep(spdl_result *first, spdl_result result) {
 static void use_one(const spdl_npz *npz, size_t i, spdl_result *first) {
     const size_t bytes = bytes_of(&arrays[i]);
     spdl_npy_info info;
-    spdl_npz_member member;
     const void *view = NULL;
     keep(first, spdl_npz_info(npz, i, &info, NULL));
-    keep(first, spdl_npz_read(npz, i, outs[i], bytes, NULL));
-    keep(first, spdl_npz_check(npz, i, NULL));
     keep(first, spdl_npz_read_rows(npz, i, 2, 3, outs[i], bytes, NULL));
     keep(first, spdl_npz_view(npz, i, &view, NULL, NULL));
-    CHECK_EQ(spdl_npz_stat(npz, i, &member), SPDL_OK);
+    keep(first, spdl_npz_read(npz, i, outs[i], bytes, NULL));
 }
 
-static void read_together(const spdl_npz *npz, spdl_pool *pool, spdl_result *first) {
-    spdl_npz_request requests[ARRAYS];
+/* Loads all; what was loaded is right. */
+static spdl_result load_all(const char *path, bool no_crc) {
     spdl_error error = { 0 };
-    spdl_result result, one = SPDL_OK;
-    memset(requests, 0, sizeof requests);
-    outs_make();
-    for (size_t i = 0; i < ARRAYS; ++i) {
-        requests[i].index = i;
-        requests[i].data = outs[i];
-        requests[i].bytes = bytes_of(&arrays[i]);
-    }
-    result = spdl_npz_read_many(npz, requests, ARRAYS, pool, &error);
-    for (int i = ARRAYS - 1; i >= 0; --i)
-        if (requests[i].result != SPDL_OK) one = requests[i].result;
-    if (result != SPDL_E_NOMEM) CHECK_EQ(result, one);
+    spdl_npz_desc desc = { 0 };
+    spdl_npz_bundle *bundle = NULL;
+    spdl_result result;
+    desc.allocator = allocator;
+    desc.no_crc = no_crc;
+    desc.error = &error;
+    result = spdl_npz_load(&bundle, path, &desc);
+    CHECK((result == SPDL_OK) == (bundle != NULL));
     CHECK((result == SPDL_OK) == (error.text[0] == 0));
-    keep(first, result);
+    for (int i = 0; i < ARRAYS && result == SPDL_OK; ++i)
+        if (!CHECK(is_right(i, bundle->arrays[i].data))) fprintf(stderr, "%s\n", arrays[i].name);
+    if (result == SPDL_OK) CHECK(spdl_npz_bundle_find(bundle, "stored.npy") == &bundle->arrays[5]);
+    spdl_npz_bundle_free(bundle);
+    return result;
 }
 
-static spdl_result use_all(const char *path, unsigned convert, spdl_npz_verify verify) {
+static spdl_result use_all(const char *path) {
     spdl_npz_desc desc = { 0 };
     spdl_npz *npz = NULL;
-    spdl_npz_bundle *bundle = NULL;
     spdl_result first = SPDL_OK;
-    const int file = open(path, O_RDONLY);
-    REQUIRE(file >= 0);
     desc.allocator = allocator;
-    desc.convert = convert;
-    desc.verify = verify;
-    keep(&first, spdl_npz_open_fd(&npz, file, "a.npz", &desc));
-    close(file);
-    spdl_npz_close(npz);
     keep(&first, spdl_npz_open_file(&npz, path, &desc));
     if (npz == NULL) return first;
     for (size_t i = 0; i < ARRAYS; ++i) use_one(npz, i, &first);
-    read_together(npz, NULL, &first);
     spdl_npz_close(npz);
-    keep(&first, spdl_npz_load(&bundle, path, &desc));
-    if (bundle != NULL) CHECK(spdl_npz_bundle_find(bundle, "stored.npy") != NULL);
-    spdl_npz_bundle_free(bundle);
+    keep(&first, load_all(path, false));
     return first;
 }
 
@@ -452,16 +425,16 @@ static void teardown(void) {
 }
 
 /* Lets the call fail at its first, second, ... time until it is not reached any more. */
-static void reading_survives(sys_call which, manner how, unsigned convert, bool harmless) {
+static void reading_survives(sys_call which, manner how, bool harmless) {
     const long step = TEST_SANITIZED ? 5 : 1;
     for (long at = 1;; at += step) {
         fault_set(which, how, at, 1);
-        const spdl_result result = use_all(path_of("a.npz"), convert, SPDL_NPZ_VERIFY_ALL);
+        const spdl_result result = use_all(path_of("a.npz"));
         const bool reached = fault.count >= at;
         fault.call = NONE;
         if (harmless || !reached) CHECK_EQ(result, SPDL_OK);
         if (!harmless && reached) CHECK(result < 0);
-        if (result == SPDL_OK) outs_compare(convert != 0);
+        if (result == SPDL_OK) outs_compare();
         CHECK_EQ(fault.blocks, 0);
         if (!reached) return;
         REQUIRE(at < 2000);
@@ -470,37 +443,52 @@ static void reading_survives(sys_call which, manner how, unsigned convert, bool 
 
 static void reads_that_fail(void) {
     setup();
-    reading_survives(PREAD, FAILS, 0, false);
-    reading_survives(PREAD, FAILS, SPDL_NPZ_NATIVE_BYTES | SPDL_NPZ_C_ORDER, false);
+    reading_survives(PREAD, FAILS, false);
     teardown();
 }
 
 static void reads_that_end(void) {
     setup();
-    reading_survives(PREAD, NOTHING, 0, false);
+    reading_survives(PREAD, NOTHING, false);
     teardown();
 }
 
 static void reads_that_are_interrupted(void) {
     setup();
-    reading_survives(PREAD, INTERRUPTED, 0, true);
-    reading_survives(PREAD, SHORT, SPDL_NPZ_C_ORDER, true);
+    reading_survives(PREAD, INTERRUPTED, true);
+    reading_survives(PREAD, SHORT, true);
     teardown();
 }
 
 static void memory_that_is_not_there(void) {
     setup();
-    reading_survives(ALLOC, FAILS, 0, false);
-    reading_survives(ALLOC, FAILS, SPDL_NPZ_NATIVE_BYTES | SPDL_NPZ_C_ORDER, false);
+    reading_survives(ALLOC, FAILS, false);
     teardown();
 }
 
 static void other_calls_that_fail(void) {
     setup();
-    reading_survives(MMAP, FAILS, 0, false);
-    reading_survives(FCNTL, FAILS, 0, false);
-    reading_survives(OPEN, FAILS, 0, false);
-    reading_survives(FSTAT, FAILS, 0, false);
+    reading_survives(MMAP, FAILS, false);
+    reading_survives(OPEN, FAILS, false);
+    reading_survives(FSTAT, FAILS, false);
+    teardown();
+}
+
+/* With no_crc a file that cannot be mapped is read. */
+static void loading_that_trusts(void) {
+    setup();
+    CHECK_EQ(load_all(path_of("a.npz"), true), SPDL_OK);
+    fault_set(MMAP, FAILS, 1, 1);
+    CHECK_EQ(load_all(path_of("a.npz"), true), SPDL_OK);
+    CHECK_EQ(fault.count, 1);
+    fault_set(NONE, FAILS, 0, 0);
+    for (long at = 1; at < 20; ++at) {
+        fault_set(ALLOC, FAILS, at, 1);
+        const spdl_result result = load_all(path_of("a.npz"), true);
+        CHECK_EQ(result, fault.count >= at ? SPDL_E_NOMEM : SPDL_OK);
+        CHECK_EQ(fault.blocks, 0);
+    }
+    fault_set(NONE, FAILS, 0, 0);
     teardown();
 }
 
@@ -516,9 +504,9 @@ static void writing_survives(sys_call which, manner how, bool harmless) {
         if (harmless || !reached) CHECK_EQ(result, SPDL_OK);
         if (!harmless && reached) CHECK(result < 0 && error.text[0] != 0);
         CHECK((access(path_of("b.npz"), F_OK) == 0) == (result == SPDL_OK));
-        if (result == SPDL_OK)
-            CHECK_EQ(use_all(path_of("b.npz"), 0, SPDL_NPZ_VERIFY_ALL), SPDL_OK);
-        if (result == SPDL_OK) outs_compare(false);
+        as_written = true;
+        if (result == SPDL_OK) CHECK_EQ(use_all(path_of("b.npz")), SPDL_OK);
+        as_written = false;
         remove(path_of("b.npz"));
         CHECK_EQ(fault.blocks, 0);
         if (!reached) return;
@@ -557,46 +545,6 @@ static void names_that_are_taken(void) {
     teardown();
 }
 
-static void *wait_for_gate(void *gate) {
-    while (__atomic_load_n((int *)gate, __ATOMIC_ACQUIRE) == 0) usleep(1000);
-    return NULL;
-}
-
-static void wait_job(void *gate, int worker, void *local) {
-    (void)worker;
-    (void)local;
-    wait_for_gate(gate);
-}
-
-/* Members of several pieces, side by side and by several workers; also when none can help. */
-static void large_members_together(void) {
-    spdl_npz *npz = NULL;
-    spdl_pool *pool = NULL;
-    spdl_pool_desc desc = { 0 };
-    spdl_npz_desc open_desc = { 0 };
-    int gate = 0;
-    setup();
-    desc.workers = 2;
-    desc.queue_size = 2;
-    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
-    open_desc.allocator = allocator;
-    for (int round = 0; round < 8; ++round) {
-        spdl_result first = SPDL_OK;
-        open_desc.verify = round % 4 == 3 ? SPDL_NPZ_VERIFY_NONE : SPDL_NPZ_VERIFY_READS;
-        open_desc.convert = round % 4 == 2 ? SPDL_NPZ_NATIVE_BYTES : 0;
-        REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), &open_desc) == SPDL_OK);
-        if (round == 4)
-            while (spdl_pool_submit(pool, wait_job, &gate, 0) == SPDL_OK) usleep(1000);
-        read_together(npz, round % 2 == 0 ? pool : NULL, &first);
-        if (round == 4) __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
-        CHECK_EQ(first, SPDL_OK);
-        outs_compare(open_desc.convert != 0);
-        spdl_npz_close(npz);
-    }
-    spdl_pool_destroy(pool);
-    teardown();
-}
-
 /* The byte in the middle of a member is another: its neighbours do not mind. */
 static void damage(const char *path, off_t at) {
     const int file = open(path, O_RDWR);
@@ -607,23 +555,28 @@ static void damage(const char *path, off_t at) {
     close(file);
 }
 
-static void damaged_members_together(void) {
-    spdl_npz *npz = NULL;
-    spdl_npz_member member;
+/* A whole file is refused for it, by its name; others of the archive can be read. */
+static void damaged_members(void) {
     setup();
     for (int k = 0; k < 40; ++k) {
-        spdl_result first = SPDL_OK;
+        spdl_error error = { 0 };
+        spdl_npz_desc desc = { 0 };
+        spdl_npz_bundle *bundle = NULL;
+        spdl_npz *npz = NULL;
         REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), NULL) == SPDL_OK);
-        REQUIRE(spdl_npz_stat(npz, 4, &member) == SPDL_OK && !member.stored);
-        const off_t at = (off_t)(member.file_offset + 200 + (uint64_t)k * 3449 %
-                                                                (member.file_bytes - 300));
+        const spdl__zip_member *m = &npz->zip.members[4];
+        const off_t at = (off_t)(m->offset + 200 + (uint64_t)k * 3449 % (m->csize - 300));
         damage(path_of("a.npz"), at);
-        read_together(npz, NULL, &first);
-        CHECK(first == SPDL_E_CHECKSUM || first == SPDL_E_FORMAT);
-        CHECK(memcmp(outs[0], arrays[0].data, bytes_of(&arrays[0])) == 0);
-        CHECK(memcmp(outs[1], arrays[1].data, bytes_of(&arrays[1])) == 0);
-        CHECK(memcmp(outs[5], arrays[5].data, bytes_of(&arrays[5])) == 0);
-        CHECK(spdl_npz_check(npz, 4, NULL) == first);
+        const spdl_result one = spdl_npz_read(npz, 4, outs[4], bytes_of(&arrays[4]), NULL);
+        CHECK(one == SPDL_E_CHECKSUM || one == SPDL_E_FORMAT);
+        desc.error = &error;
+        CHECK_EQ(spdl_npz_load(&bundle, path_of("a.npz"), &desc), one);
+        CHECK(strstr(error.text, "member 'more': ") != NULL);
+        for (size_t i = 0; i < ARRAYS; ++i) {
+            if (i == 4) continue;
+            CHECK_EQ(spdl_npz_read(npz, i, outs[i], bytes_of(&arrays[i]), NULL), SPDL_OK);
+            CHECK(is_right((int)i, outs[i]));
+        }
         spdl_npz_close(npz);
         damage(path_of("a.npz"), at);
     }
@@ -634,11 +587,7 @@ static void reading_arguments(void) {
     spdl_npz *npz = NULL;
     spdl_npz_bundle *bundle = NULL;
     spdl_npz_desc desc = { 0 };
-    spdl_npz_member member;
-    spdl_npz_request request = { 0, NULL, 0, SPDL_OK };
     setup();
-    CHECK_EQ(spdl_npz_open_fd(NULL, 0, "x", NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_open_fd(&npz, -1, NULL, NULL), SPDL_E_IO);
     CHECK_EQ(spdl_npz_load(&bundle, path_of("none"), NULL), SPDL_E_IO);
     CHECK_EQ(spdl_npz_load(NULL, path_of("a.npz"), NULL), SPDL_E_INVALID);
     CHECK(bundle == NULL && spdl_npz_bundle_find(bundle, "x") == NULL);
@@ -650,47 +599,27 @@ static void reading_arguments(void) {
     CHECK(spdl_npz_bundle_find(bundle, "stored") != NULL);
     CHECK(spdl_npz_bundle_find(bundle, "not stored.npy") == NULL);
     spdl_npz_bundle_free(bundle);
-    desc.max_bytes = 0;
-    desc.max_members = UINT64_MAX;
-    REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), &desc) == SPDL_OK);
+    REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), NULL) == SPDL_OK);
     CHECK_EQ(spdl_npz_find(npz, NULL, NULL), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_npz_find(NULL, "stored", NULL), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_npz_find(npz, "stored", NULL), SPDL_OK);
-    CHECK_EQ(spdl_npz_stat(npz, 0, NULL), SPDL_E_NOT_FOUND);
-    CHECK_EQ(spdl_npz_stat(npz, 99, &member), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_npz_info(npz, 0, NULL, NULL), SPDL_E_INVALID);
     CHECK_EQ(spdl_npz_view(npz, 5, NULL, NULL, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_read_many(npz, NULL, 1, NULL, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_read_many(NULL, &request, 1, NULL, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_read_many(npz, NULL, 0, NULL, NULL), SPDL_OK);
-    CHECK_EQ(spdl_npz_read_many(npz, &request, 1, NULL, NULL), SPDL_E_INVALID);
     spdl_npz_close(npz);
     teardown();
 }
 
 static void writing_arguments(void) {
-    const spdl_npy_info info = info_of(&arrays[0]);
+    const array *a = &arrays[0];
     spdl_npz_write_desc desc = { 0 };
     spdl_npz_writer *w = NULL;
     setup();
-    CHECK_EQ(spdl_npz_create(NULL, path_of("b.npz"), NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_create(&w, NULL, NULL), SPDL_E_INVALID);
-    desc.align = 3;
-    CHECK_EQ(spdl_npz_create(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
-    desc.align = 65536;
-    CHECK_EQ(spdl_npz_create(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
-    desc.align = 0;
     desc.allocator.alloc_fn = faulty_alloc;
     CHECK_EQ(spdl_npz_create(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
     CHECK(w == NULL);
-    CHECK_EQ(spdl_npz_write(w, "x", &info, arrays[0].data, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_append(w, arrays[0].data, 1, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_finish(w, NULL), SPDL_E_INVALID);
+    CHECK_EQ(write_array(w, a, NULL), SPDL_E_INVALID);
     REQUIRE(spdl_npz_create(&w, path_of("b.npz"), NULL) == SPDL_OK);
-    CHECK_EQ(spdl_npz_write(w, NULL, &info, arrays[0].data, NULL), SPDL_E_INVALID);
-    spdl_npz_writer_close(w);
-    REQUIRE(spdl_npz_create(&w, path_of("b.npz"), NULL) == SPDL_OK);
-    CHECK_EQ(spdl_npz_begin(w, "x", NULL, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_write(w, NULL, a->descr, 1, a->shape, a->data, NULL), SPDL_E_INVALID);
     spdl_npz_writer_close(w);
     spdl_npz_writer_close(NULL);
     teardown();
@@ -699,8 +628,8 @@ static void writing_arguments(void) {
 TEST_TABLE(npz_cover) {
     TEST_CASE(reads_that_fail), TEST_CASE(reads_that_end), TEST_CASE(reads_that_are_interrupted),
     TEST_CASE(memory_that_is_not_there), TEST_CASE(other_calls_that_fail),
-    TEST_CASE(writes_that_fail), TEST_CASE(writes_that_are_interrupted),
-    TEST_CASE(names_that_are_taken), TEST_CASE(large_members_together),
-    TEST_CASE(damaged_members_together), TEST_CASE(reading_arguments),
-    TEST_CASE(writing_arguments), TEST_END
+    TEST_CASE(loading_that_trusts), TEST_CASE(writes_that_fail),
+    TEST_CASE(writes_that_are_interrupted), TEST_CASE(names_that_are_taken),
+    TEST_CASE(damaged_members), TEST_CASE(reading_arguments), TEST_CASE(writing_arguments),
+    TEST_END
 };

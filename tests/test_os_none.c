@@ -73,15 +73,14 @@ static void pipelines_without_threads(void) {
     }
 }
 
-/* A row with threads of its own is refused by its name. */
+/* A source with a thread of its own is refused by its name. */
 static void rows_without_threads(void) {
     spdl_error error;
     const spdl_pipeline_desc desc = { .error = &error };
     spdl_pipeline *p;
     CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_SOURCE(count_to_ten, .free_item = free), SPDL_PIPE(twice, .threads = 2),
-        SPDL_SINK(2))), SPDL_E_THREAD);
-    CHECK(strstr(error.text, "'twice': thread 0 of 2 could not be created: there are") != NULL);
+        SPDL_SOURCE(count_to_ten, .free_item = free, .threads = 1), SPDL_SINK(2))), SPDL_E_THREAD);
+    CHECK(strstr(error.text, "stage 0 'count_to_ten' could not be created: there are") != NULL);
 }
 
 static void count_job(void *arg, int worker, void *local) {
@@ -160,16 +159,11 @@ static void write_and_read_back(const spdl_npz_desc *desc) {
     char path[64];
     for (uint64_t count = 3; count < 5; ++count) {
         spdl_npz_write_desc write = { .error = desc->error };
-        spdl_npy_info info = { 0 };
         spdl_npz_writer *writer;
         int32_t back[4] = { 0 };
         spdl_npz *npz;
-        info.ndim = 1;
-        info.shape[0] = count;
-        info.kind = 'i';
-        info.itemsize = sizeof *numbers;
         REQUIRE(spdl_npz_create(&writer, scratch(path, "a.npz"), &write) == SPDL_OK);
-        CHECK_EQ(spdl_npz_write(writer, "a", &info, numbers, NULL), SPDL_OK);
+        CHECK_EQ(spdl_npz_write(writer, "a", "i4", 1, &count, numbers, NULL), SPDL_OK);
         CHECK_EQ(spdl_npz_finish(writer, NULL), SPDL_OK);
         spdl_npz_writer_close(writer);
         REQUIRE(spdl_npz_open_file(&npz, path, desc) == SPDL_OK);
@@ -220,7 +214,7 @@ static void files_without_folders(void) {
     CHECK_EQ(spdl_files_count(files), 2);
     CHECK_EQ(spdl_files_bytes(files, 1), 2 * (strlen(path) + 1));
     REQUIRE(spdl_pipeline_create(&p, &plain, SPDL_STAGES(
-        SPDL_FILES(files), SPDL_LINES(NULL, .concurrency = 2), SPDL_SINK(2))) == SPDL_OK);
+        SPDL_FILES(files), SPDL_LINES(NULL), SPDL_SINK(2))) == SPDL_OK);
     for (; SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK; ++count) {
         CHECK_STR((const char *)line->data, path);
         spdl_record_free(line);
@@ -241,29 +235,17 @@ SPDL_FN(ten_numbers, void, int) {
     return SPDL_OK;
 }
 
-/* A loader has no other process: its pipelines run in calls of next. */
+/* Without processes there is no loader: it says what to do. */
 static void a_loader_without_processes(void) {
-    spdl_loader_desc desc = { .children = 2 };
-    spdl_loader_status status;
-    spdl_loader_batch batch;
-    spdl_loader *l;
-    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
-                SPDL_SOURCE(ten_numbers), SPDL_BATCH(2, .item_bytes = sizeof(int)),
-                SPDL_SINK(1))) == SPDL_OK);
-    spdl_loader_read(l, &status);
-    CHECK_EQ(status.start, SPDL_LOADER_IN_PROCESS);
-    for (int k = 0; k < 2; ++k) {
-        for (int i = 0; i < 5; ++i) {
-            REQUIRE(spdl_loader_next(l, &batch, SPDL_FOREVER) == SPDL_OK);
-            CHECK_EQ(((int *)batch.data)[1], 2 * i + 1);
-            CHECK_EQ(batch.child, i % 2);
-            CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
-        }
-        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_FOREVER), SPDL_END);
-        CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_FOREVER), SPDL_OK);
-    }
-    spdl_loader_close(l);
-    CHECK_EQ(spdl_loader_attach(&l, "none", 1, NULL), SPDL_E_UNSUPPORTED);
+    spdl_loader *l = (spdl_loader *)&l;
+    spdl_error error;
+    spdl_loader_desc desc = { .error = &error };
+    CHECK_EQ(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                 SPDL_SOURCE(ten_numbers), SPDL_BATCH(2, .item_bytes = sizeof(int)),
+                 SPDL_SINK(1))), SPDL_E_UNSUPPORTED);
+    CHECK(l == NULL && strstr(error.text, "create a pipeline of the same rows") != NULL);
+    spdl_loader_close(NULL);
+    CHECK_EQ(spdl_loader_next(NULL, NULL, 0), SPDL_E_INVALID);
 }
 
 TEST_TABLE(os_none) {

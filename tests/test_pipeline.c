@@ -582,38 +582,6 @@ static void a_failure_with_completion_order_ends_it_too(void) {
     }
 }
 
-/* A share of exactly the limit is fine. */
-static spdl_result rate_of(int workers, double rate, long items, int every, int rest) {
-    notes n = { .length = 0 };
-    spdl_pipeline *p = START(workers, COUNT_TO(items),
-                             SPDL_PIPE(follow, FAIL_AT(every, rest), .max_failure_rate = rate),
-                             SPDL_SINK(3));
-    const spdl_result result = take(p, &n, 1000000, " ", note_item);
-    const char *text = spdl_pipeline_error(p)->text;
-    CHECK((strstr(text, "is bad (more than max_failure_rate)") != NULL) == (result != SPDL_END));
-    DONE(p);
-    return result;
-}
-
-static void a_failure_rate_is_a_limit(void) {
-    for (int w = 0; w < 3; ++w) {
-        CHECK_EQ(rate_of(w, 0.1, 1000, 10, 9), SPDL_END);
-        CHECK_EQ(rate_of(w, 0.5, 1000, 2, 1), SPDL_END);
-        CHECK_EQ(rate_of(w, 1, 1000, 1, 0), SPDL_END);
-        CHECK_EQ(rate_of(w, 0.09, 1000, 10, 9), SPDL_E_STAGE);
-        CHECK_EQ(rate_of(w, 0.4, 1000, 2, 1), SPDL_E_STAGE);
-    }
-}
-
-static void a_failure_rate_is_judged_from_100_calls_on(void) {
-    for (int w = 0; w < 3; ++w) {
-        CHECK_EQ(rate_of(w, 0.01, 99, 1, 0), SPDL_END);
-        CHECK_EQ(rate_of(w, 0.01, 100, 1, 0), SPDL_E_STAGE);
-        CHECK_EQ(rate_of(w, 0.01, 100, 50, 49), SPDL_E_STAGE);
-        CHECK_EQ(rate_of(w, 0.02, 100, 50, 49), SPDL_END);
-    }
-}
-
 /* Told also when only `next` is ever called. */
 static void a_source_that_fails_is_no_silent_end(void) {
     for (int w = 0; w < 4; ++w) {
@@ -738,8 +706,6 @@ TEST_TABLE(pipeline) {
     TEST_CASE(a_failure_cuts_the_input_order),
     TEST_CASE(the_failure_that_is_told_is_the_one_that_is_met),
     TEST_CASE(a_failure_with_completion_order_ends_it_too),
-    TEST_CASE(a_failure_rate_is_a_limit),
-    TEST_CASE(a_failure_rate_is_judged_from_100_calls_on),
     TEST_CASE(a_source_that_fails_is_no_silent_end),
     TEST_CASE(a_source_has_a_budget),
     TEST_CASE(a_failure_stops_what_is_in_front),

@@ -23,6 +23,12 @@ static void pool_point(const char *id);
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
 
 static int pool_thread_create(pthread_t *thread, const pthread_attr_t *attributes,
                               void *(*entry)(void *), void *arg) {
@@ -787,6 +793,51 @@ static void idle_burns_nothing(void) {
     spdl_pool_destroy(pool);
 }
 
+#if defined(__linux__)
+/* --- a sandbox as that of Chromium or Android: a system call is trapped, a handler answers --- */
+
+static int traps_handled;
+
+static void on_trap(int number) {
+    (void)number;
+    __atomic_fetch_add(&traps_handled, 1, __ATOMIC_RELAXED);
+}
+
+/* getsid is trapped from here on, for the whole process. */
+static bool sandbox_begins(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsid, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = { sizeof filter / sizeof filter[0], filter };
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_trap;
+    return sigaction(SIGSYS, &action, NULL) == 0 &&
+           prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static void trapped_job(void *arg, int worker, void *local) {
+    (void)arg, (void)worker, (void)local;
+    (void)syscall(SYS_getsid, 0);
+}
+
+static void workers_may_be_trapped_by_a_sandbox(void) {
+    spdl_pool *pool;
+    if (!sandbox_begins()) TEST_SKIP("needs seccomp");
+    pool = pool_of(2, 0);
+    for (int i = 0; i < 4; ++i)
+        CHECK_EQ(spdl_pool_submit(pool, trapped_job, NULL, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_SECONDS(5)), SPDL_OK);
+    CHECK_EQ(get(&traps_handled), 4);
+    spdl_pool_destroy(pool);
+}
+#else
+static void workers_may_be_trapped_by_a_sandbox(void) { TEST_SKIP("of Linux"); }
+#endif
 /* --- pipelines that have nothing to do --- */
 
 /* A client that has so many steps to do, and counts who looks. */
@@ -840,7 +891,8 @@ static void steps_more(const idler *i, uint64_t steps) {
     }
 }
 
-/* How long the workers have worked for this client while there were turns: only then it is timed. */
+/* How long the workers have worked for this client while there were turns: only then it is
+   timed. */
 static uint64_t timed_of(const idler *i, const spdl_pool *pool) {
     uint64_t ns = 0;
     for (int k = 0; k < pool->desc.workers; ++k)
@@ -861,8 +913,8 @@ static void is_alone(const idler *i, const spdl_pool *pool) {
     CHECK_EQ(timed, 0);
 }
 
-/* Beside a busy client nobody looks at those that are idle, nor at the clock; one that gets something
-   to do is visited. */
+/* Beside a busy client nobody looks at those that are idle, nor at the clock; one that gets
+   something to do is visited. */
 static void idle_clients_are_not_visited(void) {
     enum { IDLERS = 12 };
     static idler busy, idle[IDLERS];
@@ -1153,6 +1205,7 @@ TEST_TABLE(pool) {
     TEST_CASE(threads_are_named),
     TEST_CASE(stack_size_is_as_asked),
     TEST_CASE(signals_go_to_the_programs_threads),
+    TEST_CASE(workers_may_be_trapped_by_a_sandbox),
     TEST_CASE(as_many_workers_as_allowed),
     TEST_CASE(idle_burns_nothing),
     TEST_CASE(idle_clients_are_not_visited),

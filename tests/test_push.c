@@ -1,4 +1,4 @@
-/* Pipelines that are fed, changed while they run, tuned, and told how to be scheduled; and that the
+/* Pipelines that are fed, changed while they run, and told how to be scheduled; and that the
    number of workers changes no result. */
 #include "flow.h"
 
@@ -609,7 +609,7 @@ static void workers_are_scheduled_as_asked(void) {
     policy_holds((spdl_policy){ .nice = 0 }, (wish){ nice_now, SCHED_OTHER, -1, false });
     policy_holds((spdl_policy){ .nice = 11 }, (wish){ 11, SCHED_OTHER, -1, false });
     policy_holds((spdl_policy){ .sched = SPDL_SCHED_BATCH }, (wish){ nice_now, 3, -1, false });
-    policy_holds((spdl_policy){ .polite = true }, (wish){ 19, 3, -1, false });
+    policy_holds((spdl_policy){ .polite = true }, (wish){ 10, 3, -1, false });
     policy_holds((spdl_policy){ .polite = true, .nice = 12, .sched = SPDL_SCHED_IDLE },
                  (wish){ 12, 5, -1, false });
     policy_holds((spdl_policy){ .cpus = &last, .cpu_count = 1, .nice = 13 },

@@ -30,10 +30,10 @@ typedef struct place {
     char text[200];
 } place;
 
-/* Where a row was written; that of a merge is whole in its file. */
+/* Where a row was written; that of one without fields is whole in its file. */
 static place place_of(const spdl_stage *row) {
     place at;
-    if (row->kind == SPDL_KIND_MERGE) snprintf(at.text, sizeof at.text, "%s", row->file);
+    if (row->line == 0) snprintf(at.text, sizeof at.text, "%s", row->file);
     else snprintf(at.text, sizeof at.text, "%s:%d", row->file, row->line);
     return at;
 }
@@ -57,17 +57,15 @@ static void row_refused(const spdl_stage *rows, size_t count, int row, const cha
 
 #define ROW_REFUSED(row, name, why, ...) row_refused(SPDL_STAGES(__VA_ARGS__), (row), (name), (why))
 
-#define FIRST_ROW                                                                                  \
-    "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED, or SPDL_PATH before several sources"
+#define FIRST_ROW "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED"
+#define ONLY_FIRST "only the first row may be SPDL_SOURCE, SPDL_FROM or SPDL_FEED"
 
 static void rows_stand_in_order(void) {
     const spdl_stage pipe = SPDL_PIPE(follow);
     const spdl_stage source = SPDL_SOURCE(count_up), sink = SPDL_SINK(3);
     ROW_REFUSED(0, "follow", FIRST_ROW, pipe, sink);
     ROW_REFUSED(0, "sink", FIRST_ROW, sink, source);
-    ROW_REFUSED(1, "count_up",
-                "only the first row may be SPDL_SOURCE or SPDL_FROM, or the first of a path when "
-                "the table begins with SPDL_PATH", source, source, sink);
+    ROW_REFUSED(1, "count_up", ONLY_FIRST, source, source, sink);
     ROW_REFUSED(1, "follow", "the last row must be SPDL_SINK", source, pipe);
     ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, sink);
     ROW_REFUSED(1, "sink", "only the last row may be SPDL_SINK", source, sink, pipe, sink);
@@ -124,12 +122,8 @@ static void numbers_have_limits(void) {
     PIPE_REFUSED("buffer_size is -1, must be 1 to 1048576", .buffer_size = -1);
     PIPE_REFUSED("buffer_size is 1048577, must be 1 to 1048576", .buffer_size = 1048577);
     PIPE_REFUSED("max_failures is -2, must be at least -1", .max_failures = -2);
-    PIPE_REFUSED("max_failure_rate is -0.1, must be in (0, 1]", .max_failure_rate = -0.1);
-    PIPE_REFUSED("max_failure_rate is 1.5, must be in (0, 1]", .max_failure_rate = 1.5);
     PIPE_REFUSED("size is set, but only batch rows have it", .size = 3);
     PIPE_REFUSED("drop_last is set, but only batch rows have it", .drop_last = true);
-    PIPE_REFUSED("max_failures and max_failure_rate are both set", .max_failures = 1,
-                 .max_failure_rate = 0.5);
     PIPE_REFUSED("output_order is 2, must be 0 to 1", .output_order = (spdl_order)2);
     BATCH_REFUSED("size is 0, must be at least 1", 0);
     BATCH_REFUSED("size is -3, must be 1 to 16777216", -3);
@@ -137,21 +131,8 @@ static void numbers_have_limits(void) {
     BATCH_REFUSED("concurrency is set, but only pipe rows have it", 3, .concurrency = 2);
     BATCH_REFUSED("max_failures is set, but only source, pipe and branch rows have it", 3,
                   .max_failures = 1);
-    BATCH_REFUSED("output_order is set, but only pipe rows have it", 3,
+    BATCH_REFUSED("output_order is set, but only pipe and merge rows have it", 3,
                   .output_order = SPDL_ORDER_COMPLETION);
-}
-
-static void a_rate_that_is_no_number_is_refused(void) {
-    const spdl_stage rows[] = {
-        SPDL_SOURCE(count_up),
-        SPDL_PIPE(follow, .max_failure_rate = strtod("nan", NULL)),
-        SPDL_SINK(3),
-    };
-    spdl_pipeline_desc desc = { 0 };
-    spdl_pipeline *p = NULL;
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)), SPDL_E_INVALID);
-    CHECK(strstr(logged, "max_failure_rate") != NULL);
 }
 
 static void *item_copy_nothing(const void *from) {
@@ -174,7 +155,6 @@ static void functions_have_to_fit_their_row(void) {
                   .free_item = item_free);
     BATCH_REFUSED("init is set, but only source, pipe and branch rows have it", 3,
                   .init = init_nothing);
-    BATCH_REFUSED("const_input is set, but only pipe rows have it", 3, .const_input = true);
     row = (spdl_stage)SPDL_BATCH(3);
     row.copy_item = item_copy_nothing;
     field_refused(row, "copy_item is set, but only source and pipe rows have it");
@@ -209,6 +189,11 @@ static void the_desc_is_checked(void) {
             "spdl: pipeline: workers is 1, but pool is set: leave it 0");
     spdl_pool_destroy(desc.pool);
     desc = plain;
+    desc.workers = 256;
+    desc.next_works_ns = SPDL_FOREVER;
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "spdl: pipeline: workers is 256, with next_works_ns at most 255");
+    desc = plain;
     desc.allocator.free_fn = free_nothing;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
             "spdl: pipeline: set both functions of the allocator or none");
@@ -222,10 +207,18 @@ SPDL_FN(pass_batch, spdl_batch, spdl_batch) {
     return SPDL_OK;
 }
 
+/* Takes and yields what it is given. */
+SPDL_FN(free_for_all, void, void) {
+    *out = in;
+    return SPDL_OK;
+}
+
 /* --- fields that belong to other kinds of rows --- */
 
+static script empty; /* a source with a thread of its own is called at once */
+
 static const spdl_stage all_kinds[] = {
-    SPDL_SOURCE(count_up, .name = "source"),
+    SPDL_SOURCE(count_up, .ctx = &empty, .name = "source"),
     SPDL_PIPE(follow, .name = "pipe"),
     SPDL_BATCH(3, .name = "batch"),
     SPDL_BRANCH(pass_batch, .name = "branch"),
@@ -241,12 +234,11 @@ enum { ALL_KINDS = sizeof all_kinds / sizeof all_kinds[0] };
 #define CALLS (KIND(SOURCE) | KIND(PIPE) | KIND(BRANCH))
 #define MAKES (CALLS | KIND(FEED))
 
-static int choose_none(void *ctx, const signed char *ready, int paths) {
-    (void)ctx;
-    return ready[0] == 1 ? 0 : paths - 1;
-}
-
 static void free_none(void *it) { (void)it; }
+
+static void drop_nothing(void *ctx, void *it, const spdl_error *error) {
+    (void)ctx, (void)it, (void)error;
+}
 
 /* Sets a field to something that is fine where it has a meaning; false: there are no more. */
 static bool set_field(int field, spdl_stage *row, const char **name, unsigned *kinds) {
@@ -255,26 +247,22 @@ static bool set_field(int field, spdl_stage *row, const char **name, unsigned *k
 #define FIELD(number, field_, value, kinds_)                                                       \
     case number: row->field_ = value; *name = #field_; *kinds = kinds_; return true;
     FIELD(0, size, 4, KIND(BATCH))
-    FIELD(1, max_concurrency, 4, KIND(PIPE))
-    FIELD(2, threads, 1, KIND(SOURCE) | KIND(PIPE))
-    FIELD(3, output_order, SPDL_ORDER_COMPLETION, KIND(PIPE))
-    FIELD(4, reorder_window, 4, KIND(PIPE))
-    FIELD(5, drop_last, true, KIND(BATCH))
-    FIELD(6, drop_oldest, true, KIND(FEED))
-    FIELD(7, continuous, true, KIND(SOURCE))
-    FIELD(8, emits, 4, KIND(SOURCE) | KIND(PIPE))
-    FIELD(9, flush, true, KIND(PIPE))
-    FIELD(10, deferred, true, KIND(PIPE))
-    FIELD(11, merge_order, SPDL_MERGE_ROBIN, KIND(MERGE))
-    FIELD(12, merge_fn, choose_none, 0) /* KIND(MERGE), but not without merge_order */
-    FIELD(13, retries, 1, CALLS)
-    FIELD(14, max_failures, 1, CALLS)
-    FIELD(15, max_failure_rate, 0.5, CALLS)
-    FIELD(16, type, "item", KIND(FEED))
-    FIELD(17, concurrency, 2, KIND(PIPE))
-    FIELD(18, free_item, free_none, MAKES)
-    FIELD(19, init, init_nothing, CALLS)
-    FIELD(20, again, true, KIND(PIPE))
+    FIELD(1, threads, 1, KIND(SOURCE))
+    FIELD(2, output_order, SPDL_ORDER_COMPLETION, KIND(PIPE) | KIND(MERGE))
+    FIELD(3, drop_last, true, KIND(BATCH))
+    FIELD(4, drop_oldest, true, KIND(FEED))
+    FIELD(5, continuous, true, KIND(SOURCE))
+    FIELD(6, flush, true, KIND(PIPE))
+    FIELD(7, deferred, true, KIND(PIPE))
+    FIELD(8, max_failures, 1, CALLS)
+    FIELD(9, type, "item", KIND(FEED))
+    FIELD(10, concurrency, 2, KIND(PIPE))
+    FIELD(11, free_item, free_none, MAKES)
+    FIELD(12, init, init_nothing, CALLS)
+    FIELD(13, again, true, KIND(PIPE))
+    FIELD(14, on_drop, drop_nothing, CALLS)
+    FIELD(15, item_bytes, 8, KIND(SOURCE) | KIND(PIPE) | KIND(BATCH))
+    FIELD(16, copy_item, item_copy_nothing, KIND(SOURCE) | KIND(PIPE))
 #undef FIELD
     default: return false;
     }
@@ -285,12 +273,13 @@ static bool set_field(int field, spdl_stage *row, const char **name, unsigned *k
 static const char *kinds_text(unsigned kinds) {
     return kinds == CALLS                          ? "source, pipe and branch"
            : kinds == (KIND(SOURCE) | KIND(PIPE)) ? "source and pipe"
+           : kinds == (KIND(PIPE) | KIND(MERGE))  ? "pipe and merge"
            : kinds == MAKES                        ? "source, feed, pipe and branch"
            : kinds == KIND(SOURCE)                 ? "source"
            : kinds == KIND(PIPE)                   ? "pipe"
            : kinds == KIND(BATCH)                  ? "batch"
            : kinds == KIND(FEED)                   ? "feed"
-                                                   : "merge";
+                                                   : "source, pipe and batch";
 }
 
 static void field_on_row(int field, int index, bool feed) {
@@ -306,8 +295,6 @@ static void field_on_row(int field, int index, bool feed) {
         return;
     }
     snprintf(why, sizeof why, "%s is set, but only %s rows have it", name, kinds_text(kinds));
-    if (strcmp(name, "merge_fn") == 0 && rows[index].kind == SPDL_KIND_MERGE)
-        snprintf(why, sizeof why, "merge_fn goes with SPDL_MERGE_CHOICE, and only with it");
     row_refused(SPDL_TABLE(rows), index, index == ALL_KINDS - 1 ? "sink" : rows[index].name, why);
 }
 
@@ -330,24 +317,14 @@ static void the_last_edge_is_that_of_the_sink(void) {
 }
 
 static void numbers_of_newer_fields_have_limits(void) {
-    PIPE_REFUSED("max_concurrency is -1, must be 1 to 4096", .max_concurrency = -1);
-    PIPE_REFUSED("max_concurrency is 4097, must be 1 to 4096", .max_concurrency = 4097);
-    PIPE_REFUSED("max_concurrency is 2, less than the concurrency of 3", .concurrency = 3,
-                 .max_concurrency = 2);
-    PIPE_REFUSED("threads is -1, must be 1 to 256", .threads = -1);
-    PIPE_REFUSED("threads is 257, must be 1 to 256", .threads = 257);
-    PIPE_REFUSED("reorder_window is -1, must be 1 to 1048576", .reorder_window = -1);
-    PIPE_REFUSED("reorder_window is 1048577, must be 1 to 1048576", .reorder_window = 1048577);
-    PIPE_REFUSED("retries is -1, must be at least 0", .retries = -1);
+    PIPE_REFUSED("threads is set, but only source rows have it", .threads = 1);
     PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true, .concurrency = 2);
-    PIPE_REFUSED("flush is set, but concurrency is more than 1", .flush = true,
-                 .max_concurrency = 2);
-    PIPE_REFUSED("deferred and emits are both set", .deferred = true, .emits = 64);
-    PIPE_REFUSED("again and emits are both set", .again = true, .emits = 64);
     PIPE_REFUSED("again and deferred are both set", .again = true, .deferred = true);
     PIPE_REFUSED("free_state is set without again", .free_state = free_none);
-    PIPE_REFUSED("emits is -1, must be 1 to 1048576", .emits = -1);
     PIPE_REFUSED("deferred and flush are both set", .deferred = true, .flush = true);
+    PIPE_REFUSED("again is set, and concurrency is more than 1: write .output_order = "
+                 "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long",
+                 .again = true, .concurrency = 2);
 }
 
 /* The line of a merge is told, too. */
@@ -361,17 +338,14 @@ static void merges_know_where_they_are(void) {
 }
 
 static void merges_have_an_order(void) {
-    static const int orders[] = { -1, 5, 77 };
+    static const int orders[] = { -1, 2, 77 };
     for (int i = 0; i < 3; ++i) {
         char why[80];
-        snprintf(why, sizeof why, "merge_order is %d, must be 0 to 4", orders[i]);
+        snprintf(why, sizeof why, "output_order is %d, must be 0 to 1", orders[i]);
         ROW_REFUSED(4, "merge", why, SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"),
-                    SPDL_PATH("b"), SPDL_MERGE(.merge_order = (spdl_merge_order)orders[i]),
+                    SPDL_PATH("b"), SPDL_MERGE(.output_order = (spdl_order)orders[i]),
                     SPDL_SINK(1));
     }
-    ROW_REFUSED(4, "merge", "merge_fn goes with SPDL_MERGE_CHOICE, and only with it",
-                SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PATH("b"),
-                SPDL_MERGE(.merge_order = SPDL_MERGE_CHOICE), SPDL_SINK(1));
 }
 
 static void branches_have_paths_and_an_end(void) {
@@ -399,57 +373,52 @@ static void branches_have_paths_and_an_end(void) {
     ROW_REFUSED(0, "by", FIRST_ROW, branch, a, b, merge, sink);
 }
 
-static void a_merge_in_turn_knows_what_its_paths_make(void) {
+/* Each item makes one result or none there. */
+static void paths_of_a_merge_in_order_keep_the_count(void) {
     const spdl_stage source = SPDL_SOURCE(count_up), branch = SPDL_BRANCH(follow, .name = "by");
     const spdl_stage a = SPDL_PATH("a"), b = SPDL_PATH("b"), merge = SPDL_MERGE();
-    const spdl_stage robin = SPDL_MERGE(.merge_order = SPDL_MERGE_ROBIN), sink = SPDL_SINK(1);
-    const spdl_stage refused[] = {
-        SPDL_PIPE(follow, .emits = 64), SPDL_PIPE(follow, .flush = true),
-        SPDL_PIPE(follow, .max_failures = -1), SPDL_PIPE(follow, .max_failure_rate = 0.1),
+    const spdl_stage ready = SPDL_MERGE(.output_order = SPDL_ORDER_COMPLETION);
+    const spdl_stage sink = SPDL_SINK(1), any = SPDL_PIPE(free_for_all);
+    const struct {
+        const char *name, *what;
+        spdl_stage row;
+    } refused[] = {
+        { "follow", "flush", SPDL_PIPE(follow, .flush = true) },
+        { "follow", "again", SPDL_PIPE(follow, .again = true) },
+        { "follow", "completion order",
+          SPDL_PIPE(follow, .concurrency = 2, .output_order = SPDL_ORDER_COMPLETION) },
+        { "batch", "SPDL_BATCH", SPDL_BATCH(2) },
+        { "unbatch", "SPDL_UNBATCH", SPDL_UNBATCH() },
     };
-    static const char *const fields[] = { "emits", "flush", "max_failures", "max_failure_rate" };
-    for (int i = 0; i < 4; ++i) {
-        const spdl_stage row = refused[i];
-        char why[150];
-        snprintf(why, sizeof why, "%s: in a path of SPDL_MERGE_ROBIN the number of results has to "
-                                  "be certain, or the merge could starve", fields[i]);
-        ROW_REFUSED(3, "follow", why, source, branch, a, row, b, robin, sink);
-        ROW_REFUSED(6, "follow", why, source, branch, a, branch, a, b, row, merge, b, robin, sink);
-        DONE(start(0, NULL, SPDL_STAGES(source, row, branch, a, branch, a, row, b, merge, b, merge,
-                                        row, sink)));
-        DONE(start(0, NULL, SPDL_STAGES(source, branch, a, branch, a, b, robin, row, b, merge,
-                                        sink)));
+    for (int i = 0; i < 5; ++i) {
+        const spdl_stage row = refused[i].row;
+        const char *const name = refused[i].name;
+        char why[200];
+        snprintf(why, sizeof why, "%s in a path whose merge is in input order, where each item "
+                                  "makes one result or none: write SPDL_MERGE(.output_order = "
+                                  "SPDL_ORDER_COMPLETION)", refused[i].what);
+        ROW_REFUSED(4, name, why, source, branch, a, any, row, any, b, merge, sink);
+        ROW_REFUSED(8, name, why, source, branch, a, branch, a, b, merge, any, row, any, b, merge,
+                    sink);
+        ROW_REFUSED(6, name, why, source, branch, a, branch, a, any, row, any, b, merge, b, ready,
+                    sink);
+        DONE(start(0, NULL, SPDL_STAGES(source, any, row, any, branch, a, branch, a, any, row, any,
+                                        b, ready, b, ready, any, row, any, sink)));
+        DONE(start(0, NULL, SPDL_STAGES(source, branch, a, branch, a, b, merge, any, row, any, b,
+                                        ready, sink)));
     }
-    DONE(start(0, NULL, SPDL_STAGES(source, branch, a, SPDL_BATCH(2), b, SPDL_BATCH(4), robin,
-                                    sink)));
+    ROW_REFUSED(6, "merge", "completion order in a path whose merge is in input order, where each "
+                            "item makes one result or none: write SPDL_MERGE(.output_order = "
+                            "SPDL_ORDER_COMPLETION)",
+                source, branch, a, branch, a, b, ready, b, merge, sink);
 }
 
 static void a_feed_comes_first_and_is_read(void) {
     const spdl_stage source = SPDL_SOURCE(count_up), feed = SPDL_FEED(item), sink = SPDL_SINK(1);
     const spdl_stage pipe = SPDL_PIPE(follow);
-    const char *only = "only the first row may be SPDL_FEED: one of several sources is "
-                       "SPDL_SOURCE or SPDL_FROM";
-    ROW_REFUSED(1, "feed", only, source, feed, sink);
-    ROW_REFUSED(1, "feed", only, feed, feed, pipe, sink);
+    ROW_REFUSED(1, "feed", ONLY_FIRST, source, feed, sink);
+    ROW_REFUSED(1, "feed", ONLY_FIRST, feed, feed, pipe, sink);
     ROW_REFUSED(1, "sink", "after SPDL_FEED there must be a stage", feed, sink);
-}
-
-static void budgets_of_the_desc_are_checked(void) {
-    const spdl_stage rows[] = { SPDL_SOURCE(count_up), SPDL_SINK(3) };
-    spdl_pipeline_desc desc = { .cpu_budget = -0.5 };
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: cpu_budget is -0.5, must be at least 0");
-    desc = (spdl_pipeline_desc){ .tune_seconds = -1 };
-    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: tune_seconds is -1, must be at least 0");
-    desc = (spdl_pipeline_desc){ .cpu_budget = strtod("nan", NULL) };
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&(spdl_pipeline *){ NULL }, &desc, SPDL_TABLE(rows)),
-             SPDL_E_INVALID);
-    desc = (spdl_pipeline_desc){ .tune_seconds = strtod("inf", NULL) };
-    desc.logger.log_fn = log_keeps;
-    CHECK_EQ(spdl_pipeline_create(&(spdl_pipeline *){ NULL }, &desc, SPDL_TABLE(rows)),
-             SPDL_E_INVALID);
 }
 
 /* --- types --- */
@@ -547,14 +516,10 @@ static void types_have_to_fit_through_branches(void) {
     const spdl_stage make = SPDL_PIPE(to_photo, .name = "make"), sink = SPDL_SINK(1);
     const spdl_stage looks = SPDL_PIPE(count_photos, .name = "looks");
     const spdl_stage next = SPDL_PIPE(follow, .name = "next");
-    const spdl_stage batch = SPDL_BATCH(2, .name = "batch");
-    const spdl_stage join = SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES);
     const spdl_stage photos = SPDL_FEED(photo, .name = "photos");
     PAIR_REFUSED(4, "photo", 3, "item", source, branch, a, b, looks, merge, sink);
     PAIR_REFUSED(7, "item", 3, "photo", source, branch, a, make, b, make, merge, next, sink);
     PAIR_REFUSED(5, "photo", 2, "item", source, branch, a, b, merge, looks, sink);
-    PAIR_REFUSED(4, "spdl_batch", 2, "item", source, branch, a, b, join, sink);
-    PAIR_REFUSED(6, "spdl_batch", 5, "item", source, branch, a, batch, b, next, join, sink);
     PAIR_REFUSED(1, "item", 0, "photo", photos, next, sink);
     DONE(start(0, NULL, SPDL_STAGES(photos, looks, sink)));
     DONE(start(0, NULL, SPDL_STAGES(source, branch, a, make, b, make, merge, looks, sink)));
@@ -593,70 +558,10 @@ static void void_fits_anything(void) {
         "", SPDL_END);
 }
 
-/* --- rows as a drawing --- */
-
-static void rows_are_drawn(void) {
-    const char *drawing = " 0  source  count_up  buffer_size 4\n"
-                          " 1  branch  follow\n"
-                          " 2  +- path    small\n"
-                          " 3  |  pipe    follow  concurrency 4, max_concurrency 8, "
-                          "reorder_window 9, completion order\n"
-                          " 4  +- path    large  buffer_size 8\n"
-                          " 5  |  branch  inner\n"
-                          " 6  |  +- path    a\n"
-                          " 7  |  +- path    b\n"
-                          " 8  |  merge\n"
-                          " 9  |  pipe    follow  threads 2\n"
-                          "10  merge   both  in turn\n"
-                          "11  batch  size 16\n"
-                          "12  sink  buffer_size 3\n";
-    char text[1000], start[20];
-    int length = spdl_rows_text(SPDL_STAGES(
-        SPDL_SOURCE(count_up, .buffer_size = 4), SPDL_BRANCH(follow), SPDL_PATH("small"),
-        SPDL_PIPE(follow, .concurrency = 4, .max_concurrency = 8, .reorder_window = 9,
-                  .output_order = SPDL_ORDER_COMPLETION),
-        SPDL_PATH("large", .buffer_size = 8), SPDL_BRANCH(follow, .name = "inner"),
-        SPDL_PATH("a"), SPDL_PATH("b"), SPDL_MERGE(),
-        SPDL_PIPE(follow, .concurrency = 1, .threads = 2),
-        SPDL_MERGE(.name = "both", .merge_order = SPDL_MERGE_ROBIN), SPDL_BATCH(16),
-        SPDL_SINK(3)), text, sizeof text);
-    CHECK_STR(text, drawing);
-    CHECK_EQ(length, strlen(drawing));
-    for (size_t bytes = 0; bytes <= sizeof start; ++bytes) {
-        memset(start, '#', sizeof start);
-        CHECK_EQ(spdl_rows_text(SPDL_STAGES(SPDL_PATH("some name"), SPDL_SINK(3)), start, bytes),
-                 strlen(" 0  +- path    some name\n 1  |  sink  buffer_size 3\n"));
-        if (bytes > 0) CHECK_EQ(strlen(start), bytes - 1);
-        if (bytes < sizeof start) CHECK_EQ(start[bytes], '#');
-    }
-}
-
-/* Tables that make no sense are drawn as they are. */
-static void refused_rows_are_drawn(void) {
-    static spdl_stage many[300];
-    char text[100];
-    spdl_stage wild[] = { SPDL_MERGE(.merge_order = (spdl_merge_order)77), SPDL_SINK(-5),
-                          SPDL_PATH(NULL), SPDL_PIPE(follow, .name = "\x1b[m\n\xff") };
-    CHECK_EQ(spdl_rows_text(NULL, 0, text, sizeof text), 0);
-    CHECK_STR(text, "");
-    CHECK(spdl_rows_text(SPDL_TABLE(wild), text, sizeof text) > 0);
-    CHECK_STR(text, " 0  merge\n 1  sink  buffer_size -5\n 2  path\n"
-                    " 3  pipe    ?[m??\n");
-    wild[0].kind = (spdl_kind)99;
-    wild[1].kind = SPDL_KIND_NONE;
-    CHECK(spdl_rows_text(wild, 2, text, sizeof text) > 0);
-    CHECK_STR(text, " 0  (unknown)\n 1  (none)  buffer_size -5\n");
-    for (int i = 0; i < 300; ++i) many[i].kind = SPDL_KIND_BRANCH;
-    CHECK(spdl_rows_text(many, 300, text, sizeof text) > 300 * 299 / 2);
-}
-
 TEST_TABLE(rows) {
-    TEST_CASE(rows_are_drawn),
-    TEST_CASE(refused_rows_are_drawn),
     TEST_CASE(rows_stand_in_order),
     TEST_CASE(the_number_of_rows_has_limits),
     TEST_CASE(numbers_have_limits),
-    TEST_CASE(a_rate_that_is_no_number_is_refused),
     TEST_CASE(functions_have_to_fit_their_row),
     TEST_CASE(the_sink_has_its_own_buffer_size),
     TEST_CASE(the_desc_is_checked),
@@ -666,9 +571,8 @@ TEST_TABLE(rows) {
     TEST_CASE(merges_know_where_they_are),
     TEST_CASE(merges_have_an_order),
     TEST_CASE(branches_have_paths_and_an_end),
-    TEST_CASE(a_merge_in_turn_knows_what_its_paths_make),
+    TEST_CASE(paths_of_a_merge_in_order_keep_the_count),
     TEST_CASE(a_feed_comes_first_and_is_read),
-    TEST_CASE(budgets_of_the_desc_are_checked),
     TEST_CASE(types_have_to_fit),
     TEST_CASE(a_source_takes_nothing),
     TEST_CASE(what_is_merged_is_of_one_type),

@@ -15,15 +15,15 @@ typedef enum wild_fate { OTHERWISE, TAKEN_IN, SKIPPED, FAILED, DELIVERED, KEPT, 
 
 typedef enum wild_way {
     PLAIN,
-    EMITS,
-    GATHERS, /* .flush and .emits: hands on what it took, some items at a time */
+    ASKED,   /* a source of SPDL_FROM */
+    SPREADS, /* .again: none or some children of an item */
+    GATHERS, /* .flush and .again: hands on what it took, some items at a time */
     SUMS,    /* .flush: one item at the end */
     DEFERS,
-    OPENS,   /* hands on the items of a batch: .emits, or .again */
+    OPENS,   /* .again: hands on the items of a batch */
+    PLUCKS,  /* takes an item out of a batch */
     ROUTES,  /* a branch, by the number of the item */
-    DEALS,   /* a branch, each path in turn */
-    SPLITS,  /* a branch, the items of a batch */
-    CHOOSES  /* a merge with a function */
+    DEALS    /* a branch, each path in turn */
 } wild_way;
 
 typedef struct wild wild;
@@ -33,7 +33,7 @@ typedef struct thing {
     wild_fate fate;
     wild *w;
     uint64_t number, epoch;
-    int tries;          /* calls of this stage that have failed with it */
+    bool buffered;      /* it lies in a buffer of the library */
     struct thing *next; /* of those that are dead */
 } thing;
 
@@ -44,21 +44,25 @@ typedef struct dice {
     wild_way way;
     unsigned skips, fails; /* percent */
     bool fresh, slow;
-    bool streams; /* opens: one item for each call */
+    bool buffers; /* makes some of its things in buffers */
+    bool in_place; /* batch: of bytes */
     int depth;    /* of its input: 0 an item, 1 a batch, 2 a batch of batches */
     int paths;
     int most;     /* calls at the same time */
+    int hold;     /* gathers so many */
     long stop_at; /* the number at which the stage stops the pipeline, or -1 */
     long count;   /* source and feed: items in an epoch, at most */
     /* written by calls, atomically where there can be several */
     int inside;
-    uint64_t calls, skipped, failed;
-    uint64_t turn, epoch; /* branch and merge: items dealt so far in this epoch */
+    uint64_t calls, skipped, failed, drops;
+    int inits, finis;
+    /* of one run, by calls of which there is one at a time; also used by the model */
+    uint64_t turn, epoch; /* branch: items dealt so far in this epoch; source: tries, of `value` */
+    uint64_t value;
     void *held[WILD_HELD];
     int held_count;
-    int hold;     /* gathers so many; branch: deals on over the end of an epoch */
     uint64_t sum;
-    int inits, finis;
+    uint64_t failures; /* the model's */
 } dice;
 
 /* A deferred call that somebody has to complete. */
@@ -79,6 +83,8 @@ typedef struct wild_stream {
 #define WILD_OPEN (UINT64_MAX - 0)  /* a batch begins */
 #define WILD_CLOSE (UINT64_MAX - 1) /* and ends */
 #define WILD_EPOCH (UINT64_MAX - 2) /* the end of an epoch */
+#define WILD_FAIL (UINT64_MAX - 40) /* + row: that of the failure that ended it */
+#define WILD_MARKS WILD_FAIL        /* what is not less is a mark */
 
 struct wild {
     uint64_t seed, state;
@@ -88,26 +94,30 @@ struct wild {
     spdl_stage rows[WILD_ROWS];
     size_t count;
     int depth;        /* of what is delivered */
-    int emitters, own_threads, deferred;
+    int deferred;
     int owed;         /* rows that must still come: paths and merges */
     bool ordered;     /* the very sequence is known */
     bool known;       /* which items are delivered is known */
     bool plain;       /* neither batches nor branches nor flush */
-    int window;       /* the only disorder is that of one row, with this window; or -1 */
+    bool placed;      /* the innermost batches are bytes: their items cannot leave */
+    bool vague;       /* the model: some row has a budget, and fails more often in some order */
+    bool fails;       /* the model: some row fails for good */
+    bool stateful;    /* some row keeps something that a rewind does not forget */
     long epochs;      /* that the trainer wants to see; 0: the source is not continuous */
-    bool feed, lossy_feed, meddler, autotune;
-    bool doctored; /* rows are slower now and then, or may have fewer or more calls */
-    bool one_more; /* a worker of the doctor's */
-    spdl_doctor_desc doctor;
+    bool feed, lossy_feed, meddler;
     wild_end end;
     long leave_after;
+    long rewind_after; /* items; or -1 */
+    uint64_t begins;   /* the source, after the rewind */
+    bool rewound;
+    spdl_allocator allocator; /* of some blocks; with a count */
     /* what the trainer and the producer saw */
     wild_stream seen;
     uint64_t epoch;
     wild_stream pushed;
     bool broken;
     /* atomic */
-    long made, fates[FATES];
+    long made, fates[FATES], blocks;
     bool quit;        /* the helpers are to come home */
     bool destroyed;   /* and the clerk */
     thing *dead;
@@ -168,6 +178,11 @@ static thing *thing_make(wild *w, uint64_t number, uint64_t epoch) {
 static void thing_free(void *memory) {
     thing *dead = (thing *)memory;
     wild *w = dead->w;
+    if (dead->buffered) {
+        HOLDS(w, dead->magic == ALIVE);
+        spdl_buffer_free(dead);
+        return;
+    }
     HOLDS(w, __atomic_exchange_n(&dead->magic, DEAD, __ATOMIC_RELAXED) == ALIVE);
     __atomic_sub_fetch(&items_live, 1, __ATOMIC_RELAXED);
     __atomic_add_fetch(&w->fates[dead->fate], 1, __ATOMIC_RELAXED);
@@ -216,8 +231,8 @@ static uint64_t number_of(void *taken, int depth) {
 
 /* --- what a call does --- */
 
-static spdl_result dice_result(const dice *d, uint64_t number, int tries) {
-    const unsigned percent = (unsigned)(mix(d->seed + (uint64_t)tries, number) % 100);
+static spdl_result dice_result(const dice *d, uint64_t number, uint64_t tries) {
+    const unsigned percent = (unsigned)(mix(d->seed + tries, number) % 100);
     if (percent < d->skips) return SPDL_SKIP;
     return percent < d->skips + d->fails ? SPDL_E_FORMAT : SPDL_OK;
 }
@@ -248,94 +263,87 @@ static spdl_result dice_leave(dice *d, void *in, spdl_result result, wild_fate f
     return result;
 }
 
+/* The same of a row with .again: what is nothing counts as a skip if nothing came before. */
+static spdl_result dice_leave_again(dice *d, void *in, spdl_result result, wild_fate fate,
+                                    bool handed_on) {
+    if (result == SPDL_SKIP && handed_on) __atomic_sub_fetch(&d->skipped, 1, __ATOMIC_RELAXED);
+    return dice_leave(d, in, result, fate);
+}
+
 static void thing_check(thing *it, void *arg) {
     const spdl_task *task = (const spdl_task *)arg;
     HOLDS(it->w, it->magic == ALIVE && it->epoch == spdl_epoch(task));
     it->fate = OTHERWISE;
 }
 
-/* A batch has no tries of its own: it fails again. */
-static spdl_result dice_try(const dice *d, void *in, uint64_t number) {
-    thing *it = d->depth == 0 ? (thing *)in : NULL;
-    const spdl_result result = dice_result(d, number, it ? it->tries : 0);
-    if (it != NULL) it->tries = result < 0 ? it->tries + 1 : 0;
-    return result;
+/* The children of an item; of a call that fails half of them come before that, or none. */
+static uint64_t spread_count(const dice *d, uint64_t number, spdl_result result) {
+    const uint64_t count = mix(d->seed, number) % 6;
+    if (result == SPDL_OK) return count;
+    return number % 2 ? count / 2 : 0;
 }
 
-/* Emits children of an item, and maybe itself among them. Whether that was done. */
-static bool dice_emit(const dice *d, spdl_task *task, void *in, uint64_t number, uint64_t epoch,
-                      wild_fate fate) {
-    const uint64_t family = mix(number, d->seed);
-    const uint64_t count = mix(d->seed, number) % 6, own = family % 12;
-    for (uint64_t i = 0; i < count; ++i) {
-        const bool itself = i == own && in != NULL && fate == OTHERWISE;
-        thing *child = itself ? (thing *)in : thing_make(d->w, mix(family, i + 1), epoch);
-        child->fate = fate;
-        HOLDS(d->w, spdl_emit(task, child) == SPDL_OK);
-    }
-    return own < count && in != NULL && fate == OTHERWISE;
+static uint64_t spread_child(const dice *d, uint64_t number, uint64_t i) {
+    return mix(mix(number, d->seed), i + 1);
 }
 
-static spdl_result call_emits(dice *d, spdl_task *task, void *in, uint64_t number) {
-    const spdl_result result = dice_try(d, in, number);
-    const wild_fate fate = result == SPDL_OK ? OTHERWISE : fate_of(result);
-    bool itself = false;
-    if (result == SPDL_OK || number % 2)
-        itself = dice_emit(d, task, in, number, ((thing *)in)->epoch, fate);
-    return dice_leave(d, itself ? NULL : in, result, fate_of(result));
-}
-
-static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t number) {
-    const spdl_result result = dice_try(d, in, number);
-    doom(in, d->depth, result == SPDL_OK ? OTHERWISE : fate_of(result));
-    for (size_t i = 0; result == SPDL_OK && i < in->count; ++i) {
-        HOLDS(d->w, spdl_emit(task, in->items[i]) == SPDL_OK);
-        in->items[i] = NULL;
-    }
-    return dice_leave(d, NULL, result, OTHERWISE);
-}
-
-/* The same with SPDL_AGAIN: what spdl_state holds is 1 + the number of the next. */
-static spdl_result call_streams(dice *d, spdl_task *task, spdl_batch *in, uint64_t number,
-                                void **out) {
+/* What spdl_state holds is 1 + how many children there have been. */
+static spdl_result call_spreads(dice *d, spdl_task *task, thing *in, uint64_t number, void **out) {
     uintptr_t *next = (uintptr_t *)spdl_state(task);
-    if (*next == 0) {
-        const spdl_result result = dice_try(d, in, number);
+    const spdl_result last = dice_result(d, number, 0);
+    const uint64_t count = spread_count(d, number, last), done = *next ? *next - 1 : 0;
+    spdl_result result = last == SPDL_OK ? SPDL_SKIP : last;
+    *next = done + 2;
+    if (done < count) {
+        *out = thing_make(d->w, spread_child(d, number, done), in->epoch);
+        result = last == SPDL_OK && done + 1 == count && number % 3 ? SPDL_OK : SPDL_AGAIN;
+    }
+    return dice_leave_again(d, in, result, fate_of(last), done > 0);
+}
+
+/* What spdl_state holds is 1 + the number of the next item. */
+static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t number,
+                              void **out) {
+    uintptr_t *next = (uintptr_t *)spdl_state(task), i = *next;
+    if (i == 0) {
+        const spdl_result result = dice_result(d, number, 0);
         doom(in, d->depth, result == SPDL_OK ? OTHERWISE : fate_of(result));
         if (result != SPDL_OK) return dice_leave(d, NULL, result, OTHERWISE);
-        ++*next;
+        *next = i = 1;
     }
-    if (*next > in->count) { /* no skip, except of an empty batch */
-        const spdl_result result = dice_leave(d, NULL, SPDL_SKIP, OTHERWISE);
-        if (in->count > 0) __atomic_sub_fetch(&d->skipped, 1, __ATOMIC_RELAXED);
-        return result;
-    }
-    *out = in->items[*next - 1];
-    in->items[(*next)++ - 1] = NULL;
+    while (i <= in->count && in->items[i - 1] == NULL) ++i;
+    if (i > in->count) return dice_leave_again(d, NULL, SPDL_SKIP, OTHERWISE, *next > 1);
+    *out = in->items[i - 1];
+    in->items[i - 1] = NULL;
+    *next = i + 1;
     return dice_leave(d, NULL, SPDL_AGAIN, OTHERWISE);
 }
 
-static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t number) {
-    const spdl_result result = in ? dice_try(d, in, number) : SPDL_OK;
-    if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
-    if (in != NULL) {
+/* What spdl_state holds is how many items of those held were handed on. */
+static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
+    uintptr_t *next = (uintptr_t *)spdl_state(task);
+    if (*next == 0 && in != NULL) {
+        const spdl_result result = dice_result(d, number, 0);
+        if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
         spdl_take(task);
         d->held[d->held_count++] = in;
     }
-    HOLDS(d->w, (in == NULL) == spdl_flushing(task));
-    if (in != NULL && d->held_count < d->hold) return dice_leave(d, NULL, result, OTHERWISE);
-    for (int i = 0; i < d->held_count; ++i) {
-        things_each(d->held[i], d->depth, thing_check, task);
-        HOLDS(d->w, spdl_emit(task, d->held[i]) == SPDL_OK);
-    }
+    HOLDS(d->w, spdl_flushing(task) ? in == NULL : in != NULL || *next > 0);
+    if (!spdl_flushing(task) && *next == 0 && d->held_count < d->hold)
+        return dice_leave(d, NULL, SPDL_SKIP, OTHERWISE);
+    if ((int)*next == d->held_count) return dice_leave(d, NULL, SPDL_SKIP, OTHERWISE);
+    *out = d->held[*next];
+    d->held[(*next)++] = NULL; /* a stop may come before the next */
+    things_each(*out, d->depth, thing_check, task);
+    if ((int)*next < d->held_count) return dice_leave(d, NULL, SPDL_AGAIN, OTHERWISE);
     d->held_count = 0;
-    return dice_leave(d, NULL, result, OTHERWISE);
+    return dice_leave(d, NULL, SPDL_OK, OTHERWISE);
 }
 
 static spdl_result call_sums(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
     spdl_result result = SPDL_SKIP;
     if (in != NULL) {
-        result = dice_try(d, in, number);
+        result = dice_result(d, number, 0);
         if (result == SPDL_OK) d->sum += number + 1;
         if (result == SPDL_OK) result = SPDL_SKIP;
         return dice_leave(d, in, result, fate_of(result));
@@ -348,16 +356,54 @@ static spdl_result call_sums(dice *d, spdl_task *task, void *in, uint64_t number
 }
 
 /* What a stage makes of its input: a new thing, or the input itself. */
-static void *dice_make(const dice *d, void *in, uint64_t number, spdl_result result) {
+static void *dice_make(const dice *d, spdl_task *task, void *in, uint64_t number,
+                       spdl_result result) {
+    const uint64_t child = mix(number, d->seed);
+    const bool buffer = d->buffers && number % 4 != 0;
+    thing *made = NULL;
+    if (buffer && d->depth == 0 && d->fresh) { /* what is not handed on goes back */
+        made = (thing *)spdl_buffer(task);
+        HOLDS(d->w, made != NULL && made == spdl_buffer(task));
+    }
     if (result != SPDL_OK) return NULL;
     if (!d->fresh || d->depth > 0) return in;
-    return thing_make(d->w, mix(number, d->seed), ((thing *)in)->epoch);
+    if (made == NULL) return thing_make(d->w, child, ((thing *)in)->epoch);
+    memset(made, 0, sizeof *made);
+    made->magic = ALIVE;
+    made->w = d->w;
+    made->number = child;
+    made->epoch = ((thing *)in)->epoch;
+    made->buffered = true;
+    return made;
 }
 
-static spdl_result call_plain(dice *d, void *in, uint64_t number, void **out) {
-    const spdl_result result = dice_try(d, in, number);
-    *out = dice_make(d, in, number, result);
+static spdl_result call_plain(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
+    const spdl_result result = dice_result(d, number, 0);
+    *out = dice_make(d, task, in, number, result);
     return dice_leave(d, in, result, *out == in ? OTHERWISE : fate_of(result));
+}
+
+/* Which item of a batch is taken out. */
+static size_t pluck_at(const dice *d, uint64_t number, size_t count) {
+    return (size_t)(mix(number, d->seed + 1) % count);
+}
+
+/* What it takes out it frees itself. */
+static spdl_result call_plucks(dice *d, spdl_batch *in, uint64_t number, void **out) {
+    const spdl_result result = dice_result(d, number, 0);
+    size_t at = 0, left = 0;
+    for (size_t i = 0; i < in->count; ++i) left += in->items[i] != NULL;
+    left = result == SPDL_OK && left > 0 ? pluck_at(d, number, left) : SIZE_MAX;
+    for (; left != SIZE_MAX; ++at) {
+        if (in->items[at] == NULL) continue;
+        if (left-- > 0) continue;
+        doom(in->items[at], d->depth - 1, KEPT);
+        if (d->depth > 1) spdl_batch_free(in->items[at]);
+        else thing_free(in->items[at]);
+        in->items[at] = NULL;
+    }
+    *out = result == SPDL_OK ? in : NULL;
+    return dice_leave(d, in, result, result == SPDL_OK ? OTHERWISE : fate_of(result));
 }
 
 static void order_complete(const wild_order *o) {
@@ -378,7 +424,7 @@ static void order_place(wild *w, wild_order o) {
 static spdl_result call_defers(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
     const uint64_t how = mix(number, d->seed + 7) % 8;
     const spdl_result result = dice_result(d, number, 0);
-    wild_order o = { { NULL, 0 }, result, dice_make(d, in, number, result), d };
+    wild_order o = { { NULL, 0 }, result, dice_make(d, task, in, number, result), d };
     if (how == 0) {
         *out = o.item;
         return dice_leave(d, in, result, *out == in ? OTHERWISE : fate_of(result));
@@ -398,29 +444,19 @@ static spdl_result call_defers(dice *d, spdl_task *task, void *in, uint64_t numb
     return SPDL_PENDING;
 }
 
-static void path_add(void *taken, int depth, const dice *d, int *path) {
-    *path = (int)(mix(number_of(taken, depth), d->seed) % (uint64_t)d->paths);
+/* The path of an item; of a branch that deals, in turn. */
+static int dice_path(dice *d, uint64_t number) {
+    const uint64_t to = d->way == DEALS ? d->turn++ : mix(number, d->seed);
+    return (int)(to % (uint64_t)d->paths);
 }
 
 static spdl_result call_branch(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
-    const spdl_result result = dice_try(d, in, number);
-    int paths[64];
-    *out = d->way == SPLITS ? in : dice_make(d, in, number, result);
-    if (d->epoch != spdl_epoch(task) && !d->hold) d->turn = 0;
+    const spdl_result result = dice_result(d, number, 0);
+    *out = dice_make(d, task, in, number, result);
+    if (d->epoch != spdl_epoch(task)) d->turn = 0;
     d->epoch = spdl_epoch(task);
     if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
-    if (d->way == SPLITS) {
-        const spdl_batch *batch = (const spdl_batch *)in;
-        REQUIRE(batch->count <= 64);
-        doom(in, d->depth, OTHERWISE);
-        for (size_t i = 0; i < batch->count; ++i)
-            path_add(batch->items[i], d->depth - 1, d, &paths[i]);
-        HOLDS(d->w, spdl_route_items(task, paths) == SPDL_OK);
-        return dice_leave(d, NULL, result, OTHERWISE);
-    }
-    path_add(in, d->depth, d, &paths[0]);
-    if (d->way == DEALS) paths[0] = (int)(d->turn++ % (uint64_t)d->paths);
-    HOLDS(d->w, spdl_route(task, paths[0]) == SPDL_OK);
+    HOLDS(d->w, spdl_route(task, dice_path(d, number)) == SPDL_OK);
     return dice_leave(d, in, result, *out == in ? OTHERWISE : TAKEN_IN);
 }
 
@@ -430,17 +466,15 @@ static spdl_result wild_call(spdl_task *task, void *in, void **out) {
     dice_enter(d, task, number);
     if (in != NULL) things_each(in, d->depth, thing_check, task);
     switch (d->way) {
-    case EMITS: return call_emits(d, task, in, number);
-    case OPENS:
-        return d->streams ? call_streams(d, task, (spdl_batch *)in, number, out)
-                          : call_opens(d, task, (spdl_batch *)in, number);
-    case GATHERS: return call_gathers(d, task, in, number);
+    case SPREADS: return call_spreads(d, task, (thing *)in, number, out);
+    case OPENS: return call_opens(d, task, (spdl_batch *)in, number, out);
+    case PLUCKS: return call_plucks(d, (spdl_batch *)in, number, out);
+    case GATHERS: return call_gathers(d, task, in, number, out);
     case SUMS: return call_sums(d, task, in, number, out);
     case DEFERS: return call_defers(d, task, in, number, out);
     case ROUTES:
-    case DEALS:
-    case SPLITS: return call_branch(d, task, in, number, out);
-    default: return call_plain(d, in, number, out);
+    case DEALS: return call_branch(d, task, in, number, out);
+    default: return call_plain(d, task, in, number, out);
     }
 }
 
@@ -466,36 +500,66 @@ static uint64_t wild_first(const dice *d, uint64_t epoch, uint64_t value) {
     return mix(d->seed + epoch, value);
 }
 
+/* A source is called again with the number of an item that it has dropped. */
+static spdl_result first_result(dice *d, uint64_t value) {
+    d->turn = d->value == value ? d->turn + 1 : 0;
+    d->value = value;
+    return dice_result(d, value, d->turn);
+}
+
 SPDL_FN(wild_source, void, thing) {
     dice *d = (dice *)spdl_ctx(task);
     const uint64_t value = spdl_sequence(task), epoch = spdl_epoch(task);
     const uint64_t number = wild_first(d, epoch, value);
     spdl_result result;
+    if (epoch != d->epoch) d->value = UINT64_MAX;
+    d->epoch = epoch;
     if ((long)value >= wild_length(d, epoch)) return SPDL_END;
-    result = dice_result(d, d->calls, 1);
+    result = first_result(d, value);
     dice_enter(d, task, number);
-    if (d->way == EMITS) {
-        if (result == SPDL_OK) dice_emit(d, task, NULL, number, epoch, OTHERWISE);
-    } else if (result == SPDL_OK) {
-        *out = thing_make(d->w, number, epoch);
-    }
+    if (result == SPDL_OK) *out = thing_make(d->w, number, epoch);
     return dice_leave(d, NULL, result, OTHERWISE);
 }
 
-/* A merge that takes any that is there, or deals as its branch did. */
-static int wild_choose(void *ctx, const signed char *ready, int paths) {
-    dice *d = (dice *)ctx;
-    const int from = (int)(d->turn % (uint64_t)paths);
-    if (d->way == CHOOSES) {
-        for (int i = 0; i < paths; ++i)
-            if (ready[(from + i) % paths] == 1) {
-                d->turn = mix(d->turn, d->seed) >> 8;
-                return (from + i) % paths;
-            }
-        return -1;
+/* Another source that is asked: it counts itself, and is not always ready. */
+static spdl_result wild_next(void *source, void **item, int64_t timeout_ns) {
+    dice *d = (dice *)source;
+    const uint64_t number = wild_first(d, d->epoch, d->value);
+    HOLDS(d->w, timeout_ns >= 0);
+    if (mix(number, d->calls++) % 4 == 0) return SPDL_TIMEOUT;
+    dawdle(d, number);
+    if ((long)d->value >= wild_length(d, d->epoch)) {
+        ++d->epoch;
+        d->value = 0;
+        return SPDL_END;
     }
-    if (ready[from] == 1) ++d->turn;
-    return from;
+    ++d->value;
+    *item = thing_make(d->w, number, d->epoch);
+    return SPDL_OK;
+}
+
+static void wild_drop(void *ctx, void *item, const spdl_error *error) {
+    dice *d = (dice *)ctx;
+    HOLDS(d->w, error->result < 0 && &d->w->dice[error->stage] == d);
+    if (item != NULL && d->depth == 0) HOLDS(d->w, ((thing *)item)->magic == ALIVE);
+    __atomic_add_fetch(&d->drops, 1, __ATOMIC_RELAXED);
+}
+
+/* Memory of batches and buffers. */
+static void *wild_alloc(size_t bytes, size_t align, void *user) {
+    wild *w = (wild *)user;
+    void *memory = NULL;
+    if (posix_memalign(&memory, align < sizeof(void *) ? sizeof(void *) : align, bytes) != 0)
+        return NULL;
+    __atomic_add_fetch(&w->blocks, 1, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void wild_release(void *memory, size_t bytes, void *user) {
+    wild *w = (wild *)user;
+    (void)bytes;
+    __atomic_sub_fetch(&w->blocks, 1, __ATOMIC_RELAXED);
+    free(memory);
 }
 
 static spdl_result wild_init(void *ctx, int worker, void **local) {

@@ -21,9 +21,9 @@
 #define ITEMS 8 /* at most, of each producer */
 
 /* SPIN_PUSH: pushes are tried again and again, pops wait; SPIN_POP: the other way round. */
-typedef enum way { TRY, BLOCK, TIMED, SPIN_PUSH, SPIN_POP, TRY_BATCH, BATCH, PLACE } way;
+typedef enum way { TRY, BLOCK, TIMED, SPIN_PUSH, SPIN_POP, TRY_BATCH, BATCH } way;
 static const char *const way_names[] = { "try",      "block", "timed",   "spin push",
-                                         "spin pop", "try_n", "block_n", "in place" };
+                                         "spin pop", "try_n", "block_n" };
 static const char *const mode_names[] = { "mpmc", "spsc" };
 
 typedef struct plan {
@@ -31,11 +31,10 @@ typedef struct plan {
     unsigned capacity, producers, consumers;
     unsigned items; /* of each producer */
     way way;
-    unsigned closers;
+    unsigned closers; /* threads that close; in SPSC the producer does, so often, at its end */
     unsigned item_bytes; /* a multiple of 8 */
     bool exhaustive;
     unsigned leave; /* pops that are not done: the ring ends up with as many items */
-    bool counts;    /* one more thread asks how many items there are */
 } plan;
 
 static spdl_ring *ring;
@@ -76,27 +75,21 @@ static void take_items(const plan *p, const uint64_t *items, unsigned consumer, 
 /* Has a close returned that is before what this thread does next? */
 static bool is_late(const plan *p) { return p->closers > 0 && spdl__load(closed_flag) != 0; }
 
+static void close_it(void) {
+    spdl_ring_close(ring);
+    spdl__store(closed_flag, 1);
+}
+
 /* Pushes up to n items from number `first` on; *moved says how many went in. */
 static spdl_result push_some(const plan *p, unsigned me, unsigned first, unsigned n,
                              uint64_t *moved) {
     uint64_t items[ITEMS * 2];
     spdl_result result;
-    void *slots;
-    bool late;
     *moved = 0;
     make_items(p, items, me, first, n);
     switch (p->way) {
     case TRY_BATCH: return spdl_ring_try_push_n(ring, items, n, moved);
     case BATCH: return spdl_ring_push_n(ring, items, n, moved, -1);
-    case PLACE:
-        result = spdl_ring_reserve(ring, n, &slots, moved, -1);
-        if (result != SPDL_OK) return result;
-        explore_copy(slots, items, (size_t)*moved * p->item_bytes);
-        late = is_late(p);
-        result = spdl_ring_commit(ring, *moved);
-        if (late && result != SPDL_CLOSED) explore_fail("committed after close");
-        if (result != SPDL_OK) *moved = 0;
-        return result;
     case TRY: result = spdl_ring_try_push(ring, items); break;
     case SPIN_PUSH:
         do result = spdl_ring_try_push(ring, items);
@@ -112,17 +105,10 @@ static spdl_result push_some(const plan *p, unsigned me, unsigned first, unsigne
 static spdl_result pop_some(const plan *p, unsigned me, unsigned n, uint64_t *moved) {
     uint64_t items[ITEMS * 2];
     spdl_result result;
-    void *slots;
     *moved = 0;
     switch (p->way) {
     case TRY_BATCH: result = spdl_ring_try_pop_n(ring, items, n, moved); break;
     case BATCH: result = spdl_ring_pop_n(ring, items, n, moved, -1); break;
-    case PLACE:
-        result = spdl_ring_peek(ring, n, &slots, moved, -1);
-        if (result != SPDL_OK) return result;
-        explore_copy(items, slots, (size_t)*moved * p->item_bytes);
-        if (spdl_ring_release(ring, *moved) != SPDL_OK) explore_fail("no release");
-        break;
     case TRY: result = spdl_ring_try_pop(ring, items); break;
     case SPIN_POP:
         do result = spdl_ring_try_pop(ring, items);
@@ -139,17 +125,22 @@ static spdl_result pop_some(const plan *p, unsigned me, unsigned n, uint64_t *mo
 
 /* Tries that find no room give up, so that each run ends. */
 static void produce(const plan *p, unsigned me) {
+    const bool closes = p->mode == SPDL_RING_SPSC && p->closers > 0;
     const unsigned n = p->way >= TRY_BATCH ? 2 : 1;
     unsigned i, k;
+    uint64_t moved;
     for (i = 1; i <= p->items;) {
         const bool late = is_late(p);
-        uint64_t moved;
         const spdl_result result = push_some(p, me, i, i < p->items ? n : 1, &moved);
         if (late && (result != SPDL_CLOSED || moved > 0)) explore_fail("accepted after close");
         for (k = 0; k < moved; k++) pushed[me][i + k] = 1;
-        if (result == SPDL_CLOSED && p->closers == 0) explore_fail("closed by nobody");
+        if (result == SPDL_CLOSED && (p->closers == 0 || closes)) explore_fail("closed by nobody");
         if (result == SPDL_CLOSED) return;
         i += result == SPDL_OK ? (unsigned)moved : 1;
+    }
+    for (k = 0; closes && k < p->closers; k++) {
+        close_it();
+        if (push_some(p, me, 1, 1, &moved) != SPDL_CLOSED) explore_fail("accepted after close");
     }
 }
 
@@ -174,17 +165,6 @@ static void consume(const plan *p, unsigned me) {
     }
 }
 
-static void count(const plan *p) {
-    spdl_ring_counters counters;
-    unsigned i;
-    for (i = 0; i < 3; i++) {
-        spdl_ring_stats(ring, &counters);
-        if (counters.count > p->capacity || counters.pushed - counters.popped != counters.count)
-            explore_fail("counted %d of %d and %d", (int)counters.count, (int)counters.pushed,
-                         (int)counters.popped);
-    }
-}
-
 void explore_thread(const void *of, int thread) {
     const plan *p = (const plan *)of;
     const unsigned me = (unsigned)thread;
@@ -192,11 +172,8 @@ void explore_thread(const void *of, int thread) {
         produce(p, me);
     } else if (me < p->producers + p->consumers) {
         consume(p, me - p->producers);
-    } else if (p->counts) {
-        count(p);
     } else {
-        spdl_ring_close(ring);
-        spdl__store(closed_flag, 1);
+        close_it();
     }
 }
 
@@ -216,8 +193,6 @@ void explore_begin(const void *of) {
     told_the_end = false;
     explore_name(&ring->core.tail, "tail");
     explore_name(&ring->core.head, "head");
-    explore_name(&ring->core.limit, "limit");
-    explore_name(&ring->core.end, "end");
     explore_name(&ring->core.pops_waiting, "pops_waiting");
     explore_name(&ring->core.pushes_waiting, "pushes_waiting");
     explore_name(&ring->pops.event.word, "pops.word");
@@ -251,51 +226,44 @@ void explore_end(const void *of) {
 
 static const plan plans[] = {
     /* mode, capacity, producers, consumers, items, way, closers, bytes */
-    { SPDL_RING_SPSC, 1, 1, 1, 4, TRY, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 2, 1, 1, 6, TRY, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 3, 1, 1, 6, TRY, 1, 8, false, 0, false },
-    { SPDL_RING_SPSC, 1, 1, 1, 4, BLOCK, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 3, 1, 1, 8, BLOCK, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 1, 1, 1, 4, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_SPSC, 2, 1, 1, 5, BLOCK, 2, 8, false, 0, false },
-    { SPDL_RING_SPSC, 2, 1, 1, 4, TIMED, 1, 8, false, 0, false },
-    { SPDL_RING_SPSC, 3, 1, 1, 6, TRY_BATCH, 1, 16, false, 0, false },
-    { SPDL_RING_SPSC, 3, 1, 1, 8, BATCH, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 2, 1, 1, 6, BATCH, 1, 8, false, 0, false },
-    { SPDL_RING_SPSC, 3, 1, 1, 6, PLACE, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 2, 1, 1, 6, PLACE, 1, 16, false, 0, false },
-    { SPDL_RING_MPMC, 2, 1, 2, 4, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_MPMC, 3, 2, 1, 4, BATCH, 1, 16, false, 0, false },
-    { SPDL_RING_MPMC, 1, 2, 2, 3, TRY, 0, 8, false, 0, false },
-    { SPDL_RING_MPMC, 2, 2, 2, 3, TRY, 1, 8, false, 0, false },
-    { SPDL_RING_MPMC, 3, 2, 2, 4, TRY, 0, 16, false, 0, false },
-    { SPDL_RING_MPMC, 1, 2, 2, 2, BLOCK, 0, 8, false, 0, false },
-    { SPDL_RING_MPMC, 2, 2, 2, 1, BLOCK, 0, 8, false, 0, false }, /* pops pass on a wake */
-    { SPDL_RING_MPMC, 2, 2, 2, 2, BLOCK, 0, 8, false, 2, false }, /* pushes do */
-    { SPDL_RING_MPMC, 2, 2, 2, 3, BLOCK, 0, 8, false, 0, false },
-    { SPDL_RING_MPMC, 3, 2, 2, 3, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_MPMC, 2, 2, 2, 2, TIMED, 1, 8, false, 0, false },
-    { SPDL_RING_MPMC, 3, 2, 2, 4, TRY_BATCH, 0, 8, false, 0, false },
-    { SPDL_RING_MPMC, 3, 2, 2, 4, BATCH, 1, 8, false, 0, false },
-    { SPDL_RING_SPSC, 1, 1, 1, 3, SPIN_PUSH, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 1, 1, 1, 3, SPIN_POP, 0, 8, false, 0, false },
-    { SPDL_RING_MPMC, 1, 2, 2, 2, SPIN_PUSH, 0, 8, false, 0, false },
-    { SPDL_RING_MPMC, 1, 2, 2, 2, SPIN_POP, 0, 8, false, 0, false },
-    { SPDL_RING_SPSC, 2, 1, 1, 4, TRY, 0, 8, false, 0, true },
-    { SPDL_RING_MPMC, 3, 1, 2, 4, TRY_BATCH, 0, 8, false, 0, true },
-    { SPDL_RING_MPMC, 3, 2, 2, 2, TRY, 0, 8, false, 0, true },
+    { SPDL_RING_SPSC, 1, 1, 1, 4, TRY, 0, 8, false, 0 },
+    { SPDL_RING_SPSC, 2, 1, 1, 6, TRY, 0, 8, false, 0 },
+    { SPDL_RING_SPSC, 3, 1, 1, 6, TRY, 1, 8, false, 0 },
+    { SPDL_RING_SPSC, 1, 1, 1, 4, BLOCK, 0, 8, false, 0 },
+    { SPDL_RING_SPSC, 3, 1, 1, 8, BLOCK, 0, 8, false, 0 },
+    { SPDL_RING_SPSC, 1, 1, 1, 4, BLOCK, 1, 8, false, 0 },
+    { SPDL_RING_SPSC, 2, 1, 1, 5, BLOCK, 2, 8, false, 0 },
+    { SPDL_RING_SPSC, 2, 1, 1, 4, TIMED, 1, 8, false, 0 },
+    { SPDL_RING_SPSC, 3, 1, 1, 6, TRY_BATCH, 1, 16, false, 0 },
+    { SPDL_RING_SPSC, 3, 1, 1, 8, BATCH, 0, 8, false, 0 },
+    { SPDL_RING_SPSC, 2, 1, 1, 6, BATCH, 1, 8, false, 0 },
+    { SPDL_RING_MPMC, 2, 1, 2, 4, BLOCK, 1, 8, false, 0 },
+    { SPDL_RING_MPMC, 3, 2, 1, 4, BATCH, 1, 16, false, 0 },
+    { SPDL_RING_MPMC, 1, 2, 2, 3, TRY, 0, 8, false, 0 },
+    { SPDL_RING_MPMC, 2, 2, 2, 3, TRY, 1, 8, false, 0 },
+    { SPDL_RING_MPMC, 3, 2, 2, 4, TRY, 0, 16, false, 0 },
+    { SPDL_RING_MPMC, 1, 2, 2, 2, BLOCK, 0, 8, false, 0 },
+    { SPDL_RING_MPMC, 2, 2, 2, 1, BLOCK, 0, 8, false, 0 }, /* pops pass on a wake */
+    { SPDL_RING_MPMC, 2, 2, 2, 2, BLOCK, 0, 8, false, 2 }, /* pushes do */
+    { SPDL_RING_MPMC, 2, 2, 2, 3, BLOCK, 0, 8, false, 0 },
+    { SPDL_RING_MPMC, 3, 2, 2, 3, BLOCK, 1, 8, false, 0 },
+    { SPDL_RING_MPMC, 2, 2, 2, 2, TIMED, 1, 8, false, 0 },
+    { SPDL_RING_MPMC, 3, 2, 2, 4, TRY_BATCH, 0, 8, false, 0 },
+    { SPDL_RING_MPMC, 3, 2, 2, 4, BATCH, 1, 8, false, 0 },
+    { SPDL_RING_SPSC, 1, 1, 1, 3, SPIN_PUSH, 0, 8, false, 0 },
+    { SPDL_RING_SPSC, 1, 1, 1, 3, SPIN_POP, 0, 8, false, 0 },
+    { SPDL_RING_MPMC, 1, 2, 2, 2, SPIN_PUSH, 0, 8, false, 0 },
+    { SPDL_RING_MPMC, 1, 2, 2, 2, SPIN_POP, 0, 8, false, 0 },
     /* nobody pops, or nobody pushes: close wakes them */
-    { SPDL_RING_SPSC, 1, 1, 0, 2, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_SPSC, 2, 1, 0, 4, PLACE, 1, 8, false, 0, false },
-    { SPDL_RING_SPSC, 1, 1, 0, 2, BATCH, 1, 16, false, 0, false },
-    { SPDL_RING_MPMC, 1, 2, 0, 2, BLOCK, 1, 8, false, 0, false },
-    { SPDL_RING_MPMC, 3, 0, 3, 0, BLOCK, 1, 8, false, 0, false },
+    { SPDL_RING_SPSC, 1, 1, 1, 0, BLOCK, 1, 8, false, 0 },
+    { SPDL_RING_MPMC, 1, 2, 0, 2, BLOCK, 1, 8, false, 0 },
+    { SPDL_RING_MPMC, 3, 0, 3, 0, BLOCK, 1, 8, false, 0 },
     /* every schedule with two preemptions and two old values */
-    { SPDL_RING_SPSC, 1, 1, 1, 1, TRY, 1, 8, true, 0, false },
-    { SPDL_RING_SPSC, 1, 1, 1, 2, BLOCK, 0, 8, true, 0, false },
-    { SPDL_RING_SPSC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0, false },
-    { SPDL_RING_MPMC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0, false },
-    { SPDL_RING_MPMC, 1, 2, 1, 1, TRY, 1, 8, true, 0, false },
+    { SPDL_RING_SPSC, 1, 1, 1, 1, TRY, 1, 8, true, 0 },
+    { SPDL_RING_SPSC, 1, 1, 1, 2, BLOCK, 0, 8, true, 0 },
+    { SPDL_RING_SPSC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0 },
+    { SPDL_RING_MPMC, 1, 1, 1, 1, BLOCK, 1, 8, true, 0 },
+    { SPDL_RING_MPMC, 1, 2, 1, 1, TRY, 1, 8, true, 0 },
 };
 
 int explore_scenarios(const explore_scenario **list) {
@@ -306,15 +274,16 @@ int explore_scenarios(const explore_scenario **list) {
         for (i = 0; i < count; i++) {
             const plan *p = &plans[i];
             explore_scenario *s = &made[n++];
-            snprintf(s->name, sizeof(s->name), "%s %uP%uC capacity %u %s %ux%u bytes%s%s%s%s%s",
+            snprintf(s->name, sizeof(s->name), "%s %uP%uC capacity %u %s %ux%u bytes%s%s%s%s",
                      mode_names[p->mode], p->producers, p->consumers, p->capacity,
                      way_names[p->way], p->items, p->item_bytes,
-                     p->leave > 0 ? " some stay" : "", p->counts ? " counted" : "",
+                     p->leave > 0 ? " some stay" : "",
                      p->closers == 0 ? "" : p->closers == 1 ? " close" : " two closes",
                      !fences ? "" : SPDL__OS_BARRIER ? " fences" : " quick fences",
                      p->exhaustive ? " exhaustive" : "");
             s->plan = p;
-            s->threads = (int)(p->producers + p->consumers + p->closers + p->counts);
+            s->threads = (int)(p->producers + p->consumers);
+            if (p->mode == SPDL_RING_MPMC) s->threads += (int)p->closers;
             s->exhaustive = p->exhaustive;
             s->membarrier = !fences;
         }

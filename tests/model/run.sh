@@ -157,11 +157,6 @@ model holds wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DCAPACITY=2 -DWAKE_ONE
 model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2
 model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2 -DFENCE
 large holds wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT
-model holds close_spsc
-model holds close_spsc -DFENCE
-large holds close_spsc -DCAPACITY=1
-large holds close_spsc -DCAPACITY=1 -DCOMMIT
-large holds close_spsc -DBATCH=2
 model holds next -DTICKETS=2
 model holds next -DNO_STOP
 model holds deferred
@@ -221,16 +216,6 @@ model breaks wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DCAPACITY=2 -DWAKE_ONE 
 model breaks wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DNO_LAST_TRY
 model breaks wait_mpmc -DPUSHERS=1 -DBATCH=2 -DNO_TIMEOUT -DCLOSE_WAKES_ONE
 model breaks wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT -DNO_MARK
-model breaks close_spsc -DNO_HEAVY
-model breaks close_spsc -DNO_CLOSE_HEAVY
-model breaks close_spsc -DEARLY_CLOSED
-model breaks close_spsc -DNO_END_FIRST
-model breaks close_spsc -DNO_LOSER
-model breaks close_spsc -DNO_LIMIT
-model breaks close_spsc -DLATE_LIMIT
-model breaks close_spsc -DNO_LOOK_AGAIN
-model breaks close_spsc -DNO_LAST_LOOK
-model breaks close_spsc -DCOMMIT -DNO_COMMIT_LOOK
 for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK LATE_FED OWN_TICKET NO_END_HINT; do
     model breaks next -DTICKETS=2 -DNO_STOP "-D$mutant"
 done

@@ -1,0 +1,328 @@
+/* .next_works_ns: the thread in spdl_pipeline_next runs stages while it would wait. */
+#include "flow.h"
+
+static pthread_t trainer;
+
+static bool is_trainer(void) { return pthread_equal(trainer, pthread_self()) != 0; }
+
+static spdl_pipeline *start_works(int workers, spdl_pool *pool, int64_t works_ns,
+                                  const spdl_stage *rows, size_t count) {
+    spdl_pipeline_desc desc = { .workers = workers, .pool = pool, .next_works_ns = works_ns };
+    spdl_pipeline *p = NULL;
+    spdl_error error = { 0 };
+    desc.error = &error;
+    desc.logger.log_fn = log_nothing;
+    trainer = pthread_self();
+    if (spdl_pipeline_create(&p, &desc, rows, count) != SPDL_OK) CHECK_STR(error.text, "");
+    REQUIRE(p != NULL);
+    return p;
+}
+
+#define WORKS(workers, ns, ...) start_works((workers), NULL, (ns), SPDL_STAGES(__VA_ARGS__))
+
+/* Calls of a row, and how many of them the trainer made. */
+typedef struct tally {
+    long us;          /* each takes so long */
+    int meet;         /* as many have to be inside at once; or 0 */
+    long stop_at;     /* the trainer's first call from this value on stops the pipeline, unless 0 */
+    long fail_from;   /* the trainer's calls for values from here on fail, unless 0 */
+    int calls, in_next, stopped;
+} tally;
+
+SPDL_FN(count_calls, item, item) {
+    tally *t = (tally *)spdl_ctx(task);
+    const int number = __atomic_fetch_add(&t->calls, 1, __ATOMIC_ACQ_REL);
+    if (is_trainer()) __atomic_add_fetch(&t->in_next, 1, __ATOMIC_RELEASE);
+    if (t->meet > 0) await(&t->calls, number / t->meet * t->meet + t->meet);
+    sleep_us(t->us);
+    if (t->stop_at && is_trainer() && in->value >= t->stop_at) {
+        spdl_stop(task);
+        ++t->stopped;
+    }
+    if (t->fail_from && is_trainer() && in->value >= t->fail_from)
+        return spdl_fail(task, "in next");
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Two calls wait for each other, and there is one worker. (The sink has room for all: the
+   trainer takes nothing while it is in a call.) */
+static void the_trainer_is_one_thread_more(void) {
+    for (int w = 1; w < 4; ++w) {
+        tally t = { .meet = w + 1 };
+        spdl_pipeline *p = WORKS(w, SPDL_FOREVER, COUNT_TO(24),
+                                 SPDL_PIPE(count_calls, .ctx = &t, .concurrency = w + 1),
+                                 SPDL_SINK(24));
+        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 24);
+        CHECK(t.in_next >= 24 / (w + 1));
+        DONE(p);
+    }
+}
+
+/* A call takes longer than the limit from the first one on: none of them is the trainer's.
+   While the worker is in it, the trainer makes the quick ones. */
+static void rows_of_long_calls_are_left_to_the_workers(void) {
+    for (int w = 1; w < 3; ++w) {
+        tally quick = { .us = 0 }, slow = { .us = 3000 };
+        spdl_pipeline *p = WORKS(w, SPDL_SECONDS(0.001), COUNT_TO(200),
+                                 SPDL_PIPE(count_calls, .ctx = &quick, .name = "quick"),
+                                 SPDL_PIPE(count_calls, .ctx = &slow, .name = "slow"),
+                                 SPDL_SINK(1));
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 200);
+        CHECK_EQ(slow.in_next, 0);
+        CHECK(quick.in_next > 0 || w > 1);
+        DONE(p);
+    }
+}
+
+static void without_it_no_call_runs_in_next(void) {
+    for (int w = 1; w < 4; ++w) {
+        tally t = { .us = 100 };
+        spdl_pipeline *p = WORKS(w, 0, COUNT_TO(100), SPDL_PIPE(count_calls, .ctx = &t),
+                                 SPDL_SINK(1));
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 100);
+        CHECK_EQ(t.in_next, 0);
+        DONE(p);
+    }
+}
+
+static const int64_t limits[] = { SPDL_FOREVER, 20000 };
+
+/* Rows of every kind: the same items in the same order. */
+static void the_order_stays(void) {
+    chaos_on();
+    for (int i = 0; i < 2 * CROWDS * 4; ++i) {
+        const int w = crowds[i / 2 % CROWDS];
+        tally t = { .us = i % 3 * 20 };
+        spdl_pipeline *p = WORKS(
+            w, limits[i % 2],
+            SPDL_SOURCE(count_up, SCRIPT(.count = 60), .threads = i % 5 == 0,
+                        .free_item = item_free),
+            SPDL_PIPE(count_calls, .ctx = &t, .concurrency = 1 + i % 4),
+            SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_SKIP), .concurrency = 1 + i % 2),
+            SPDL_BRANCH(pass_on), SPDL_PATH("a"), FOLLOW(.fresh = true), SPDL_PATH("b"),
+            SPDL_MERGE(), SPDL_BATCH(7), SPDL_UNBATCH(), SPDL_SINK(1 + i % 3));
+        RUN(p, "1 2 4 5 7 8 10 11 13 14 16 17 19 20 22 23 25 26 28 29 31 32 34 35 37 38 40 41 43 "
+               "44 46 47 49 50 52 53 55 56 58 59", SPDL_END);
+    }
+}
+
+static void epochs_end_one_by_one(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        scale s = { .limit = 10 };
+        spdl_pipeline *p = WORKS(crowds[i / 2], limits[i % 2], CONTINUOUS(.count = 10), WEIGH(&s),
+                                 SPDL_SINK(1));
+        for (int epoch = 0; epoch < 5; ++epoch) TAKE_EPOCH(p, "10 11 15 9");
+        DONE(p);
+    }
+}
+
+/* The time is looked at between calls. */
+static void timeouts_lose_nothing(void) {
+    uint64_t seed = test_seed();
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = WORKS(crowds[i / 2], limits[i % 2],
+                                 SOURCE(.count = 150, .sleep_us = 50),
+                                 SPDL_PIPE(follow, SCRIPT(.sleep_us = 100), .concurrency = 2),
+                                 SPDL_SINK(1 + i % 3));
+        spdl_result result = SPDL_OK;
+        long count = 0;
+        const uint64_t since = spdl_time_ns();
+        while (result == SPDL_OK || result == SPDL_TIMEOUT) {
+            item *it = NULL;
+            result = SPDL_NEXT(p, &it, (int64_t)(test_random(&seed) % 3 * 30000));
+            REQUIRE(spdl_time_ns() - since < 30000000000u);
+            if (result != SPDL_OK) continue;
+            CHECK_EQ(it->value, count++);
+            item_free(it);
+        }
+        CHECK_EQ(result, SPDL_END);
+        CHECK_EQ(count, 150);
+        DONE(p);
+    }
+}
+
+/* --- stop, rewind, failure --- */
+
+static void a_call_in_next_may_stop(void) {
+    for (int i = 0; i < 40; ++i) {
+        tally t = { .us = 20, .stop_at = 1 + i };
+        spdl_pipeline *p = WORKS(1 + i % 3, SPDL_FOREVER, COUNT_TO(-1),
+                                 SPDL_PIPE(count_calls, .ctx = &t, .concurrency = 1 + i % 2),
+                                 SPDL_SINK(2));
+        (void)take_from(p, 0, 1000000, SPDL_CLOSED);
+        CHECK(t.stopped > 0);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+    }
+}
+
+static spdl_pipeline *inner_one;
+
+SPDL_FN(stops_and_destroys, item, item) {
+    if (is_trainer() && in->value > 5) { /* neither waits for itself */
+        CHECK_EQ(spdl_pipeline_rewind(inner_one, 0, SPDL_FOREVER), SPDL_E_INVALID);
+        spdl_pipeline_destroy(inner_one);
+        CHECK_EQ(spdl_pipeline_stop(inner_one, SPDL_FOREVER), SPDL_OK);
+    }
+    sleep_us(50);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_call_in_next_does_not_wait_for_itself(void) {
+    for (int i = 0; i < 10; ++i) {
+        int gate = 0;
+        inner_one = WORKS(1 + i % 2, SPDL_FOREVER, SOURCE(.count = -1, .gate = &gate),
+                          SPDL_PIPE(stops_and_destroys, .concurrency = 1 + i % 3), SPDL_SINK(1));
+        open_gate(&gate);
+        (void)take_from(inner_one, 0, 1000000, SPDL_CLOSED);
+        DONE(inner_one);
+    }
+}
+
+static void *stops_soon(void *arg) {
+    sleep_us(3000);
+    CHECK_EQ(spdl_pipeline_stop((spdl_pipeline *)arg, SPDL_FOREVER), SPDL_OK);
+    return NULL;
+}
+
+static void another_thread_may_stop(void) {
+    for (int i = 0; i < 20; ++i) {
+        spdl_pipeline *p = WORKS(1 + i % 3, limits[i / 2 % 2], COUNT_TO(-1),
+                                 SPDL_PIPE(follow, SCRIPT(.sleep_us = 100),
+                                           .concurrency = 1 + i % 2),
+                                 SPDL_SINK(2));
+        const pthread_t thread = thread_of(stops_soon, p);
+        (void)take_from(p, 0, 1000000, SPDL_CLOSED);
+        pthread_join(thread, NULL);
+        DONE(p);
+    }
+}
+
+static void it_can_be_rewound(void) {
+    chaos_on();
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        spdl_pipeline *p = WORKS(crowds[i / 2], limits[i % 2],
+                                 SPDL_SOURCE(count_up, SCRIPT(.count = 50), .free_item = item_free,
+                                             .threads = i % 3 == 0),
+                                 SPDL_PIPE(follow, SCRIPT(.sleep_us = 20), .concurrency = 3),
+                                 FOLLOW(.fresh = true), SPDL_SINK(2));
+        for (int k = 0; k < 30; ++k) {
+            CHECK_EQ(take_from(p, k % 4, k, k > 50 - k % 4 ? SPDL_END : SPDL_OK), k);
+            if (k % 5 == 0) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+            CHECK_EQ(spdl_pipeline_rewind(p, (uint64_t)(k + 1) % 4, SPDL_FOREVER), SPDL_OK);
+        }
+        CHECK_EQ(take_from(p, 30 % 4, 1000, SPDL_END), 50 - 30 % 4);
+        DONE(p);
+    }
+}
+
+static void a_call_in_next_may_fail(void) {
+    for (int i = 0; i < 40; ++i) {
+        tally t = { .us = 20, .fail_from = 1 + i };
+        spdl_pipeline *p = WORKS(1 + i % 3, SPDL_FOREVER, COUNT_TO(-1),
+                                 SPDL_PIPE(count_calls, .ctx = &t, .concurrency = 1 + i / 3 % 3),
+                                 FOLLOW(.fresh = true), SPDL_SINK(2));
+        const long count = take_from(p, 0, 1000000, SPDL_E_STAGE);
+        char text[100];
+        void *none;
+        snprintf(text, sizeof text, "spdl: stage 1 'count_calls', item %ld: in next", count);
+        failed_with(p, 1, text);
+        CHECK_EQ(spdl_pipeline_next(p, &none, SPDL_FOREVER), SPDL_E_STAGE);
+        DONE(p);
+    }
+}
+
+/* --- places --- */
+
+typedef struct places {
+    int inits[4], finis[4];
+    int in_next; /* calls */
+} places;
+
+static spdl_result places_init(void *ctx, int worker, void **local) {
+    places *h = (places *)ctx;
+    if (!CHECK(worker >= 0 && worker < 3)) return SPDL_E_INVALID;
+    CHECK_EQ(h->inits[worker]++, 0);
+    CHECK_EQ(worker == 2, is_trainer()); /* the place after those of the workers */
+    *local = &h->inits[worker];
+    return SPDL_OK;
+}
+
+static void places_fini(void *ctx, int worker, void *local) {
+    places *h = (places *)ctx;
+    CHECK(local == &h->inits[worker]);
+    CHECK_EQ(h->finis[worker]++, 0);
+}
+
+SPDL_FN(looks_at_its_place, item, item) {
+    places *h = (places *)spdl_ctx(task);
+    CHECK(spdl_local(task) == &h->inits[spdl_worker(task)]);
+    CHECK_EQ(h->inits[spdl_worker(task)], 1);
+    if (is_trainer()) ++h->in_next;
+    sleep_us(20);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Init runs on the trainer as on any worker; its fini in destroy. */
+static void the_trainer_has_a_place_of_its_own(void) {
+    for (int i = 0; i < 20; ++i) {
+        places h = { .in_next = 0 };
+        spdl_pipeline *p = WORKS(2, SPDL_FOREVER, COUNT_TO(100),
+                                 SPDL_PIPE(looks_at_its_place, .ctx = &h, .init = places_init,
+                                           .fini = places_fini, .concurrency = 3),
+                                 SPDL_SINK(1));
+        CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 100);
+        DONE(p);
+        CHECK_EQ(h.in_next > 0, h.inits[2] > 0);
+        for (int k = 0; k < 3; ++k) CHECK_EQ(h.inits[k], h.finis[k]);
+    }
+}
+
+/* On a shared pool it takes the place of a guest; without a free one it waits as any trainer. */
+static void on_a_shared_pool_it_is_a_guest(void) {
+    for (int guests = 0; guests < 2; ++guests) {
+        const spdl_pool_desc desc = { .workers = 1, .guests = guests };
+        spdl_pool *pool = NULL;
+        REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+        for (int i = 0; i < 10; ++i) {
+            tally t = { .meet = guests ? 2 : 0, .us = 20 };
+            spdl_pipeline *p = start_works(0, pool, SPDL_FOREVER, SPDL_STAGES(
+                COUNT_TO(20), SPDL_PIPE(count_calls, .ctx = &t, .concurrency = 2),
+                SPDL_SINK(20)));
+            CHECK_EQ(take_from(p, 0, 100, SPDL_END), 20);
+            CHECK(guests ? t.in_next >= 10 : t.in_next == 0);
+            DONE(p);
+        }
+        spdl_pool_destroy(pool);
+    }
+}
+
+/* Without workers it does everything anyway. */
+static void without_workers_nothing_changes(void) {
+    tally t = { .us = 2000 };
+    spdl_pipeline *p = WORKS(0, 1, COUNT_TO(10), SPDL_PIPE(count_calls, .ctx = &t), SPDL_SINK(1));
+    CHECK_EQ(take_from(p, 0, 100, SPDL_END), 10);
+    CHECK_EQ(t.in_next, 10);
+    DONE(p);
+}
+
+TEST_TABLE(next) {
+    TEST_CASE(the_trainer_is_one_thread_more),
+    TEST_CASE(rows_of_long_calls_are_left_to_the_workers),
+    TEST_CASE(without_it_no_call_runs_in_next),
+    TEST_CASE(the_order_stays),
+    TEST_CASE(epochs_end_one_by_one),
+    TEST_CASE(timeouts_lose_nothing),
+    TEST_CASE(a_call_in_next_may_stop),
+    TEST_CASE(a_call_in_next_does_not_wait_for_itself),
+    TEST_CASE(another_thread_may_stop),
+    TEST_CASE(it_can_be_rewound),
+    TEST_CASE(a_call_in_next_may_fail),
+    TEST_CASE(the_trainer_has_a_place_of_its_own),
+    TEST_CASE(on_a_shared_pool_it_is_a_guest),
+    TEST_CASE(without_workers_nothing_changes),
+    TEST_END,
+};
