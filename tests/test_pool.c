@@ -1140,9 +1140,10 @@ static void *acts(void *arg) {
 
 /* Each worker that ran an init is found for its fini, however it was about to sleep. */
 static void every_worker_comes_to_its_fini(void) {
-    actor a = { .pool = pool_of(3, 1), .state = test_seed() };
+    actor a = { .state = test_seed() };
     rest *r = &a.own[0], *idle = &a.own[1];
     chaos_seed = test_seed();
+    a.pool = pool_of(3, 1);
     rest_open(&a, idle); /* so that there are several */
     for (int i = 0; i < (TEST_SANITIZED ? 300 : 3000); ++i) {
         rest_open(&a, r);
