@@ -5139,15 +5139,6 @@ SPDL__PRIVATE void spdl__client_stir(spdl__beacon *beacon, uint64_t bit) {
     while ((quiet & bit) != 0 && !spdl__cas(&beacon->quiet, &quiet, quiet & ~bit)) {}
 }
 
-/* A worker inside the client has found nothing. Either it sees what another thread has published,
-   or that thread sees the bit: both have a full barrier between their store and their load. */
-SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *client, uint32_t at) {
-    const uint64_t bit = (uint64_t)1 << at;
-    (void)spdl__or(&pool->beacon.quiet, bit);
-    spdl__barrier_after_rmw();
-    if (client->runnable(client->self, -1)) spdl__client_stir(&pool->beacon, bit);
-}
-
 /* --- who is woken --- */
 
 /* Any thread. Whether a worker would find something now. `inside` is the client whose step is
@@ -5200,6 +5191,22 @@ SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
 SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
     int i;
     for (i = 0; i < pool->desc.workers; ++i) (void)spdl__worker_wake(&pool->worker[i]);
+}
+
+/* A worker inside the client has found nothing. Either it sees what another thread has published,
+   or that thread sees the bit: both have a full barrier between their store and their load. In the
+   first case others may have seen the bit, too, and gone to sleep; what there is may be theirs alone
+   to do (a fini), so they look again. */
+SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *client, uint32_t at) {
+    const uint64_t bit = (uint64_t)1 << at;
+    if (client->runnable(client->self, -1)) return;
+    (void)spdl__or(&pool->beacon.quiet, bit);
+    spdl__barrier_after_rmw();
+    SPDL_TEST_POINT("pool settles");
+    if (!client->runnable(client->self, -1)) return;
+    spdl__client_stir(&pool->beacon, bit);
+    spdl__full_barrier(); /* the bit goes before we look who sleeps */
+    spdl__pool_wake_all(pool);
 }
 
 /* Call after making something runnable, unless the same worker looks for work next. */

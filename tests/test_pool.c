@@ -1138,6 +1138,24 @@ static void *acts(void *arg) {
     return NULL;
 }
 
+/* Each worker that ran an init is found for its fini, however it was about to sleep. */
+static void every_worker_comes_to_its_fini(void) {
+    actor a = { .state = test_seed() };
+    rest *r = &a.own[0], *idle = &a.own[1];
+    chaos_seed = test_seed();
+    a.pool = pool_of(3, 1);
+    rest_open(&a, idle); /* so that there are several */
+    for (int i = 0; i < (TEST_SANITIZED ? 300 : 3000); ++i) {
+        rest_open(&a, r);
+        for (int k = 0; k < i % 3 + 1; ++k) rest_act(&a, r);
+        actor_pause(&a);
+        rest_close(r);
+    }
+    rest_close(idle);
+    spdl_pool_destroy(a.pool);
+    chaos_seed = 0;
+}
+
 static void an_idle_pipeline_is_woken(void) {
     static actor some[ACTORS];
     chaos_seed = test_seed();
@@ -1194,6 +1212,7 @@ TEST_TABLE(pool) {
     TEST_CASE(idle_clients_are_not_visited),
     TEST_CASE(what_was_on_a_pool_leaves_nothing),
     TEST_CASE(a_busy_pipeline_starves_nobody),
+    TEST_CASE(every_worker_comes_to_its_fini),
     TEST_CASE(an_idle_pipeline_is_woken),
     TEST_END,
 };

@@ -82,6 +82,30 @@ static void it_starts_again_where_it_is_told(void) {
         }
 }
 
+/* In each round a stop leaves nothing but what lies in the sink. */
+static void a_stop_in_between_frees_the_rest(void) {
+    uint64_t state = test_seed();
+    chaos_on();
+    for (int number = 0; number < SHAPES; ++number)
+        for (int i = 0; i < CROWDS; ++i) {
+            spdl_pipeline *p = shape(number, crowds[i], -1);
+            item *it = NULL;
+            for (int round = 0; round < (TEST_SANITIZED ? 40 : 200); ++round) {
+                const long most = (long)(test_random(&state) % 12);
+                for (long k = 0; k < most; ++k) {
+                    REQUIRE(SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK);
+                    CHECK_EQ(it->value, value_at(number, 0, k));
+                    item_free(it);
+                }
+                REQUIRE(spdl_pipeline_stop(p, SPDL_SECONDS(15)) == SPDL_OK);
+                while (SPDL_NEXT(p, &it, 0) == SPDL_OK) item_free(it);
+                CHECK_EQ(items_alive(), 0);
+                REQUIRE(spdl_pipeline_rewind(p, 0, SPDL_SECONDS(15)) == SPDL_OK);
+            }
+            DONE(p);
+        }
+}
+
 /* An end is forgotten, with what was on its way. */
 static void an_end_is_forgotten(void) {
     for (int number = 0; number < 4; ++number)
@@ -332,6 +356,7 @@ static void statistics_go_on(void) {
 
 TEST_TABLE(rewind) {
     TEST_CASE(it_starts_again_where_it_is_told),
+    TEST_CASE(a_stop_in_between_frees_the_rest),
     TEST_CASE(an_end_is_forgotten),
     TEST_CASE(a_failure_is_forgotten),
     TEST_CASE(a_stop_is_forgotten),
