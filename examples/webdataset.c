@@ -1,8 +1,9 @@
 /* webdataset.c - images with labels out of tar shards, as webdataset has them: members of one key,
    the path up to the first dot of the name, are a sample.
        SPDL_FILES -> SPDL_TAR (.group: a sample after the other) -> decode -> batch in place
-   One shard is read after the other, so the samples come in order. The manifest's hash tells whether
-   a later run sees the same shards. Without an argument it makes shards of its own in a folder.
+   One shard is read after the other, so the samples come in order. The manifest's hash tells
+   whether a later run sees the same shards. Without an argument it makes shards of its own in a
+   folder.
 
    Build:  cc -O2 -I. examples/webdataset.c -o webdataset -lpthread
    Run:    ./webdataset ["shards/train-*.tar"]     (members KEY.img of 64 bytes, KEY.cls) */

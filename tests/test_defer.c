@@ -654,14 +654,6 @@ static void sign_in(register_ *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
-static bool signed_in(register_ *r, const char *name) {
-    bool found = false;
-    pthread_mutex_lock(&r->lock);
-    for (int i = 0; i < r->count; ++i) found = found || strcmp(r->name[i], name) == 0;
-    pthread_mutex_unlock(&r->lock);
-    return found;
-}
-
 SPDL_FN(signs_in, item, item) {
     register_ *r = (register_ *)spdl_ctx(task);
     CHECK(spdl_worker(task) >= 0 && spdl_worker(task) < 3);
@@ -676,22 +668,6 @@ SPDL_FN(also_signs_in, item, item) {
     sign_in((register_ *)spdl_ctx(task));
     *out = in;
     return SPDL_OK;
-}
-
-static spdl_result register_init(void *ctx, int worker, void **local) {
-    static int numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
-    register_ *r = (register_ *)ctx;
-    sign_in(r);
-    __atomic_add_fetch(&r->inits, 1, __ATOMIC_RELEASE);
-    *local = &numbers[worker];
-    return SPDL_OK;
-}
-
-static void register_fini(void *ctx, int worker, void *local) {
-    register_ *r = (register_ *)ctx;
-    CHECK_EQ(*(const int *)local, worker);
-    sign_in(r);
-    __atomic_add_fetch(&r->finis, 1, __ATOMIC_RELEASE);
 }
 
 static void the_thread_of_a_source_that_cannot_be_had_is_told(void) {

@@ -266,23 +266,6 @@ static void order_and_batches(void) {
     CHECK(is(&s, SPDL_LIMIT_BATCH, 2, "had a batch full"));
 }
 
-static void copies_to_a_device(void) {
-    spdl_stats s = second();
-    busy(&s, 0, 0.9, 0.01); /* a source as well: it would not help to move its work */
-    s.calls_device_ns = 460000000;
-    CHECK(is(&s, SPDL_LIMIT_DEVICE, 0, "asleep, waiting for copies to the device. Send less"));
-    s.calls_device_ns = 430000000; /* less than half of what it slept */
-    CHECK(is(&s, SPDL_LIMIT_SERIAL, 0, ""));
-    s = second();
-    s.step_ns = 960000000;
-    s.wait_ns = 40000000;
-    s.step_device_ns = 47000000;
-    CHECK(is(&s, SPDL_LIMIT_TRAINER, -1, ""));
-    s.step_device_ns = 480000000;
-    CHECK(is(&s, SPDL_LIMIT_DEVICE, -1, "But for 50 % of its own steps it waited for copies to "
-                                        "the device. Send less"));
-}
-
 static void consumers_that_have_enough(void) {
     spdl_stats s = second();
     s.step_ns = 960000000;
@@ -313,8 +296,8 @@ static void numbers_of_any_kind(void) {
         spdl_finding f;
         uint64_t *const numbers[] = {
             &s.elapsed_ns, &s.wait_ns, &s.step_ns, &s.delivered, &s.process_ns, &s.process_cpu_ns,
-            &s.others_cpu_ns, &s.minor_faults, &s.trainer_runnable_ns, &s.step_device_ns,
-            &s.calls_device_ns, &s.stage[1].busy_ns,
+            &s.others_cpu_ns, &s.minor_faults, &s.trainer_runnable_ns,
+            &s.stage[1].busy_ns,
             &s.stage[1].cpu_ns, &s.stage[1].blocked_ns, &s.stage[1].p50_ns, &s.stage[1].max_ns,
             &s.stage[1].exposed_ns, &s.stage[1].tasks, &s.stage[1].split_calls
         };
@@ -566,7 +549,6 @@ TEST_TABLE(verdict) {
     TEST_CASE(processors_that_others_have),
     TEST_CASE(workers_that_are_too_few),
     TEST_CASE(order_and_batches),
-    TEST_CASE(copies_to_a_device),
     TEST_CASE(consumers_that_have_enough),
     TEST_CASE(numbers_of_any_kind),
     TEST_CASE(stages_that_compute),

@@ -522,7 +522,7 @@ SPDL_FN(wild_source, void, thing) {
 }
 
 /* Another source that is asked: it counts itself, and is not always ready. */
-static spdl_result wild_next(void *source, void **item, int64_t timeout_ns) {
+static spdl_result wild_next(void *source, void **next, int64_t timeout_ns) {
     dice *d = (dice *)source;
     const uint64_t number = wild_first(d, d->epoch, d->value);
     HOLDS(d->w, timeout_ns >= 0);
@@ -534,14 +534,14 @@ static spdl_result wild_next(void *source, void **item, int64_t timeout_ns) {
         return SPDL_END;
     }
     ++d->value;
-    *item = thing_make(d->w, number, d->epoch);
+    *next = thing_make(d->w, number, d->epoch);
     return SPDL_OK;
 }
 
-static void wild_drop(void *ctx, void *item, const spdl_error *error) {
+static void wild_drop(void *ctx, void *dropped, const spdl_error *error) {
     dice *d = (dice *)ctx;
     HOLDS(d->w, error->result < 0 && &d->w->dice[error->stage] == d);
-    if (item != NULL && d->depth == 0) HOLDS(d->w, ((thing *)item)->magic == ALIVE);
+    if (dropped != NULL && d->depth == 0) HOLDS(d->w, ((thing *)dropped)->magic == ALIVE);
     __atomic_add_fetch(&d->drops, 1, __ATOMIC_RELAXED);
 }
 
