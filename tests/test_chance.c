@@ -1,6 +1,6 @@
 /* Pipelines drawn by chance, run with everything that can happen to a pipeline at once: a producer,
-   somebody who completes deferred calls, somebody who changes the concurrency, somebody who stops, and
-   a trainer that rewinds.
+   somebody who completes deferred calls, somebody who changes the concurrency, somebody who stops,
+   and a trainer that rewinds.
 
    Each has a number. One that breaks a promise says its number, and
        CHANCE=number [CHANCE_ROUNDS=n] build/cc/runner chance
@@ -231,8 +231,8 @@ static bool stream_within(const wild_stream *all, const wild_stream *part, bool 
     return !whole || part->count == all->count;
 }
 
-/* The sequence is known: compares what was delivered with what the model says, the failure that ended
-   it included. */
+/* The sequence is known: compares what was delivered with what the model says, the failure that
+   ended it included. */
 static void wild_judge_sequence(wild *w, spdl_result result, const wild_stream *all) {
     const bool whole = result == SPDL_END || (result < 0 && !w->vague);
     if (result < 0 && !w->vague)
@@ -343,7 +343,8 @@ static void wild_start(wild *w) {
 
 /* Starts again. What keeps something from call to call is made to forget it while all is quiet. */
 static void wild_rewind(wild *w) {
-    if (w->stateful || chance(w, 2)) EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
+    if (w->stateful || chance(w, 2))
+        EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
     w->rewound = true;
     if (w->stateful) wild_forget(w);
     w->epoch = 0;

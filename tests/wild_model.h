@@ -1,8 +1,8 @@
 /* wild_model.h - pipelines drawn by chance: how their rows are drawn, and what they must deliver.
 
-   The model runs the same rows one after the other on lists of numbers, up to the first failure that
-   no budget allows. What it cannot know, because it hangs on who is quicker, is noted while the rows
-   are drawn: w->ordered says that the sequence is known, w->known that the set is. */
+   The model runs the same rows one after the other on lists of numbers, up to the first failure
+   that no budget allows. What it cannot know, because it hangs on who is quicker, is noted while
+   the rows are drawn: w->ordered says that the sequence is known, w->known that the set is. */
 #ifndef WILD_MODEL_H_INCLUDED
 #define WILD_MODEL_H_INCLUDED
 

@@ -146,10 +146,8 @@ large holds marks -DITEMS=2 -DFLUSH
 large holds marks -DITEMS=2 -DLIM2=2 -DHANG
 large holds marks -DITEMS=1 -DEPOCHS -DLIM2=2
 model holds branch -DITEMS=2
-large holds branch
 large holds parked -DITEMS=1
 large holds parked -DAGAIN -DITEMS=1
-large holds parked -DAGAIN -DROOMS=1 -DLIM=2
 model holds leave
 large holds push -DITEMS=2 -DNO_CLOSE
 large holds push -DDROP -DNO_CLOSE
@@ -181,6 +179,8 @@ if [ "$long" = yes ]; then
     large holds marks -DITEMS=1 -DEPOCHS -DSTOPS
     large holds marks -DITEMS=1 -DEPOCHS -DREWINDS
     large holds marks -DITEMS=1 -DSTOPS -DREWINDS -DNO_HOLES
+    large holds branch
+    large holds parked -DAGAIN -DROOMS=1 -DLIM=2
     large holds parked
     large holds parked -DLIM=2
     large holds parked -DAGAIN
@@ -192,6 +192,7 @@ if [ "$long" = yes ]; then
     large holds loader -DBATCHES=2
     large holds loader
     large breaks push -DLIM=1 -DSILENT_CLOSE
+    large breaks sit -DHOLES -DITEMS=3 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DLATE_DROPPED
     large breaks sit $full -DITEMS=4 -DROOMS=2 -DNO_SLEEP -DLIM1=1 -DNO_PREV
 fi
 
@@ -207,7 +208,6 @@ for mutant in NO_RECHECK LATE_WORD NO_TRAINER_LOOK; do
 done
 model breaks sit $late -DROOMS=2 -DNO_WAIT_HINT
 model breaks sit $late -DROOMS=1 -DNO_ASK_HINT
-large breaks sit -DHOLES -DITEMS=3 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DLATE_DROPPED
 model breaks sit -DHOLES -DITEMS=2 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DNO_UNDO_HINT
 model breaks marks -DITEMS=2 -DEPOCHS -DNO_WAIT
 large breaks marks -DITEMS=1 -DEPOCHS -DLIM2=2 -DNO_EXCL

@@ -17,9 +17,9 @@
      -DPARKED   begins with all workers asleep and all edges full
      -DLAST     so does this: row 2 alone, a call of it that hangs, the results behind it ready
      -DNO_SLEEP the trainer never sleeps, which makes the model smaller
-     -DHOLES    row 0 has ended; row 1 drops item HOLE, for which row 2 makes no result. `dropped` is
-                raised before the head moves, and lowered again when the swap fails; worker 0 is a
-                guest, who may go then. Also checked: row 1 promises no more than has room
+     -DHOLES    row 0 has ended; row 1 drops item HOLE, for which row 2 makes no result. `dropped`
+                is raised before the head moves, and lowered again when the swap fails; worker 0
+                is a guest, who may go then. Also checked: row 1 promises no more than has room
 
    Switches that take out one part of the protocol, and must fail:
      NO_NEXT         no look at the row that reads what was put
