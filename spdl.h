@@ -11484,10 +11484,17 @@ SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
 /* Results of a row that may be promised and not taken. */
 SPDL__COLD uint64_t spdl__node_window(const spdl__node *node) {
     const uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
-    if (node->row.kind == SPDL_KIND_PATH) /* all that wait may be here, and a mark */
-        return window + 1 + (uint64_t)node->before->row.buffer_size;
+    if (node->row.kind == SPDL_KIND_PATH && !node->before->holes)
+        return window + 1 + (uint64_t)node->before->row.buffer_size; /* as below, and a mark */
     if (node->row.kind == SPDL_KIND_BRANCH) return 1; /* it writes those of its paths */
     return node->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
+}
+
+/* Places for them. In a path all that wait for the branch may be, beyond its window. */
+SPDL__COLD uint64_t spdl__node_slots(const spdl__node *node) {
+    const bool more = node->row.kind == SPDL_KIND_PATH && node->before->holes;
+    return spdl__pow2(spdl__node_window(node) +
+                      (more ? (uint64_t)node->before->row.buffer_size + 1 : 0));
 }
 
 /* Blocks of a row that the pipeline itself may use at once; in place those written into, too. */
@@ -11527,7 +11534,7 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     uint64_t most = 1;
     if (node->row.kind != SPDL_KIND_BRANCH || !node->merge->ordered) return true;
     for (row = node + 1; row < node->merge; ++row)
-        most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
+        most += spdl__node_slots(row) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
     node->turns = (uint8_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, 1);
     return node->turns != NULL;
@@ -11544,7 +11551,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node,
     edge->buffer_size = (uint64_t)row->buffer_size;
     edge->window = spdl__node_window(node);
     edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
-    edge->mask = spdl__pow2(edge->window) - 1;
+    edge->mask = spdl__node_slots(node) - 1;
     edge->slots = (spdl__slot *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(*edge->slots));
     node->counters = (spdl__counters *)spdl__pipeline_alloc(p, (uint64_t)p->workers + 1,
                                                             sizeof(*node->counters));
