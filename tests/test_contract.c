@@ -165,7 +165,6 @@ typedef struct wild_row {
     int limit, buffer, size; /* size: of a batch */
     long every;              /* drops: one of so many */
     bool ordered;
-    bool own;      /* runs on threads of its own */
     bool batches;  /* its items are some */
     bool by_key;   /* calls are known by spdl_sequence: their order is; else by their number */
     long hangs_at; /* such a call; -1: none */
@@ -313,7 +312,6 @@ static void wild_draw(plan *w) {
         if (r->does == GROUPS) w->grouped = true;
         if (r->does == PASSES || r->does == DROPS) r->limit = 1 + (int)below(4);
         if (r->limit > 1) r->ordered = below(2);
-        r->own = r->does == PASSES && below(8) == 0;
     }
     for (int hang = 1 + (int)below(w->workers - 1); hang > 0; --hang) {
         for (int i = 0; i < w->rows; ++i) {
@@ -334,7 +332,7 @@ static void wild_tell(const plan *w) {
     for (int i = 0; i < w->rows; ++i) {
         const wild_row *r = &w->row[i];
         const char *const does = r->does == GROUPS ? "batches" : r->does == DROPS ? "filter"
-                                                             : r->own ? "own threads" : "stage";
+                                                                                  : "stage";
         fprintf(stderr, "    %s of %d, %s order, buffer %d, hangs at %ld: %d calls, can be %ld\n",
                 does, r->does == GROUPS ? r->size : r->limit, r->ordered ? "input" : "any",
                 r->buffer, r->hangs_at, told_by(&r->calls), r->begun);
@@ -353,7 +351,6 @@ static spdl_pipeline *wild_begin(plan *w) {
         wild_row *r = &w->row[i];
         const spdl_stage source = SPDL_SOURCE(wild_source, .ctx = r), batch = SPDL_BATCH(r->size);
         const spdl_stage stage = SPDL_PIPE(wild_stage, .ctx = r, .concurrency = r->limit,
-                                           .threads = r->own ? r->limit : 0,
                                            .output_order = order_of(r->ordered));
         rows[i] = r->does == MAKES ? source : r->does == GROUPS ? batch : stage;
         rows[i].buffer_size = i + 1 < w->rows ? r->buffer : 0;
@@ -777,7 +774,7 @@ static void hangs_here(spot where) {
     await(&h->gate, 1);
 }
 
-/* Of what is dropped in the last row, by spdl_complete, or to make way. */
+/* Of what is dropped in the last row, by a call that was completed so, or to make way. */
 static void frees(void *it) {
     if (((item *)it)->value == the_house->hanging) {
         hangs_here(IN_FREE);
@@ -936,11 +933,11 @@ static void one_call_hangs(spot where) {
                                                  .output_order = SPDL_ORDER_COMPLETION),
                                        SPDL_PIPE(last, OPEN, .max_failures = -1), SPDL_SINK(8)));
     helped = house_gets_stuck(&h, &helper);
+    if (helped) pthread_join(helper, NULL); /* spdl_complete frees nothing itself */
     beside = thread_of(house_goes_on, &h);
     await(&h.done, 1);
     open_gate(&h.gate);
     pthread_join(beside, NULL);
-    if (helped) pthread_join(helper, NULL);
     house_ends(&h, h.pushed - (where == IN_FREE || where == IN_COMPLETE || where == IN_LOG));
 }
 
@@ -954,6 +951,7 @@ static void one_push_hangs(void) {
     h.p = BEGIN(2, SPDL_FEED(item, .free_item = frees, .buffer_size = 4, .drop_oldest = true),
                 SPDL_PIPE(first, .concurrency = 4), SPDL_PIPE(last, OPEN), SPDL_SINK(8));
 #undef OPEN
+    CHECK_EQ(spdl_pipeline_set_concurrency(h.p, 1, 1), SPDL_OK);
     (void)house_push(&h);
     while (stats_of(h.p, 1).in_flight == 0) sleep_us(50);
     while (h.pushed < 5) (void)house_push(&h);

@@ -43,7 +43,8 @@ is_wanted() {
 
 # What the assertions speak of: another one that fails is a mistake in the model.
 claims='asleep|inside|value|passed|returned|taken|late|result|settled|told|gone|waits'
-claims="$claims|ticket|calls|freed|pushed"
+claims="$claims|ticket|calls|freed|pushed|where|fate|over|next|failed|blocked|due|seen|stopped"
+claims="$claims|tail|head|old|at!=|refunds"
 
 # Most searches are over sooner than a compiler has optimised them: `large` ones, of more than a
 # million states, are worth it. COLLAPSE takes half the memory and half as long again. The search is
@@ -65,7 +66,7 @@ search() {
         cd "$folder" &&
             spin "$@" -a "$name.pml" &&
             $compile -w -DSAFETY $collapse -DMEMLIM=3500 -o pan pan.c &&
-            ./pan -m100000
+            ./pan -m1000000
     ) >"$folder/log" 2>&1
     errors=$(sed -n 's/.*errors: \([0-9]*\).*/\1/p' "$folder/log")
     states=$(sed -n 's/ *\([0-9e.+]*\) states, stored.*/\1/p' "$folder/log")
@@ -140,11 +141,13 @@ large holds sit -DITEMS=1
 large holds sit $full -DITEMS=3
 model holds sit $late -DROOMS=1
 model holds sit $late -DROOMS=2
-large holds held -DKINDS=2 -DSLOTS=2  # a bundle, an item
-large holds held -DKINDS=12           # an item, a mark, an item
-large holds held -DKINDS=35           # a mark, an item, a bundle
-large holds stop -DNO_DEFER -DNO_DROP
-large holds stop -DONE_STOP
+model holds sit -DHOLES -DITEMS=2 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1
+large holds marks -DITEMS=2 -DFLUSH
+large holds marks -DITEMS=2 -DLIM2=2 -DHANG
+large holds marks -DITEMS=1 -DEPOCHS -DLIM2=2
+model holds branch -DITEMS=2
+large holds parked -DITEMS=1
+large holds parked -DAGAIN -DITEMS=1
 model holds leave
 large holds push -DITEMS=2 -DNO_CLOSE
 large holds push -DDROP -DNO_CLOSE
@@ -159,26 +162,32 @@ model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2 -DFENCE
 large holds wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT
 model holds next -DTICKETS=2
 model holds next -DNO_STOP
-model holds deferred
-model holds groups
-model holds stream
-model holds stream -DITEMS=4 -DSPACE=2
 large holds loader -DBATCHES=1
 large holds loader -DLIVES=1
 if [ "$long" = yes ]; then
     large holds sit
+    large holds sit -DHOLES -DITEMS=3 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1
+    large holds marks -DITEMS=3
+    large holds marks -DITEMS=2 -DEPOCHS -DBLOCK
+    large holds marks -DITEMS=1 -DEPOCHS -DFLUSH
+    large holds marks -DITEMS=2 -DSTOPS -DNO_HOLES
+    large holds marks -DITEMS=1 -DEPOCHS -DSTOPS
+    large holds marks -DITEMS=1 -DEPOCHS -DREWINDS
+    large holds marks -DITEMS=1 -DSTOPS -DREWINDS -DNO_HOLES
+    large holds branch
+    large holds parked -DAGAIN -DROOMS=1 -DLIM=2
+    large holds parked
+    large holds parked -DLIM=2
+    large holds parked -DAGAIN
     large holds sit -DNO_SLEEP -DITEMS=3
-    large holds held -DKINDS=18 # a bundle, an item, a hole
-    large holds held -DSLOTS=2  # all combinations
-    large holds stop -DNO_DEFER
     large holds push -DITEMS=2
     large holds push -DNO_CLOSE
     large holds push -DLIM=1
     large holds next
-    large holds groups -DITEMS=3
     large holds loader -DBATCHES=2
     large holds loader
     large breaks push -DLIM=1 -DSILENT_CLOSE
+    large breaks sit -DHOLES -DITEMS=3 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DLATE_DROPPED
     large breaks sit $full -DITEMS=4 -DROOMS=2 -DNO_SLEEP -DLIM1=1 -DNO_PREV
 fi
 
@@ -194,15 +203,32 @@ for mutant in NO_RECHECK LATE_WORD NO_TRAINER_LOOK; do
 done
 model breaks sit $late -DROOMS=2 -DNO_WAIT_HINT
 model breaks sit $late -DROOMS=1 -DNO_ASK_HINT
-for mutant in LAST_PLAIN STALE_FIELDS STORE_RELEASE BLIND_HOLD; do
-    model breaks held -DKINDS=2 -DSLOTS=1 "-D$mutant"
+model breaks sit -DHOLES -DITEMS=2 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DNO_UNDO_HINT
+model breaks marks -DITEMS=2 -DEPOCHS -DNO_WAIT
+large breaks marks -DITEMS=1 -DEPOCHS -DLIM2=2 -DNO_EXCL
+model breaks marks -DITEMS=1 -DWAKE_EARLY
+large breaks marks -DITEMS=2 -DREWINDS -DHEADS_BACK
+model breaks marks -DITEMS=1 -DREWINDS -DOLD_BASE
+model breaks marks -DITEMS=1 -DREWINDS -DPURGE_EARLY
+model breaks marks -DITEMS=1 -DEPOCHS -DFLUSH -DOLD_FLUSHED
+model breaks marks -DITEMS=1 -DFLUSH -DTWO_STEPS
+model breaks marks -DITEMS=2 -DSHUT_FIRST
+large breaks marks -DITEMS=2 -DCAP2=2 -DNO_SHUT_PASS
+large breaks marks -DITEMS=2 -DFAIL_AT_END
+model breaks marks -DITEMS=2 -DLIM2=2 -DHANG -DLAST_PUTS
+for mutant in NO_HOLE LOST_DROP ANY_PATH BY_NUMBER; do
+    model breaks branch -DITEMS=2 "-D$mutant"
 done
-model breaks held -DKINDS=2 -DSLOTS=2 -DNO_OWN_HINT
-large breaks held -DKINDS=2 -DSLOTS=2 -DEARLY_SHIFT
-model breaks held -DKINDS=0 -DCAP0=1 -DCAP1=1 -DNO_PREV
-model breaks held -DKINDS=18 -DLATE_SHIFT
-model breaks held -DKINDS=12 -DSLOTS=2 -DNO_OTHERS
-model breaks held -DKINDS=0 -DSLOTS=2 -DEARLY_FINISH
+model breaks branch -DLATE_FAIL
+model breaks branch -DNO_WAIT
+for mutant in NO_ROOM_LOOK NO_PARK_QUIET NO_DROP LATE_RELEASE; do
+    model breaks parked -DAGAIN "-D$mutant"
+done
+large breaks parked -DAGAIN -DITEMS=1 -DNO_PARK_HINT
+large breaks parked -DNO_GENERATION
+for mutant in BLIND_RETURN SILENT_COMPLETE SILENT_DONE LATE_WORD NO_COMPLETING; do
+    model breaks parked -DITEMS=1 "-D$mutant"
+done
 model breaks event -DNO_CLOSE -DNO_HEAVY
 model breaks event -DNO_CLOSE -DNO_RECHECK
 model breaks event -DNO_CLOSE -DLATE_WORD
@@ -221,11 +247,6 @@ for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK LATE_FED OWN_TICKET NO_END_H
 done
 model breaks next -DTICKETS=2 -DSILENT_STOP
 model breaks next -DTICKETS=2 -DEARLY_STOP
-for mutant in PLAIN_STOPPED STORE_RELEASE SILENT_RELEASE EARLY_LOOK LATE_WORD SILENT_COMPLETE \
-    EARLY_LEAVE IGNORE_HELD SILENT_DROP; do
-    model breaks stop -DONE_STOP "-D$mutant"
-done
-model breaks stop -DNO_DEFER -DNO_DROP -DNO_PURGE_LOCK
 for mutant in PLAIN_CALLING NO_LOOK BLIND_RETURN LATE_WORD NO_REFERENCE; do
     model breaks leave "-D$mutant"
 done
@@ -234,18 +255,6 @@ for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END
 done
 for mutant in PLAIN_DROP NEEDS_PLACE; do
     model breaks push -DDROP -DNO_CLOSE "-D$mutant"
-done
-model breaks deferred -DNO_GENERATION
-model breaks deferred -DNO_TELLING
-model breaks deferred -DBLIND_RETURN
-model breaks deferred -DNO_COMPLETING
-model breaks deferred -DLATE_RELEASE
-for mutant in NO_CHANGED NO_DRY_LOOK PLAIN_DRY PLAIN_CHANGED COUNT_FIRST NO_WAIT_FENCE \
-    NO_ROOM_HINT EARLY_AT; do
-    model breaks stream "-D$mutant"
-done
-for mutant in OWN_POOL NO_NEXT NO_PREV NO_TAKE_HINT NO_LEAVE_HINT NO_CLEAR NO_RECHECK LATE_WORD; do
-    model breaks groups "-D$mutant"
 done
 for mutant in NO_PUT_FENCE NO_RECHECK LATE_WORD EARLY_STAMP LATE_HOLD NO_RECOUNT NO_RELEASE \
     GONE_LAST SILENT_START; do

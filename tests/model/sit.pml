@@ -1,5 +1,6 @@
-/* Who wakes whom: spdl__step_sit, spdl__wake_hint and spdl__pool_park of >>step-impl and
-   >>pool-impl, with the trainer that takes and waits (spdl__next_wait of >>next-impl).
+/* Who wakes whom: spdl__flow_sit, spdl__flow_hole, spdl__wake_hint and spdl__pool_park of
+   >>flow-impl, >>row-impl and >>pool-impl, with the trainer that takes and waits
+   (spdl__next_wait of >>next-impl).
 
    Rows 0 (a source, limit 1), 1 (limit LIM1) and 2 (limit LIM2), in input order, room for CAP0,
    CAP1 and CAP2 (buffer and limit) behind them; WORKERS workers; a trainer that takes ROOMS items
@@ -16,6 +17,9 @@
      -DPARKED   begins with all workers asleep and all edges full
      -DLAST     so does this: row 2 alone, a call of it that hangs, the results behind it ready
      -DNO_SLEEP the trainer never sleeps, which makes the model smaller
+     -DHOLES    row 0 has ended; row 1 drops item HOLE, for which row 2 makes no result. `dropped`
+                is raised before the head moves, and lowered again when the swap fails; worker 0
+                is a guest, who may go then. Also checked: row 1 promises no more than has room
 
    Switches that take out one part of the protocol, and must fail:
      NO_NEXT         no look at the row that reads what was put
@@ -34,7 +38,9 @@
      PLAIN_WAITING   `waiting` is stored, without a full barrier before the second look
      DEAF_ROOM       a take of the trainer hints nobody
      NO_WAIT_HINT    a trainer that is about to sleep does not hint row 2 above the watermark
-     NO_ASK_HINT     neither does one that asks */
+     NO_ASK_HINT     neither does one that asks
+     LATE_DROPPED    `dropped` is raised behind the head
+     NO_UNDO_HINT    nobody is woken when it is lowered again, as the swap has failed */
 
 #ifndef WORKERS
 #define WORKERS 2
@@ -60,6 +66,9 @@
 #ifndef CAP2
 #define CAP2 1
 #endif
+#ifndef HOLE
+#define HOLE 1
+#endif
 #define PROCS (WORKERS + 1)
 #define TRAINER WORKERS
 #define W(n) (n)
@@ -72,6 +81,11 @@
 byte sleepers, fed;
 byte bell[WORKERS];
 bit waking;
+
+#ifdef HOLES
+byte dropped, refunds;
+byte tail2; /* results of row 2 */
+#endif
 
 bool asleep[WORKERS];
 bool announced[WORKERS]; /* `asleep` of spdl__worker */
@@ -90,26 +104,60 @@ bool trainer_asleep, asked;
 #define READY(p, n, h)                                                                             \
     ((n) == 0 -> (h) < ITEMS                                                                       \
               : ((h) < ITEMS &&                                                                    \
-                  LOAD(p, STAMP(((n) == 0 -> 0 : (n) - 1), ((h) < ITEMS -> (h) : 0))) == 1))
+                  LOAD(p, STAMP(((n) == 0 -> 0 : (n) - 1), ((h) < ITEMS -> (h) : 0))) > 0))
 #define UNTIL(p, n)                                                                                \
     ((n) == 2 -> LOAD(p, THEAD) + CAP2                                                             \
               : ((n) == 1 -> HD(LOAD(p, W(2))) + CAP1 : HD(LOAD(p, W(1))) + CAP0))
+#ifdef HOLES
+#define AT(n, w) ((n) == 2 -> tail2 : HD(w)) /* the number of the next result */
+#define IS_HOLE(p, n, h) ((n) == 2 && (h) == HOLE && READY(p, n, h))
+#define GONE(w) ((w) > HOLE) /* holes before the head */
+#else
+#define AT(n, w) HD(w)
+#define IS_HOLE(p, n, h) false
+#endif
 #define FED(p, h) ((h) < ITEMS && LOAD(p, STAMP(2, ((h) < ITEMS -> (h) : 0))) == 1)
 
 #ifdef LAST
 #define LOWEST 2
+#elif defined HOLES
+#define LOWEST 1
 #else
 #define LOWEST 0
 #endif
 
-/* spdl__claim_runnable: one load in each step: word, stamp, room */
+#ifdef HOLES
+#define UNDER(p, n, w) (8 + AT(n, w) < u)
+#define ITEM_READY(p, n, h) (READY(p, n, h) && !IS_HOLE(p, n, h))
+/* spdl__edge_until, by 8 more */
+inline room(p, n) {
+    if
+    :: n == 1 -> u = 8 + HD(LOAD(p, W(2))) + CAP1; u = u - dropped; u = u + refunds
+    :: else -> u = 8 + UNTIL(p, n)
+    fi
+}
+#else
+#define UNDER(p, n, w) (HD(w) < UNTIL(p, n))
+#define ITEM_READY READY
+#endif
+
+/* spdl__row_runnable: one load in each step: word, stamp, room */
 inline runnable(p, n) {
     w2 = LOAD(p, W(n));
     if
     :: AC(w2) >= LIMIT(n)
     :: else ->
         if
-        :: READY(p, n, HD(w2)) -> found = HD(w2) < UNTIL(p, n)
+#ifdef HOLES
+        :: IS_HOLE(p, n, HD(w2)) -> found = true
+#endif
+#ifdef HOLES
+        :: READY(p, n, HD(w2)) && !IS_HOLE(p, n, HD(w2)) ->
+            room(p, n);
+            d_step { found = UNDER(p, n, w2); u = 0 }
+#else
+        :: READY(p, n, HD(w2)) -> found = UNDER(p, n, w2)
+#endif
         :: else
         fi
     fi;
@@ -122,11 +170,14 @@ inline all_runnable(p) {
     if
     :: !found -> runnable(p, 1)
     :: else
-    fi;
+    fi
+#ifndef HOLES
+    ;
     if
     :: !found -> runnable(p, 0)
     :: else
     fi
+#endif
 #endif
 }
 
@@ -217,7 +268,7 @@ inline hint(p, n, first) {
 }
 
 proctype Worker(byte me) {
-    byte word, w1, w2, row, h;
+    byte word, w1, w2, row, h, u;
     bool found, mine, taken;
 #ifdef EARLY_SLEEPERS
     byte early;
@@ -229,8 +280,18 @@ step:
     row = 2;
 take: /* a look that finds nothing is a take that fails at its first load */
     w1 = LOAD(me, W(row));
+#ifdef HOLES
+    if
+    :: (mine || AC(w1) < LIMIT(row)) && IS_HOLE(me, row, HD(w1)) -> goto hole
+    :: else
+    fi;
+    room(me, row);
+#endif
     if /* the room may only grow and the stamp only come while the word stays */
-    :: (mine || AC(w1) < LIMIT(row)) && HD(w1) < UNTIL(me, row) && READY(me, row, HD(w1)) ->
+    :: (mine || AC(w1) < LIMIT(row)) && UNDER(me, row, w1) && ITEM_READY(me, row, HD(w1)) ->
+#ifdef HOLES
+        u = 0;
+#endif
         h = HD(w1);
 #ifdef EARLY_SLEEPERS
         early = sleepers;
@@ -244,12 +305,19 @@ take: /* a look that finds nothing is a take that fails at its first load */
             fi;
             w1 = 0
         }
+#ifdef HOLES
+    :: else -> d_step { w1 = 0; u = 0 }
+#else
     :: else -> w1 = 0
+#endif
     fi;
     if
     :: !taken -> goto leave
     :: else -> taken = false
     fi;
+#ifdef HOLES
+    assert(row != 1 || HD(mem[W(1)]) - refunds <= HD(mem[W(2)]) - GONE(HD(mem[W(2)])) + CAP1);
+#endif
 #if defined NO_TAKE_HINT
     if
     :: !mine -> hint(me, row, !mine)
@@ -271,11 +339,52 @@ take: /* a look that finds nothing is a take that fails at its first load */
 end_in_call:
         false /* never ends */
     fi;
+#ifdef HOLES
+    if
+    :: row == 1 && h == HOLE -> d_step { FENCED(me); refunds++ }; store(me, STAMP(1, h), 2)
+    :: row == 2 -> d_step { store(me, STAMP(2, tail2), 1); tail2++ }
+    :: else -> store(me, STAMP(row, h), 1)
+    fi;
+    h = 0;
+#else
     d_step { store(me, STAMP(row, h), 1); h = 0 };
+#endif
     if
     :: goto take
     :: true
     fi;
+#ifdef HOLES
+    goto leave;
+hole:
+    skip;
+#ifndef LATE_DROPPED
+    d_step { FENCED(me); dropped++ };
+#endif
+    d_step {
+        FENCED(me);
+        taken = mem[W(2)] == w1;
+        if
+        :: taken -> mem[W(2)] = w1 + 4 + (mine -> 0 : 1)
+        :: else
+        fi;
+        w1 = 0
+    };
+#ifdef LATE_DROPPED
+    d_step { FENCED(me); dropped++ };
+#endif
+    if
+    :: taken -> taken = false; hint(me, row, false); mine = true; goto take
+    :: else
+    fi;
+    d_step { FENCED(me); dropped-- };
+#ifndef NO_UNDO_HINT
+    hint(me, row, false);
+#endif
+    if
+    :: me == 0 && !mine -> goto end_guest
+    :: true
+    fi;
+#endif
 leave:
     if
     :: mine ->
@@ -319,7 +428,11 @@ end_asleep:
 #ifndef NO_CLEAR_AFTER
     d_step { FENCED(me); waking = 0 };
 #endif
-    goto step
+    goto step;
+#ifdef HOLES
+end_guest:
+    false
+#endif
 }
 
 /* a hint for row 2 by the trainer, behind a read-modify-write */
@@ -338,7 +451,7 @@ inline hint_last() {
 
 /* the pauses and yields before the sleep are looks like others and left out */
 proctype Trainer() {
-    byte takes, w2, word;
+    byte takes, w2, word, u;
     bool found;
 end_takes:
     do
@@ -351,7 +464,7 @@ end_takes:
         d_step { FENCED(TRAINER); mem[THEAD] = takes };
 #ifndef DEAF_ROOM
         if
-        :: HD(LOAD(TRAINER, W(2))) - takes <= CAP2 / 2 && SEES_SLEEPERS -> hint_last()
+        :: AT(2, LOAD(TRAINER, W(2))) - takes <= CAP2 / 2 && SEES_SLEEPERS -> hint_last()
         :: else
         fi
 #endif
@@ -398,12 +511,19 @@ end_asleep:
 #else
 #define ASLEEP (asleep[0] || asleep[1])
 #endif
+#ifdef HOLES
+#define PUT_HOLE (mem[STAMP(1, HOLE)] == 2)
+#define MORE(n) ((n) == 1 -> PUT_HOLE - GONE(HD(mem[W(2)])) : 0)
+#else
+#define MORE(n) 0
+#endif
 #define RUNS(n)                                                                                    \
-    (AC(mem[W(n)]) < LIMIT(n) && READY(0, n, HD(mem[W(n)])) && HD(mem[W(n)]) < UNTIL(0, n))
-#define HIGH (HD(mem[W(2)]) - mem[THEAD] > CAP2 / 2)
+    (AC(mem[W(n)]) < LIMIT(n) && READY(0, n, HD(mem[W(n)])) &&                                     \
+     (IS_HOLE(0, n, HD(mem[W(n)])) || AT(n, mem[W(n)]) < UNTIL(0, n) + MORE(n)))
+#define HIGH (AT(2, mem[W(2)]) - mem[THEAD] > CAP2 / 2)
 
 init {
-#ifdef PARKED
+#if defined PARKED || defined HOLES
     byte i;
 #endif
     atomic {
@@ -429,6 +549,14 @@ init {
         mem[W(2)] = CAP2 * 4;
         mem[W(1)] = (CAP2 + CAP1) * 4;
         mem[W(0)] = (CAP2 + CAP1 + CAP0) * 4;
+#endif
+#ifdef HOLES
+        mem[W(0)] = ITEMS * 4;
+        do
+        :: i == ITEMS -> break
+        :: else -> mem[STAMP(0, i)] = 1; i++
+        od;
+        i = 0;
 #endif
 #ifdef LAST
         sleepers = WORKERS;
