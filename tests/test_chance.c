@@ -326,7 +326,7 @@ static void wild_account(wild *w) {
 /* CHANCE_SEEN=1 prints a number for what each pipeline has delivered. */
 static void wild_say(const wild *w, spdl_result result) {
     uint64_t sum = (uint64_t)w->rewound;
-    if (getenv("CHANCE_SEEN") == NULL || !w->ordered || result != SPDL_END) return;
+    if (getenv("CHANCE_SEEN") == NULL || !w->ordered || w->feed || result != SPDL_END) return;
     for (size_t i = 0; i < w->seen.count; ++i) sum = mix(sum, w->seen.token[i]);
     printf("seen %llu %s %zu %llx\n", (unsigned long long)w->seed, w->plain ? "plain" : "",
            w->seen.count, (unsigned long long)sum);
