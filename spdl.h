@@ -493,7 +493,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    and records the type names: create refuses a table whose stages do not fit. void fits anything. A
    source has void as its input type. The function returns
        SPDL_OK       with an item in *out (for a stage: *out may be `in`, changed in place)
-       SPDL_SKIP     drops the item
+       SPDL_SKIP     drops the item; from a source: there is none yet, and no number is taken
        SPDL_END      from a source: there is no more, or with .continuous no more in this epoch
        SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete gives the result later
        SPDL_AGAIN    with .again: an item in *out, and there is more: see One to many below
@@ -5195,8 +5195,8 @@ SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
 
 /* A worker inside the client has found nothing. Either it sees what another thread has published,
    or that thread sees the bit: both have a full barrier between their store and their load. In the
-   first case others may have seen the bit, too, and gone to sleep; what there is may be theirs alone
-   to do (a fini), so they look again. */
+   first case others may have seen the bit, too, and gone to sleep; what there is may be theirs
+   alone to do (a fini), so they look again. */
 SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *client, uint32_t at) {
     const uint64_t bit = (uint64_t)1 << at;
     if (client->runnable(client->self, -1)) return;
