@@ -136,14 +136,12 @@ done >"$work/explored" 2>&1 &
 
 full="-DPARKED -DCAP0=1 -DCAP1=1"
 late="-DLAST -DITEMS=5 -DLIM2=2 -DCAP2=4"
-large holds sit -DNO_SLEEP
 large holds sit -DITEMS=1
 large holds sit $full -DITEMS=3
 model holds sit $late -DROOMS=1
 model holds sit $late -DROOMS=2
 model holds sit -DHOLES -DITEMS=2 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1
 large holds marks -DITEMS=2 -DFLUSH
-large holds marks -DITEMS=2 -DLIM2=2 -DHANG
 large holds marks -DITEMS=1 -DEPOCHS -DLIM2=2
 model holds branch -DITEMS=2
 large holds parked -DITEMS=1
@@ -151,7 +149,6 @@ large holds parked -DAGAIN -DITEMS=1
 model holds leave
 large holds push -DITEMS=2 -DNO_CLOSE
 large holds push -DDROP -DNO_CLOSE
-large holds event -DNO_FIRST_TRY
 large holds event -DNO_CLOSE
 large holds wait_mpmc -DNO_CLOSE -DNO_TIMEOUT
 large holds wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DCAPACITY=2
@@ -179,11 +176,15 @@ if [ "$long" = yes ]; then
     large holds parked
     large holds parked -DLIM=2
     large holds parked -DAGAIN
+    large holds sit -DNO_SLEEP
     large holds sit -DNO_SLEEP -DITEMS=3
     large holds push -DITEMS=2
     large holds push -DNO_CLOSE
     large holds push -DLIM=1
     large holds next
+    large holds next -DTICKETS=2
+    large holds event -DNO_FIRST_TRY
+    large holds marks -DITEMS=2 -DLIM2=2 -DHANG
     large holds loader -DBATCHES=2
     large holds loader
     large breaks push -DLIM=1 -DSILENT_CLOSE
