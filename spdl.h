@@ -765,9 +765,15 @@ typedef struct spdl_pipeline_desc {
     SPDL__STAGE { .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
+#ifdef __cplusplus /* there fields have an order, and .name comes before .ctx */
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .ctx = source_,      \
+    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .file = __FILE__,       \
+                  __VA_ARGS__ }.with_ctx(source_)
+#else
+#define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
+    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .ctx = source_,         \
                   .file = __FILE__, __VA_ARGS__ }
+#endif
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* It may have no fields, so its line cannot come last: it is part of the file's name. */
@@ -3121,7 +3127,15 @@ typedef int spdl__os_clock_id;
 #define SPDL__CLOCK_MONOTONIC 1
 #define SPDL__O_CLOEXEC 02000000
 #define SPDL__F_DUPFD 1030 /* F_DUPFD_CLOEXEC */
+#if defined(O_NOFOLLOW)
+#define SPDL__O_NOFOLLOW O_NOFOLLOW
+#elif defined(__arm__) || defined(__aarch64__) || defined(__powerpc__)
+#define SPDL__O_NOFOLLOW 0100000
 #else
+#define SPDL__O_NOFOLLOW 0400000
+#endif
+#else
+#define SPDL__O_NOFOLLOW O_NOFOLLOW
 typedef clockid_t spdl__os_clock_id;
 #define SPDL__CLOCK_UNIX CLOCK_REALTIME
 #define SPDL__CLOCK_MONOTONIC CLOCK_MONOTONIC
@@ -3645,8 +3659,8 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     uint64_t length;
     if (bytes == NULL) bytes = &length;
     *file = spdl__os_file_own(
-        open(path, how[access] | (plain ? O_NOFOLLOW : 0) | O_NONBLOCK | O_NOCTTY | SPDL__O_CLOEXEC,
-             0666));
+        open(path, how[access] | (plain ? SPDL__O_NOFOLLOW : 0) | O_NONBLOCK | O_NOCTTY |
+                       SPDL__O_CLOEXEC, 0666));
     if (*file < 0 && plain && errno == ELOOP) return "it is a symbolic link";
     if (*file < 0) return errno == EEXIST ? spdl__os_in_use : strerror(errno);
     reason = spdl__os_file_length(*file, bytes);

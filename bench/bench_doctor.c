@@ -273,9 +273,9 @@ static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more
     b->same = r.same.known;
     b->no_difference = r.same.known && r.same.low <= 1 && r.same.high >= 1;
     b->kept = r.kept;
-    if (!b->verdict)
+    if (b->verdict < 0.5)
         snprintf(more + strlen(more), bytes - strlen(more), "    verdict: %.300s\n", text);
-    if (!b->doctor)
+    if (b->doctor < 0.5)
         snprintf(more + strlen(more), bytes - strlen(more), "    doctor: %.300s\n", r.verdict);
     if (around.others == 0 && r.finding.concurrency + r.finding.workers > 0) {
         const spdl_interval truth = truth_of(is, &r.finding);

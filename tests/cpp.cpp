@@ -102,8 +102,6 @@ SPDL_FN(acts, Number, Number) {
     throw std::logic_error("acted");
 }
 
-static std::atomic<int> calls(0);
-
 SPDL_FN(source_throws, void, Number) {
     if (spdl_sequence(task) == 5) throw std::runtime_error("unplugged");
     *out = new Number(1);

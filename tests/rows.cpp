@@ -39,9 +39,11 @@ SPDL_FN(by_parity, Number, Number) {
 }
 
 SPDL_FN(twice, Number, Number) {
-    spdl_result result = spdl_emit(task, in);
-    if (result == SPDL_OK) result = spdl_emit(task, make(in->value + 100));
-    return result;
+    void **state = spdl_state(task);
+    *out = make(*state == nullptr ? in->value : in->value + 100);
+    if (*state != nullptr) return SPDL_OK;
+    *state = make(0);
+    return SPDL_AGAIN;
 }
 
 SPDL_FN(pass, Number, Number) {
@@ -55,56 +57,49 @@ SPDL_FN(later, Number, Number) {
 }
 
 SPDL_FN(halve, spdl_batch, spdl_batch) {
-    int path[2] = { 0, 1 };
     *out = in;
-    return spdl_route_items(task, path);
+    return spdl_route(task, static_cast<int>(spdl_sequence(task) % 2));
 }
 
 static void dropped(void *, void *, const spdl_error *) {}
 
-static int first_ready(void *, const signed char *ready, int paths) {
-    for (int i = 0; i < paths; ++i)
-        if (ready[i] == 1) return i;
-    return -1;
-}
-
 static const spdl_stage plain[] = {
 #if __cplusplus >= 202002L
     SPDL_SOURCE(count, .buffer_size = 1, .continuous = true, .free_item = destroy),
-    SPDL_PIPE(twice, .concurrency = 1, .reorder_window = 4, .emits = 64, .retries = 1,
-              .free_item = destroy, .init = init, .fini = fini),
+    SPDL_PIPE(twice, .concurrency = 1, .again = true, .free_item = destroy,
+              .free_state = destroy, .init = init, .fini = fini),
     SPDL_BRANCH(by_parity, .max_failures = 2, .on_drop = dropped),
     SPDL_PATH("even", .buffer_size = 4),
-    SPDL_PIPE(later, .max_concurrency = 4, .output_order = SPDL_ORDER_COMPLETION, .deferred = true),
+    SPDL_PIPE(later, .concurrency = 4, .output_order = SPDL_ORDER_COMPLETION, .deferred = true),
     SPDL_PATH("odd"),
-    SPDL_PIPE(pass, .threads = 1, .max_failure_rate = 0.5),
-    SPDL_MERGE(.merge_order = SPDL_MERGE_CHOICE, .merge_fn = first_ready),
+    SPDL_PIPE(pass, .max_failures = -1),
+    SPDL_MERGE(.output_order = SPDL_ORDER_COMPLETION),
     SPDL_BATCH(2, .item_bytes = 0, .drop_last = false),
     SPDL_BATCH(1),
     SPDL_UNBATCH(),
     SPDL_BRANCH(halve),
     SPDL_PATH("left"),
     SPDL_PATH("right"),
-    SPDL_MERGE(.merge_order = SPDL_MERGE_BATCHES),
+    SPDL_MERGE(),
     SPDL_SINK(1),
 #else
     SPDL_SOURCE(count).with_buffer_size(1).with_continuous(true).with_free_item(destroy),
-    SPDL_PIPE(twice).with_concurrency(1).with_reorder_window(4).with_emits(64).with_retries(1)
-        .with_free_item(destroy).with_init(init).with_fini(fini),
+    SPDL_PIPE(twice).with_concurrency(1).with_again(true).with_free_item(destroy)
+        .with_free_state(destroy).with_init(init).with_fini(fini),
     SPDL_BRANCH(by_parity).with_max_failures(2).with_on_drop(dropped),
     SPDL_PATH("even").with_buffer_size(4),
-    SPDL_PIPE(later).with_max_concurrency(4).with_output_order(SPDL_ORDER_COMPLETION)
+    SPDL_PIPE(later).with_concurrency(4).with_output_order(SPDL_ORDER_COMPLETION)
         .with_deferred(true),
     SPDL_PATH("odd"),
-    SPDL_PIPE(pass).with_threads(1).with_max_failure_rate(0.5),
-    SPDL_MERGE().with_merge_order(SPDL_MERGE_CHOICE).with_merge_fn(first_ready),
+    SPDL_PIPE(pass).with_max_failures(-1),
+    SPDL_MERGE().with_output_order(SPDL_ORDER_COMPLETION),
     SPDL_BATCH(2).with_item_bytes(0).with_drop_last(false),
     SPDL_BATCH(1),
     SPDL_UNBATCH(),
     SPDL_BRANCH(halve),
     SPDL_PATH("left"),
     SPDL_PATH("right"),
-    SPDL_MERGE().with_merge_order(SPDL_MERGE_BATCHES),
+    SPDL_MERGE(),
     SPDL_SINK(1),
 #endif
 };
@@ -135,25 +130,26 @@ static spdl_result next(void *, void **item, int64_t timeout_ns) {
     return spdl_pipeline_next(inner, item, timeout_ns);
 }
 
-static const spdl_stage mixed[] = {
+static const spdl_stage joined[] = {
 #if __cplusplus >= 202002L
-    SPDL_PATH("a", .weight = 2),
     SPDL_FROM(Number, next, nullptr, .name = "inner", .continuous = true, .free_item = destroy),
-    SPDL_PATH("b", .weight = 1),
-    SPDL_SOURCE(count, .threads = 1, .continuous = true, .free_item = destroy),
-    SPDL_MERGE(.merge_order = SPDL_MERGE_WEIGHTED),
     SPDL_BATCH(4),
     SPDL_SINK(1),
 #else
-    SPDL_PATH("a").with_weight(2),
     SPDL_FROM(Number, next, nullptr).with_name("inner").with_continuous(true)
         .with_free_item(destroy),
-    SPDL_PATH("b").with_weight(1),
-    SPDL_SOURCE(count).with_threads(1).with_continuous(true).with_free_item(destroy),
-    SPDL_MERGE().with_merge_order(SPDL_MERGE_WEIGHTED),
     SPDL_BATCH(4),
     SPDL_SINK(1),
 #endif
+};
+
+static const spdl_stage blocking[] = {
+#if __cplusplus >= 202002L
+    SPDL_SOURCE(count, .threads = 1, .continuous = true, .free_item = destroy),
+#else
+    SPDL_SOURCE(count).with_threads(1).with_continuous(true).with_free_item(destroy),
+#endif
+    SPDL_SINK(2),
 };
 
 /* The sum of what one epoch of batches holds. */
@@ -181,15 +177,14 @@ static bool runs(int workers) {
     return right;
 }
 
-static bool can_be_mixed() {
+static bool can_be_joined() {
     spdl_pipeline *p = nullptr;
     spdl_pipeline_desc desc = {};
     desc.workers = 1;
-    if (spdl_pipeline_create(&inner, &desc, SPDL_STAGES(SPDL_SOURCE(count), SPDL_SINK(2))) !=
-            SPDL_OK ||
-        spdl_pipeline_create(&p, &desc, SPDL_TABLE(mixed)) != SPDL_OK)
+    if (spdl_pipeline_create(&inner, &desc, SPDL_TABLE(blocking)) != SPDL_OK ||
+        spdl_pipeline_create(&p, &desc, SPDL_TABLE(joined)) != SPDL_OK)
         return false;
-    const bool right = sum_of_epoch(p) == 90;
+    const bool right = sum_of_epoch(p) == 45;
     spdl_pipeline_destroy(p);
     spdl_pipeline_destroy(inner);
     return right;
@@ -272,7 +267,7 @@ static bool can_be_sampled() {
 }
 
 int main() {
-    return can_be_sampled() && runs(0) && can_be_fed() && can_be_mixed() && can_be_files() &&
+    return can_be_sampled() && runs(0) && can_be_fed() && can_be_joined() && can_be_files() &&
                    alive == 0
                ? 0
                : 1;
