@@ -24,7 +24,7 @@ static const char *const alone[] = {
     "stats.failures_", "stats.process_", "stats.reference_", "stats.steps_", "stats.time",
     "stats.wait", "report.intervals_", "report.table_",
     "trace.computing_", "trace.crowded_", "trace.mixed_", "trace.times_", "verdict.stages_",
-    "verdict.sources_", "verdict.rare_", NULL,
+    "verdict.sources_", "verdict.rare_", "verdict.requests_", NULL,
 };
 
 MODULES(DECLARE)
