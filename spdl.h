@@ -12658,8 +12658,8 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     now = spdl_time_ns();
     setup = now - start;
     length = spdl__max(h->usual.ns, h->window_ns) * 5 / 2; /* of a round */
-    for (until = start + budget; h->result == SPDL_OK && h->rounds.round < SPDL__ROUNDS &&
-                                 now + length <= until;) {
+    until = start + budget;
+    while (h->result == SPDL_OK && (h->rounds.round < SPDL__ROUNDS) && now + length <= until) {
         const int drops = h->rounds.drops;
         spdl__headspace_round(h);
         now = spdl_time_ns();
