@@ -525,7 +525,9 @@ static void a_stage_is_logged_once(void) {
         const spdl_error error = *spdl_pipeline_error(p);
         DONE(p);
         CHECK(k.errors >= 1 && k.errors <= (i % 2 ? 1 : 4));
-        CHECK_STR(k.error[i % 2 ? 0 : k.errors - 1], error.text);
+        bool told = false; /* calls that fail at the same time write in any order */
+        for (int n = 0; n < k.errors; ++n) told = told || strcmp(k.error[n], error.text) == 0;
+        CHECK(told);
         if (i % 2 == 0) CHECK_EQ(error.item, 0);
     }
 }
