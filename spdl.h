@@ -7111,8 +7111,8 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     bool first;
     spdl__fail_error(node, item, result, text, &error);
     spdl__lock(&p->error_lock, &p->locks);
-    first = !(p->failed & row);
-    if (first || ticket < node->fail_ticket) {
+    first = !(p->failed & row) || ticket < node->fail_ticket;
+    if (first) {
         node->error = error;
         node->fail_ticket = ticket;
     }
