@@ -4349,8 +4349,12 @@ SPDL__PRIVATE void spdl__unlock(uint32_t *lock, spdl__os_event *parked) {
     if (spdl__exchange32(lock, 0) == 2) spdl__os_event_wake(parked, SPDL__ALL);
 }
 
+/* No exchange: it could make a 1 of the 2 by which a thread that sleeps is known. */
 SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
-    return spdl__load_relaxed32(lock) == 0 && spdl__exchange32(lock, 1) == 0;
+    uint32_t open = 0;
+    if (spdl__load_relaxed32(lock) != 0) return false;
+    SPDL_TEST_POINT("lock tried");
+    return spdl__cas32(lock, &open, 1);
 }
 
 /* ============================================================================================= */

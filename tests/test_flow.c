@@ -1034,6 +1034,48 @@ static void deliveries_know_their_sources(void) {
     }
 }
 
+/* --- a lock --- */
+
+typedef struct bolt {
+    uint32_t word;
+    spdl__os_event parked;
+    bool got;
+} bolt;
+
+static void *bolt_tries(void *arg) {
+    bolt *b = (bolt *)arg;
+    b->got = spdl__try_lock(&b->word);
+    return NULL;
+}
+
+static void *bolt_waits(void *arg) {
+    bolt *b = (bolt *)arg;
+    spdl__lock(&b->word, &b->parked);
+    spdl__unlock(&b->word, &b->parked);
+    return NULL;
+}
+
+/* One who tries, and comes late, leaves the 2 by which one who sleeps is known. */
+static void a_try_hides_nobody_who_sleeps(void) {
+    static bolt b;
+    pthread_t tries, waits;
+    REQUIRE(spdl__os_event_init(&b.parked));
+    freeze("lock tried");
+    REQUIRE(pthread_create(&tries, NULL, bolt_tries, &b) == 0);
+    await(&frozen, 1); /* it has seen an open lock */
+    spdl__lock(&b.word, &b.parked);
+    REQUIRE(pthread_create(&waits, NULL, bolt_waits, &b) == 0);
+    while (spdl__load32(&b.word) != 2) sleep_us(100);
+    freeze(NULL);
+    pthread_join(tries, NULL);
+    CHECK(!b.got);
+    REQUIRE(CHECK_EQ(spdl__load32(&b.word), 2));
+    spdl__unlock(&b.word, &b.parked);
+    pthread_join(waits, NULL);
+    CHECK_EQ(spdl__load32(&b.word), 0);
+    spdl__os_event_fini(&b.parked);
+}
+
 TEST_TABLE(flow) {
     TEST_CASE(routing_is_for_branches),
     TEST_CASE(an_answer_that_is_ignored_fails_the_call),
@@ -1068,5 +1110,6 @@ TEST_TABLE(flow) {
     TEST_CASE(paths_with_holes_are_merged_in_order),
     TEST_CASE(quick_stages_are_counted_one_by_one),
     TEST_CASE(deliveries_know_their_sources),
+    TEST_CASE(a_try_hides_nobody_who_sleeps),
     TEST_END,
 };
