@@ -52,8 +52,8 @@
    pull3_*            three such stages
    sparse_pull_p50_us, sparse_pull_cpu_us  as sparse above, to the return of next
    tail_1pct_50x      one stage of 100 us on average, 1 % of the items take 50 times as long as the
-                      others, batches of 32: share of what the cores could do; a reorder_window of
-                      256; _unordered: as items are done, buffer_size 256; _ordered: in input order
+                      others, batches of 32: share of what the cores could do; as items are done,
+                      buffer_size 16; _unordered: the same with 256; _ordered: in input order, 256
    niced_stall_us     a trainer with a core of its own takes an item every millisecond; the workers,
                       nice 19, share the other core with a loop that never ends, so that they are
                       stopped in the middle of what they do: the longest call of next

@@ -1,4 +1,4 @@
-/* Feeds any bytes to what reads tar archives, lines, tokens, WAV and lists of files. The first byte
+/* Feeds any bytes to what reads tar archives, lines, tokens and lists of files. The first byte
    picks which of them, how, and the side of the guard page of what is in memory. Records have to be
    pieces of the file, and what is refused is told in a text. */
 #define SPDL_STATIC

@@ -154,19 +154,6 @@ def files():
         head = struct.pack("<256i", magic, version, 16, *[0] * 253)
         write("files", f"tokens_{code}", bytes([way]) + head + tokens)
     write("files", "tokens_raw", b"\x23" + bytes(range(40)))
-    for name, code, bits, extra in (("pcm", 1, 16, b""), ("float", 3, 32, b"LIST\3\0\0\0abc\0"),
-                                    ("wide", 0xFFFE, 24, b"")):
-        form = struct.pack("<HHIIHH", code, 2, 8000, 8000 * bits // 4, bits // 4, bits)
-        if code == 0xFFFE:
-            form += struct.pack("<HHIH", 22, bits, 3, 1)
-            form += bytes.fromhex("000000001000800000aa00389b71")
-        chunks = b"fmt " + struct.pack("<I", len(form)) + form + extra
-        chunks += b"data" + struct.pack("<I", bits) + bytes(bits)
-        kind = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE"
-        if code == 0xFFFE:
-            ds64 = struct.pack("<QQQI", 0, bits, 0, 0)
-            kind = b"RF64\xff\xff\xff\xffWAVEds64" + struct.pack("<I", len(ds64)) + ds64
-        write("files", f"wav_{name}", b"\x04" + kind + chunks)
     write("files", "list", b"\x05none\n\r\n.\n")
 
 
