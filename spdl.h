@@ -62,8 +62,8 @@
        worker        a thread of the pool
        task          one call of a stage function on one item
        batch         items grouped by SPDL_BATCH
-       sink          the last edge, read by the trainer
-       trainer       whoever calls spdl_pipeline_next
+       sink          the last edge, read by the consumer
+       consumer      who calls spdl_pipeline_next: a trainer, in most programs
        buffer_size   how many finished items may wait on an edge
        readiness     the share of time an edge had something to take
        headspace     the gain if loading cost nothing
@@ -78,11 +78,11 @@
 
    MEMORY
        Allocation happens in create and open calls only, through spdl_allocator, except in these
-       cases: batches and buffers that the trainer keeps, reading and writing npz (see >>npz-impl),
+       cases: batches and buffers that the consumer keeps, reading and writing npz (see >>npz-impl),
        records of files (>>files), spdl_state_load, and a copy of what a trace has recorded while
        its file is written.
        A running pipeline allocates nothing. An item belongs to the library from the moment a stage
-       hands it out until spdl_pipeline_next hands it to the trainer; see >>pipeline for the rules.
+       hands it out until spdl_pipeline_next hands it to the consumer; see >>pipeline for the rules.
 
    ERRORS
        Zero is success, positive results are ordinary outcomes (end, timeout, full, empty, closed),
@@ -246,7 +246,7 @@ typedef struct spdl_error {
 /* Where memory comes from. Zero means malloc and free; otherwise set both functions. alloc_fn
    returns NULL when there is none; `align` is a power of two, at least 8. free_fn gets the size
    that was asked for. Any thread may call both, at the same time: workers make batches when the
-   trainer keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator
+   consumer keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator
    must outlive the last batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
@@ -1023,11 +1023,11 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>state
-   To go on where a run was interrupted: the trainer saves the pipeline's position as a line of text
-   beside its model, and another run loads it. A position says what was *delivered to the trainer*.
-   What waits in the pipeline is not in it: that is made again. After a load the trainer gets, bit
-   by bit, what it would have got without the interruption, with any number of workers, any
-   .concurrency and .buffer_size, and with a loader process or without, if
+   To go on where a run was interrupted: the consumer saves the pipeline's position as a line of
+   text beside its model, and another run loads it. A position says what was *delivered to the
+   consumer*. What waits in the pipeline is not in it: that is made again. After a load the consumer
+   gets, bit by bit, what it would have got without the interruption, with any number of workers,
+   any .concurrency and .buffer_size, and with a loader process or without, if
      - the order is the same in every run, as said under Order in >>pipeline, and so are the rows
      - sources make the item with number spdl_sequence(task) of epoch spdl_epoch(task), or seek when
        the number is not the one after the last
@@ -1035,12 +1035,12 @@ SPDL_API void spdl_stop(spdl_task *task);
        for random numbers
      - what a stage keeps in its ctx does not matter, except in a row with .flush: that is called
        with spdl_flushing first, for what it has gathered by then, and its results are freed.
-   What is taken ahead of the trainer, to a cache, a GPU or another thread, counts as delivered.
+   What is taken ahead of the consumer, to a cache, a GPU or another thread, counts as delivered.
 
    A load calls rows again for what was under way; those that make several results, or gather, for
-   the item or batch at hand, or the whole epoch up to the position. No position has a table whose
-   items are pushed (SPDL_FEED), come from SPDL_FROM, or come in an order that is not always the
-   same (SPDL_ORDER_COMPLETION, merges that take what is ready); nor one whose doctor replays items.
+   the item or batch at hand, or the whole epoch up to the position. A table has no position if its
+   items are pushed (SPDL_FEED) or come from SPDL_FROM, if their order may differ from run to run
+   (SPDL_ORDER_COMPLETION, also of a merge), or if its doctor replays items.
 
    Ranks. With SPDL_INDEX each rank saves a text of its own. As many ranks as before load their own.
    Another number of ranks loads the texts of all, at each rank the same ones, saved where all ranks
@@ -1058,11 +1058,11 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 #define SPDL_STATE_BYTES 1024 /* the longest text, with its end */
 
-/* Writes where the trainer is: after what spdl_pipeline_next returned last, a line of text without
+/* Writes where the consumer is: after what spdl_pipeline_next returned last, a line of text without
    a newline. It takes less than a microsecond, and may be done after every step.
    Returns: the length of the text, which is cut to `bytes` with its end, as by snprintf; or a
             negative result, and `text` says why: SPDL_E_UNSUPPORTED: the table has no position.
-   Threads: the trainer. */
+   Threads: the consumer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
 /* Starts again at the position of a text, in a new pipeline or one that runs, as
@@ -1073,7 +1073,7 @@ SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t b
             it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save, or the number
             of ranks cannot change there; SPDL_E_NOMEM; SPDL_TIMEOUT: calls still run, and the
             pipeline is stopped; the error of an init that has failed.
-   Threads: the trainer.
+   Threads: the consumer.
    Blocks:  as spdl_pipeline_rewind. */
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
