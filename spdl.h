@@ -4301,29 +4301,6 @@ SPDL__PRIVATE void spdl__barrier_heavy(bool asymmetric) {
    one, it is not run without it. */
 SPDL__INLINE void spdl__barrier_quick(void) { spdl__barrier_light(SPDL__OS_BARRIER); }
 
-/* The waiting side of an event count: prepare, look again, then commit or cancel. */
-SPDL__PRIVATE uint32_t spdl__event_prepare(spdl__os_event *event, bool asymmetric) {
-    const uint32_t word = spdl__load32(&event->word);
-    spdl__add32(&event->waiters, 1);
-    spdl__barrier_heavy(asymmetric);
-    return word;
-}
-
-SPDL__PRIVATE void spdl__event_cancel(spdl__os_event *event) { spdl__sub32(&event->waiters, 1); }
-
-SPDL__PRIVATE spdl_result spdl__event_commit(spdl__os_event *event, uint32_t word,
-                                             uint64_t deadline) {
-    const spdl_result result = spdl__os_event_sleep(event, word, deadline);
-    spdl__event_cancel(event);
-    return result;
-}
-
-/* The other side: call it after publishing what the waiters wait for. */
-SPDL__PRIVATE void spdl__event_notify(spdl__os_event *event, bool asymmetric, int count) {
-    spdl__barrier_light(asymmetric);
-    if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_event_wake(event, count);
-}
-
 /* A lock for what is short and rare. 0: free, 1: held, 2: held, and somebody may sleep. A thread
    that finds it held sleeps, so that a holder of low priority that was preempted inside gets a
    processor. Any number of locks may share the event `parked`.
@@ -7587,16 +7564,6 @@ SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
     task->parked = call;
 }
 
-/* And it is over. */
-SPDL__PRIVATE void spdl__parked_over(spdl_task *task) {
-    spdl__parked *call = task->parked;
-    task->parked = NULL;
-    if (call == NULL) return;
-    if (call->user != NULL && task->node->row.free_state != NULL)
-        task->node->row.free_state(call->user);
-    spdl__parked_push(task->node, &task->node->parked_free, call, SPDL__PARKED_FREE);
-}
-
 /* The worker goes on with a call. */
 SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *call) {
     task->parked = call;
@@ -9555,16 +9522,6 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
     return spdl__pipeline_go(p, &start, spdl__deadline(timeout_ns));
 }
 
-/* The consumer: starts again at a position of this table, as rewind. */
-SPDL__PRIVATE spdl_result spdl__position_go(spdl_pipeline *p, const spdl__position *at,
-                                            uint64_t deadline) {
-    spdl__start start;
-    memset(&start, 0, sizeof(start));
-    start.at = *at;
-    start.loads = true;
-    return spdl__pipeline_go(p, &start, deadline);
-}
-
 /* --- destroy --- */
 
 /* No thread of the pool comes any more. Each has run its fini itself; those of other places run
@@ -10539,22 +10496,6 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 /* --- histograms --- */
 
 typedef char spdl__histogram_fits[SPDL_HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
-
-SPDL__COLD void spdl__histogram_add(spdl_histogram *histogram, uint64_t ns, uint64_t times) {
-    if (times == 0) return;
-    histogram->count += times;
-    histogram->sum_ns += ns * times;
-    histogram->max_ns = spdl__max(histogram->max_ns, ns);
-    histogram->bucket[spdl__bucket(ns)] += times;
-}
-
-SPDL__COLD void spdl__histogram_merge(spdl_histogram *histogram, const spdl_histogram *more) {
-    unsigned i;
-    histogram->count += more->count;
-    histogram->sum_ns += more->sum_ns;
-    histogram->max_ns = spdl__max(histogram->max_ns, more->max_ns);
-    for (i = 0; i < SPDL__BUCKETS; ++i) histogram->bucket[i] += more->bucket[i];
-}
 
 /* The shortest time that falls into a bucket. */
 SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
@@ -16416,7 +16357,6 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_DIST_ENTRIES 402
 #define SPDL__INFLATE_PRECODE_BITS 7
 
-#define SPDL__INFLATE_WINDOW 32768 /* the longest distance */
 #define SPDL__INFLATE_FAST_IN 16   /* input a fast round may look at: two loads */
 #define SPDL__INFLATE_FAST_OUT 32  /* output it may write beyond what it makes */
 #define SPDL__INFLATE_LANES 2      /* streams side by side; a third one gained nothing */
