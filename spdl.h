@@ -115,8 +115,8 @@
 #define SPDL__PRINTF(text, args)
 #endif
 
-/* In front of each public declaration. Yours has to begin with extern, too, as for hidden symbols
-   extern __attribute__((visibility("hidden"))). */
+/* In front of each public declaration. Your own definition must begin with extern. For hidden
+   symbols: extern __attribute__((visibility("hidden"))). */
 #ifndef SPDL_API
 #ifdef SPDL_STATIC
 #define SPDL_API SPDL__UNUSED static
@@ -148,9 +148,9 @@ extern "C" {
                         guests alone, statistics, traces, cache and npz; workers, .threads and
                         SPDL_FROM are refused with SPDL_E_THREAD, reports with a warning. What
                         would sleep returns SPDL_TIMEOUT at once, whatever the timeout.
-   Define them for the file with the implementation, where what is called all the same is missing
-   when the program is linked; or for every file, where it is not declared then. Structs and all
-   other functions are the same with and without. */
+   Define them for the file with the implementation: a call of a function that was left out then
+   fails when the program is linked. Or define them for every file: then it does not compile.
+   Structs and all other functions are the same with and without. */
 
 /* SPDL_DEBUG, defined before the implementation, finds misuse that costs time to look for:
        two threads at once on a side of an SPSC ring (an assert);
@@ -390,7 +390,7 @@ typedef enum spdl_sched {
    utility class on macOS, nice elsewhere. */
 typedef struct spdl_policy {
     bool polite;
-    int nice;        /* -20 to 19, 0: as it is; per thread. Less than now takes a privilege */
+    int nice;        /* -20 to 19, 0: as it is; per thread. Lower than now needs a privilege */
     spdl_sched sched;
     const int *cpus; /* the processors the workers may use, by number; Linux only */
     int cpu_count;   /* 0: all that the process may use */
@@ -498,9 +498,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
        SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete gives the result later
        SPDL_AGAIN    with .again: an item in *out, and there is more: see One to many below
        negative      this item failed; `return spdl_fail(task, "...")` records why
-   *out counts only with SPDL_OK and SPDL_AGAIN. With any other result, what it points to stays the
-   function's. In C++ a stage function that throws has failed, with what() as the reason. Other
-   functions of yours must not throw, and none may end its thread.
+   *out counts only with SPDL_OK and SPDL_AGAIN. With any other result the library ignores it, and
+   the function keeps what it points to. In C++ a stage function that throws has failed, with what()
+   as the reason. Other functions of yours must not throw, and none may end its thread.
 
    Ownership. A stage borrows its input. After the call the library destroys the input, exactly
    once, with the free_item of the stage that made it, unless the stage passed it on (*out == in) or
@@ -537,9 +537,9 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    the flow goes on: each failure is logged as SPDL_LOG_INFO, and at the end one line for each
    stage, as SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the
    pipeline, and is logged as SPDL_LOG_ERROR. The consumer gets the items before the failure (in
-   completion order: what was handed on before it), then the failure. Calls of the rows above, as of
-   a source that blocks, are not waited for. So after the loop a program asks spdl_pipeline_failed.
-   To try a call again, write a loop in the function.
+   completion order: what was handed on before it), then the failure. next does not wait for calls
+   that still run in earlier rows, such as a source that blocks. So after the loop a program asks
+   spdl_pipeline_failed. To try a call again, write a loop in the function.
 
    Branches. SPDL_BRANCH(fn), then two or more SPDL_PATH(name), each followed by its rows, then
    SPDL_MERGE(): `fn` is a stage that sends its result down one of the paths with spdl_route(task,
@@ -821,8 +821,8 @@ typedef struct spdl_pipeline_desc {
 
 /* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
    ctx pointers must outlive the pipeline. What is wrong is said in desc->error and the log, with
-   file and line, number and field of the row. More concurrency than threads is a warning. The
-   caller destroys *pipeline; on failure *pipeline is NULL.
+   file and line, number and field of the row. A row with more concurrency than there are threads is
+   a warning. The caller destroys *pipeline; on failure *pipeline is NULL.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
             pool has 64 pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
@@ -875,9 +875,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at `sequence`: waits for the calls that run, frees all that is on
    its way, and forgets an end, a failure or a stop. spdl_sequence of the source's next call is
-   `sequence`, its epoch 0: a source that reads in order sees by that that it has to seek. What a
+   `sequence`, its epoch 0: a source that reads in order sees by it that it must seek. What a
    stage keeps in its ctx stays there. No thread is made; statistics go on. For a validation set
-   that is read from its beginning every few steps. What next has returned stays the consumer's.
+   that is read from its beginning every few steps. The consumer keeps what next has returned.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, in the child of a fork, or
             for a sequence of 2^40 or more.
@@ -919,8 +919,9 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
    Returns: true once the pipeline has failed, until it is rewound. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
-/* Which stages have: bit i is that of row i. More than one if others failed before they were ended;
-   spdl_pipeline_error is about the one that ended what is delivered, the log has all.
+/* Which stages have failed more often than they may: bit i stands for row i. More than one if
+   others failed before they were ended; spdl_pipeline_error is about the one that ended what is
+   delivered, the log has all.
    Returns: the bits; 0 while spdl_pipeline_failed is false. */
 SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
 
@@ -931,8 +932,8 @@ SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
             SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
-/* Memory for the result of this call, to be its *out; see Memory that is used again. What is not
-   handed on goes back when the call ends.
+/* Memory for the result of this call, to be its *out; see Memory that is used again. A
+   buffer that the call does not hand on goes back to the library when it ends.
    Returns: item_bytes bytes, the same ones until they are handed on; NULL: there is no memory, or
             (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes. */
 SPDL_API void *spdl_buffer(spdl_task *task);
@@ -2769,7 +2770,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
    call; NULL is success. Nothing blocks unless it says so, and files for as long as a disk takes.
 
    A twin also defines
-       struct spdl__os_event   with `word` and `waiters` in it, of 32 bits
+       struct spdl__os_event   with `word` in it, of 32 bits
        struct spdl__os_thread  with `refused` in it
        SPDL__OS_BARRIER        0 where spdl__os_barrier is always false
        SPDL__OS_NO_THREAD      "", or what to say of a thread where there is never one
@@ -2905,7 +2906,6 @@ SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
 
 struct spdl__os_event {
     uint32_t word;
-    uint32_t waiters;
 };
 
 struct spdl__os_thread {
@@ -2937,7 +2937,7 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = event->waiters = 0;
+    event->word = 0;
     return true;
 }
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
@@ -3194,11 +3194,10 @@ SPDL__PRIVATE bool spdl__os_barrier(void) {
 
 struct spdl__os_event {
     uint32_t word;
-    uint32_t waiters;
 };
 
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = event->waiters = 0;
+    event->word = 0;
     return true;
 }
 
@@ -3405,7 +3404,6 @@ SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
 struct spdl__os_event {
     uint32_t word;
-    uint32_t waiters;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
 };
@@ -3413,7 +3411,7 @@ struct spdl__os_event {
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
     pthread_condattr_t attributes;
     bool made;
-    event->word = event->waiters = 0;
+    event->word = 0;
     if (pthread_condattr_init(&attributes) != 0) return false;
 #if !defined(__APPLE__)
     (void)pthread_condattr_setclock(&attributes, SPDL__CLOCK_MONOTONIC);
@@ -5128,10 +5126,13 @@ SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__clie
     return client;
 }
 
-/* The client has changed, or has something to do: workers look at it again. */
+/* The client has changed, or has something to do: workers look at it again. The bit goes before the
+   caller looks who sleeps: a worker that goes to sleep is seen, or sees that the bit is gone. */
 SPDL__PRIVATE void spdl__client_stir(spdl__beacon *beacon, uint64_t bit) {
     uint64_t quiet = spdl__load_relaxed(&beacon->quiet);
+    if ((quiet & bit) == 0) return;
     while ((quiet & bit) != 0 && !spdl__cas(&beacon->quiet, &quiet, quiet & ~bit)) {}
+    spdl__full_barrier(); /* pairs with that in pool_park */
 }
 
 /* --- who is woken --- */
@@ -5200,7 +5201,6 @@ SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *clie
     SPDL_TEST_POINT("pool settles");
     if (!client->runnable(client->self, -1)) return;
     spdl__client_stir(&pool->beacon, bit);
-    spdl__full_barrier(); /* the bit goes before we look who sleeps */
     spdl__pool_wake_all(pool);
 }
 
@@ -5815,7 +5815,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
    The word. The reader of an edge has a word: {head, SHUT, active}. `head` is the next ticket to
    take, `active` counts the calls inside of the row, SHUT says that nobody enters any more. **An
    item is taken by one compare-and-swap on that word**, which moves `head` and counts the call. A
-   mark is passed by who moves `active` from 0 to ALL. A merge, and the consumer, have the edges
+   mark is passed by who moves `active` from 0 to PASSING. A merge, and the consumer, have the edges
    they read to themselves: there the word is just the head. A source, or a merge, has a word of its
    own.
 
@@ -6208,7 +6208,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* >>row-impl
    What a pipeline is made of: rows (nodes), the calls of their functions (tasks), and the threads
    that run them. The rooms that follow are in the order of an item's way: >>flow-impl takes it,
-   calls the function, puts the result and leaves; >>parked-impl has the calls that go on later,
+   calls the function, puts the result and leaves; >>flow-impl also has the calls that go on later,
    >>batch-impl and >>merge-impl are rows whose functions are the library's, and >>step-impl is what
    a worker does.
 
@@ -6289,7 +6289,7 @@ typedef struct spdl__start {
     const spdl_sampler *sampler; /* NULL, or what the sampler becomes */
 } spdl__start;
 
-/* A call that goes on later: one of a row with .again or .deferred. (>>parked-impl) */
+/* A call that goes on later: one of a row with .again or .deferred. (>>flow-impl) */
 typedef enum spdl__parked_state {
     SPDL__PARKED_FREE,
     SPDL__PARKED_RUNNING, /* a worker has it */
@@ -6511,7 +6511,7 @@ struct spdl_pipeline {
     char pad2[SPDL_CACHE_LINE];
     /* written by the consumer */
     uint32_t trainer_inside;
-    uint64_t trainer;      /* with workers = 0: the thread that is inside next, or 0 */
+    uint64_t trainer;      /* the thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
     spdl__position at;     /* when `delivered` was `begun` */
@@ -6758,6 +6758,13 @@ SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint
                                   bool all) {
     spdl__barrier_after_rmw(); /* pairs with those in pool_park, next_sleep and push_wait */
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
+}
+
+/* From the consumer, instead of a sleep or after it: what the watermark has passed over. */
+SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p) {
+    spdl__full_barrier();
+    spdl__client_stir(p->beacon, p->bit);
+    spdl__wake_rows(p, (uint32_t)1 << p->last->index);
 }
 
 /* From a thread that will not look for work itself: this row has changed, and those beside it. */
@@ -8123,8 +8130,8 @@ SPDL__INLINE void spdl__flow_book(spdl__sitting *s, uint64_t since) {
     s->failures = failures;
 }
 
-/* The end of a sitting. All is booked before the row is left: a thread that sees the end of the row
-   sees all counted. */
+/* The end of a sitting. All but a deferred call is booked before the row is left: a thread that
+   sees the end of the row sees the rest counted. */
 SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
@@ -8158,6 +8165,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
     const bool settles = call != NULL;
     if (settles) {
+        spdl__wake_hint(s->p, node, node->near, true); /* on_drop may take long */
         *outcome = spdl__flow_done(task, call, s->counters, s->now);
         spdl__flow_book(s, task->since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
@@ -8172,6 +8180,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     s->done = true;
     s->enter = SPDL__HEAD_ONE; /* we have its place */
     if (settles) return false;
+    spdl__wake_hint(s->p, node, node->near, true); /* as after a take */
     spdl__parked_resume(task, call);
     task->since = s->now;
     if (task->passing) s->change = SPDL__PASSING;
@@ -8839,8 +8848,14 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
     while (!spdl__load32(&p->producer_quits) && !task->gone) {
-        if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) round = 0;
-        else if (!spdl__backoff(&round, SPDL__IDLE_YIELDS)) spdl__producer_sleep(p);
+        if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) {
+            round = 0;
+            continue;
+        }
+        if (task->gone) break; /* the pool may be, too */
+        if (spdl__backoff(&round, SPDL__IDLE_YIELDS)) continue;
+        spdl__producer_sleep(p);
+        round = 0;
     }
     spdl__step_fini(p, task);
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_END, p->producer->name, 0);
@@ -9044,9 +9059,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     const uint32_t word = spdl__load32(&p->fed.word);
     spdl_result result;
     (void)spdl__exchange32(&p->waiting, 1);
-    spdl__full_barrier();
-    /* what the watermark has passed over */
-    spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+    spdl__wake_passed(p); /* begins with a full barrier */
     result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("trainer about to sleep");
     if (result == SPDL_EMPTY && !(worker >= 0 && spdl__next_could(p, longest))) {
@@ -9104,8 +9117,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     }
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
-        spdl__full_barrier(); /* instead of a sleep: what the watermark has passed over */
-        spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+        spdl__wake_passed(p);
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
@@ -9150,10 +9162,11 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
     const uint32_t failed = spdl__load32(&p->failed);
     const uint64_t head = spdl__head(spdl__load(&p->sink->word));
     const spdl__slot *slot = spdl__edge_slot(p->sink, head);
+    const bool has = spdl__slot_has(slot, head); /* first: else this is what was there before */
     const uint64_t origin = spdl__load_relaxed(&slot->origin);
     int i = p->count - 1;
     if (failed == 0) return &p->no_error;
-    if (spdl__slot_has(slot, head) && spdl__origin_tag(origin) == SPDL__FAIL)
+    if (has && spdl__origin_tag(origin) == SPDL__FAIL)
         i = (int)(origin >> 8);
     else
         while (!(failed >> i & 1)) --i;
@@ -9449,6 +9462,12 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
 /* What a load makes of the sampler. (>>state-impl) */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
 
+/* SHUT goes: pairs with the acquire of who enters. */
+SPDL__PRIVATE void spdl__word_open(uint64_t *word) {
+    uint64_t old = spdl__load(word);
+    while (!spdl__cas(word, &old, spdl__head(old) << SPDL__HEAD_BITS)) {}
+}
+
 /* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
@@ -9467,11 +9486,11 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
-    for (i = 0; i < p->count; ++i) { /* SHUT goes: pairs with the acquire of who enters */
-        spdl__node *node = &p->node[i];
-        spdl__store(&node->out.word, spdl__head(spdl__load(&node->out.word)) << SPDL__HEAD_BITS);
-        spdl__store(&node->own, spdl__head(spdl__load(&node->own)) << SPDL__HEAD_BITS);
+    for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
+        spdl__word_open(&p->node[i].out.word);
+        spdl__word_open(&p->node[i].own);
     }
+    if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX); /* a stop came meanwhile */
     spdl__wake_all(p);
 }
 
@@ -10695,9 +10714,8 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     const uint64_t now = ended ? ended : spdl_time_ns();
     uint64_t runnable = 0, inside = 0; /* of it, in calls */
     int i;
-    /* a trainer that asks whether its buffer is full makes sure that it will be, see sink_hint */
-    spdl__full_barrier();
-    if (!ended) spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+    /* a consumer that asks whether its buffer is full makes sure that it will be, see sink_hint */
+    if (!ended) spdl__wake_passed(p);
     if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     memset(stats, 0, sizeof(*stats));
     stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);

@@ -1184,6 +1184,61 @@ static void an_idle_pipeline_is_woken(void) {
     chaos_seed = 0;
 }
 
+/* --- a sink with a low watermark, of a pipeline that was quiet --- */
+
+/* Number 1 waits until number 16 is called, for which the trainer has to take number 0. */
+typedef struct waits_for_16 {
+    int called, done; /* atomic */
+} waits_for_16;
+
+SPDL_FN(counts_to_32, void, char) {
+    if (spdl_sequence(task) == 32) return SPDL_END;
+    *out = (char *)(uintptr_t)(spdl_sequence(task) + 1);
+    return SPDL_OK;
+}
+
+SPDL_FN(one_waits, char, char) {
+    waits_for_16 *w = (waits_for_16 *)spdl_ctx(task);
+    if (spdl_sequence(task) == 16) set(&w->called, 1);
+    if (spdl_sequence(task) == 1) await(&w->called, 1);
+    else add(&w->done, 1);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void what_the_watermark_passed_over_is_not_quiet(void) {
+    for (int i = 0; i < 3; ++i) {
+        static idler beside; /* so that there is quiet and not quiet */
+        waits_for_16 w = { 0, 0 };
+        spdl_pipeline_desc desc = { .pool = pool_of(9, 1) };
+        spdl_pipeline *p;
+        char *it = NULL;
+        idler_attach(&beside, desc.pool, 0);
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(counts_to_32), SPDL_PIPE(one_waits, .ctx = &w, .concurrency = 8),
+            SPDL_SINK(8))) == SPDL_OK);
+        await(&w.done, 15);
+        while (__atomic_load_n(&desc.pool->beacon.quiet, __ATOMIC_ACQUIRE) != UINT64_MAX)
+            usleep(100);
+        for (uintptr_t k = 1; k <= 32; ++k) {
+            spdl_result result = SPDL_TIMEOUT;
+            while (i == 1 && k == 2 && result == SPDL_TIMEOUT) /* next that never waits */
+                result = SPDL_NEXT(p, &it, 0);
+            if (i == 2 && k == 2) { /* and the statistics */
+                static spdl_stats stats;
+                spdl_pipeline_stats(p, &stats);
+                await(&w.called, 1);
+            }
+            if (result == SPDL_TIMEOUT) result = SPDL_NEXT(p, &it, SPDL_SECONDS(15));
+            REQUIRE(result == SPDL_OK);
+            CHECK_EQ((uintptr_t)it, k);
+        }
+        spdl_pipeline_destroy(p);
+        spdl__pool_detach(desc.pool, beside.slot);
+        spdl_pool_destroy(desc.pool);
+    }
+}
+
 TEST_TABLE(pool) {
     TEST_CASE(jobs_run_once_each),
     TEST_CASE(jobs_start_in_order),
@@ -1214,5 +1269,6 @@ TEST_TABLE(pool) {
     TEST_CASE(a_busy_pipeline_starves_nobody),
     TEST_CASE(every_worker_comes_to_its_fini),
     TEST_CASE(an_idle_pipeline_is_woken),
+    TEST_CASE(what_the_watermark_passed_over_is_not_quiet),
     TEST_END,
 };
