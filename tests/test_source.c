@@ -115,6 +115,23 @@ static void a_blocked_source_is_left_alone(void) {
     }
 }
 
+/* It has slept for room before the call that blocks: when that returns, the pool is gone. */
+static void a_blocked_source_that_has_slept_is_left_alone(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        static blocker b;
+        spdl_pipeline *p;
+        b = (blocker){ .count = 12, .last = SPDL_END };
+        p = start_counted(crowds[i], SPDL_STAGES(BLOCK(&b), FOLLOW(.plus = 0), SPDL_SINK(1)));
+        sleep_us(5000); /* its buffers are full */
+        take_from(p, 0, 12, SPDL_OK);
+        await(&b.inside, 1);
+        CHECK_EQ(spdl_pipeline_stop(p, 1000000), SPDL_TIMEOUT);
+        spdl_pipeline_destroy(p);
+        __atomic_store_n(&log_closed, 1, __ATOMIC_RELEASE);
+        all_is_freed(&b.gate);
+    }
+}
+
 /* A buffer of the library's is given back. */
 SPDL_FN(block_with_buffer, void, void) {
     blocker *b = (blocker *)spdl_ctx(task);
@@ -487,6 +504,7 @@ static void rows_of_other_sources_are_checked(void) {
 
 TEST_TABLE(source) {
     TEST_CASE(a_blocked_source_is_left_alone),
+    TEST_CASE(a_blocked_source_that_has_slept_is_left_alone),
     TEST_CASE(a_blocked_source_gives_its_buffer_back),
     TEST_CASE(a_blocked_source_runs_fini),
     TEST_CASE(destroy_waits_for_a_source),
