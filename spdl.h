@@ -14819,7 +14819,7 @@ typedef struct spdl__shared_note {
     uint64_t thread; /* 0: nobody's */
     uint64_t item;
     uint32_t stage;  /* 1 + row, or 0: in none */
-    char pad[SPDL_CACHE_LINE - 20];
+    char pad[44]; /* 64 bytes: threads do not share a line */
 } spdl__shared_note;
 
 typedef struct spdl__shared {

@@ -46,6 +46,14 @@ fails_with() {
     [ $? -eq "$expected" ] && grep -qF "$text" report || { cat report; false; }
 }
 
+# It judges times, so on a busy machine it may be wrong once.
+finds_how_many_reads() {
+    for try in 1 2 3; do
+        run ./autotune >report 2>&1 && grep -q "best with [48] reads at a time" report && return
+    done
+    echo "after $try tries:" && cat report && false
+}
+
 # ranks N ARGUMENT ...: what mpi_train prints under so many ranks
 ranks() {
     n=$1
@@ -67,9 +75,10 @@ run_mpi_train() {
         test "$loss" = "$(ranks 4 loaders 2 checkpoint run.bin | grep '^step')"
     ranks 4 slow 2 >slow
     check "mpi_train names the straggler" grep "rank 2, stage .decode" slow
-    (sleep 2 && pkill -9 -n -x mpi_train) &
+    cp mpi_train "mpi_$$" # a name that no other run of this script has
+    (sleep 2 && pkill -9 -n -x "mpi_$$") &
     check "mpi_train names a rank that is killed" fails_with 137 "on signal 9" \
-        mpirun --allow-run-as-root --oversubscribe -n 4 ./mpi_train steps 1000000
+        mpirun --allow-run-as-root --oversubscribe -n 4 "./mpi_$$" steps 1000000
     wait
 }
 
@@ -175,7 +184,7 @@ run_example() {
                 -I"$root/tests/cudart_min" "$root/tests/cudart_sim.c" -o libcudart_sim.so -lpthread
         check "run $1 on it" env SPDL_LIBCUDA="$PWD/libcudart_sim.so" timeout 120 "./$1"
         ;;
-    autotune) check "autotune" fails_with 0 "best with [48] reads at a time" ./autotune ;;
+    autotune) check "autotune" finds_how_many_reads ;;
     *) check "run $1" run "./$1" ;;
     esac
 }
