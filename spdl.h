@@ -2437,8 +2437,13 @@ template <class Exception> static spdl_result spdl__thrown(spdl_task *task, long
 /* The name of a type, "[with T = Image]" or so: compared with its like only, not with SPDL_FN's. */
 template <class T> struct spdl__type {
     static const char *name() {
+#if defined(_MSC_VER) && !defined(__clang__)
+        const char *text = __FUNCSIG__;
+        while (*text != '<') ++text;
+#else
         const char *text = __PRETTY_FUNCTION__;
         while (*text != '[') ++text;
+#endif
         return text;
     }
 };
@@ -2532,11 +2537,11 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 
 /* ============================================================================================= */
 /* >>platform-impl
-   The compiler, the processor, and which system there is: of the sections only >>os-posix, and this
-   one where it chooses, name one. Everything here may be defined before the include.
-   SPDL_NO_THREADS takes >>os-none for >>os-posix: C alone, all on the caller's thread.
+   The compiler, the processor, and which system there is: of the sections only this one, where it
+   chooses, and the twins of >>os name one. Everything here may be defined before the include.
+   SPDL_NO_THREADS takes >>os-none: C alone, all on the caller's thread, with any compiler.
    SPDL_OS_POSIX leaves out what only Linux has; SPDL_OS_HEADER names a file that takes the place of
-   both.
+   all twins.
    SPDL_TEST_POINT(id) marks the places where timing decides, for tests that want to yield or fail
    there. SPDL_DEBUG turns on what finds misuse at run time. */
 
@@ -2545,11 +2550,37 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__linux__) && !defined(SPDL_OS_POSIX) && !defined(SPDL_OS_HEADER) &&                   \
-    !defined(SPDL_NO_THREADS)
+#if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
+#define SPDL__ALONE 1
+#else
+#define SPDL__ALONE 0
+#endif
+#if defined(__linux__) && !defined(SPDL_OS_POSIX) && !defined(SPDL_OS_HEADER) && !SPDL__ALONE
 #define SPDL__LINUX 1
 #else
 #define SPDL__LINUX 0
+#endif
+#if defined(_WIN32) && !defined(SPDL_OS_HEADER) && !SPDL__ALONE
+#define SPDL__WIN32 1
+#else
+#define SPDL__WIN32 0
+#endif
+
+/* The compiler: what GNU C has, what MSVC has, or C alone. */
+#if defined(__GNUC__) || defined(__clang__)
+#define SPDL__GNU 1
+#else
+#define SPDL__GNU 0
+#endif
+#if defined(_MSC_VER) && !SPDL__GNU
+#define SPDL__MSVC 1
+#include <intrin.h>
+/* at the end of the file they are as before: constant conditions, functions that are not used,
+   initial values that are no constants, getenv and fopen */
+#pragma warning(push)
+#pragma warning(disable : 4127 4505 4204 4221 4996)
+#else
+#define SPDL__MSVC 0
 #endif
 
 #if defined(__SANITIZE_THREAD__)
@@ -2563,7 +2594,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__TSAN 0
 #endif
 
-#if defined(__has_include) && defined(__linux__) /* elsewhere it is another one */
+#if defined(__has_include) && defined(__linux__) && SPDL__GNU /* elsewhere it is another one */
 #if __has_include(<sys/sdt.h>)
 #include <sys/sdt.h>
 #define SPDL__SDT 1
@@ -2590,6 +2621,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif
 
 #define SPDL__PRIVATE SPDL__UNUSED static
+#if SPDL__GNU
 #define SPDL__NOINLINE __attribute__((noinline)) SPDL__PRIVATE
 #define SPDL__COLD __attribute__((cold)) SPDL__PRIVATE /* runs rarely: made small, not quick */
 #define SPDL__RARE __attribute__((noinline)) SPDL__COLD /* the same, beside what runs often */
@@ -2607,14 +2639,36 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 
 #define SPDL__LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define SPDL__UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define SPDL__RESTRICT __restrict
+#else
+#define SPDL__COLD SPDL__PRIVATE
+#define SPDL__HOT
+#define SPDL__LIKELY(condition) (condition)
+#define SPDL__UNLIKELY(condition) (condition)
+#if SPDL__MSVC
+#define SPDL__NOINLINE __declspec(noinline) SPDL__PRIVATE
+#define SPDL__INLINE static __forceinline
+#define SPDL__RESTRICT __restrict
+#else
+#define SPDL__NOINLINE SPDL__PRIVATE
+#define SPDL__INLINE static inline
+#define SPDL__RESTRICT
+#endif
+#define SPDL__RARE SPDL__NOINLINE
+#endif
 
 /* Instructions that not every processor has stand in functions of their own, which say so, and are
-   called where the processor has been asked. */
+   called where the processor has been asked. They take GNU C. */
 #define SPDL__TARGET(features) __attribute__((target(features)))
-#if defined(__x86_64__)
+#if defined(__x86_64__) && SPDL__GNU
 #define SPDL__X86 1
 #else
 #define SPDL__X86 0
+#endif
+#if defined(__aarch64__) && SPDL__GNU
+#define SPDL__ARM64 1
+#else
+#define SPDL__ARM64 0
 #endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 #define SPDL__BIG_ENDIAN 1
@@ -2623,13 +2677,27 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif
 
 /* Whether an arm64 processor has products without carries. */
-#if defined(__aarch64__) && SPDL__LINUX
+#if SPDL__ARM64 && SPDL__LINUX
 #include <sys/auxv.h>
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
 #elif defined(__APPLE__)
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
 #else
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
+#endif
+
+/* The number of the highest bit that is set, and of the lowest; n is not 0. */
+#if SPDL__GNU
+SPDL__INLINE unsigned spdl__highest(uint64_t n) { return 63 - (unsigned)__builtin_clzll(n); }
+SPDL__INLINE unsigned spdl__lowest(unsigned n) { return (unsigned)__builtin_ctz(n); }
+#else
+SPDL__INLINE unsigned spdl__highest(uint64_t n) {
+    unsigned step, number = 0;
+    for (step = 32; step > 0; step /= 2)
+        if (n >> (number + step) != 0) number += step;
+    return number;
+}
+SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - n)); }
 #endif
 
 #ifdef SPDL_DEBUG
@@ -2645,10 +2713,145 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 /* >>atomics-impl
    Plain integers behind these helpers: _Atomic does not compile in every C++, and a reader should
    see at each access what it orders. load = acquire, store = release; add, or, exchange and cas =
-   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. All
-   that has a name with __atomic or __builtin in it comes first: another compiler is a twin of that
-   part. */
+   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t.
+   There are three twins: GNU C, MSVC, and C alone, for one thread. Only they have builtins. */
 
+#if SPDL__ALONE
+typedef uint64_t spdl__word64;
+
+/* Nobody comes between. */
+#define SPDL__ATOMICS(type, suffix)                                                                \
+    SPDL__INLINE type spdl__load##suffix(const type *p) { return *p; }                             \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { return *p; }                     \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) { *p = value; }                     \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { *p = value; }             \
+    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
+        const type old = *p;                                                                       \
+        *p = value;                                                                                \
+        return old;                                                                                \
+    }                                                                                              \
+    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
+        return spdl__exchange##suffix(p, *p + value);                                              \
+    }                                                                                              \
+    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
+        return spdl__exchange##suffix(p, *p - value);                                              \
+    }                                                                                              \
+    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
+        return spdl__exchange##suffix(p, *p | bits);                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
+        const type old = *p;                                                                       \
+        const bool same = old == *expected;                                                        \
+        if (same) *p = desired;                                                                    \
+        *expected = old;                                                                           \
+        return same;                                                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
+        return spdl__cas##suffix(p, expected, desired);                                            \
+    }
+SPDL__ATOMICS(uint32_t, 32)
+SPDL__ATOMICS(uint64_t, )
+#undef SPDL__ATOMICS
+
+SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *p; }
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *p = value; }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *p; }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *p = value; }
+SPDL__INLINE void spdl__compiler_barrier(void) {}
+SPDL__INLINE void spdl__full_barrier(void) {}
+#define SPDL__PREFETCHES
+SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
+SPDL__INLINE void spdl__pause(void) {}
+
+#elif SPDL__MSVC
+typedef uint64_t spdl__word64; /* MSVC aligns it to 8 on 32-bit processors, too */
+
+/* __iso_volatile is relaxed under every /volatile option. On x86 that is an acquire or a release
+   when the compiler moves nothing across; arm64 has instructions for those. The 64-bit words of
+   32-bit x86 go by SSE2: a compare-and-exchange would write, and memory may be there to read. */
+SPDL__INLINE void spdl__compiler_barrier(void) { _ReadWriteBarrier(); }
+SPDL__INLINE uint32_t spdl__load_relaxed32(const uint32_t *p) {
+    return (uint32_t)__iso_volatile_load32((const volatile int *)p);
+}
+SPDL__INLINE void spdl__store_relaxed32(uint32_t *p, uint32_t value) {
+    __iso_volatile_store32((volatile int *)p, (int)value);
+}
+SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
+#if defined(_M_IX86)
+    uint64_t value;
+    _mm_storel_epi64((__m128i *)&value, _mm_loadl_epi64((const __m128i *)p));
+    return value;
+#else
+    return (uint64_t)__iso_volatile_load64((const volatile __int64 *)p);
+#endif
+}
+SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
+#if defined(_M_IX86)
+    _mm_storel_epi64((__m128i *)p, _mm_loadl_epi64((const __m128i *)&value));
+#else
+    __iso_volatile_store64((volatile __int64 *)p, (__int64)value);
+#endif
+}
+#if defined(_M_ARM64)
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) __ldar##bits((volatile unsigned __int##bits *)(p))
+#define SPDL__STORE_RELEASE(bits, suffix, p, value)                                                \
+    __stlr##bits((volatile unsigned __int##bits *)(p), value)
+#else
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) spdl__load_relaxed##suffix(p)
+#define SPDL__STORE_RELEASE(bits, suffix, p, value) spdl__store_relaxed##suffix(p, value)
+#endif
+
+/* `with` is a calculation on `old`. Each interlocked function is a full barrier. */
+#define SPDL__CHANGES(type, suffix, name, with)                                                    \
+    SPDL__INLINE type spdl__##name##suffix(type *p, type value) {                                  \
+        type old = spdl__load_relaxed##suffix(p);                                                  \
+        while (!spdl__cas##suffix(p, &old, with)) {}                                               \
+        return old;                                                                                \
+    }
+#define SPDL__ATOMICS(type, suffix, bits, word, exchange)                                          \
+    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
+        const type value = SPDL__LOAD_ACQUIRE(bits, suffix, (type *)(uintptr_t)p);                 \
+        spdl__compiler_barrier();                                                                  \
+        return value;                                                                              \
+    }                                                                                              \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
+        spdl__compiler_barrier();                                                                  \
+        SPDL__STORE_RELEASE(bits, suffix, p, value);                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
+        const type old = (type)exchange((volatile word *)p, (word)desired, (word)*expected);       \
+        const bool same = old == *expected;                                                        \
+        *expected = old;                                                                           \
+        return same;                                                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
+        return spdl__cas##suffix(p, expected, desired);                                            \
+    }                                                                                              \
+    SPDL__CHANGES(type, suffix, exchange, value)                                                   \
+    SPDL__CHANGES(type, suffix, add, old + value)                                                  \
+    SPDL__CHANGES(type, suffix, sub, old - value)                                                  \
+    SPDL__CHANGES(type, suffix, or, old | value)
+SPDL__ATOMICS(uint32_t, 32, 32, long, _InterlockedCompareExchange)
+SPDL__ATOMICS(uint64_t, , 64, __int64, _InterlockedCompareExchange64)
+#undef SPDL__ATOMICS
+#undef SPDL__CHANGES
+
+SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *(void *const volatile *)p; }
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *(void *volatile *)p = value; }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *(const volatile spdl_fn *)p; }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *(volatile spdl_fn *)p = value; }
+
+#define SPDL__PREFETCHES
+SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
+#if defined(_M_ARM64)
+SPDL__INLINE void spdl__full_barrier(void) { __dmb(_ARM64_BARRIER_ISH); }
+SPDL__INLINE void spdl__pause(void) { __isb(_ARM64_BARRIER_SY); }
+#else
+SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
+SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
+#endif
+
+#elif SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2)
 /* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
    atomic word that is aligned so. spdl__alloc aligns to 8, too. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
@@ -2736,11 +2939,22 @@ SPDL__INLINE void spdl__pause(void) {
 #endif
 }
 
+#else
+#error "spdl.h: no atomic words of 64 bits by this compiler or processor: SPDL_NO_THREADS"
+#endif
+
+/* An array of -1 elements where a field is not aligned as it must be. */
+struct spdl__aligned {
+    char first;
+    spdl__word64 word;
+};
+typedef char spdl__aligned_words[offsetof(struct spdl__aligned, word) == 8 || SPDL__ALONE ? 1 : -1];
+
 /* --- made of those --- */
 
 /* A full barrier after a read-modify-write: on x86 that is one already. */
 SPDL__INLINE void spdl__barrier_after_rmw(void) {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
     spdl__compiler_barrier();
 #else
     spdl__full_barrier();
@@ -4234,8 +4448,9 @@ SPDL__PRIVATE uint32_t spdl__le32(const uint8_t *p) {
 
 SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     uint64_t value;
+    if (SPDL__BIG_ENDIAN) return spdl__le32(p) | (uint64_t)spdl__le32(p + 4) << 32;
     memcpy(&value, p, 8);
-    return SPDL__BIG_ENDIAN ? __builtin_bswap64(value) : value;
+    return value;
 }
 
 /* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
@@ -4566,7 +4781,7 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
 SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
                                          uint32_t *waiting) {
     uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (__builtin_expect(tail < ring->limit, 1)) {
+    if (SPDL__LIKELY(tail < ring->limit)) {
         memcpy(ring->slots + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
         SPDL_TEST_POINT("ring filled");
         spdl__store(&ring->tail, tail + 1); /* pairs with its load in a pop: the item is there */
@@ -4586,7 +4801,7 @@ SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
 
 SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
     uint64_t head = spdl__load_relaxed(&ring->head);
-    if (__builtin_expect(ring->quick_spsc, 1)) {
+    if (SPDL__LIKELY(ring->quick_spsc)) {
         if (head == ring->tail_seen) {
             ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in a push */
             if (head == ring->tail_seen) return false;
@@ -6933,7 +7148,7 @@ SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
     unsigned power;
     if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
     if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
-    power = 63 - (unsigned)__builtin_clzll(ns);
+    power = spdl__highest(ns);
     return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
@@ -12374,10 +12589,11 @@ SPDL__COLD double spdl__jackknife(const double *without, int n, int comparisons)
    many are read from these rounds, or chosen among. */
 SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int first, int last,
                                             int comparisons) {
-    spdl_interval is = { 0, 0, __builtin_huge_val(), 0, false };
+    spdl_interval is = { 0, 0, 0, 0, false };
     double ratio[SPDL__ROUNDS], off;
     const double base = spdl__rounds_rate(r, first, last, -1);
     int i, n = 0;
+    is.high = strtod("inf", NULL);
     if (base > 0) is.value = spdl__rounds_rate(r, arm, arm, -1) / base;
     for (i = 0; i < r->round; ++i) {
         if (!spdl__rounds_counts(r, i)) continue;
@@ -13860,7 +14076,7 @@ typedef struct spdl__wide {
 
 SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     spdl__wide product;
-#ifdef __SIZEOF_INT128__
+#if SPDL__GNU && defined(__SIZEOF_INT128__)
     __extension__ typedef unsigned __int128 spdl__u128;
     product.high = (uint64_t)((spdl__u128)a * b >> 64);
     product.low = a * b;
@@ -16196,11 +16412,12 @@ typedef struct spdl__crc {
     bool wide;  /* and four at once: VPCLMULQDQ */
 } spdl__crc;
 
-/* 16 bytes, anywhere in memory. */
+#if SPDL__GNU /* 16 bytes, anywhere in memory */
 typedef long long spdl__v128 __attribute__((vector_size(16), aligned(1), may_alias));
+#endif
 
 /* The fast ways are twins: for x86-64, for arm64, and none for the others. */
-#if defined(__x86_64__)
+#if SPDL__X86
 #define SPDL__CRC_TARGET SPDL__TARGET("pclmul,sse4.1")
 #define SPDL__CRC_FOLDS (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
 
@@ -16208,6 +16425,7 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
     return __builtin_ia32_pclmulqdq128(x, by, 0x00) ^ __builtin_ia32_pclmulqdq128(x, by, 0x11);
 }
 
+#ifndef _WIN32 /* where gcc keeps them on a stack that is aligned to 16 */
 /* Two numbers of 128 bits, each with its own product. */
 typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
 #define SPDL__CRC_WIDE_TARGET SPDL__TARGET("avx2,pclmul,vpclmulqdq")
@@ -16221,8 +16439,9 @@ typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_ali
 SPDL__CRC_WIDE_TARGET SPDL__INLINE spdl__v256 spdl__crc_fold_wide(spdl__v256 x, spdl__v256 by) {
     return SPDL__CRC_WIDE_PRODUCT(x, by, 0x00) ^ SPDL__CRC_WIDE_PRODUCT(x, by, 0x11);
 }
+#endif
 
-#elif defined(__aarch64__) && !SPDL__BIG_ENDIAN
+#elif SPDL__ARM64 && !SPDL__BIG_ENDIAN
 #define SPDL__CRC_TARGET
 #define SPDL__CRC_FOLDS spdl__arm_has_pmull()
 
@@ -16532,7 +16751,7 @@ SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabe
    they are needed reversed. From the reverse of number - 1 to that of number as many bits change as
    from the lowest up to the lowest 1 of number, seen from the other end. */
 SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, unsigned length) {
-    return code ^ ((1u << length) - ((1u << length) >> (__builtin_ctz(number) + 1)));
+    return code ^ ((1u << length) - ((1u << length) >> (spdl__lowest(number) + 1)));
 }
 
 /* Fills the subtables with the codes longer than `root`, of which `code` is the first. A subtable
@@ -20092,8 +20311,8 @@ SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) 
     }
 }
 
-SPDL__PRIVATE void spdl__tokens_widen(uint32_t *__restrict to, const uint16_t *__restrict from,
-                                      size_t count) {
+SPDL__PRIVATE void spdl__tokens_widen(uint32_t *SPDL__RESTRICT to,
+                                      const uint16_t *SPDL__RESTRICT from, size_t count) {
     size_t i;
     for (i = 0; i < count; ++i) to[i] = from[i];
 }
@@ -20194,7 +20413,8 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, bool sourc
     spdl_result result = spdl__row_index(task, in, source, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
     if (room > 0 && room < bytes)
-        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", room, bytes);
+        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu", (spdl__llu)room,
+                         (spdl__llu)bytes);
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
     result = spdl__tokens_window(tokens, index, *out, wide, &error);
@@ -20969,6 +21189,9 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
 }
 #endif
 
+#if SPDL__MSVC
+#pragma warning(pop)
+#endif
 #endif /* SPDL_IMPLEMENTATION */
 
 /* ============================================================================================= */
