@@ -3084,7 +3084,8 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
                                                bool (*each)(void *ctx, const char *name),
                                                void *ctx);
-/* Reads `bytes` bytes at a place, whatever was read before; *have: how many there were, all of them on success. */
+/* Reads `bytes` bytes at a place, whatever was read before; *have: how many there were, all of them
+   on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
 /* Writes at a place, or after what was written last: SPDL__NEVER. */
@@ -4445,7 +4446,8 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
 }
 
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
-    return file == SPDL__NO_FILE || CloseHandle((void *)file) ? NULL : spdl__win_why(GetLastError());
+    if (file == SPDL__NO_FILE || CloseHandle((void *)file)) return NULL;
+    return spdl__win_why(GetLastError());
 }
 
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
@@ -19892,13 +19894,13 @@ SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const ch
    ends at `head`. Returns the length of that. */
 SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const char *name,
                                     uint32_t crc, uint64_t usize) {
-    const bool wide = usize >= 0xffffffffu, far = w->at >= 0xffffffffu;
+    const bool wide = usize >= 0xffffffffu, distant = w->at >= 0xffffffffu;
     const size_t bytes = strlen(name), key_bytes = bytes + 4;
-    const size_t sizes = wide ? 20u : 0, places = (wide ? 16u : 0) + (far ? 8u : 0);
+    const size_t sizes = wide ? 20u : 0, places = (wide ? 16u : 0) + (distant ? 8u : 0);
     const size_t least = SPDL__ZIP_LOCAL_BYTES + key_bytes + sizes + 6;
     const size_t pad = (size_t)(-(w->at + least) % SPDL__WRITE_ALIGN);
     uint8_t *const local = head - least - pad, *at = spdl__put32(local, 0x04034b50);
-    at = spdl__put16(at, wide || far ? 45 : 20);
+    at = spdl__put16(at, wide || distant ? 45 : 20);
     at = spdl__put16(at, spdl__write_is_ascii(name, bytes) ? 0 : 0x0800); /* UTF-8 */
     at = spdl__put32(spdl__put16(at, SPDL__ZIP_STORED), SPDL__WRITE_DATE);
     at = spdl__put32(spdl__put32(at, crc), spdl__min(usize, 0xffffffffu));
@@ -19920,7 +19922,7 @@ SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const cha
     at += key_bytes;
     if (places > 0) at = spdl__put16(spdl__put16(at, 1), places);
     if (wide) at = spdl__put64(spdl__put64(at, usize), usize);
-    if (far) at = spdl__put64(at, w->at);
+    if (distant) at = spdl__put64(at, w->at);
     w->used = (size_t)(at - w->directory);
     return least + pad;
 }
