@@ -44,7 +44,7 @@
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
        >>sampler  >>loader  >>npz  >>files  >>cpp                          declarations
-       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix
+       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
        >>os-process                                                        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>batch-impl  >>merge-impl
@@ -91,8 +91,9 @@
        interface, and has no global state.
 
    LIMITS
-       Linux on 64-bit processors. The code for other POSIX systems is there, but was only run on
-       Linux; MIPS, SPARC, Alpha and Windows: not yet. SPDL_NO_THREADS takes C alone, also wasm32.
+       Linux, Windows, macOS and the BSDs, on 64-bit and 32-bit processors that have atomic words
+       of 64 bits: mips32, ppc32 and riscv32 have none. SPDL_NO_THREADS takes C alone: any C99
+       compiler, any processor. >>platform-impl has a table: how each was tested, what it lacks.
        32 stages in a pipeline, 64 pipelines on a pool, 256 workers and guests in a pool.
 
    License (MIT) at the end of the file. */
@@ -392,7 +393,7 @@ typedef struct spdl_policy {
     bool polite;
     int nice;        /* -20 to 19, 0: as it is; per thread. Lower than now needs a privilege */
     spdl_sched sched;
-    const int *cpus; /* the processors the workers may use, by number; Linux only */
+    const int *cpus; /* the processors the workers may use, by number; Linux, Windows */
     int cpu_count;   /* 0: all that the process may use */
 } spdl_policy;
 
@@ -1223,10 +1224,10 @@ SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int 
 typedef struct spdl_process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
     uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
-    uint64_t others_ns;      /* and of everything else on the machine (Linux; else 0) */
+    uint64_t others_ns;      /* and of everything else on the machine (Linux, Windows; else 0) */
     int cores;               /* of the machine */
     double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: the cores there are) */
-    uint64_t resident_bytes; /* memory in use (Linux; else 0) */
+    uint64_t resident_bytes; /* memory in use (Linux, Windows; else 0) */
     uint64_t minor_faults;   /* pages that were mapped or zeroed on first use */
     uint64_t major_faults;   /* pages that were read from a disk */
 } spdl_process_stats;
@@ -2543,7 +2544,28 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
    SPDL_OS_POSIX leaves out what only Linux has; SPDL_OS_HEADER names a file that takes the place of
    all twins.
    SPDL_TEST_POINT(id) marks the places where timing decides, for tests that want to yield or fail
-   there. SPDL_DEBUG turns on what finds misuse at run time. */
+   there. SPDL_DEBUG turns on what finds misuse at run time.
+
+   LIMITS of a system, beside Linux, which has everything and is where tests are run. What is said
+   to be unknown is SPDL__NEVER in >>os, and left out of statistics.
+
+       system           tested           what is missing
+       Windows 8 and    run in Wine,     the loader (SPDL_E_UNSUPPORTED); how long threads were
+       later, x64, x86  MSVC compiled    runnable; how a call's time splits, where x86's clock is
+                        only             not counted (Wine); large pages; the cgroup's quota.
+                                         Sleeps end up to 16 ms late. A file that others have open
+                                         or mapped cannot be replaced, and links are followed. Any
+                                         thread has a nice, to -2; policy.cpus has 64 processors.
+       Windows, ARM64   compiled only    the same, and how a call's time splits
+       macOS            linked only      the loader; the heavy barrier, so a push and a pop have a
+                                         fence; how long threads were runnable; others' processor
+                                         time, resident bytes; policy.cpus. polite and nice are a
+                                         QoS class.
+       FreeBSD, NetBSD, linked only      as macOS, and names and priorities of threads
+       OpenBSD
+       32-bit Linux     run in qemu      nothing; mips32, ppc32, riscv32: threads
+       C alone          run: gcc, clang, threads, folders, mapped files, files longer than a long,
+                        tcc, wasm32      see SPDL_NO_THREADS */
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -2659,7 +2681,9 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 
 /* Instructions that not every processor has stand in functions of their own, which say so, and are
    called where the processor has been asked. They take GNU C. */
+#if SPDL__GNU
 #define SPDL__TARGET(features) __attribute__((target(features)))
+#endif
 #if defined(__x86_64__) && SPDL__GNU
 #define SPDL__X86 1
 #else
@@ -2808,7 +2832,7 @@ SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
         while (!spdl__cas##suffix(p, &old, with)) {}                                               \
         return old;                                                                                \
     }
-#define SPDL__ATOMICS(type, suffix, bits, word, exchange)                                          \
+#define SPDL__ATOMICS(type, suffix, bits, word, compare)                                           \
     SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
         const type value = SPDL__LOAD_ACQUIRE(bits, suffix, (type *)(uintptr_t)p);                 \
         spdl__compiler_barrier();                                                                  \
@@ -2819,7 +2843,7 @@ SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
         SPDL__STORE_RELEASE(bits, suffix, p, value);                                               \
     }                                                                                              \
     SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
-        const type old = (type)exchange((volatile word *)p, (word)desired, (word)*expected);       \
+        const type old = (type)compare((volatile word *)p, (word)desired, (word)*expected);        \
         const bool same = old == *expected;                                                        \
         *expected = old;                                                                           \
         return same;                                                                               \
