@@ -2704,9 +2704,9 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #if SPDL__ARM64 && SPDL__LINUX
 #include <sys/auxv.h>
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
-#elif defined(__APPLE__)
+#elif SPDL__ARM64 && defined(__APPLE__)
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
-#else
+#elif SPDL__ARM64
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 #endif
 
@@ -4133,7 +4133,6 @@ typedef struct spdl__win_memory { /* PROCESS_MEMORY_COUNTERS */
 #define SPDL__WIN_NO_HANDLE ((void *)(intptr_t)SPDL__NO_FILE)
 #define SPDL__WIN_FOREVER 0xffffffffu
 #define SPDL__WIN_SHARED 7u /* to read, write and delete */
-#define SPDL__WIN_FOLDER 0x10u
 #define SPDL__WIN_UTF8 65001u
 
 /* --- time and events --- */
@@ -4244,8 +4243,7 @@ SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
         long(__stdcall *set)(void *thread, const wchar_t *name);
     } call;
     wchar_t wide[SPDL_NAME_BYTES];
-    call.any = spdl__win_find(L"kernel32.dll", "SetThreadDescription");
-    if (call.any == NULL) call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
+    call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
     if (call.any == NULL) return;
     if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
     (void)call.set(thread, wide);
@@ -4291,9 +4289,7 @@ SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) {
 SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) {
     (void)CloseHandle(thread->handle);
 }
-
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
-
 SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
 
 /* What x86 counts are ticks of one clock, whose speed Windows has measured. The cycles of other
@@ -4422,7 +4418,7 @@ SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *fo
     if (GetFileType(handle) != on_disk) return "a pipe or a device, not a file";
     if (!GetFileInformationByHandle(handle, (struct _BY_HANDLE_FILE_INFORMATION *)(void *)&about))
         return spdl__win_why(GetLastError());
-    *folder = (about.attributes & SPDL__WIN_FOLDER) != 0;
+    *folder = (about.attributes & 0x10u) != 0;
     if (!*folder) *bytes = (uint64_t)about.size_high << 32 | about.size_low;
     return NULL;
 }
@@ -4491,7 +4487,7 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     if (*file == SPDL__NO_FILE) {
         const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
         reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
-        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
+        if (kind != no_file && (kind & 0x10u) != 0 && access != SPDL__OS_NEW)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
     SPDL_FREE(wide);
@@ -4547,10 +4543,9 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
 }
 
 SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    const spdl__win_u32 on_disk = 1, from_start = 0;
+    const spdl__win_u32 on_disk = 1;
     if (GetFileType((void *)file) != on_disk) return NULL;
-    if (SetFilePointer((void *)file, 0, NULL, from_start) == 0 && SetEndOfFile((void *)file))
-        return NULL;
+    if (SetFilePointer((void *)file, 0, NULL, 0) == 0 && SetEndOfFile((void *)file)) return NULL;
     return spdl__win_why(GetLastError());
 }
 
@@ -4602,8 +4597,7 @@ SPDL__PRIVATE bool spdl__os_terminal(void) {
            SetConsoleMode(spdl__win_stderr(), mode | with_colours);
 }
 
-/* A pipe takes what it has room for, and does not wait, during this one call. What is no pipe is
-   written as usual. */
+/* A pipe takes what it has room for, and does not wait, during this one call. */
 SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
                                         spdl__win_u32 *put) {
     spdl__win_u32 mode, no_wait;
@@ -21892,6 +21886,7 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
 
 #if SPDL__MSVC
 #pragma warning(pop)
+#pragma warning(disable : 4505) /* it comes at the end of the file that includes this one */
 #endif
 #endif /* SPDL_IMPLEMENTATION */
 
