@@ -4133,6 +4133,7 @@ typedef struct spdl__win_memory { /* PROCESS_MEMORY_COUNTERS */
 #define SPDL__WIN_NO_HANDLE ((void *)(intptr_t)SPDL__NO_FILE)
 #define SPDL__WIN_FOREVER 0xffffffffu
 #define SPDL__WIN_SHARED 7u /* to read, write and delete */
+#define SPDL__WIN_FOLDER 0x10u
 #define SPDL__WIN_UTF8 65001u
 
 /* --- time and events --- */
@@ -4418,7 +4419,7 @@ SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *fo
     if (GetFileType(handle) != on_disk) return "a pipe or a device, not a file";
     if (!GetFileInformationByHandle(handle, (struct _BY_HANDLE_FILE_INFORMATION *)(void *)&about))
         return spdl__win_why(GetLastError());
-    *folder = (about.attributes & 0x10u) != 0;
+    *folder = (about.attributes & SPDL__WIN_FOLDER) != 0;
     if (!*folder) *bytes = (uint64_t)about.size_high << 32 | about.size_low;
     return NULL;
 }
@@ -4487,7 +4488,7 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     if (*file == SPDL__NO_FILE) {
         const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
         reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
-        if (kind != no_file && (kind & 0x10u) != 0 && access != SPDL__OS_NEW)
+        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
     SPDL_FREE(wide);
