@@ -2875,7 +2875,8 @@ SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
 SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
 #endif
 
-#elif SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2)
+#elif defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_8) ||                                               \
+    (SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2))
 /* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
    atomic word that is aligned so. spdl__alloc aligns to 8, too. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
