@@ -691,6 +691,7 @@ typedef struct spdl_batch {
     void **items;
     size_t count;
     uint64_t sequence; /* number of the batch, from 0 */
+    uint64_t epoch;    /* of its items; 0 when the source is not continuous */
     void *data;        /* in place: items one after the other, on a line of the cache; else NULL */
 } spdl_batch;
 
@@ -850,6 +851,12 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    Blocks:  until there is an item or the end, or up to timeout_ns. Stages that run inside of this
             call (workers = 0, .next_works_ns) are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
+
+/* The epoch that the consumer is in: of what next has returned last; after SPDL_END the one that
+   comes next; after spdl_state_load that of the text.
+   Returns: the number, from 0; 0 when the source is not continuous.
+   Threads: the consumer. */
+SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 
 /* The same without a cast: `out` is the address of a pointer to any type of object. */
 #ifdef __cplusplus
@@ -1274,7 +1281,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   Colours are for terminals, unless NO_COLOR is set. What cannot be done is one warning in the log
+   What cannot be done is one warning in the log
    of the pipeline, which goes on. It never waits for its reports: a stderr that takes nothing for
    100 ms loses one. Destroy waits until the last one is written. A file that is a symbolic link is
    not followed.
@@ -1307,7 +1314,6 @@ typedef struct spdl_report_desc {
     void *user;
     bool table;             /* the table, on stderr */
     const char *json;       /* file that JSON lines are appended to */
-    bool ignore_environment;
 } spdl_report_desc;
 #endif
 
@@ -1478,8 +1484,6 @@ typedef struct spdl_headspace_report {
     spdl_headspace_kind kind;
     double today, ceiling; /* steps per second as it is, and on kept items */
     double waiting;        /* share of the time in next, as it is */
-    double queued; /* share of the time the caller was ready to run while others had the processors,
-                      as it is, less the same on kept items (Linux) */
     double others; /* processors that other programs used, at most (Linux) */
     spdl_interval gain; /* ceiling / today: so many times as many steps if loading cost nothing */
     spdl_interval harm; /* a step takes so many times as long beside those who load */
@@ -1514,7 +1518,6 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
                                      of every stage that does not say .concurrency = 1, and has
                                      twice as many workers made; spdl_worker may be so large then
-       SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
    What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
    it runs windows of 400 ms, or of three times the longest gap between items, in an order drawn by
@@ -1572,9 +1575,7 @@ typedef struct spdl_doctor_report {
     double today;          /* items/s as it is */
     double ceiling;        /* items/s if loading cost nothing */
     double waiting;        /* share of the time that the consumer waited */
-    double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
     bool replays;          /* items were given out more than once */
-    bool raises;           /* as `raise` said */
     spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
     spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
     int rounds, dropped;   /* rounds of windows; of them made again */
@@ -1588,7 +1589,6 @@ typedef struct spdl_doctor_desc {
     double seconds;        /* it takes; default 30 */
     bool replay, raise;
     bool quiet;            /* nothing goes to stderr */
-    uint64_t run_steps;    /* 0: not known */
     const char *json;      /* file that the report is appended to, or NULL */
 } spdl_doctor_desc;
 
@@ -1609,7 +1609,7 @@ SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
                                      spdl_doctor_report *report);
 
-/* The report for a terminal of 80 columns.
+/* The report as text.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes);
 
@@ -2844,8 +2844,6 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
 SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name);
-/* Whether stderr is a terminal. */
-SPDL__PRIVATE bool spdl__os_terminal(void);
 /* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
    out with all that follows, which is no failure. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
@@ -2882,11 +2880,6 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
    before its bytes are safe. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync);
-
-/* --- each goes when its last caller does --- */
-
-/* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
 
 /* ============================================================================================= */
 /* >>os-none
@@ -2987,8 +2980,6 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL__PRIVATE bool spdl__os_terminal(void) { return false; }
-
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     (void)patience_ns;
@@ -3058,11 +3049,6 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "there is no such place";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
-}
-
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    /* nothing was written yet: what is written again and again are reports, by a thread */
-    return spdl__os_file_seek(spdl__os_file_stream(file), 0) ? NULL : "it has no start";
 }
 
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
@@ -3700,11 +3686,6 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     return NULL;
 }
 
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    if (lseek((int)file, 0, SEEK_SET) != 0 || ftruncate((int)file, 0) == 0) return NULL;
-    return errno == EINVAL ? NULL : strerror(errno);
-}
-
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
     void *memory = MAP_FAILED;
     if (bytes > 0 && bytes <= SIZE_MAX)
@@ -3734,8 +3715,6 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 }
 
 /* --- stderr --- */
-
-SPDL__PRIVATE bool spdl__os_terminal(void) { return isatty(STDERR_FILENO) != 0; }
 
 /* It belongs to the program, so it may block: only what poll says it takes is written, in pieces
    that a pipe takes whole. */
@@ -5694,7 +5673,7 @@ typedef struct spdl__record {
     uint64_t begin;
     uint64_t end;
     uint64_t number;
-    uint64_t stamp; /* track 32, result 16, row 8, kind 8 bits */
+    uint64_t stamp; /* result 16, row 8, kind 8 bits */
 } spdl__record;
 
 typedef struct spdl__span {
@@ -5708,7 +5687,6 @@ typedef struct spdl__track {
     uint64_t mask;
     /* written by any thread */
     uint64_t count; /* events so far, those that were overwritten too */
-    uint64_t ready; /* an edge: tickets below this were ready when its reader looked */
     /* written by the thread whose track it is */
     uint32_t spans; /* that are open, also those too deep to be kept */
     spdl__span span[SPDL__SPANS];
@@ -5718,13 +5696,11 @@ typedef struct spdl__track {
 /* Written by create. */
 typedef struct spdl__trace {
     size_t bytes;    /* of the block: this, the tracks, their records */
-    uint64_t origin; /* times in the file are since then: the start, or that of a loader */
     int tracks;      /* of threads, then those of edges */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
-    spdl__os_file file; /* for destroy to write, or SPDL__NO_FILE */
     char name[SPDL_NAME_BYTES]; /* of the threads */
-    char path[SPDL__PATH_BYTES];
+    char path[SPDL__PATH_BYTES]; /* of the file that destroy writes */
 } spdl__trace;
 
 /* Written by the worker whose task has it. */
@@ -6074,7 +6050,6 @@ struct spdl__batch {
     uint8_t *owner;   /* row of the stage that made each item; in place: the parts that are given */
     uint64_t range;   /* of what is in it: see >>position-impl */
     spdl__batch *next; /* of a spare one: as above; in place: under place_lock */
-    uint64_t epoch;   /* under place_lock: with shown.sequence, which batch it will be */
 };
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
@@ -6841,6 +6816,8 @@ SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__position *
     if (p->marks != NULL) p->marks->skip = at->results;
     spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : at->source);
 }
+
+SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *p) { return p->at.epoch; }
 
 /* The consumer, between calls of next: where it is. Why there is no position, or NULL. */
 SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__position *at) {
@@ -8353,13 +8330,13 @@ static const char *const spdl__in_place_stays =
 /* Under place_lock: the batch that will have this number in this epoch. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number) {
     spdl__batch *batch = row->place;
-    while (batch != NULL && (batch->epoch != epoch || batch->shown.sequence != number))
+    while (batch != NULL && (batch->shown.epoch != epoch || batch->shown.sequence != number))
         batch = batch->next;
     if (batch != NULL) return batch;
     batch = spdl__batch_get(row->batches);
     if (batch == NULL) return NULL;
     memset(batch->owner, 0, (size_t)row->row.size);
-    batch->epoch = epoch;
+    batch->shown.epoch = epoch;
     batch->shown.sequence = number;
     batch->next = row->place;
     row->place = batch;
@@ -8409,7 +8386,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     node->place_dropped = dropped - node->dropped;
     while (*at != NULL) {
         spdl__batch *batch = *at;
-        if (done != NULL ? batch != done : batch->epoch != epoch) {
+        if (done != NULL ? batch != done : batch->shown.epoch != epoch) {
             at = &batch->next;
             continue;
         }
@@ -8441,6 +8418,7 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     spdl__node *node = task->node;
     spdl__counters *counters = &node->counters[task->worker];
     batch->shown.sequence = task->sequence = node->number++;
+    batch->shown.epoch = spdl__load_relaxed(&node->epoch);
     if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
     task->in.range = batch->range;
     node->open_batch = NULL;
@@ -10387,7 +10365,6 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
     p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
-    if (p->trace != NULL && p->trace->origin == 0) p->trace->origin = p->start_ns;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
         if (i + 1 < p->count) p->node[i].out.idle_since = p->start_ns;
@@ -10749,7 +10726,6 @@ typedef struct spdl__text {
     char *buffer;
     size_t bytes;  /* of the buffer */
     size_t length; /* of the whole text, what does not fit as well */
-    bool colour;   /* styles are written, too */
 } spdl__text;
 
 SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
@@ -10764,14 +10740,9 @@ SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) {
 }
 
 SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
-    const spdl__text text = { buffer, bytes, 0, false };
+    const spdl__text text = { buffer, bytes, 0 };
     if (bytes > 0) buffer[0] = '\0';
     return text;
-}
-
-/* The numbers of an escape sequence of a terminal: "1" is bold, "0" ends all styles. */
-SPDL__COLD void spdl__text_style(spdl__text *text, const char *style) {
-    if (text->colour) spdl__text_add(text, "\033[%sm", style);
 }
 
 /* The bytes of the UTF-8 character at `at`; 0 when it is none (RFC 3629). */
@@ -10830,19 +10801,6 @@ SPDL__COLD const char *spdl__rate(spdl__cell *cell, uint64_t items, uint64_t ns)
 
 SPDL__COLD const char *spdl__percent(spdl__cell *cell, double share) {
     (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%", 100 * share);
-    return cell->text;
-}
-
-/* Hours, minutes and seconds as 1:02:03, but less than a minute as 12.3 s. */
-SPDL__COLD const char *spdl__clock(spdl__cell *cell, double seconds) {
-    const unsigned all = seconds < 1e9 ? (unsigned)(seconds + 0.5) : 1000000000;
-    spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
-    if (seconds < 59.95)
-        spdl__text_add(&text, "%.1f s", seconds);
-    else if (all < 3600)
-        spdl__text_add(&text, "%u:%02u", all / 60, all % 60);
-    else
-        spdl__text_add(&text, "%u:%02u:%02u", all / 3600, all / 60 % 60, all % 60);
     return cell->text;
 }
 
@@ -11430,7 +11388,9 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
     if (stats->delivered > 0)
         spdl__verdict_of_answers(text, stats);
     else
-        spdl__text_add(text, "Nothing has been %s yet.", feed->tasks ? "answered" : "pushed");
+        spdl__text_add(text, "Nothing was %s.",
+                       sink->depth > 0    ? "taken, though answers are ready"
+                       : feed->tasks == 0 ? "pushed" : "answered");
 }
 
 /* A consumer that has enough. */
@@ -11456,7 +11416,8 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const s
     if (spdl__stats_pushed(stats)) {
         spdl__verdict_of_feed(text, stats, f);
     } else if (stats->delivered == 0) {
-        spdl__text_add(text, "Nothing has been delivered yet.");
+        spdl__text_add(text, "Nothing was delivered: the consumer %s.",
+                       2 * stats->wait_ns > stats->elapsed_ns ? "waited" : "did not ask for it");
     } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
         spdl__text_add(text, "The consumer waited %.0f %% of its time: ",
                        100 * spdl__stats_waiting(stats));
@@ -11507,17 +11468,13 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
                    waited && waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
 }
 
-SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
-    const int limit = spdl__find(stats).is.stage;
+SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int limit) {
     int i, k;
-    spdl__text_style(text, "2");
     spdl__text_add(text, "  stage              conc     tasks    rate     p50     p99     max"
                          " busy  cpu runq block ready waits\n");
     for (i = 0; i < stats->stage_count; ++i) {
-        spdl__text_style(text, i == limit ? "1;33" : "0");
         spdl__text_add(text, i == limit ? "> " : "  ");
         spdl__stats_row(text, stats, i);
-        spdl__text_style(text, "0");
         spdl__text_add(text, "\n");
     }
     for (i = 0; i < stats->stage_count; ++i) {
@@ -11545,36 +11502,30 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
     return (int)text.length;
 }
 
-SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
+/* Verdict, run and table. */
+SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
     const spdl__found f = spdl__find(stats);
-    spdl__cell cell[4];
-    spdl__verdict(&text, stats, &f);
-    spdl__text_add(&text, "\n");
+    spdl__cell cell[3];
+    spdl__verdict(text, stats, &f);
+    spdl__text_add(text, "\n");
     if (spdl__stats_pushed(stats))
-        spdl__text_add(&text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
-    spdl__text_add(&text,
-                   "%llu items in %s, the first after %s, %s, a step of %s, %d worker%s\n\n",
-                   (spdl__llu)stats->delivered,
-                   spdl__duration(&cell[0], (double)stats->elapsed_ns),
-                   spdl__duration(&cell[1], (double)stats->first_item_ns),
-                   spdl__rate(&cell[2], stats->delivered, stats->elapsed_ns),
-                   spdl__duration(&cell[3], (double)stats->step_mean_ns), stats->workers,
+        spdl__text_add(text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
+    spdl__text_add(text, "%llu items in %s", (spdl__llu)stats->delivered,
+                   spdl__duration(&cell[0], (double)stats->elapsed_ns));
+    if (stats->first_item_ns > 0)
+        spdl__text_add(text, ", the first after %s",
+                       spdl__duration(&cell[0], (double)stats->first_item_ns));
+    spdl__text_add(text, ", %s, a step of %s, %d worker%s\n\n",
+                   spdl__rate(&cell[1], stats->delivered, stats->elapsed_ns),
+                   spdl__duration(&cell[2], (double)stats->step_mean_ns), stats->workers,
                    stats->workers == 1 ? "" : "s");
-    spdl__stats_rows(&text, stats);
-    return (int)text.length;
+    spdl__stats_rows(text, stats, f.is.stage);
 }
 
-/* How far it is, in a line. */
-SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats) {
-    const uint64_t done = stats->delivered;
-    spdl__cell cell;
-    spdl__text_add(text, "%llu items, %s", (spdl__llu)done,
-                   spdl__rate(&cell, done, stats->elapsed_ns));
-    if (done > 0 && spdl__stats_pushed(stats))
-        spdl__text_add(text, ", p99 %s", spdl__duration(&cell, (double)stats->stage[0].p99_ns));
-    else if (done > 0)
-        spdl__text_add(text, ", waited %.0f %%", 100 * spdl__stats_waiting(stats));
+SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
+    spdl__text text = spdl__text_start(buffer, bytes);
+    spdl__stats_write(&text, stats);
+    return (int)text.length;
 }
 
 /* --- JSON: one describer for statistics, reports and the doctor --- */
@@ -11663,16 +11614,18 @@ SPDL__COLD void spdl__json_string(spdl__text *text, const char *string) {
     spdl__text_add(text, "\"");
 }
 
-/* With up to six decimals, and a point whatever the locale; null when it is none. */
+/* With a point whatever the locale; null when it is none. */
 SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
-    spdl__llu parts;
-    int length;
-    if (!(value >= 0 && value < 1e12)) return "null";
-    parts = (spdl__llu)(value * 1e6 + 0.5);
-    length = snprintf(cell->text, sizeof(cell->text), "%llu.%06llu", parts / 1000000,
-                      parts % 1000000);
-    while (cell->text[length - 1] == '0') cell->text[--length] = '\0';
-    if (cell->text[length - 1] == '.') cell->text[length - 1] = '\0';
+    const char *at, *end;
+    char digits[40];
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
+    (void)snprintf(digits, sizeof(digits), "%.12g", value);
+    at = digits + strspn(digits, "+-0123456789");
+    end = at + strcspn(at, "0123456789e");
+    (void)snprintf(cell->text, sizeof(cell->text), "%.*s%s%s", (int)(at - digits), digits,
+                   end > at ? "." : "", end);
     return cell->text;
 }
 
@@ -11687,8 +11640,8 @@ SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *inter
     spdl__cell cell[3];
     spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
                    spdl__json_double(&cell[0], interval->value),
-                   spdl__json_double(&cell[1], interval->known ? interval->low : -1),
-                   spdl__json_double(&cell[2], interval->known ? interval->high : -1),
+                   interval->known ? spdl__json_double(&cell[1], interval->low) : "null",
+                   interval->known ? spdl__json_double(&cell[2], interval->high) : "null",
                    interval->rounds);
 }
 
@@ -11843,7 +11796,6 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) plan->desc = *desc;
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
-    if (plan->desc.ignore_environment) stats = json = NULL;
     if (stats != NULL && strcmp(stats, "0") != 0) {
         const double every = spdl__report_seconds(stats);
         plan->desc.table |= every >= SPDL__EVERY_LEAST && every <= SPDL__EVERY_MOST;
@@ -11871,7 +11823,6 @@ typedef struct spdl__reporter {
     uint64_t run; /* Unix time in us */
     char *buffer; /* what is in it: the thread's */
     size_t block_bytes, bytes;
-    bool colour;
     /* written by destroy */
     uint32_t quit;
     spdl__os_event bell;
@@ -11926,45 +11877,18 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__report_failed(r, "more statistics", reason);
 }
 
-/* Of an interval in which nothing was taken: not as before the first item. */
-SPDL__COLD void spdl__report_nothing(spdl__text *text, const spdl_stats *stats) {
-    if (spdl__stats_pushed(stats))
-        spdl__text_add(text, "No answer was taken, %s.",
-                       stats->edge[stats->stage_count - 1].depth > 0 ? "though some are ready"
-                                                                     : "as none was ready");
-    else
-        spdl__text_add(text, "No item was taken: the consumer %s.",
-                       2 * stats->wait_ns > stats->elapsed_ns ? "waited" : "did not ask for one");
-}
-
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
-    const spdl_stats *stats = final ? &r->now : &r->interval;
-    const spdl__found f = spdl__find(stats);
     const char *reason;
     spdl__text text = spdl__text_start(r->buffer, r->bytes);
     spdl__cell cell;
-    text.colour = r->colour;
-    spdl__text_style(&text, "1;36");
     spdl__text_name(&text, r->name, -1);
-    spdl__text_style(&text, "0");
-    spdl__text_add(&text, "  %s %s: ", final ? "ended after" : "at",
-                   spdl__clock(&cell, (double)r->now.elapsed_ns * 1e-9));
-    spdl__progress(&text, &r->now);
-    spdl__text_add(&text, "\n");
-    spdl__text_style(&text, "1");
-    if (stats->delivered == 0 && r->now.delivered > 0)
-        spdl__report_nothing(&text, stats);
-    else
-        spdl__verdict(&text, stats, &f);
-    spdl__text_style(&text, "0");
-    spdl__text_add(&text, "\n");
-    spdl__stats_rows(&text, stats);
-    spdl__text_style(&text, "2");
-    spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident", r->cores_used,
-                   r->process.cores_allowed, r->others_cores,
+    spdl__text_add(&text, "  %s %s, %llu items\n", final ? "ended after" : "at",
+                   spdl__duration(&cell, (double)r->now.elapsed_ns),
+                   (spdl__llu)r->now.delivered);
+    spdl__stats_write(&text, final ? &r->now : &r->interval);
+    spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
+                   r->cores_used, r->process.cores_allowed, r->others_cores,
                    (double)r->process.resident_bytes / 1e6);
-    spdl__text_style(&text, "0");
-    spdl__text_add(&text, "\n");
     reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
@@ -12013,9 +11937,6 @@ SPDL__COLD void *spdl__report_main(void *arg) {
 /* --- beginning and end --- */
 
 SPDL__COLD void spdl__report_open(spdl__reporter *r) {
-    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
-    r->colour = r->plan.desc.table && term != NULL && strcmp(term, "dumb") != 0 &&
-                spdl__os_terminal() && (no_color == NULL || *no_color == '\0');
     if (r->plan.json[0] != '\0')
         spdl__report_failed(
             r, "statistics",
@@ -12276,9 +12197,8 @@ typedef struct spdl__rounds {
     int drops;
 } spdl__rounds;
 
-/* The next of a row of random numbers (splitmix64); it may begin with any state. */
-SPDL__COLD uint64_t spdl__random(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+/* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
+SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
@@ -12287,7 +12207,7 @@ SPDL__COLD uint64_t spdl__random(uint64_t *state) {
 SPDL__COLD void spdl__rounds_shuffle(spdl__rounds *r) {
     int i;
     for (i = 0; i < r->arms; ++i) {
-        const int j = (int)(spdl__random(&r->random) % (uint64_t)(i + 1));
+        const int j = (int)(spdl__mix(r->random++) % (uint64_t)(i + 1));
         r->order[i] = r->order[j];
         r->order[j] = (uint8_t)i;
     }
@@ -12397,26 +12317,16 @@ SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap) {
     return spdl__max(SPDL__WINDOW_NS, SPDL__WINDOW_GAPS * longest_gap);
 }
 
-/* Whether others disturbed a measurement: read before it, asked about after it. */
-typedef struct spdl__clocks {
-    uint64_t time_ns;
-    spdl_process_stats process;
-} spdl__clocks;
-
-SPDL__COLD spdl__clocks spdl__clocks_read(void) {
-    spdl__clocks clocks;
-    clocks.time_ns = spdl_time_ns();
-    spdl_process_read(&clocks.process);
-    return clocks;
-}
-
 /* Processors that other programs, of low priority too, have had since then. 0: not known, or there
    is one for everybody. */
-SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
-    const spdl__clocks now = spdl__clocks_read();
-    const double ns = (double)(now.time_ns - since->time_ns);
-    const uint64_t others = spdl__grown(since->process.others_ns, now.process.others_ns);
-    return ns >= 1e8 ? spdl__smaller((double)others / ns, now.process.cores) : 0;
+SPDL__COLD double spdl__foreign_since(const spdl_process_stats *since) {
+    spdl_process_stats now;
+    double ns;
+    spdl_process_read(&now);
+    ns = (double)(now.time_ns - since->time_ns);
+    return ns >= 1e8 ? spdl__smaller((double)spdl__grown(since->others_ns, now.others_ns) / ns,
+                                     now.cores)
+                     : 0;
 }
 
 /* Who waits for what: the busiest row of a pipeline, or the consumer where it waits for none. */
@@ -12466,7 +12376,6 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
     uint64_t window_ns;
     uint64_t paused_ns;   /* since the source was asked */
     spdl__window usual;   /* as it is, before the first pause */
-    double queued[2];     /* ns, of both arms */
     spdl_result result;   /* not SPDL_OK: the source has ended or failed */
     spdl__waiter waiter;
     spdl_stats stats;     /* of the source, if it is a pipeline */
@@ -12560,11 +12469,12 @@ SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__window 
 
 /* One window of each kind, once things have settled. Half a round is none. */
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
-    const spdl__clocks before = spdl__clocks_read();
+    spdl_process_stats before;
     spdl__rounds *r = &h->rounds;
     spdl__window w[2];
     double others, waited;
     bool drop;
+    spdl_process_read(&before);
     do {
         const int arm = spdl__rounds_arm(r);
         const bool live = arm == SPDL__LIVE;
@@ -12580,12 +12490,10 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
                                   (double)w[spdl__rounds_arm(r)].ns));
     r->items[SPDL__STEPS][r->round] = (double)w[SPDL__LIVE].steps;
     r->ns[SPDL__STEPS][r->round] = (double)(w[SPDL__LIVE].ns - w[SPDL__LIVE].wait_ns);
-    others = spdl__clocks_foreign(&before);
+    others = spdl__foreign_since(&before);
     waited = spdl__headspace_waited(h, &w[SPDL__LIVE]);
     drop = others > SPDL__FOREIGN && waited >= SPDL__QUEUED;
     h->report->others = spdl__larger(h->report->others, others);
-    h->queued[SPDL__LIVE] += (double)w[SPDL__LIVE].queued_ns / (double)w[SPDL__LIVE].ns;
-    h->queued[SPDL__STILL] += (double)w[SPDL__STILL].queued_ns / (double)w[SPDL__STILL].ns;
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
                "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
                "processors%s", r->round + 1,
@@ -12731,8 +12639,6 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     for (i = 0; i < h->kept; ++i) spdl__headspace_free(h, h->item[i]);
     result = h->result;
     report->ended = result == SPDL_END;
-    if (h->rounds.round > 0)
-        report->queued = (h->queued[SPDL__LIVE] - h->queued[SPDL__STILL]) / h->rounds.round;
     spdl__headspace_judge(report, &h->rounds, desc->run_steps);
     spdl__free(&desc->allocator, h, bytes);
     if (result == SPDL_OK || report->ended) return SPDL_OK;
@@ -12838,8 +12744,7 @@ SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void
 /* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
 SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
     const uint64_t seen = spdl__add(&probe->seen, 1);
-    uint64_t place = seen;
-    if (seen >= probe->most) place = spdl__random(&place) % (seen + 1);
+    const uint64_t place = seen < probe->most ? seen : spdl__mix(seen) % (seen + 1);
     return place < probe->most ? place : SPDL__KEPT;
 }
 
@@ -13075,7 +12980,7 @@ struct spdl__doctor {
     bool counting, ended;        /* the pipeline has, before the doctor was done */
     uint64_t window_ns, settle_items;
     uint64_t since_ns, since_items; /* when that was set, or counting began, and d->items then */
-    spdl__clocks clocks;         /* when the round began */
+    spdl_process_stats clocks;   /* when the round began */
     spdl__waiter waiter;
     double others;               /* sum over all rounds */
     /* settings as they are */
@@ -13184,14 +13089,14 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, spdl__doctor_phase ph
     spdl__rounds_start(&d->rounds, d->phase_ns, d->rounds.arms);
     spdl_pipeline_stats(d->p, &d->now);
     (void)spdl__waiter_waited(&d->waiter, &d->now);
-    d->clocks = spdl__clocks_read();
+    spdl_process_read(&d->clocks);
     spdl__doctor_set(d, &d->arm[spdl__rounds_arm(&d->rounds)]);
 }
 
 /* A round is complete. It counts, unless who limits has waited for processors that others had: then
    it is made again. Whether the phase goes on. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
-    const double others = spdl__clocks_foreign(&d->clocks);
+    const double others = spdl__foreign_since(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
     bool drop, room;
     spdl_pipeline_stats(d->p, &d->now);
@@ -13202,7 +13107,7 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     d->report.others_used = d->others / d->report.rounds;
     if (drop) d->phase_ns = spdl__min(d->phase_ns + took, d->most_ns);
     room = spdl__rounds_next(&d->rounds, drop);
-    d->clocks = spdl__clocks_read();
+    spdl_process_read(&d->clocks);
     return room && now + took / 2 < d->phase_ns;
 }
 
@@ -13459,10 +13364,6 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     alone = r->step_ns - (double)d->seen.trainer_runnable_ns /
                              spdl__larger((double)d->seen.delivered, 1);
     r->ceiling = r->cached.rounds > 0 ? r->cached.value * r->today : alone > 0 ? 1e9 / alone : 0;
-    if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
-        r->hours = (double)d->plan.desc.run_steps / r->today / 3600;
-        r->hours_less = r->hours * (1 - spdl__smaller(1, r->today / r->ceiling));
-    }
     spdl__doctor_verdict(d);
     if (!d->plan.desc.quiet) spdl__doctor_write(d, NULL, spdl_doctor_text);
     if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl_doctor_json);
@@ -13573,8 +13474,6 @@ SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
     const double number = spdl__report_seconds(word);
     if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
     if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
-    if (strncmp(word, "steps=", 6) == 0)
-        return (plan->desc.run_steps = (uint64_t)spdl__report_seconds(word + 6)) > 0;
     if (number != 1) plan->desc.seconds = number;
     return number > 0 && number < 1e6;
 }
@@ -13600,7 +13499,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         if (!spdl__doctor_word(plan, word)) {
             spdl__logf(logger, SPDL_LOG_WARN,
                        "spdl: SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
-                       "nor replay, raise or steps=N: no doctor", value, word);
+                       "nor replay or raise: no doctor", value, word);
             return false;
         }
         at += length;
@@ -13623,7 +13522,6 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     memcpy(d->report.name, plan->name, sizeof(d->report.name));
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
-    d->report.raises = plan->desc.raise;
     d->report.row_count = p->count;
     d->found.is.stage = d->found.is.tie = d->report.finding.stage = d->report.finding.tie = -1;
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
@@ -13669,8 +13567,6 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
    The report of the doctor as text and as JSON: functions of the report alone, for any thread. A
    number that cannot be one stands as "-", or null. */
 
-#define SPDL__FOUND_COLUMNS 80
-
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
 
 SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
@@ -13690,29 +13586,6 @@ SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval 
     if (is->known)
         spdl__text_add(&text, " (%+.0f to %+.0f)", 100 * (is->low - 1), 100 * (is->high - 1));
     return cell->text;
-}
-
-/* A paragraph: lines of 80 characters at most. */
-SPDL__COLD void spdl__found_wrap(spdl__text *text, const char *string) {
-    int column = 0;
-    while (*string != '\0') {
-        int width = 0; /* of a word */
-        size_t bytes = 0;
-        while (string[bytes] != '\0' && string[bytes] != ' ' && width < SPDL__FOUND_COLUMNS) {
-            const int length = spdl__utf8(string + bytes);
-            bytes += length > 0 ? (size_t)length : 1;
-            ++width;
-        }
-        if (column > 0) {
-            const bool fits = column + 1 + width <= SPDL__FOUND_COLUMNS;
-            spdl__text_add(text, fits ? " " : "\n");
-            column = fits ? column + 1 : 0;
-        }
-        spdl__text_name(text, string, width);
-        column += width;
-        string += bytes + strspn(string + bytes, " ");
-    }
-    if (column > 0) spdl__text_add(text, "\n");
 }
 
 /* An experiment with a row: in the line of the row's own numbers, or below it. */
@@ -13765,42 +13638,25 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *r
                    spdl__found_result(&cell[1], &report->same, true));
 }
 
-SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
-    spdl__cell cell;
-    char words[256];
-    spdl__text line = spdl__text_start(words, sizeof(words));
-    if (!(report->ceiling > 0)) return;
-    spdl__text_add(&line, "The consumer waited %.1f %% of its time. Without any loading: %s",
-                   100 * report->waiting, spdl__found_rate(&cell, report->ceiling));
-    if (report->hours > 0 && report->hours_less * 60 < 1)
-        spdl__text_add(&line, ", under 1 minute less of %.1f h", report->hours);
-    else if (report->hours > 0)
-        spdl__text_add(&line, ", at most %.1f h less of %.1f h", report->hours_less, report->hours);
-    spdl__text_add(&line, ".");
-    spdl__found_wrap(text, words);
-}
-
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
-    char words[1200];
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__text line = spdl__text_start(words, sizeof(words));
-    spdl__text_add(&line, "spdl doctor: %s%s%s", report->name, report->name[0] ? ": " : "",
+    spdl__cell cell;
+    spdl__text_add(&text, "spdl doctor: ");
+    spdl__text_name(&text, report->name, -1);
+    spdl__text_add(&text, "%s%s\n", report->name[0] ? ": " : "",
                    report->verdict[0] != '\0' ? report->verdict : "It is not done yet.");
-    spdl__found_wrap(&text, words);
     if (!report->done) return (int)text.length;
-    line = spdl__text_start(words, sizeof(words));
-    spdl__text_add(&line, "%.1f s, %d round%s", report->seconds, report->rounds,
+    spdl__text_add(&text, "%.1f s, %d round%s", report->seconds, report->rounds,
                    report->rounds == 1 ? "" : "s");
-    if (report->dropped > 0) spdl__text_add(&line, " (%d made again)", report->dropped);
-    spdl__text_add(&line, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s.",
+    if (report->dropped > 0) spdl__text_add(&text, " (%d made again)", report->dropped);
+    spdl__text_add(&text, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s.\n",
                    report->workers, report->workers == 1 ? "" : "s", report->cores_used,
                    report->cores, report->others_used,
                    report->replays ? "; items were repeated: what was learned is void" : "");
-    spdl__found_wrap(&text, words);
-    if (report->rounds > 0) {
-        spdl__found_ladder(&text, report);
-        spdl__found_headspace(&text, report);
-    }
+    if (report->rounds > 0) spdl__found_ladder(&text, report);
+    if (report->rounds > 0 && report->ceiling > 0)
+        spdl__text_add(&text, "The consumer waited %.1f %% of its time. Without any loading: %s.\n",
+                       100 * report->waiting, spdl__found_rate(&cell, report->ceiling));
     if (report->kept)
         spdl__text_add(&text, "The settings are in force for the rest of this run.\n");
     return (int)text.length;
@@ -13813,9 +13669,8 @@ static const spdl__field spdl__report_fields[] = {
     SPDL__D(spdl_doctor_report, cores_used), SPDL__D(spdl_doctor_report, others_used),
     SPDL__D(spdl_doctor_report, step_ns), SPDL__D(spdl_doctor_report, today),
     SPDL__D(spdl_doctor_report, ceiling), SPDL__D(spdl_doctor_report, waiting),
-    SPDL__D(spdl_doctor_report, hours), SPDL__D(spdl_doctor_report, hours_less),
-    SPDL__B(spdl_doctor_report, replays), SPDL__B(spdl_doctor_report, raises),
-    SPDL__V(spdl_doctor_report, same), SPDL__V(spdl_doctor_report, cached),
+    SPDL__B(spdl_doctor_report, replays), SPDL__V(spdl_doctor_report, same),
+    SPDL__V(spdl_doctor_report, cached),
     SPDL__I(spdl_doctor_report, rounds), SPDL__I(spdl_doctor_report, dropped),
     SPDL__S(spdl_doctor_report, verdict), SPDL__FIELDS_END
 };
@@ -13872,13 +13727,6 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     product.low = right << 32 | (low & half);
 #endif
     return product;
-}
-
-/* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
-SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
 }
 
 /* Number `n` of the random numbers of a key. */
@@ -14342,22 +14190,13 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
     return SPDL_OK;
 }
 
-SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *what,
-                                         spdl_error *error) {
-    if (ranks->world == 0 && ranks->rank == 0) return SPDL_OK; /* not set */
-    if (ranks->world < 1)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: world is %d, must be at least 1",
-                               what, ranks->world);
-    if (ranks->rank >= 0 && ranks->rank < ranks->world) return SPDL_OK;
-    return spdl__error_set(error, SPDL_E_INVALID,
-                           "spdl: %s: rank is %d, must be from 0 to world - 1, which is %d", what,
-                           ranks->rank, ranks->world - 1);
-}
-
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
-    if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
+    const int rank = desc->ranks.rank, world = desc->ranks.world;
+    const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
+    if ((rank | world) != 0 && (rank < 0 || rank >= world))
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: rank is %d, must be "
+                               "from 0 to world - 1, which is %d", rank, world - 1);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
         return spdl__sampler_refuse(desc, "order or tail is none that there is");
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
@@ -14795,7 +14634,6 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
 #define SPDL__LOADER_TURN_NS 50000000u /* a child whose pipeline has nothing looks for commands */
 #define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
-#define SPDL__LOADER_SUSPECTS 8
 #define SPDL__LOADER_SPARE 4   /* entries without a slot: ends and failures */
 #define SPDL__LOADER_NOTES 256 /* threads whose calls are noted: a power of two */
 #define SPDL__LOADER_TEXTS 65536
@@ -14918,7 +14756,6 @@ typedef struct spdl__child {
     spdl__os_signals signals; /* that are blocked in the trainer */
     bool continuous;
     spdl__child_slot *slot;
-    uint64_t name_at[SPDL_MAX_STAGES]; /* where the pipeline has the name of each row; any thread */
     /* written by the main thread */
     int lendings;
     uint64_t published, number, epoch;
@@ -15229,14 +15066,10 @@ SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
     return NULL;
 }
 
-/* The row that has a name: by where it lies, once that is known. */
-SPDL__PRIVATE int spdl__child_row(spdl__child *child, const char *name) {
-    const int stages = child->loader->layout.stages;
-    int i;
-    for (i = 0; i < stages; ++i)
-        if (spdl__load_relaxed(&child->name_at[i]) == (uint64_t)(uintptr_t)name) return i;
-    for (i = 0; i < stages && strcmp(child->loader->stage_name[i], name) != 0; ++i) {}
-    if (i < stages) spdl__store_relaxed(&child->name_at[i], (uint64_t)(uintptr_t)name);
+/* The row that has a name. */
+SPDL__PRIVATE int spdl__child_row(const spdl_loader *l, const char *name) {
+    int i = 0;
+    while (i < l->layout.stages - 1 && strcmp(l->stage_name[i], name) != 0) ++i;
     return i;
 }
 
@@ -15249,9 +15082,9 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
         note = spdl__child_note(child);
     if (note != NULL && event == SPDL_EVENT_TASK_BEGIN) {
         spdl__store_relaxed(&note->item, number);
-        spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child, name));
+        spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child->loader, name));
     } else if (note != NULL) {
-        spdl__store32(&note->stage, 0); /* pairs with supervisor_suspects, as the other one */
+        spdl__store32(&note->stage, 0); /* pairs with supervisor_add_calls, as the other one */
     }
     if (child->profiler.event_fn != NULL)
         child->profiler.event_fn(event, name, number, child->profiler.user);
@@ -15347,13 +15180,6 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
 
 /* --- the supervisor --- */
 
-/* Calls that ran when the child ended; or the only one that can have done it. */
-typedef struct spdl__suspects {
-    int count;
-    int stage[SPDL__LOADER_SUSPECTS];
-    uint64_t item[SPDL__LOADER_SUSPECTS];
-} spdl__suspects;
-
 typedef struct spdl__supervisor {
     spdl_loader *l;
     int64_t parent;
@@ -15400,43 +15226,27 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     _exit(0);
 }
 
-SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, spdl__suspects *them) {
-    const uint32_t raised = spdl__load32(&l->shared->fault);
-    uint32_t i;
-    int at;
-    memset(them, 0, sizeof(*them));
-    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
-        const uint32_t stage = spdl__load32(&l->notes[i].stage);
-        const uint64_t item = l->notes[i].item;
-        const bool known = raised == i + 1;
-        if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        if (known) them->count = 0;
-        if (them->count == SPDL__LOADER_SUSPECTS) continue;
-        for (at = them->count++; at > 0 && them->item[at - 1] > item; --at) {
-            them->item[at] = them->item[at - 1];
-            them->stage[at] = them->stage[at - 1];
-        }
-        them->item[at] = item;
-        them->stage[at] = (int)stage - 1;
-        if (known) return;
-    }
-}
-
-/* Which calls it was in: the first one is that of the error, too. */
+/* Which calls it was in, or the one that has raised a fault. The error is that of the first
+   item. */
 SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
-    spdl__suspects them;
-    int i;
-    spdl__supervisor_suspects(l, &them);
-    spdl__text_add(t, "%s", them.count == 0   ? ", outside of calls of stages"
-                            : them.count == 1 ? ", in"
-                                              : "; calls that ran:");
-    for (i = 0; i < them.count; ++i)
-        spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", them.stage[i],
-                       l->stage_name[them.stage[i]], (spdl__llu)them.item[i]);
-    if (them.count == 0) return;
-    end->stage = them.stage[0];
-    end->item = them.item[0];
-    spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
+    const uint32_t raised = spdl__load32(&l->shared->fault);
+    char words[SPDL_TEXT_BYTES / 2];
+    spdl__text calls = spdl__text_start(words, sizeof(words));
+    uint32_t i, stage;
+    int count = 0;
+    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
+        if (raised > 0 && raised <= SPDL__LOADER_NOTES && i != raised - 1) continue;
+        stage = spdl__load32(&l->notes[i].stage);
+        if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
+        spdl__text_add(&calls, "%s stage %u '%s', item %llu", count > 0 ? "," : "", stage - 1,
+                       l->stage_name[stage - 1], (spdl__llu)l->notes[i].item);
+        if (count++ > 0 && l->notes[i].item >= end->item) continue;
+        end->stage = (int)stage - 1;
+        end->item = l->notes[i].item;
+        spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
+    }
+    spdl__text_add(t, "%s%s", count == 0   ? ", outside of calls of stages"
+                              : count == 1 ? ", in" : "; calls that ran:", words);
 }
 
 /* Says how the child has ended, after all it has published. */
@@ -15800,7 +15610,12 @@ SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *t
     spdl__shared *s = l->shared;
     size_t at = 0, length;
     int i;
-    spdl_result result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
+    spdl_result result;
+    if (l->error.result == SPDL_E_PROCESS) {
+        if (error != NULL) *error = l->error;
+        return SPDL_E_PROCESS;
+    }
+    result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
     if (result != SPDL_OK && (l->commanded || l->error.result == SPDL_E_PROCESS)) return result;
     for (i = 0; i < count; ++i, at += length + 1) {
         length = strlen(texts[i]);
@@ -15826,17 +15641,12 @@ SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, 
     if (i == 0 || i < count || spdl__loader_forked(l))
         return spdl__error_set(error, SPDL_E_INVALID,
                                "spdl: spdl_loader_load: no loader, or text %d is not there", i);
-    if (l->error.result == SPDL_E_PROCESS) {
-        if (error != NULL) *error = l->error;
-        return SPDL_E_PROCESS;
-    }
     return spdl__loader_command(l, texts, count, 0, spdl__deadline(timeout_ns), error);
 }
 
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     spdl_error error;
     if (l == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
-    if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
     return spdl__loader_command(l, NULL, 0, sequence, spdl__deadline(timeout_ns), &error);
 }
 
@@ -20584,24 +20394,21 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>trace-impl
-   The hooks, which run where the pipeline calls them, and the file: create opens it, and destroy
+   The hooks, which run where the pipeline calls them, and the file: create empties it, and destroy
    writes it, when no thread of the pipeline is left. */
 
 /* Tracks of threads: index p->workers is the owner's thread, which is the trainer. */
 SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 
 /* The depth is said by the reader that has moved the head; when that has moved on meanwhile, by the
-   one that did it. What looked ready before need not be looked at again. */
+   one that did it. */
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge) {
-    spdl__track *track = edge->track;
     const uint64_t head = spdl__head(spdl__load(&edge->word)), now = spdl_time_ns();
-    uint64_t end = spdl__max(spdl__load_relaxed(&track->ready), head), depth = 0, ticket;
-    while (end <= head + edge->mask && spdl__edge_ready(edge, end)) ++end;
-    spdl__store_relaxed(&track->ready, end);
-    for (ticket = head; ticket < end; ++ticket) /* holes and ends are no items */
-        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE;
+    uint64_t depth = 0, ticket;
+    for (ticket = head; ticket <= head + edge->mask && spdl__edge_ready(edge, ticket); ++ticket)
+        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE; /* else no item */
     if (spdl__head(spdl__load(&edge->word)) == head)
-        spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, depth);
+        spdl__trace_add(edge->track, SPDL__RECORD_DEPTH, 0, 0, now, now, depth);
 }
 
 /* --- spans and counters of users --- */
@@ -20676,48 +20483,6 @@ SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) 
 
 static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void" };
 
-/* --- a copy of the events, in order --- */
-
-SPDL__COLD spdl__record_kind spdl__record_of_kind(const spdl__record *record) {
-    return (spdl__record_kind)(record->stamp & 0xff);
-}
-
-SPDL__COLD int spdl__record_track(const spdl__record *record) { return (int)(record->stamp >> 32); }
-
-/* Copies the events that are there, track by track; *dropped counts those overwritten. */
-SPDL__COLD size_t spdl__trace_collect(const spdl__trace *trace, spdl__record *records,
-                                      uint64_t *dropped) {
-    size_t count = 0;
-    int i;
-    *dropped = 0;
-    for (i = 0; i < trace->tracks; ++i) {
-        const spdl__track *track = &trace->track[i];
-        const uint64_t end = spdl__load(&track->count);
-        uint64_t place = end - spdl__min(end, track->mask + 1);
-        *dropped += place;
-        for (; place < end; ++place) {
-            const spdl__record *from = &track->records[place & track->mask];
-            spdl__record *to = &records[count++];
-            to->begin = spdl__max(spdl__load_relaxed(&from->begin), trace->origin);
-            to->end = spdl__load_relaxed(&from->end);
-            to->number = spdl__load_relaxed(&from->number);
-            to->stamp = spdl__load_relaxed(&from->stamp) | (uint64_t)i << 32;
-            if (spdl__record_of_kind(to) == SPDL__RECORD_BATCH)
-                to->begin = to->end; /* one put may be inside of another's */
-        }
-    }
-    return count;
-}
-
-/* By track and time, what is around the others first. */
-SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
-    const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
-    const int track = spdl__record_track(x) - spdl__record_track(y);
-    if (track != 0) return track;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return (x->end < y->end) - (x->end > y->end);
-}
-
 /* --- text --- */
 
 /* Text on its way to a file, through a buffer. After a failure no more is written. */
@@ -20747,35 +20512,25 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
                    (spdl__llu)spdl__os_process_id(NULL), track + 1);
     if (when != SPDL__NEVER)
-        spdl__trace_time(&out->text, "ts", when - p->trace->origin);
+        spdl__trace_time(&out->text, "ts", when - p->start_ns);
     return &out->text;
 }
 
-/* The value of a counter, with a point whatever the locale. */
-SPDL__COLD void spdl__trace_value_text(spdl__text *text, uint64_t bits) {
-    const char *at, *end;
-    char digits[40];
-    double value;
-    memcpy(&value, &bits, sizeof(value));
-    (void)snprintf(digits, sizeof(digits), "%.9g", value);
-    at = digits + strspn(digits, "+-0123456789");
-    end = at + strcspn(at, "0123456789e");
-    spdl__text_add(text, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
-}
-
-SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
+SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int track,
                                    const spdl__record *record) {
     static const char *const phases[] = { "X", "X", "X", "C", "X", "C" };
     static const char *const cats[] = { "task", "batch", "trainer", "", "span", "" };
-    const spdl__record_kind kind = spdl__record_of_kind(record);
-    const int track = spdl__record_track(record), code = (int)(record->stamp >> 8 & 0xff);
-    const int edge = track - spdl__tracks(p);
-    spdl__text *text = spdl__trace_event(out, p, phases[kind], track, record->begin);
+    const spdl__record_kind kind = (spdl__record_kind)(record->stamp & 0xff);
+    const int code = (int)(record->stamp >> 8 & 0xff), edge = track - spdl__tracks(p);
+    spdl__text *text = spdl__trace_event(out, p, phases[kind], track,
+                                         spdl__max(record->begin, p->start_ns));
     const char *name = kind <= SPDL__RECORD_BATCH   ? p->node[code].name
                        : kind == SPDL__RECORD_NEXT  ? "next waits"
                        : kind == SPDL__RECORD_DEPTH ? p->node[edge].name
                                                     : (const char *)(uintptr_t)record->number;
     char start[101]; /* there is room for so much of a user's */
+    spdl__cell cell;
+    double value;
     (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
     if (*phases[kind] == 'X')
         spdl__trace_time(text, "dur", spdl__grown(record->begin, record->end));
@@ -20790,75 +20545,84 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
     } else if (kind == SPDL__RECORD_DEPTH) {
         spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
     } else if (kind == SPDL__RECORD_VALUE) {
-        spdl__text_add(text, "\",\"args\":{\"value\":");
-        spdl__trace_value_text(text, record->end);
-        spdl__text_add(text, "}}");
+        memcpy(&value, &record->end, sizeof(value));
+        spdl__text_add(text, "\",\"args\":{\"value\":%s}}", spdl__json_double(&cell, value));
     } else {
         spdl__text_add(text, "\"}");
     }
 }
 
-/* Writes a trace of these events, which it sorts; the viewer shows the tracks in the order of their
-   names here. NULL, or what went wrong. */
-SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file file,
-                                         spdl__record *records, size_t count, uint64_t dropped) {
+/* By time, what is around the others first. */
+SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
+    const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end < y->end) - (x->end > y->end);
+}
+
+/* The events of a track that are there. */
+SPDL__COLD uint64_t spdl__track_kept(const spdl__track *track) {
+    return spdl__min(track->count, track->mask + 1);
+}
+
+/* Writes all that is there, track by track; the viewer shows them in the order of their names here.
+   NULL, or what went wrong. */
+SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, uint64_t dropped) {
     char buffer[8192];
-    spdl__out out = { file, spdl__os_file_truncate(file),
-                      spdl__text_start(buffer, sizeof(buffer)) };
+    spdl__out out = { SPDL__NO_FILE, NULL, spdl__text_start(buffer, sizeof(buffer)) };
     spdl__text *text = &out.text;
-    size_t i;
+    uint64_t i;
     int track;
+    out.failure = spdl__os_file_open(&out.file, p->trace->path, SPDL__OS_REPLACE, NULL);
     spdl__text_add(text,
                    "{\"otherData\":{\"spdl\":\"%s\",\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
-                   "{\"name\":\"spdl ", spdl_version(), (spdl__llu)count,
+                   "{\"name\":\"spdl ", spdl_version(), (spdl__llu)kept,
                    (spdl__llu)dropped, (spdl__llu)spdl__os_process_id(NULL));
     spdl__json_escape(text, p->trace->name);
     spdl__text_add(text, "\"}}");
-    for (track = 0; track < spdl__tracks(p); ++track) { /* edges are counters */
-        (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
-        spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
-                       track);
-        (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
-        spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
-        spdl__json_escape(text, track < p->workers ? p->trace->name : "consumer");
-        if (track < p->workers) spdl__text_add(text, "-%d", track);
-        spdl__text_add(text, "\"}}");
+    for (track = 0; track < p->trace->tracks && out.failure == NULL; ++track) {
+        spdl__track *t = &p->trace->track[track];
+        if (track < spdl__tracks(p)) { /* edges are counters */
+            (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
+            spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
+                           track);
+            (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
+            spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
+            spdl__json_escape(text, track < p->workers ? p->trace->name : "consumer");
+            if (track < p->workers) spdl__text_add(text, "-%d", track);
+            spdl__text_add(text, "\"}}");
+        }
+        qsort(t->records, (size_t)spdl__track_kept(t), sizeof(*t->records), spdl__record_compare);
+        for (i = 0; i < spdl__track_kept(t) && out.failure == NULL; ++i)
+            spdl__trace_record(&out, p, track, &t->records[i]);
     }
-    if (count > 0) qsort(records, count, sizeof(*records), spdl__record_compare);
-    for (i = 0; i < count && out.failure == NULL; ++i)
-        spdl__trace_record(&out, p, &records[i]);
     spdl__text_add(text, "\n]}\n");
     spdl__out_flush(&out);
+    (void)spdl__os_file_close(out.file);
     return out.failure;
 }
 
-/* Writes to an open file and reports how it went. */
-SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file file,
-                                        const char *path) {
-    const size_t most = (size_t)p->trace->tracks * (size_t)(p->trace->track->mask + 1);
-    spdl__record *records =
-        (spdl__record *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*records), sizeof(uint64_t));
-    const char *failure = "out of memory";
-    uint64_t dropped = 0;
-    size_t count = 0;
-    if (records != NULL) {
-        count = spdl__trace_collect(p->trace, records, &dropped);
-        failure = spdl__trace_print(p, file, records, count, dropped);
-        spdl__free(&p->allocator, records, most * sizeof(*records));
+/* Writes the file and reports how it went. No thread adds events any more. */
+SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
+    const char *path = p->trace->path, *failure;
+    uint64_t kept = 0, dropped = 0;
+    int i;
+    for (i = 0; i < p->trace->tracks; ++i) {
+        kept += spdl__track_kept(&p->trace->track[i]);
+        dropped += p->trace->track[i].count - spdl__track_kept(&p->trace->track[i]);
     }
+    failure = spdl__trace_print(p, kept, dropped);
     if (failure != NULL)
         spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
     else if (dropped > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "spdl: trace '%s': the latest %llu events are there, %llu were dropped "
                    "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
-                   path, (spdl__llu)count, (spdl__llu)dropped);
+                   path, (spdl__llu)kept, (spdl__llu)dropped);
     else
         spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
-                   (spdl__llu)count);
-    return failure == NULL ? SPDL_OK : records == NULL ? SPDL_E_NOMEM : SPDL_E_IO;
+                   (spdl__llu)kept);
 }
 
 /* --- create and destroy --- */
@@ -20874,7 +20638,6 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     if (trace == NULL) return false;
     trace->bytes = bytes;
     trace->tracks = tracks;
-    trace->file = SPDL__NO_FILE;
     trace->track = (spdl__track *)(trace + 1);
     for (i = 0; i < tracks; ++i) {
         trace->track[i].records = (spdl__record *)(trace->track + tracks) + (size_t)i * records;
@@ -20898,7 +20661,6 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
         if (trace->fn[i] != NULL) p->node[i].row.fn = trace->fn[i];
     }
     p->trace = NULL;
-    (void)spdl__os_file_close(trace->file);
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
@@ -20915,18 +20677,16 @@ SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
 
 /* Takes ",events=N" off the value of SPDL_TRACE. */
 SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint64_t *events) {
-    char *option = strstr(value, ",events="), *digits, *end;
-    unsigned long long number;
+    char *option = strstr(value, ",events=");
+    uint64_t number;
     if (option == NULL) return;
-    digits = option + strlen(",events=");
-    number = strtoull(digits, &end, 10);
-    if (*digits < '0' || *digits > '9' || *end != '\0' || number < 1 ||
-        number > SPDL__TRACE_EVENTS_MAX)
+    if (spdl__text_number(option + strlen(",events="), 10, "", &number) != NULL && number > 0 &&
+        number <= SPDL__TRACE_EVENTS_MAX)
+        *events = number;
+    else
         spdl__logf(logger, SPDL_LOG_WARN,
                    "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
                    SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
-    else
-        *events = number;
     if (option == value)
         spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_TRACE: there is no file in front of '%s'",
                    value);
@@ -20938,6 +20698,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
     const char *value = desc->trace != NULL ? desc->trace : spdl__os_environment("SPDL_TRACE");
     const char *name = desc->pool != NULL ? desc->pool->name : desc->name, *failure = NULL;
     uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
+    spdl__os_file file = SPDL__NO_FILE;
     char path[SPDL__PATH_BYTES];
     if (!spdl__path_copy(path, value, "trace", &p->logger)) return;
     if (desc->trace == NULL) spdl__trace_option(&p->logger, path, &events);
@@ -20948,8 +20709,9 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
         if (!spdl__trace_path(p->trace->path, path))
             failure = "the name is too long";
-        else
-            failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
+        else /* destroy opens it again: others may have written it by then */
+            failure = spdl__os_file_open(&file, p->trace->path, SPDL__OS_REPLACE, NULL);
+        (void)spdl__os_file_close(file);
     }
     if (failure == NULL) return;
     spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
@@ -20958,14 +20720,9 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
 }
 
 SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
-    spdl__trace *trace = p->trace;
-    if (trace == NULL) return;
-    while (trace->track[p->workers].spans > 0)
-        spdl__span_end(&trace->track[p->workers], spdl_time_ns());
-    if (trace->file != SPDL__NO_FILE && p->start_ns != 0)
-        (void)spdl__trace_save(p, trace->file, trace->path);
-    (void)spdl__os_file_close(trace->file);
-    trace->file = SPDL__NO_FILE;
+    spdl__track *consumer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
+    while (consumer != NULL && consumer->spans > 0) spdl__span_end(consumer, spdl_time_ns());
+    if (consumer != NULL && p->start_ns != 0) spdl__trace_save(p);
 }
 #endif
 

@@ -389,8 +389,10 @@ static void what_makes_no_sense_is_refused(void) {
             .order = SPDL_SAMPLE_FUNCTION, .draws = 4);
     REFUSED("spdl: sampler: draws is 3, but each of the 2 indices comes once", .count = 2,
             .draws = 3);
-    REFUSED("spdl: sampler: world is 0, must be at least 1", .ranks = { 3, 0 });
-    REFUSED("spdl: sampler: world is -1, must be at least 1", .ranks = { 0, -1 });
+    REFUSED("spdl: sampler: rank is 3, must be from 0 to world - 1, which is -1",
+            .ranks = { 3, 0 });
+    REFUSED("spdl: sampler: rank is 0, must be from 0 to world - 1, which is -2",
+            .ranks = { 0, -1 });
     REFUSED("spdl: sampler: rank is -1, must be from 0 to world - 1, which is 3",
             .ranks = { -1, 4 });
     REFUSED("spdl: sampler: rank is 4, must be from 0 to world - 1, which is 3", .ranks = { 4, 4 });
