@@ -1686,7 +1686,7 @@ typedef struct spdl_sampler_desc {
     spdl_sampler_order order;
     uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
     uint64_t draws;     /* positions in an epoch: more than `count` only with index_fn; default
-                           `count`, of a mixture its length */
+                           `count`; a mixture needs it */
     uint64_t seed;
     spdl_ranks ranks;
     spdl_tail tail;
@@ -1699,9 +1699,8 @@ typedef struct spdl_sampler_desc {
     spdl_error *error;  /* optional: says why create failed */
 } spdl_sampler_desc;
 
-/* Makes a sampler. One of a mixture goes through the order of each source, and again through its
-   next epoch whenever a source repeats or has no length in the mixture. If the mixture never ends
-   (`draws` is needed then) the next epoch goes on where this one stops; else it starts over.
+/* Makes a sampler. One of a mixture goes through the order of each source, again and again, each
+   time that of the source's next epoch. Its own next epoch goes on where this one stops.
    Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
 
@@ -1736,43 +1735,28 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
    Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
-/* What a mixture does when the next item would be of a source that has ended. */
-typedef enum spdl_mixture_end {
-    SPDL_MIXTURE_STOP,   /* the mixture ends */
-    SPDL_MIXTURE_GO_ON,  /* it goes on without that source: the others keep their ratios */
-    SPDL_MIXTURE_REPEAT  /* the source begins again */
-} spdl_mixture_end;
-
 typedef struct spdl_mixture_desc {
     size_t sources;          /* 1 to 65536 */
     const double *weights;   /* of each: any scale; 0: it never comes */
-    const uint64_t *lengths; /* items of each; NULL: they do not end */
-    spdl_mixture_end at_end;
     spdl_allocator allocator;
     spdl_error *error;       /* optional: says why create failed */
 } spdl_mixture_desc;
 
-/* Makes a mixture: which source each position takes its item from. After any number of positions no
-   source is off its share by 1.7 items or more, counted from the begin or the last end of a source
-   (beyond 2^50 positions rounding adds to that). Costs 24 bytes a source, with SPDL_MIXTURE_GO_ON
-   again for each source that ends.
-   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_LIMIT: more than 2^22
-            sources, counted again for each end; SPDL_E_NOMEM. */
+/* Makes a mixture: which source each position takes its item from. It does not end: the sampler's
+   `draws` say how long an epoch is. After any number of positions no source is off its share by 1.7
+   items or more (beyond 2^50 positions rounding adds to that). Costs 16 bytes a source.
+   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
 
 /* Frees a mixture. NULL is allowed. */
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
 
-/* Which source a position takes its item from, and which item of that source, from 0; with
-   SPDL_MIXTURE_REPEAT less than its length.
-   Returns: SPDL_OK; SPDL_END: the mixture is shorter.
+/* Which source a position, less than 2^63, takes its item from, and which item of that source, from
+   0.
+   Returns: SPDL_OK, SPDL_E_INVALID.
    Threads: any number at a time. */
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index);
-
-/* How many positions there are.
-   Returns: the number; 2^63: it does not end. */
-SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
 
 /* A source of a pipeline: the items of a sampler, of type spdl_index, in its order for any number
    of workers; SPDL_END after those of an epoch.
@@ -13834,33 +13818,19 @@ typedef struct spdl__split {
     int32_t kid[2];  /* a node, or -1 - a source */
 } spdl__split;
 
-/* What holds from `begin` on: up to the end of a source. In one block of 24 bytes a source. */
-typedef struct spdl__phase {
-    uint64_t begin;
-    int32_t root;   /* as a kid */
-    uint64_t *base; /* items of each source before `begin` */
-    spdl__split *node;
-} spdl__phase;
-
-/* In one block with its phases and lengths. */
 struct spdl_mixture {
-    spdl_mixture_desc desc; /* lengths are our own or NULL */
-    size_t bytes;
-    uint64_t length, spec;
-    spdl__phase *phase;
-    size_t phases, room;
+    spdl_allocator allocator;
+    size_t bytes, sources;
+    uint64_t spec;
+    int32_t root; /* as a kid */
+    spdl__split node[1]; /* sources of them, in the same block */
 };
 
 /* What create works on. */
 typedef struct spdl__weighed {
-    uint64_t weight, source;
+    uint64_t weight;
+    int32_t source;
 } spdl__weighed;
-
-typedef struct spdl__mixing {
-    spdl__weighed *leaf; /* sources with a weight, ascending */
-    uint64_t *weight;    /* of nodes, which ascend, too */
-    uint64_t *count;     /* of each source, at some position */
-} spdl__mixing;
 
 /* a / b times 2^64, a < b < 2^63. */
 SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
@@ -13882,63 +13852,28 @@ SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
     return product.high + (low < half);
 }
 
-/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
-   is. */
-SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
-                                          uint64_t x) {
-    uint64_t low = 0, high = count;
-    while (high - low > 1) {
-        const uint64_t middle = low + (high - low) / 2;
-        const char *at = (const char *)number + (size_t)middle * bytes;
-        if (*(const uint64_t *)(const void *)at <= x) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-/* The source, and which of its items: also beyond its length, where it repeats. */
+/* The source, and which of its items. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t position,
                                          uint32_t *source) {
-    const spdl__phase *phase =
-        &m->phase[spdl__last_at_most(&m->phase->begin, sizeof(*phase), m->phases, position)];
-    uint64_t c = position - phase->begin;
+    uint64_t c = position;
     int32_t at;
-    for (at = phase->root; at >= 0;) {
-        const spdl__split *node = &phase->node[at];
+    for (at = m->root; at >= 0;) {
+        const spdl__split *node = &m->node[at];
         bool left;
         const uint64_t lefts = spdl__split_left(c, node->share, &left);
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
     *source = (uint32_t)(-1 - at);
-    return phase->base[*source] + c;
+    return c;
 }
 
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index) {
-    if (mixture == NULL || source == NULL || index == NULL) return SPDL_E_INVALID;
-    if (position >= mixture->length) return SPDL_END;
+    if (mixture == NULL || source == NULL || index == NULL || position >= SPDL__MOST)
+        return SPDL_E_INVALID;
     *index = spdl__mixture_get(mixture, position, source);
-    if (mixture->desc.lengths != NULL && mixture->desc.at_end == SPDL_MIXTURE_REPEAT)
-        *index %= mixture->desc.lengths[*source];
     return SPDL_OK;
-}
-
-SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture) { return mixture->length; }
-
-/* How many items each source below a node has had after its first c. The tree is no deeper than 90:
-   Fibonacci's numbers are above 2^62 then. */
-SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_t c,
-                                   uint64_t *count) {
-    if (at < 0) {
-        count[-1 - at] = c;
-    } else {
-        const spdl__split *node = &phase->node[at];
-        bool next;
-        const uint64_t left = spdl__split_left(c, node->share, &next);
-        spdl__phase_counts(phase, node->kid[0], left, count);
-        spdl__phase_counts(phase, node->kid[1], c - left, count);
-    }
 }
 
 SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
@@ -13947,95 +13882,44 @@ SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     return a->source < b->source ? -1 : a->source > b->source;
 }
 
-/* The sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end, by weight. Of
-   equal ones whoever has had less comes first, so that turns go on after another's end. */
-SPDL__COLD int spdl__mix_leaves(const spdl_mixture *m, const spdl__phase *phase,
-                                spdl__mixing *mixing) {
-    const bool ends = m->desc.lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
-    const double *weights = m->desc.weights;
+/* The sources that have a weight, in its order. */
+SPDL__COLD int spdl__mix_leaves(const spdl_mixture_desc *desc, spdl__weighed *leaf) {
     double most = 0, sum = 0;
-    size_t i, round, n = 0;
-    for (round = 0; round < 3; ++round)
-        for (i = 0; i < m->desc.sources; ++i) {
-            if (!(weights[i] > 0) || (ends && phase->base[i] >= m->desc.lengths[i])) continue;
-            if (round == 0 && weights[i] > most) most = weights[i];
-            if (round == 1) sum += weights[i] / most;
-            if (round < 2) continue;
-            mixing->leaf[n].weight =
-                (uint64_t)(weights[i] / most / sum * (double)((uint64_t)1 << 62));
-            mixing->leaf[n].source = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
-            if (mixing->leaf[n].weight != 0) ++n; /* else it comes after 2^62 positions or more */
-        }
-    qsort(mixing->leaf, n, sizeof(*mixing->leaf), spdl__weighed_order);
-    return (int)n;
+    size_t i;
+    int n = 0;
+    for (i = 0; i < desc->sources; ++i) most = spdl__larger(most, desc->weights[i]);
+    for (i = 0; i < desc->sources; ++i) sum += desc->weights[i] / most;
+    for (i = 0; i < desc->sources; ++i) {
+        leaf[n].weight =
+            (uint64_t)(desc->weights[i] / most / sum * (double)((uint64_t)1 << 62));
+        leaf[n].source = (int32_t)i;
+        n += leaf[n].weight != 0; /* else it comes after 2^62 positions or more */
+    }
+    qsort(leaf, (size_t)n, sizeof(*leaf), spdl__weighed_order);
+    return n;
 }
 
 /* Huffman's tree: the two lightest become one, of leaves and of nodes, whose weights both ascend.
    The first of the two is the lighter one: its share is below 1. */
-SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing, int leaves) {
+SPDL__COLD void spdl__mix_tree(spdl_mixture *m, const spdl__weighed *leaves, int count,
+                               uint64_t *weights) {
     int leaf = 0, node = 0, all, k;
-    phase->root = leaves == 1 ? (int32_t)(-1 - (int)(mixing->leaf[0].source & 0xffff)) : leaves - 2;
-    for (all = 0; all < leaves - 1; ++all) {
-        spdl__split *made = &phase->node[all];
+    m->root = count == 1 ? -1 - leaves[0].source : count - 2;
+    for (all = 0; all < count - 1; ++all) {
+        spdl__split *made = &m->node[all];
         uint64_t weight[2];
         for (k = 0; k < 2; ++k) {
-            if (leaf < leaves &&
-                (node == all || mixing->leaf[leaf].weight <= mixing->weight[node])) {
-                weight[k] = mixing->leaf[leaf].weight;
-                made->kid[k] = -1 - (int32_t)(mixing->leaf[leaf++].source & 0xffff);
+            if (leaf < count && (node == all || leaves[leaf].weight <= weights[node])) {
+                weight[k] = leaves[leaf].weight;
+                made->kid[k] = -1 - leaves[leaf++].source;
             } else {
-                weight[k] = mixing->weight[node];
+                weight[k] = weights[node];
                 made->kid[k] = node++;
             }
         }
-        mixing->weight[all] = weight[0] + weight[1];
-        made->share = spdl__fraction(weight[0], mixing->weight[all]);
+        weights[all] = weight[0] + weight[1];
+        made->share = spdl__fraction(weight[0], weights[all]);
     }
-}
-
-/* The most items, up to `most`, after which no source has had more than there is of it. */
-SPDL__COLD uint64_t spdl__mix_until(const spdl_mixture *m, const spdl__phase *phase,
-                                    uint64_t *count, uint64_t most) {
-    const uint64_t *lengths = m->desc.lengths;
-    uint64_t low = 0, high = most + 1, c = most;
-    size_t i;
-    if (lengths == NULL || m->desc.at_end == SPDL_MIXTURE_REPEAT) return most;
-    while (high - low > 1) {
-        spdl__phase_counts(phase, phase->root, c, count);
-        for (i = 0; i < m->desc.sources; ++i)
-            if (count[i] > spdl__grown(phase->base[i], lengths[i])) break;
-        if (i == m->desc.sources) low = c;
-        else high = c;
-        c = low + (high - low) / 2;
-    }
-    return low;
-}
-
-/* One phase, and with SPDL_MIXTURE_GO_ON one more for each end of a source. */
-SPDL__COLD spdl_result spdl__mix_all(spdl_mixture *m, spdl__mixing *mixing) {
-    const size_t sources = m->desc.sources;
-    uint64_t items;
-    size_t i;
-    int leaves;
-    do {
-        spdl__phase *phase = &m->phase[m->phases];
-        if (m->phases == m->room) return SPDL_E_LIMIT;
-        phase->begin = m->length;
-        phase->base = (uint64_t *)spdl__alloc_zeroed(&m->desc.allocator, sources, 24, 8);
-        if (phase->base == NULL) return SPDL_E_NOMEM;
-        phase->node = (spdl__split *)(void *)(phase->base + sources);
-        for (i = 0; i < sources && m->phases > 0; ++i)
-            phase->base[i] = phase[-1].base[i] + mixing->count[i];
-        ++m->phases;
-        leaves = spdl__mix_leaves(m, phase, mixing);
-        if (leaves == 0) break; /* all have ended */
-        spdl__mix_tree(phase, mixing, leaves);
-        memset(mixing->count, 0, sources * sizeof(*mixing->count));
-        items = spdl__mix_until(m, phase, mixing->count, SPDL__MOST - m->length);
-        spdl__phase_counts(phase, phase->root, items, mixing->count);
-        m->length += items;
-    } while (m->length < SPDL__MOST && m->desc.at_end == SPDL_MIXTURE_GO_ON);
-    return SPDL_OK;
 }
 
 /* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
@@ -14059,88 +13943,54 @@ SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc
 }
 
 SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
-    spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
-    size_t i;
-    if (result == SPDL_OK && (desc->sources < 1 || desc->sources > 65536))
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
-                                 "must be from 1 to 65536", (spdl__llu)desc->sources);
-    if (result == SPDL_OK && (unsigned)desc->at_end > SPDL_MIXTURE_REPEAT)
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: at_end is %d",
-                                 (int)desc->at_end);
-    if (result == SPDL_OK) result = spdl__mixture_check_weights(desc);
-    for (i = 0; result == SPDL_OK && desc->lengths != NULL && i < desc->sources; ++i)
-        if (desc->lengths[i] > SPDL__MOST ||
-            (desc->lengths[i] == 0 && desc->at_end == SPDL_MIXTURE_REPEAT))
-            result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: lengths[%llu] is "
-                                     "%llu", (spdl__llu)i, (spdl__llu)desc->lengths[i]);
-    return result;
-}
-
-/* A hash of what makes the order, so that a run goes on with the same one only. */
-SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
-    uint64_t spec = spdl__hashed(m->length, m->desc.at_end), bits;
-    size_t p, i;
-    for (i = 0; i < m->desc.sources; ++i) {
-        memcpy(&bits, &m->desc.weights[i], sizeof(bits));
-        spec = spdl__hashed(spec, bits);
-        for (p = 0; p < m->phases; ++p)
-            spec = spdl__hashed(spec, m->phase[p].base[i] ^ m->phase[p].begin);
-    }
-    return spec;
+    const spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
+    if (result != SPDL_OK) return result;
+    if (desc->sources < 1 || desc->sources > 65536)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
+                               "must be from 1 to 65536", (spdl__llu)desc->sources);
+    return spdl__mixture_check_weights(desc);
 }
 
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc) {
-    const size_t work_bytes = sizeof(spdl__weighed) + 2 * sizeof(uint64_t); /* of a source */
-    size_t n, room, bytes;
-    spdl__mixing mixing;
+    const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t); /* of a source */
+    size_t n, bytes, i;
     spdl_mixture *m;
+    spdl__weighed *leaves;
     spdl_result result;
-    void *work;
+    uint64_t bits;
     if (mixture == NULL) return SPDL_E_INVALID;
     *mixture = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
     spdl__error_clear(desc->error);
     result = spdl__mixture_check(desc);
     if (result != SPDL_OK) return result;
-    n = desc->sources; /* each may end once, and then all have */
-    room = desc->at_end == SPDL_MIXTURE_GO_ON ? (size_t)spdl__min(n + 1, ((size_t)1 << 22) / n) : 1;
-    bytes = sizeof(*m) + room * sizeof(*m->phase) + n * sizeof(*desc->lengths);
+    n = desc->sources;
+    bytes = sizeof(*m) + n * sizeof(m->node[0]);
     m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
-    work = spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
-    result = SPDL_E_NOMEM;
-    if (m != NULL) {
-        m->desc = *desc;
-        m->desc.error = NULL;
-        m->bytes = bytes;
-        m->room = room;
-        m->phase = (spdl__phase *)(void *)(m + 1);
-        if (desc->lengths != NULL)
-            m->desc.lengths = (uint64_t *)memcpy(m->phase + room, desc->lengths,
-                                                 n * sizeof(*desc->lengths));
+    leaves = (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
+    if (m == NULL || leaves == NULL) {
+        spdl__free(&desc->allocator, m, bytes);
+        spdl__free(&desc->allocator, leaves, n * work_bytes);
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: mixture: no memory");
     }
-    if (m != NULL && work != NULL) {
-        mixing.leaf = (spdl__weighed *)work;
-        mixing.weight = (uint64_t *)(void *)(mixing.leaf + n);
-        mixing.count = mixing.weight + n;
-        result = spdl__mix_all(m, &mixing);
-        m->spec = spdl__mixture_spec(m);
+    m->allocator = desc->allocator;
+    m->bytes = bytes;
+    m->sources = n;
+    for (i = 0; i < n; ++i) { /* a run goes on with the same order only */
+        memcpy(&bits, &desc->weights[i], sizeof(bits));
+        m->spec = spdl__hashed(m->spec, bits);
     }
-    spdl__free(&desc->allocator, work, n * work_bytes);
-    if (result == SPDL_OK) *mixture = m;
-    else spdl_mixture_destroy(m);
-    if (result == SPDL_E_LIMIT)
-        return spdl__error_set(desc->error, result, "spdl: mixture: with SPDL_MIXTURE_GO_ON there "
-                               "are too many ends of so many sources");
-    return result == SPDL_OK ? SPDL_OK
-                             : spdl__error_set(desc->error, result, "spdl: mixture: no memory");
+    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves),
+                   (uint64_t *)(void *)(leaves + n));
+    spdl__free(&desc->allocator, leaves, n * work_bytes);
+    *mixture = m;
+    return SPDL_OK;
 }
 
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
     spdl_allocator allocator;
     if (mixture == NULL) return;
-    allocator = mixture->desc.allocator;
-    while (mixture->phases-- > 0)
-        spdl__free(&allocator, mixture->phase[mixture->phases].base, 24 * mixture->desc.sources);
+    allocator = mixture->allocator;
     spdl__free(&allocator, mixture, mixture->bytes);
 }
 
@@ -14171,19 +14021,13 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
         return spdl__sampler_refuse(desc, "mixture or samplers is NULL");
     if (desc->count != 0)
         return spdl__sampler_refuse(desc, "count is set, but a mixture has that of its sources");
-    if (m->length == SPDL__MOST && desc->draws == 0)
+    if (desc->draws == 0)
         return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
-    if (desc->draws > m->length)
-        return spdl__sampler_refuse(desc, "draws is more than the length of the mixture");
-    for (i = 0; i < m->desc.sources; ++i) {
+    for (i = 0; i < m->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
         const char *why = source == NULL ? "is NULL"
-                          : source->desc.ranks.world != 1
-                              ? "has ranks of its own; give them to the one of the mixture"
-                          : m->desc.lengths != NULL && m->desc.lengths[i] != source->length
-                              ? "has another length than its source in the mixture"
-                              : NULL;
-        if (why != NULL)
+                          : "has ranks of its own; give them to the one of the mixture";
+        if (source == NULL || source->desc.ranks.world != 1)
             return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
@@ -14220,7 +14064,7 @@ SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
     size_t i, k;
     if (s->desc.order != SPDL_SAMPLE_MIXTURE) return spec;
     spec = s->desc.mixture->spec;
-    for (i = 0; i < s->desc.mixture->desc.sources; ++i) {
+    for (i = 0; i < s->desc.mixture->sources; ++i) {
         const spdl_sampler *source = s->samplers[i];
         const uint64_t says[] = { spdl__sampler_spec(source), source->length, source->desc.seed,
                                   source->desc.count, (uint64_t)source->desc.order };
@@ -14241,7 +14085,7 @@ SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
 
 /* Its tables. False: no memory. */
 SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    const size_t sources = desc->mixture != NULL ? desc->mixture->desc.sources : 0;
+    const size_t sources = desc->mixture != NULL ? desc->mixture->sources : 0;
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
         s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, sources,
                                                           sizeof(*s->samplers), sizeof(void *));
@@ -14277,9 +14121,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
         spdl_sampler_destroy(s);
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
     }
-    s->length = desc->draws != 0                         ? desc->draws
-                : desc->order == SPDL_SAMPLE_MIXTURE ? desc->mixture->length
-                                                     : desc->count;
+    s->length = desc->draws != 0 ? desc->draws : desc->count;
     world = (uint64_t)s->desc.ranks.world;
     s->rows = s->length / world + (s->length % world != 0);
     spdl__sampler_identify(s);
@@ -14293,7 +14135,7 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
     allocator = sampler->desc.allocator;
     if (sampler->samplers != NULL)
         spdl__free(&allocator, sampler->samplers,
-                   sampler->desc.mixture->desc.sources * sizeof(*sampler->samplers));
+                   sampler->desc.mixture->sources * sizeof(*sampler->samplers));
     spdl__free(&allocator, sampler->shuffle.table, SPDL__TABLE * sizeof(uint16_t));
     spdl__free(&allocator, sampler, sizeof(*sampler));
 }
@@ -14302,22 +14144,13 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
                                              spdl_index *item) {
-    const spdl_mixture *m = s->desc.mixture;
-    const bool endless = m->length == SPDL__MOST;
-    uint64_t at = position, pass = epoch, length;
+    uint64_t at, length;
     spdl_result result;
     uint32_t source;
-    if (endless) {
-        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
-        at += epoch * s->length;
-    }
-    at = spdl__mixture_get(m, at, &source);
+    if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
+    at = spdl__mixture_get(s->desc.mixture, epoch * s->length + position, &source);
     length = s->samplers[source]->length;
-    if (endless) {
-        pass = at / length;
-        at %= length;
-    }
-    result = spdl_sampler_at(s->samplers[source], pass, at, item);
+    result = spdl_sampler_at(s->samplers[source], at / length, at % length, item);
     item->position = position;
     item->epoch = epoch;
     item->source = source;
@@ -19928,7 +19761,7 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
 SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_t index,
                                               void *window, size_t wide, spdl_error *error) {
     const size_t width = tokens->width, count = (size_t)tokens->length + 1;
-    const spdl__shard *shard;
+    const spdl__shard *shard = tokens->at, *end = tokens->at + tokens->count, *middle;
     size_t done, part;
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
@@ -19938,8 +19771,11 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     if (wide < width)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
                                "have 4 bytes a token");
-    shard = &tokens->at[spdl__last_at_most(&tokens->at->first, sizeof(*tokens->at), tokens->count,
-                                           index * tokens->length)];
+    while (end - shard > 1) { /* the last one that begins there or before */
+        middle = shard + (end - shard) / 2;
+        if (middle->first <= index * tokens->length) shard = middle;
+        else end = middle;
+    }
     for (done = 0; done < count && result == SPDL_OK; done += part, ++shard) {
         const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
         char *to = (char *)window + done * wide;
