@@ -1194,7 +1194,6 @@ typedef struct spdl_stats {
     uint64_t delivered;     /* items handed to the consumer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
     uint64_t wait_ns;       /* time the consumer waited in next, a running wait included */
-    uint64_t ready_ns;      /* time it was in next though an item was ready: woken late, mostly */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls, but other
                                threads had the processors (Linux with schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
@@ -3861,12 +3860,14 @@ SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* A child and all that it has started. */
+/* A child gets a group of its own, with all that it starts. */
 SPDL__PRIVATE void spdl__os_group_make(int64_t process) {
     (void)syscall(SYS_setpgid, (long)process, (long)process);
 }
-SPDL__PRIVATE void spdl__os_group_kill(int64_t process) {
-    if (process > 1) (void)syscall(SYS_kill, (long)-process, (long)SIGKILL);
+
+/* SIGKILL, or SIGCHLD, which ends a sleep in signal_wait. Of minus its number: to its group. */
+SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
+    if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
 /* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. */
@@ -3935,14 +3936,6 @@ SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
 }
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
-
-/* Ends its sleep in signal_wait. */
-SPDL__PRIVATE void spdl__os_process_wake(int64_t process) {
-    if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGCHLD);
-}
-SPDL__PRIVATE void spdl__os_process_kill(int64_t process) {
-    if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGKILL);
-}
 
 /* A variable of the environment is gone. */
 extern char **environ;
@@ -5858,9 +5851,9 @@ SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* both: >>report-impl */
 typedef struct spdl__doctor spdl__doctor;
 typedef struct spdl__hand spdl__hand;
 typedef struct spdl__doctor_plan {
-    spdl_doctor_desc desc; /* but for the files */
+    spdl_doctor_desc desc; /* but for the file */
     char name[SPDL_NAME_BYTES];
-    char json[SPDL__PATH_BYTES], html[SPDL__PATH_BYTES];
+    char json[SPDL__PATH_BYTES];
 } spdl__doctor_plan;
 SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                     const spdl_logger *logger);
@@ -6485,7 +6478,6 @@ struct spdl_pipeline {
     uint64_t wait_since;   /* 0, or when the wait in next began */
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* what it was when the first item came */
-    uint64_t ready_ns;     /* time inside next while an item was ready */
     uint64_t taker;        /* the thread that took the first item */
     uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
@@ -8882,7 +8874,7 @@ SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
-    uint64_t since, there;
+    uint64_t there;
     spdl__barrier_after_rmw();
     if (!spdl__wake_wanted(p->beacon, p->bit)) return;
     there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
@@ -8890,9 +8882,7 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
         2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
         return;
-    since = spdl_time_ns();
     spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
-    spdl__count(&p->ready_ns, spdl_time_ns() - since);
 }
 
 /* With a feed: the consumer takes an answer. How long that took since the push goes to the feed's
@@ -8933,8 +8923,6 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
     const uint64_t now = timed ? spdl_time_ns() : 0;
     const uint64_t waited = timed ? spdl__edge_put_wait(sink, head - 1, now) : 0;
     if (item != NULL && timed) {
-        if (waits != 0 && now > waits) /* it lay there before we came to look */
-            spdl__count(&p->ready_ns, spdl__min(now - waits, spdl__slot_age(item, now)));
         if (p->feed != NULL) spdl__sink_answer(p, item, now);
         if (p->delivered == 0) spdl__sink_first(p, now);
     }
@@ -10689,7 +10677,6 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
         spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
-    stats->ready_ns = spdl__load_relaxed(&p->ready_ns);
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
@@ -10776,11 +10763,10 @@ SPDL__COLD const char *spdl__duration(spdl__cell *cell, double ns) {
     return spdl__scaled(cell, ns, units, true);
 }
 
-/* So many in so long, per second. */
-SPDL__COLD const char *spdl__rate(spdl__cell *cell, uint64_t items, uint64_t ns) {
+/* So many a second. */
+SPDL__COLD const char *spdl__rate(spdl__cell *cell, double rate) {
     static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    const double rate = ns > 0 ? (double)items * 1e9 / (double)ns : 0;
-    return spdl__scaled(cell, rate, units, items == 0 || ns == 0);
+    return spdl__scaled(cell, rate, units, !(rate > 0));
 }
 
 SPDL__COLD const char *spdl__percent(spdl__cell *cell, double share) {
@@ -11439,7 +11425,7 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
     int k;
     spdl__text_name(text, stage->name, 18);
     spdl__text_add(text, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
-                   spdl__rate(c, stage->tasks, stats->elapsed_ns));
+                   spdl__rate(c, 1e9 * spdl__share(stage->tasks, stats->elapsed_ns)));
     for (k = 0; k < 3; ++k)
         spdl__text_add(text, " %7s", calls || stage->kind == SPDL_KIND_FEED
                                          ? spdl__duration(c, (double)times[k]) : "-");
@@ -11500,7 +11486,7 @@ SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
         spdl__text_add(text, ", the first after %s",
                        spdl__duration(&cell[0], (double)stats->first_item_ns));
     spdl__text_add(text, ", %s, a step of %s, %d worker%s\n\n",
-                   spdl__rate(&cell[1], stats->delivered, stats->elapsed_ns),
+                   spdl__rate(&cell[1], 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
                    spdl__duration(&cell[2], (double)stats->step_mean_ns), stats->workers,
                    stats->workers == 1 ? "" : "s");
     spdl__stats_rows(text, stats, f.is.stage);
@@ -11549,8 +11535,8 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__I(spdl_stats, workers), SPDL__I(spdl_stats, cores), SPDL__D(spdl_stats, cores_allowed),
     SPDL__U(spdl_stats, elapsed_ns), SPDL__U(spdl_stats, delivered),
     SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns),
-    SPDL__U(spdl_stats, ready_ns), SPDL__U(spdl_stats, workers_runnable_ns),
-    SPDL__U(spdl_stats, step_ns), SPDL__U(spdl_stats, step_mean_ns),
+    SPDL__U(spdl_stats, workers_runnable_ns), SPDL__U(spdl_stats, step_ns),
+    SPDL__U(spdl_stats, step_mean_ns),
     SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, trainer_runnable_ns),
     SPDL__U(spdl_stats, process_ns), SPDL__U(spdl_stats, process_cpu_ns),
     SPDL__U(spdl_stats, others_cpu_ns), SPDL__U(spdl_stats, minor_faults), SPDL__FIELDS_END
@@ -11975,29 +11961,27 @@ SPDL__COLD void spdl__report_end(spdl_pipeline *p) {
 #else /* SPDL_NO_REPORT */
 
 SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    static const char *const names[] = { "SPDL_STATS", "SPDL_REPORT", "SPDL_TRACE" };
+    static const char *const names[] = { "SPDL_STATS", "SPDL_REPORT", "SPDL_TRACE", "SPDL_DOCTOR" };
     const char *asked = desc->report != NULL                          ? "desc.report"
                         : desc->trace != NULL && *desc->trace != '\0' ? "desc.trace"
-                        : desc->trace_events > 0 ? "desc.trace_events" : NULL;
+                        : desc->trace_events > 0 ? "desc.trace_events"
+                        : desc->doctor != NULL   ? "desc.doctor" : NULL;
     int i;
-    for (i = 0; i < 3 && asked == NULL; ++i) {
+    for (i = 0; i < 4 && asked == NULL; ++i) {
         const char *value = spdl__os_environment(names[i]);
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
     if (asked != NULL)
         spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: %s is ignored: this program was built with "
-                                              "SPDL_NO_REPORT, without reports and traces", asked);
+                                              "SPDL_NO_REPORT, without reports, traces or doctor",
+                   asked);
 }
 
 SPDL__COLD void spdl__report_end(spdl_pipeline *p) { (void)p; }
 
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
-    const char *value = spdl__os_environment("SPDL_DOCTOR");
-    (void)plan;
-    if (desc != NULL || (value != NULL && strcmp(value, "0") != 0))
-        spdl__logf(logger, SPDL_LOG_WARN, "spdl: there is no doctor: this program was built with "
-                                          "SPDL_NO_REPORT");
+    (void)plan, (void)desc, (void)logger;
     return false;
 }
 
@@ -13244,18 +13228,9 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
 }
 
 SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
-    const spdl_finding *is = &d->found.is;
-    char settings[80] = "";
-    d->rounds.arms = 0;
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
+    d->rounds.arms = 2; /* as it is */
     spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
-    if (is->concurrency > 0)
-        (void)snprintf(settings, sizeof(settings), " .concurrency = %d", is->concurrency);
-    if (is->workers > 0)
-        (void)snprintf(settings + strlen(settings), sizeof(settings) - strlen(settings),
-                       "%s workers = %d", is->concurrency > 0 ? " and" : "", is->workers);
-    spdl__doctor_say(d, "tries%s for %.1f s\n", settings, seconds);
+    spdl__doctor_say(d, "tries the settings of the verdict for %.1f s\n", seconds);
     d->report.tried = true;
     spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
 }
@@ -13326,19 +13301,23 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                    path != NULL ? path : "stderr", reason);
 }
 
+/* What the phase at hand has come to. */
+SPDL__COLD void spdl__doctor_phase_ends(spdl__doctor *d) {
+    if (d->phase == SPDL__DOCTOR_OBSERVE) {
+        spdl__kept_close(d->p->hand);
+        spdl__doctor_look(d);
+    }
+    if (d->phase == SPDL__DOCTOR_TRIAL) spdl__doctor_tried(d);
+    if (d->phase != SPDL__DOCTOR_LADDER) return;
+    spdl__doctor_results(d);
+    spdl__doctor_doubts(d);
+}
+
 /* Everything is as it was, or better; what was found is written. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
     spdl_doctor_report *r = &d->report;
     double alone;
-    if (d->phase == SPDL__DOCTOR_DONE) return;
-    spdl__store32(&d->p->hand->keeps, 0);
-    if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_look(d);
-    if (d->phase == SPDL__DOCTOR_LADDER) {
-        spdl__doctor_results(d);
-        spdl__doctor_doubts(d);
-    }
-    if (d->phase == SPDL__DOCTOR_TRIAL) spdl__doctor_tried(d);
     if (d->phase >= SPDL__DOCTOR_LADDER) spdl__doctor_set(d, &as_it_is);
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
@@ -13369,27 +13348,27 @@ SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     spdl__doctor_say(d, "observes for %.1f s\n", seconds);
 }
 
-/* Observing is over, or the ladder. */
+/* A phase is over. */
 SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
-    const double seconds = d->plan.desc.seconds;
+    double seconds = d->plan.desc.seconds;
+    spdl__doctor_phase_ends(d);
     if (d->phase == SPDL__DOCTOR_OBSERVE) {
-        spdl__kept_close(d->p->hand);
-        spdl__doctor_look(d);
         spdl__doctor_ladder(d);
-        spdl__doctor_say(d, "measures %d kinds of windows for %.1f s\n", d->rounds.arms,
-                         (spdl__doctor_may_try(d) ? 0.5 : 0.85) * seconds);
-        spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER,
-                                  (spdl__doctor_may_try(d) ? 0.5 : 0.85) * seconds);
-        return;
+        seconds *= spdl__doctor_may_try(d) ? 0.5 : 0.85;
+        spdl__doctor_say(d, "measures %d kinds of windows for %.1f s\n", d->rounds.arms, seconds);
+        spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER, seconds);
+    } else if (d->phase == SPDL__DOCTOR_LADDER && spdl__doctor_may_try(d)) {
+        spdl__doctor_try(d, 0.35 * seconds);
+    } else {
+        spdl__doctor_finish(d);
     }
-    if (d->phase == SPDL__DOCTOR_LADDER) {
-        spdl__doctor_results(d);
-        spdl__doctor_doubts(d);
-        if (spdl__doctor_may_try(d)) {
-            spdl__doctor_try(d, 0.35 * seconds);
-            return;
-        }
-    }
+}
+
+/* No more items come, now or for good. */
+SPDL__COLD void spdl__doctor_break_off(spdl__doctor *d) {
+    if (d->phase == SPDL__DOCTOR_DONE) return;
+    d->ended = true;
+    spdl__doctor_phase_ends(d);
     spdl__doctor_finish(d);
 }
 
@@ -13445,8 +13424,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
         }
     }
-    d->ended = d->phase != SPDL__DOCTOR_DONE;
-    spdl__doctor_finish(d);
+    spdl__doctor_break_off(d);
     if (report != NULL) *report = d->report;
     return result == SPDL_END ? SPDL_OK : result;
 }
@@ -13522,8 +13500,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
-    d->ended = d->phase != SPDL__DOCTOR_DONE;
-    spdl__doctor_finish(d);
+    spdl__doctor_break_off(d);
     spdl__doctor_open_workers(d, d->p->spare);
 }
 
@@ -13552,11 +13529,6 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
    number that cannot be one stands as "-", or null. */
 
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
-
-SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
-    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
-}
 
 /* "1.45x (1.41 to 1.49)", or of what slows "-17 % (-19 to -15)". */
 SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval *is, bool slows) {
@@ -13613,12 +13585,12 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *r
                    spdl__duration(&cell[0], report->step_ns), "");
     spdl__found_experiment(text, "on kept items", 0, &report->cached, &lines);
     if (lines == 0)
-        spdl__text_add(text, " %-15s %s\n", "alone", spdl__found_rate(cell, report->ceiling));
+        spdl__text_add(text, " %-15s %s\n", "alone", spdl__rate(cell, report->ceiling));
     for (i = report->row_count - 1; i >= 0; --i)
         if (report->row[i].mean_ns > 0 || i == report->finding.stage)
             spdl__found_row(text, &report->row[i], i == report->finding.stage);
     spdl__text_add(text, "  as it is: %s; the same again: %s\n",
-                   spdl__found_rate(&cell[0], report->today),
+                   spdl__rate(&cell[0], report->today),
                    spdl__found_result(&cell[1], &report->same, true));
 }
 
@@ -13640,7 +13612,7 @@ SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, si
     if (report->rounds > 0) spdl__found_ladder(&text, report);
     if (report->rounds > 0 && report->ceiling > 0)
         spdl__text_add(&text, "The consumer waited %.1f %% of its time. Without any loading: %s.\n",
-                       100 * report->waiting, spdl__found_rate(&cell, report->ceiling));
+                       100 * report->waiting, spdl__rate(&cell, report->ceiling));
     if (report->kept)
         spdl__text_add(&text, "The settings are in force for the rest of this run.\n");
     return (int)text.length;
@@ -14462,7 +14434,6 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
    for notes (any worker). The supervisor has one thread. In the trainer's process it is the
    trainer's, but spdl_loader_done may come from another one. */
 
-#if SPDL__OS_PROCESSES
 #define SPDL__LOADER_LOOK_NS 10000000u /* a trainer that sleeps looks around */
 #define SPDL__LOADER_TURN_NS 50000000u /* a child whose pipeline has nothing looks for commands */
 #define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
@@ -14573,6 +14544,7 @@ struct spdl_loader {
     spdl_error error;
 };
 
+#if SPDL__OS_PROCESSES
 /* A slot, as the child sees it. */
 typedef struct spdl__child_slot {
     void *item;    /* lent to the trainer, by the main thread; itself: by an earlier life */
@@ -15136,12 +15108,12 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
             v->quits_ns = now + SPDL__LOADER_GRACE_NS;
         if (v->why == NULL && spdl__load32(&ledger->hangs) == ledger->ends + 1) {
             v->why = "made nothing for hang_timeout";
-            spdl__os_group_kill(child);
+            spdl__os_process_signal(-child, SIGKILL);
         }
         spdl__os_signal_wait(v->quits_ns != 0 ? spdl__grown(now, v->quits_ns)
                                               : SPDL__LOADER_GRACE_NS);
     }
-    spdl__os_group_kill(child); /* and all that it has started */
+    spdl__os_process_signal(-child, SIGKILL); /* and all that it has started */
     while (ended == 0 && spdl__os_process_ended(child, &how) == 0)
         spdl__os_signal_wait(SPDL__LOADER_LOOK_NS);
     return how;
@@ -15194,19 +15166,15 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     spdl__error_clear(&l->error);
-    return spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
-}
-
-SPDL__COLD spdl_result spdl__loader_log(const spdl_loader *l, spdl_result result) {
+    (void)spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
     spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
 
 SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, const char *what) {
-    (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                            "what the child has published makes no sense: %s; something has "
-                            "overwritten the shared memory", what);
-    return spdl__loader_log(l, SPDL_E_PROCESS);
+    return spdl__loader_fail(l, SPDL_E_PROCESS,
+                             "what the child has published makes no sense: %s; something has "
+                             "overwritten the shared memory", what);
 }
 
 /* A failure, as it was recorded elsewhere. */
@@ -15292,20 +15260,20 @@ SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
     const uint64_t now = spdl_time_ns();
     int how;
     if (l->asked_ns != 0 && now - l->asked_ns > SPDL__LOADER_GRACE_NS)
-        spdl__os_process_kill(l->supervisor); /* it does nothing, either */
+        spdl__os_process_signal(l->supervisor, SIGKILL); /* it does nothing, either */
     if (spdl__os_process_ended(l->supervisor, &how) == 1) {
-        spdl__os_group_kill(l->ledger->process); /* and what it has started */
-        (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                                "its supervisor (process %lld) has ended, and the child with it",
-                                (long long)l->supervisor);
+        spdl__os_process_signal(-l->ledger->process, SIGKILL); /* and what it has started */
+        how = (int)l->supervisor;
         l->supervisor = 0;
-        return spdl__loader_log(l, SPDL_E_PROCESS);
+        return spdl__loader_fail(l, SPDL_E_PROCESS,
+                                 "its supervisor (process %d) has ended, and the child with it",
+                                 how);
     }
     if (l->desc.hang_timeout > 0 && l->asked_ns == 0 &&
         (double)(now - l->since) > l->desc.hang_timeout * 1e9) {
         l->asked_ns = now;
         spdl__store32(&l->ledger->hangs, l->ends + 1);
-        spdl__os_process_wake(l->supervisor);
+        spdl__os_process_signal(l->supervisor, SIGCHLD);
     }
     return SPDL_OK;
 }
@@ -15325,20 +15293,20 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
     spdl__loader_log_ends(l);
-    if (waits && gone) /* for good, and all it has published was taken */
-        return spdl__loader_log(l, spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS));
+    if (waits && gone) { /* for good, and all it has published was taken */
+        spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->ledger->end.text);
+        return spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS);
+    }
     return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
 }
 
 /* Until something has changed, or the deadline, or a while. After a wait that was long the next one
    will be, too: no turns are given away then. */
 SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
-    if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota) {
-        (void)spdl__loader_fail(l, SPDL_E_LIMIT,
-                                "the trainer holds all %d slots: give batches back, or raise "
-                                "desc.slots", l->layout.quota);
-        return spdl__loader_log(l, SPDL_E_LIMIT);
-    }
+    if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "the trainer holds all %d slots: give batches back, or raise "
+                                 "desc.slots", l->layout.quota);
     if (spdl__backoff(round, l->slept ? 0 : SPDL__IDLE_YIELDS)) return SPDL_OK;
     return spdl__loader_sleep(l, deadline);
 }
@@ -15426,14 +15394,6 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
     return SPDL_OK;
 }
 
-SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
-    spdl_loader *l = (spdl_loader *)loader;
-    spdl_loader_batch batch;
-    const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
-    if (result == SPDL_OK) *item = &l->held[batch.slot];
-    return result;
-}
-
 /* --- positions --- */
 
 /* Tells the child where to go on. */
@@ -15500,49 +15460,6 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
     (void)snprintf(text, bytes, "spdl: loader '%s': the position that the child has written makes "
                    "no sense", l->name);
     return SPDL_E_CHECKSUM;
-}
-
-/* --- what is seen from outside --- */
-
-SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
-
-/* What the child has written is made such that texts can be made of it. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
-    const spdl__shared *s = l->shared;
-    int tries, i;
-    for (tries = 0; tries < 1000; ++tries) {
-        const uint64_t version = spdl__load(&s->version);
-        if (version == 0) return SPDL_E_NOT_FOUND;
-        memcpy(stats, &s->stats, sizeof(*stats));
-        spdl__full_barrier(); /* pairs with child_stats */
-        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
-        spdl__os_yield();
-    }
-    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
-        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
-            stats->stage[i].kind = SPDL_KIND_NONE;
-    }
-    return SPDL_OK;
-}
-
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
-    memset(status, 0, sizeof(*status));
-    status->slots = l->layout.slots;
-    status->supervisor = l->supervisor;
-    status->pid = l->ledger->process;
-    status->restarts = (int)l->ledger->restarts;
-    status->taken = l->taken;
-    status->held = spdl__load_relaxed32(&l->holds);
-    status->wait_ns = l->wait_ns;
-}
-
-SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
-                                size_t *slot_bytes) {
-    if (base != NULL) *base = l->slots;
-    if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
-    if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
 
 /* --- open and close --- */
@@ -15612,6 +15529,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     plan.rows = l->rows;
     plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
     result = spdl__check_plan(&plan);
+    if (result != SPDL_OK) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     if (result != SPDL_OK) return result;
     if (l->rows[0].kind == SPDL_KIND_FEED)
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
@@ -15738,7 +15656,6 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
         return SPDL_OK;
     }
     *why = l->error;
-    (void)spdl__loader_log(l, result);
     spdl__loader_release(l);
     return result;
 }
@@ -15750,12 +15667,12 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
     spdl__store32(&l->shared->quits, 1);
     spdl__os_shared_wake(&l->shared->emptied.word);
     spdl__store32(&l->ledger->quits, 1);
-    spdl__os_process_wake(l->supervisor);
+    spdl__os_process_signal(l->supervisor, SIGCHLD);
     while (l->supervisor > 0) {
         const int ended = spdl__os_process_ended(l->supervisor, &how);
         if (ended == 1) break;
         if (ended < 0 || spdl_time_ns() >= until) /* and so the child */
-            spdl__os_process_kill(l->supervisor);
+            spdl__os_process_signal(l->supervisor, SIGKILL);
         if (ended < 0) break;
         spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
     }
@@ -15781,10 +15698,6 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
     (void)l, (void)batch;
     return SPDL_E_INVALID;
 }
-SPDL_API spdl_result spdl_loader_next_fn(void *l, void **item, int64_t timeout_ns) {
-    (void)l, (void)item, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
 SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
     (void)l, (void)text, (void)bytes;
     return SPDL_E_INVALID;
@@ -15798,28 +15711,62 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64
     (void)l, (void)sequence, (void)timeout_ns;
     return SPDL_E_INVALID;
 }
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
-    (void)l, (void)stats;
-    return SPDL_E_NOT_FOUND;
-}
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
-    (void)l;
-    memset(status, 0, sizeof(*status));
-}
-SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
-                                size_t *slot_bytes) {
-    (void)l, (void)base, (void)bytes, (void)slot_bytes;
-}
-SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) {
-    static const spdl_error none = { SPDL_E_UNSUPPORTED, -1, 0, "", "" };
-    (void)l;
-    return &none;
-}
 #endif
+
+SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
+    spdl_loader *l = (spdl_loader *)loader;
+    spdl_loader_batch batch;
+    const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
+    if (result == SPDL_OK) *item = &l->held[batch.slot];
+    return result;
+}
 
 SPDL_API void spdl_loader_batch_free(void *batch) {
     const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
     if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+}
+
+/* --- what is seen from outside --- */
+
+SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
+
+/* What the child has written is made such that texts can be made of it. */
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
+    const spdl__shared *s = l->shared;
+    int tries, i;
+    for (tries = 0; tries < 1000; ++tries) {
+        const uint64_t version = spdl__load(&s->version);
+        if (version == 0) return SPDL_E_NOT_FOUND;
+        memcpy(stats, &s->stats, sizeof(*stats));
+        spdl__full_barrier(); /* pairs with child_stats */
+        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
+        spdl__os_yield();
+    }
+    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
+    for (i = 0; i < stats->stage_count; ++i) {
+        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
+        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
+            stats->stage[i].kind = SPDL_KIND_NONE;
+    }
+    return SPDL_OK;
+}
+
+SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+    memset(status, 0, sizeof(*status));
+    status->slots = l->layout.slots;
+    status->supervisor = l->supervisor;
+    status->pid = l->ledger->process;
+    status->restarts = (int)l->ledger->restarts;
+    status->taken = l->taken;
+    status->held = spdl__load_relaxed32(&l->holds);
+    status->wait_ns = l->wait_ns;
+}
+
+SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
+                                size_t *slot_bytes) {
+    if (base != NULL) *base = l->slots;
+    if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
+    if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
 
 #ifndef SPDL_NO_NPZ
@@ -19507,23 +19454,19 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
     return strcmp(((const spdl__file *)a)->path, ((const spdl__file *)b)->path);
 }
 
-/* FNV-1a, which takes bytes one by one, and a mix of the bits at the end. */
+/* Names from the folder on that all paths begin with, and sizes. */
 SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
     const char *first = files->at[0].path, *name = strrchr(first, '/');
     size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
-    uint64_t hash = 0xcbf29ce484222325u;
-    int shift;
-    for (i = 1; i < files->count; ++i) /* the folder that all paths begin with */
+    uint64_t hash = 0;
+    for (i = 1; i < files->count; ++i)
         while (strncmp(first, files->at[i].path, common) != 0)
             for (--common; common > 0 && first[common - 1] != '/'; --common) {}
     for (i = 0; i < files->count; ++i) {
         name = files->at[i].path + common;
-        do hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
-        while (*name++ != '\0');
-        for (shift = 0; shift < 64; shift += 8)
-            hash = (hash ^ (files->at[i].bytes >> shift & 0xff)) * 0x100000001b3u;
+        hash = spdl__hashed(spdl_hash(hash, name, strlen(name)), files->at[i].bytes);
     }
-    return spdl__mix(hash);
+    return hash;
 }
 
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
