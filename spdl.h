@@ -1299,7 +1299,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        interval   what spdl_stats_json writes, since the line before: differences; percentiles are
                   of the calls that ended in it, max_ns is the end of the largest one's bucket
        total      the same since the start
-       process    spdl_process_stats, with cores_used and others_cores over the interval */
+       process    spdl_process_stats */
 
 #ifndef SPDL_NO_REPORT
 /* Runs on the thread of the reports, at the end once more; `interval` is since the last call. Must
@@ -1414,10 +1414,6 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
             kept, until destroy if it was, and must not be changed. With copy_item each item handed
             out is the caller's own. */
 SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns);
-
-/* Whether items come from the cache now.
-   Returns: true once the source is no longer used. */
-SPDL_API bool spdl_cache_warm(const spdl_cache *cache);
 
 /* spdl_pipeline_next with the type of spdl_cache_desc.next; the source is the spdl_pipeline.
    Returns: as spdl_pipeline_next.
@@ -2184,10 +2180,6 @@ SPDL_API uint64_t spdl_files_count(const spdl_files *files);
 /* The path of file `index`.
    Returns: a string, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
-
-/* How long file `index` was when the list was made.
-   Returns: bytes; 0 when there is no such file. */
-SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index);
 
 /* A hash of names, sizes and order, for a pipeline's data_hash: a state of other data is refused.
    Names count from the folder on that all paths share: where that lies does not matter.
@@ -11599,12 +11591,6 @@ SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
     return cell->text;
 }
 
-/* As the last of an object's fields. */
-SPDL__COLD void spdl__json_real(spdl__text *text, const char *name, double value) {
-    spdl__cell cell;
-    spdl__text_add(text, ",\"%s\":%s", name, spdl__json_double(&cell, value));
-}
-
 /* Without an interval low and high are null. */
 SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
     spdl__cell cell[3];
@@ -11800,17 +11786,17 @@ typedef struct spdl__reporter {
     spdl__os_file json_file; /* or SPDL__NO_FILE */
     spdl_stats now, interval;
     spdl_process_stats process; /* at the last report */
-    double cores_used, others_cores; /* since the one before */
     spdl__since since;
 } spdl__reporter;
 
 /* What a line of JSON begins with. */
 SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
+    spdl__cell cell;
     spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
                    spdl_version());
     spdl__json_string(text, name);
-    spdl__text_add(text, ",\"pid\":%llu", (spdl__llu)spdl__os_process_id(NULL));
-    spdl__json_real(text, "time", (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9);
+    spdl__text_add(text, ",\"pid\":%llu,\"time\":%s", (spdl__llu)spdl__os_process_id(NULL),
+                   spdl__json_double(&cell, (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9));
 }
 
 static const spdl__field spdl__process_fields[] = {
@@ -11839,8 +11825,6 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__text_add(&text, ",\"total\":");
     spdl__json_stats(&text, &r->now);
     spdl__json_fields(&text, ",\"process\":{", &r->process, spdl__process_fields);
-    spdl__json_real(&text, "cores_used", r->cores_used);
-    spdl__json_real(&text, "others_cores", r->others_cores);
     spdl__text_add(&text, "}}\n");
     if (text.length < r->bytes)
         reason = spdl__os_file_write(r->json_file, text.buffer, text.length, SPDL__NEVER);
@@ -11857,7 +11841,9 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
                    (spdl__llu)r->now.delivered);
     spdl__stats_write(&text, final ? &r->now : &r->interval);
     spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
-                   r->cores_used, r->process.cores_allowed, r->others_cores,
+                   spdl__share(r->interval.process_cpu_ns, r->interval.process_ns),
+                   r->process.cores_allowed,
+                   spdl__share(r->interval.others_cpu_ns, r->interval.process_ns),
                    (double)r->process.resident_bytes / 1e6);
     reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
@@ -11868,13 +11854,8 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
 }
 
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
-    const spdl_process_stats before = r->process;
-    uint64_t ns;
     spdl_pipeline_stats(r->pipeline, &r->now);
     spdl_process_read(&r->process);
-    ns = r->process.time_ns - before.time_ns;
-    r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
-    r->others_cores = spdl__share(spdl__grown(before.others_ns, r->process.others_ns), ns);
     spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
     if (r->plan.desc.report_fn != NULL)
         r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
@@ -11937,7 +11918,6 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         r->run = spdl__os_clock_ns(SPDL__OS_UNIX) / 1000;
         r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
-        spdl_process_read(&r->process);
         p->reporter = r;
         spdl__report_open(r);
         if (spdl__os_thread_start(&r->thread, "spdl-report", NULL, 0, spdl__report_main, r)) return;
@@ -12078,8 +12058,6 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache) {
     spdl__free(&allocator, cache->item, (size_t)cache->desc.num_caches * sizeof(void *));
     spdl__free(&allocator, cache, sizeof(*cache));
 }
-
-SPDL_API bool spdl_cache_warm(const spdl_cache *cache) { return cache->warm; }
 
 /* Hands out an item that is kept: itself, or a copy that is the caller's. */
 SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void **item) {
@@ -19518,10 +19496,6 @@ SPDL_API uint64_t spdl_files_count(const spdl_files *files) { return files->coun
 
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index) {
     return index < files->count ? files->at[index].path : NULL;
-}
-
-SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
-    return index < files->count ? files->at[index].bytes : 0;
 }
 
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
