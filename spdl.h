@@ -692,6 +692,7 @@ typedef struct spdl_batch {
     void **items;
     size_t count;
     uint64_t sequence; /* number of the batch, from 0 */
+    uint64_t epoch;    /* of its items; 0 when the source is not continuous */
     void *data;        /* in place: items one after the other, on a line of the cache; else NULL */
 } spdl_batch;
 
@@ -851,6 +852,12 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    Blocks:  until there is an item or the end, or up to timeout_ns. Stages that run inside of this
             call (workers = 0, .next_works_ns) are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
+
+/* The epoch that the consumer is in: of what next has returned last; after SPDL_END the one that
+   comes next; after spdl_state_load that of the text.
+   Returns: the number, from 0; 0 when the source is not continuous.
+   Threads: the consumer. */
+SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 
 /* The same without a cast: `out` is the address of a pointer to any type of object. */
 #ifdef __cplusplus
@@ -1188,7 +1195,6 @@ typedef struct spdl_stats {
     uint64_t delivered;     /* items handed to the consumer */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
     uint64_t wait_ns;       /* time the consumer waited in next, a running wait included */
-    uint64_t ready_ns;      /* time it was in next though an item was ready: woken late, mostly */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls, but other
                                threads had the processors (Linux with schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
@@ -1275,7 +1281,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   Colours are for terminals, unless NO_COLOR is set. What cannot be done is one warning in the log
+   What cannot be done is one warning in the log
    of the pipeline, which goes on. It never waits for its reports: a stderr that takes nothing for
    100 ms loses one. Destroy waits until the last one is written. A file that is a symbolic link is
    not followed.
@@ -1294,7 +1300,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        interval   what spdl_stats_json writes, since the line before: differences; percentiles are
                   of the calls that ended in it, max_ns is the end of the largest one's bucket
        total      the same since the start
-       process    spdl_process_stats, with cores_used and others_cores over the interval */
+       process    spdl_process_stats */
 
 #ifndef SPDL_NO_REPORT
 /* Runs on the thread of the reports, at the end once more; `interval` is since the last call. Must
@@ -1308,7 +1314,6 @@ typedef struct spdl_report_desc {
     void *user;
     bool table;             /* the table, on stderr */
     const char *json;       /* file that JSON lines are appended to */
-    bool ignore_environment;
 } spdl_report_desc;
 #endif
 
@@ -1411,10 +1416,6 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
             out is the caller's own. */
 SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns);
 
-/* Whether items come from the cache now.
-   Returns: true once the source is no longer used. */
-SPDL_API bool spdl_cache_warm(const spdl_cache *cache);
-
 /* spdl_pipeline_next with the type of spdl_cache_desc.next; the source is the spdl_pipeline.
    Returns: as spdl_pipeline_next.
    Threads: one at a time.
@@ -1479,8 +1480,6 @@ typedef struct spdl_headspace_report {
     spdl_headspace_kind kind;
     double today, ceiling; /* steps per second as it is, and on kept items */
     double waiting;        /* share of the time in next, as it is */
-    double queued; /* share of the time the caller was ready to run while others had the processors,
-                      as it is, less the same on kept items (Linux) */
     double others; /* processors that other programs used, at most (Linux) */
     spdl_interval gain; /* ceiling / today: so many times as many steps if loading cost nothing */
     spdl_interval harm; /* a step takes so many times as long beside those who load */
@@ -1515,7 +1514,6 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
                                      of every stage that does not say .concurrency = 1, and has
                                      twice as many workers made; spdl_worker may be so large then
-       SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
    What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
    it runs windows of 400 ms, or of three times the longest gap between items, in an order drawn by
@@ -1573,9 +1571,7 @@ typedef struct spdl_doctor_report {
     double today;          /* items/s as it is */
     double ceiling;        /* items/s if loading cost nothing */
     double waiting;        /* share of the time that the consumer waited */
-    double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
     bool replays;          /* items were given out more than once */
-    bool raises;           /* as `raise` said */
     spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
     spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
     int rounds, dropped;   /* rounds of windows; of them made again */
@@ -1589,7 +1585,6 @@ typedef struct spdl_doctor_desc {
     double seconds;        /* it takes; default 30 */
     bool replay, raise;
     bool quiet;            /* nothing goes to stderr */
-    uint64_t run_steps;    /* 0: not known */
     const char *json;      /* file that the report is appended to, or NULL */
 } spdl_doctor_desc;
 
@@ -1610,7 +1605,7 @@ SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
                                      spdl_doctor_report *report);
 
-/* The report for a terminal of 80 columns.
+/* The report as text.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes);
 
@@ -1687,7 +1682,7 @@ typedef struct spdl_sampler_desc {
     spdl_sampler_order order;
     uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
     uint64_t draws;     /* positions in an epoch: more than `count` only with index_fn; default
-                           `count`, of a mixture its length */
+                           `count`; a mixture needs it */
     uint64_t seed;
     spdl_ranks ranks;
     spdl_tail tail;
@@ -1700,9 +1695,8 @@ typedef struct spdl_sampler_desc {
     spdl_error *error;  /* optional: says why create failed */
 } spdl_sampler_desc;
 
-/* Makes a sampler. One of a mixture goes through the order of each source, and again through its
-   next epoch whenever a source repeats or has no length in the mixture. If the mixture never ends
-   (`draws` is needed then) the next epoch goes on where this one stops; else it starts over.
+/* Makes a sampler. One of a mixture goes through the order of each source, again and again, each
+   time that of the source's next epoch. Its own next epoch goes on where this one stops.
    Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
 
@@ -1737,43 +1731,28 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
    Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
-/* What a mixture does when the next item would be of a source that has ended. */
-typedef enum spdl_mixture_end {
-    SPDL_MIXTURE_STOP,   /* the mixture ends */
-    SPDL_MIXTURE_GO_ON,  /* it goes on without that source: the others keep their ratios */
-    SPDL_MIXTURE_REPEAT  /* the source begins again */
-} spdl_mixture_end;
-
 typedef struct spdl_mixture_desc {
     size_t sources;          /* 1 to 65536 */
     const double *weights;   /* of each: any scale; 0: it never comes */
-    const uint64_t *lengths; /* items of each; NULL: they do not end */
-    spdl_mixture_end at_end;
     spdl_allocator allocator;
     spdl_error *error;       /* optional: says why create failed */
 } spdl_mixture_desc;
 
-/* Makes a mixture: which source each position takes its item from. After any number of positions no
-   source is off its share by 1.7 items or more, counted from the begin or the last end of a source
-   (beyond 2^50 positions rounding adds to that). Costs 24 bytes a source, with SPDL_MIXTURE_GO_ON
-   again for each source that ends.
-   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_LIMIT: more than 2^22
-            sources, counted again for each end; SPDL_E_NOMEM. */
+/* Makes a mixture: which source each position takes its item from. It does not end: the sampler's
+   `draws` say how long an epoch is. After any number of positions no source is off its share by 1.7
+   items or more (beyond 2^50 positions rounding adds to that). Costs 16 bytes a source.
+   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
 
 /* Frees a mixture. NULL is allowed. */
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
 
-/* Which source a position takes its item from, and which item of that source, from 0; with
-   SPDL_MIXTURE_REPEAT less than its length.
-   Returns: SPDL_OK; SPDL_END: the mixture is shorter.
+/* Which source a position, less than 2^63, takes its item from, and which item of that source, from
+   0.
+   Returns: SPDL_OK, SPDL_E_INVALID.
    Threads: any number at a time. */
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index);
-
-/* How many positions there are.
-   Returns: the number; 2^63: it does not end. */
-SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
 
 /* A source of a pipeline: the items of a sampler, of type spdl_index, in its order for any number
    of workers; SPDL_END after those of an epoch.
@@ -2202,10 +2181,6 @@ SPDL_API uint64_t spdl_files_count(const spdl_files *files);
 /* The path of file `index`.
    Returns: a string, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
-
-/* How long file `index` was when the list was made.
-   Returns: bytes; 0 when there is no such file. */
-SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index);
 
 /* A hash of names, sizes and order, for a pipeline's data_hash: a state of other data is refused.
    Names count from the folder on that all paths share: where that lies does not matter.
@@ -3087,8 +3062,6 @@ SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
    rights. It may be kept in `room`. */
 #define SPDL__OS_VARIABLE 2048
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]);
-/* Whether stderr is a terminal with colours. */
-SPDL__PRIVATE bool spdl__os_terminal(void);
 /* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
    out with all that follows, which is no failure. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
@@ -3126,11 +3099,6 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
    before its bytes are safe. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync);
-
-/* --- each goes when its last caller does --- */
-
-/* Makes an open file empty; writing begins at its start again. Nothing for a pipe or a device. */
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
 
 /* ============================================================================================= */
 /* >>os-none
@@ -3230,8 +3198,6 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL_
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL__PRIVATE bool spdl__os_terminal(void) { return false; }
-
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     (void)patience_ns;
@@ -3301,11 +3267,6 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "there is no such place";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
-}
-
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    /* nothing was written yet: what is written again and again are reports, by a thread */
-    return spdl__os_file_seek(spdl__os_file_stream(file), 0) ? NULL : "it has no start";
 }
 
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
@@ -3602,11 +3563,6 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     return NULL;
 }
 
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    if (lseek((int)file, 0, SEEK_SET) != 0 || ftruncate((int)file, 0) == 0) return NULL;
-    return errno == EINVAL ? NULL : strerror(errno);
-}
-
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
     void *memory = MAP_FAILED;
     if (bytes > 0 && bytes <= SIZE_MAX)
@@ -3626,11 +3582,6 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 }
 
 /* --- stderr --- */
-
-SPDL__PRIVATE bool spdl__os_terminal(void) {
-    const char *term = getenv("TERM");
-    return term != NULL && strcmp(term, "dumb") != 0 && isatty(STDERR_FILENO) != 0;
-}
 
 /* It belongs to the program, so it may block: only what poll says it takes is written, in pieces
    that a pipe takes whole. */
@@ -4044,7 +3995,6 @@ SPDL__WIN(int) FindNextFileW(void *, struct _WIN32_FIND_DATAW *);
 SPDL__WIN(int) FlushFileBuffers(void *);
 SPDL__WIN(void) FlushProcessWriteBuffers(void);
 SPDL__WIN(spdl__win_u32) GetActiveProcessorCount(unsigned short);
-SPDL__WIN(int) GetConsoleMode(void *, spdl__win_u32 *);
 SPDL__WIN(void *) GetCurrentProcess(void);
 SPDL__WIN(spdl__win_u32) GetCurrentProcessId(void);
 SPDL__WIN(void *) GetCurrentThread(void);
@@ -4077,7 +4027,6 @@ SPDL__WIN(long) RegGetValueW(struct HKEY__ *, const wchar_t *, const wchar_t *, 
 SPDL__WIN(int) ReadFile(void *, void *, spdl__win_u32, spdl__win_u32 *, struct _OVERLAPPED *);
 SPDL__WIN(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *);
 SPDL__WIN(spdl__win_u32) ResumeThread(void *);
-SPDL__WIN(int) SetConsoleMode(void *, spdl__win_u32);
 SPDL__WIN(int) SetEndOfFile(void *);
 SPDL__WIN(spdl__win_u32) SetFilePointer(void *, long, long *, spdl__win_u32);
 SPDL__WIN(int) SetNamedPipeHandleState(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *);
@@ -4544,13 +4493,6 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     return NULL;
 }
 
-SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    const spdl__win_u32 on_disk = 1;
-    if (GetFileType((void *)file) != on_disk) return NULL;
-    if (SetFilePointer((void *)file, 0, NULL, 0) == 0 && SetEndOfFile((void *)file)) return NULL;
-    return spdl__win_why(GetLastError());
-}
-
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
     const spdl__win_u32 read_only = 2, copy_on_write = 8, view_copy = 1, view_read = 4;
     const void *memory = NULL;
@@ -4591,13 +4533,6 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* As the C library has it: a program may have turned it elsewhere. */
 SPDL__PRIVATE void *spdl__win_stderr(void) { return (void *)_get_osfhandle(2); }
-
-SPDL__PRIVATE bool spdl__os_terminal(void) {
-    const spdl__win_u32 with_colours = 4;
-    spdl__win_u32 mode;
-    return GetConsoleMode(spdl__win_stderr(), &mode) &&
-           SetConsoleMode(spdl__win_stderr(), mode | with_colours);
-}
 
 /* A pipe takes what it has room for, and does not wait, during this one call. */
 SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
@@ -4783,12 +4718,14 @@ SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* A child and all that it has started. */
+/* A child gets a group of its own, with all that it starts. */
 SPDL__PRIVATE void spdl__os_group_make(int64_t process) {
     (void)syscall(SYS_setpgid, (long)process, (long)process);
 }
-SPDL__PRIVATE void spdl__os_group_kill(int64_t process) {
-    if (process > 1) (void)syscall(SYS_kill, (long)-process, (long)SIGKILL);
+
+/* SIGKILL, or SIGCHLD, which ends a sleep in signal_wait. Of minus its number: to its group. */
+SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
+    if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
 /* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. */
@@ -4857,14 +4794,6 @@ SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
 }
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
-
-/* Ends its sleep in signal_wait. */
-SPDL__PRIVATE void spdl__os_process_wake(int64_t process) {
-    if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGCHLD);
-}
-SPDL__PRIVATE void spdl__os_process_kill(int64_t process) {
-    if (process > 1) (void)syscall(SYS_kill, (long)process, (long)SIGKILL);
-}
 
 /* A variable of the environment is gone. */
 extern char **environ;
@@ -6580,7 +6509,7 @@ typedef struct spdl__record {
     uint64_t begin;
     uint64_t end;
     uint64_t number;
-    uint64_t stamp; /* track 32, result 16, row 8, kind 8 bits */
+    uint64_t stamp; /* result 16, row 8, kind 8 bits */
 } spdl__record;
 
 typedef struct spdl__span {
@@ -6594,7 +6523,6 @@ typedef struct spdl__track {
     uint64_t mask;
     /* written by any thread */
     uint64_t count; /* events so far, those that were overwritten too */
-    uint64_t ready; /* an edge: tickets below this were ready when its reader looked */
     /* written by the thread whose track it is */
     uint32_t spans; /* that are open, also those too deep to be kept */
     spdl__span span[SPDL__SPANS];
@@ -6604,13 +6532,11 @@ typedef struct spdl__track {
 /* Written by create. */
 typedef struct spdl__trace {
     size_t bytes;    /* of the block: this, the tracks, their records */
-    uint64_t origin; /* times in the file are since then: the start, or that of a loader */
     int tracks;      /* of threads, then those of edges */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
-    spdl__os_file file; /* for destroy to write, or SPDL__NO_FILE */
     char name[SPDL_NAME_BYTES]; /* of the threads */
-    char path[SPDL__PATH_BYTES];
+    char path[SPDL__PATH_BYTES]; /* of the file that destroy writes */
 } spdl__trace;
 
 /* Written by the worker whose task has it. */
@@ -6784,9 +6710,9 @@ SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* both: >>report-impl */
 typedef struct spdl__doctor spdl__doctor;
 typedef struct spdl__hand spdl__hand;
 typedef struct spdl__doctor_plan {
-    spdl_doctor_desc desc; /* but for the files */
+    spdl_doctor_desc desc; /* but for the file */
     char name[SPDL_NAME_BYTES];
-    char json[SPDL__PATH_BYTES], html[SPDL__PATH_BYTES];
+    char json[SPDL__PATH_BYTES];
 } spdl__doctor_plan;
 SPDL__PRIVATE bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                     const spdl_logger *logger);
@@ -6960,7 +6886,6 @@ struct spdl__batch {
     uint8_t *owner;   /* row of the stage that made each item; in place: the parts that are given */
     uint64_t range;   /* of what is in it: see >>position-impl */
     spdl__batch *next; /* of a spare one: as above; in place: under place_lock */
-    uint64_t epoch;   /* under place_lock: with shown.sequence, which batch it will be */
 };
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
@@ -7412,7 +7337,6 @@ struct spdl_pipeline {
     uint64_t wait_since;   /* 0, or when the wait in next began */
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* what it was when the first item came */
-    uint64_t ready_ns;     /* time inside next while an item was ready */
     uint64_t taker;        /* the thread that took the first item */
     uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
@@ -7727,6 +7651,8 @@ SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__position *
     if (p->marks != NULL) p->marks->skip = at->results;
     spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : at->source);
 }
+
+SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *p) { return p->at.epoch; }
 
 /* The consumer, between calls of next: where it is. Why there is no position, or NULL. */
 SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__position *at) {
@@ -9239,13 +9165,13 @@ static const char *const spdl__in_place_stays =
 /* Under place_lock: the batch that will have this number in this epoch. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number) {
     spdl__batch *batch = row->place;
-    while (batch != NULL && (batch->epoch != epoch || batch->shown.sequence != number))
+    while (batch != NULL && (batch->shown.epoch != epoch || batch->shown.sequence != number))
         batch = batch->next;
     if (batch != NULL) return batch;
     batch = spdl__batch_get(row->batches);
     if (batch == NULL) return NULL;
     memset(batch->owner, 0, (size_t)row->row.size);
-    batch->epoch = epoch;
+    batch->shown.epoch = epoch;
     batch->shown.sequence = number;
     batch->next = row->place;
     row->place = batch;
@@ -9295,7 +9221,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     node->place_dropped = dropped - node->dropped;
     while (*at != NULL) {
         spdl__batch *batch = *at;
-        if (done != NULL ? batch != done : batch->epoch != epoch) {
+        if (done != NULL ? batch != done : batch->shown.epoch != epoch) {
             at = &batch->next;
             continue;
         }
@@ -9327,6 +9253,7 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     spdl__node *node = task->node;
     spdl__counters *counters = &node->counters[task->worker];
     batch->shown.sequence = task->sequence = node->number++;
+    batch->shown.epoch = spdl__load_relaxed(&node->epoch);
     if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
     task->in.range = batch->range;
     node->open_batch = NULL;
@@ -9806,7 +9733,7 @@ SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
-    uint64_t since, there;
+    uint64_t there;
     spdl__barrier_after_rmw();
     if (!spdl__wake_wanted(p->beacon, p->bit)) return;
     there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
@@ -9814,9 +9741,7 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
         2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
         return;
-    since = spdl_time_ns();
     spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
-    spdl__count(&p->ready_ns, spdl_time_ns() - since);
 }
 
 /* With a feed: the consumer takes an answer. How long that took since the push goes to the feed's
@@ -9857,8 +9782,6 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
     const uint64_t now = timed ? spdl_time_ns() : 0;
     const uint64_t waited = timed ? spdl__edge_put_wait(sink, head - 1, now) : 0;
     if (item != NULL && timed) {
-        if (waits != 0 && now > waits) /* it lay there before we came to look */
-            spdl__count(&p->ready_ns, spdl__min(now - waits, spdl__slot_age(item, now)));
         if (p->feed != NULL) spdl__sink_answer(p, item, now);
         if (p->delivered == 0) spdl__sink_first(p, now);
     }
@@ -11273,7 +11196,6 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
     p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
-    if (p->trace != NULL && p->trace->origin == 0) p->trace->origin = p->start_ns;
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
         if (i + 1 < p->count) p->node[i].out.idle_since = p->start_ns;
@@ -11614,7 +11536,6 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
         spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
-    stats->ready_ns = spdl__load_relaxed(&p->ready_ns);
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
@@ -11635,7 +11556,6 @@ typedef struct spdl__text {
     char *buffer;
     size_t bytes;  /* of the buffer */
     size_t length; /* of the whole text, what does not fit as well */
-    bool colour;   /* styles are written, too */
 } spdl__text;
 
 SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
@@ -11650,14 +11570,9 @@ SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) {
 }
 
 SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
-    const spdl__text text = { buffer, bytes, 0, false };
+    const spdl__text text = { buffer, bytes, 0 };
     if (bytes > 0) buffer[0] = '\0';
     return text;
-}
-
-/* The numbers of an escape sequence of a terminal: "1" is bold, "0" ends all styles. */
-SPDL__COLD void spdl__text_style(spdl__text *text, const char *style) {
-    if (text->colour) spdl__text_add(text, "\033[%sm", style);
 }
 
 /* The bytes of the UTF-8 character at `at`; 0 when it is none (RFC 3629). */
@@ -11707,28 +11622,14 @@ SPDL__COLD const char *spdl__duration(spdl__cell *cell, double ns) {
     return spdl__scaled(cell, ns, units, true);
 }
 
-/* So many in so long, per second. */
-SPDL__COLD const char *spdl__rate(spdl__cell *cell, uint64_t items, uint64_t ns) {
+/* So many a second. */
+SPDL__COLD const char *spdl__rate(spdl__cell *cell, double rate) {
     static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    const double rate = ns > 0 ? (double)items * 1e9 / (double)ns : 0;
-    return spdl__scaled(cell, rate, units, items == 0 || ns == 0);
+    return spdl__scaled(cell, rate, units, !(rate > 0));
 }
 
 SPDL__COLD const char *spdl__percent(spdl__cell *cell, double share) {
     (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%", 100 * share);
-    return cell->text;
-}
-
-/* Hours, minutes and seconds as 1:02:03, but less than a minute as 12.3 s. */
-SPDL__COLD const char *spdl__clock(spdl__cell *cell, double seconds) {
-    const unsigned all = seconds < 1e9 ? (unsigned)(seconds + 0.5) : 1000000000;
-    spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
-    if (seconds < 59.95)
-        spdl__text_add(&text, "%.1f s", seconds);
-    else if (all < 3600)
-        spdl__text_add(&text, "%u:%02u", all / 60, all % 60);
-    else
-        spdl__text_add(&text, "%u:%02u:%02u", all / 3600, all / 60 % 60, all % 60);
     return cell->text;
 }
 
@@ -12316,7 +12217,9 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
     if (stats->delivered > 0)
         spdl__verdict_of_answers(text, stats);
     else
-        spdl__text_add(text, "Nothing has been %s yet.", feed->tasks ? "answered" : "pushed");
+        spdl__text_add(text, "Nothing was %s.",
+                       sink->depth > 0    ? "taken, though answers are ready"
+                       : feed->tasks == 0 ? "pushed" : "answered");
 }
 
 /* A consumer that has enough. */
@@ -12342,7 +12245,8 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const s
     if (spdl__stats_pushed(stats)) {
         spdl__verdict_of_feed(text, stats, f);
     } else if (stats->delivered == 0) {
-        spdl__text_add(text, "Nothing has been delivered yet.");
+        spdl__text_add(text, "Nothing was delivered: the consumer %s.",
+                       2 * stats->wait_ns > stats->elapsed_ns ? "waited" : "did not ask for it");
     } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
         spdl__text_add(text, "The consumer waited %.0f %% of its time: ",
                        100 * spdl__stats_waiting(stats));
@@ -12380,7 +12284,7 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
     int k;
     spdl__text_name(text, stage->name, 18);
     spdl__text_add(text, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
-                   spdl__rate(c, stage->tasks, stats->elapsed_ns));
+                   spdl__rate(c, 1e9 * spdl__share(stage->tasks, stats->elapsed_ns)));
     for (k = 0; k < 3; ++k)
         spdl__text_add(text, " %7s", calls || stage->kind == SPDL_KIND_FEED
                                          ? spdl__duration(c, (double)times[k]) : "-");
@@ -12393,17 +12297,13 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
                    waited && waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
 }
 
-SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats) {
-    const int limit = spdl__find(stats).is.stage;
+SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int limit) {
     int i, k;
-    spdl__text_style(text, "2");
     spdl__text_add(text, "  stage              conc     tasks    rate     p50     p99     max"
                          " busy  cpu runq block ready waits\n");
     for (i = 0; i < stats->stage_count; ++i) {
-        spdl__text_style(text, i == limit ? "1;33" : "0");
         spdl__text_add(text, i == limit ? "> " : "  ");
         spdl__stats_row(text, stats, i);
-        spdl__text_style(text, "0");
         spdl__text_add(text, "\n");
     }
     for (i = 0; i < stats->stage_count; ++i) {
@@ -12431,36 +12331,30 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
     return (int)text.length;
 }
 
-SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
+/* Verdict, run and table. */
+SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
     const spdl__found f = spdl__find(stats);
-    spdl__cell cell[4];
-    spdl__verdict(&text, stats, &f);
-    spdl__text_add(&text, "\n");
+    spdl__cell cell[3];
+    spdl__verdict(text, stats, &f);
+    spdl__text_add(text, "\n");
     if (spdl__stats_pushed(stats))
-        spdl__text_add(&text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
-    spdl__text_add(&text,
-                   "%llu items in %s, the first after %s, %s, a step of %s, %d worker%s\n\n",
-                   (spdl__llu)stats->delivered,
-                   spdl__duration(&cell[0], (double)stats->elapsed_ns),
-                   spdl__duration(&cell[1], (double)stats->first_item_ns),
-                   spdl__rate(&cell[2], stats->delivered, stats->elapsed_ns),
-                   spdl__duration(&cell[3], (double)stats->step_mean_ns), stats->workers,
+        spdl__text_add(text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
+    spdl__text_add(text, "%llu items in %s", (spdl__llu)stats->delivered,
+                   spdl__duration(&cell[0], (double)stats->elapsed_ns));
+    if (stats->first_item_ns > 0)
+        spdl__text_add(text, ", the first after %s",
+                       spdl__duration(&cell[0], (double)stats->first_item_ns));
+    spdl__text_add(text, ", %s, a step of %s, %d worker%s\n\n",
+                   spdl__rate(&cell[1], 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
+                   spdl__duration(&cell[2], (double)stats->step_mean_ns), stats->workers,
                    stats->workers == 1 ? "" : "s");
-    spdl__stats_rows(&text, stats);
-    return (int)text.length;
+    spdl__stats_rows(text, stats, f.is.stage);
 }
 
-/* How far it is, in a line. */
-SPDL__COLD void spdl__progress(spdl__text *text, const spdl_stats *stats) {
-    const uint64_t done = stats->delivered;
-    spdl__cell cell;
-    spdl__text_add(text, "%llu items, %s", (spdl__llu)done,
-                   spdl__rate(&cell, done, stats->elapsed_ns));
-    if (done > 0 && spdl__stats_pushed(stats))
-        spdl__text_add(text, ", p99 %s", spdl__duration(&cell, (double)stats->stage[0].p99_ns));
-    else if (done > 0)
-        spdl__text_add(text, ", waited %.0f %%", 100 * spdl__stats_waiting(stats));
+SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
+    spdl__text text = spdl__text_start(buffer, bytes);
+    spdl__stats_write(&text, stats);
+    return (int)text.length;
 }
 
 /* --- JSON: one describer for statistics, reports and the doctor --- */
@@ -12500,8 +12394,8 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__I(spdl_stats, workers), SPDL__I(spdl_stats, cores), SPDL__D(spdl_stats, cores_allowed),
     SPDL__U(spdl_stats, elapsed_ns), SPDL__U(spdl_stats, delivered),
     SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns),
-    SPDL__U(spdl_stats, ready_ns), SPDL__U(spdl_stats, workers_runnable_ns),
-    SPDL__U(spdl_stats, step_ns), SPDL__U(spdl_stats, step_mean_ns),
+    SPDL__U(spdl_stats, workers_runnable_ns), SPDL__U(spdl_stats, step_ns),
+    SPDL__U(spdl_stats, step_mean_ns),
     SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, trainer_runnable_ns),
     SPDL__U(spdl_stats, process_ns), SPDL__U(spdl_stats, process_cpu_ns),
     SPDL__U(spdl_stats, others_cpu_ns), SPDL__U(spdl_stats, minor_faults), SPDL__FIELDS_END
@@ -12549,23 +12443,19 @@ SPDL__COLD void spdl__json_string(spdl__text *text, const char *string) {
     spdl__text_add(text, "\"");
 }
 
-/* With up to six decimals, and a point whatever the locale; null when it is none. */
+/* With a point whatever the locale; null when it is none. */
 SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
-    spdl__llu parts;
-    int length;
-    if (!(value >= 0 && value < 1e12)) return "null";
-    parts = (spdl__llu)(value * 1e6 + 0.5);
-    length = snprintf(cell->text, sizeof(cell->text), "%llu.%06llu", parts / 1000000,
-                      parts % 1000000);
-    while (cell->text[length - 1] == '0') cell->text[--length] = '\0';
-    if (cell->text[length - 1] == '.') cell->text[length - 1] = '\0';
+    const char *at, *end;
+    char digits[40];
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
+    (void)snprintf(digits, sizeof(digits), "%.12g", value);
+    at = digits + strspn(digits, "+-0123456789");
+    end = at + strcspn(at, "0123456789e");
+    (void)snprintf(cell->text, sizeof(cell->text), "%.*s%s%s", (int)(at - digits), digits,
+                   end > at ? "." : "", end);
     return cell->text;
-}
-
-/* As the last of an object's fields. */
-SPDL__COLD void spdl__json_real(spdl__text *text, const char *name, double value) {
-    spdl__cell cell;
-    spdl__text_add(text, ",\"%s\":%s", name, spdl__json_double(&cell, value));
 }
 
 /* Without an interval low and high are null. */
@@ -12573,8 +12463,8 @@ SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *inter
     spdl__cell cell[3];
     spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
                    spdl__json_double(&cell[0], interval->value),
-                   spdl__json_double(&cell[1], interval->known ? interval->low : -1),
-                   spdl__json_double(&cell[2], interval->known ? interval->high : -1),
+                   interval->known ? spdl__json_double(&cell[1], interval->low) : "null",
+                   interval->known ? spdl__json_double(&cell[2], interval->high) : "null",
                    interval->rounds);
 }
 
@@ -12730,7 +12620,6 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) plan->desc = *desc;
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
-    if (plan->desc.ignore_environment) stats = json = NULL;
     if (stats != NULL && strcmp(stats, "0") != 0) {
         const double every = spdl__report_seconds(stats);
         plan->desc.table |= every >= SPDL__EVERY_LEAST && every <= SPDL__EVERY_MOST;
@@ -12758,7 +12647,6 @@ typedef struct spdl__reporter {
     uint64_t run; /* Unix time in us */
     char *buffer; /* what is in it: the thread's */
     size_t block_bytes, bytes;
-    bool colour;
     /* written by destroy */
     uint32_t quit;
     spdl__os_event bell;
@@ -12766,17 +12654,17 @@ typedef struct spdl__reporter {
     spdl__os_file json_file; /* or SPDL__NO_FILE */
     spdl_stats now, interval;
     spdl_process_stats process; /* at the last report */
-    double cores_used, others_cores; /* since the one before */
     spdl__since since;
 } spdl__reporter;
 
 /* What a line of JSON begins with. */
 SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
+    spdl__cell cell;
     spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
                    spdl_version());
     spdl__json_string(text, name);
-    spdl__text_add(text, ",\"pid\":%llu", (spdl__llu)spdl__os_process_id());
-    spdl__json_real(text, "time", (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9);
+    spdl__text_add(text, ",\"pid\":%llu,\"time\":%s", (spdl__llu)spdl__os_process_id(),
+                   spdl__json_double(&cell, (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9));
 }
 
 static const spdl__field spdl__process_fields[] = {
@@ -12805,53 +12693,26 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__text_add(&text, ",\"total\":");
     spdl__json_stats(&text, &r->now);
     spdl__json_fields(&text, ",\"process\":{", &r->process, spdl__process_fields);
-    spdl__json_real(&text, "cores_used", r->cores_used);
-    spdl__json_real(&text, "others_cores", r->others_cores);
     spdl__text_add(&text, "}}\n");
     if (text.length < r->bytes)
         reason = spdl__os_file_write(r->json_file, text.buffer, text.length, SPDL__NEVER);
     spdl__report_failed(r, "more statistics", reason);
 }
 
-/* Of an interval in which nothing was taken: not as before the first item. */
-SPDL__COLD void spdl__report_nothing(spdl__text *text, const spdl_stats *stats) {
-    if (spdl__stats_pushed(stats))
-        spdl__text_add(text, "No answer was taken, %s.",
-                       stats->edge[stats->stage_count - 1].depth > 0 ? "though some are ready"
-                                                                     : "as none was ready");
-    else
-        spdl__text_add(text, "No item was taken: the consumer %s.",
-                       2 * stats->wait_ns > stats->elapsed_ns ? "waited" : "did not ask for one");
-}
-
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
-    const spdl_stats *stats = final ? &r->now : &r->interval;
-    const spdl__found f = spdl__find(stats);
     const char *reason;
     spdl__text text = spdl__text_start(r->buffer, r->bytes);
     spdl__cell cell;
-    text.colour = r->colour;
-    spdl__text_style(&text, "1;36");
     spdl__text_name(&text, r->name, -1);
-    spdl__text_style(&text, "0");
-    spdl__text_add(&text, "  %s %s: ", final ? "ended after" : "at",
-                   spdl__clock(&cell, (double)r->now.elapsed_ns * 1e-9));
-    spdl__progress(&text, &r->now);
-    spdl__text_add(&text, "\n");
-    spdl__text_style(&text, "1");
-    if (stats->delivered == 0 && r->now.delivered > 0)
-        spdl__report_nothing(&text, stats);
-    else
-        spdl__verdict(&text, stats, &f);
-    spdl__text_style(&text, "0");
-    spdl__text_add(&text, "\n");
-    spdl__stats_rows(&text, stats);
-    spdl__text_style(&text, "2");
-    spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident", r->cores_used,
-                   r->process.cores_allowed, r->others_cores,
+    spdl__text_add(&text, "  %s %s, %llu items\n", final ? "ended after" : "at",
+                   spdl__duration(&cell, (double)r->now.elapsed_ns),
+                   (spdl__llu)r->now.delivered);
+    spdl__stats_write(&text, final ? &r->now : &r->interval);
+    spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
+                   spdl__share(r->interval.process_cpu_ns, r->interval.process_ns),
+                   r->process.cores_allowed,
+                   spdl__share(r->interval.others_cpu_ns, r->interval.process_ns),
                    (double)r->process.resident_bytes / 1e6);
-    spdl__text_style(&text, "0");
-    spdl__text_add(&text, "\n");
     reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
@@ -12861,13 +12722,8 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
 }
 
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
-    const spdl_process_stats before = r->process;
-    uint64_t ns;
     spdl_pipeline_stats(r->pipeline, &r->now);
     spdl_process_read(&r->process);
-    ns = r->process.time_ns - before.time_ns;
-    r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
-    r->others_cores = spdl__share(spdl__grown(before.others_ns, r->process.others_ns), ns);
     spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
     if (r->plan.desc.report_fn != NULL)
         r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
@@ -12900,9 +12756,6 @@ SPDL__COLD void *spdl__report_main(void *arg) {
 /* --- beginning and end --- */
 
 SPDL__COLD void spdl__report_open(spdl__reporter *r) {
-    char room[SPDL__OS_VARIABLE];
-    r->colour = r->plan.desc.table && spdl__os_terminal() &&
-                spdl__os_environment("NO_COLOR", room) == NULL;
     if (r->plan.json[0] != '\0')
         spdl__report_failed(
             r, "statistics",
@@ -12933,7 +12786,6 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         r->run = spdl__os_clock_ns(SPDL__OS_UNIX) / 1000;
         r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
-        spdl_process_read(&r->process);
         p->reporter = r;
         spdl__report_open(r);
         if (spdl__os_thread_start(&r->thread, "spdl-report", NULL, 0, spdl__report_main, r)) return;
@@ -12957,31 +12809,27 @@ SPDL__COLD void spdl__report_end(spdl_pipeline *p) {
 #else /* SPDL_NO_REPORT */
 
 SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    static const char *const names[] = { "SPDL_STATS", "SPDL_REPORT", "SPDL_TRACE" };
+    static const char *const names[] = { "SPDL_STATS", "SPDL_REPORT", "SPDL_TRACE", "SPDL_DOCTOR" };
     const char *asked = desc->report != NULL                          ? "desc.report"
                         : desc->trace != NULL && *desc->trace != '\0' ? "desc.trace"
-                        : desc->trace_events > 0 ? "desc.trace_events" : NULL;
-    char room[SPDL__OS_VARIABLE];
+                        : desc->trace_events > 0 ? "desc.trace_events"
+                        : desc->doctor != NULL   ? "desc.doctor" : NULL;
     int i;
-    for (i = 0; i < 3 && asked == NULL; ++i) {
-        const char *value = spdl__os_environment(names[i], room);
+    for (i = 0; i < 4 && asked == NULL; ++i) {
+        const char *value = spdl__os_environment(names[i]);
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
     if (asked != NULL)
         spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: %s is ignored: this program was built with "
-                                              "SPDL_NO_REPORT, without reports and traces", asked);
+                                              "SPDL_NO_REPORT, without reports, traces or doctor",
+                   asked);
 }
 
 SPDL__COLD void spdl__report_end(spdl_pipeline *p) { (void)p; }
 
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
-    char room[SPDL__OS_VARIABLE];
-    const char *value = spdl__os_environment("SPDL_DOCTOR", room);
-    (void)plan;
-    if (desc != NULL || (value != NULL && strcmp(value, "0") != 0))
-        spdl__logf(logger, SPDL_LOG_WARN, "spdl: there is no doctor: this program was built with "
-                                          "SPDL_NO_REPORT");
+    (void)plan, (void)desc, (void)logger;
     return false;
 }
 
@@ -13079,8 +12927,6 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache) {
     spdl__free(&allocator, cache, sizeof(*cache));
 }
 
-SPDL_API bool spdl_cache_warm(const spdl_cache *cache) { return cache->warm; }
-
 /* Hands out an item that is kept: itself, or a copy that is the caller's. */
 SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void **item) {
     void *given = kept;
@@ -13165,9 +13011,8 @@ typedef struct spdl__rounds {
     int drops;
 } spdl__rounds;
 
-/* The next of a row of random numbers (splitmix64); it may begin with any state. */
-SPDL__COLD uint64_t spdl__random(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+/* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
+SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
@@ -13176,7 +13021,7 @@ SPDL__COLD uint64_t spdl__random(uint64_t *state) {
 SPDL__COLD void spdl__rounds_shuffle(spdl__rounds *r) {
     int i;
     for (i = 0; i < r->arms; ++i) {
-        const int j = (int)(spdl__random(&r->random) % (uint64_t)(i + 1));
+        const int j = (int)(spdl__mix(r->random++) % (uint64_t)(i + 1));
         r->order[i] = r->order[j];
         r->order[j] = (uint8_t)i;
     }
@@ -13287,26 +13132,16 @@ SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap) {
     return spdl__max(SPDL__WINDOW_NS, SPDL__WINDOW_GAPS * longest_gap);
 }
 
-/* Whether others disturbed a measurement: read before it, asked about after it. */
-typedef struct spdl__clocks {
-    uint64_t time_ns;
-    spdl_process_stats process;
-} spdl__clocks;
-
-SPDL__COLD spdl__clocks spdl__clocks_read(void) {
-    spdl__clocks clocks;
-    clocks.time_ns = spdl_time_ns();
-    spdl_process_read(&clocks.process);
-    return clocks;
-}
-
 /* Processors that other programs, of low priority too, have had since then. 0: not known, or there
    is one for everybody. */
-SPDL__COLD double spdl__clocks_foreign(const spdl__clocks *since) {
-    const spdl__clocks now = spdl__clocks_read();
-    const double ns = (double)(now.time_ns - since->time_ns);
-    const uint64_t others = spdl__grown(since->process.others_ns, now.process.others_ns);
-    return ns >= 1e8 ? spdl__smaller((double)others / ns, now.process.cores) : 0;
+SPDL__COLD double spdl__foreign_since(const spdl_process_stats *since) {
+    spdl_process_stats now;
+    double ns;
+    spdl_process_read(&now);
+    ns = (double)(now.time_ns - since->time_ns);
+    return ns >= 1e8 ? spdl__smaller((double)spdl__grown(since->others_ns, now.others_ns) / ns,
+                                     now.cores)
+                     : 0;
 }
 
 /* Who waits for what: the busiest row of a pipeline, or the consumer where it waits for none. */
@@ -13356,7 +13191,6 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
     uint64_t window_ns;
     uint64_t paused_ns;   /* since the source was asked */
     spdl__window usual;   /* as it is, before the first pause */
-    double queued[2];     /* ns, of both arms */
     spdl_result result;   /* not SPDL_OK: the source has ended or failed */
     spdl__waiter waiter;
     spdl_stats stats;     /* of the source, if it is a pipeline */
@@ -13450,11 +13284,12 @@ SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__window 
 
 /* One window of each kind, once things have settled. Half a round is none. */
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
-    const spdl__clocks before = spdl__clocks_read();
+    spdl_process_stats before;
     spdl__rounds *r = &h->rounds;
     spdl__window w[2];
     double others, waited;
     bool drop;
+    spdl_process_read(&before);
     do {
         const int arm = spdl__rounds_arm(r);
         const bool live = arm == SPDL__LIVE;
@@ -13470,12 +13305,10 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
                                   (double)w[spdl__rounds_arm(r)].ns));
     r->items[SPDL__STEPS][r->round] = (double)w[SPDL__LIVE].steps;
     r->ns[SPDL__STEPS][r->round] = (double)(w[SPDL__LIVE].ns - w[SPDL__LIVE].wait_ns);
-    others = spdl__clocks_foreign(&before);
+    others = spdl__foreign_since(&before);
     waited = spdl__headspace_waited(h, &w[SPDL__LIVE]);
     drop = others > SPDL__FOREIGN && waited >= SPDL__QUEUED;
     h->report->others = spdl__larger(h->report->others, others);
-    h->queued[SPDL__LIVE] += (double)w[SPDL__LIVE].queued_ns / (double)w[SPDL__LIVE].ns;
-    h->queued[SPDL__STILL] += (double)w[SPDL__STILL].queued_ns / (double)w[SPDL__STILL].ns;
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
                "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
                "processors%s", r->round + 1,
@@ -13621,8 +13454,6 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     for (i = 0; i < h->kept; ++i) spdl__headspace_free(h, h->item[i]);
     result = h->result;
     report->ended = result == SPDL_END;
-    if (h->rounds.round > 0)
-        report->queued = (h->queued[SPDL__LIVE] - h->queued[SPDL__STILL]) / h->rounds.round;
     spdl__headspace_judge(report, &h->rounds, desc->run_steps);
     spdl__free(&desc->allocator, h, bytes);
     if (result == SPDL_OK || report->ended) return SPDL_OK;
@@ -13728,8 +13559,7 @@ SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void
 /* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
 SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
     const uint64_t seen = spdl__add(&probe->seen, 1);
-    uint64_t place = seen;
-    if (seen >= probe->most) place = spdl__random(&place) % (seen + 1);
+    const uint64_t place = seen < probe->most ? seen : spdl__mix(seen) % (seen + 1);
     return place < probe->most ? place : SPDL__KEPT;
 }
 
@@ -13965,7 +13795,7 @@ struct spdl__doctor {
     bool counting, ended;        /* the pipeline has, before the doctor was done */
     uint64_t window_ns, settle_items;
     uint64_t since_ns, since_items; /* when that was set, or counting began, and d->items then */
-    spdl__clocks clocks;         /* when the round began */
+    spdl_process_stats clocks;   /* when the round began */
     spdl__waiter waiter;
     double others;               /* sum over all rounds */
     /* settings as they are */
@@ -14074,14 +13904,14 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, spdl__doctor_phase ph
     spdl__rounds_start(&d->rounds, d->phase_ns, d->rounds.arms);
     spdl_pipeline_stats(d->p, &d->now);
     (void)spdl__waiter_waited(&d->waiter, &d->now);
-    d->clocks = spdl__clocks_read();
+    spdl_process_read(&d->clocks);
     spdl__doctor_set(d, &d->arm[spdl__rounds_arm(&d->rounds)]);
 }
 
 /* A round is complete. It counts, unless who limits has waited for processors that others had: then
    it is made again. Whether the phase goes on. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
-    const double others = spdl__clocks_foreign(&d->clocks);
+    const double others = spdl__foreign_since(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
     bool drop, room;
     spdl_pipeline_stats(d->p, &d->now);
@@ -14092,7 +13922,7 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     d->report.others_used = d->others / d->report.rounds;
     if (drop) d->phase_ns = spdl__min(d->phase_ns + took, d->most_ns);
     room = spdl__rounds_next(&d->rounds, drop);
-    d->clocks = spdl__clocks_read();
+    spdl_process_read(&d->clocks);
     return room && now + took / 2 < d->phase_ns;
 }
 
@@ -14245,18 +14075,9 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
 }
 
 SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
-    const spdl_finding *is = &d->found.is;
-    char settings[80] = "";
-    d->rounds.arms = 0;
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
-    spdl__doctor_arm(d, SPDL__ARM_BASE, -1, 0, NULL);
+    d->rounds.arms = 2; /* as it is */
     spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
-    if (is->concurrency > 0)
-        (void)snprintf(settings, sizeof(settings), " .concurrency = %d", is->concurrency);
-    if (is->workers > 0)
-        (void)snprintf(settings + strlen(settings), sizeof(settings) - strlen(settings),
-                       "%s workers = %d", is->concurrency > 0 ? " and" : "", is->workers);
-    spdl__doctor_say(d, "tries%s for %.1f s\n", settings, seconds);
+    spdl__doctor_say(d, "tries the settings of the verdict for %.1f s\n", seconds);
     d->report.tried = true;
     spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
 }
@@ -14327,19 +14148,23 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                    path != NULL ? path : "stderr", reason);
 }
 
+/* What the phase at hand has come to. */
+SPDL__COLD void spdl__doctor_phase_ends(spdl__doctor *d) {
+    if (d->phase == SPDL__DOCTOR_OBSERVE) {
+        spdl__kept_close(d->p->hand);
+        spdl__doctor_look(d);
+    }
+    if (d->phase == SPDL__DOCTOR_TRIAL) spdl__doctor_tried(d);
+    if (d->phase != SPDL__DOCTOR_LADDER) return;
+    spdl__doctor_results(d);
+    spdl__doctor_doubts(d);
+}
+
 /* Everything is as it was, or better; what was found is written. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
     spdl_doctor_report *r = &d->report;
     double alone;
-    if (d->phase == SPDL__DOCTOR_DONE) return;
-    spdl__store32(&d->p->hand->keeps, 0);
-    if (d->phase == SPDL__DOCTOR_OBSERVE) spdl__doctor_look(d);
-    if (d->phase == SPDL__DOCTOR_LADDER) {
-        spdl__doctor_results(d);
-        spdl__doctor_doubts(d);
-    }
-    if (d->phase == SPDL__DOCTOR_TRIAL) spdl__doctor_tried(d);
     if (d->phase >= SPDL__DOCTOR_LADDER) spdl__doctor_set(d, &as_it_is);
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
@@ -14349,10 +14174,6 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     alone = r->step_ns - (double)d->seen.trainer_runnable_ns /
                              spdl__larger((double)d->seen.delivered, 1);
     r->ceiling = r->cached.rounds > 0 ? r->cached.value * r->today : alone > 0 ? 1e9 / alone : 0;
-    if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
-        r->hours = (double)d->plan.desc.run_steps / r->today / 3600;
-        r->hours_less = r->hours * (1 - spdl__smaller(1, r->today / r->ceiling));
-    }
     spdl__doctor_verdict(d);
     if (!d->plan.desc.quiet) spdl__doctor_write(d, NULL, spdl_doctor_text);
     if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl_doctor_json);
@@ -14374,27 +14195,27 @@ SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     spdl__doctor_say(d, "observes for %.1f s\n", seconds);
 }
 
-/* Observing is over, or the ladder. */
+/* A phase is over. */
 SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
-    const double seconds = d->plan.desc.seconds;
+    double seconds = d->plan.desc.seconds;
+    spdl__doctor_phase_ends(d);
     if (d->phase == SPDL__DOCTOR_OBSERVE) {
-        spdl__kept_close(d->p->hand);
-        spdl__doctor_look(d);
         spdl__doctor_ladder(d);
-        spdl__doctor_say(d, "measures %d kinds of windows for %.1f s\n", d->rounds.arms,
-                         (spdl__doctor_may_try(d) ? 0.5 : 0.85) * seconds);
-        spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER,
-                                  (spdl__doctor_may_try(d) ? 0.5 : 0.85) * seconds);
-        return;
+        seconds *= spdl__doctor_may_try(d) ? 0.5 : 0.85;
+        spdl__doctor_say(d, "measures %d kinds of windows for %.1f s\n", d->rounds.arms, seconds);
+        spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER, seconds);
+    } else if (d->phase == SPDL__DOCTOR_LADDER && spdl__doctor_may_try(d)) {
+        spdl__doctor_try(d, 0.35 * seconds);
+    } else {
+        spdl__doctor_finish(d);
     }
-    if (d->phase == SPDL__DOCTOR_LADDER) {
-        spdl__doctor_results(d);
-        spdl__doctor_doubts(d);
-        if (spdl__doctor_may_try(d)) {
-            spdl__doctor_try(d, 0.35 * seconds);
-            return;
-        }
-    }
+}
+
+/* No more items come, now or for good. */
+SPDL__COLD void spdl__doctor_break_off(spdl__doctor *d) {
+    if (d->phase == SPDL__DOCTOR_DONE) return;
+    d->ended = true;
+    spdl__doctor_phase_ends(d);
     spdl__doctor_finish(d);
 }
 
@@ -14450,8 +14271,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
         }
     }
-    d->ended = d->phase != SPDL__DOCTOR_DONE;
-    spdl__doctor_finish(d);
+    spdl__doctor_break_off(d);
     if (report != NULL) *report = d->report;
     return result == SPDL_END ? SPDL_OK : result;
 }
@@ -14463,8 +14283,6 @@ SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
     const double number = spdl__report_seconds(word);
     if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
     if (strcmp(word, "raise") == 0) return plan->desc.raise = true;
-    if (strncmp(word, "steps=", 6) == 0)
-        return (plan->desc.run_steps = (uint64_t)spdl__report_seconds(word + 6)) > 0;
     if (number != 1) plan->desc.seconds = number;
     return number > 0 && number < 1e6;
 }
@@ -14490,7 +14308,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         if (!spdl__doctor_word(plan, word)) {
             spdl__logf(logger, SPDL_LOG_WARN,
                        "spdl: SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
-                       "nor replay, raise or steps=N: no doctor", value, word);
+                       "nor replay or raise: no doctor", value, word);
             return false;
         }
         at += length;
@@ -14513,7 +14331,6 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     memcpy(d->report.name, plan->name, sizeof(d->report.name));
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
-    d->report.raises = plan->desc.raise;
     d->report.row_count = p->count;
     d->found.is.stage = d->found.is.tie = d->report.finding.stage = d->report.finding.tie = -1;
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
@@ -14530,8 +14347,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
-    d->ended = d->phase != SPDL__DOCTOR_DONE;
-    spdl__doctor_finish(d);
+    spdl__doctor_break_off(d);
     spdl__doctor_open_workers(d, d->p->spare);
 }
 
@@ -14559,14 +14375,7 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
    The report of the doctor as text and as JSON: functions of the report alone, for any thread. A
    number that cannot be one stands as "-", or null. */
 
-#define SPDL__FOUND_COLUMNS 80
-
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
-
-SPDL__COLD const char *spdl__found_rate(spdl__cell *cell, double rate) {
-    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return rate > 0 && rate < 1e12 ? spdl__scaled(cell, rate, units, false) : "-";
-}
 
 /* "1.45x (1.41 to 1.49)", or of what slows "-17 % (-19 to -15)". */
 SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval *is, bool slows) {
@@ -14580,29 +14389,6 @@ SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval 
     if (is->known)
         spdl__text_add(&text, " (%+.0f to %+.0f)", 100 * (is->low - 1), 100 * (is->high - 1));
     return cell->text;
-}
-
-/* A paragraph: lines of 80 characters at most. */
-SPDL__COLD void spdl__found_wrap(spdl__text *text, const char *string) {
-    int column = 0;
-    while (*string != '\0') {
-        int width = 0; /* of a word */
-        size_t bytes = 0;
-        while (string[bytes] != '\0' && string[bytes] != ' ' && width < SPDL__FOUND_COLUMNS) {
-            const int length = spdl__utf8(string + bytes);
-            bytes += length > 0 ? (size_t)length : 1;
-            ++width;
-        }
-        if (column > 0) {
-            const bool fits = column + 1 + width <= SPDL__FOUND_COLUMNS;
-            spdl__text_add(text, fits ? " " : "\n");
-            column = fits ? column + 1 : 0;
-        }
-        spdl__text_name(text, string, width);
-        column += width;
-        string += bytes + strspn(string + bytes, " ");
-    }
-    if (column > 0) spdl__text_add(text, "\n");
 }
 
 /* An experiment with a row: in the line of the row's own numbers, or below it. */
@@ -14646,51 +14432,34 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *r
                    spdl__duration(&cell[0], report->step_ns), "");
     spdl__found_experiment(text, "on kept items", 0, &report->cached, &lines);
     if (lines == 0)
-        spdl__text_add(text, " %-15s %s\n", "alone", spdl__found_rate(cell, report->ceiling));
+        spdl__text_add(text, " %-15s %s\n", "alone", spdl__rate(cell, report->ceiling));
     for (i = report->row_count - 1; i >= 0; --i)
         if (report->row[i].mean_ns > 0 || i == report->finding.stage)
             spdl__found_row(text, &report->row[i], i == report->finding.stage);
     spdl__text_add(text, "  as it is: %s; the same again: %s\n",
-                   spdl__found_rate(&cell[0], report->today),
+                   spdl__rate(&cell[0], report->today),
                    spdl__found_result(&cell[1], &report->same, true));
 }
 
-SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
-    spdl__cell cell;
-    char words[256];
-    spdl__text line = spdl__text_start(words, sizeof(words));
-    if (!(report->ceiling > 0)) return;
-    spdl__text_add(&line, "The consumer waited %.1f %% of its time. Without any loading: %s",
-                   100 * report->waiting, spdl__found_rate(&cell, report->ceiling));
-    if (report->hours > 0 && report->hours_less * 60 < 1)
-        spdl__text_add(&line, ", under 1 minute less of %.1f h", report->hours);
-    else if (report->hours > 0)
-        spdl__text_add(&line, ", at most %.1f h less of %.1f h", report->hours_less, report->hours);
-    spdl__text_add(&line, ".");
-    spdl__found_wrap(text, words);
-}
-
 SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
-    char words[1200];
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__text line = spdl__text_start(words, sizeof(words));
-    spdl__text_add(&line, "spdl doctor: %s%s%s", report->name, report->name[0] ? ": " : "",
+    spdl__cell cell;
+    spdl__text_add(&text, "spdl doctor: ");
+    spdl__text_name(&text, report->name, -1);
+    spdl__text_add(&text, "%s%s\n", report->name[0] ? ": " : "",
                    report->verdict[0] != '\0' ? report->verdict : "It is not done yet.");
-    spdl__found_wrap(&text, words);
     if (!report->done) return (int)text.length;
-    line = spdl__text_start(words, sizeof(words));
-    spdl__text_add(&line, "%.1f s, %d round%s", report->seconds, report->rounds,
+    spdl__text_add(&text, "%.1f s, %d round%s", report->seconds, report->rounds,
                    report->rounds == 1 ? "" : "s");
-    if (report->dropped > 0) spdl__text_add(&line, " (%d made again)", report->dropped);
-    spdl__text_add(&line, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s.",
+    if (report->dropped > 0) spdl__text_add(&text, " (%d made again)", report->dropped);
+    spdl__text_add(&text, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s.\n",
                    report->workers, report->workers == 1 ? "" : "s", report->cores_used,
                    report->cores, report->others_used,
                    report->replays ? "; items were repeated: what was learned is void" : "");
-    spdl__found_wrap(&text, words);
-    if (report->rounds > 0) {
-        spdl__found_ladder(&text, report);
-        spdl__found_headspace(&text, report);
-    }
+    if (report->rounds > 0) spdl__found_ladder(&text, report);
+    if (report->rounds > 0 && report->ceiling > 0)
+        spdl__text_add(&text, "The consumer waited %.1f %% of its time. Without any loading: %s.\n",
+                       100 * report->waiting, spdl__rate(&cell, report->ceiling));
     if (report->kept)
         spdl__text_add(&text, "The settings are in force for the rest of this run.\n");
     return (int)text.length;
@@ -14703,9 +14472,8 @@ static const spdl__field spdl__report_fields[] = {
     SPDL__D(spdl_doctor_report, cores_used), SPDL__D(spdl_doctor_report, others_used),
     SPDL__D(spdl_doctor_report, step_ns), SPDL__D(spdl_doctor_report, today),
     SPDL__D(spdl_doctor_report, ceiling), SPDL__D(spdl_doctor_report, waiting),
-    SPDL__D(spdl_doctor_report, hours), SPDL__D(spdl_doctor_report, hours_less),
-    SPDL__B(spdl_doctor_report, replays), SPDL__B(spdl_doctor_report, raises),
-    SPDL__V(spdl_doctor_report, same), SPDL__V(spdl_doctor_report, cached),
+    SPDL__B(spdl_doctor_report, replays), SPDL__V(spdl_doctor_report, same),
+    SPDL__V(spdl_doctor_report, cached),
     SPDL__I(spdl_doctor_report, rounds), SPDL__I(spdl_doctor_report, dropped),
     SPDL__S(spdl_doctor_report, verdict), SPDL__FIELDS_END
 };
@@ -14762,13 +14530,6 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     product.low = right << 32 | (low & half);
 #endif
     return product;
-}
-
-/* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
-SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
 }
 
 /* Number `n` of the random numbers of a key. */
@@ -14876,33 +14637,19 @@ typedef struct spdl__split {
     int32_t kid[2];  /* a node, or -1 - a source */
 } spdl__split;
 
-/* What holds from `begin` on: up to the end of a source. In one block of 24 bytes a source. */
-typedef struct spdl__phase {
-    uint64_t begin;
-    int32_t root;   /* as a kid */
-    uint64_t *base; /* items of each source before `begin` */
-    spdl__split *node;
-} spdl__phase;
-
-/* In one block with its phases and lengths. */
 struct spdl_mixture {
-    spdl_mixture_desc desc; /* lengths are our own or NULL */
-    size_t bytes;
-    uint64_t length, spec;
-    spdl__phase *phase;
-    size_t phases, room;
+    spdl_allocator allocator;
+    size_t bytes, sources;
+    uint64_t spec;
+    int32_t root; /* as a kid */
+    spdl__split node[1]; /* sources of them, in the same block */
 };
 
 /* What create works on. */
 typedef struct spdl__weighed {
-    uint64_t weight, source;
+    uint64_t weight;
+    int32_t source;
 } spdl__weighed;
-
-typedef struct spdl__mixing {
-    spdl__weighed *leaf; /* sources with a weight, ascending */
-    uint64_t *weight;    /* of nodes, which ascend, too */
-    uint64_t *count;     /* of each source, at some position */
-} spdl__mixing;
 
 /* a / b times 2^64, a < b < 2^63. */
 SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
@@ -14924,63 +14671,28 @@ SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
     return product.high + (low < half);
 }
 
-/* Which is the last of `count` ascending numbers, `bytes` apart, that is at most x; the first one
-   is. */
-SPDL__PRIVATE uint64_t spdl__last_at_most(const uint64_t *number, size_t bytes, uint64_t count,
-                                          uint64_t x) {
-    uint64_t low = 0, high = count;
-    while (high - low > 1) {
-        const uint64_t middle = low + (high - low) / 2;
-        const char *at = (const char *)number + (size_t)middle * bytes;
-        if (*(const uint64_t *)(const void *)at <= x) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-/* The source, and which of its items: also beyond its length, where it repeats. */
+/* The source, and which of its items. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t position,
                                          uint32_t *source) {
-    const spdl__phase *phase =
-        &m->phase[spdl__last_at_most(&m->phase->begin, sizeof(*phase), m->phases, position)];
-    uint64_t c = position - phase->begin;
+    uint64_t c = position;
     int32_t at;
-    for (at = phase->root; at >= 0;) {
-        const spdl__split *node = &phase->node[at];
+    for (at = m->root; at >= 0;) {
+        const spdl__split *node = &m->node[at];
         bool left;
         const uint64_t lefts = spdl__split_left(c, node->share, &left);
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
     *source = (uint32_t)(-1 - at);
-    return phase->base[*source] + c;
+    return c;
 }
 
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index) {
-    if (mixture == NULL || source == NULL || index == NULL) return SPDL_E_INVALID;
-    if (position >= mixture->length) return SPDL_END;
+    if (mixture == NULL || source == NULL || index == NULL || position >= SPDL__MOST)
+        return SPDL_E_INVALID;
     *index = spdl__mixture_get(mixture, position, source);
-    if (mixture->desc.lengths != NULL && mixture->desc.at_end == SPDL_MIXTURE_REPEAT)
-        *index %= mixture->desc.lengths[*source];
     return SPDL_OK;
-}
-
-SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture) { return mixture->length; }
-
-/* How many items each source below a node has had after its first c. The tree is no deeper than 90:
-   Fibonacci's numbers are above 2^62 then. */
-SPDL__COLD void spdl__phase_counts(const spdl__phase *phase, int32_t at, uint64_t c,
-                                   uint64_t *count) {
-    if (at < 0) {
-        count[-1 - at] = c;
-    } else {
-        const spdl__split *node = &phase->node[at];
-        bool next;
-        const uint64_t left = spdl__split_left(c, node->share, &next);
-        spdl__phase_counts(phase, node->kid[0], left, count);
-        spdl__phase_counts(phase, node->kid[1], c - left, count);
-    }
 }
 
 SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
@@ -14989,95 +14701,44 @@ SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     return a->source < b->source ? -1 : a->source > b->source;
 }
 
-/* The sources that have a weight and, with SPDL_MIXTURE_GO_ON, are not at their end, by weight. Of
-   equal ones whoever has had less comes first, so that turns go on after another's end. */
-SPDL__COLD int spdl__mix_leaves(const spdl_mixture *m, const spdl__phase *phase,
-                                spdl__mixing *mixing) {
-    const bool ends = m->desc.lengths != NULL && m->desc.at_end == SPDL_MIXTURE_GO_ON;
-    const double *weights = m->desc.weights;
+/* The sources that have a weight, in its order. */
+SPDL__COLD int spdl__mix_leaves(const spdl_mixture_desc *desc, spdl__weighed *leaf) {
     double most = 0, sum = 0;
-    size_t i, round, n = 0;
-    for (round = 0; round < 3; ++round)
-        for (i = 0; i < m->desc.sources; ++i) {
-            if (!(weights[i] > 0) || (ends && phase->base[i] >= m->desc.lengths[i])) continue;
-            if (round == 0 && weights[i] > most) most = weights[i];
-            if (round == 1) sum += weights[i] / most;
-            if (round < 2) continue;
-            mixing->leaf[n].weight =
-                (uint64_t)(weights[i] / most / sum * (double)((uint64_t)1 << 62));
-            mixing->leaf[n].source = spdl__min(phase->base[i], (uint64_t)1 << 47) << 16 | i;
-            if (mixing->leaf[n].weight != 0) ++n; /* else it comes after 2^62 positions or more */
-        }
-    qsort(mixing->leaf, n, sizeof(*mixing->leaf), spdl__weighed_order);
-    return (int)n;
+    size_t i;
+    int n = 0;
+    for (i = 0; i < desc->sources; ++i) most = spdl__larger(most, desc->weights[i]);
+    for (i = 0; i < desc->sources; ++i) sum += desc->weights[i] / most;
+    for (i = 0; i < desc->sources; ++i) {
+        leaf[n].weight =
+            (uint64_t)(desc->weights[i] / most / sum * (double)((uint64_t)1 << 62));
+        leaf[n].source = (int32_t)i;
+        n += leaf[n].weight != 0; /* else it comes after 2^62 positions or more */
+    }
+    qsort(leaf, (size_t)n, sizeof(*leaf), spdl__weighed_order);
+    return n;
 }
 
 /* Huffman's tree: the two lightest become one, of leaves and of nodes, whose weights both ascend.
    The first of the two is the lighter one: its share is below 1. */
-SPDL__COLD void spdl__mix_tree(spdl__phase *phase, spdl__mixing *mixing, int leaves) {
+SPDL__COLD void spdl__mix_tree(spdl_mixture *m, const spdl__weighed *leaves, int count,
+                               uint64_t *weights) {
     int leaf = 0, node = 0, all, k;
-    phase->root = leaves == 1 ? (int32_t)(-1 - (int)(mixing->leaf[0].source & 0xffff)) : leaves - 2;
-    for (all = 0; all < leaves - 1; ++all) {
-        spdl__split *made = &phase->node[all];
+    m->root = count == 1 ? -1 - leaves[0].source : count - 2;
+    for (all = 0; all < count - 1; ++all) {
+        spdl__split *made = &m->node[all];
         uint64_t weight[2];
         for (k = 0; k < 2; ++k) {
-            if (leaf < leaves &&
-                (node == all || mixing->leaf[leaf].weight <= mixing->weight[node])) {
-                weight[k] = mixing->leaf[leaf].weight;
-                made->kid[k] = -1 - (int32_t)(mixing->leaf[leaf++].source & 0xffff);
+            if (leaf < count && (node == all || leaves[leaf].weight <= weights[node])) {
+                weight[k] = leaves[leaf].weight;
+                made->kid[k] = -1 - leaves[leaf++].source;
             } else {
-                weight[k] = mixing->weight[node];
+                weight[k] = weights[node];
                 made->kid[k] = node++;
             }
         }
-        mixing->weight[all] = weight[0] + weight[1];
-        made->share = spdl__fraction(weight[0], mixing->weight[all]);
+        weights[all] = weight[0] + weight[1];
+        made->share = spdl__fraction(weight[0], weights[all]);
     }
-}
-
-/* The most items, up to `most`, after which no source has had more than there is of it. */
-SPDL__COLD uint64_t spdl__mix_until(const spdl_mixture *m, const spdl__phase *phase,
-                                    uint64_t *count, uint64_t most) {
-    const uint64_t *lengths = m->desc.lengths;
-    uint64_t low = 0, high = most + 1, c = most;
-    size_t i;
-    if (lengths == NULL || m->desc.at_end == SPDL_MIXTURE_REPEAT) return most;
-    while (high - low > 1) {
-        spdl__phase_counts(phase, phase->root, c, count);
-        for (i = 0; i < m->desc.sources; ++i)
-            if (count[i] > spdl__grown(phase->base[i], lengths[i])) break;
-        if (i == m->desc.sources) low = c;
-        else high = c;
-        c = low + (high - low) / 2;
-    }
-    return low;
-}
-
-/* One phase, and with SPDL_MIXTURE_GO_ON one more for each end of a source. */
-SPDL__COLD spdl_result spdl__mix_all(spdl_mixture *m, spdl__mixing *mixing) {
-    const size_t sources = m->desc.sources;
-    uint64_t items;
-    size_t i;
-    int leaves;
-    do {
-        spdl__phase *phase = &m->phase[m->phases];
-        if (m->phases == m->room) return SPDL_E_LIMIT;
-        phase->begin = m->length;
-        phase->base = (uint64_t *)spdl__alloc_zeroed(&m->desc.allocator, sources, 24, 8);
-        if (phase->base == NULL) return SPDL_E_NOMEM;
-        phase->node = (spdl__split *)(void *)(phase->base + sources);
-        for (i = 0; i < sources && m->phases > 0; ++i)
-            phase->base[i] = phase[-1].base[i] + mixing->count[i];
-        ++m->phases;
-        leaves = spdl__mix_leaves(m, phase, mixing);
-        if (leaves == 0) break; /* all have ended */
-        spdl__mix_tree(phase, mixing, leaves);
-        memset(mixing->count, 0, sources * sizeof(*mixing->count));
-        items = spdl__mix_until(m, phase, mixing->count, SPDL__MOST - m->length);
-        spdl__phase_counts(phase, phase->root, items, mixing->count);
-        m->length += items;
-    } while (m->length < SPDL__MOST && m->desc.at_end == SPDL_MIXTURE_GO_ON);
-    return SPDL_OK;
 }
 
 /* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
@@ -15101,88 +14762,54 @@ SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc
 }
 
 SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
-    spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
-    size_t i;
-    if (result == SPDL_OK && (desc->sources < 1 || desc->sources > 65536))
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
-                                 "must be from 1 to 65536", (spdl__llu)desc->sources);
-    if (result == SPDL_OK && (unsigned)desc->at_end > SPDL_MIXTURE_REPEAT)
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: at_end is %d",
-                                 (int)desc->at_end);
-    if (result == SPDL_OK) result = spdl__mixture_check_weights(desc);
-    for (i = 0; result == SPDL_OK && desc->lengths != NULL && i < desc->sources; ++i)
-        if (desc->lengths[i] > SPDL__MOST ||
-            (desc->lengths[i] == 0 && desc->at_end == SPDL_MIXTURE_REPEAT))
-            result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: lengths[%llu] is "
-                                     "%llu", (spdl__llu)i, (spdl__llu)desc->lengths[i]);
-    return result;
-}
-
-/* A hash of what makes the order, so that a run goes on with the same one only. */
-SPDL__COLD uint64_t spdl__mixture_spec(const spdl_mixture *m) {
-    uint64_t spec = spdl__hashed(m->length, m->desc.at_end), bits;
-    size_t p, i;
-    for (i = 0; i < m->desc.sources; ++i) {
-        memcpy(&bits, &m->desc.weights[i], sizeof(bits));
-        spec = spdl__hashed(spec, bits);
-        for (p = 0; p < m->phases; ++p)
-            spec = spdl__hashed(spec, m->phase[p].base[i] ^ m->phase[p].begin);
-    }
-    return spec;
+    const spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
+    if (result != SPDL_OK) return result;
+    if (desc->sources < 1 || desc->sources > 65536)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
+                               "must be from 1 to 65536", (spdl__llu)desc->sources);
+    return spdl__mixture_check_weights(desc);
 }
 
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc) {
-    const size_t work_bytes = sizeof(spdl__weighed) + 2 * sizeof(uint64_t); /* of a source */
-    size_t n, room, bytes;
-    spdl__mixing mixing;
+    const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t); /* of a source */
+    size_t n, bytes, i;
     spdl_mixture *m;
+    spdl__weighed *leaves;
     spdl_result result;
-    void *work;
+    uint64_t bits;
     if (mixture == NULL) return SPDL_E_INVALID;
     *mixture = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
     spdl__error_clear(desc->error);
     result = spdl__mixture_check(desc);
     if (result != SPDL_OK) return result;
-    n = desc->sources; /* each may end once, and then all have */
-    room = desc->at_end == SPDL_MIXTURE_GO_ON ? (size_t)spdl__min(n + 1, ((size_t)1 << 22) / n) : 1;
-    bytes = sizeof(*m) + room * sizeof(*m->phase) + n * sizeof(*desc->lengths);
+    n = desc->sources;
+    bytes = sizeof(*m) + n * sizeof(m->node[0]);
     m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
-    work = spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
-    result = SPDL_E_NOMEM;
-    if (m != NULL) {
-        m->desc = *desc;
-        m->desc.error = NULL;
-        m->bytes = bytes;
-        m->room = room;
-        m->phase = (spdl__phase *)(void *)(m + 1);
-        if (desc->lengths != NULL)
-            m->desc.lengths = (uint64_t *)memcpy(m->phase + room, desc->lengths,
-                                                 n * sizeof(*desc->lengths));
+    leaves = (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
+    if (m == NULL || leaves == NULL) {
+        spdl__free(&desc->allocator, m, bytes);
+        spdl__free(&desc->allocator, leaves, n * work_bytes);
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: mixture: no memory");
     }
-    if (m != NULL && work != NULL) {
-        mixing.leaf = (spdl__weighed *)work;
-        mixing.weight = (uint64_t *)(void *)(mixing.leaf + n);
-        mixing.count = mixing.weight + n;
-        result = spdl__mix_all(m, &mixing);
-        m->spec = spdl__mixture_spec(m);
+    m->allocator = desc->allocator;
+    m->bytes = bytes;
+    m->sources = n;
+    for (i = 0; i < n; ++i) { /* a run goes on with the same order only */
+        memcpy(&bits, &desc->weights[i], sizeof(bits));
+        m->spec = spdl__hashed(m->spec, bits);
     }
-    spdl__free(&desc->allocator, work, n * work_bytes);
-    if (result == SPDL_OK) *mixture = m;
-    else spdl_mixture_destroy(m);
-    if (result == SPDL_E_LIMIT)
-        return spdl__error_set(desc->error, result, "spdl: mixture: with SPDL_MIXTURE_GO_ON there "
-                               "are too many ends of so many sources");
-    return result == SPDL_OK ? SPDL_OK
-                             : spdl__error_set(desc->error, result, "spdl: mixture: no memory");
+    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves),
+                   (uint64_t *)(void *)(leaves + n));
+    spdl__free(&desc->allocator, leaves, n * work_bytes);
+    *mixture = m;
+    return SPDL_OK;
 }
 
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
     spdl_allocator allocator;
     if (mixture == NULL) return;
-    allocator = mixture->desc.allocator;
-    while (mixture->phases-- > 0)
-        spdl__free(&allocator, mixture->phase[mixture->phases].base, 24 * mixture->desc.sources);
+    allocator = mixture->allocator;
     spdl__free(&allocator, mixture, mixture->bytes);
 }
 
@@ -15213,41 +14840,26 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
         return spdl__sampler_refuse(desc, "mixture or samplers is NULL");
     if (desc->count != 0)
         return spdl__sampler_refuse(desc, "count is set, but a mixture has that of its sources");
-    if (m->length == SPDL__MOST && desc->draws == 0)
+    if (desc->draws == 0)
         return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
-    if (desc->draws > m->length)
-        return spdl__sampler_refuse(desc, "draws is more than the length of the mixture");
-    for (i = 0; i < m->desc.sources; ++i) {
+    for (i = 0; i < m->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
         const char *why = source == NULL ? "is NULL"
-                          : source->desc.ranks.world != 1
-                              ? "has ranks of its own; give them to the one of the mixture"
-                          : m->desc.lengths != NULL && m->desc.lengths[i] != source->length
-                              ? "has another length than its source in the mixture"
-                              : NULL;
-        if (why != NULL)
+                          : "has ranks of its own; give them to the one of the mixture";
+        if (source == NULL || source->desc.ranks.world != 1)
             return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
     return SPDL_OK;
 }
 
-SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *what,
-                                         spdl_error *error) {
-    if (ranks->world == 0 && ranks->rank == 0) return SPDL_OK; /* not set */
-    if (ranks->world < 1)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: world is %d, must be at least 1",
-                               what, ranks->world);
-    if (ranks->rank >= 0 && ranks->rank < ranks->world) return SPDL_OK;
-    return spdl__error_set(error, SPDL_E_INVALID,
-                           "spdl: %s: rank is %d, must be from 0 to world - 1, which is %d", what,
-                           ranks->rank, ranks->world - 1);
-}
-
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    spdl_result result = spdl__ranks_check(&desc->ranks, "sampler", desc->error);
-    if (result == SPDL_OK) result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
+    const int rank = desc->ranks.rank, world = desc->ranks.world;
+    const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
+    if ((rank | world) != 0 && (rank < 0 || rank >= world))
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: rank is %d, must be "
+                               "from 0 to world - 1, which is %d", rank, world - 1);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
         return spdl__sampler_refuse(desc, "order or tail is none that there is");
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
@@ -15271,7 +14883,7 @@ SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
     size_t i, k;
     if (s->desc.order != SPDL_SAMPLE_MIXTURE) return spec;
     spec = s->desc.mixture->spec;
-    for (i = 0; i < s->desc.mixture->desc.sources; ++i) {
+    for (i = 0; i < s->desc.mixture->sources; ++i) {
         const spdl_sampler *source = s->samplers[i];
         const uint64_t says[] = { spdl__sampler_spec(source), source->length, source->desc.seed,
                                   source->desc.count, (uint64_t)source->desc.order };
@@ -15292,7 +14904,7 @@ SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
 
 /* Its tables. False: no memory. */
 SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    const size_t sources = desc->mixture != NULL ? desc->mixture->desc.sources : 0;
+    const size_t sources = desc->mixture != NULL ? desc->mixture->sources : 0;
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
         s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, sources,
                                                           sizeof(*s->samplers), sizeof(void *));
@@ -15328,9 +14940,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
         spdl_sampler_destroy(s);
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
     }
-    s->length = desc->draws != 0                         ? desc->draws
-                : desc->order == SPDL_SAMPLE_MIXTURE ? desc->mixture->length
-                                                     : desc->count;
+    s->length = desc->draws != 0 ? desc->draws : desc->count;
     world = (uint64_t)s->desc.ranks.world;
     s->rows = s->length / world + (s->length % world != 0);
     spdl__sampler_identify(s);
@@ -15344,7 +14954,7 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
     allocator = sampler->desc.allocator;
     if (sampler->samplers != NULL)
         spdl__free(&allocator, sampler->samplers,
-                   sampler->desc.mixture->desc.sources * sizeof(*sampler->samplers));
+                   sampler->desc.mixture->sources * sizeof(*sampler->samplers));
     spdl__free(&allocator, sampler->shuffle.table, SPDL__TABLE * sizeof(uint16_t));
     spdl__free(&allocator, sampler, sizeof(*sampler));
 }
@@ -15353,22 +14963,13 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
                                              spdl_index *item) {
-    const spdl_mixture *m = s->desc.mixture;
-    const bool endless = m->length == SPDL__MOST;
-    uint64_t at = position, pass = epoch, length;
+    uint64_t at, length;
     spdl_result result;
     uint32_t source;
-    if (endless) {
-        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
-        at += epoch * s->length;
-    }
-    at = spdl__mixture_get(m, at, &source);
+    if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
+    at = spdl__mixture_get(s->desc.mixture, epoch * s->length + position, &source);
     length = s->samplers[source]->length;
-    if (endless) {
-        pass = at / length;
-        at %= length;
-    }
-    result = spdl_sampler_at(s->samplers[source], pass, at, item);
+    result = spdl_sampler_at(s->samplers[source], at / length, at % length, item);
     item->position = position;
     item->epoch = epoch;
     item->source = source;
@@ -15681,12 +15282,10 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
    for notes (any worker). The supervisor has one thread. In the trainer's process it is the
    trainer's, but spdl_loader_done may come from another one. */
 
-#if SPDL__OS_PROCESSES
 #define SPDL__LOADER_LOOK_NS 10000000u /* a trainer that sleeps looks around */
 #define SPDL__LOADER_TURN_NS 50000000u /* a child whose pipeline has nothing looks for commands */
 #define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
-#define SPDL__LOADER_SUSPECTS 8
 #define SPDL__LOADER_SPARE 4   /* entries without a slot: ends and failures */
 #define SPDL__LOADER_NOTES 256 /* threads whose calls are noted: a power of two */
 #define SPDL__LOADER_TEXTS 65536
@@ -15793,6 +15392,7 @@ struct spdl_loader {
     spdl_error error;
 };
 
+#if SPDL__OS_PROCESSES
 /* A slot, as the child sees it. */
 typedef struct spdl__child_slot {
     void *item;    /* lent to the trainer, by the main thread; itself: by an earlier life */
@@ -15809,7 +15409,6 @@ typedef struct spdl__child {
     spdl__os_signals signals; /* that are blocked in the trainer */
     bool continuous;
     spdl__child_slot *slot;
-    uint64_t name_at[SPDL_MAX_STAGES]; /* where the pipeline has the name of each row; any thread */
     /* written by the main thread */
     int lendings;
     uint64_t published, number, epoch;
@@ -16120,14 +15719,10 @@ SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
     return NULL;
 }
 
-/* The row that has a name: by where it lies, once that is known. */
-SPDL__PRIVATE int spdl__child_row(spdl__child *child, const char *name) {
-    const int stages = child->loader->layout.stages;
-    int i;
-    for (i = 0; i < stages; ++i)
-        if (spdl__load_relaxed(&child->name_at[i]) == (uint64_t)(uintptr_t)name) return i;
-    for (i = 0; i < stages && strcmp(child->loader->stage_name[i], name) != 0; ++i) {}
-    if (i < stages) spdl__store_relaxed(&child->name_at[i], (uint64_t)(uintptr_t)name);
+/* The row that has a name. */
+SPDL__PRIVATE int spdl__child_row(const spdl_loader *l, const char *name) {
+    int i = 0;
+    while (i < l->layout.stages - 1 && strcmp(l->stage_name[i], name) != 0) ++i;
     return i;
 }
 
@@ -16140,9 +15735,9 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
         note = spdl__child_note(child);
     if (note != NULL && event == SPDL_EVENT_TASK_BEGIN) {
         spdl__store_relaxed(&note->item, number);
-        spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child, name));
+        spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child->loader, name));
     } else if (note != NULL) {
-        spdl__store32(&note->stage, 0); /* pairs with supervisor_suspects, as the other one */
+        spdl__store32(&note->stage, 0); /* pairs with supervisor_add_calls, as the other one */
     }
     if (child->profiler.event_fn != NULL)
         child->profiler.event_fn(event, name, number, child->profiler.user);
@@ -16238,13 +15833,6 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
 
 /* --- the supervisor --- */
 
-/* Calls that ran when the child ended; or the only one that can have done it. */
-typedef struct spdl__suspects {
-    int count;
-    int stage[SPDL__LOADER_SUSPECTS];
-    uint64_t item[SPDL__LOADER_SUSPECTS];
-} spdl__suspects;
-
 typedef struct spdl__supervisor {
     spdl_loader *l;
     int64_t parent;
@@ -16291,43 +15879,27 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     _exit(0);
 }
 
-SPDL__COLD void spdl__supervisor_suspects(const spdl_loader *l, spdl__suspects *them) {
-    const uint32_t raised = spdl__load32(&l->shared->fault);
-    uint32_t i;
-    int at;
-    memset(them, 0, sizeof(*them));
-    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
-        const uint32_t stage = spdl__load32(&l->notes[i].stage);
-        const uint64_t item = l->notes[i].item;
-        const bool known = raised == i + 1;
-        if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        if (known) them->count = 0;
-        if (them->count == SPDL__LOADER_SUSPECTS) continue;
-        for (at = them->count++; at > 0 && them->item[at - 1] > item; --at) {
-            them->item[at] = them->item[at - 1];
-            them->stage[at] = them->stage[at - 1];
-        }
-        them->item[at] = item;
-        them->stage[at] = (int)stage - 1;
-        if (known) return;
-    }
-}
-
-/* Which calls it was in: the first one is that of the error, too. */
+/* Which calls it was in, or the one that has raised a fault. The error is that of the first
+   item. */
 SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
-    spdl__suspects them;
-    int i;
-    spdl__supervisor_suspects(l, &them);
-    spdl__text_add(t, "%s", them.count == 0   ? ", outside of calls of stages"
-                            : them.count == 1 ? ", in"
-                                              : "; calls that ran:");
-    for (i = 0; i < them.count; ++i)
-        spdl__text_add(t, "%s stage %d '%s', item %llu", i > 0 ? "," : "", them.stage[i],
-                       l->stage_name[them.stage[i]], (spdl__llu)them.item[i]);
-    if (them.count == 0) return;
-    end->stage = them.stage[0];
-    end->item = them.item[0];
-    spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
+    const uint32_t raised = spdl__load32(&l->shared->fault);
+    char words[SPDL_TEXT_BYTES / 2];
+    spdl__text calls = spdl__text_start(words, sizeof(words));
+    uint32_t i, stage;
+    int count = 0;
+    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
+        if (raised > 0 && raised <= SPDL__LOADER_NOTES && i != raised - 1) continue;
+        stage = spdl__load32(&l->notes[i].stage);
+        if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
+        spdl__text_add(&calls, "%s stage %u '%s', item %llu", count > 0 ? "," : "", stage - 1,
+                       l->stage_name[stage - 1], (spdl__llu)l->notes[i].item);
+        if (count++ > 0 && l->notes[i].item >= end->item) continue;
+        end->stage = (int)stage - 1;
+        end->item = l->notes[i].item;
+        spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
+    }
+    spdl__text_add(t, "%s%s", count == 0   ? ", outside of calls of stages"
+                              : count == 1 ? ", in" : "; calls that ran:", words);
 }
 
 /* Says how the child has ended, after all it has published. */
@@ -16384,12 +15956,12 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
             v->quits_ns = now + SPDL__LOADER_GRACE_NS;
         if (v->why == NULL && spdl__load32(&ledger->hangs) == ledger->ends + 1) {
             v->why = "made nothing for hang_timeout";
-            spdl__os_group_kill(child);
+            spdl__os_process_signal(-child, SIGKILL);
         }
         spdl__os_signal_wait(v->quits_ns != 0 ? spdl__grown(now, v->quits_ns)
                                               : SPDL__LOADER_GRACE_NS);
     }
-    spdl__os_group_kill(child); /* and all that it has started */
+    spdl__os_process_signal(-child, SIGKILL); /* and all that it has started */
     while (ended == 0 && spdl__os_process_ended(child, &how) == 0)
         spdl__os_signal_wait(SPDL__LOADER_LOOK_NS);
     return how;
@@ -16442,19 +16014,15 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     spdl__error_clear(&l->error);
-    return spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
-}
-
-SPDL__COLD spdl_result spdl__loader_log(const spdl_loader *l, spdl_result result) {
+    (void)spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
     spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
 
 SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, const char *what) {
-    (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                            "what the child has published makes no sense: %s; something has "
-                            "overwritten the shared memory", what);
-    return spdl__loader_log(l, SPDL_E_PROCESS);
+    return spdl__loader_fail(l, SPDL_E_PROCESS,
+                             "what the child has published makes no sense: %s; something has "
+                             "overwritten the shared memory", what);
 }
 
 /* A failure, as it was recorded elsewhere. */
@@ -16540,20 +16108,20 @@ SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
     const uint64_t now = spdl_time_ns();
     int how;
     if (l->asked_ns != 0 && now - l->asked_ns > SPDL__LOADER_GRACE_NS)
-        spdl__os_process_kill(l->supervisor); /* it does nothing, either */
+        spdl__os_process_signal(l->supervisor, SIGKILL); /* it does nothing, either */
     if (spdl__os_process_ended(l->supervisor, &how) == 1) {
-        spdl__os_group_kill(l->ledger->process); /* and what it has started */
-        (void)spdl__loader_fail(l, SPDL_E_PROCESS,
-                                "its supervisor (process %lld) has ended, and the child with it",
-                                (long long)l->supervisor);
+        spdl__os_process_signal(-l->ledger->process, SIGKILL); /* and what it has started */
+        how = (int)l->supervisor;
         l->supervisor = 0;
-        return spdl__loader_log(l, SPDL_E_PROCESS);
+        return spdl__loader_fail(l, SPDL_E_PROCESS,
+                                 "its supervisor (process %d) has ended, and the child with it",
+                                 how);
     }
     if (l->desc.hang_timeout > 0 && l->asked_ns == 0 &&
         (double)(now - l->since) > l->desc.hang_timeout * 1e9) {
         l->asked_ns = now;
         spdl__store32(&l->ledger->hangs, l->ends + 1);
-        spdl__os_process_wake(l->supervisor);
+        spdl__os_process_signal(l->supervisor, SIGCHLD);
     }
     return SPDL_OK;
 }
@@ -16573,20 +16141,20 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
     spdl__loader_log_ends(l);
-    if (waits && gone) /* for good, and all it has published was taken */
-        return spdl__loader_log(l, spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS));
+    if (waits && gone) { /* for good, and all it has published was taken */
+        spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->ledger->end.text);
+        return spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS);
+    }
     return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
 }
 
 /* Until something has changed, or the deadline, or a while. After a wait that was long the next one
    will be, too: no turns are given away then. */
 SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
-    if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota) {
-        (void)spdl__loader_fail(l, SPDL_E_LIMIT,
-                                "the trainer holds all %d slots: give batches back, or raise "
-                                "desc.slots", l->layout.quota);
-        return spdl__loader_log(l, SPDL_E_LIMIT);
-    }
+    if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
+        return spdl__loader_fail(l, SPDL_E_LIMIT,
+                                 "the trainer holds all %d slots: give batches back, or raise "
+                                 "desc.slots", l->layout.quota);
     if (spdl__backoff(round, l->slept ? 0 : SPDL__IDLE_YIELDS)) return SPDL_OK;
     return spdl__loader_sleep(l, deadline);
 }
@@ -16674,14 +16242,6 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
     return SPDL_OK;
 }
 
-SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
-    spdl_loader *l = (spdl_loader *)loader;
-    spdl_loader_batch batch;
-    const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
-    if (result == SPDL_OK) *item = &l->held[batch.slot];
-    return result;
-}
-
 /* --- positions --- */
 
 /* Tells the child where to go on. */
@@ -16691,7 +16251,12 @@ SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *t
     spdl__shared *s = l->shared;
     size_t at = 0, length;
     int i;
-    spdl_result result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
+    spdl_result result;
+    if (l->error.result == SPDL_E_PROCESS) {
+        if (error != NULL) *error = l->error;
+        return SPDL_E_PROCESS;
+    }
+    result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
     if (result != SPDL_OK && (l->commanded || l->error.result == SPDL_E_PROCESS)) return result;
     for (i = 0; i < count; ++i, at += length + 1) {
         length = strlen(texts[i]);
@@ -16717,17 +16282,12 @@ SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, 
     if (i == 0 || i < count || spdl__loader_forked(l))
         return spdl__error_set(error, SPDL_E_INVALID,
                                "spdl: spdl_loader_load: no loader, or text %d is not there", i);
-    if (l->error.result == SPDL_E_PROCESS) {
-        if (error != NULL) *error = l->error;
-        return SPDL_E_PROCESS;
-    }
     return spdl__loader_command(l, texts, count, 0, spdl__deadline(timeout_ns), error);
 }
 
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     spdl_error error;
     if (l == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
-    if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
     return spdl__loader_command(l, NULL, 0, sequence, spdl__deadline(timeout_ns), &error);
 }
 
@@ -16748,49 +16308,6 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
     (void)snprintf(text, bytes, "spdl: loader '%s': the position that the child has written makes "
                    "no sense", l->name);
     return SPDL_E_CHECKSUM;
-}
-
-/* --- what is seen from outside --- */
-
-SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
-
-/* What the child has written is made such that texts can be made of it. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
-    const spdl__shared *s = l->shared;
-    int tries, i;
-    for (tries = 0; tries < 1000; ++tries) {
-        const uint64_t version = spdl__load(&s->version);
-        if (version == 0) return SPDL_E_NOT_FOUND;
-        memcpy(stats, &s->stats, sizeof(*stats));
-        spdl__full_barrier(); /* pairs with child_stats */
-        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
-        spdl__os_yield();
-    }
-    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
-        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
-            stats->stage[i].kind = SPDL_KIND_NONE;
-    }
-    return SPDL_OK;
-}
-
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
-    memset(status, 0, sizeof(*status));
-    status->slots = l->layout.slots;
-    status->supervisor = l->supervisor;
-    status->pid = l->ledger->process;
-    status->restarts = (int)l->ledger->restarts;
-    status->taken = l->taken;
-    status->held = spdl__load_relaxed32(&l->holds);
-    status->wait_ns = l->wait_ns;
-}
-
-SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
-                                size_t *slot_bytes) {
-    if (base != NULL) *base = l->slots;
-    if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
-    if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
 
 /* --- open and close --- */
@@ -16860,6 +16377,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     plan.rows = l->rows;
     plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
     result = spdl__check_plan(&plan);
+    if (result != SPDL_OK) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     if (result != SPDL_OK) return result;
     if (l->rows[0].kind == SPDL_KIND_FEED)
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
@@ -16987,7 +16505,6 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
         return SPDL_OK;
     }
     *why = l->error;
-    (void)spdl__loader_log(l, result);
     spdl__loader_release(l);
     return result;
 }
@@ -16999,12 +16516,12 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
     spdl__store32(&l->shared->quits, 1);
     spdl__os_shared_wake(&l->shared->emptied.word);
     spdl__store32(&l->ledger->quits, 1);
-    spdl__os_process_wake(l->supervisor);
+    spdl__os_process_signal(l->supervisor, SIGCHLD);
     while (l->supervisor > 0) {
         const int ended = spdl__os_process_ended(l->supervisor, &how);
         if (ended == 1) break;
         if (ended < 0 || spdl_time_ns() >= until) /* and so the child */
-            spdl__os_process_kill(l->supervisor);
+            spdl__os_process_signal(l->supervisor, SIGKILL);
         if (ended < 0) break;
         spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
     }
@@ -17030,10 +16547,6 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
     (void)l, (void)batch;
     return SPDL_E_INVALID;
 }
-SPDL_API spdl_result spdl_loader_next_fn(void *l, void **item, int64_t timeout_ns) {
-    (void)l, (void)item, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
 SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
     (void)l, (void)text, (void)bytes;
     return SPDL_E_INVALID;
@@ -17047,28 +16560,62 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64
     (void)l, (void)sequence, (void)timeout_ns;
     return SPDL_E_INVALID;
 }
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
-    (void)l, (void)stats;
-    return SPDL_E_NOT_FOUND;
-}
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
-    (void)l;
-    memset(status, 0, sizeof(*status));
-}
-SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
-                                size_t *slot_bytes) {
-    (void)l, (void)base, (void)bytes, (void)slot_bytes;
-}
-SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) {
-    static const spdl_error none = { SPDL_E_UNSUPPORTED, -1, 0, "", "" };
-    (void)l;
-    return &none;
-}
 #endif
+
+SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
+    spdl_loader *l = (spdl_loader *)loader;
+    spdl_loader_batch batch;
+    const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
+    if (result == SPDL_OK) *item = &l->held[batch.slot];
+    return result;
+}
 
 SPDL_API void spdl_loader_batch_free(void *batch) {
     const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
     if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+}
+
+/* --- what is seen from outside --- */
+
+SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
+
+/* What the child has written is made such that texts can be made of it. */
+SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
+    const spdl__shared *s = l->shared;
+    int tries, i;
+    for (tries = 0; tries < 1000; ++tries) {
+        const uint64_t version = spdl__load(&s->version);
+        if (version == 0) return SPDL_E_NOT_FOUND;
+        memcpy(stats, &s->stats, sizeof(*stats));
+        spdl__full_barrier(); /* pairs with child_stats */
+        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
+        spdl__os_yield();
+    }
+    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
+    for (i = 0; i < stats->stage_count; ++i) {
+        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
+        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
+            stats->stage[i].kind = SPDL_KIND_NONE;
+    }
+    return SPDL_OK;
+}
+
+SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+    memset(status, 0, sizeof(*status));
+    status->slots = l->layout.slots;
+    status->supervisor = l->supervisor;
+    status->pid = l->ledger->process;
+    status->restarts = (int)l->ledger->restarts;
+    status->taken = l->taken;
+    status->held = spdl__load_relaxed32(&l->holds);
+    status->wait_ns = l->wait_ns;
+}
+
+SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
+                                size_t *slot_bytes) {
+    if (base != NULL) *base = l->slots;
+    if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
+    if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
 
 #ifndef SPDL_NO_NPZ
@@ -20778,23 +20325,19 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
     return strcmp(((const spdl__file *)a)->path, ((const spdl__file *)b)->path);
 }
 
-/* FNV-1a, which takes bytes one by one, and a mix of the bits at the end. */
+/* Names from the folder on that all paths begin with, and sizes. */
 SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
-    const char *first = files->at[0].path, *name;
-    size_t common = (size_t)(spdl__path_name(first) - first), i;
-    uint64_t hash = 0xcbf29ce484222325u;
-    int shift;
-    for (i = 1; i < files->count; ++i) /* the folder that all paths begin with */
+    const char *first = files->at[0].path, *name = strrchr(first, '/');
+    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
+    uint64_t hash = 0;
+    for (i = 1; i < files->count; ++i)
         while (strncmp(first, files->at[i].path, common) != 0)
             for (--common; common > 0 && !spdl__slash(first[common - 1]); --common) {}
     for (i = 0; i < files->count; ++i) {
         name = files->at[i].path + common;
-        do hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
-        while (*name++ != '\0');
-        for (shift = 0; shift < 64; shift += 8)
-            hash = (hash ^ (files->at[i].bytes >> shift & 0xff)) * 0x100000001b3u;
+        hash = spdl__hashed(spdl_hash(hash, name, strlen(name)), files->at[i].bytes);
     }
-    return spdl__mix(hash);
+    return hash;
 }
 
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
@@ -20846,10 +20389,6 @@ SPDL_API uint64_t spdl_files_count(const spdl_files *files) { return files->coun
 
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index) {
     return index < files->count ? files->at[index].path : NULL;
-}
-
-SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
-    return index < files->count ? files->at[index].bytes : 0;
 }
 
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
@@ -21032,7 +20571,7 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
 SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_t index,
                                               void *window, size_t wide, spdl_error *error) {
     const size_t width = tokens->width, count = (size_t)tokens->length + 1;
-    const spdl__shard *shard;
+    const spdl__shard *shard = tokens->at, *end = tokens->at + tokens->count, *middle;
     size_t done, part;
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
@@ -21042,8 +20581,11 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     if (wide < width)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
                                "have 4 bytes a token");
-    shard = &tokens->at[spdl__last_at_most(&tokens->at->first, sizeof(*tokens->at), tokens->count,
-                                           index * tokens->length)];
+    while (end - shard > 1) { /* the last one that begins there or before */
+        middle = shard + (end - shard) / 2;
+        if (middle->first <= index * tokens->length) shard = middle;
+        else end = middle;
+    }
     for (done = 0; done < count && result == SPDL_OK; done += part, ++shard) {
         const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
         char *to = (char *)window + done * wide;
@@ -21499,24 +21041,21 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>trace-impl
-   The hooks, which run where the pipeline calls them, and the file: create opens it, and destroy
+   The hooks, which run where the pipeline calls them, and the file: create empties it, and destroy
    writes it, when no thread of the pipeline is left. */
 
 /* Tracks of threads: index p->workers is the owner's thread, which is the trainer. */
 SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 
 /* The depth is said by the reader that has moved the head; when that has moved on meanwhile, by the
-   one that did it. What looked ready before need not be looked at again. */
+   one that did it. */
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge) {
-    spdl__track *track = edge->track;
     const uint64_t head = spdl__head(spdl__load(&edge->word)), now = spdl_time_ns();
-    uint64_t end = spdl__max(spdl__load_relaxed(&track->ready), head), depth = 0, ticket;
-    while (end <= head + edge->mask && spdl__edge_ready(edge, end)) ++end;
-    spdl__store_relaxed(&track->ready, end);
-    for (ticket = head; ticket < end; ++ticket) /* holes and ends are no items */
-        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE;
+    uint64_t depth = 0, ticket;
+    for (ticket = head; ticket <= head + edge->mask && spdl__edge_ready(edge, ticket); ++ticket)
+        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE; /* else no item */
     if (spdl__head(spdl__load(&edge->word)) == head)
-        spdl__trace_add(track, SPDL__RECORD_DEPTH, 0, 0, now, now, depth);
+        spdl__trace_add(edge->track, SPDL__RECORD_DEPTH, 0, 0, now, now, depth);
 }
 
 /* --- spans and counters of users --- */
@@ -21591,48 +21130,6 @@ SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) 
 
 static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void" };
 
-/* --- a copy of the events, in order --- */
-
-SPDL__COLD spdl__record_kind spdl__record_of_kind(const spdl__record *record) {
-    return (spdl__record_kind)(record->stamp & 0xff);
-}
-
-SPDL__COLD int spdl__record_track(const spdl__record *record) { return (int)(record->stamp >> 32); }
-
-/* Copies the events that are there, track by track; *dropped counts those overwritten. */
-SPDL__COLD size_t spdl__trace_collect(const spdl__trace *trace, spdl__record *records,
-                                      uint64_t *dropped) {
-    size_t count = 0;
-    int i;
-    *dropped = 0;
-    for (i = 0; i < trace->tracks; ++i) {
-        const spdl__track *track = &trace->track[i];
-        const uint64_t end = spdl__load(&track->count);
-        uint64_t place = end - spdl__min(end, track->mask + 1);
-        *dropped += place;
-        for (; place < end; ++place) {
-            const spdl__record *from = &track->records[place & track->mask];
-            spdl__record *to = &records[count++];
-            to->begin = spdl__max(spdl__load_relaxed(&from->begin), trace->origin);
-            to->end = spdl__load_relaxed(&from->end);
-            to->number = spdl__load_relaxed(&from->number);
-            to->stamp = spdl__load_relaxed(&from->stamp) | (uint64_t)i << 32;
-            if (spdl__record_of_kind(to) == SPDL__RECORD_BATCH)
-                to->begin = to->end; /* one put may be inside of another's */
-        }
-    }
-    return count;
-}
-
-/* By track and time, what is around the others first. */
-SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
-    const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
-    const int track = spdl__record_track(x) - spdl__record_track(y);
-    if (track != 0) return track;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return (x->end < y->end) - (x->end > y->end);
-}
-
 /* --- text --- */
 
 /* Text on its way to a file, through a buffer. After a failure no more is written. */
@@ -21662,35 +21159,25 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
                    (spdl__llu)spdl__os_process_id(), track + 1);
     if (when != SPDL__NEVER)
-        spdl__trace_time(&out->text, "ts", when - p->trace->origin);
+        spdl__trace_time(&out->text, "ts", when - p->start_ns);
     return &out->text;
 }
 
-/* The value of a counter, with a point whatever the locale. */
-SPDL__COLD void spdl__trace_value_text(spdl__text *text, uint64_t bits) {
-    const char *at, *end;
-    char digits[40];
-    double value;
-    memcpy(&value, &bits, sizeof(value));
-    (void)snprintf(digits, sizeof(digits), "%.9g", value);
-    at = digits + strspn(digits, "+-0123456789");
-    end = at + strcspn(at, "0123456789e");
-    spdl__text_add(text, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
-}
-
-SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
+SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int track,
                                    const spdl__record *record) {
     static const char *const phases[] = { "X", "X", "X", "C", "X", "C" };
     static const char *const cats[] = { "task", "batch", "trainer", "", "span", "" };
-    const spdl__record_kind kind = spdl__record_of_kind(record);
-    const int track = spdl__record_track(record), code = (int)(record->stamp >> 8 & 0xff);
-    const int edge = track - spdl__tracks(p);
-    spdl__text *text = spdl__trace_event(out, p, phases[kind], track, record->begin);
+    const spdl__record_kind kind = (spdl__record_kind)(record->stamp & 0xff);
+    const int code = (int)(record->stamp >> 8 & 0xff), edge = track - spdl__tracks(p);
+    spdl__text *text = spdl__trace_event(out, p, phases[kind], track,
+                                         spdl__max(record->begin, p->start_ns));
     const char *name = kind <= SPDL__RECORD_BATCH   ? p->node[code].name
                        : kind == SPDL__RECORD_NEXT  ? "next waits"
                        : kind == SPDL__RECORD_DEPTH ? p->node[edge].name
                                                     : (const char *)(uintptr_t)record->number;
     char start[101]; /* there is room for so much of a user's */
+    spdl__cell cell;
+    double value;
     (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
     if (*phases[kind] == 'X')
         spdl__trace_time(text, "dur", spdl__grown(record->begin, record->end));
@@ -21705,75 +21192,84 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p,
     } else if (kind == SPDL__RECORD_DEPTH) {
         spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
     } else if (kind == SPDL__RECORD_VALUE) {
-        spdl__text_add(text, "\",\"args\":{\"value\":");
-        spdl__trace_value_text(text, record->end);
-        spdl__text_add(text, "}}");
+        memcpy(&value, &record->end, sizeof(value));
+        spdl__text_add(text, "\",\"args\":{\"value\":%s}}", spdl__json_double(&cell, value));
     } else {
         spdl__text_add(text, "\"}");
     }
 }
 
-/* Writes a trace of these events, which it sorts; the viewer shows the tracks in the order of their
-   names here. NULL, or what went wrong. */
-SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file file,
-                                         spdl__record *records, size_t count, uint64_t dropped) {
+/* By time, what is around the others first. */
+SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
+    const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end < y->end) - (x->end > y->end);
+}
+
+/* The events of a track that are there. */
+SPDL__COLD uint64_t spdl__track_kept(const spdl__track *track) {
+    return spdl__min(track->count, track->mask + 1);
+}
+
+/* Writes all that is there, track by track; the viewer shows them in the order of their names here.
+   NULL, or what went wrong. */
+SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, uint64_t dropped) {
     char buffer[8192];
-    spdl__out out = { file, spdl__os_file_truncate(file),
-                      spdl__text_start(buffer, sizeof(buffer)) };
+    spdl__out out = { SPDL__NO_FILE, NULL, spdl__text_start(buffer, sizeof(buffer)) };
     spdl__text *text = &out.text;
-    size_t i;
+    uint64_t i;
     int track;
+    out.failure = spdl__os_file_open(&out.file, p->trace->path, SPDL__OS_REPLACE, NULL);
     spdl__text_add(text,
                    "{\"otherData\":{\"spdl\":\"%s\",\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
-                   "{\"name\":\"spdl ", spdl_version(), (spdl__llu)count,
+                   "{\"name\":\"spdl ", spdl_version(), (spdl__llu)kept,
                    (spdl__llu)dropped, (spdl__llu)spdl__os_process_id());
     spdl__json_escape(text, p->trace->name);
     spdl__text_add(text, "\"}}");
-    for (track = 0; track < spdl__tracks(p); ++track) { /* edges are counters */
-        (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
-        spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
-                       track);
-        (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
-        spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
-        spdl__json_escape(text, track < p->workers ? p->trace->name : "consumer");
-        if (track < p->workers) spdl__text_add(text, "-%d", track);
-        spdl__text_add(text, "\"}}");
+    for (track = 0; track < p->trace->tracks && out.failure == NULL; ++track) {
+        spdl__track *t = &p->trace->track[track];
+        if (track < spdl__tracks(p)) { /* edges are counters */
+            (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
+            spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
+                           track);
+            (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
+            spdl__text_add(text, ",\"name\":\"thread_name\",\"args\":{\"name\":\"");
+            spdl__json_escape(text, track < p->workers ? p->trace->name : "consumer");
+            if (track < p->workers) spdl__text_add(text, "-%d", track);
+            spdl__text_add(text, "\"}}");
+        }
+        qsort(t->records, (size_t)spdl__track_kept(t), sizeof(*t->records), spdl__record_compare);
+        for (i = 0; i < spdl__track_kept(t) && out.failure == NULL; ++i)
+            spdl__trace_record(&out, p, track, &t->records[i]);
     }
-    if (count > 0) qsort(records, count, sizeof(*records), spdl__record_compare);
-    for (i = 0; i < count && out.failure == NULL; ++i)
-        spdl__trace_record(&out, p, &records[i]);
     spdl__text_add(text, "\n]}\n");
     spdl__out_flush(&out);
+    (void)spdl__os_file_close(out.file);
     return out.failure;
 }
 
-/* Writes to an open file and reports how it went. */
-SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file file,
-                                        const char *path) {
-    const size_t most = (size_t)p->trace->tracks * (size_t)(p->trace->track->mask + 1);
-    spdl__record *records =
-        (spdl__record *)spdl__alloc_zeroed(&p->allocator, most, sizeof(*records), sizeof(uint64_t));
-    const char *failure = "out of memory";
-    uint64_t dropped = 0;
-    size_t count = 0;
-    if (records != NULL) {
-        count = spdl__trace_collect(p->trace, records, &dropped);
-        failure = spdl__trace_print(p, file, records, count, dropped);
-        spdl__free(&p->allocator, records, most * sizeof(*records));
+/* Writes the file and reports how it went. No thread adds events any more. */
+SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
+    const char *path = p->trace->path, *failure;
+    uint64_t kept = 0, dropped = 0;
+    int i;
+    for (i = 0; i < p->trace->tracks; ++i) {
+        kept += spdl__track_kept(&p->trace->track[i]);
+        dropped += p->trace->track[i].count - spdl__track_kept(&p->trace->track[i]);
     }
+    failure = spdl__trace_print(p, kept, dropped);
     if (failure != NULL)
         spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
     else if (dropped > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "spdl: trace '%s': the latest %llu events are there, %llu were dropped "
                    "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
-                   path, (spdl__llu)count, (spdl__llu)dropped);
+                   path, (spdl__llu)kept, (spdl__llu)dropped);
     else
         spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
-                   (spdl__llu)count);
-    return failure == NULL ? SPDL_OK : records == NULL ? SPDL_E_NOMEM : SPDL_E_IO;
+                   (spdl__llu)kept);
 }
 
 /* --- create and destroy --- */
@@ -21789,7 +21285,6 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     if (trace == NULL) return false;
     trace->bytes = bytes;
     trace->tracks = tracks;
-    trace->file = SPDL__NO_FILE;
     trace->track = (spdl__track *)(trace + 1);
     for (i = 0; i < tracks; ++i) {
         trace->track[i].records = (spdl__record *)(trace->track + tracks) + (size_t)i * records;
@@ -21813,7 +21308,6 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
         if (trace->fn[i] != NULL) p->node[i].row.fn = trace->fn[i];
     }
     p->trace = NULL;
-    (void)spdl__os_file_close(trace->file);
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
@@ -21830,18 +21324,16 @@ SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
 
 /* Takes ",events=N" off the value of SPDL_TRACE. */
 SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint64_t *events) {
-    char *option = strstr(value, ",events="), *digits, *end;
-    unsigned long long number;
+    char *option = strstr(value, ",events=");
+    uint64_t number;
     if (option == NULL) return;
-    digits = option + strlen(",events=");
-    number = strtoull(digits, &end, 10);
-    if (*digits < '0' || *digits > '9' || *end != '\0' || number < 1 ||
-        number > SPDL__TRACE_EVENTS_MAX)
+    if (spdl__text_number(option + strlen(",events="), 10, "", &number) != NULL && number > 0 &&
+        number <= SPDL__TRACE_EVENTS_MAX)
+        *events = number;
+    else
         spdl__logf(logger, SPDL_LOG_WARN,
                    "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
                    SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
-    else
-        *events = number;
     if (option == value)
         spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_TRACE: there is no file in front of '%s'",
                    value);
@@ -21855,6 +21347,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         desc->trace != NULL ? desc->trace : spdl__os_environment("SPDL_TRACE", room);
     const char *name = desc->pool != NULL ? desc->pool->name : desc->name, *failure = NULL;
     uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
+    spdl__os_file file = SPDL__NO_FILE;
     char path[SPDL__PATH_BYTES];
     if (!spdl__path_copy(path, value, "trace", &p->logger)) return;
     if (desc->trace == NULL) spdl__trace_option(&p->logger, path, &events);
@@ -21865,8 +21358,9 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
         if (!spdl__trace_path(p->trace->path, path))
             failure = "the name is too long";
-        else
-            failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
+        else /* destroy opens it again: others may have written it by then */
+            failure = spdl__os_file_open(&file, p->trace->path, SPDL__OS_REPLACE, NULL);
+        (void)spdl__os_file_close(file);
     }
     if (failure == NULL) return;
     spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
@@ -21875,14 +21369,9 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
 }
 
 SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
-    spdl__trace *trace = p->trace;
-    if (trace == NULL) return;
-    while (trace->track[p->workers].spans > 0)
-        spdl__span_end(&trace->track[p->workers], spdl_time_ns());
-    if (trace->file != SPDL__NO_FILE && p->start_ns != 0)
-        (void)spdl__trace_save(p, trace->file, trace->path);
-    (void)spdl__os_file_close(trace->file);
-    trace->file = SPDL__NO_FILE;
+    spdl__track *consumer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
+    while (consumer != NULL && consumer->spans > 0) spdl__span_end(consumer, spdl_time_ns());
+    if (consumer != NULL && p->start_ns != 0) spdl__trace_save(p);
 }
 #endif
 

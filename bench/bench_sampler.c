@@ -129,7 +129,7 @@ static void mixture_row(const char *name, size_t sources, int kind, uint64_t str
     size_t i;
     if (!bench_wanted(name)) return;
     for (i = 0; i < sources; ++i)
-        weights[i] = kind == 0 ? 1 : (double)(spdl__random(&random) >> 40) + 1;
+        weights[i] = kind == 0 ? 1 : (double)(spdl__mix(random++) >> 40) + 1;
     BENCH_CHECK(spdl_mixture_create(&m, &desc) == SPDL_OK);
     x.m = m;
     bench_compare_sides(&row, ROUNDS, mixture_ns, &x, NULL, NULL);
@@ -150,7 +150,7 @@ static void mixtures(void) {
     spdl_mixture_desc desc = { .sources = 65536, .weights = weights };
     uint64_t random = 1;
     size_t i;
-    for (i = 0; i < 65536; ++i) weights[i] = (double)(spdl__random(&random) >> 20) + 1;
+    for (i = 0; i < 65536; ++i) weights[i] = (double)(spdl__mix(random++) >> 20) + 1;
     mixture_row("mixture.2", 2, 1, 1);
     mixture_row("mixture.8", 8, 1, 1);
     mixture_row("mixture.8.random", 8, 1, 0x9e3779b97f);

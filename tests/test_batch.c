@@ -183,6 +183,42 @@ static void epochs_do_not_share_a_batch(void) {
     }
 }
 
+/* In place and by pointer; the consumer is told, too, also where a load has gone to. */
+static void batches_know_their_epoch(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        const spdl_stage rows[] = { CONTINUOUS(.count = 5),
+                                    SPDL_PIPE(copy_out, .ctx = &(pen){ .count = 5 }),
+                                    SPDL_BATCH(2, .item_bytes = i % 2 ? PART : 0), SPDL_SINK(2) };
+        const spdl_stage plain[] = { rows[0], SPDL_BATCH(2), SPDL_SINK(2) };
+        spdl_pipeline *p = i % 2 ? start(crowds[i / 2], NULL, SPDL_TABLE(rows))
+                                 : start(crowds[i / 2], NULL, SPDL_TABLE(plain));
+        char text[SPDL_STATE_BYTES];
+        const char *const texts[] = { text };
+        spdl_batch *batch;
+        CHECK_EQ(spdl_pipeline_epoch(p), 0);
+        for (uint64_t epoch = 0; epoch < 4; ++epoch) {
+            for (uint64_t at = 0; at < 3; ++at) {
+                REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
+                CHECK(batch->epoch == epoch && batch->sequence == at);
+                CHECK_EQ(spdl_pipeline_epoch(p), epoch);
+                if (epoch == 1 && at == 1) CHECK(spdl_state_save(p, text, sizeof text) > 0);
+                spdl_batch_free(batch);
+            }
+            CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_END);
+            CHECK_EQ(spdl_pipeline_epoch(p), epoch + 1);
+        }
+        CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, NULL), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_epoch(p), 1);
+        REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
+        CHECK(batch->epoch == 1 && batch->sequence == 2 && batch->count == 1);
+        spdl_batch_free(batch);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_epoch(p), 0);
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
 /* --- items from elsewhere --- */
 
 SPDL_FN(finish_part, part, part) {
@@ -722,6 +758,7 @@ TEST_TABLE(batch) {
     TEST_CASE(calls_write_into_batches_at_the_same_time),
     TEST_CASE(dropped_parts_leave_no_gap),
     TEST_CASE(epochs_do_not_share_a_batch),
+    TEST_CASE(batches_know_their_epoch),
     TEST_CASE(other_items_are_copied),
     TEST_CASE(buffers_are_copied_into_batches),
     TEST_CASE(buffers_of_one_to_many_are_copied_into_batches),

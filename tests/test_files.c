@@ -118,9 +118,8 @@ static void folders_and_patterns(void) {
     REQUIRE(spdl_files_open(&files, path_of(""), &desc) == SPDL_OK);
     CHECK_STR(names_of(files),
               "A/3.tar a.tar a/1.txt a/10.tar a/2.tar a/deep/x.tar b/2.tar b/[1].tar");
-    CHECK_EQ(spdl_files_bytes(files, 1), 8);
-    CHECK_EQ(spdl_files_bytes(files, 7), 4);
-    CHECK_EQ(spdl_files_bytes(files, 8), 0);
+    CHECK_EQ(files->at[1].bytes, 8);
+    CHECK_EQ(files->at[7].bytes, 4);
     CHECK(spdl_files_path(files, 8) == NULL);
     spdl_files_close(files);
     REQUIRE(spdl_files_open(&files, path_of("*"), &desc) == SPDL_OK);
@@ -187,7 +186,7 @@ static void lists_of_paths(void) {
     snprintf(path, sizeof path, "@%s", put_text("list", list));
     files = files_of(path);
     CHECK_STR(names_of(files), "b/2.tar a.tar a/10.tar b/2.tar");
-    CHECK_EQ(spdl_files_bytes(files, 1), 8);
+    CHECK_EQ(files->at[1].bytes, 8);
     spdl_files_close(files);
     REQUIRE(chdir(folder) == 0);
     put_text("list", "a.tar\n");
@@ -515,7 +514,7 @@ static void tokens_over_4_gib(void) {
     REQUIRE(fseeko(file, (off_t)(size - sizeof mark), SEEK_SET) == 0);
     REQUIRE(fwrite(mark, sizeof mark, 1, file) == 1 && fflush(file) == 0);
     files = files_of(path);
-    CHECK_EQ(spdl_files_bytes(files, 0), (long long)size);
+    CHECK_EQ(files->at[0].bytes, (long long)size);
     REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = length, .raw_bytes = 2 }) ==
             SPDL_OK);
     CHECK_EQ(spdl_tokens_count(tokens), 2560);

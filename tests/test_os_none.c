@@ -212,7 +212,7 @@ static void files_without_folders(void) {
     strcat(list, path);
     REQUIRE(spdl_files_open(&files, list, &desc) == SPDL_OK);
     CHECK_EQ(spdl_files_count(files), 2);
-    CHECK_EQ(spdl_files_bytes(files, 1), 2 * (strlen(path) + 1));
+    CHECK_EQ(files->at[1].bytes, 2 * (strlen(path) + 1));
     REQUIRE(spdl_pipeline_create(&p, &plain, SPDL_STAGES(
         SPDL_FILES(files), SPDL_LINES(NULL), SPDL_SINK(2))) == SPDL_OK);
     for (; SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK; ++count) {

@@ -33,7 +33,6 @@ static spdl_mixture *mixture_of(spdl_mixture_desc desc, const char *file, int li
 #define WEIGHTS(...)                                                                               \
     .weights = (const double[]){ __VA_ARGS__ },                                                    \
     .sources = sizeof((const double[]){ __VA_ARGS__ }) / sizeof(double)
-#define LENGTHS(...) .lengths = (const uint64_t[]){ __VA_ARGS__ }
 
 static uint64_t index_at(spdl_sampler *s, uint64_t epoch, uint64_t position) {
     spdl_index it;
@@ -389,8 +388,10 @@ static void what_makes_no_sense_is_refused(void) {
             .order = SPDL_SAMPLE_FUNCTION, .draws = 4);
     REFUSED("spdl: sampler: draws is 3, but each of the 2 indices comes once", .count = 2,
             .draws = 3);
-    REFUSED("spdl: sampler: world is 0, must be at least 1", .ranks = { 3, 0 });
-    REFUSED("spdl: sampler: world is -1, must be at least 1", .ranks = { 0, -1 });
+    REFUSED("spdl: sampler: rank is 3, must be from 0 to world - 1, which is -1",
+            .ranks = { 3, 0 });
+    REFUSED("spdl: sampler: rank is 0, must be from 0 to world - 1, which is -2",
+            .ranks = { 0, -1 });
     REFUSED("spdl: sampler: rank is -1, must be from 0 to world - 1, which is 3",
             .ranks = { -1, 4 });
     REFUSED("spdl: sampler: rank is 4, must be from 0 to world - 1, which is 3", .ranks = { 4, 4 });
@@ -834,7 +835,6 @@ static void any_ratio_is_kept(void) {
     m = MIXTURE(.weights = c, .sources = 2);
     CHECK_STR(mixed_text(m, 0, 5), "0 0 0 0 0");
     CHECK_STR(mixed_text(m, SPDL__MOST - 3, 5), "0 0 0");
-    CHECK_EQ(spdl_mixture_length(m), SPDL__MOST);
     spdl_mixture_destroy(m);
     m = MIXTURE(.weights = d, .sources = 3);
     CHECK_STR(mixed_text(m, 0, 7), "0 2 1 0 2 1 0");
@@ -882,66 +882,6 @@ static void positions_are_asked_for_in_any_order(void) {
     spdl_mixture_destroy(m);
 }
 
-static void sources_end_as_they_are_told(void) {
-    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1), LENGTHS(2, 9));
-    CHECK_EQ(spdl_mixture_length(m), 4);
-    CHECK_STR(mixed_text(m, 0, 9), "0 1 0 1");
-    spdl_mixture_destroy(m);
-    m = MIXTURE(WEIGHTS(1, 1), LENGTHS(9, 0));
-    CHECK_STR(mixed_text(m, 0, 9), "0");
-    spdl_mixture_destroy(m);
-    m = MIXTURE(WEIGHTS(1, 1, 0), LENGTHS(2, 4, 7), .at_end = SPDL_MIXTURE_GO_ON);
-    CHECK_STR(mixed_text(m, 0, 9), "0 1 0 1 1 1");
-    spdl_mixture_destroy(m);
-    m = MIXTURE(WEIGHTS(4, 2, 1), LENGTHS(8, 100, 100), .at_end = SPDL_MIXTURE_GO_ON);
-    CHECK_EQ(spdl_mixture_length(m), 208); /* the rest keep their ratio, 2 to 1 */
-    const char *text = mixed_text(m, 14, 12);
-    long ones = 0;
-    for (; *text; ++text) ones += *text == '1';
-    CHECK_EQ(ones, 8);
-    spdl_mixture_destroy(m);
-    m = MIXTURE(WEIGHTS(1, 1), LENGTHS(2, 3), .at_end = SPDL_MIXTURE_REPEAT);
-    CHECK_EQ(spdl_mixture_length(m), SPDL__MOST);
-    uint32_t source;
-    uint64_t index;
-    for (uint64_t p = 0; p < 30; ++p) {
-        CHECK_EQ(spdl_mixture_at(m, p, &source, &index), SPDL_OK);
-        CHECK_EQ(source, p % 2);
-        CHECK_EQ(index, p / 2 % (source + 2));
-    }
-    spdl_mixture_destroy(m);
-}
-
-/* All items of all sources, each once. */
-static void going_on_leaves_nothing_over(void) {
-    uint64_t random = test_seed();
-    for (int round = 0; round < 24; ++round) {
-        double w[30];
-        uint64_t length[30], had[30] = { 0 }, sum = 0;
-        const uint32_t n = 1 + (uint32_t)(test_random(&random) % 30);
-        for (uint32_t i = 0; i < n; ++i) {
-            w[i] = weight_like(round % 8, i, &random);
-            length[i] = test_random(&random) % 50;
-            if (w[i] * 1e12 > 1) sum += length[i];
-            else w[i] = 0;
-        }
-        if (n == 1) w[0] = 1;
-        spdl_mixture_desc desc = { .weights = w, .sources = n, .lengths = length,
-                                   .at_end = SPDL_MIXTURE_GO_ON };
-        spdl_mixture *m = mixture_of(desc, __FILE__, __LINE__);
-        for (uint64_t p = 0; p < spdl_mixture_length(m); ++p) {
-            uint32_t source;
-            uint64_t index;
-            REQUIRE(spdl_mixture_at(m, p, &source, &index) == SPDL_OK);
-            CHECK_EQ(index, had[source]);
-            ++had[source];
-        }
-        CHECK(n == 1 || spdl_mixture_length(m) == sum);
-        for (uint32_t i = 0; i < n; ++i) CHECK_EQ(had[i], w[i] > 0 ? length[i] : 0);
-        spdl_mixture_destroy(m);
-    }
-}
-
 static void mixture_refused(const char *text, spdl_mixture_desc desc) {
     spdl_mixture *m = (spdl_mixture *)&desc;
     spdl_error error;
@@ -953,7 +893,6 @@ static void mixture_refused(const char *text, spdl_mixture_desc desc) {
 
 static void mixtures_that_make_no_sense_are_refused(void) {
     static const double one[] = { 1, 1 }, none[] = { 0, 0 };
-    static const uint64_t lengths[] = { 1, 0 };
     mixture_refused("spdl: mixture: sources is 0, must be from 1 to 65536",
                     (spdl_mixture_desc){ .weights = one });
     mixture_refused("spdl: mixture: sources is 65537, must be from 1 to 65536",
@@ -965,10 +904,6 @@ static void mixtures_that_make_no_sense_are_refused(void) {
                     (spdl_mixture_desc){ WEIGHTS(1, -1) });
     mixture_refused("spdl: mixture: weights[0] is nan, must be a number that is not negative",
                     (spdl_mixture_desc){ WEIGHTS(NAN, 1) });
-    mixture_refused("spdl: mixture: at_end is 7", (spdl_mixture_desc){
-                        WEIGHTS(1), .at_end = (spdl_mixture_end)7 });
-    mixture_refused("spdl: mixture: lengths[1] is 0", (spdl_mixture_desc){
-                        WEIGHTS(1, 2), .lengths = lengths, .at_end = SPDL_MIXTURE_REPEAT });
     CHECK_EQ(spdl_mixture_create(NULL, NULL), SPDL_E_INVALID);
 }
 
@@ -1047,28 +982,9 @@ static void ranks_share_each_source(void) {
     for (int i = 0; i < 4; ++i) spdl_sampler_destroy(of[i]);
 }
 
-static void mixtures_with_lengths_start_over_each_epoch(void) {
+static void samplers_of_a_mixture_have_no_ranks(void) {
     spdl_sampler *of[] = { SHUFFLED(.count = 6, .seed = 1), SHUFFLED(.count = 3, .seed = 2) };
-    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1), LENGTHS(6, 3), .at_end = SPDL_MIXTURE_GO_ON);
-    spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
-    for (uint64_t epoch = 0; epoch < 3; ++epoch) {
-        uint64_t at[2] = { 0, 0 };
-        CHECK_EQ(spdl_sampler_length(s, epoch), 9);
-        for (uint64_t p = 0; p < 9; ++p) {
-            spdl_index it;
-            CHECK_EQ(spdl_sampler_item(s, epoch, p, &it), SPDL_OK);
-            CHECK_EQ(it.index, index_at(of[it.source], epoch, at[it.source]));
-            ++at[it.source];
-        }
-        CHECK(at[0] == 6 && at[1] == 3);
-    }
-    spdl_sampler_destroy(s);
-    spdl_mixture_destroy(m);
-    m = MIXTURE(WEIGHTS(1, 1), LENGTHS(6, 4));
-    REFUSED("spdl: sampler: samplers[1] has another length than its source in the mixture",
-            .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
-    spdl_mixture_destroy(m);
-    m = MIXTURE(WEIGHTS(1, 1));
+    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1));
     spdl_sampler *ranked[] = { of[0], SAMPLER(.count = 3, .ranks = { 0, 2 }) };
     REFUSED("spdl: sampler: draws is 0, but the mixture does not end",
             .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
@@ -1101,7 +1017,6 @@ static void meagre_free(void *memory, size_t bytes, void *user) {
 /* Whichever allocation fails, it is told, and nothing leaks. */
 static void no_memory_is_told(void) {
     static const double w[] = { 1, 2, 3, 4, 5 };
-    static const uint64_t lengths[] = { 9, 8, 7, 6, 5 };
     const spdl_allocator meagre = { meagre_alloc, meagre_free, NULL };
     for (int order = 0; order <= SPDL_SAMPLE_MIXTURE; ++order)
         for (long fail = 0, result = SPDL_E_NOMEM; result != SPDL_OK; ++fail) {
@@ -1111,8 +1026,7 @@ static void no_memory_is_told(void) {
             spdl_sampler_desc desc = { .order = (spdl_sampler_order)order, .count = 5, .block = 1,
                                        .index_fn = by_length, .allocator = meagre,
                                        .error = &error };
-            spdl_mixture_desc mix = { .weights = w, .sources = 5, .lengths = lengths,
-                                      .at_end = SPDL_MIXTURE_GO_ON, .allocator = meagre,
+            spdl_mixture_desc mix = { .weights = w, .sources = 5, .allocator = meagre,
                                       .error = &error };
             blocks_until_none = fail;
             result = order == SPDL_SAMPLE_MIXTURE ? spdl_mixture_create(&m, &mix)
@@ -1155,12 +1069,10 @@ TEST_TABLE(sampler) {
     TEST_CASE(any_ratio_is_kept),
     TEST_CASE(sixty_five_thousand_sources_are_mixed),
     TEST_CASE(positions_are_asked_for_in_any_order),
-    TEST_CASE(sources_end_as_they_are_told),
-    TEST_CASE(going_on_leaves_nothing_over),
     TEST_CASE(mixtures_that_make_no_sense_are_refused),
     TEST_CASE(samplers_are_mixed),
     TEST_CASE(ranks_share_each_source),
-    TEST_CASE(mixtures_with_lengths_start_over_each_epoch),
+    TEST_CASE(samplers_of_a_mixture_have_no_ranks),
     TEST_CASE(no_memory_is_told),
     TEST_END,
 };

@@ -751,14 +751,14 @@ static void rank_open(rank_run *r, int shape, int rank, int world, uint64_t seed
     memset(r, 0, sizeof *r);
     if (shape == 4 || shape == 6) {
         const uint64_t lengths[] = { 20, ALL_OF_THEM - 20 };
-        const spdl_mixture_desc mixed = { .sources = 2, .weights = (const double[]){ 1, 2 },
-                                          .lengths = lengths, .at_end = SPDL_MIXTURE_GO_ON };
+        const spdl_mixture_desc mixed = { .sources = 2, .weights = (const double[]){ 1, 2 } };
         REQUIRE(spdl_mixture_create(&r->mixture, &mixed) == SPDL_OK);
         for (int i = 0; i < 2; ++i) {
             const spdl_sampler_desc part = { .count = lengths[i], .order = SPDL_SAMPLE_SHUFFLED };
             REQUIRE(spdl_sampler_create(&r->part[i], &part) == SPDL_OK);
         }
         desc.count = 0;
+        desc.draws = ALL_OF_THEM;
         desc.order = SPDL_SAMPLE_MIXTURE;
         desc.mixture = r->mixture;
         desc.samplers = r->part;

@@ -1048,7 +1048,7 @@ static bool slow_trainer_is_told(bool tell) {
     spdl_stats stats;
     spdl_pipeline_stats(p, &stats);
     spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "Nothing has been delivered yet.");
+    CHECK_STR(text, "Nothing was delivered: the consumer did not ask for it.");
     for (int i = 0; i < 25; ++i) {
         CHECK_EQ(next_of(p), SPDL_OK);
         sleep_ms(3);
@@ -1171,9 +1171,9 @@ static void verdict_of_requests(void) {
     stats.stage[1].busy_ns = 0;
     CHECK(says(verdict_of(&stats), "(p99), most of it until a batch was full."));
     stats.delivered = 0;
-    CHECK_STR(verdict_of(&stats), "Nothing has been answered yet.");
+    CHECK_STR(verdict_of(&stats), "Nothing was answered.");
     stats.stage[0].tasks = 0;
-    CHECK_STR(verdict_of(&stats), "Nothing has been pushed yet.");
+    CHECK_STR(verdict_of(&stats), "Nothing was pushed.");
 }
 
 /* The stage that limits is marked though nobody waits in next; the row of the feed has the times of
@@ -1449,7 +1449,6 @@ static void time_in_next_beside_an_item(void) {
     spdl_stats stats;
     while (next_of(p) == SPDL_OK) {}
     spdl_pipeline_stats(p, &stats);
-    CHECK(stats.ready_ns <= stats.elapsed_ns);
     CHECK(stats.workers_runnable_ns < 4 * stats.elapsed_ns);
     spdl_pipeline_destroy(p);
 }

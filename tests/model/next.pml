@@ -7,8 +7,8 @@
    the sleepers, a second look, sleep on `fed`. Who has put something wakes it if its next slot is
    ready, and if it was the one who cleared `waiting`. A hole is ready, too: so a second look that
    has only stepped over holes needs no third one. Behind the last ticket comes a mark, END, which
-   the consumer never passes, or nothing for ever; a stop comes at some moment. Each sleep may last for ever or end with a timeout, after which the trainer asks
-   again.
+   the consumer never passes, or nothing for ever; a stop comes at some moment. Each sleep may last
+   for ever or end with a timeout, after which the trainer asks again.
 
    Checked: when nothing moves any more, the trainer does not sleep while the ticket it waits for is
    there, be it the end, or after a stop; and without a stop it got every item.
