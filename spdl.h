@@ -8054,7 +8054,6 @@ typedef struct spdl__sitting {
     spdl__counters *counters;
     uint64_t begun, now; /* the clock; `now` when it was read last */
     uint64_t word;       /* of the row, as far as we know */
-    uint64_t enter;      /* what a take adds to it: SPDL__HEAD_ONE, and 1 if we are not inside */
     uint64_t change;     /* what leaving takes from it */
     uint64_t until;      /* results below that had room when we looked last */
     uint64_t waited;     /* for a place in the buffer, by items that got one as we took others */
@@ -8062,15 +8061,13 @@ typedef struct spdl__sitting {
     uint32_t calls, most, holes;
     uint32_t made;       /* items handed on that were not inputs, and are not booked yet */
     uint32_t limit;
+    bool inside;         /* we are counted in `active` */
     bool timed;          /* calls are timed one by one */
     bool done;           /* something was */
     bool empty;          /* it ended as nothing was there */
     bool mark;           /* it ended at a mark */
     bool again;          /* the call at hand has returned SPDL_AGAIN, and goes on */
 } spdl__sitting;
-
-/* Whether we are counted in `active`. */
-SPDL__INLINE bool spdl__sits(const spdl__sitting *s) { return s->enter == SPDL__HEAD_ONE; }
 
 /* Passes a hole at the head, without a call. Whether it did; the word is what it is then. It enters
    first: `dropped` changes before the head does, and a rewind must not come in between. */
@@ -8079,11 +8076,10 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     spdl__node *node = s->node;
     const uint64_t at = spdl__row_at(node, s->word);
     if (!spdl__row_passes_hole(p, node, s->word)) return false;
-    if (!spdl__sits(s)) {
+    if (!s->inside) {
         if (!spdl__cas(node->word, &s->word, s->word + 1)) return false;
         ++s->word;
-        s->enter = SPDL__HEAD_ONE;
-        s->done = true; /* leaves */
+        s->inside = s->done = true; /* leaves */
     }
     spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
     if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
@@ -8103,12 +8099,11 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
-    s->done = s->empty = s->mark = s->again = false;
+    s->inside = s->done = s->empty = s->mark = s->again = false;
     s->p = task->pipeline;
     s->node = node;
     s->counters = &node->counters[task->worker];
     s->begun = s->now = spdl_time_ns();
-    s->enter = SPDL__HEAD_ONE + 1;
     s->change = 1;
     s->failures = spdl__load_relaxed(&s->counters->failures);
     s->most = each == 0 ? 1
@@ -8148,7 +8143,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
             spdl__meter_book(&task->meter, counters, s->calls, s->now - s->begun);
     }
     if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
-    if (spdl__sits(s)) {
+    if (s->inside) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
         spdl__word_move(p, node, (uint64_t)0 - s->change);
         spdl__wake_hint(p, node, node->beside, false);
@@ -8177,8 +8172,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
         spdl__flow_park(task, call);
         return false;
     }
-    s->done = true;
-    s->enter = SPDL__HEAD_ONE; /* we have its place */
+    s->done = s->inside = true; /* we have its place */
     if (settles) return false;
     spdl__wake_hint(s->p, node, node->near, true); /* as after a take */
     spdl__parked_resume(task, call);
@@ -8195,25 +8189,31 @@ typedef enum spdl__taken {
 } spdl__taken;
 
 /* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
-   look elsewhere. */
-SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain) {
+   look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
+SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
+                                         const bool first) {
     spdl__node *const node = s->node;
     spdl__edge *const in = node->in;
-    const uint64_t head = spdl__head(s->word), next = s->word + s->enter;
+    const bool inside = (plain && !first) || s->inside;
+    const uint64_t head = spdl__head(s->word), next = s->word + SPDL__HEAD_ONE + !inside;
     const bool routes = !plain && node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if ((s->word & SPDL__BUSY) >= s->limit + spdl__sits(s)) return SPDL__LEFT;
+    if ((s->word & SPDL__BUSY) >= s->limit + inside) return SPDL__LEFT;
     if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
         unsigned tag;
-        s->empty = !spdl__slot_has(slot, head);
-        if (s->empty) return SPDL__LEFT;
+        if (!spdl__slot_has(slot, head)) {
+            s->empty = true;
+            return SPDL__LEFT;
+        }
         what = spdl__slot_read(slot);
         tag = spdl__origin_tag(what.origin);
-        s->mark = tag > SPDL__HOLE;
-        if (SPDL__UNLIKELY(s->mark)) return SPDL__LEFT;
+        if (SPDL__UNLIKELY(tag > SPDL__HOLE)) {
+            s->mark = true;
+            return SPDL__LEFT;
+        }
         if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
             if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
             return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
@@ -8227,12 +8227,12 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     }
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
-    s->enter = SPDL__HEAD_ONE;
-    spdl__wake_hint(s->p, node, node->near, s->calls == 0);
+    s->inside = true;
+    spdl__wake_hint(s->p, node, node->near, first);
     if (in == NULL) {
         what.range = node->made;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
-    } else if (s->timed || s->calls == 0 || (!plain && SPDL__TRACED(in->track))) {
+    } else if (s->timed || first || (!plain && SPDL__TRACED(in->track))) {
         s->waited += spdl__edge_put_wait(in, head, s->now);
         spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
     }
@@ -8288,17 +8288,19 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     spdl__outcome outcome = SPDL__GOES_ON;
     spdl__sitting s;
     uint64_t since;
+    bool first = true;
     spdl__flow_enter(&s, task, node, late);
     if (plain) spdl__store_relaxed32(&task->live, 1);
     if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
     while (outcome != SPDL__OVER && (!s.timed || s.now < late)) {
         if (plain || !s.again) {
-            const spdl__taken taken = spdl__flow_take(&s, task, plain);
+            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, true)
+                                            : spdl__flow_take(&s, task, plain, false);
             if (taken == SPDL__LEFT) break;
             s.done = true;
             if (taken == SPDL__PASSED) continue;
         }
-        if (s.calls == 0 && (plain || !node->gathers) &&
+        if (first && (plain || !node->gathers) &&
             spdl__flow_first(task, s.counters, s.timed))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
@@ -8308,8 +8310,9 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         if (!plain && task->gone) return false;
         if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
+        first = false;
         if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, since);
-        if (!plain && outcome == SPDL__PENDING) s.enter = SPDL__HEAD_ONE + 1; /* not our place */
+        if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
         if (!plain) s.again = outcome == SPDL__LATER;
         if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
         s.word = spdl__load(node->word);
@@ -8317,7 +8320,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     if (!plain && s.again) {
         spdl__flow_park(task, task->parked);
         task->parked = NULL;
-        s.enter = SPDL__HEAD_ONE + 1;
+        s.inside = false;
     }
     if (plain) spdl__store_relaxed32(&task->live, 0);
     if (s.done) spdl__flow_leave(task, &s);
