@@ -9371,8 +9371,10 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
 
 /* No worker enters a row any more, and those inside take no further item. */
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
-    spdl__store32(&p->stopping, 1);
-    spdl__word_shut(p, UINT32_MAX); /* a full barrier, and the producer */
+    do { /* once more if a rewind has cleared `stopping`, and opened words, in between */
+        spdl__store32(&p->stopping, 1);
+        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and the producer */
+    } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
 }
 
@@ -9490,6 +9492,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
     for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
+        SPDL_TEST_POINT("rewind opens");
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
