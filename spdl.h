@@ -8866,7 +8866,6 @@ typedef struct spdl__sitting {
     spdl__counters *counters;
     uint64_t begun, now; /* the clock; `now` when it was read last */
     uint64_t word;       /* of the row, as far as we know */
-    uint64_t enter;      /* what a take adds to it: SPDL__HEAD_ONE, and 1 if we are not inside */
     uint64_t change;     /* what leaving takes from it */
     uint64_t until;      /* results below that had room when we looked last */
     uint64_t waited;     /* for a place in the buffer, by items that got one as we took others */
@@ -8874,15 +8873,13 @@ typedef struct spdl__sitting {
     uint32_t calls, most, holes;
     uint32_t made;       /* items handed on that were not inputs, and are not booked yet */
     uint32_t limit;
+    bool inside;         /* we are counted in `active` */
     bool timed;          /* calls are timed one by one */
     bool done;           /* something was */
     bool empty;          /* it ended as nothing was there */
     bool mark;           /* it ended at a mark */
     bool again;          /* the call at hand has returned SPDL_AGAIN, and goes on */
 } spdl__sitting;
-
-/* Whether we are counted in `active`. */
-SPDL__INLINE bool spdl__sits(const spdl__sitting *s) { return s->enter == SPDL__HEAD_ONE; }
 
 /* Passes a hole at the head, without a call. Whether it did; the word is what it is then. It enters
    first: `dropped` changes before the head does, and a rewind must not come in between. */
@@ -8891,11 +8888,10 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     spdl__node *node = s->node;
     const uint64_t at = spdl__row_at(node, s->word);
     if (!spdl__row_passes_hole(p, node, s->word)) return false;
-    if (!spdl__sits(s)) {
+    if (!s->inside) {
         if (!spdl__cas(node->word, &s->word, s->word + 1)) return false;
         ++s->word;
-        s->enter = SPDL__HEAD_ONE;
-        s->done = true; /* leaves */
+        s->inside = s->done = true; /* leaves */
     }
     spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
     if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
@@ -8915,12 +8911,11 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
-    s->done = s->empty = s->mark = s->again = false;
+    s->inside = s->done = s->empty = s->mark = s->again = false;
     s->p = task->pipeline;
     s->node = node;
     s->counters = &node->counters[task->worker];
     s->begun = s->now = spdl_time_ns();
-    s->enter = SPDL__HEAD_ONE + 1;
     s->change = 1;
     s->failures = spdl__load_relaxed(&s->counters->failures);
     s->most = each == 0 ? 1
@@ -8960,7 +8955,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
             spdl__meter_book(&task->meter, counters, s->calls, s->now - s->begun);
     }
     if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
-    if (spdl__sits(s)) {
+    if (s->inside) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
         spdl__word_move(p, node, (uint64_t)0 - s->change);
         spdl__wake_hint(p, node, node->beside, false);
@@ -8989,8 +8984,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
         spdl__flow_park(task, call);
         return false;
     }
-    s->done = true;
-    s->enter = SPDL__HEAD_ONE; /* we have its place */
+    s->done = s->inside = true; /* we have its place */
     if (settles) return false;
     spdl__wake_hint(s->p, node, node->around, true); /* as after a take */
     spdl__parked_resume(task, call);
@@ -9007,25 +9001,31 @@ typedef enum spdl__taken {
 } spdl__taken;
 
 /* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
-   look elsewhere. */
-SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain) {
+   look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
+SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
+                                         const bool first) {
     spdl__node *const node = s->node;
     spdl__edge *const in = node->in;
-    const uint64_t head = spdl__head(s->word), next = s->word + s->enter;
+    const bool inside = (plain && !first) || s->inside;
+    const uint64_t head = spdl__head(s->word), next = s->word + SPDL__HEAD_ONE + !inside;
     const bool routes = !plain && node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if ((s->word & SPDL__BUSY) >= s->limit + spdl__sits(s)) return SPDL__LEFT;
+    if ((s->word & SPDL__BUSY) >= s->limit + inside) return SPDL__LEFT;
     if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
         unsigned tag;
-        s->empty = !spdl__slot_has(slot, head);
-        if (s->empty) return SPDL__LEFT;
+        if (!spdl__slot_has(slot, head)) {
+            s->empty = true;
+            return SPDL__LEFT;
+        }
         what = spdl__slot_read(slot);
         tag = spdl__origin_tag(what.origin);
-        s->mark = tag > SPDL__HOLE;
-        if (SPDL__UNLIKELY(s->mark)) return SPDL__LEFT;
+        if (SPDL__UNLIKELY(tag > SPDL__HOLE)) {
+            s->mark = true;
+            return SPDL__LEFT;
+        }
         if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
             if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
             return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
@@ -9039,12 +9039,12 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     }
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
-    s->enter = SPDL__HEAD_ONE;
-    spdl__wake_hint(s->p, node, node->around, s->calls == 0);
+    s->inside = true;
+    spdl__wake_hint(s->p, node, node->around, first);
     if (in == NULL) {
         what.range = node->made;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
-    } else if (s->timed || s->calls == 0 || (!plain && SPDL__TRACED(in->track))) {
+    } else if (s->timed || first || (!plain && SPDL__TRACED(in->track))) {
         s->waited += spdl__edge_put_wait(in, head, s->now);
         spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
     }
@@ -9100,17 +9100,19 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     spdl__outcome outcome = SPDL__GOES_ON;
     spdl__sitting s;
     uint64_t since;
+    bool first = true;
     spdl__flow_enter(&s, task, node, late);
     if (plain) spdl__store_relaxed32(&task->live, 1);
     if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
     while (outcome != SPDL__OVER && (!s.timed || s.now < late)) {
         if (plain || !s.again) {
-            const spdl__taken taken = spdl__flow_take(&s, task, plain);
+            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, true)
+                                            : spdl__flow_take(&s, task, plain, false);
             if (taken == SPDL__LEFT) break;
             s.done = true;
             if (taken == SPDL__PASSED) continue;
         }
-        if (s.calls == 0 && (plain || !node->gathers) &&
+        if (first && (plain || !node->gathers) &&
             spdl__flow_first(task, s.counters, s.timed))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
@@ -9120,8 +9122,9 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         if (!plain && task->gone) return false;
         if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
+        first = false;
         if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, since);
-        if (!plain && outcome == SPDL__PENDING) s.enter = SPDL__HEAD_ONE + 1; /* not our place */
+        if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
         if (!plain) s.again = outcome == SPDL__LATER;
         if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
         s.word = spdl__load(node->word);
@@ -9129,7 +9132,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     if (!plain && s.again) {
         spdl__flow_park(task, task->parked);
         task->parked = NULL;
-        s.enter = SPDL__HEAD_ONE + 1;
+        s.inside = false;
     }
     if (plain) spdl__store_relaxed32(&task->live, 0);
     if (s.done) spdl__flow_leave(task, &s);
@@ -10177,8 +10180,10 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
 
 /* No worker enters a row any more, and those inside take no further item. */
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
-    spdl__store32(&p->stopping, 1);
-    spdl__word_shut(p, UINT32_MAX); /* a full barrier, and the producer */
+    do { /* once more if a rewind has cleared `stopping`, and opened words, in between */
+        spdl__store32(&p->stopping, 1);
+        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and the producer */
+    } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
 }
 
@@ -10296,6 +10301,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
     for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
+        SPDL_TEST_POINT("rewind opens");
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
@@ -16788,10 +16794,9 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
    bit where it stands. The fast one runs up to two streams side by side: each code begins where the
    last one ended, so a processor that could do six things at once waits for one, and a second
    stream fills the gaps.
-   Never is a byte read outside the input (or the memory after it that the caller vouches for) or
-   before the output, nor written past the limit of the run (or FAST_OUT bytes after it, where the
-   caller has no use for them); the time is linear in input plus output. It refuses what zlib
-   refuses: codes that are over-subscribed, or incomplete except for a lone code of one bit; no code
+   Never is a byte read outside the input or before the output, nor written past the limit of the
+   run (or FAST_OUT bytes after it, where the caller has no use for them); the time is linear in
+   input plus output. It refuses what zlib refuses: codes that are over-subscribed, or incomplete except for a lone code of one bit; no code
    for the end of a block; lengths 286 and 287, distances 30 and 31; distances that reach back too
    far; stored blocks whose two lengths disagree; input that ends early. */
 
@@ -16844,12 +16849,11 @@ typedef struct spdl__inflate_tables {
     unsigned litlen_bits; /* of the first level; distances always have DIST_BITS */
 } spdl__inflate_tables;
 
-/* The caller sets `in_room`, `slack` and, between two runs, where output goes. */
+/* The caller sets `slack` and, between two runs, where output goes. */
 typedef struct spdl__inflate {
     const uint8_t *in, *in_begin, *in_end;
-    const uint8_t *in_room; /* bytes up to here may be looked at; in_end when nothing is known */
-    uint64_t bits;          /* input that is loaded, the next bit lowest */
-    unsigned count;         /* how many; the bits above are zero or what comes next */
+    uint64_t bits;  /* input that is loaded, the next bit lowest */
+    unsigned count; /* how many; the bits above are zero or what comes next */
 
     uint8_t *base, *out, *limit; /* output so far, and where this run must stop */
     const uint8_t *before;       /* the output that came before `base` and lies elsewhere */
@@ -16872,7 +16876,7 @@ SPDL__PRIVATE void spdl__inflate_init(spdl__inflate *s, const spdl__inflate_tabl
     memset(s, 0, offsetof(spdl__inflate, own)); /* tables are filled before they are used */
     s->fixed = fixed;
     s->in = s->in_begin = in;
-    s->in_end = s->in_room = in + bytes;
+    s->in_end = in + bytes;
     s->base = s->out = s->limit = out;
 }
 
@@ -17396,7 +17400,7 @@ SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
 
 SPDL__INLINE spdl__inflate_lane spdl__inflate_lane_load(const spdl__inflate *s) {
     const uint64_t litlen_mask = ((uint64_t)1 << s->tables->litlen_bits) - 1;
-    spdl__inflate_lane l = { s->in, s->in_room - (SPDL__INFLATE_FAST_IN - 1),
+    spdl__inflate_lane l = { s->in, s->in_end - (SPDL__INFLATE_FAST_IN - 1),
                              s->out, s->limit - spdl__inflate_out_left(s), s->base,
                              s->bits, s->count, 0, 0, false, s->tables, litlen_mask };
     spdl__inflate_lane_refill(&l);
@@ -17404,7 +17408,7 @@ SPDL__INLINE spdl__inflate_lane spdl__inflate_lane_load(const spdl__inflate *s) 
     return l;
 }
 
-/* Gives back whole bytes that were not used. A lane may have decoded what comes after the input. */
+/* Gives back whole bytes that were not used. */
 SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__inflate *s) {
     const unsigned count = (l->count & 255) + (l->undo & 255);
     s->in = l->in - count / 8;
@@ -17412,7 +17416,6 @@ SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__in
     s->bits = s->count > 0 ? (uint64_t)(s->in[-1] >> (8 - s->count)) : 0;
     s->out = l->out;
     s->odd = l->odd;
-    if (s->in > s->in_end) spdl__inflate_fail(s, "the deflate stream is cut off");
 }
 
 SPDL__INLINE bool spdl__inflate_step(spdl__inflate_lane *l) {
@@ -17465,7 +17468,7 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
             return s->mode;
         } else if (s->match_left > 0) {
             goes_on = spdl__inflate_match(s);
-        } else if (!s->odd && s->in_room - s->in >= SPDL__INFLATE_FAST_IN + 8 &&
+        } else if (!s->odd && s->in_end - s->in >= SPDL__INFLATE_FAST_IN + 8 &&
                    s->limit - s->out > spdl__inflate_out_left(s)) {
             return SPDL__INFLATE_CODES;
         } else {
@@ -18328,50 +18331,30 @@ SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t bytes, const spdl_npy_
     }
 }
 
-/* Copies rows x columns elements so that rows become columns, in tiles that the cache holds. `from`
-   steps by one element along a column, `to` by one along a row. */
-SPDL__PRIVATE void spdl__npy_turn(uint8_t *to, uint64_t to_row, const uint8_t *from,
-                                  uint64_t from_column, uint64_t rows, uint64_t columns,
-                                  size_t bytes) {
-    const uint64_t tile = 32;
-    uint64_t top, left, row, column;
-    for (top = 0; top < rows; top += tile) {
-        for (left = 0; left < columns; left += tile) {
-            for (row = top; row < spdl__min(top + tile, rows); row++) {
-                for (column = left; column < spdl__min(left + tile, columns); column++) {
-                    uint8_t *at = to + (row * to_row + column) * bytes;
-                    const uint8_t *source = from + (column * from_column + row) * bytes;
-                    if (bytes == 4) memcpy(at, source, 4); /* a constant becomes a single move */
-                    else memcpy(at, source, bytes);
-                }
-            }
-        }
-    }
-}
-
-/* Column-major to row-major. The first and the last index are turned together, since those are
-   neighbours in memory; the ones between are counted through. */
+/* Column-major to row-major, 16 rows at a time: where the first index varies, their elements lie side
+   by side in `from`. The other indices are counted through, the last fastest. */
 SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
                                         const spdl_npy_info *info) {
-    uint64_t index[SPDL_NPY_MAX_DIMS] = { 0 }, to_step[SPDL_NPY_MAX_DIMS],
-             from_step[SPDL_NPY_MAX_DIMS], to_at = 0, from_at = 0;
-    const int last = info->ndim - 1;
+    const uint64_t columns = info->count / info->shape[0];
+    const size_t bytes = (size_t)info->itemsize;
+    uint64_t index[SPDL_NPY_MAX_DIMS] = { 0 }, step[SPDL_NPY_MAX_DIMS], top, row, column;
     int i;
-    from_step[0] = to_step[last] = 1;
-    for (i = 1; i <= last; i++) from_step[i] = from_step[i - 1] * info->shape[i - 1];
-    for (i = last; i > 0; i--) to_step[i - 1] = to_step[i] * info->shape[i];
-    for (;;) {
-        spdl__npy_turn(to + to_at * info->itemsize, to_step[0], from + from_at * info->itemsize,
-                       from_step[last], info->shape[0], info->shape[last], (size_t)info->itemsize);
-        for (i = last - 1; i > 0; i--) {
-            to_at += to_step[i];
-            from_at += from_step[i];
-            if (++index[i] < info->shape[i]) break;
-            to_at -= to_step[i] * index[i];
-            from_at -= from_step[i] * index[i];
-            index[i] = 0;
+    for (step[0] = bytes, i = 1; i < info->ndim; i++) step[i] = step[i - 1] * info->shape[i - 1];
+    for (top = 0; top < info->shape[0]; top += 16) {
+        const uint8_t *first = from + top * bytes;
+        for (column = 0; column < columns; column++) {
+            for (row = top; row < spdl__min(top + 16, info->shape[0]); row++) {
+                uint8_t *const at = to + (row * columns + column) * bytes;
+                if (bytes == 4) memcpy(at, first + (row - top) * 4, 4); /* becomes a single move */
+                else memcpy(at, first + (row - top) * bytes, bytes);
+            }
+            for (i = info->ndim - 1; i > 0; i--) {
+                first += step[i];
+                if (++index[i] < info->shape[i]) break;
+                first -= step[i] * index[i];
+                index[i] = 0;
+            }
         }
-        if (i <= 0) return;
     }
 }
 
@@ -18399,7 +18382,6 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 #ifndef SPDL__NPZ_HEAD
 #define SPDL__NPZ_HEAD 2048 /* the first run of a decoder; longer headers need other memory */
 #endif
-#define SPDL__NPZ_AFTER 64 /* bytes that follow what is deflated, for inflate to look at */
 
 /* What verifying and inflating need, made when one of them is first asked for. */
 typedef struct spdl__npz_tables {
@@ -18432,13 +18414,12 @@ typedef struct spdl__npz_reader {
     bool stored;
     uint64_t payload; /* where its bytes begin */
 
-    /* Bytes of a file: the window, or a block for what that cannot hold. */
-    uint8_t *window; /* `local`, or the caller's */
+    /* Bytes of a file. The window grows to what is asked for. */
+    uint8_t *window; /* `local`, or a block */
     size_t room, have;
+    size_t most_ahead; /* set by who reads many members */
     size_t ahead; /* how much to read to it at once: little, before a member that is large */
     uint64_t window_at;
-    uint8_t *block;
-    size_t block_bytes;
 
     /* Set with the header. */
     spdl_npy_info *info; /* `own`, or the caller's */
@@ -18488,41 +18469,41 @@ SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t 
            bytes <= r->have - (size_t)(at - r->window_at);
 }
 
-/* Where `bytes` bytes of the archive are, which are known to be in it, and in *end what else can be
-   looked at. Of a file they are read to the window, if that has the room. NULL: it failed. */
-SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes,
-                                             const uint8_t **end) {
+SPDL__PRIVATE void spdl__npz_drop_window(spdl__npz_reader *r) {
+    if (r->window != r->local) spdl__free(&r->npz->zip.allocator, r->window, r->room);
+    r->window = r->local;
+    r->room = sizeof(r->local);
+    r->have = 0;
+}
+
+/* Where `bytes` bytes of the archive are, which are known to be in it. Of a file they are read to
+   the window. NULL: it failed. */
+SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes) {
     const spdl__zip *zip = &r->npz->zip;
-    const size_t most = (size_t)spdl__min(spdl__max(bytes + SPDL__NPZ_AFTER, r->ahead),
-                                          zip->size - at);
-    const uint8_t *from = zip->data;
-    if (from != NULL) {
-        *end = from + zip->size;
-        return from + at;
-    }
-    if (most <= r->room) {
-        if (!spdl__npz_has(r, at, bytes)) {
-            r->window_at = at;
-            r->have = spdl__zip_read(&r->where, r->window, most, bytes, at);
-            if (r->have < bytes) return NULL;
+    const size_t most = (size_t)spdl__min(spdl__max(bytes, r->ahead), zip->size - at);
+    uint8_t *block;
+    if (zip->data != NULL) return zip->data + at;
+    if (!spdl__npz_has(r, at, bytes)) {
+        if (most > r->room) {
+            spdl__npz_drop_window(r);
+            block = (uint8_t *)spdl__zip_alloc(&r->where, most, "its bytes in the file");
+            if (block == NULL) return NULL;
+            r->window = block;
+            r->room = most;
         }
-        *end = r->window + r->have;
-        return r->window + (size_t)(at - r->window_at);
+        r->window_at = at;
+        r->have = spdl__zip_read(&r->where, r->window, most, bytes, at);
+        if (r->have < bytes) return NULL;
     }
-    spdl__free(&zip->allocator, r->block, r->block_bytes);
-    r->block_bytes = most;
-    r->block = (uint8_t *)spdl__zip_alloc(&r->where, most, "its bytes in the file");
-    if (r->block == NULL) return NULL;
-    *end = r->block + spdl__zip_read(&r->where, r->block, most, bytes, at);
-    return *end >= r->block + bytes ? r->block : NULL;
+    return r->window + (size_t)(at - r->window_at);
 }
 
 /* Copies bytes of the archive: few of them by way of the window, which looks ahead. */
 SPDL__PRIVATE bool spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, void *to, size_t bytes) {
-    const uint8_t *from, *end;
+    const uint8_t *from;
     if (r->npz->zip.data == NULL && bytes > r->ahead / 2 && !spdl__npz_has(r, at, bytes))
         return spdl__zip_read(&r->where, to, bytes, bytes, at) == bytes;
-    from = spdl__npz_fetch(r, at, bytes, &end);
+    from = spdl__npz_fetch(r, at, bytes);
     if (from != NULL) memcpy(to, from, bytes);
     return from != NULL;
 }
@@ -18547,18 +18528,20 @@ SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *np
     r->where.error = error;
     r->info = &r->own;
     r->window = r->local;
-    r->room = sizeof(r->local);
+    r->room = r->most_ahead = sizeof(r->local);
 }
 
-/* Frees what was allocated for the last member. Returns what came of it. */
+/* Frees what was allocated for the last member, but for the window. */
+SPDL__PRIVATE void spdl__npz_drop(spdl__npz_reader *r) {
+    if (r->large != NULL) spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
+    if (r->held != NULL) spdl__free(&r->npz->zip.allocator, r->held, (size_t)r->info->bytes);
+    r->large = r->held = NULL;
+}
+
+/* Returns what came of the last member. */
 SPDL__PRIVATE spdl_result spdl__npz_end(spdl__npz_reader *r) {
-    const spdl_allocator *allocator;
-    if (r->npz == NULL) return r->where.result;
-    allocator = &r->npz->zip.allocator;
-    spdl__free(allocator, r->block, r->block_bytes);
-    spdl__free(allocator, r->large, r->large_bytes);
-    if (r->held != NULL) spdl__free(allocator, r->held, (size_t)r->info->bytes);
-    r->block = r->large = r->held = NULL;
+    spdl__npz_drop(r);
+    spdl__npz_drop_window(r);
     return r->where.result;
 }
 
@@ -18566,7 +18549,7 @@ SPDL__PRIVATE spdl_result spdl__npz_end(spdl__npz_reader *r) {
 SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     const spdl_npz *npz = r->npz;
     const spdl__zip_member *m;
-    const uint8_t *local, *end;
+    const uint8_t *local;
     uint64_t bytes;
     r->where.result = SPDL_OK;
     if (npz == NULL) return spdl__zip_fail(&r->where, SPDL_E_INVALID, "npz is NULL");
@@ -18577,23 +18560,22 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     m = r->where.member = r->member = &npz->zip.members[index];
     r->stored = m->method == SPDL__ZIP_STORED;
     r->piece = NULL;
-    r->ahead = m->csize > r->room / 4 ? SPDL__NPZ_WINDOW : r->room;
+    r->ahead = m->csize > r->most_ahead / 4 ? SPDL__NPZ_WINDOW : r->most_ahead;
     if (npz->is_npy) return true;
     if (!spdl__zip_check(&r->where)) return false;
     bytes = spdl__min((uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes, m->limit - m->offset);
-    local = spdl__npz_fetch(r, m->offset, (size_t)bytes, &end);
+    local = spdl__npz_fetch(r, m->offset, (size_t)bytes);
     return local != NULL && spdl__zip_check_local(&r->where, local, &r->payload);
 }
 
 /* Prepares the first run of the decoder, with so many of the compressed bytes. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
     spdl__inflate *s = &r->inflate;
-    const uint8_t *end, *in = NULL;
-    if (spdl__npz_need_tables(r)) in = spdl__npz_fetch(r, r->payload, (size_t)bytes, &end);
+    const uint8_t *in = NULL;
+    if (spdl__npz_need_tables(r)) in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
     if (in == NULL) return false;
     r->head = r->small;
     spdl__inflate_init(s, &r->tables->fixed, in, (size_t)bytes, r->small);
-    s->in_room = end;
     s->slack = true;
     s->limit = r->small + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
     return true;
@@ -18603,13 +18585,12 @@ SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) 
 SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl__inflate *s = &r->inflate;
     spdl__inflate_mode ended;
-    const uint8_t *end;
     if (bytes > r->member->usize)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "no .npy array: %llu bytes, a header of %u",
                               (spdl__llu)r->member->usize, (unsigned)bytes);
     r->head_bytes = bytes;
     if (r->stored) {
-        r->head = spdl__npz_fetch(r, r->payload, bytes, &end);
+        r->head = spdl__npz_fetch(r, r->payload, bytes);
         return r->head != NULL;
     }
     if ((size_t)(s->out - s->base) >= bytes) return true;
@@ -18665,19 +18646,6 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     return true;
 }
 
-/* After the first run of the decoder: reads the header. A run that went wrong may have gone on with
-   what follows its input; then it is done again, and stops before that. */
-SPDL__PRIVATE bool spdl__npz_inflated_head(spdl__npz_reader *r, spdl__inflate_mode ended) {
-    spdl__inflate *s = &r->inflate;
-    const uint8_t *const in = s->in_begin;
-    uint8_t *const limit = s->limit;
-    if (ended == SPDL__INFLATE_FAILED || s->out != limit) {
-        spdl__inflate_init(s, s->fixed, in, (size_t)(s->in_end - in), r->small);
-        (void)spdl__inflate_run(s, limit);
-    }
-    return spdl__npz_parse(r);
-}
-
 /* Finds a member and reads its header, and no more. */
 SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
     uint64_t bytes;
@@ -18686,7 +18654,8 @@ SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
     bytes = r->member->csize;
     if (r->npz->zip.data == NULL) bytes = spdl__min(bytes, SPDL__NPZ_INFO);
     if (!spdl__npz_start_inflate(r, bytes)) return false;
-    return spdl__npz_inflated_head(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
+    (void)spdl__inflate_run(&r->inflate, r->inflate.limit);
+    return spdl__npz_parse(r);
 }
 
 /* The array is there as a whole: compares its CRC, and gives its bytes the order that is wanted. */
@@ -18703,7 +18672,7 @@ SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
 /* Reads the data of a stored member whose header is there. */
 SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     uint64_t at = r->payload + r->head_bytes;
-    const uint8_t *from, *end;
+    const uint8_t *from;
     size_t piece;
     if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes);
     for (; r->want > 0; r->want -= piece, r->data += piece, at += piece) {
@@ -18713,7 +18682,7 @@ SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     }
     for (; r->verify && at < r->payload + r->member->usize; at += piece) { /* after the array */
         piece = (size_t)spdl__min(r->payload + r->member->usize - at, SPDL__NPZ_PIECE);
-        from = spdl__npz_fetch(r, at, piece, &end);
+        from = spdl__npz_fetch(r, at, piece);
         if (from == NULL) return false;
         r->crc = spdl__crc_add(&r->tables->crc, r->crc, from, piece);
     }
@@ -18779,7 +18748,7 @@ SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) 
     spdl__inflate *s = &r->inflate;
     size_t bytes;
     if (r->piece == NULL) {
-        if (!spdl__npz_inflated_head(r, ended) || !spdl__npz_aim(r)) return false;
+        if (!spdl__npz_parse(r) || !spdl__npz_aim(r)) return false;
         if (r->verify && r->member->usize > r->head_bytes + r->info->bytes)
             return spdl__npz_read_whole(r) && false;
         spdl__npz_open_data(r);
@@ -19040,7 +19009,6 @@ typedef struct spdl__loading {
     size_t next;            /* the first array that is not begun */
     size_t failed;          /* the first that failed, or count */
     const uint8_t *mapping; /* with no_crc: the file; or NULL */
-    uint8_t *windows;       /* of the lanes; NULL: the bytes are in memory */
     spdl__load_lane lane[SPDL__INFLATE_LANES];
 } spdl__loading;
 
@@ -19126,7 +19094,7 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
 SPDL__PRIVATE void spdl__load_went(spdl__loading *load, spdl__load_lane *lane, bool more) {
     lane->busy = more;
     if (more) return;
-    (void)spdl__npz_end(&lane->r);
+    spdl__npz_drop(&lane->r);
     if (lane->r.where.result == SPDL_OK) return;
     load->next = load->bundle->count;
     if (lane->which >= load->failed) return;
@@ -19171,29 +19139,20 @@ SPDL__PRIVATE void spdl__load_read(spdl__loading *load) {
     }
 }
 
-/* Gets ready what the lanes read with: a mapping that is trusted, or a window for each. */
-SPDL__PRIVATE bool spdl__load_prepare(spdl__loading *load) {
+/* Gets the lanes ready, and the mapping of a file that is trusted. */
+SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
     size_t i;
     load->where.zip = zip;
     for (i = 0; i < SPDL__INFLATE_LANES; i++) {
         spdl__npz_init_reader(&load->lane[i].r, load->npz, &load->lane[i].error);
         load->lane[i].r.roomy = true;
+        if (zip->count >= SPDL__LOAD_FEW) load->lane[i].r.most_ahead = SPDL__LOAD_AHEAD;
         load->lane[i].busy = false;
     }
-    if (zip->data != NULL) return true;
+    if (zip->data != NULL || !load->npz->desc.no_crc) return;
     for (i = 0; i < zip->count && !spdl__load_may_lend(&zip->members[i]); i++) continue;
-    if (load->npz->desc.no_crc && i < zip->count)
-        load->mapping = spdl__os_file_map(zip->file, zip->size, true);
-    zip->data = load->mapping;
-    if (zip->data != NULL || zip->count < SPDL__LOAD_FEW) return true;
-    load->windows = (uint8_t *)spdl__zip_alloc(
-        &load->where, SPDL__INFLATE_LANES * SPDL__LOAD_AHEAD, "reading ahead");
-    for (i = 0; i < SPDL__INFLATE_LANES; i++) {
-        load->lane[i].r.window = load->windows + i * SPDL__LOAD_AHEAD;
-        load->lane[i].r.room = SPDL__LOAD_AHEAD;
-    }
-    return load->windows != NULL;
+    if (i < zip->count) zip->data = load->mapping = spdl__os_file_map(zip->file, zip->size, true);
 }
 
 /* Loads all of an archive, and closes it. */
@@ -19204,7 +19163,8 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     memset(&load, 0, offsetof(spdl__loading, lane));
     load.npz = npz;
     load.where.error = npz->desc.error;
-    if (spdl__load_prepare(&load) && spdl__load_place(&load)) {
+    spdl__load_prepare(&load);
+    if (spdl__load_place(&load)) {
         spdl__load_read(&load);
         for (i = 0; i < load.bundle->count; i++)
             bytes += load.bundle->arrays[i].info.bytes;
@@ -19214,7 +19174,7 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping == NULL))
         spdl__os_file_unmap(load.mapping, npz->zip.size);
     if (load.mapping != NULL) npz->zip.data = NULL;
-    spdl__free(&npz->zip.allocator, load.windows, SPDL__INFLATE_LANES * SPDL__LOAD_AHEAD);
+    for (i = 0; i < SPDL__INFLATE_LANES; i++) (void)spdl__npz_end(&load.lane[i].r);
     spdl_npz_close(npz);
     if (load.where.result == SPDL_OK) *bundle = load.bundle;
     else spdl_npz_bundle_free(load.bundle);

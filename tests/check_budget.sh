@@ -16,17 +16,25 @@ budgets="
     instructions_mpmc_block  mpmc_block   44  53
 "
 pairs=6400
+row_goal=130
+row_limit=201
 
-# refs CASE COUNT: instructions of the whole run
+# refs PROGRAM ARGUMENT ...: instructions of the whole run
 refs() {
-    valgrind --tool=callgrind --callgrind-out-file=/dev/null "$scratch/budget" "$1" "$2" 2>&1 |
+    valgrind --tool=callgrind --callgrind-out-file=/dev/null "$@" 2>&1 |
         sed -n 's/.*Collected : *\([0-9]*\).*/\1/p'
 }
 
 # per_pair CASE: what does not depend on the count falls out
 per_pair() {
-    echo "$(refs "$1" "$pairs") $(refs "$1" $((2 * pairs)))" |
+    echo "$(refs "$scratch/budget" "$1" "$pairs") $(refs "$scratch/budget" "$1" $((2 * pairs)))" |
         awk -v pairs="$pairs" 'NF == 2 { printf "%.2f\n", ($2 - $1) / pairs }'
+}
+
+# per_row: what one more row costs an item
+per_row() {
+    echo "$(refs "$scratch/pipeline" 1 "$pairs") $(refs "$scratch/pipeline" 3 "$pairs")" |
+        awk -v pairs="$pairs" 'NF == 2 { printf "%.2f\n", ($2 - $1) / 2 / pairs }'
 }
 
 under() {
@@ -38,18 +46,17 @@ json() {
     printf '{"bench":"ring","case":"%s","ours":%s,"unit":"instr","goal":"<= %s instr"}\n' "$@"
 }
 
-# judge COMPILER ROW CASE GOAL LIMIT
+# judge COMPILER ROW FIGURE GOAL LIMIT
 judge() {
-    figure=$(per_pair "$3")
     if [ "$show" = json ]; then
-        json "$2" "$figure" "$4"
+        json "$2" "$3" "$4"
         return
     fi
     met=MISSED
-    under "$figure" "$4" && met=met
-    printf '%-24s %6s instr  <= %s: %-6s  (%s)\n' "$2" "$figure" "$4" $met "$1"
+    under "$3" "$4" && met=met
+    printf '%-24s %6s instr  <= %s: %-6s  (%s)\n' "$2" "$3" "$4" $met "$1"
     case $1 in
-    gcc*) check "$2: ${figure:-no} instructions, more than $5" under "$figure" "$5" ;;
+    gcc*) check "$2: ${3:-no} instructions, more than $5" under "$3" "$5" ;;
     esac
 }
 
@@ -61,7 +68,8 @@ if ! command -v valgrind >/dev/null; then
 fi
 for cc in gcc clang; do
     command -v $cc >/dev/null || continue
-    if ! $cc -O2 -pthread -o "$scratch/budget" tests/budget_ring.c; then
+    if ! $cc -O2 -pthread -o "$scratch/budget" tests/budget_ring.c ||
+        ! $cc -O2 -pthread -o "$scratch/pipeline" tests/budget_pipeline.c -lm; then
         not_ok "budget: $cc does not compile it"
     elif ! "$scratch/budget" asymmetric 1; then
         skip "budget: membarrier(2) is not available here, so that there are no quick paths"
@@ -69,8 +77,12 @@ for cc in gcc clang; do
         compiler="$cc $($cc -dumpversion)"
         echo "$budgets" | grep . >"$scratch/budgets"
         while read -r row case goal limit; do
-            judge "$compiler" "$row" "$case" "$goal" "$limit"
+            judge "$compiler" "$row" "$(per_pair "$case")" "$goal" "$limit"
         done <"$scratch/budgets"
+    fi
+    if [ "$show" = text ] && [ -x "$scratch/pipeline" ]; then
+        compiler="$cc $($cc -dumpversion)"
+        judge "$compiler" instructions_row "$(per_row)" $row_goal $row_limit
     fi
     [ "$show" = json ] && break
 done

@@ -420,6 +420,51 @@ static void misuse_is_a_failure(void) {
     }
 }
 
+/* Two calls wait for room. What the trainer takes makes room for both and wakes one worker, which
+   goes on with one of them; that wakes the other worker before it calls, as both calls wait for
+   each other from then on. The trainer does nothing more. */
+typedef struct couple {
+    int armed, inside, met;
+} couple;
+
+SPDL_FN(meets, item, item) {
+    couple *c = (couple *)spdl_ctx(task);
+    const uint64_t start = spdl_time_ns();
+    if (!__atomic_load_n(&c->armed, __ATOMIC_ACQUIRE)) {
+        *out = item_make(in->value);
+        return SPDL_AGAIN;
+    }
+    __atomic_add_fetch(&c->inside, 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&c->inside, __ATOMIC_ACQUIRE) < 2 && !spdl_stopping(task) &&
+           spdl_time_ns() - start < 5000000000u)
+        sleep_us(100);
+    __atomic_add_fetch(&c->met, __atomic_load_n(&c->inside, __ATOMIC_ACQUIRE) == 2,
+                       __ATOMIC_ACQ_REL);
+    return SPDL_SKIP;
+}
+
+static void a_call_that_goes_on_wakes_for_the_next(void) {
+    for (int i = 0; i < 5; ++i) {
+        couple c = { .armed = 0 };
+        spdl_pipeline *p = START(2, COUNT_TO(2),
+                                 SPDL_PIPE(meets, .ctx = &c, .again = true, .concurrency = 2,
+                                           .output_order = SPDL_ORDER_COMPLETION,
+                                           .free_item = item_free),
+                                 SPDL_SINK(8));
+        item *it = NULL;
+        int k;
+        sleep_us(30000); /* both calls wait, and both workers sleep */
+        __atomic_store_n(&c.armed, 1, __ATOMIC_RELEASE);
+        for (k = 0; k < 8 && __atomic_load_n(&c.inside, __ATOMIC_ACQUIRE) == 0; ++k) {
+            CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
+            item_free(it);
+            sleep_us(20000);
+        }
+        await(&c.met, 2);
+        DONE(p);
+    }
+}
+
 TEST_TABLE(again) {
     TEST_CASE(an_input_becomes_many),
     TEST_CASE(the_trainer_may_be_next),
@@ -436,5 +481,6 @@ TEST_TABLE(again) {
     TEST_CASE(a_flush_may_stream),
     TEST_CASE(paths_may_stream),
     TEST_CASE(misuse_is_a_failure),
+    TEST_CASE(a_call_that_goes_on_wakes_for_the_next),
     TEST_END,
 };

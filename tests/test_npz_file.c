@@ -407,6 +407,7 @@ static void index_order_of_any_shape(void) {
             count *= info.shape[i];
         }
         if (count * info.itemsize > sizeof from) continue;
+        info.count = count;
         for (uint64_t k = 0; k < count * info.itemsize; ++k)
             from[k] = (uint8_t)(k / info.itemsize * 31 + k / info.itemsize / 256 + k);
         spdl__npy_to_c_order(to, from, &info);

@@ -299,6 +299,93 @@ static void others_may_stop_it(void) {
         }
 }
 
+/* A call of another pipeline on the same pool stops it: that waits for nobody. */
+typedef struct stranger {
+    spdl_pipeline *p;
+    int go, stops, over;
+} stranger;
+
+SPDL_FN(stops_another, void, void) {
+    stranger *s = (stranger *)spdl_ctx(task);
+    (void)out;
+    while (__atomic_load_n(&s->go, __ATOMIC_ACQUIRE) == s->stops) {
+        if (__atomic_load_n(&s->over, __ATOMIC_ACQUIRE)) return SPDL_END;
+        sleep_us(50);
+    }
+    CHECK_EQ(spdl_pipeline_stop(s->p, 0), SPDL_OK);
+    __atomic_add_fetch(&s->stops, 1, __ATOMIC_RELEASE);
+    return SPDL_SKIP;
+}
+
+static void *rewinds_it(void *arg) {
+    CHECK_EQ(spdl_pipeline_rewind((spdl_pipeline *)arg, 0, SPDL_FOREVER), SPDL_OK);
+    return NULL;
+}
+
+/* While the rows open again: nobody enters one. */
+static void a_stop_during_a_rewind_stays(void) {
+    spdl_pool *pool = pool_of(2);
+    stranger s = { .p = NULL };
+    script from = { .count = 3 };
+    spdl_pipeline *other;
+    pthread_t rewinder;
+    item *it = NULL;
+    s.p = START_ON(pool, SPDL_SOURCE(count_up, .ctx = &from, .free_item = item_free),
+                   FOLLOW(.plus = 0), SPDL_SINK(1));
+    other = START_ON(pool, SPDL_SOURCE(stops_another, .ctx = &s), SPDL_SINK(1));
+    for (int round = 1; round <= 3; ++round) {
+        __atomic_store_n(&frozen, 0, __ATOMIC_RELEASE);
+        freeze("rewind opens");
+        rewinder = thread_of(rewinds_it, s.p);
+        await(&frozen, 1);
+        __atomic_store_n(&s.go, round, __ATOMIC_RELEASE);
+        await(&s.stops, round);
+        freeze(NULL);
+        pthread_join(rewinder, NULL);
+        for (int row = 0; row < s.p->count; ++row)
+            CHECK((spdl__load(s.p->node[row].word) & SPDL__SHUT) != 0);
+        CHECK_EQ(SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)), SPDL_CLOSED);
+        CHECK_EQ(spdl_pipeline_rewind(s.p, 0, SPDL_FOREVER), SPDL_OK);
+        TAKE(s.p, 2, "0 1");
+    }
+    __atomic_store_n(&s.over, 1, __ATOMIC_RELEASE);
+    spdl_pipeline_destroy(other);
+    DONE(s.p);
+    spdl_pool_destroy(pool);
+}
+
+/* At any moment of it: afterwards the pipeline runs, or is closed and stays so. */
+static void a_stop_at_any_moment_of_a_rewind(void) {
+    spdl_pool *pool = pool_of(2);
+    stranger s = { .p = NULL };
+    script from = { .count = -1 };
+    spdl_pipeline *other;
+    uint64_t state = test_seed();
+    item *it = NULL;
+    long closed = 0;
+    chaos_on();
+    s.p = START_ON(pool, SPDL_SOURCE(count_up, .ctx = &from, .free_item = item_free),
+                   FOLLOW(.plus = 0), SPDL_SINK(1));
+    other = START_ON(pool, SPDL_SOURCE(stops_another, .ctx = &s), SPDL_SINK(1));
+    for (int round = 1; round <= (TEST_SANITIZED ? 300 : 1000); ++round) {
+        __atomic_store_n(&s.go, round, __ATOMIC_RELEASE);
+        sleep_us((long)(test_random(&state) % 120));
+        CHECK_EQ(spdl_pipeline_rewind(s.p, 0, SPDL_FOREVER), SPDL_OK);
+        await(&s.stops, round);
+        for (int k = 0; k < 4; ++k) {
+            const spdl_result result = SPDL_NEXT(s.p, &it, SPDL_SECONDS(15));
+            if (result == SPDL_OK) item_free(it);
+            else if (!CHECK_EQ(result, SPDL_CLOSED)) break;
+            else k = 4, ++closed;
+        }
+    }
+    __atomic_store_n(&s.over, 1, __ATOMIC_RELEASE);
+    CHECK(closed > 0);
+    spdl_pipeline_destroy(other);
+    DONE(s.p);
+    spdl_pool_destroy(pool);
+}
+
 /* A rewind waits for no init: one that fails is the failure of the first call. */
 static spdl_result slow_init(void *ctx, int worker, void **local) {
     (void)worker, (void)local;
@@ -365,6 +452,8 @@ TEST_TABLE(rewind) {
     TEST_CASE(a_call_that_runs_is_waited_for),
     TEST_CASE(misuse_is_refused),
     TEST_CASE(others_may_stop_it),
+    TEST_CASE(a_stop_during_a_rewind_stays),
+    TEST_CASE(a_stop_at_any_moment_of_a_rewind),
     TEST_CASE(a_rewind_does_not_wait_for_init),
     TEST_CASE(statistics_go_on),
     TEST_END,
