@@ -541,6 +541,13 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    that still run in earlier rows, such as a source that blocks. So after the loop a program asks
    spdl_pipeline_failed. To try a call again, write a loop in the function.
 
+   Failed requests. With .deliver_failures of the desc each item that was pushed is answered. When a
+   call fails, next returns SPDL_E_STAGE in the place of its result, with the input of that call in
+   *item: it belongs to the consumer now. It is NULL if the call has taken its input, or was that of
+   .flush. spdl_pipeline_error says which stage failed and why, until the next call of next. Then
+   the flow goes on. Rows behind the failed one are not called with it, and it overtakes what a
+   batch or a .flush row has gathered. Any other error ends the pipeline, as it would elsewhere.
+
    Branches. SPDL_BRANCH(fn), then two or more SPDL_PATH(name), each followed by its rows, then
    SPDL_MERGE(): `fn` is a stage that sends its result down one of the paths with spdl_route(task,
    path). A path may have no rows, or branches of its own. A path that is full or slow does not stop
@@ -715,6 +722,7 @@ typedef struct spdl_pipeline_desc {
     uint64_t seed;            /* of spdl_item_key */
     uint64_t data_hash;       /* tells data sets apart when a state is loaded: spdl_files_hash, or
                                  spdl_hash of names and sizes */
+    bool deliver_failures;    /* feed: a failed call ends nothing, see Failed requests */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -5834,6 +5842,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__BUFFER SPDL_MAX_STAGES /* owner of an item that is a buffer of spdl_buffer */
 #define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* and of one that lies in a batch: nobody frees it */
 #define SPDL__TOKEN (SPDL_MAX_STAGES + 2)    /* and of one that is none: see >>probe-impl */
+#define SPDL__FAILED (SPDL_MAX_STAGES + 3)   /* and of a spdl__failure */
 #define SPDL__HOLE 0xfbu  /* owner of a slot without an item; what is greater is a mark */
 #define SPDL__EPOCH 0xfcu
 #define SPDL__END 0xfdu
@@ -6324,6 +6333,13 @@ typedef struct spdl__parked_list {
     uint32_t count;
 } spdl__parked_list;
 
+/* .deliver_failures: what goes on in the place of a result. (>>flow-impl) */
+typedef struct spdl__failure {
+    struct spdl__failure *next; /* of a free one; under error_lock */
+    spdl__item in;              /* what the call got, if that is still there */
+    spdl_error error;
+} spdl__failure;
+
 typedef struct spdl__node {
     /* written by create */
     spdl_stage row;
@@ -6482,6 +6498,8 @@ struct spdl_pipeline {
     const char *tokens;    /* count of them: items that are none */
     spdl__trace *trace;    /* NULL: nothing is recorded */
     void **local;          /* [worker * count + row], by each worker */
+    spdl__failure *failures; /* one for each that can be under way, or NULL */
+    uint64_t failure_count;
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
     uint32_t stopping;
@@ -6493,6 +6511,7 @@ struct spdl_pipeline {
     uint64_t references;   /* destroy, and a producer that it has abandoned */
     uint32_t completing;   /* threads inside spdl_complete */
     uint32_t error_lock;
+    spdl__failure *failure_free; /* under it */
     uint32_t purge_lock;
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
@@ -6514,6 +6533,7 @@ struct spdl_pipeline {
     uint64_t trainer;      /* the thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
+    spdl_error told;       /* the failure that next has returned last, of one item */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
     spdl__mark mark;       /* if nobody else marks; of a pipeline that remakes: the batch, and how
@@ -6969,9 +6989,26 @@ SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64
                                                        : old - (old - each) / 8);
 }
 
+/* What a failure is about; its record is free again. */
+SPDL__COLD spdl__item spdl__failure_open(spdl_pipeline *p, void *item, spdl_error *error) {
+    spdl__failure *failure = (spdl__failure *)item;
+    const spdl__item in = failure->in;
+    if (error != NULL) *error = failure->error;
+    spdl__lock(&p->error_lock, &p->locks);
+    failure->next = p->failure_free;
+    p->failure_free = failure;
+    spdl__unlock(&p->error_lock, &p->locks);
+    return in;
+}
+
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
-    const unsigned owner = spdl__origin_tag(origin);
+    unsigned owner = spdl__origin_tag(origin);
+    if (SPDL__UNLIKELY(owner == SPDL__FAILED)) {
+        const spdl__item in = spdl__failure_open(p, item, NULL);
+        owner = spdl__origin_tag(in.origin);
+        item = in.item;
+    }
     if (owner == SPDL__BUFFER) spdl_buffer_free(item);
     if (item == NULL || owner >= SPDL_MAX_STAGES) return;
     if (p->node[owner].row.free_item != NULL)
@@ -7402,6 +7439,7 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     char text[SPDL_TEXT_BYTES];
     spdl__settle_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
+    if (p->failures != NULL && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
     spdl__count(&counters->failures, 1);
     if (over || task->row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
@@ -7474,6 +7512,33 @@ SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uin
     spdl__put_path(task->pipeline, node, task->path, what, now);
 }
 
+/* .deliver_failures: a call that failed puts a failure where its result would be, in place of a
+   hole. Whether it did. There is a record for each: it takes the room of a result. */
+SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
+                                      spdl_result result, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__item what = task->in;
+    spdl__failure *failure;
+    if (result == SPDL_OK || result == SPDL_SKIP) return false;
+    if (task->cut_short || task->row_error) return false; /* that is of no item alone */
+    if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
+    if (task->buffer != NULL) spdl__task_give_back(task);
+    spdl__settle_explain(task, result);
+    spdl__count(&counters->failures, 1);
+    spdl__lock(&p->error_lock, &p->locks);
+    failure = p->failure_free;
+    p->failure_free = failure->next;
+    spdl__unlock(&p->error_lock, &p->locks);
+    failure->in = what;
+    if (task->taken) failure->in.item = NULL;
+    spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
+                     &failure->error);
+    what.item = failure;
+    what.origin = spdl__origin(task->sequence, SPDL__FAILED);
+    spdl__settle_put(task, &what, now);
+    return true;
+}
+
 /* After a call: the input is destroyed or handed on, the result is put. False when the call was the
    failure that ends the pipeline: nothing more is to be called. */
 SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
@@ -7481,6 +7546,9 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     spdl__node *node = task->node;
     spdl__item what = task->in;
     bool goes_on = true;
+    if (SPDL__UNLIKELY(task->pipeline->failures != NULL) &&
+        spdl__settle_delivers(task, counters, result, now))
+        return true;
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->gathers)
         spdl__settle_debug(task, out);
     if (result != SPDL_OK || out != what.item || spdl__origin_tag(what.origin) == SPDL__HOLE) {
@@ -8191,8 +8259,19 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
 typedef enum spdl__taken {
     SPDL__LEFT,  /* there is nothing for us here, or others are at it */
     SPDL__TOOK,  /* an item, or the right to call the source: it is in the task */
-    SPDL__PASSED /* a hole */
+    SPDL__PASSED /* a hole, or a failure */
 } spdl__taken;
+
+/* A failure of a row before was taken: it goes on without a call. */
+SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
+    spdl__node *node = s->node;
+    if (node->gathers) --node->dropped; /* it takes no place in a batch */
+    task->path = 0;
+    spdl__settle_put(task, &task->in, s->now);
+    s->done = true;
+    s->word = spdl__load(node->word);
+    return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
+}
 
 /* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
    look elsewhere. */
@@ -8240,6 +8319,8 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     task->sequence = what.origin >> 8;
     task->ticket = at;
     if (!plain) task->since = s->now;
+    if (!plain && SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__FAILED))
+        return spdl__flow_failure(s, task);
     return SPDL__TOOK;
 }
 
@@ -8989,6 +9070,7 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     const uint64_t now = spdl_time_ns();
     spdl__edge_ended(p->sink, now);
     if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
+    p->told.result = SPDL_OK;
     if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
     if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
@@ -9001,6 +9083,16 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     spdl__sink_moves(p, head + 1, NULL);
     spdl__add(&p->last->counters[p->workers].freed, 1);
     spdl__item_free(p, got->item, got->origin); /* user code */
+}
+
+/* A failure lies at the head: the consumer gets the item that it is about. */
+SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const spdl__slot *slot,
+                                         const spdl__item *got, void **item) {
+    const spdl__item in = spdl__failure_open(p, got->item, &p->told);
+    p->last_item = *got;
+    memcpy(item, &in.item, sizeof(*item));
+    spdl__sink_moves(p, head + 1, slot);
+    return SPDL_E_STAGE;
 }
 
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
@@ -9026,6 +9118,8 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
                 spdl__sink_drop(p, head, &got);
                 continue;
             }
+            if (SPDL__UNLIKELY(tag == SPDL__FAILED))
+                return spdl__sink_failed(p, head, slot, &got, item);
             spdl__position_watch(p, &got);
             p->last_item = got;
             memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
@@ -9165,6 +9259,7 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
     const bool has = spdl__slot_has(slot, head); /* first: else this is what was there before */
     const uint64_t origin = spdl__load_relaxed(&slot->origin);
     int i = p->count - 1;
+    if (p->told.result != SPDL_OK) return &p->told;
     if (failed == 0) return &p->no_error;
     if (has && spdl__origin_tag(origin) == SPDL__FAIL)
         i = (int)(origin >> 8);
@@ -9359,7 +9454,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             origin = spdl__load_relaxed(&slot->origin);
             if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
-            spdl__add(&counters->freed, 1);
+            spdl__add(&counters->freed, spdl__origin_tag(origin) != SPDL__FAILED);
             spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
@@ -9483,6 +9578,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__store32(&p->late, 0);
     p->closed_returned = false;
     memset(&p->last_item, 0, sizeof(p->last_item));
+    p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
@@ -9599,6 +9695,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->task, workers * sizeof(*p->task));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
+    spdl__free(&allocator, p->failures, (size_t)p->failure_count * sizeof(*p->failures));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
     spdl__os_event_fini(&p->room);
@@ -9854,6 +9951,10 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "again is set, and concurrency is more than 1: write .output_order = "
           "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
+        { plan->desc->deliver_failures && row->max_failures != 0,
+          "max_failures is set, but with deliver_failures the consumer gets each failure" },
+        { plan->desc->deliver_failures && i == 0 && row->kind != SPDL_KIND_FEED,
+          "deliver_failures of the desc is for pipelines that begin with SPDL_FEED" },
     };
     return spdl__row_judge(plan, i, SPDL_TABLE(rules));
 }
@@ -10178,7 +10279,7 @@ SPDL__COLD bool spdl__node_is_plain(const spdl_pipeline *p, const spdl__node *no
     const spdl_stage *row = &node->row;
     return (row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE) && !node->own_thread &&
            !row->again && !row->deferred && !row->flush && row->init == NULL &&
-           p->trace == NULL && p->profiler.event_fn == NULL;
+           p->failures == NULL && p->trace == NULL && p->profiler.event_fn == NULL;
 }
 
 /* How many batches of row `first` can be alive: on the edges they may travel, if later stages pass
@@ -10280,6 +10381,21 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     return spdl__node_pools(p, node);
 }
 
+/* .deliver_failures: each that is under way has the room of a result, or is that of a call. */
+SPDL__COLD spdl_result spdl__failures_build(spdl_pipeline *p) {
+    uint64_t i;
+    int k;
+    p->failure_count = 1;
+    for (k = 0; k < p->count; ++k)
+        p->failure_count += p->node[k].out.window + (uint64_t)p->node[k].most;
+    p->failures =
+        (spdl__failure *)spdl__pipeline_alloc(p, p->failure_count, sizeof(*p->failures));
+    if (p->failures == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i + 1 < p->failure_count; ++i) p->failures[i].next = &p->failures[i + 1];
+    p->failure_free = p->failures;
+    return SPDL_OK;
+}
+
 /* What workers have: a task each, and what init of each row stores for it. */
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
@@ -10324,6 +10440,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
     for (i = 0; i < p->count && result == SPDL_OK; ++i)
         result = spdl__node_build(p, &p->node[i]);
+    if (result == SPDL_OK && plan->desc->deliver_failures) result = spdl__failures_build(p);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, p->threads);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
