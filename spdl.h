@@ -155,9 +155,12 @@ extern "C" {
 /* SPDL_DEBUG, defined before the implementation, finds misuse that costs time to look for:
        two threads at once on a side of an SPSC ring (an assert);
        a stage that hands on nothing but NULL, as it may have forgotten *out;
+       a call that writes more than .item_bytes into what spdl_buffer gave (the call fails; items of
+       a batch in place are copied there, to be watched one by one);
        items that the library had to free, but the row that made them has no .free_item (a line for
        each row when the pipeline is destroyed; nothing is wrong if they need none).
-   The last two are warnings in the log. */
+   The second and the last are warnings in the log. A stage that frees its input is not found: build
+   with -fsanitize=address, which shows where. */
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -598,6 +601,7 @@ typedef struct spdl_function {
     const char *name;
     const char *in_type;
     const char *out_type;
+    size_t out_bytes; /* of what it makes; 0: not known, as always in C */
 } spdl_function;
 
 typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
@@ -728,9 +732,18 @@ typedef struct spdl_pipeline_desc {
 /* clang-format off */
 #ifdef __cpp_exceptions
 #define SPDL__TRY(result, call)                                                                    \
-    try { result = call; } catch (...) { result = spdl__thrown<std::exception>(task, 0); }
+    try { result = call; } catch (...) {                                                           \
+        result = spdl__thrown<std::exception, std::nested_exception>(task, 0);                     \
+    }
 #else
 #define SPDL__TRY(result, call) result = call;
+#endif
+#ifdef __cplusplus /* names and sizes are the compiler's: see >>cpp */
+#define SPDL__TYPE(T) spdl__type<T>::name()
+#define SPDL__BYTES(T) spdl__bytes<T>(0)
+#else
+#define SPDL__TYPE(T) #T
+#define SPDL__BYTES(T) 0
 #endif
 #define SPDL_FN(name, In, Out)                                                                     \
     static spdl_result name(spdl_task *task, In *in, Out **out);                                   \
@@ -741,7 +754,8 @@ typedef struct spdl_pipeline_desc {
         *out = SPDL__UNCONST(spdl__made);                                                          \
         return spdl__result;                                                                       \
     }                                                                                              \
-    SPDL__UNUSED static const spdl_function name##_spdl = { name##_spdl_call, #name, #In, #Out };  \
+    SPDL__UNUSED static const spdl_function name##_spdl = {                                        \
+        name##_spdl_call, #name, SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out) };              \
     static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
                             Out **out SPDL__UNUSED)
 
@@ -750,14 +764,18 @@ typedef struct spdl_pipeline_desc {
        SPDL_FROM(Type, next_fn, source, fields...) for what another function yields
        SPDL_PIPE(fn, fields...)
        SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...) to take batches apart again
+       SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
        SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size) */
+       SPDL_SINK(buffer_size)
+   C++20 wants fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size, .item_bytes,
+   .continuous, .max_failures, .free_item. C++ before that: SPDL_PIPE(fn).with_concurrency(4). */
 #define SPDL_SOURCE(...) SPDL__FN_ROW(SPDL_KIND_SOURCE, __VA_ARGS__, SPDL__LINE)
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_FROM(...)   SPDL__FROM_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_PIPE(...)   SPDL__FN_ROW(SPDL_KIND_PIPE, __VA_ARGS__, SPDL__LINE)
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL_BATCH_OF(...) SPDL__BATCH_OF_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, __VA_ARGS__)
 #define SPDL_BRANCH(...) SPDL__FN_ROW(SPDL_KIND_BRANCH, __VA_ARGS__, SPDL__LINE)
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
@@ -768,42 +786,54 @@ typedef struct spdl_pipeline_desc {
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL__LINE .line = __LINE__
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
-    SPDL__STAGE { .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = kind_,                                                                       \
+              .fn = &fn_##_spdl, /* a function of SPDL_FN; of a lambda write spdl_pipe() */        \
+              .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
-    SPDL__STAGE { .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_FEED, .type = SPDL__TYPE(type_), .file = __FILE__, __VA_ARGS__ }
 #ifdef __cplusplus /* there fields have an order, and .name comes before .ctx */
+#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .file = __FILE__,                \
+              .size = size_, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .file = __FILE__,       \
-                  __VA_ARGS__ }.with_ctx(source_)
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
+              .file = __FILE__, __VA_ARGS__ }.with_ctx(source_)
 #else
+#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .file = __FILE__,                \
+              .size = size_, .item_bytes = sizeof(type_), __VA_ARGS__ }
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .ctx = source_,         \
-                  .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
+              .ctx = source_, .file = __FILE__, __VA_ARGS__ }
 #endif
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* It may have no fields, so its line cannot come last: it is part of the file's name. */
 #define SPDL__BARE_ROW(kind_, ...)                                                                 \
-    SPDL__STAGE { .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
+    SPDL__ROW .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
-    SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
-                  .line = __LINE__ }
+    SPDL__ROW .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,               \
+              .line = __LINE__ }
 #else
 /* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4). Fields inside of the
    row make the text of its arguments longer, and do not compile, with a message that says so. */
 #define SPDL__NO_FIELDS(none) spdl__no_fields<(none)>(__LINE__)
 #define SPDL__ROW_LINE(rest) SPDL__NO_FIELDS(sizeof(rest) == sizeof("SPDL__LINE"))
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
-    spdl__row(kind_, &fn_##_spdl, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
+    spdl__row(kind_, &fn_##_spdl, /* a function of SPDL_FN; of a lambda write spdl_pipe() */       \
+              __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
     spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_, NULL)
+#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
+    spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_,                \
+              SPDL__TYPE(type_)).with_item_bytes(sizeof(type_))
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
-    spdl__row(SPDL_KIND_FEED, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, #type_)
+    spdl__row(SPDL_KIND_FEED, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, SPDL__TYPE(type_))
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    spdl__row(SPDL_KIND_SOURCE, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, #type_, next_,    \
-              source_)
+    spdl__row(SPDL_KIND_SOURCE, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0,                   \
+              SPDL__TYPE(type_), next_, source_)
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     spdl__row(SPDL_KIND_PATH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)               \
         .with_name(name_)
@@ -816,10 +846,10 @@ typedef struct spdl_pipeline_desc {
 /* The rows of a pipeline, written in place; SPDL_TABLE(rows) is for an array that has a name. Both
    stand for the last arguments of spdl_pipeline_create. */
 #ifdef __cplusplus
-#define SPDL__STAGE spdl_stage
+#define SPDL__ROW spdl_stage {
 #define SPDL_STAGES(...) { __VA_ARGS__ }
 #else
-#define SPDL__STAGE
+#define SPDL__ROW { /* an error here: rows stand in SPDL_STAGES(...), or in an array */
 #define SPDL_STAGES(...)                                                                           \
     (const spdl_stage[]){ __VA_ARGS__ },                                                           \
         sizeof((const spdl_stage[]){ __VA_ARGS__ }) / sizeof(spdl_stage)
@@ -828,9 +858,9 @@ typedef struct spdl_pipeline_desc {
 /* clang-format on */
 
 /* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
-   ctx pointers must outlive the pipeline. What is wrong is said in desc->error and the log, with
-   file and line, number and field of the row. A row with more concurrency than there are threads is
-   a warning. The caller destroys *pipeline; on failure *pipeline is NULL.
+   ctx pointers must outlive the pipeline. What is wrong is said in desc->error, or without it in
+   the log, with file and line, number and field of the row. A row with more concurrency than there
+   are threads is a warning. The caller destroys *pipeline; on failure *pipeline is NULL.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
             pool has 64 pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
@@ -859,7 +889,13 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
             call (workers = 0, .next_works_ns) are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
 
-/* The same without a cast: `out` is the address of a pointer to any type of object. */
+/* For C++: spdl_pipeline_next of a pipeline whose items are of this type.
+   Returns: the same, and SPDL_E_TYPE. */
+SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t timeout_ns,
+                                   const char *type);
+
+/* spdl_pipeline_next without a cast: `out` is the address of a pointer to any type of object. In C++
+   a type that the last row does not yield is SPDL_E_TYPE, and a line in the log. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -958,6 +994,12 @@ SPDL_API void spdl_batch_free(void *batch);
    the text goes to the log.
    Returns: SPDL_E_STAGE, to be returned by the stage function. */
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
+
+/* For C++: what the call has thrown. act(kept, false) frees it, with true throws it again. */
+SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *kept, bool rethrow));
+/* Returns: what spdl_pipeline_error is about, or NULL. */
+SPDL_API void *spdl__thrown_get(const spdl_pipeline *pipeline,
+                                void (**act)(void *kept, bool rethrow));
 
 /* Returns: the ctx of this stage's row. */
 SPDL_API void *spdl_ctx(const spdl_task *task);
@@ -2067,7 +2109,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
 #define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    { .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl, .file = __FILE__,                         \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl, .file = __FILE__,                 \
       .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free,     \
       __VA_ARGS__ }
 #else
@@ -2333,10 +2375,10 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
-    { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,         \
       .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,            \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
       .free_item = spdl_record_free, .free_state = spdl_records_close, __VA_ARGS__ }
 #else
@@ -2420,15 +2462,46 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
     return spdl_pipeline_create(pipeline, desc, stages, count);
 }
 
+/* Rows that do not stand in SPDL_STAGES. */
+template <class Second, class... Rows>
+inline spdl_result spdl_pipeline_create(spdl_pipeline **, const spdl_pipeline_desc *,
+                                        const spdl_stage &, const Second &, const Rows &...) {
+    static_assert(sizeof(Second) == 0, "write SPDL_STAGES(row, row, ...) around the rows");
+    return SPDL_E_INVALID;
+}
+
+/* std::unique_ptr<spdl_pipeline, spdl_deleter> destroys it. */
+struct spdl_deleter {
+    void operator()(spdl_pipeline *pipeline) const { spdl_pipeline_destroy(pipeline); }
+};
+
 #ifdef __cpp_exceptions
 namespace std {
 class exception; /* what throws one has seen the rest of it */
+class nested_exception;
 }
+
+/* Keeps what was just caught, if <exception> is known where the stage is written. */
+template <class Nested> static void spdl__thrown_act(void *kept, bool rethrow) {
+    Nested *nested = static_cast<Nested *>(kept);
+    if (rethrow) nested->rethrow_nested();
+    delete nested;
+}
+template <class Nested, size_t = sizeof(Nested)>
+static void spdl__thrown_keep(spdl_task *task, int) {
+    try {
+        spdl__thrown_set(task, new Nested(), spdl__thrown_act<Nested>);
+    } catch (...) {
+        return; /* no memory: the text is enough */
+    }
+}
+template <class Nested> static void spdl__thrown_keep(spdl_task *, long) {}
 
 /* The failure of a stage that threw, called where it was caught. The second stands for the first
    where a file defines stages before it has seen a header that knows std::exception. */
-template <class Exception, size_t = sizeof(Exception)>
+template <class Exception, class Nested, size_t = sizeof(Exception)>
 static spdl_result spdl__thrown(spdl_task *task, int) {
+    spdl__thrown_keep<Nested>(task, 0);
     try {
         throw;
     } catch (const Exception &thrown) {
@@ -2437,26 +2510,39 @@ static spdl_result spdl__thrown(spdl_task *task, int) {
         return spdl_fail(task, "threw something that is no std::exception");
     }
 }
-template <class Exception> static spdl_result spdl__thrown(spdl_task *task, long) {
+template <class Exception, class Nested>
+static spdl_result spdl__thrown(spdl_task *task, long) {
     return spdl_fail(task, "threw; to see what, include <exception> before the stage");
+}
+
+/* After the pipeline has failed: throws what its stage threw, as it was, if that file had included
+   <exception> before the stage. Otherwise, and when nothing has failed, it returns.
+       while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
+       spdl_rethrow(p); */
+inline void spdl_rethrow(const spdl_pipeline *pipeline) {
+    void (*act)(void *kept, bool rethrow) = NULL;
+    void *kept = spdl__thrown_get(pipeline, &act);
+    if (kept != NULL) act(kept, true);
 }
 #endif
 
-/* The name of a type, "[with T = Image]" or so: compared with its like only, not with SPDL_FN's. */
+/* The name of a type, "[with T = Image]" or so. Rows of the library have those that C says. */
+constexpr const char *spdl__type_text(const char *text) {
+    return *text == '[' ? text : spdl__type_text(text + 1);
+}
 template <class T> struct spdl__type {
-    static const char *name() {
-        const char *text = __PRETTY_FUNCTION__;
-        while (*text != '[') ++text;
-        return text;
-    }
+    static constexpr const char *name() { return spdl__type_text(__PRETTY_FUNCTION__); }
 };
-template <class T> struct spdl__type<const T> : spdl__type<T> {};
-template <> struct spdl__type<void> {
-    static const char *name() { return "void"; }
+template <> struct spdl__type<uint32_t> {
+    static constexpr const char *name() { return "uint32_t"; }
 };
-template <> struct spdl__type<spdl_batch> {
-    static const char *name() { return "spdl_batch"; }
+template <> struct spdl__type<uint16_t> {
+    static constexpr const char *name() { return "uint16_t"; }
 };
+
+/* The size of a type, or 0 where it is not known. */
+template <class T, size_t bytes = sizeof(T)> constexpr size_t spdl__bytes(int) { return bytes; }
+template <class T> constexpr size_t spdl__bytes(long) { return 0; }
 
 /* What SPDL_FN makes of a function, of anything that can be called; ctx of the row is its address.
    Task is spdl_task: a parameter, for std::exception to be looked up where the row is written. */
@@ -2474,7 +2560,7 @@ template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call, const char *file,
                                    int line) {
     static const spdl_function function = { spdl__called<In, Out, Call, spdl_task>, "lambda",
-                                            spdl__type<In>::name(), spdl__type<Out>::name() };
+                                            SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out) };
     return spdl__row(kind, &function, file, line, 0, NULL)
         .with_name(name)
         .with_ctx(const_cast<void *>(reinterpret_cast<const void *>(call)));
@@ -2509,22 +2595,24 @@ static spdl_stage spdl_source(const char *name, spdl_result (*call)(spdl_task *,
 /* As free_item of what was made by `new T`. */
 template <class T> inline void spdl_delete(void *item) { delete static_cast<T *>(item); }
 
-/* spdl_pipeline_next into an owner, which is empty when there is no item; *result says why.
+/* spdl_pipeline_next into an owner, which is empty when there is no item; *result says why. (Where
+   .deliver_failures may hand out items of several types, call spdl_pipeline_next itself.)
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image); */
 template <class Owner>
 static Owner spdl_next(spdl_pipeline *pipeline, int64_t timeout_ns = SPDL_FOREVER,
                        spdl_result *result = NULL) {
+    typedef typename Owner::element_type Item;
     void *item = NULL;
-    const spdl_result got = spdl_pipeline_next(pipeline, &item, timeout_ns);
+    const spdl_result got = spdl__next_as(pipeline, &item, timeout_ns, SPDL__TYPE(Item));
     if (result != NULL) *result = got;
-    return Owner(static_cast<typename Owner::element_type *>(item));
+    return Owner(static_cast<Item *>(item));
 }
 
 template <class T>
 static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
     void *item = NULL;
-    const spdl_result result = spdl_pipeline_next(pipeline, &item, timeout_ns);
-    if (result == SPDL_OK) *out = static_cast<T *>(item);
+    const spdl_result result = spdl__next_as(pipeline, &item, timeout_ns, SPDL__TYPE(T));
+    if (result == SPDL_OK || item != NULL) *out = static_cast<T *>(item);
     return result;
 }
 #endif
@@ -4261,6 +4349,34 @@ SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     if (length >= bytes) path += length - (bytes - 1);
     spdl__printable(to, bytes, path);
     if (length >= bytes) memcpy(to, "...", 3);
+}
+
+/* The name of a type. A C++ compiler says "[with T = Image]", or "[T = Image]". */
+typedef struct spdl__type_name {
+    char text[SPDL_TEXT_BYTES / 4];
+} spdl__type_name;
+
+SPDL__PRIVATE spdl__type_name spdl__type_named(const char *type) {
+    const char *from = type[0] == '[' ? strstr(type, "= ") : NULL;
+    spdl__type_name name;
+    const size_t length = strlen(from != NULL ? from + 3 : type); /* without the last one */
+    (void)snprintf(name.text, sizeof(name.text), "%.*s", (int)spdl__min(length, sizeof(name.text)),
+                   from != NULL ? from + 2 : type);
+    return name;
+}
+
+SPDL__PRIVATE bool spdl__type_any(const char *type) {
+    const spdl__type_name name = spdl__type_named(type);
+    return strcmp(name.text, "void") == 0 || strcmp(name.text, "const void") == 0;
+}
+
+/* Whether a stage may take what another yields; it may promise not to change it. */
+SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
+    const spdl__type_name taken = spdl__type_named(takes), made = spdl__type_named(yields);
+    const bool promises = strncmp(taken.text, "const ", 6) == 0;
+    const size_t skip = promises && strncmp(made.text, "const ", 6) != 0 ? 6 : 0;
+    return spdl__type_any(takes) || spdl__type_any(yields) ||
+           strcmp(taken.text + skip, made.text) == 0;
 }
 
 /* How long to look for work before sleeping: a little spinning, then turns for other threads. With
@@ -6095,8 +6211,12 @@ SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
     return spdl__line_up(sizeof(spdl__batch) + size * (sizeof(void *) + 1));
 }
 
+/* With SPDL_DEBUG bytes lie behind each block that nobody may write to. */
+#define SPDL__CANARY_BYTES ((size_t)(SPDL__DEBUGS ? SPDL_CACHE_LINE : 0))
+#define SPDL__CANARY 0xc5
+
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
-    return spdl__batch_head_bytes(pool->size) + pool->block_bytes;
+    return spdl__batch_head_bytes(pool->size) + pool->block_bytes + SPDL__CANARY_BYTES;
 }
 
 SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
@@ -6108,7 +6228,18 @@ SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
     batch->shown.data =
         pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool->size) : NULL;
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
+    memset((char *)batch + spdl__batch_bytes(pool) - SPDL__CANARY_BYTES, SPDL__CANARY,
+           SPDL__CANARY_BYTES);
     return batch;
+}
+
+/* With SPDL_DEBUG: whether more was written into a block than it has. It is as new then. */
+SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
+    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - SPDL__CANARY_BYTES;
+    size_t i = 0;
+    while (i < SPDL__CANARY_BYTES && canary[i] == SPDL__CANARY) ++i;
+    memset(canary, SPDL__CANARY, SPDL__CANARY_BYTES);
+    return i < SPDL__CANARY_BYTES;
 }
 
 /* Under the lock, or alone. What came back goes in front of the spare ones, the last one first. */
@@ -6340,6 +6471,12 @@ typedef struct spdl__failure {
     spdl_error error;
 } spdl__failure;
 
+/* An exception that a call has thrown; `act` frees it or throws it again, see spdl__thrown_set. */
+typedef struct spdl__thrown_what {
+    void *kept;
+    void (*act)(void *kept, bool rethrow);
+} spdl__thrown_what;
+
 typedef struct spdl__node {
     /* written by create */
     spdl_stage row;
@@ -6410,6 +6547,7 @@ typedef struct spdl__node {
     char first_text[SPDL_TEXT_BYTES / 2]; /* why the first of those, by its thread */
     uint64_t fail_ticket; /* under error_lock: of `error` */
     spdl_error error;   /* under error_lock: the failure that its first FAIL is about */
+    spdl__thrown_what thrown; /* and what it has thrown */
     uint64_t item_ns;   /* moving average of a call; a guess */
     uint32_t calling;   /* with own_thread: 1 while it calls; SPDL__ABANDONED by destroy */
     uint32_t parked_lock;
@@ -6452,6 +6590,7 @@ struct spdl_task {
     spdl__batch *holder; /* whose block it is, or a part of it */
     spdl__parked *parked; /* of a row with .again or .deferred */
     void *no_state;      /* what spdl_state returns where there is none */
+    spdl__thrown_what thrown; /* by the last call that threw, until another one needs the place */
     uint32_t inits;      /* bit i: init of row i has run here */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
@@ -6500,6 +6639,7 @@ struct spdl_pipeline {
     void **local;          /* [worker * count + row], by each worker */
     spdl__failure *failures; /* one for each that can be under way, or NULL */
     uint64_t failure_count;
+    const char *yields;    /* the type of its items */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
     uint32_t stopping;
@@ -6533,6 +6673,7 @@ struct spdl_pipeline {
     uint64_t trainer;      /* the thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
+    const char *asked;     /* the type that spdl__next_as was called with last, if it fits */
     spdl_error told;       /* the failure that next has returned last, of one item */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
@@ -7127,7 +7268,8 @@ SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_
    first in order: so a table in input order without a budget fails the same way at any number of
    workers. */
 SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised, uint64_t item,
-                              spdl_result result, const char *text) {
+                              spdl_result result, const char *text, spdl__thrown_what *thrown) {
+    spdl__thrown_what other;
     const uint32_t row = (uint32_t)1 << node->index;
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
     const uint64_t ticket = branch ? 0 : spdl__put_ticket(node, promised), now = spdl_time_ns();
@@ -7140,6 +7282,9 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     if (first) {
         node->error = error;
         node->fail_ticket = ticket;
+        other = node->thrown;
+        node->thrown = *thrown;
+        *thrown = other;
     }
     spdl__store32(&p->failed, p->failed | row);
     spdl__unlock(&p->error_lock, &p->locks);
@@ -7252,6 +7397,24 @@ SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
     return SPDL_E_STAGE;
 }
 
+SPDL__PRIVATE void spdl__thrown_drop(spdl__thrown_what *thrown) {
+    if (thrown->kept != NULL) thrown->act(thrown->kept, false);
+    thrown->kept = NULL;
+}
+
+SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *kept, bool rethrow)) {
+    spdl__thrown_drop(&task->thrown);
+    task->thrown.kept = kept;
+    task->thrown.act = act;
+}
+
+SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept, bool rethrow)) {
+    const int stage = spdl_pipeline_error(p)->stage;
+    if (stage < 0 || p->told.result != SPDL_OK) return NULL;
+    *act = p->node[stage].thrown.act;
+    return p->node[stage].thrown.kept;
+}
+
 SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
 
 SPDL_API void *spdl_local(const spdl_task *task) {
@@ -7332,6 +7495,19 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     return SPDL_E_INVALID;
 }
 
+/* With SPDL_DEBUG, after a call: it fails if it has written more than its buffer holds. */
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
+    spdl__node *node = task->node;
+    if (task->buffer == NULL || spdl__token_row(task->pipeline, task->buffer) >= 0 ||
+        !spdl__batch_overrun(task->holder))
+        return;
+    task->row_error = true;
+    (void)spdl__task_call_error(task, spdl__task_fail(task, "wrote more than the %llu bytes that "
+                                                            "spdl_buffer gave: .item_bytes is too "
+                                                            "small",
+                                                      (spdl__llu)node->row.item_bytes));
+}
+
 /* Calls the function. The row may have anything. */
 SPDL__NOINLINE spdl_result spdl__call(spdl_task *task, void **out) {
     const spdl_profiler *profiler = &task->pipeline->profiler;
@@ -7355,6 +7531,7 @@ SPDL__NOINLINE spdl_result spdl__call(spdl_task *task, void **out) {
         SPDL__PROBE(task_end, node->row.name, task->sequence);
     }
     spdl__store_relaxed32(&task->live, 0);
+    if (SPDL__DEBUGS) spdl__call_debug(task);
     if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
     return result;
 }
@@ -7380,6 +7557,7 @@ SPDL__COLD void spdl__call_shed(spdl_task *task) {
         spdl__task_give_back(task);
     } while (result == SPDL_AGAIN && node->row.again);
     if (none.user != NULL && node->row.free_state != NULL) node->row.free_state(none.user);
+    spdl__thrown_drop(&task->thrown);
     task->parked = parked;
     task->flushing = flushing;
     task->in = in;
@@ -7444,9 +7622,11 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     if (over || task->row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
-        spdl__fail(p, node, task->ticket, task->sequence, result, text);
+        spdl__fail(p, node, task->ticket, task->sequence, result, text, &task->thrown);
+        spdl__thrown_drop(&task->thrown); /* that of an error that was replaced */
         return true;
     }
+    spdl__thrown_drop(&task->thrown);
     if (spdl__add(&node->tolerated, 1) == 0)
         (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
                        (spdl__llu)task->sequence, task->text);
@@ -7524,6 +7704,7 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
     if (task->buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
+    spdl__thrown_drop(&task->thrown);
     spdl__count(&counters->failures, 1);
     spdl__lock(&p->error_lock, &p->locks);
     failure = p->failure_free;
@@ -8015,6 +8196,9 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
     task->taken = call->taken;
     task->call_error = task->row_error = task->cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
+    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (task->call_error)
+        call->result = spdl__call_misused(task, call->result, call->completed);
     return spdl__flow_over(task, counters, call->result, call->completed, now);
 }
 
@@ -8355,6 +8539,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         spdl__flow_source_end(node, s->now);
         return SPDL__NO_CALL;
     }
+    if (SPDL__DEBUGS) spdl__call_debug(task);
     if (task->call_error) result = spdl__call_misused(task, result, out);
     if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
     return spdl__settle(task, s->counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
@@ -8640,7 +8825,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 }
 
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
-                                                    "spdl_batch" };
+                                                    "spdl_batch", 0 };
 
 /* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_state has is the number
    of those that were handed on or left out. */
@@ -8660,7 +8845,7 @@ SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **o
 }
 
 static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbatch", "spdl_batch",
-                                                      "void" };
+                                                      "void", 0 };
 
 /* ============================================================================================= */
 /* >>merge-impl
@@ -8973,7 +9158,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     return result < 0 ? result : SPDL_E_STAGE;
 }
 
-static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL };
+static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL, 0 };
 
 /* ============================================================================================= */
 /* >>next-impl
@@ -9202,13 +9387,17 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
+/* A second consumer or producer. */
+SPDL__COLD spdl_result spdl__inside(const spdl_pipeline *p, const char *function) {
+    spdl__logf(&p->logger, SPDL_LOG_ERROR, "%s: another thread is inside", function);
+    return SPDL_E_INVALID;
+}
+
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
-    if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0)) {
-        spdl__log(&p->logger, SPDL_LOG_ERROR, "spdl: spdl_pipeline_next: another thread is inside");
-        return SPDL_E_INVALID;
-    }
+    if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0))
+        return spdl__inside(p, "spdl_pipeline_next");
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
         spdl__wake_passed(p);
@@ -9231,6 +9420,29 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
     spdl__store32(&p->trainer_inside, 0);
     return result;
+}
+
+/* Whether items of the pipeline are of this type. The names of C and C++ compare only where they
+   are the library's. */
+SPDL__COLD bool spdl__next_fits(const spdl_pipeline *p, const char *type) {
+    const bool known = (p->yields[0] == '[' && type[0] == '[') ||
+                       strncmp(spdl__type_named(p->yields).text, "spdl_", 5) == 0;
+    return !known || spdl__types_fit(type, p->yields);
+}
+
+SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeout_ns,
+                                   const char *type) {
+    if (p != NULL && SPDL__UNLIKELY(p->asked != type)) {
+        if (!spdl__next_fits(p, type)) {
+            spdl__logf(&p->logger, SPDL_LOG_ERROR,
+                       "SPDL_NEXT into a '%s *', but stage %d '%s' yields '%s *'",
+                       spdl__type_named(type).text, p->count - 1, p->last->name,
+                       spdl__type_named(p->yields).text);
+            return SPDL_E_TYPE;
+        }
+        p->asked = type;
+    }
+    return spdl_pipeline_next(p, item, timeout_ns);
 }
 
 SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns) {
@@ -9346,7 +9558,7 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     spdl_result result;
     int tries;
     if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
-    if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->producer_inside, 1) != 0) return spdl__inside(p, "spdl_pipeline_push");
     result = spdl__push_try(p, item);
     if (p->feed->row.drop_oldest) {
         for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
@@ -9366,7 +9578,8 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     const spdl__item end = { NULL, SPDL__END, 0 };
     if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
-    if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->producer_inside, 1) != 0)
+        return spdl__inside(p, "spdl_pipeline_push_end");
     if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0)
         spdl__put(p->feed, 0, &end, spdl_time_ns());
     spdl__wake_changed(p, p->feed);
@@ -9552,6 +9765,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     node->place_epoch = at->epoch;
     node->place_dropped = 0;
     spdl__store_relaxed(&node->failures, 0);
+    spdl__thrown_drop(&node->thrown);
 }
 
 /* What a load makes of the sampler. (>>state-impl) */
@@ -9681,10 +9895,13 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
 #ifndef SPDL_NO_REPORT
     spdl__trace_free(p);
 #endif
-    for (i = 0; p->task != NULL && i < p->workers; ++i)
+    for (i = 0; p->task != NULL && i < p->workers; ++i) {
         (void)spdl__os_file_close(p->task[i].meter.file);
+        spdl__thrown_drop(&p->task[i].thrown);
+    }
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
+        spdl__thrown_drop(&node->thrown);
         if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
         if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
         spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
@@ -9863,7 +10080,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const spdl__row_field fields[] = {
         { "fn", calls, row->fn != NULL, 0, 1 },
-        { "type", "feed", row->type != NULL && row->next == NULL, 0, 1 },
+        { "type", "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
         { "concurrency", "pipe", row->concurrency == 1 ? 0 : row->concurrency, 1,
@@ -9888,6 +10105,9 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "fini", calls, row->fini != NULL, 0, 1 },
     };
     const spdl__row_field *f = fields;
+    if (row->buffer_size > 0 && i == plan->count - 2 && row[1].kind == SPDL_KIND_SINK)
+        return spdl__row_error(plan, i, "buffer_size of the last stage is what SPDL_SINK says: "
+                                        "write SPDL_SINK(%d)", row->buffer_size);
     if (row->kind < SPDL_KIND_SOURCE || row->kind > SPDL_KIND_UNBATCH)
         return spdl__row_error(plan, i, "kind is %d, which is no kind of row", (int)row->kind);
     for (; f < fields + sizeof(fields) / sizeof(fields[0]); ++f) {
@@ -9941,8 +10161,6 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
         { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
         { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
           "size times item_bytes is more than there can be memory" },
-        { i == plan->count - 2 && row->buffer_size != 0,
-          "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage" },
         { row->fini != NULL && row->init == NULL, "fini is set without init" },
         { row->flush && several, "flush is set, but concurrency is more than 1" },
         { row->flush && row->deferred, "deferred and flush are both set" },
@@ -10008,10 +10226,6 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
 }
 
-SPDL__COLD bool spdl__type_any(const char *type) {
-    return strcmp(type, "void") == 0 || strcmp(type, "const void") == 0;
-}
-
 /* What a row hands on, as a type name; "void" fits anything. A merge hands on what its paths do. */
 SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
@@ -10030,14 +10244,21 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
 
 SPDL__COLD const char *spdl__row_takes(const spdl_stage *row) {
     if (row->kind == SPDL_KIND_UNBATCH) return "spdl_batch";
+    if (row->kind == SPDL_KIND_BATCH && row->type != NULL) return row->type;
     return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
 
-/* Whether a stage may take what another yields; it may promise not to change it. */
-SPDL__COLD bool spdl__types_fit(const char *takes, const char *yields) {
-    if (strncmp(takes, "const ", 6) == 0 && strncmp(yields, "const ", 6) != 0) takes += 6;
-    return spdl__type_any(takes) || spdl__type_any(yields) || strcmp(takes, yields) == 0 ||
-           (*takes == '[') != (*yields == '['); /* one name is a compiler's, see >>cpp */
+/* An item that lies in a batch in place, or a buffer, must fit there, as far as sizes are known. */
+SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from) {
+    const spdl_stage *row = &plan->rows[i], *before = &plan->rows[from];
+    const size_t bytes = before->fn != NULL ? before->fn->out_bytes : 0;
+    const bool batch = row->kind == SPDL_KIND_BATCH && row->item_bytes != 0;
+    const size_t room = batch ? row->item_bytes : before->item_bytes;
+    if (bytes <= room || room == 0) return SPDL_OK;
+    return spdl__row_error(plan, batch ? i : from,
+                           "item_bytes is %llu, but '%s' of stage %d '%s' has %llu bytes",
+                           (spdl__llu)room, spdl__type_named(before->fn->out_type).text, from,
+                           spdl__row_name(before), (spdl__llu)bytes);
 }
 
 /* Whether row i can read what row `from` yields; a merge stands for the ends of its paths. */
@@ -10048,9 +10269,11 @@ SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from)
     int k;
     for (k = 0; before->kind == SPDL_KIND_MERGE && k < plan->paths[from]; ++k)
         if (result == SPDL_OK) result = spdl__check_pair(plan, i, plan->path[from][k]);
-    if (result != SPDL_OK || spdl__types_fit(takes, yields)) return result;
-    return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'", takes,
-                           from, spdl__row_name(before), spdl__row_place(before).text, yields);
+    if (result != SPDL_OK) return result;
+    if (spdl__types_fit(takes, yields)) return spdl__check_sizes(plan, i, from);
+    return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'",
+                           spdl__type_named(takes).text, from, spdl__row_name(before),
+                           spdl__row_place(before).text, spdl__type_named(yields).text);
 }
 
 /* A row takes what those before it yield, a source nothing; what a merge hands on has one type. */
@@ -10061,7 +10284,7 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     int first = -1, k;
     if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes))
         return spdl__row_error(plan, i, " is a source, but takes '%s *': it must take 'void *'",
-                               takes);
+                               spdl__type_named(takes).text);
     if (plan->before[i] >= 0 && kind != SPDL_KIND_PATH)
         return spdl__check_pair(plan, i, plan->before[i]);
     for (k = 0; kind == SPDL_KIND_MERGE && k < plan->paths[i] && result == SPDL_OK; ++k) {
@@ -10074,8 +10297,9 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
             continue;
         return spdl__row_error(plan, i,
                                " merges '%s *' of stage %d '%s' with '%s *' of stage %d '%s'",
-                               merged, first, spdl__row_name(&plan->rows[first]), yields, from,
-                               spdl__row_name(&plan->rows[from]));
+                               spdl__type_named(merged).text, first,
+                               spdl__row_name(&plan->rows[first]), spdl__type_named(yields).text,
+                               from, spdl__row_name(&plan->rows[from]));
     }
     return result;
 }
@@ -10162,6 +10386,7 @@ SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
    a matter of tickets. Not of a source that destroy may leave: the batch would be gone. */
 SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
+    if (SPDL__DEBUGS) return false; /* a place of its own can be watched; it is copied */
     return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->again &&
            row->output_order == SPDL_ORDER_INPUT &&
            (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
@@ -10566,6 +10791,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
     p->count = plan->count - 1;
+    p->yields = p->asked = spdl__row_yields(plan, p->count - 1);
     p->references = 1;
     p->seed = desc->seed;
     p->data_hash = desc->data_hash;
@@ -10598,6 +10824,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     spdl__doctor_plan doctor;
     spdl__plan plan;
     spdl_result result;
+    const bool told = desc != NULL && desc->error != NULL;
     if (pipeline == NULL) return SPDL_E_INVALID;
     *pipeline = NULL;
     memset(&known, 0, sizeof(known));
@@ -10619,7 +10846,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
     if (result == SPDL_OK) spdl__rows_warn(*pipeline, &plan);
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
-    if (result != SPDL_OK) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
+    if (result != SPDL_OK && !told) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
 }
 
@@ -14861,7 +15088,8 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index" };
+const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index",
+                                        sizeof(spdl_index) };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -19002,7 +19230,7 @@ namespace {
 static
 #endif
 SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
-                                                        "spdl_npz_bundle" };
+                                                        "spdl_npz_bundle", 0 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -20358,14 +20586,14 @@ namespace {
 SPDL__UNUSED static
 #endif
 const spdl_function spdl__file_rows[8] = {
-    { spdl__files_source, "files", "void", "char" },
-    { spdl__files_pipe, "files_at", "spdl_index", "char" },
-    { spdl__tokens_source, "tokens", "void", "uint32_t" },
-    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t" },
-    { spdl__tokens16_source, "tokens16", "void", "uint16_t" },
-    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t" },
-    { spdl__tar_pipe, "tar", "char", "spdl_record" },
-    { spdl__lines_pipe, "lines", "char", "spdl_record" },
+    { spdl__files_source, "files", "void", "char", 0 },
+    { spdl__files_pipe, "files_at", "spdl_index", "char", 0 },
+    { spdl__tokens_source, "tokens", "void", "uint32_t", 0 },
+    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t", 0 },
+    { spdl__tokens16_source, "tokens16", "void", "uint16_t", 0 },
+    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t", 0 },
+    { spdl__tar_pipe, "tar", "char", "spdl_record", 0 },
+    { spdl__lines_pipe, "lines", "char", "spdl_record", 0 },
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
@@ -20791,7 +21019,8 @@ SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) 
     return result;
 }
 
-static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void" };
+static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void",
+                                                      0 };
 
 /* --- a copy of the events, in order --- */
 
