@@ -894,8 +894,8 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, in
 SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t timeout_ns,
                                    const char *type);
 
-/* spdl_pipeline_next without a cast: `out` is the address of a pointer to any type of object. In C++
-   a type that the last row does not yield is SPDL_E_TYPE, and a line in the log. */
+/* spdl_pipeline_next without a cast: `out` is the address of a pointer to any type of object. In
+   C++ a type that the last row does not yield is SPDL_E_TYPE, and a line in the log. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -2358,6 +2358,8 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
        SPDL_TOKENS16(tokens)   the same of uint16_t, with half of these .item_bytes
        SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
                                pipes: the path or the window that an spdl_index names
+       SPDL_READ()             a pipe: the bytes of each path (char), as a record (spdl_record) with
+                               its name; up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc, whose error is
@@ -2371,12 +2373,16 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_TOKENS16(...)    SPDL__FILE_ROW(SOURCE, 4, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_READ(...)  SPDL__READ_ROW(__VA_ARGS__)
 #define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
     SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,         \
       .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
+#define SPDL__READ_ROW(...)                                                                        \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[8],                                   \
+      .file = __FILE__ ":" SPDL__EXPAND(__LINE__), .free_item = spdl_record_free, __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,            \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
@@ -2386,7 +2392,14 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
     spdl_stage{ .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,       \
                 __VA_ARGS__ }
+#define SPDL__READ_ROW(...)                                                                        \
+    spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[8],                                 \
+                .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }                         \
+        .with_free_item(spdl_record_free)
 #else
+#define SPDL__READ_ROW(...)                                                                        \
+    spdl__row(SPDL_KIND_PIPE, &spdl__file_rows[8], __FILE__,                                       \
+              SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL).with_free_item(spdl_record_free)
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
     spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
               0, NULL)
@@ -2400,9 +2413,9 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[8];
+SPDL_API const spdl_function spdl__file_rows[9];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[8];
+SPDL__UNUSED static const spdl_function spdl__file_rows[9];
 #endif
 
 #ifdef __cplusplus
@@ -2436,7 +2449,7 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[8];
+extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[9];
 #ifndef SPDL_NO_NPZ
 extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
 #endif
@@ -6236,10 +6249,11 @@ SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
 /* With SPDL_DEBUG: whether more was written into a block than it has. It is as new then. */
 SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - SPDL__CANARY_BYTES;
-    size_t i = 0;
-    while (i < SPDL__CANARY_BYTES && canary[i] == SPDL__CANARY) ++i;
-    memset(canary, SPDL__CANARY, SPDL__CANARY_BYTES);
-    return i < SPDL__CANARY_BYTES;
+    const int bytes = (int)SPDL__CANARY_BYTES;
+    int i = 0;
+    while (i < bytes && canary[i] == SPDL__CANARY) ++i;
+    memset(canary, SPDL__CANARY, (size_t)bytes);
+    return i < bytes;
 }
 
 /* Under the lock, or alone. What came back goes in front of the spare ones, the last one first. */
@@ -19590,6 +19604,8 @@ typedef struct spdl__reader {
     size_t have;
 } spdl__reader;
 
+#define SPDL__RECORD_MOST ((uint64_t)1 << 30) /* bytes, unless max_bytes says more */
+
 /* Records "file: at byte N: reason" and returns the result. */
 SPDL__PRINTF(4, 5)
 SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
@@ -20580,12 +20596,33 @@ SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, false, 2, out))
 SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL_RECORDS_TAR, out))
 SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL_RECORDS_LINES, out))
 
+/* SPDL_READ. */
+SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out) {
+    static const spdl_allocator by_malloc = { NULL, NULL, NULL };
+    spdl_record *record = NULL;
+    spdl__reader reader;
+    spdl_error error;
+    spdl_result result;
+    if (in == NULL) return spdl_fail(task, "NULL, not a path");
+    result = spdl__reader_open(&reader, (const char *)in, &error);
+    if (result == SPDL_OK) {
+        result = reader.bytes > SPDL__RECORD_MOST
+                     ? spdl__reader_fail(&reader, SPDL_E_LIMIT, SPDL__RECORD_MOST, "more than 2^30 "
+                                                                                   "bytes")
+                     : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
+                                           &record);
+        (void)spdl__os_file_close(reader.file);
+    }
+    *out = record;
+    return spdl__row_result(task, result, &error);
+}
+
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[8] = {
+const spdl_function spdl__file_rows[9] = {
     { spdl__files_source, "files", "void", "char", 0 },
     { spdl__files_pipe, "files_at", "spdl_index", "char", 0 },
     { spdl__tokens_source, "tokens", "void", "uint32_t", 0 },
@@ -20594,6 +20631,7 @@ const spdl_function spdl__file_rows[8] = {
     { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t", 0 },
     { spdl__tar_pipe, "tar", "char", "spdl_record", 0 },
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0 },
+    { spdl__read_pipe, "read", "char", "spdl_record", 0 },
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
