@@ -262,8 +262,8 @@ typedef struct spdl_allocator {
 
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
-/* Where messages go. Zero means stderr for errors and warnings, nothing for the rest. `text` is one
-   line without a newline. Any thread may call log_fn, workers too. */
+/* Where messages go. Zero means stderr for errors and warnings, with "spdl: " in front, and nothing
+   for the rest. `text` is one line without a newline. Any thread may call log_fn, workers too. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user);
     void *user;
@@ -4290,14 +4290,14 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                                                 spdl_error *error) {
     if ((allocator->alloc_fn == NULL) == (allocator->free_fn == NULL)) return SPDL_OK;
     return spdl__error_set(error, SPDL_E_INVALID,
-                           "spdl: %s: set both functions of the allocator or none", what);
+                           "%s: set both functions of the allocator or none", what);
 }
 
 SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
     if (logger->log_fn != NULL)
         logger->log_fn(level, text, logger->user);
     else if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "%s\n", text);
+        (void)fprintf(stderr, "spdl: %s\n", text);
 }
 
 /* The same, as printf would write it. */
@@ -4830,7 +4830,7 @@ struct spdl_ring {
 SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side) {
     const bool entered = !SPDL__DEBUGS || ring->core.mode != SPDL_RING_SPSC ||
                          spdl__exchange32(&side->inside, 1) == 0;
-    SPDL__ASSERT(entered && "spdl: two threads on a side of a ring that is for one");
+    SPDL__ASSERT(entered && "two threads on a side of a ring that is for one");
     return entered;
 }
 
@@ -5043,15 +5043,15 @@ SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.
 SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     if (desc->capacity < 1 || desc->capacity > SPDL__RING_MAX_CAPACITY)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: capacity is %llu, must be 1 to %llu",
+                               "ring: capacity is %llu, must be 1 to %llu",
                                (spdl__llu)desc->capacity, (spdl__llu)SPDL__RING_MAX_CAPACITY);
     if (desc->item_bytes > SPDL__RING_MAX_ITEM)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: item_bytes is %llu, must be at most %d",
+                               "ring: item_bytes is %llu, must be at most %d",
                                (spdl__llu)desc->item_bytes, SPDL__RING_MAX_ITEM);
     if (desc->mode != SPDL_RING_MPMC && desc->mode != SPDL_RING_SPSC)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: mode is %d, must be SPDL_RING_MPMC or SPDL_RING_SPSC",
+                               "ring: mode is %d, must be SPDL_RING_MPMC or SPDL_RING_SPSC",
                                (int)desc->mode);
     return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
@@ -5095,7 +5095,7 @@ no_second_event:
 no_event:
     spdl__free(&desc->allocator, made, spdl__ring_strides(&core) * core.stride);
 no_ring:
-    return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: ring: out of memory");
+    return spdl__error_set(desc->error, SPDL_E_NOMEM, "ring: out of memory");
 }
 
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
@@ -5631,14 +5631,14 @@ SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const ch
                                               spdl_error *error) {
     if (policy->nice < -20 || policy->nice > 19)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: %s: policy.nice is %d, must be -20 to 19", whose,
+                               "%s: policy.nice is %d, must be -20 to 19", whose,
                                policy->nice);
     if (policy->sched < SPDL_SCHED_DEFAULT || policy->sched > SPDL_SCHED_IDLE)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: %s: policy.sched is %d, which is no class", whose,
+                               "%s: policy.sched is %d, which is no class", whose,
                                (int)policy->sched);
     if (policy->cpu_count < 0 || (policy->cpu_count > 0 && policy->cpus == NULL))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: policy.cpu_count is %d%s", whose,
+        return spdl__error_set(error, SPDL_E_INVALID, "%s: policy.cpu_count is %d%s", whose,
                                policy->cpu_count,
                                policy->cpus == NULL ? ", but policy.cpus is NULL" : "");
     return SPDL_OK;
@@ -5657,7 +5657,7 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     for (i = 0; i < 3; ++i)
         if (number[i].value < number[i].least || number[i].value > number[i].most)
             return spdl__error_set(desc->error, SPDL_E_INVALID,
-                                   "spdl: pool: %s is %d, must be %d to %d", number[i].name,
+                                   "pool: %s is %d, must be %d to %d", number[i].name,
                                    number[i].value, number[i].least, number[i].most);
     result = spdl__policy_check(&desc->policy, "pool", desc->error);
     if (result != SPDL_OK) return result;
@@ -5722,7 +5722,7 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
         if (!spdl__os_thread_start(&worker->thread, name, policy, desc->stack_bytes,
                                    spdl__worker_main, worker))
             return spdl__error_set(desc->error, SPDL_E_THREAD,
-                                   "spdl: pool '%s': thread %d of %d could not be created%s",
+                                   "pool '%s': thread %d of %d could not be created%s",
                                    pool->name, pool->threads, desc->workers, SPDL__OS_NO_THREAD);
     }
     for (i = desc->workers; i < pool->places && spdl__load32(&pool->init_result) == 0;
@@ -5734,11 +5734,11 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     spdl__pool_await32(pool, &pool->started, (uint32_t)desc->workers);
     result = (spdl_result)(int)spdl__load32(&pool->init_result);
     if (result != SPDL_OK)
-        return spdl__error_set(desc->error, result, "spdl: pool '%s': init of a worker failed: %s",
+        return spdl__error_set(desc->error, result, "pool '%s': init of a worker failed: %s",
                                pool->name, spdl_result_text(result));
     if (!spdl__load32(&pool->policy_refused)) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pool '%s': the system refuses the policy of its threads"
+                           "pool '%s': the system refuses the policy of its threads"
                            " (nice %d, sched %d, %d cpus)",
                            pool->name, policy->nice, (int)policy->sched, policy->cpu_count);
 }
@@ -5760,7 +5760,7 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
     if (made != NULL) made->desc = *desc;
     result = made != NULL ? spdl__pool_build(made) : SPDL_E_NOMEM;
     if (result != SPDL_OK)
-        spdl__error_set(desc->error, result, "spdl: pool: out of memory");
+        spdl__error_set(desc->error, result, "pool: out of memory");
     else
         result = spdl__pool_start(made);
     if (result == SPDL_OK) {
@@ -5779,7 +5779,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
     if (spdl__load32(&pool->clients) > 0) why = "a pipeline is still on the pool";
     if (why != NULL) {
         spdl__logf(&pool->desc.logger, SPDL_LOG_ERROR,
-                   "spdl: spdl_pool_destroy: %s, nothing was done", why);
+                   "spdl_pool_destroy: %s, nothing was done", why);
         return;
     }
     spdl_pool_stop(pool, SPDL_FOREVER);
@@ -6972,6 +6972,8 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
    Threads: the mark of a row belongs to the thread that is inside alone, that of the sink and `at`
             to the consumer. Whoever takes a slot has what was written before it was put. */
 
+static const char spdl__unsaved[] = "the position of this pipeline cannot be saved";
+
 /* A result of the source's item `item` passes. */
 SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t item, bool many) {
     if (!many) {
@@ -7270,7 +7272,7 @@ SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t ne
 /* What is known of a failed call. */
 SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_result result,
                                     const char *text, spdl_error *error) {
-    spdl__error_set(error, result, "spdl: stage %d '%s', item %llu: %s", node->index, node->name,
+    spdl__error_set(error, result, "stage %d '%s', item %llu: %s", node->index, node->name,
                     (spdl__llu)item, text);
     error->stage = node->index;
     error->item = item;
@@ -7327,7 +7329,7 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
         for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
         if (spdl__exchange(&node->logged, dropped) != dropped)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu of %llu %s of stage %d '%s' %s, the first: %s",
+                       "%llu of %llu %s of stage %d '%s' %s, the first: %s",
                        (spdl__llu)dropped, (spdl__llu)calls, items ? "items" : "calls", i,
                        node->name, items ? "were dropped" : "failed", node->first_text);
     }
@@ -7394,7 +7396,7 @@ SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
 SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
     if (spdl__task_running(task)) return true;
     spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-               "spdl: %s: not inside of a call of this stage", function);
+               "%s: not inside of a call of this stage", function);
     return false;
 }
 
@@ -7407,7 +7409,7 @@ SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
     va_end(args);
     if (!running)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-                   "spdl: spdl_fail: not inside of a call of this stage: %s", text);
+                   "spdl_fail: not inside of a call of this stage: %s", text);
     return SPDL_E_STAGE;
 }
 
@@ -7495,7 +7497,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     const spdl_stage *row = &task->node->row;
     const bool again = result == SPDL_AGAIN && row->again;
     if (result == SPDL_PENDING && row->deferred) {
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "stage %d '%s', item %llu: %s",
                    task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
         task->call_error = task->row_error = false;
     }
@@ -7645,7 +7647,7 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
         (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
                        (spdl__llu)task->sequence, task->text);
     if (p->logger.log_fn != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: stage %d '%s', item %llu: %.300s (tolerated)",
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "stage %d '%s', item %llu: %.300s (tolerated)",
                    node->index, node->name, (spdl__llu)task->sequence, task->text);
     return false;
 }
@@ -7691,7 +7693,7 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
         spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
-                   "spdl: stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
+                   "stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
                    node->index, node->name, SPDL__NULLS);
 }
 
@@ -7935,7 +7937,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
 SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
     spdl__parked *call = task->parked;
     spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
-              "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
+              "a call that did not return SPDL_PENDING was completed with spdl_complete");
     if (call->result == SPDL_OK && call->completed != task->in.item && call->completed != out &&
         call->completed != task->buffer)
         spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
@@ -8013,7 +8015,7 @@ SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result res
         if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
     } else {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl: spdl_complete: no such call, or it was completed before");
+                  "spdl_complete: no such call, or it was completed before");
     }
     spdl__sub32(&p->completing, 1);
     return found ? SPDL_OK : SPDL_E_INVALID;
@@ -9895,7 +9897,7 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
                 items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
         if (items > 0)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu items of stage %d '%s' were freed by nobody: its row has no "
+                       "%llu items of stage %d '%s' were freed by nobody: its row has no "
                        "free_item", (spdl__llu)items, i, p->node[i].name);
     }
 }
@@ -9967,7 +9969,7 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
         const spdl__node *node = &p->node[i];
         if ((spdl__load(node->word) & SPDL__ACTIVE) == 0) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
+                   "spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
                    node->own_thread ? "no longer waits for" : "waits for", i, node->name,
                    node->row.deferred ? " and be completed" : "");
     }
@@ -9989,7 +9991,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (p == NULL || spdl__pipeline_forked(p)) return;
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+                  "spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
         return;
     }
     spdl__doctor_close(p);
@@ -10061,7 +10063,7 @@ SPDL__COLD spdl__place spdl__row_place(const spdl_stage *row) {
     return place;
 }
 
-/* "spdl: file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
+/* "file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
    about types: "... 'decode' takes ...", SPDL_E_TYPE. */
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char *format, ...) {
@@ -10072,7 +10074,7 @@ SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__error_set(plan->desc->error, result, "spdl: %s: stage %d '%s'%s%s",
+    spdl__error_set(plan->desc->error, result, "%s: stage %d '%s'%s%s",
                     spdl__row_place(row).text, i, spdl__row_name(row),
                     result == SPDL_E_TYPE ? "" : ": ", text);
     plan->desc->error->stage = i;
@@ -10119,7 +10121,8 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "fini", calls, row->fini != NULL, 0, 1 },
     };
     const spdl__row_field *f = fields;
-    if (row->buffer_size > 0 && i == plan->count - 2 && row[1].kind == SPDL_KIND_SINK)
+    if (row->buffer_size > 0 && i == plan->count - 2 && row->kind != SPDL_KIND_SINK &&
+        row[1].kind == SPDL_KIND_SINK)
         return spdl__row_error(plan, i, "buffer_size of the last stage is what SPDL_SINK says: "
                                         "write SPDL_SINK(%d)", row->buffer_size);
     if (row->kind < SPDL_KIND_SOURCE || row->kind > SPDL_KIND_UNBATCH)
@@ -10367,7 +10370,7 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
         (void)snprintf(why, sizeof(why), "too many stages: %d rows, at most %d and a sink",
                        plan->count, SPDL_MAX_STAGES);
     if (why[0] == '\0') return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: pipeline: %s", why);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
 }
 
 SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
@@ -10721,7 +10724,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
     if (!spdl__os_thread_start(&p->producer_thread, name, policy, desc->stack_bytes,
                                spdl__producer_main, p))
         return spdl__error_set(desc->error, SPDL_E_THREAD,
-                               "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                               "pipeline: the thread of stage 0 '%s' could not be created%s",
                                p->producer->name, SPDL__OS_NO_THREAD);
     p->producer_started = true;
     if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
@@ -10732,7 +10735,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
     spdl__os_thread_join(&p->producer_thread);
     p->producer_started = false;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pipeline: the system refuses the policy of the thread of stage 0 "
+                           "pipeline: the system refuses the policy of the thread of stage 0 "
                            "'%s'", p->producer->name);
 }
 
@@ -10756,7 +10759,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
         p->slot = spdl__pool_attach(p->pool, &p->client, &p->bit);
         if (p->slot == NULL)
             return spdl__error_set(desc->error, SPDL_E_LIMIT,
-                                   "spdl: pipeline: the pool has %d pipelines already",
+                                   "pipeline: the pool has %d pipelines already",
                                    SPDL__MAX_CLIENTS);
     }
     return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
@@ -10781,7 +10784,7 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
         const spdl__node *node = &p->node[i];
         if (node->row.deferred || node->row.concurrency <= threads) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: %s: stage %d '%s': concurrency is %d, but no more calls than its %d "
+                   "%s: stage %d '%s': concurrency is %d, but no more calls than its %d "
                    "worker%s can run at the same time",
                    spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
                    threads, threads > 1 ? "s" : "");
@@ -10793,7 +10796,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     const spdl_pipeline_desc *desc = plan->desc;
     spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*p),
                                                            SPDL_CACHE_LINE);
-    static const char *const no_memory = "spdl: pipeline: out of memory";
+    static const char *const no_memory = "pipeline: out of memory";
     spdl_result result;
     if (p == NULL || !spdl__pipeline_events(p)) {
         spdl__free(&desc->allocator, p, sizeof(*p));
@@ -10853,7 +10856,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
-        spdl__log(&known.logger, SPDL_LOG_WARN, "spdl: no doctor where items are pushed: the "
+        spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: the "
                                                 "statistics say how soon they are answered");
         plan.doctor = NULL;
     }
@@ -12177,7 +12180,7 @@ SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, con
     if (snprintf(to, SPDL__PATH_BYTES, "%s", from != NULL ? from : "") < SPDL__PATH_BYTES)
         return true;
     to[0] = '\0';
-    spdl__logf(logger, SPDL_LOG_WARN, "spdl: %s: the name has more than %d bytes: \"%.60s...\"",
+    spdl__logf(logger, SPDL_LOG_WARN, "%s: the name has more than %d bytes: \"%.60s...\"",
                what, SPDL__PATH_BYTES - 1, from);
     return false;
 }
@@ -12208,7 +12211,7 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
         if (plan->desc.table)
             plan->desc.every = every;
         else
-            spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_STATS is \"%.200s\", but not a number of "
+            spdl__logf(logger, SPDL_LOG_WARN, "SPDL_STATS is \"%.200s\", but not a number of "
                                               "seconds: no reports", stats);
     }
     if (json != NULL) (void)spdl__path_copy(plan->json, json, "SPDL_REPORT", logger);
@@ -12260,7 +12263,7 @@ static const spdl__field spdl__process_fields[] = {
 /* After a `reason`, which may be NULL, nothing more is written to the file. */
 SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const char *reason) {
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no %s in %.400s: %s", what, r->plan.json,
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no %s in %.400s: %s", what, r->plan.json,
                reason);
     (void)spdl__os_file_close(r->json_file);
     r->json_file = SPDL__NO_FILE;
@@ -12326,7 +12329,7 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no more statistics on stderr: %s",
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no more statistics on stderr: %s",
                reason);
     r->plan.desc.table = false;
 }
@@ -12412,7 +12415,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
     } else {
         spdl__free(&p->allocator, r, bytes);
     }
-    spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: no memory or thread for reports: there are none");
+    spdl__logf(&p->logger, SPDL_LOG_WARN, "no memory or thread for reports: there are none");
 }
 
 /* Before the pipeline is freed: the last reports are written, the thread ends. */
@@ -12438,7 +12441,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
     if (asked != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: %s is ignored: this program was built with "
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "%s is ignored: this program was built with "
                                               "SPDL_NO_REPORT, without reports and traces", asked);
 }
 
@@ -12449,7 +12452,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
     const char *value = spdl__os_environment("SPDL_DOCTOR");
     (void)plan;
     if (desc != NULL || (value != NULL && strcmp(value, "0") != 0))
-        spdl__logf(logger, SPDL_LOG_WARN, "spdl: there is no doctor: this program was built with "
+        spdl__logf(logger, SPDL_LOG_WARN, "there is no doctor: this program was built with "
                                           "SPDL_NO_REPORT");
     return false;
 }
@@ -12485,19 +12488,19 @@ struct spdl_cache { /* written by the owner */
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
     const uint64_t after = spdl__max(desc->num_caches, desc->return_caches_after);
     if (desc->next == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: cache: next is NULL");
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "cache: next is NULL");
     if (desc->num_caches < 1 || desc->num_caches > SIZE_MAX / sizeof(void *))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: num_caches is %llu, must be at least 1 and fit memory",
+                               "cache: num_caches is %llu, must be at least 1 and fit memory",
                                (spdl__llu)desc->num_caches);
     if (desc->return_caches_after != 0 && desc->return_caches_after < desc->num_caches)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: return_caches_after is %llu, must be at least "
+                               "cache: return_caches_after is %llu, must be at least "
                                "num_caches, %llu", (spdl__llu)desc->return_caches_after,
                                (spdl__llu)desc->num_caches);
     if (desc->stop_after != 0 && desc->stop_after < after)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: stop_after is %llu, must be at least "
+                               "cache: stop_after is %llu, must be at least "
                                "return_caches_after, %llu", (spdl__llu)desc->stop_after,
                                (spdl__llu)after);
     return spdl__allocator_check(&desc->allocator, "cache", desc->error);
@@ -12518,7 +12521,7 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
             &desc->allocator, (size_t)desc->num_caches * sizeof(void *), sizeof(void *));
     if (made == NULL || made->item == NULL) {
         spdl__free(&desc->allocator, made, sizeof(*made));
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: cache: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "cache: out of memory");
     }
     made->desc = *desc;
     made->desc.error = NULL; /* the caller's, for this call only */
@@ -12833,13 +12836,13 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
 
 SPDL__COLD spdl_result spdl__headspace_check(const spdl_headspace_desc *desc) {
     if (desc->next == NULL || desc->step == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: %s is NULL",
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "headspace: %s is NULL",
                                desc->next == NULL ? "next" : "step");
     if (desc->kept < 0)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: headspace: kept is %d, must be at least 1", desc->kept);
+                               "headspace: kept is %d, must be at least 1", desc->kept);
     if (!(desc->seconds <= 86400 && (desc->seconds >= 0.1 || desc->seconds == 0)))
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: seconds is %g, "
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "headspace: seconds is %g, "
                                                             "must be 0.1 to 86400", desc->seconds);
     return spdl__allocator_check(&desc->allocator, "headspace", desc->error);
 }
@@ -12945,7 +12948,7 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     h->queued[SPDL__LIVE] += (double)w[SPDL__LIVE].queued_ns / (double)w[SPDL__LIVE].ns;
     h->queued[SPDL__STILL] += (double)w[SPDL__STILL].queued_ns / (double)w[SPDL__STILL].ns;
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
-               "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
+               "headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
                "processors%s", r->round + 1,
                1e9 * spdl__share(w[SPDL__LIVE].steps, w[SPDL__LIVE].ns),
                1e9 * spdl__share(w[SPDL__STILL].steps, w[SPDL__STILL].ns), others,
@@ -13079,7 +13082,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
     h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
     if (h == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
     h->desc = desc;
     h->report = report;
     h->item = (void **)(h + 1);
@@ -13095,7 +13098,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     spdl__free(&desc->allocator, h, bytes);
     if (result == SPDL_OK || report->ended) return SPDL_OK;
     return spdl__error_set(desc->error, result,
-                           "spdl: headspace: next returned '%s' after %llu items",
+                           "headspace: next returned '%s' after %llu items",
                            spdl_result_text(result), (spdl__llu)report->items);
 }
 
@@ -13791,7 +13794,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
     (void)spdl__os_file_close(file);
     spdl__free(&d->p->allocator, buffer, room);
     if (reason != NULL)
-        spdl__logf(&d->p->logger, SPDL_LOG_WARN, "spdl: doctor: no report in %.400s: %s",
+        spdl__logf(&d->p->logger, SPDL_LOG_WARN, "doctor: no report in %.400s: %s",
                    path != NULL ? path : "stderr", reason);
 }
 
@@ -13957,7 +13960,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         (void)snprintf(word, sizeof(word), "%.*s", length, at);
         if (!spdl__doctor_word(plan, word)) {
             spdl__logf(logger, SPDL_LOG_WARN,
-                       "spdl: SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
+                       "SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
                        "nor replay, raise or steps=N: no doctor", value, word);
             return false;
         }
@@ -14554,34 +14557,34 @@ SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc
     uint64_t bits;
     bool some = false;
     if (desc->weights == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights is NULL");
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights is NULL");
     for (i = 0; i < desc->sources; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights[%llu] is "
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights[%llu] is "
                                    "%g, must be a number that is not negative", (spdl__llu)i,
                                    desc->weights[i]);
         some = some || bits << 1 != 0;
     }
     if (some) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_INVALID,
-                           "spdl: mixture: the sum of weights is 0");
+                           "mixture: the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
     spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
     size_t i;
     if (result == SPDL_OK && (desc->sources < 1 || desc->sources > 65536))
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
+        result = spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: sources is %llu, "
                                  "must be from 1 to 65536", (spdl__llu)desc->sources);
     if (result == SPDL_OK && (unsigned)desc->at_end > SPDL_MIXTURE_REPEAT)
-        result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: at_end is %d",
+        result = spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: at_end is %d",
                                  (int)desc->at_end);
     if (result == SPDL_OK) result = spdl__mixture_check_weights(desc);
     for (i = 0; result == SPDL_OK && desc->lengths != NULL && i < desc->sources; ++i)
         if (desc->lengths[i] > SPDL__MOST ||
             (desc->lengths[i] == 0 && desc->at_end == SPDL_MIXTURE_REPEAT))
-            result = spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: lengths[%llu] is "
+            result = spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: lengths[%llu] is "
                                      "%llu", (spdl__llu)i, (spdl__llu)desc->lengths[i]);
     return result;
 }
@@ -14639,10 +14642,10 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
     if (result == SPDL_OK) *mixture = m;
     else spdl_mixture_destroy(m);
     if (result == SPDL_E_LIMIT)
-        return spdl__error_set(desc->error, result, "spdl: mixture: with SPDL_MIXTURE_GO_ON there "
+        return spdl__error_set(desc->error, result, "mixture: with SPDL_MIXTURE_GO_ON there "
                                "are too many ends of so many sources");
     return result == SPDL_OK ? SPDL_OK
-                             : spdl__error_set(desc->error, result, "spdl: mixture: no memory");
+                             : spdl__error_set(desc->error, result, "mixture: no memory");
 }
 
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
@@ -14671,7 +14674,7 @@ struct spdl_sampler {
 };
 
 SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: %s", why);
 }
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
@@ -14694,7 +14697,7 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
                               ? "has another length than its source in the mixture"
                               : NULL;
         if (why != NULL)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
     return SPDL_OK;
@@ -14704,11 +14707,11 @@ SPDL__COLD spdl_result spdl__ranks_check(const spdl_ranks *ranks, const char *wh
                                          spdl_error *error) {
     if (ranks->world == 0 && ranks->rank == 0) return SPDL_OK; /* not set */
     if (ranks->world < 1)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: world is %d, must be at least 1",
+        return spdl__error_set(error, SPDL_E_INVALID, "%s: world is %d, must be at least 1",
                                what, ranks->world);
     if (ranks->rank >= 0 && ranks->rank < ranks->world) return SPDL_OK;
     return spdl__error_set(error, SPDL_E_INVALID,
-                           "spdl: %s: rank is %d, must be from 0 to world - 1, which is %d", what,
+                           "%s: rank is %d, must be from 0 to world - 1, which is %d", what,
                            ranks->rank, ranks->world - 1);
 }
 
@@ -14728,7 +14731,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_FUNCTION)
         return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
     if (desc->draws <= desc->count) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but each of "
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: draws is %llu, but each of "
                            "the %llu indices comes once", (spdl__llu)desc->draws,
                            (spdl__llu)desc->count);
 }
@@ -14794,7 +14797,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     }
     if (s == NULL || !spdl__sampler_build(s, desc)) {
         spdl_sampler_destroy(s);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
     }
     s->length = desc->draws != 0                         ? desc->draws
                 : desc->order == SPDL_SAMPLE_MIXTURE ? desc->mixture->length
@@ -15060,12 +15063,12 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
         const char *world = spdl__os_environment(names[i][1]);
         if (rank == NULL) continue;
         if (world == NULL)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is set, but %s is not",
+            return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is set, but %s is not",
                                    names[i][0], names[i][1]);
         if (spdl__text_number(rank, 10, "", &first) == NULL ||
             spdl__text_number(world, 10, "", &second) == NULL || second > INT32_MAX ||
             first >= second)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is %.32s and %s is "
+            return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is %.32s and %s is "
                                    "%.32s, must be a number and a larger one", names[i][0], rank,
                                    names[i][1], world);
         ranks->rank = (int)first;
@@ -15428,7 +15431,7 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     if (slot >= (uint64_t)y->slots || at % y->stride != (y->item > 0 ? 0 : y->head)) {
         spdl__error_clear(&error);
         (void)spdl__error_set(&error, SPDL_E_INVALID,
-                              "spdl: loader '%s': an item does not lie in a slot: rows after stage "
+                              "loader '%s': an item does not lie in a slot: rows after stage "
                               "%d '%s', the last one with .item_bytes, may only hand on what it "
                               "makes", l->name, y->row, l->stage_name[y->row]);
         spdl__child_fail(child, &error);
@@ -15467,7 +15470,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
         result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
         if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
         if (result != SPDL_OK && error->result != result)
-            (void)spdl__error_set(error, result, "spdl: loader '%s': its pipeline cannot be "
+            (void)spdl__error_set(error, result, "loader '%s': its pipeline cannot be "
                                   "rewound: %s", child->loader->name, spdl_result_text(result));
     } else if (texts > 0) {
         for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; ++i) {
@@ -15621,7 +15624,8 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
 /* For stderr, where no log_fn was given. */
 SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
     if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "%s: %s\n", ((const spdl__child *)user)->loader->name, text);
+        (void)fprintf(stderr, "spdl: loader '%s': %s\n",
+                      ((const spdl__child *)user)->loader->name, text);
 }
 
 /* What a life before this one has left: what was published, and the slots that are not ours. */
@@ -15653,7 +15657,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_stage *rows = (spdl_stage *)SPDL_MALLOC(l->count * sizeof(*rows));
     size_t i;
     if (rows == NULL) {
-        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "loader: out of memory");
         return;
     }
     memcpy(rows, l->rows, l->count * sizeof(*rows));
@@ -15818,7 +15822,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     spdl__text t = spdl__text_start(end.text, sizeof(end.text));
     spdl__error_clear(&end);
     end.result = SPDL_E_PROCESS;
-    spdl__text_add(&t, "spdl: loader '%s': the child ", l->name);
+    spdl__text_add(&t, "loader '%s': the child ", l->name);
     if (v->why != NULL)
         spdl__text_add(&t, "was killed, as it %s", v->why);
     else if (how < 0)
@@ -15828,8 +15832,8 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
                        how == 0 ? ", but not its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
     spdl__text_take(begun, l->shared->begun);
-    if (again && strncmp(begun, "spdl: ", 6) == 0) {
-        spdl__text_add(&t, "; it is not started again: %.200s", begun + 6);
+    if (again && strncmp(begun, spdl__unsaved, strlen(spdl__unsaved)) == 0) {
+        spdl__text_add(&t, "; it is not started again: %.200s", begun);
         again = false;
     }
     spdl__supervisor_gone(v, &end, !again);
@@ -15889,7 +15893,7 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     if (reason != NULL) {
         spdl__error_clear(&end);
         (void)spdl__error_set(&end, SPDL_E_PROCESS,
-                              "spdl: loader '%s': the child could not be started: %.60s", l->name,
+                              "loader '%s': the child could not be started: %.60s", l->name,
                               reason);
         spdl__supervisor_gone(&v, &end, true);
     }
@@ -15910,7 +15914,7 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     spdl__error_clear(&l->error);
-    return spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
+    return spdl__error_set(&l->error, result, "loader '%s': %s", l->name, text);
 }
 
 SPDL__COLD spdl_result spdl__loader_log(const spdl_loader *l, spdl_result result) {
@@ -16164,7 +16168,7 @@ SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *t
     for (i = 0; i < count; ++i, at += length + 1) {
         length = strlen(texts[i]);
         if (i >= SPDL__LOADER_TEXTS / 64 || length >= sizeof(s->text) - at)
-            return spdl__error_set(error, SPDL_E_LIMIT, "spdl: loader '%s': %d texts are more than "
+            return spdl__error_set(error, SPDL_E_LIMIT, "loader '%s': %d texts are more than "
                                    "a loader takes", l->name, count);
         memcpy(s->text + at, texts[i], length + 1);
     }
@@ -16184,7 +16188,7 @@ SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, 
     while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count || spdl__loader_forked(l))
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_loader_load: no loader, or text %d is not there", i);
+                               "spdl_loader_load: no loader, or text %d is not there", i);
     if (l->error.result == SPDL_E_PROCESS) {
         if (error != NULL) *error = l->error;
         return SPDL_E_PROCESS;
@@ -16209,11 +16213,11 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
     sum = spdl__text_field(l->text, "sum");
     (void)snprintf(text, bytes, "%s", result == SPDL_OK ? l->text : error.text);
     if (result != SPDL_OK) return result;
-    if (strncmp(l->text, "spdl: ", 6) == 0) return SPDL_E_UNSUPPORTED;
+    if (strncmp(l->text, spdl__unsaved, strlen(spdl__unsaved)) == 0) return SPDL_E_UNSUPPORTED;
     if (sum != NULL && spdl__text_number(sum, 16, "", &number) != NULL &&
         number == spdl__state_sum(l->text, (size_t)(sum - 5 - l->text)))
         return (int)strlen(l->text);
-    (void)snprintf(text, bytes, "spdl: loader '%s': the position that the child has written makes "
+    (void)snprintf(text, bytes, "loader '%s': the position that the child has written makes "
                    "no sense", l->name);
     return SPDL_E_CHECKSUM;
 }
@@ -16378,7 +16382,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     if (l->ledger == NULL || l->held == NULL)
         return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
-               "spdl: loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
+               "loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
                "were left", l->name, bytes, y->slots, slot, (double)room.left / mib);
     return SPDL_OK;
 }
@@ -16395,7 +16399,7 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
                                  (spdl__llu)threads);
     if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL)
         spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-                   "spdl: loader '%s': no doctor in another process: create a pipeline of the same "
+                   "loader '%s': no doctor in another process: create a pipeline of the same "
                    "rows for one", l->name);
     l->command = l->shared->command = 1; /* to begin at the beginning */
     l->commanded = true;
@@ -16432,10 +16436,10 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
     if (result == SPDL_OK) {
         l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
-        if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "loader: out of memory");
     }
     if (l == NULL) {
-        spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
+        if (known.error == NULL) spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
         return result;
     }
     l->desc = known;
@@ -16454,7 +16458,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
         return SPDL_OK;
     }
     *why = l->error;
-    (void)spdl__loader_log(l, result);
+    if (known.error == NULL) (void)spdl__loader_log(l, result);
     spdl__loader_release(l);
     return result;
 }
@@ -16484,7 +16488,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     if (loader == NULL) return SPDL_E_INVALID;
     *loader = NULL;
     return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_UNSUPPORTED,
-                           "spdl: loader: there are no processes that share memory here: create a "
+                           "loader: there are no processes that share memory here: create a "
                            "pipeline of the same rows");
 }
 SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
@@ -16508,7 +16512,7 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
 SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_load: no loader");
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl_loader_load: no loader");
 }
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     (void)l, (void)sequence, (void)timeout_ns;
@@ -18849,7 +18853,7 @@ SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
                                    spdl_error *error) {
     spdl__npz_reader r;
-    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: info is NULL");
+    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "npz: info is NULL");
     spdl__npz_init_reader(&r, npz, error);
     r.info = info;
     (void)spdl__npz_start(&r, index);
@@ -18922,7 +18926,7 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
                                    bool *aligned, spdl_error *error) {
     const uint8_t *found = NULL;
     spdl__npz_reader r;
-    if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: data is NULL");
+    if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "npz: data is NULL");
     spdl__npz_init_reader(&r, npz, error);
     if (spdl__npz_start(&r, index) && spdl__npz_find_data(&r, &found)) {
         *data = found;
@@ -20366,7 +20370,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
     tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
                                                    sizeof(*tokens->at), 64);
     if (tokens->at == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "tokens: out of memory");
     while (result == SPDL_OK && tokens->opened < tokens->count) {
         spdl__shard *shard = &tokens->at[tokens->opened];
         result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
@@ -20391,18 +20395,18 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
     spdl__error_clear(desc.error);
     if (tokens != NULL) *tokens = NULL;
     if (tokens == NULL || files == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: an argument is NULL");
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: an argument is NULL");
     if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: length is %llu",
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: length is %llu",
                                (spdl__llu)desc.length);
     if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
         return spdl__error_set(desc.error, SPDL_E_INVALID,
-                               "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
+                               "tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
     result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
     if (result != SPDL_OK) return result;
     made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
     if (made == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "tokens: out of memory");
     made->allocator = desc.allocator;
     result = spdl__tokens_fill(made, files, &desc);
     if (result == SPDL_OK) *tokens = made;
@@ -20484,10 +20488,10 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     if (index >= tokens->windows)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: no window %llu: there are %llu",
+        return spdl__error_set(error, SPDL_E_INVALID, "no window %llu: there are %llu",
                                (spdl__llu)index, (spdl__llu)tokens->windows);
     if (wide < width)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
+        return spdl__error_set(error, SPDL_E_INVALID, "windows of uint16_t, but the shards "
                                "have 4 bytes a token");
     shard = &tokens->at[spdl__last_at_most(&tokens->at->first, sizeof(*tokens->at), tokens->count,
                                            index * tokens->length)];
@@ -20682,7 +20686,7 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
     if (p == NULL || text == NULL || bytes == 0) return SPDL_E_INVALID;
     why = spdl__state_write(p, &line);
     if (why != NULL) {
-        (void)snprintf(text, bytes, "spdl: the position of this pipeline cannot be saved: %s", why);
+        (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
         return SPDL_E_UNSUPPORTED;
     }
     bytes = (size_t)spdl__min(bytes - 1, line.length);
@@ -20710,7 +20714,7 @@ SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return spdl__error_set(l->error, result, "spdl: spdl_state_load: text %d %s", l->at, text);
+    return spdl__error_set(l->error, result, "spdl_state_load: text %d %s", l->at, text);
 }
 
 /* A field that has to be there. */
@@ -20899,7 +20903,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     l->sampler.length = l->p->sampler->length;
     there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
     if (there == NULL)
-        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
+        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl_state_load: no memory");
     result = spdl__state_pick(l, there, &own);
     spdl__free(heap, there, (size_t)l->count * sizeof(*there));
     if (result != SPDL_OK) return result;
@@ -20926,11 +20930,11 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     while (p != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_state_load: no pipeline, or text %d is not there", i);
+                               "spdl_state_load: no pipeline, or text %d is not there", i);
     why = p->unsaved;
     if (why != NULL)
         return spdl__error_set(error, SPDL_E_UNSUPPORTED,
-                               "spdl: spdl_state_load: this pipeline has no position: %s", why);
+                               "spdl_state_load: this pipeline has no position: %s", why);
     l.p = p;
     l.texts = texts;
     l.count = count;
@@ -20944,7 +20948,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
           : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
                                      : "not in a stage, beside next or push, or after a fork";
-    return spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
+    return spdl__error_set(error, result, "spdl_state_load: %s", why);
 }
 
 /* --- random numbers --- */
@@ -21233,14 +21237,14 @@ SPDL__COLD spdl_result spdl__trace_save(const spdl_pipeline *p, spdl__os_file fi
         spdl__free(&p->allocator, records, most * sizeof(*records));
     }
     if (failure != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s", path, failure);
     else if (dropped > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: trace '%s': the latest %llu events are there, %llu were dropped "
+                   "trace '%s': the latest %llu events are there, %llu were dropped "
                    "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
                    path, (spdl__llu)count, (spdl__llu)dropped);
     else
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "trace '%s': %llu events", path,
                    (spdl__llu)count);
     return failure == NULL ? SPDL_OK : records == NULL ? SPDL_E_NOMEM : SPDL_E_IO;
 }
@@ -21307,12 +21311,12 @@ SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint6
     if (*digits < '0' || *digits > '9' || *end != '\0' || number < 1 ||
         number > SPDL__TRACE_EVENTS_MAX)
         spdl__logf(logger, SPDL_LOG_WARN,
-                   "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
+                   "SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
                    SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
     else
         *events = number;
     if (option == value)
-        spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_TRACE: there is no file in front of '%s'",
+        spdl__logf(logger, SPDL_LOG_WARN, "SPDL_TRACE: there is no file in front of '%s'",
                    value);
     *option = '\0';
 }
@@ -21336,7 +21340,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
             failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
     }
     if (failure == NULL) return;
-    spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
+    spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path,
                failure);
     spdl__trace_free(p);
 }

@@ -120,7 +120,7 @@ static void a_throw_is_a_failure(int workers) {
     const Taken taken = take(p);
     CHECK(taken.count == 3 && taken.sum == 3003 && taken.end == SPDL_E_STAGE);
     CHECK(spdl_pipeline_failed(p));
-    CHECK(std::strcmp(spdl_pipeline_error(p)->text, "spdl: stage 1 'fragile', item 3: no 3 %s") ==
+    CHECK(std::strcmp(spdl_pipeline_error(p)->text, "stage 1 'fragile', item 3: no 3 %s") ==
           0);
     spdl_pipeline_destroy(p);
     CHECK(alive == 0);
@@ -151,7 +151,7 @@ static void what_is_no_exception_has_a_text(int workers) {
                           spdl_pipe<Number, Number>("odd", odd), SPDL_SINK(2))) == SPDL_OK);
     CHECK(take(p).end == SPDL_E_STAGE);
     CHECK(std::strcmp(spdl_pipeline_error(p)->text,
-                      "spdl: stage 1 'odd', item 0: threw something that is no std::exception") ==
+                      "stage 1 'odd', item 0: threw something that is no std::exception") ==
           0);
     spdl_pipeline_destroy(p);
     CHECK(alive == 0);
