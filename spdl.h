@@ -8,6 +8,8 @@
    and in every other file include it without the define. Link with -lpthread. There is nothing
    else to build. Define SPDL_STATIC as well to keep every function private to that one file.
 
+   While you write a program, define SPDL_DEBUG as well: mistakes are said (>>config).
+
    THE SMALLEST COMPLETE PROGRAM (in C; in C++ malloc needs a cast, and `= {}` zeroes a desc)
 
        #define SPDL_IMPLEMENTATION
@@ -770,25 +772,24 @@ typedef struct spdl_pipeline_desc {
        SPDL_SINK(buffer_size)
    C++20 wants fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size, .item_bytes,
    .continuous, .max_failures, .free_item. C++ before that: SPDL_PIPE(fn).with_concurrency(4). */
-#define SPDL_SOURCE(...) SPDL__FN_ROW(SPDL_KIND_SOURCE, __VA_ARGS__, SPDL__LINE)
+#define SPDL_SOURCE(...) SPDL__FN(SOURCE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_source */
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_FROM(...)   SPDL__FROM_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_PIPE(...)   SPDL__FN_ROW(SPDL_KIND_PIPE, __VA_ARGS__, SPDL__LINE)
+#define SPDL_PIPE(...)   SPDL__FN(PIPE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_pipe */
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_BATCH_OF(...) SPDL__BATCH_OF_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, __VA_ARGS__)
-#define SPDL_BRANCH(...) SPDL__FN_ROW(SPDL_KIND_BRANCH, __VA_ARGS__, SPDL__LINE)
+#define SPDL_BRANCH(...) SPDL__FN(BRANCH, __VA_ARGS__) /* of an SPDL_FN */
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_MERGE(...)  SPDL__BARE_ROW(SPDL_KIND_MERGE, __VA_ARGS__)
 
+#define SPDL__FN(kind, ...) SPDL__FN_ROW(SPDL_KIND_##kind, __VA_ARGS__, SPDL__LINE)
 #define SPDL__STRING(x) #x
 #define SPDL__EXPAND(x) SPDL__STRING(x)
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL__LINE .line = __LINE__
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
-    SPDL__ROW .kind = kind_,                                                                       \
-              .fn = &fn_##_spdl, /* a function of SPDL_FN; of a lambda write spdl_pipe() */        \
-              .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
@@ -822,8 +823,7 @@ typedef struct spdl_pipeline_desc {
 #define SPDL__NO_FIELDS(none) spdl__no_fields<(none)>(__LINE__)
 #define SPDL__ROW_LINE(rest) SPDL__NO_FIELDS(sizeof(rest) == sizeof("SPDL__LINE"))
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
-    spdl__row(kind_, &fn_##_spdl, /* a function of SPDL_FN; of a lambda write spdl_pipe() */       \
-              __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
+    spdl__row(kind_, &fn_##_spdl, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
     spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_, NULL)
 #define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \

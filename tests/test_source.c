@@ -490,7 +490,7 @@ static void rows_of_other_sources_are_checked(void) {
     odd = from;
     odd.next = NULL;
     odd.fn = &count_up_spdl;
-    REFUSED("0 'count_up': type is set, but only feed rows have it", odd, SPDL_SINK(1));
+    REFUSED("0 'count_up': type is set, but only feed and batch rows have it", odd, SPDL_SINK(1));
     odd = from;
     odd.fn = &count_up_spdl;
     REFUSED("0 'from': next and fn are both set", odd, SPDL_SINK(1));
