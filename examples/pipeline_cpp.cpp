@@ -1,5 +1,5 @@
-/* A pipeline in C++17: a lambda as source, items with destructors, an owner of the pipeline, a stage
-   that may throw and whose exception reaches main, rows without designated initialisers.
+/* A pipeline in C++17: a lambda as source, items with destructors, an owner of the pipeline, a
+   stage that may throw and whose exception reaches main, rows without designated initialisers.
    c++ -std=c++17 -O2 -I. examples/pipeline_cpp.cpp -o pipeline_cpp -lpthread */
 
 #define SPDL_IMPLEMENTATION
