@@ -6192,6 +6192,7 @@ typedef struct spdl__batch_pool {
     size_t size;
     size_t block_bytes; /* 0: there is none */
     size_t keep;        /* so many spare ones */
+    size_t canary;      /* with SPDL_DEBUG: bytes behind each block that nobody may write to */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
     /* by whoever gives one back, or takes: never popped one by one, but emptied */
     uint64_t returned;   /* the last one that came back; a list */
@@ -6224,12 +6225,10 @@ SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
     return spdl__line_up(sizeof(spdl__batch) + size * (sizeof(void *) + 1));
 }
 
-/* With SPDL_DEBUG bytes lie behind each block that nobody may write to. */
-#define SPDL__CANARY_BYTES ((size_t)(SPDL__DEBUGS ? SPDL_CACHE_LINE : 0))
-#define SPDL__CANARY 0xc5
+#define SPDL__CANARY 0xc5 /* what they hold */
 
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
-    return spdl__batch_head_bytes(pool->size) + pool->block_bytes + SPDL__CANARY_BYTES;
+    return spdl__batch_head_bytes(pool->size) + pool->block_bytes + pool->canary;
 }
 
 SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
@@ -6241,18 +6240,17 @@ SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
     batch->shown.data =
         pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool->size) : NULL;
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
-    memset((char *)batch + spdl__batch_bytes(pool) - SPDL__CANARY_BYTES, SPDL__CANARY,
-           SPDL__CANARY_BYTES);
+    memset((char *)batch + spdl__batch_bytes(pool) - pool->canary, SPDL__CANARY, pool->canary);
     return batch;
 }
 
 /* With SPDL_DEBUG: whether more was written into a block than it has. It is as new then. */
 SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
-    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - SPDL__CANARY_BYTES;
-    const int bytes = (int)SPDL__CANARY_BYTES;
-    int i = 0;
+    const size_t bytes = batch->pool->canary;
+    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
+    size_t i = 0;
     while (i < bytes && canary[i] == SPDL__CANARY) ++i;
-    memset(canary, SPDL__CANARY, (size_t)bytes);
+    memset(canary, SPDL__CANARY, bytes);
     return i < bytes;
 }
 
@@ -6332,7 +6330,7 @@ SPDL_API void spdl_buffer_free(void *buffer) {
    SPDL__AHEAD_BYTES of blocks. Up to `keep` are kept. */
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
                                                       size_t block_bytes, size_t ahead,
-                                                      size_t keep) {
+                                                      size_t keep, size_t canary) {
     spdl__batch_pool *pool =
         (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
     if (pool == NULL || !spdl__os_event_init(&pool->parked)) {
@@ -6343,6 +6341,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     pool->size = size;
     pool->block_bytes = block_bytes;
     pool->keep = keep;
+    pool->canary = canary;
     pool->free_item[SPDL__BUFFER] = spdl_buffer_free;
     pool->references = 1;
     if (block_bytes > 0) ahead = (size_t)spdl__min(ahead, SPDL__AHEAD_BYTES / block_bytes);
@@ -10572,12 +10571,13 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE : ahead; /* it keeps all */
     int i;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
-        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive);
+        const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
+        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
         if (node->buffers == NULL) return SPDL_E_NOMEM;
     }
     if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
     node->batches = spdl__batch_pool_make(blocks, (size_t)row->size,
-                                          (size_t)row->size * row->item_bytes, ahead, alive);
+                                          (size_t)row->size * row->item_bytes, ahead, alive, 0);
     if (node->batches == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
