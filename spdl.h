@@ -8,6 +8,8 @@
    and in every other file include it without the define. Link with -lpthread. There is nothing
    else to build. Define SPDL_STATIC as well to keep every function private to that one file.
 
+   While you write a program, define SPDL_DEBUG as well: mistakes are said (>>config).
+
    THE SMALLEST COMPLETE PROGRAM (in C; in C++ malloc needs a cast, and `= {}` zeroes a desc)
 
        #define SPDL_IMPLEMENTATION
@@ -156,9 +158,12 @@ extern "C" {
 /* SPDL_DEBUG, defined before the implementation, finds misuse that costs time to look for:
        two threads at once on a side of an SPSC ring (an assert);
        a stage that hands on nothing but NULL, as it may have forgotten *out;
+       a call that writes more than .item_bytes into what spdl_buffer gave (the call fails; items of
+       a batch in place are copied there, to be watched one by one);
        items that the library had to free, but the row that made them has no .free_item (a line for
        each row when the pipeline is destroyed; nothing is wrong if they need none).
-   The last two are warnings in the log. */
+   The second and the last are warnings in the log. A stage that frees its input is not found: build
+   with -fsanitize=address, which shows where. */
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -260,8 +265,8 @@ typedef struct spdl_allocator {
 
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
-/* Where messages go. Zero means stderr for errors and warnings, nothing for the rest. `text` is one
-   line without a newline. Any thread may call log_fn, workers too. */
+/* Where messages go. Zero means stderr for errors and warnings, with "spdl: " in front, and nothing
+   for the rest. `text` is one line without a newline. Any thread may call log_fn, workers too. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user);
     void *user;
@@ -542,6 +547,13 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    that still run in earlier rows, such as a source that blocks. So after the loop a program asks
    spdl_pipeline_failed. To try a call again, write a loop in the function.
 
+   Failed requests. With .deliver_failures of the desc each item that was pushed is answered. When a
+   call fails, next returns SPDL_E_STAGE in the place of its result, with the input of that call in
+   *item: it belongs to the consumer now. It is NULL if the call has taken its input, or was that of
+   .flush. spdl_pipeline_error says which stage failed and why, until the next call of next. Then
+   the flow goes on. Rows behind the failed one are not called with it, and it overtakes what a
+   batch or a .flush row has gathered. Any other error ends the pipeline, as it would elsewhere.
+
    Branches. SPDL_BRANCH(fn), then two or more SPDL_PATH(name), each followed by its rows, then
    SPDL_MERGE(): `fn` is a stage that sends its result down one of the paths with spdl_route(task,
    path). A path may have no rows, or branches of its own. A path that is full or slow does not stop
@@ -592,6 +604,7 @@ typedef struct spdl_function {
     const char *name;
     const char *in_type;
     const char *out_type;
+    size_t out_bytes; /* of what it makes; 0: not known, as always in C */
 } spdl_function;
 
 typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
@@ -717,14 +730,24 @@ typedef struct spdl_pipeline_desc {
     uint64_t seed;            /* of spdl_item_key */
     uint64_t data_hash;       /* tells data sets apart when a state is loaded: spdl_files_hash, or
                                  spdl_hash of names and sizes */
+    bool deliver_failures;    /* feed: a failed call ends nothing, see Failed requests */
 } spdl_pipeline_desc;
 
 /* clang-format off */
 #ifdef __cpp_exceptions
 #define SPDL__TRY(result, call)                                                                    \
-    try { result = call; } catch (...) { result = spdl__thrown<std::exception>(task, 0); }
+    try { result = call; } catch (...) {                                                           \
+        result = spdl__thrown<std::exception, std::nested_exception>(task, 0);                     \
+    }
 #else
 #define SPDL__TRY(result, call) result = call;
+#endif
+#ifdef __cplusplus /* names and sizes are the compiler's: see >>cpp */
+#define SPDL__TYPE(T) spdl__type<T>::name()
+#define SPDL__BYTES(T) spdl__bytes<T>(0)
+#else
+#define SPDL__TYPE(T) #T
+#define SPDL__BYTES(T) 0
 #endif
 #define SPDL_FN(name, In, Out)                                                                     \
     static spdl_result name(spdl_task *task, In *in, Out **out);                                   \
@@ -735,7 +758,8 @@ typedef struct spdl_pipeline_desc {
         *out = SPDL__UNCONST(spdl__made);                                                          \
         return spdl__result;                                                                       \
     }                                                                                              \
-    SPDL__UNUSED static const spdl_function name##_spdl = { name##_spdl_call, #name, #In, #Out };  \
+    SPDL__UNUSED static const spdl_function name##_spdl = {                                        \
+        name##_spdl_call, #name, SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out) };              \
     static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
                             Out **out SPDL__UNUSED)
 
@@ -744,46 +768,57 @@ typedef struct spdl_pipeline_desc {
        SPDL_FROM(Type, next_fn, source, fields...) for what another function yields
        SPDL_PIPE(fn, fields...)
        SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...) to take batches apart again
+       SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
        SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size) */
-#define SPDL_SOURCE(...) SPDL__FN_ROW(SPDL_KIND_SOURCE, __VA_ARGS__, SPDL__LINE)
+       SPDL_SINK(buffer_size)
+   C++20 wants fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size, .item_bytes,
+   .continuous, .max_failures, .free_item. C++ before that: SPDL_PIPE(fn).with_concurrency(4). */
+#define SPDL_SOURCE(...) SPDL__FN(SOURCE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_source */
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_FROM(...)   SPDL__FROM_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_PIPE(...)   SPDL__FN_ROW(SPDL_KIND_PIPE, __VA_ARGS__, SPDL__LINE)
+#define SPDL_PIPE(...)   SPDL__FN(PIPE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_pipe */
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL_BATCH_OF(...) SPDL__BATCH_OF_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, __VA_ARGS__)
-#define SPDL_BRANCH(...) SPDL__FN_ROW(SPDL_KIND_BRANCH, __VA_ARGS__, SPDL__LINE)
+#define SPDL_BRANCH(...) SPDL__FN(BRANCH, __VA_ARGS__) /* of an SPDL_FN */
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_MERGE(...)  SPDL__BARE_ROW(SPDL_KIND_MERGE, __VA_ARGS__)
 
+#define SPDL__FN(kind, ...) SPDL__FN_ROW(SPDL_KIND_##kind, __VA_ARGS__, SPDL__LINE)
 #define SPDL__STRING(x) #x
 #define SPDL__EXPAND(x) SPDL__STRING(x)
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL__LINE .line = __LINE__
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
-    SPDL__STAGE { .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
-    SPDL__STAGE { .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_FEED, .type = #type_, .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_FEED, .type = SPDL__TYPE(type_), .file = __FILE__, __VA_ARGS__ }
 #ifdef __cplusplus /* there fields have an order, and .name comes before .ctx */
+#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .file = __FILE__,                \
+              .size = size_, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .file = __FILE__,       \
-                  __VA_ARGS__ }.with_ctx(source_)
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
+              .file = __FILE__, __VA_ARGS__ }.with_ctx(source_)
 #else
+#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .file = __FILE__,                \
+              .size = size_, .item_bytes = sizeof(type_), __VA_ARGS__ }
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_SOURCE, .type = #type_, .next = next_, .ctx = source_,         \
-                  .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
+              .ctx = source_, .file = __FILE__, __VA_ARGS__ }
 #endif
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
-    SPDL__STAGE { .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* It may have no fields, so its line cannot come last: it is part of the file's name. */
 #define SPDL__BARE_ROW(kind_, ...)                                                                 \
-    SPDL__STAGE { .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
+    SPDL__ROW .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
-    SPDL__STAGE { .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,           \
-                  .line = __LINE__ }
+    SPDL__ROW .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,               \
+              .line = __LINE__ }
 #else
 /* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4). Fields inside of the
    row make the text of its arguments longer, and do not compile, with a message that says so. */
@@ -793,11 +828,14 @@ typedef struct spdl_pipeline_desc {
     spdl__row(kind_, &fn_##_spdl, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
     spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_, NULL)
+#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
+    spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_,                \
+              SPDL__TYPE(type_)).with_item_bytes(sizeof(type_))
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
-    spdl__row(SPDL_KIND_FEED, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, #type_)
+    spdl__row(SPDL_KIND_FEED, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, SPDL__TYPE(type_))
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    spdl__row(SPDL_KIND_SOURCE, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, #type_, next_,    \
-              source_)
+    spdl__row(SPDL_KIND_SOURCE, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0,                   \
+              SPDL__TYPE(type_), next_, source_)
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     spdl__row(SPDL_KIND_PATH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)               \
         .with_name(name_)
@@ -810,10 +848,10 @@ typedef struct spdl_pipeline_desc {
 /* The rows of a pipeline, written in place; SPDL_TABLE(rows) is for an array that has a name. Both
    stand for the last arguments of spdl_pipeline_create. */
 #ifdef __cplusplus
-#define SPDL__STAGE spdl_stage
+#define SPDL__ROW spdl_stage {
 #define SPDL_STAGES(...) { __VA_ARGS__ }
 #else
-#define SPDL__STAGE
+#define SPDL__ROW { /* an error here: rows stand in SPDL_STAGES(...), or in an array */
 #define SPDL_STAGES(...)                                                                           \
     (const spdl_stage[]){ __VA_ARGS__ },                                                           \
         sizeof((const spdl_stage[]){ __VA_ARGS__ }) / sizeof(spdl_stage)
@@ -822,9 +860,9 @@ typedef struct spdl_pipeline_desc {
 /* clang-format on */
 
 /* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
-   ctx pointers must outlive the pipeline. What is wrong is said in desc->error and the log, with
-   file and line, number and field of the row. A row with more concurrency than there are threads is
-   a warning. The caller destroys *pipeline; on failure *pipeline is NULL.
+   ctx pointers must outlive the pipeline. What is wrong is said in desc->error, or without it in
+   the log, with file and line, number and field of the row. A row with more concurrency than there
+   are threads is a warning. The caller destroys *pipeline; on failure *pipeline is NULL.
    Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
             pool has 64 pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
@@ -859,7 +897,13 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, in
    Threads: the consumer. */
 SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 
-/* The same without a cast: `out` is the address of a pointer to any type of object. */
+/* For C++: spdl_pipeline_next of a pipeline whose items are of this type.
+   Returns: the same, and SPDL_E_TYPE. */
+SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t timeout_ns,
+                                   const char *type);
+
+/* spdl_pipeline_next without a cast: `out` is the address of a pointer to any type of object. In
+   C++ a type that the last row does not yield is SPDL_E_TYPE, and a line in the log. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -958,6 +1002,12 @@ SPDL_API void spdl_batch_free(void *batch);
    the text goes to the log.
    Returns: SPDL_E_STAGE, to be returned by the stage function. */
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
+
+/* For C++: what the call has thrown. act(kept, false) frees it, with true throws it again. */
+SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *kept, bool rethrow));
+/* Returns: what spdl_pipeline_error is about, or NULL. */
+SPDL_API void *spdl__thrown_get(const spdl_pipeline *pipeline,
+                                void (**act)(void *kept, bool rethrow));
 
 /* Returns: the ctx of this stage's row. */
 SPDL_API void *spdl_ctx(const spdl_task *task);
@@ -2039,7 +2089,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
 #define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    { .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl, .file = __FILE__,                         \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl, .file = __FILE__,                 \
       .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free,     \
       __VA_ARGS__ }
 #else
@@ -2284,6 +2334,8 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
        SPDL_TOKENS16(tokens)   the same of uint16_t, with half of these .item_bytes
        SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
                                pipes: the path or the window that an spdl_index names
+       SPDL_READ()             a pipe: the bytes of each path (char), as a record (spdl_record) with
+                               its name; up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc, whose error is
@@ -2297,14 +2349,18 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_TOKENS16(...)    SPDL__FILE_ROW(SOURCE, 4, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_READ(...)  SPDL__READ_ROW(__VA_ARGS__)
 #define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
-    { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,         \
       .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
+#define SPDL__READ_ROW(...)                                                                        \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[8],                                   \
+      .file = __FILE__ ":" SPDL__EXPAND(__LINE__), .free_item = spdl_record_free, __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,            \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
       .free_item = spdl_record_free, .free_state = spdl_records_close, __VA_ARGS__ }
 #else
@@ -2312,7 +2368,14 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
     spdl_stage{ .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,       \
                 __VA_ARGS__ }
+#define SPDL__READ_ROW(...)                                                                        \
+    spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[8],                                 \
+                .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }                         \
+        .with_free_item(spdl_record_free)
 #else
+#define SPDL__READ_ROW(...)                                                                        \
+    spdl__row(SPDL_KIND_PIPE, &spdl__file_rows[8], __FILE__,                                       \
+              SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL).with_free_item(spdl_record_free)
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
     spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
               0, NULL)
@@ -2326,9 +2389,9 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[8];
+SPDL_API const spdl_function spdl__file_rows[9];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[8];
+SPDL__UNUSED static const spdl_function spdl__file_rows[9];
 #endif
 
 #ifdef __cplusplus
@@ -2362,7 +2425,7 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[8];
+extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[9];
 #ifndef SPDL_NO_NPZ
 extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
 #endif
@@ -2388,15 +2451,46 @@ inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pip
     return spdl_pipeline_create(pipeline, desc, stages, count);
 }
 
+/* Rows that do not stand in SPDL_STAGES. */
+template <class Second, class... Rows>
+inline spdl_result spdl_pipeline_create(spdl_pipeline **, const spdl_pipeline_desc *,
+                                        const spdl_stage &, const Second &, const Rows &...) {
+    static_assert(sizeof(Second) == 0, "write SPDL_STAGES(row, row, ...) around the rows");
+    return SPDL_E_INVALID;
+}
+
+/* std::unique_ptr<spdl_pipeline, spdl_deleter> destroys it. */
+struct spdl_deleter {
+    void operator()(spdl_pipeline *pipeline) const { spdl_pipeline_destroy(pipeline); }
+};
+
 #ifdef __cpp_exceptions
 namespace std {
 class exception; /* what throws one has seen the rest of it */
+class nested_exception;
 }
+
+/* Keeps what was just caught, if <exception> is known where the stage is written. */
+template <class Nested> static void spdl__thrown_act(void *kept, bool rethrow) {
+    Nested *nested = static_cast<Nested *>(kept);
+    if (rethrow) nested->rethrow_nested();
+    delete nested;
+}
+template <class Nested, size_t = sizeof(Nested)>
+static void spdl__thrown_keep(spdl_task *task, int) {
+    try {
+        spdl__thrown_set(task, new Nested(), spdl__thrown_act<Nested>);
+    } catch (...) {
+        return; /* no memory: the text is enough */
+    }
+}
+template <class Nested> static void spdl__thrown_keep(spdl_task *, long) {}
 
 /* The failure of a stage that threw, called where it was caught. The second stands for the first
    where a file defines stages before it has seen a header that knows std::exception. */
-template <class Exception, size_t = sizeof(Exception)>
+template <class Exception, class Nested, size_t = sizeof(Exception)>
 static spdl_result spdl__thrown(spdl_task *task, int) {
+    spdl__thrown_keep<Nested>(task, 0);
     try {
         throw;
     } catch (const Exception &thrown) {
@@ -2405,31 +2499,45 @@ static spdl_result spdl__thrown(spdl_task *task, int) {
         return spdl_fail(task, "threw something that is no std::exception");
     }
 }
-template <class Exception> static spdl_result spdl__thrown(spdl_task *task, long) {
+template <class Exception, class Nested>
+static spdl_result spdl__thrown(spdl_task *task, long) {
     return spdl_fail(task, "threw; to see what, include <exception> before the stage");
+}
+
+/* After the pipeline has failed: throws what its stage threw, as it was, if that file had included
+   <exception> before the stage. Otherwise, and when nothing has failed, it returns.
+       while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
+       spdl_rethrow(p); */
+inline void spdl_rethrow(const spdl_pipeline *pipeline) {
+    void (*act)(void *kept, bool rethrow) = NULL;
+    void *kept = spdl__thrown_get(pipeline, &act);
+    if (kept != NULL) act(kept, true);
 }
 #endif
 
-/* The name of a type, "[with T = Image]" or so: compared with its like only, not with SPDL_FN's. */
+/* The name of a type, "[with T = Image]" or so. Rows of the library have those that C says. */
+constexpr const char *spdl__type_text(const char *text, char first) {
+    return *text == first ? text : spdl__type_text(text + 1, first);
+}
 template <class T> struct spdl__type {
-    static const char *name() {
+    static constexpr const char *name() {
 #if defined(_MSC_VER) && !defined(__clang__)
-        const char *text = __FUNCSIG__;
-        while (*text != '<') ++text;
+        return spdl__type_text(__FUNCSIG__, '<');
 #else
-        const char *text = __PRETTY_FUNCTION__;
-        while (*text != '[') ++text;
+        return spdl__type_text(__PRETTY_FUNCTION__, '[');
 #endif
-        return text;
     }
 };
-template <class T> struct spdl__type<const T> : spdl__type<T> {};
-template <> struct spdl__type<void> {
-    static const char *name() { return "void"; }
+template <> struct spdl__type<uint32_t> {
+    static constexpr const char *name() { return "uint32_t"; }
 };
-template <> struct spdl__type<spdl_batch> {
-    static const char *name() { return "spdl_batch"; }
+template <> struct spdl__type<uint16_t> {
+    static constexpr const char *name() { return "uint16_t"; }
 };
+
+/* The size of a type, or 0 where it is not known. */
+template <class T, size_t bytes = sizeof(T)> constexpr size_t spdl__bytes(int) { return bytes; }
+template <class T> constexpr size_t spdl__bytes(long) { return 0; }
 
 /* What SPDL_FN makes of a function, of anything that can be called; ctx of the row is its address.
    Task is spdl_task: a parameter, for std::exception to be looked up where the row is written. */
@@ -2447,7 +2555,7 @@ template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call, const char *file,
                                    int line) {
     static const spdl_function function = { spdl__called<In, Out, Call, spdl_task>, "lambda",
-                                            spdl__type<In>::name(), spdl__type<Out>::name() };
+                                            SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out) };
     return spdl__row(kind, &function, file, line, 0, NULL)
         .with_name(name)
         .with_ctx(const_cast<void *>(reinterpret_cast<const void *>(call)));
@@ -2482,22 +2590,24 @@ static spdl_stage spdl_source(const char *name, spdl_result (*call)(spdl_task *,
 /* As free_item of what was made by `new T`. */
 template <class T> inline void spdl_delete(void *item) { delete static_cast<T *>(item); }
 
-/* spdl_pipeline_next into an owner, which is empty when there is no item; *result says why.
+/* spdl_pipeline_next into an owner, which is empty when there is no item; *result says why. (Where
+   .deliver_failures may hand out items of several types, call spdl_pipeline_next itself.)
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image); */
 template <class Owner>
 static Owner spdl_next(spdl_pipeline *pipeline, int64_t timeout_ns = SPDL_FOREVER,
                        spdl_result *result = NULL) {
+    typedef typename Owner::element_type Item;
     void *item = NULL;
-    const spdl_result got = spdl_pipeline_next(pipeline, &item, timeout_ns);
+    const spdl_result got = spdl__next_as(pipeline, &item, timeout_ns, SPDL__TYPE(Item));
     if (result != NULL) *result = got;
-    return Owner(static_cast<typename Owner::element_type *>(item));
+    return Owner(static_cast<Item *>(item));
 }
 
 template <class T>
 static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
     void *item = NULL;
-    const spdl_result result = spdl_pipeline_next(pipeline, &item, timeout_ns);
-    if (result == SPDL_OK) *out = static_cast<T *>(item);
+    const spdl_result result = spdl__next_as(pipeline, &item, timeout_ns, SPDL__TYPE(T));
+    if (result == SPDL_OK || item != NULL) *out = static_cast<T *>(item);
     return result;
 }
 #endif
@@ -4995,14 +5105,14 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                                                 spdl_error *error) {
     if ((allocator->alloc_fn == NULL) == (allocator->free_fn == NULL)) return SPDL_OK;
     return spdl__error_set(error, SPDL_E_INVALID,
-                           "spdl: %s: set both functions of the allocator or none", what);
+                           "%s: set both functions of the allocator or none", what);
 }
 
 SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
     if (logger->log_fn != NULL)
         logger->log_fn(level, text, logger->user);
     else if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "%s\n", text);
+        (void)fprintf(stderr, "spdl: %s\n", text);
 }
 
 /* The same, as printf would write it. */
@@ -5068,6 +5178,34 @@ SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     if (length >= bytes) path += length - (bytes - 1);
     spdl__printable(to, bytes, path);
     if (length >= bytes) memcpy(to, "...", 3);
+}
+
+/* The name of a type. A C++ compiler says "[with T = Image]", or "[T = Image]". */
+typedef struct spdl__type_name {
+    char text[SPDL_TEXT_BYTES / 4];
+} spdl__type_name;
+
+SPDL__PRIVATE spdl__type_name spdl__type_named(const char *type) {
+    const char *from = type[0] == '[' ? strstr(type, "= ") : NULL;
+    spdl__type_name name;
+    const size_t length = strlen(from != NULL ? from + 3 : type); /* without the last one */
+    (void)snprintf(name.text, sizeof(name.text), "%.*s", (int)spdl__min(length, sizeof(name.text)),
+                   from != NULL ? from + 2 : type);
+    return name;
+}
+
+SPDL__PRIVATE bool spdl__type_any(const char *type) {
+    const spdl__type_name name = spdl__type_named(type);
+    return strcmp(name.text, "void") == 0 || strcmp(name.text, "const void") == 0;
+}
+
+/* Whether a stage may take what another yields; it may promise not to change it. */
+SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
+    const spdl__type_name taken = spdl__type_named(takes), made = spdl__type_named(yields);
+    const bool promises = strncmp(taken.text, "const ", 6) == 0;
+    const size_t skip = promises && strncmp(made.text, "const ", 6) != 0 ? 6 : 0;
+    return spdl__type_any(takes) || spdl__type_any(yields) ||
+           strcmp(taken.text + skip, made.text) == 0;
 }
 
 /* How long to look for work before sleeping: a little spinning, then turns for other threads. With
@@ -5508,7 +5646,7 @@ struct spdl_ring {
 SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side) {
     const bool entered = !SPDL__DEBUGS || ring->core.mode != SPDL_RING_SPSC ||
                          spdl__exchange32(&side->inside, 1) == 0;
-    SPDL__ASSERT(entered && "spdl: two threads on a side of a ring that is for one");
+    SPDL__ASSERT(entered && "two threads on a side of a ring that is for one");
     return entered;
 }
 
@@ -5721,15 +5859,15 @@ SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.
 SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     if (desc->capacity < 1 || desc->capacity > SPDL__RING_MAX_CAPACITY)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: capacity is %llu, must be 1 to %llu",
+                               "ring: capacity is %llu, must be 1 to %llu",
                                (spdl__llu)desc->capacity, (spdl__llu)SPDL__RING_MAX_CAPACITY);
     if (desc->item_bytes > SPDL__RING_MAX_ITEM)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: item_bytes is %llu, must be at most %d",
+                               "ring: item_bytes is %llu, must be at most %d",
                                (spdl__llu)desc->item_bytes, SPDL__RING_MAX_ITEM);
     if (desc->mode != SPDL_RING_MPMC && desc->mode != SPDL_RING_SPSC)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: mode is %d, must be SPDL_RING_MPMC or SPDL_RING_SPSC",
+                               "ring: mode is %d, must be SPDL_RING_MPMC or SPDL_RING_SPSC",
                                (int)desc->mode);
     return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
@@ -5773,7 +5911,7 @@ no_second_event:
 no_event:
     spdl__free(&desc->allocator, made, spdl__ring_strides(&core) * core.stride);
 no_ring:
-    return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: ring: out of memory");
+    return spdl__error_set(desc->error, SPDL_E_NOMEM, "ring: out of memory");
 }
 
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
@@ -6309,14 +6447,14 @@ SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const ch
                                               spdl_error *error) {
     if (policy->nice < -20 || policy->nice > 19)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: %s: policy.nice is %d, must be -20 to 19", whose,
+                               "%s: policy.nice is %d, must be -20 to 19", whose,
                                policy->nice);
     if (policy->sched < SPDL_SCHED_DEFAULT || policy->sched > SPDL_SCHED_IDLE)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: %s: policy.sched is %d, which is no class", whose,
+                               "%s: policy.sched is %d, which is no class", whose,
                                (int)policy->sched);
     if (policy->cpu_count < 0 || (policy->cpu_count > 0 && policy->cpus == NULL))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: policy.cpu_count is %d%s", whose,
+        return spdl__error_set(error, SPDL_E_INVALID, "%s: policy.cpu_count is %d%s", whose,
                                policy->cpu_count,
                                policy->cpus == NULL ? ", but policy.cpus is NULL" : "");
     return SPDL_OK;
@@ -6335,7 +6473,7 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     for (i = 0; i < 3; ++i)
         if (number[i].value < number[i].least || number[i].value > number[i].most)
             return spdl__error_set(desc->error, SPDL_E_INVALID,
-                                   "spdl: pool: %s is %d, must be %d to %d", number[i].name,
+                                   "pool: %s is %d, must be %d to %d", number[i].name,
                                    number[i].value, number[i].least, number[i].most);
     result = spdl__policy_check(&desc->policy, "pool", desc->error);
     if (result != SPDL_OK) return result;
@@ -6400,7 +6538,7 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
         if (!spdl__os_thread_start(&worker->thread, name, policy, desc->stack_bytes,
                                    spdl__worker_main, worker))
             return spdl__error_set(desc->error, SPDL_E_THREAD,
-                                   "spdl: pool '%s': thread %d of %d could not be created%s",
+                                   "pool '%s': thread %d of %d could not be created%s",
                                    pool->name, pool->threads, desc->workers, SPDL__OS_NO_THREAD);
     }
     for (i = desc->workers; i < pool->places && spdl__load32(&pool->init_result) == 0;
@@ -6412,11 +6550,11 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     spdl__pool_await32(pool, &pool->started, (uint32_t)desc->workers);
     result = (spdl_result)(int)spdl__load32(&pool->init_result);
     if (result != SPDL_OK)
-        return spdl__error_set(desc->error, result, "spdl: pool '%s': init of a worker failed: %s",
+        return spdl__error_set(desc->error, result, "pool '%s': init of a worker failed: %s",
                                pool->name, spdl_result_text(result));
     if (!spdl__load32(&pool->policy_refused)) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pool '%s': the system refuses the policy of its threads"
+                           "pool '%s': the system refuses the policy of its threads"
                            " (nice %d, sched %d, %d cpus)",
                            pool->name, policy->nice, (int)policy->sched, policy->cpu_count);
 }
@@ -6438,7 +6576,7 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
     if (made != NULL) made->desc = *desc;
     result = made != NULL ? spdl__pool_build(made) : SPDL_E_NOMEM;
     if (result != SPDL_OK)
-        spdl__error_set(desc->error, result, "spdl: pool: out of memory");
+        spdl__error_set(desc->error, result, "pool: out of memory");
     else
         result = spdl__pool_start(made);
     if (result == SPDL_OK) {
@@ -6457,7 +6595,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
     if (spdl__load32(&pool->clients) > 0) why = "a pipeline is still on the pool";
     if (why != NULL) {
         spdl__logf(&pool->desc.logger, SPDL_LOG_ERROR,
-                   "spdl: spdl_pool_destroy: %s, nothing was done", why);
+                   "spdl_pool_destroy: %s, nothing was done", why);
         return;
     }
     spdl_pool_stop(pool, SPDL_FOREVER);
@@ -6646,6 +6784,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__BUFFER SPDL_MAX_STAGES /* owner of an item that is a buffer of spdl_buffer */
 #define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* and of one that lies in a batch: nobody frees it */
 #define SPDL__TOKEN (SPDL_MAX_STAGES + 2)    /* and of one that is none: see >>probe-impl */
+#define SPDL__FAILED (SPDL_MAX_STAGES + 3)   /* and of a spdl__failure */
 #define SPDL__HOLE 0xfbu  /* owner of a slot without an item; what is greater is a mark */
 #define SPDL__EPOCH 0xfcu
 #define SPDL__END 0xfdu
@@ -6866,6 +7005,7 @@ typedef struct spdl__batch_pool {
     size_t size;
     size_t block_bytes; /* 0: there is none */
     size_t keep;        /* so many spare ones */
+    size_t canary;      /* with SPDL_DEBUG: bytes behind each block that nobody may write to */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
     /* by whoever gives one back, or takes: never popped one by one, but emptied */
     uint64_t returned;   /* the last one that came back; a list */
@@ -6897,8 +7037,10 @@ SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
     return spdl__line_up(sizeof(spdl__batch) + size * (sizeof(void *) + 1));
 }
 
+#define SPDL__CANARY 0xc5 /* what they hold */
+
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
-    return spdl__batch_head_bytes(pool->size) + pool->block_bytes;
+    return spdl__batch_head_bytes(pool->size) + pool->block_bytes + pool->canary;
 }
 
 SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
@@ -6910,7 +7052,18 @@ SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
     batch->shown.data =
         pool->block_bytes ? (char *)batch + spdl__batch_head_bytes(pool->size) : NULL;
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
+    memset((char *)batch + spdl__batch_bytes(pool) - pool->canary, SPDL__CANARY, pool->canary);
     return batch;
+}
+
+/* With SPDL_DEBUG: whether more was written into a block than it has. It is as new then. */
+SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
+    const size_t bytes = batch->pool->canary;
+    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
+    size_t i = 0;
+    while (i < bytes && canary[i] == SPDL__CANARY) ++i;
+    memset(canary, SPDL__CANARY, bytes);
+    return i < bytes;
 }
 
 /* Under the lock, or alone. What came back goes in front of the spare ones, the last one first. */
@@ -6989,7 +7142,7 @@ SPDL_API void spdl_buffer_free(void *buffer) {
    SPDL__AHEAD_BYTES of blocks. Up to `keep` are kept. */
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
                                                       size_t block_bytes, size_t ahead,
-                                                      size_t keep) {
+                                                      size_t keep, size_t canary) {
     spdl__batch_pool *pool =
         (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
     if (pool == NULL || !spdl__os_event_init(&pool->parked)) {
@@ -7000,6 +7153,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
     pool->size = size;
     pool->block_bytes = block_bytes;
     pool->keep = keep;
+    pool->canary = canary;
     pool->free_item[SPDL__BUFFER] = spdl_buffer_free;
     pool->references = 1;
     if (block_bytes > 0) ahead = (size_t)spdl__min(ahead, SPDL__AHEAD_BYTES / block_bytes);
@@ -7135,6 +7289,19 @@ typedef struct spdl__parked_list {
     uint32_t count;
 } spdl__parked_list;
 
+/* .deliver_failures: what goes on in the place of a result. (>>flow-impl) */
+typedef struct spdl__failure {
+    struct spdl__failure *next; /* of a free one; under error_lock */
+    spdl__item in;              /* what the call got, if that is still there */
+    spdl_error error;
+} spdl__failure;
+
+/* An exception that a call has thrown; `act` frees it or throws it again, see spdl__thrown_set. */
+typedef struct spdl__thrown_what {
+    void *kept;
+    void (*act)(void *kept, bool rethrow);
+} spdl__thrown_what;
+
 typedef struct spdl__node {
     /* written by create */
     spdl_stage row;
@@ -7205,6 +7372,7 @@ typedef struct spdl__node {
     char first_text[SPDL_TEXT_BYTES / 2]; /* why the first of those, by its thread */
     uint64_t fail_ticket; /* under error_lock: of `error` */
     spdl_error error;   /* under error_lock: the failure that its first FAIL is about */
+    spdl__thrown_what thrown; /* and what it has thrown */
     uint64_t item_ns;   /* moving average of a call; a guess */
     uint32_t calling;   /* with own_thread: 1 while it calls; SPDL__ABANDONED by destroy */
     uint32_t parked_lock;
@@ -7247,6 +7415,7 @@ struct spdl_task {
     spdl__batch *holder; /* whose block it is, or a part of it */
     spdl__parked *parked; /* of a row with .again or .deferred */
     void *no_state;      /* what spdl_state returns where there is none */
+    spdl__thrown_what thrown; /* by the last call that threw, until another one needs the place */
     uint32_t inits;      /* bit i: init of row i has run here */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
@@ -7293,6 +7462,9 @@ struct spdl_pipeline {
     const char *tokens;    /* count of them: items that are none */
     spdl__trace *trace;    /* NULL: nothing is recorded */
     void **local;          /* [worker * count + row], by each worker */
+    spdl__failure *failures; /* one for each that can be under way, or NULL */
+    uint64_t failure_count;
+    const char *yields;    /* the type of its items */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
     uint32_t stopping;
@@ -7304,6 +7476,7 @@ struct spdl_pipeline {
     uint64_t references;   /* destroy, and a producer that it has abandoned */
     uint32_t completing;   /* threads inside spdl_complete */
     uint32_t error_lock;
+    spdl__failure *failure_free; /* under it */
     uint32_t purge_lock;
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
@@ -7325,6 +7498,8 @@ struct spdl_pipeline {
     uint64_t trainer;      /* the thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
+    const char *asked;     /* the type that spdl__next_as was called with last, if it fits */
+    spdl_error told;       /* the failure that next has returned last, of one item */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
     spdl__mark mark;       /* if nobody else marks; of a pipeline that remakes: the batch, and how
@@ -7607,6 +7782,8 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
    Threads: the mark of a row belongs to the thread that is inside alone, that of the sink and `at`
             to the consumer. Whoever takes a slot has what was written before it was put. */
 
+static const char spdl__unsaved[] = "the position of this pipeline cannot be saved";
+
 /* A result of the source's item `item` passes. */
 SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t item, bool many) {
     if (!many) {
@@ -7781,9 +7958,26 @@ SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64
                                                        : old - (old - each) / 8);
 }
 
+/* What a failure is about; its record is free again. */
+SPDL__COLD spdl__item spdl__failure_open(spdl_pipeline *p, void *item, spdl_error *error) {
+    spdl__failure *failure = (spdl__failure *)item;
+    const spdl__item in = failure->in;
+    if (error != NULL) *error = failure->error;
+    spdl__lock(&p->error_lock, &p->locks);
+    failure->next = p->failure_free;
+    p->failure_free = failure;
+    spdl__unlock(&p->error_lock, &p->locks);
+    return in;
+}
+
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
-    const unsigned owner = spdl__origin_tag(origin);
+    unsigned owner = spdl__origin_tag(origin);
+    if (SPDL__UNLIKELY(owner == SPDL__FAILED)) {
+        const spdl__item in = spdl__failure_open(p, item, NULL);
+        owner = spdl__origin_tag(in.origin);
+        item = in.item;
+    }
     if (owner == SPDL__BUFFER) spdl_buffer_free(item);
     if (item == NULL || owner >= SPDL_MAX_STAGES) return;
     if (p->node[owner].row.free_item != NULL)
@@ -7890,7 +8084,7 @@ SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t ne
 /* What is known of a failed call. */
 SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_result result,
                                     const char *text, spdl_error *error) {
-    spdl__error_set(error, result, "spdl: stage %d '%s', item %llu: %s", node->index, node->name,
+    spdl__error_set(error, result, "stage %d '%s', item %llu: %s", node->index, node->name,
                     (spdl__llu)item, text);
     error->stage = node->index;
     error->item = item;
@@ -7902,7 +8096,8 @@ SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_
    first in order: so a table in input order without a budget fails the same way at any number of
    workers. */
 SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised, uint64_t item,
-                              spdl_result result, const char *text) {
+                              spdl_result result, const char *text, spdl__thrown_what *thrown) {
+    spdl__thrown_what other;
     const uint32_t row = (uint32_t)1 << node->index;
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
     const uint64_t ticket = branch ? 0 : spdl__put_ticket(node, promised), now = spdl_time_ns();
@@ -7915,6 +8110,9 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     if (first) {
         node->error = error;
         node->fail_ticket = ticket;
+        other = node->thrown;
+        node->thrown = *thrown;
+        *thrown = other;
     }
     spdl__store32(&p->failed, p->failed | row);
     spdl__unlock(&p->error_lock, &p->locks);
@@ -7943,7 +8141,7 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
         for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
         if (spdl__exchange(&node->logged, dropped) != dropped)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu of %llu %s of stage %d '%s' %s, the first: %s",
+                       "%llu of %llu %s of stage %d '%s' %s, the first: %s",
                        (spdl__llu)dropped, (spdl__llu)calls, items ? "items" : "calls", i,
                        node->name, items ? "were dropped" : "failed", node->first_text);
     }
@@ -8010,7 +8208,7 @@ SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
 SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
     if (spdl__task_running(task)) return true;
     spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-               "spdl: %s: not inside of a call of this stage", function);
+               "%s: not inside of a call of this stage", function);
     return false;
 }
 
@@ -8023,8 +8221,26 @@ SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
     va_end(args);
     if (!running)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-                   "spdl: spdl_fail: not inside of a call of this stage: %s", text);
+                   "spdl_fail: not inside of a call of this stage: %s", text);
     return SPDL_E_STAGE;
+}
+
+SPDL__PRIVATE void spdl__thrown_drop(spdl__thrown_what *thrown) {
+    if (thrown->kept != NULL) thrown->act(thrown->kept, false);
+    thrown->kept = NULL;
+}
+
+SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *kept, bool rethrow)) {
+    spdl__thrown_drop(&task->thrown);
+    task->thrown.kept = kept;
+    task->thrown.act = act;
+}
+
+SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept, bool rethrow)) {
+    const int stage = spdl_pipeline_error(p)->stage;
+    if (stage < 0 || p->told.result != SPDL_OK) return NULL;
+    *act = p->node[stage].thrown.act;
+    return p->node[stage].thrown.kept;
 }
 
 SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
@@ -8093,7 +8309,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     const spdl_stage *row = &task->node->row;
     const bool again = result == SPDL_AGAIN && row->again;
     if (result == SPDL_PENDING && row->deferred) {
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "stage %d '%s', item %llu: %s",
                    task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
         task->call_error = task->row_error = false;
     }
@@ -8105,6 +8321,19 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
             spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     }
     return SPDL_E_INVALID;
+}
+
+/* With SPDL_DEBUG, after a call: it fails if it has written more than its buffer holds. */
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
+    spdl__node *node = task->node;
+    if (task->buffer == NULL || spdl__token_row(task->pipeline, task->buffer) >= 0 ||
+        !spdl__batch_overrun(task->holder))
+        return;
+    task->row_error = true;
+    (void)spdl__task_call_error(task, spdl__task_fail(task, "wrote more than the %llu bytes that "
+                                                            "spdl_buffer gave: .item_bytes is too "
+                                                            "small",
+                                                      (spdl__llu)node->row.item_bytes));
 }
 
 /* Calls the function. The row may have anything. */
@@ -8130,6 +8359,7 @@ SPDL__NOINLINE spdl_result spdl__call(spdl_task *task, void **out) {
         SPDL__PROBE(task_end, node->row.name, task->sequence);
     }
     spdl__store_relaxed32(&task->live, 0);
+    if (SPDL__DEBUGS) spdl__call_debug(task);
     if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
     return result;
 }
@@ -8155,6 +8385,7 @@ SPDL__COLD void spdl__call_shed(spdl_task *task) {
         spdl__task_give_back(task);
     } while (result == SPDL_AGAIN && node->row.again);
     if (none.user != NULL && node->row.free_state != NULL) node->row.free_state(none.user);
+    spdl__thrown_drop(&task->thrown);
     task->parked = parked;
     task->flushing = flushing;
     task->in = in;
@@ -8214,18 +8445,21 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     char text[SPDL_TEXT_BYTES];
     spdl__settle_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
+    if (p->failures != NULL && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
     spdl__count(&counters->failures, 1);
     if (over || task->row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
-        spdl__fail(p, node, task->ticket, task->sequence, result, text);
+        spdl__fail(p, node, task->ticket, task->sequence, result, text, &task->thrown);
+        spdl__thrown_drop(&task->thrown); /* that of an error that was replaced */
         return true;
     }
+    spdl__thrown_drop(&task->thrown);
     if (spdl__add(&node->tolerated, 1) == 0)
         (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
                        (spdl__llu)task->sequence, task->text);
     if (p->logger.log_fn != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: stage %d '%s', item %llu: %.300s (tolerated)",
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "stage %d '%s', item %llu: %.300s (tolerated)",
                    node->index, node->name, (spdl__llu)task->sequence, task->text);
     return false;
 }
@@ -8271,7 +8505,7 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
         spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
-                   "spdl: stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
+                   "stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
                    node->index, node->name, SPDL__NULLS);
 }
 
@@ -8286,6 +8520,34 @@ SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uin
     spdl__put_path(task->pipeline, node, task->path, what, now);
 }
 
+/* .deliver_failures: a call that failed puts a failure where its result would be, in place of a
+   hole. Whether it did. There is a record for each: it takes the room of a result. */
+SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
+                                      spdl_result result, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__item what = task->in;
+    spdl__failure *failure;
+    if (result == SPDL_OK || result == SPDL_SKIP) return false;
+    if (task->cut_short || task->row_error) return false; /* that is of no item alone */
+    if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
+    if (task->buffer != NULL) spdl__task_give_back(task);
+    spdl__settle_explain(task, result);
+    spdl__thrown_drop(&task->thrown);
+    spdl__count(&counters->failures, 1);
+    spdl__lock(&p->error_lock, &p->locks);
+    failure = p->failure_free;
+    p->failure_free = failure->next;
+    spdl__unlock(&p->error_lock, &p->locks);
+    failure->in = what;
+    if (task->taken) failure->in.item = NULL;
+    spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
+                     &failure->error);
+    what.item = failure;
+    what.origin = spdl__origin(task->sequence, SPDL__FAILED);
+    spdl__settle_put(task, &what, now);
+    return true;
+}
+
 /* After a call: the input is destroyed or handed on, the result is put. False when the call was the
    failure that ends the pipeline: nothing more is to be called. */
 SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
@@ -8293,6 +8555,9 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     spdl__node *node = task->node;
     spdl__item what = task->in;
     bool goes_on = true;
+    if (SPDL__UNLIKELY(task->pipeline->failures != NULL) &&
+        spdl__settle_delivers(task, counters, result, now))
+        return true;
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->gathers)
         spdl__settle_debug(task, out);
     if (result != SPDL_OK || out != what.item || spdl__origin_tag(what.origin) == SPDL__HOLE) {
@@ -8484,7 +8749,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
 SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
     spdl__parked *call = task->parked;
     spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
-              "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
+              "a call that did not return SPDL_PENDING was completed with spdl_complete");
     if (call->result == SPDL_OK && call->completed != task->in.item && call->completed != out &&
         call->completed != task->buffer)
         spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
@@ -8562,7 +8827,7 @@ SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result res
         if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
     } else {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl: spdl_complete: no such call, or it was completed before");
+                  "spdl_complete: no such call, or it was completed before");
     }
     spdl__sub32(&p->completing, 1);
     return found ? SPDL_OK : SPDL_E_INVALID;
@@ -8759,6 +9024,9 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
     task->taken = call->taken;
     task->call_error = task->row_error = task->cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
+    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (task->call_error)
+        call->result = spdl__call_misused(task, call->result, call->completed);
     return spdl__flow_over(task, counters, call->result, call->completed, now);
 }
 
@@ -8997,8 +9265,19 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
 typedef enum spdl__taken {
     SPDL__LEFT,  /* there is nothing for us here, or others are at it */
     SPDL__TOOK,  /* an item, or the right to call the source: it is in the task */
-    SPDL__PASSED /* a hole */
+    SPDL__PASSED /* a hole, or a failure */
 } spdl__taken;
+
+/* A failure of a row before was taken: it goes on without a call. */
+SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
+    spdl__node *node = s->node;
+    if (node->gathers) --node->dropped; /* it takes no place in a batch */
+    task->path = 0;
+    spdl__settle_put(task, &task->in, s->now);
+    s->done = true;
+    s->word = spdl__load(node->word);
+    return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
+}
 
 /* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
    look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
@@ -9052,6 +9331,8 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     task->sequence = what.origin >> 8;
     task->ticket = at;
     if (!plain) task->since = s->now;
+    if (!plain && SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__FAILED))
+        return spdl__flow_failure(s, task);
     return SPDL__TOOK;
 }
 
@@ -9086,6 +9367,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         spdl__flow_source_end(node, s->now);
         return SPDL__NO_CALL;
     }
+    if (SPDL__DEBUGS) spdl__call_debug(task);
     if (task->call_error) result = spdl__call_misused(task, result, out);
     if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
     return spdl__settle(task, s->counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
@@ -9375,7 +9657,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 }
 
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
-                                                    "spdl_batch" };
+                                                    "spdl_batch", 0 };
 
 /* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_state has is the number
    of those that were handed on or left out. */
@@ -9395,7 +9677,7 @@ SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **o
 }
 
 static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbatch", "spdl_batch",
-                                                      "void" };
+                                                      "void", 0 };
 
 /* ============================================================================================= */
 /* >>merge-impl
@@ -9708,7 +9990,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     return result < 0 ? result : SPDL_E_STAGE;
 }
 
-static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL };
+static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL, 0 };
 
 /* ============================================================================================= */
 /* >>next-impl
@@ -9801,6 +10083,7 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     const uint64_t now = spdl_time_ns();
     spdl__edge_ended(p->sink, now);
     if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
+    p->told.result = SPDL_OK;
     if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
     if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
@@ -9813,6 +10096,16 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     spdl__sink_moves(p, head + 1, NULL);
     spdl__add(&p->last->counters[p->workers].freed, 1);
     spdl__item_free(p, got->item, got->origin); /* user code */
+}
+
+/* A failure lies at the head: the consumer gets the item that it is about. */
+SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const spdl__slot *slot,
+                                         const spdl__item *got, void **item) {
+    const spdl__item in = spdl__failure_open(p, got->item, &p->told);
+    p->last_item = *got;
+    memcpy(item, &in.item, sizeof(*item));
+    spdl__sink_moves(p, head + 1, slot);
+    return SPDL_E_STAGE;
 }
 
 /* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
@@ -9838,6 +10131,8 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
                 spdl__sink_drop(p, head, &got);
                 continue;
             }
+            if (SPDL__UNLIKELY(tag == SPDL__FAILED))
+                return spdl__sink_failed(p, head, slot, &got, item);
             spdl__position_watch(p, &got);
             p->last_item = got;
             memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
@@ -9920,13 +10215,17 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
+/* A second consumer or producer. */
+SPDL__COLD spdl_result spdl__inside(const spdl_pipeline *p, const char *function) {
+    spdl__logf(&p->logger, SPDL_LOG_ERROR, "%s: another thread is inside", function);
+    return SPDL_E_INVALID;
+}
+
 SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
-    if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0)) {
-        spdl__log(&p->logger, SPDL_LOG_ERROR, "spdl: spdl_pipeline_next: another thread is inside");
-        return SPDL_E_INVALID;
-    }
+    if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0))
+        return spdl__inside(p, "spdl_pipeline_next");
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
         spdl__wake_passed(p);
@@ -9949,6 +10248,29 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
     spdl__store32(&p->trainer_inside, 0);
     return result;
+}
+
+/* Whether items of the pipeline are of this type. The names of C and C++ compare only where they
+   are the library's. */
+SPDL__COLD bool spdl__next_fits(const spdl_pipeline *p, const char *type) {
+    const bool known = (p->yields[0] == '[' && type[0] == '[') ||
+                       strncmp(spdl__type_named(p->yields).text, "spdl_", 5) == 0;
+    return !known || spdl__types_fit(type, p->yields);
+}
+
+SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeout_ns,
+                                   const char *type) {
+    if (p != NULL && SPDL__UNLIKELY(p->asked != type)) {
+        if (!spdl__next_fits(p, type)) {
+            spdl__logf(&p->logger, SPDL_LOG_ERROR,
+                       "SPDL_NEXT into a '%s *', but stage %d '%s' yields '%s *'",
+                       spdl__type_named(type).text, p->count - 1, p->last->name,
+                       spdl__type_named(p->yields).text);
+            return SPDL_E_TYPE;
+        }
+        p->asked = type;
+    }
+    return spdl_pipeline_next(p, item, timeout_ns);
 }
 
 SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns) {
@@ -9977,6 +10299,7 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
     const bool has = spdl__slot_has(slot, head); /* first: else this is what was there before */
     const uint64_t origin = spdl__load_relaxed(&slot->origin);
     int i = p->count - 1;
+    if (p->told.result != SPDL_OK) return &p->told;
     if (failed == 0) return &p->no_error;
     if (has && spdl__origin_tag(origin) == SPDL__FAIL)
         i = (int)(origin >> 8);
@@ -10063,7 +10386,7 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     spdl_result result;
     int tries;
     if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
-    if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->producer_inside, 1) != 0) return spdl__inside(p, "spdl_pipeline_push");
     result = spdl__push_try(p, item);
     if (p->feed->row.drop_oldest) {
         for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
@@ -10083,7 +10406,8 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     const spdl__item end = { NULL, SPDL__END, 0 };
     if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
-    if (spdl__exchange32(&p->producer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->producer_inside, 1) != 0)
+        return spdl__inside(p, "spdl_pipeline_push_end");
     if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0)
         spdl__put(p->feed, 0, &end, spdl_time_ns());
     spdl__wake_changed(p, p->feed);
@@ -10171,7 +10495,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             origin = spdl__load_relaxed(&slot->origin);
             if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
-            spdl__add(&counters->freed, 1);
+            spdl__add(&counters->freed, spdl__origin_tag(origin) != SPDL__FAILED);
             spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
@@ -10271,6 +10595,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     node->place_epoch = at->epoch;
     node->place_dropped = 0;
     spdl__store_relaxed(&node->failures, 0);
+    spdl__thrown_drop(&node->thrown);
 }
 
 /* What a load makes of the sampler. (>>state-impl) */
@@ -10297,6 +10622,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__store32(&p->late, 0);
     p->closed_returned = false;
     memset(&p->last_item, 0, sizeof(p->last_item));
+    p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
     spdl__store32(&p->stopping, 0);
@@ -10386,7 +10712,7 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
                 items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
         if (items > 0)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu items of stage %d '%s' were freed by nobody: its row has no "
+                       "%llu items of stage %d '%s' were freed by nobody: its row has no "
                        "free_item", (spdl__llu)items, i, p->node[i].name);
     }
 }
@@ -10400,10 +10726,13 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
 #ifndef SPDL_NO_REPORT
     spdl__trace_free(p);
 #endif
-    for (i = 0; p->task != NULL && i < p->workers; ++i)
+    for (i = 0; p->task != NULL && i < p->workers; ++i) {
         (void)spdl__os_file_close(p->task[i].meter.file);
+        spdl__thrown_drop(&p->task[i].thrown);
+    }
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
+        spdl__thrown_drop(&node->thrown);
         if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
         if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
         spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
@@ -10414,6 +10743,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->task, workers * sizeof(*p->task));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
+    spdl__free(&allocator, p->failures, (size_t)p->failure_count * sizeof(*p->failures));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
     spdl__os_event_fini(&p->room);
@@ -10454,7 +10784,7 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
         const spdl__node *node = &p->node[i];
         if ((spdl__load(node->word) & SPDL__ACTIVE) == 0) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
+                   "spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
                    node->own_thread ? "no longer waits for" : "waits for", i, node->name,
                    node->row.deferred ? " and be completed" : "");
     }
@@ -10476,7 +10806,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (p == NULL || spdl__pipeline_forked(p)) return;
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+                  "spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
         return;
     }
     spdl__doctor_close(p);
@@ -10548,7 +10878,7 @@ SPDL__COLD spdl__place spdl__row_place(const spdl_stage *row) {
     return place;
 }
 
-/* "spdl: file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
+/* "file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
    about types: "... 'decode' takes ...", SPDL_E_TYPE. */
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char *format, ...) {
@@ -10559,7 +10889,7 @@ SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__error_set(plan->desc->error, result, "spdl: %s: stage %d '%s'%s%s",
+    spdl__error_set(plan->desc->error, result, "%s: stage %d '%s'%s%s",
                     spdl__row_place(row).text, i, spdl__row_name(row),
                     result == SPDL_E_TYPE ? "" : ": ", text);
     plan->desc->error->stage = i;
@@ -10581,7 +10911,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const spdl__row_field fields[] = {
         { "fn", calls, row->fn != NULL, 0, 1 },
-        { "type", "feed", row->type != NULL && row->next == NULL, 0, 1 },
+        { "type", "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
         { "concurrency", "pipe", row->concurrency == 1 ? 0 : row->concurrency, 1,
@@ -10606,6 +10936,10 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "fini", calls, row->fini != NULL, 0, 1 },
     };
     const spdl__row_field *f = fields;
+    if (row->buffer_size > 0 && i == plan->count - 2 && row->kind != SPDL_KIND_SINK &&
+        row[1].kind == SPDL_KIND_SINK)
+        return spdl__row_error(plan, i, "buffer_size of the last stage is what SPDL_SINK says: "
+                                        "write SPDL_SINK(%d)", row->buffer_size);
     if (row->kind < SPDL_KIND_SOURCE || row->kind > SPDL_KIND_UNBATCH)
         return spdl__row_error(plan, i, "kind is %d, which is no kind of row", (int)row->kind);
     for (; f < fields + sizeof(fields) / sizeof(fields[0]); ++f) {
@@ -10659,8 +10993,6 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
         { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
         { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
           "size times item_bytes is more than there can be memory" },
-        { i == plan->count - 2 && row->buffer_size != 0,
-          "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage" },
         { row->fini != NULL && row->init == NULL, "fini is set without init" },
         { row->flush && several, "flush is set, but concurrency is more than 1" },
         { row->flush && row->deferred, "deferred and flush are both set" },
@@ -10669,6 +11001,10 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "again is set, and concurrency is more than 1: write .output_order = "
           "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
+        { plan->desc->deliver_failures && row->max_failures != 0,
+          "max_failures is set, but with deliver_failures the consumer gets each failure" },
+        { plan->desc->deliver_failures && i == 0 && row->kind != SPDL_KIND_FEED,
+          "deliver_failures of the desc is for pipelines that begin with SPDL_FEED" },
     };
     return spdl__row_judge(plan, i, SPDL_TABLE(rules));
 }
@@ -10722,10 +11058,6 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
 }
 
-SPDL__COLD bool spdl__type_any(const char *type) {
-    return strcmp(type, "void") == 0 || strcmp(type, "const void") == 0;
-}
-
 /* What a row hands on, as a type name; "void" fits anything. A merge hands on what its paths do. */
 SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
@@ -10744,14 +11076,21 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
 
 SPDL__COLD const char *spdl__row_takes(const spdl_stage *row) {
     if (row->kind == SPDL_KIND_UNBATCH) return "spdl_batch";
+    if (row->kind == SPDL_KIND_BATCH && row->type != NULL) return row->type;
     return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
 
-/* Whether a stage may take what another yields; it may promise not to change it. */
-SPDL__COLD bool spdl__types_fit(const char *takes, const char *yields) {
-    if (strncmp(takes, "const ", 6) == 0 && strncmp(yields, "const ", 6) != 0) takes += 6;
-    return spdl__type_any(takes) || spdl__type_any(yields) || strcmp(takes, yields) == 0 ||
-           (*takes == '[') != (*yields == '['); /* one name is a compiler's, see >>cpp */
+/* An item that lies in a batch in place, or a buffer, must fit there, as far as sizes are known. */
+SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from) {
+    const spdl_stage *row = &plan->rows[i], *before = &plan->rows[from];
+    const size_t bytes = before->fn != NULL ? before->fn->out_bytes : 0;
+    const bool batch = row->kind == SPDL_KIND_BATCH && row->item_bytes != 0;
+    const size_t room = batch ? row->item_bytes : before->item_bytes;
+    if (bytes <= room || room == 0) return SPDL_OK;
+    return spdl__row_error(plan, batch ? i : from,
+                           "item_bytes is %llu, but '%s' of stage %d '%s' has %llu bytes",
+                           (spdl__llu)room, spdl__type_named(before->fn->out_type).text, from,
+                           spdl__row_name(before), (spdl__llu)bytes);
 }
 
 /* Whether row i can read what row `from` yields; a merge stands for the ends of its paths. */
@@ -10762,9 +11101,11 @@ SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from)
     int k;
     for (k = 0; before->kind == SPDL_KIND_MERGE && k < plan->paths[from]; ++k)
         if (result == SPDL_OK) result = spdl__check_pair(plan, i, plan->path[from][k]);
-    if (result != SPDL_OK || spdl__types_fit(takes, yields)) return result;
-    return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'", takes,
-                           from, spdl__row_name(before), spdl__row_place(before).text, yields);
+    if (result != SPDL_OK) return result;
+    if (spdl__types_fit(takes, yields)) return spdl__check_sizes(plan, i, from);
+    return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'",
+                           spdl__type_named(takes).text, from, spdl__row_name(before),
+                           spdl__row_place(before).text, spdl__type_named(yields).text);
 }
 
 /* A row takes what those before it yield, a source nothing; what a merge hands on has one type. */
@@ -10775,7 +11116,7 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     int first = -1, k;
     if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes))
         return spdl__row_error(plan, i, " is a source, but takes '%s *': it must take 'void *'",
-                               takes);
+                               spdl__type_named(takes).text);
     if (plan->before[i] >= 0 && kind != SPDL_KIND_PATH)
         return spdl__check_pair(plan, i, plan->before[i]);
     for (k = 0; kind == SPDL_KIND_MERGE && k < plan->paths[i] && result == SPDL_OK; ++k) {
@@ -10788,8 +11129,9 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
             continue;
         return spdl__row_error(plan, i,
                                " merges '%s *' of stage %d '%s' with '%s *' of stage %d '%s'",
-                               merged, first, spdl__row_name(&plan->rows[first]), yields, from,
-                               spdl__row_name(&plan->rows[from]));
+                               spdl__type_named(merged).text, first,
+                               spdl__row_name(&plan->rows[first]), spdl__type_named(yields).text,
+                               from, spdl__row_name(&plan->rows[from]));
     }
     return result;
 }
@@ -10843,7 +11185,7 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
         (void)snprintf(why, sizeof(why), "too many stages: %d rows, at most %d and a sink",
                        plan->count, SPDL_MAX_STAGES);
     if (why[0] == '\0') return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: pipeline: %s", why);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
 }
 
 SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
@@ -10876,6 +11218,7 @@ SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
    a matter of tickets. Not of a source that destroy may leave: the batch would be gone. */
 SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
+    if (SPDL__DEBUGS) return false; /* a place of its own can be watched; it is copied */
     return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->again &&
            row->output_order == SPDL_ORDER_INPUT &&
            (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
@@ -10993,7 +11336,7 @@ SPDL__COLD bool spdl__node_is_plain(const spdl_pipeline *p, const spdl__node *no
     const spdl_stage *row = &node->row;
     return (row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE) && !node->own_thread &&
            !row->again && !row->deferred && !row->flush && row->init == NULL &&
-           p->trace == NULL && p->profiler.event_fn == NULL;
+           p->failures == NULL && p->trace == NULL && p->profiler.event_fn == NULL;
 }
 
 /* How many batches of row `first` can be alive: on the edges they may travel, if later stages pass
@@ -11044,12 +11387,13 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const size_t alive = row->allocator != NULL ? SPDL__MAX_SPARE : ahead; /* it keeps all */
     int i;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
-        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive);
+        const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
+        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
         if (node->buffers == NULL) return SPDL_E_NOMEM;
     }
     if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
     node->batches = spdl__batch_pool_make(blocks, (size_t)row->size,
-                                          (size_t)row->size * row->item_bytes, ahead, alive);
+                                          (size_t)row->size * row->item_bytes, ahead, alive, 0);
     if (node->batches == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= node->index; ++i) node->batches->free_item[i] = p->node[i].row.free_item;
     return SPDL_OK;
@@ -11093,6 +11437,21 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     /* not the first calls: somebody waits for those; nor deferred ones, which end elsewhere */
     for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
     return spdl__node_pools(p, node);
+}
+
+/* .deliver_failures: each that is under way has the room of a result, or is that of a call. */
+SPDL__COLD spdl_result spdl__failures_build(spdl_pipeline *p) {
+    uint64_t i;
+    int k;
+    p->failure_count = 1;
+    for (k = 0; k < p->count; ++k)
+        p->failure_count += p->node[k].out.window + (uint64_t)p->node[k].most;
+    p->failures =
+        (spdl__failure *)spdl__pipeline_alloc(p, p->failure_count, sizeof(*p->failures));
+    if (p->failures == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i + 1 < p->failure_count; ++i) p->failures[i].next = &p->failures[i + 1];
+    p->failure_free = p->failures;
+    return SPDL_OK;
 }
 
 /* What workers have: a task each, and what init of each row stores for it. */
@@ -11139,6 +11498,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
     for (i = 0; i < p->count && result == SPDL_OK; ++i)
         result = spdl__node_build(p, &p->node[i]);
+    if (result == SPDL_OK && plan->desc->deliver_failures) result = spdl__failures_build(p);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, p->threads);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */
@@ -11180,7 +11540,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
     if (!spdl__os_thread_start(&p->producer_thread, name, policy, desc->stack_bytes,
                                spdl__producer_main, p))
         return spdl__error_set(desc->error, SPDL_E_THREAD,
-                               "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                               "pipeline: the thread of stage 0 '%s' could not be created%s",
                                p->producer->name, SPDL__OS_NO_THREAD);
     p->producer_started = true;
     if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
@@ -11191,7 +11551,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
     spdl__os_thread_join(&p->producer_thread);
     p->producer_started = false;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pipeline: the system refuses the policy of the thread of stage 0 "
+                           "pipeline: the system refuses the policy of the thread of stage 0 "
                            "'%s'", p->producer->name);
 }
 
@@ -11214,7 +11574,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
         p->slot = spdl__pool_attach(p->pool, &p->client, &p->bit);
         if (p->slot == NULL)
             return spdl__error_set(desc->error, SPDL_E_LIMIT,
-                                   "spdl: pipeline: the pool has %d pipelines already",
+                                   "pipeline: the pool has %d pipelines already",
                                    SPDL__MAX_CLIENTS);
     }
     return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
@@ -11239,7 +11599,7 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
         const spdl__node *node = &p->node[i];
         if (node->row.deferred || node->row.concurrency <= threads) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: %s: stage %d '%s': concurrency is %d, but no more calls than its %d "
+                   "%s: stage %d '%s': concurrency is %d, but no more calls than its %d "
                    "worker%s can run at the same time",
                    spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
                    threads, threads > 1 ? "s" : "");
@@ -11251,7 +11611,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     const spdl_pipeline_desc *desc = plan->desc;
     spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*p),
                                                            SPDL_CACHE_LINE);
-    static const char *const no_memory = "spdl: pipeline: out of memory";
+    static const char *const no_memory = "pipeline: out of memory";
     spdl_result result;
     if (p == NULL || !spdl__pipeline_events(p)) {
         spdl__free(&desc->allocator, p, sizeof(*p));
@@ -11263,6 +11623,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
     p->count = plan->count - 1;
+    p->yields = p->asked = spdl__row_yields(plan, p->count - 1);
     p->references = 1;
     p->seed = desc->seed;
     p->data_hash = desc->data_hash;
@@ -11295,6 +11656,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     spdl__doctor_plan doctor;
     spdl__plan plan;
     spdl_result result;
+    const bool told = desc != NULL && desc->error != NULL;
     if (pipeline == NULL) return SPDL_E_INVALID;
     *pipeline = NULL;
     memset(&known, 0, sizeof(known));
@@ -11309,14 +11671,14 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
-        spdl__log(&known.logger, SPDL_LOG_WARN, "spdl: no doctor where items are pushed: the "
+        spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: the "
                                                 "statistics say how soon they are answered");
         plan.doctor = NULL;
     }
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
     if (result == SPDL_OK) spdl__rows_warn(*pipeline, &plan);
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
-    if (result != SPDL_OK) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
+    if (result != SPDL_OK && !told) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
 }
 
@@ -12601,7 +12963,7 @@ SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, con
     if (snprintf(to, SPDL__PATH_BYTES, "%s", from != NULL ? from : "") < SPDL__PATH_BYTES)
         return true;
     to[0] = '\0';
-    spdl__logf(logger, SPDL_LOG_WARN, "spdl: %s: the name has more than %d bytes: \"%.60s...\"",
+    spdl__logf(logger, SPDL_LOG_WARN, "%s: the name has more than %d bytes: \"%.60s...\"",
                what, SPDL__PATH_BYTES - 1, from);
     return false;
 }
@@ -12632,7 +12994,7 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
         if (plan->desc.table)
             plan->desc.every = every;
         else
-            spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_STATS is \"%.200s\", but not a number of "
+            spdl__logf(logger, SPDL_LOG_WARN, "SPDL_STATS is \"%.200s\", but not a number of "
                                               "seconds: no reports", stats);
     }
     if (json != NULL) (void)spdl__path_copy(plan->json, json, "SPDL_REPORT", logger);
@@ -12683,7 +13045,7 @@ static const spdl__field spdl__process_fields[] = {
 /* After a `reason`, which may be NULL, nothing more is written to the file. */
 SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const char *reason) {
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no %s in %.400s: %s", what, r->plan.json,
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no %s in %.400s: %s", what, r->plan.json,
                reason);
     (void)spdl__os_file_close(r->json_file);
     r->json_file = SPDL__NO_FILE;
@@ -12722,7 +13084,7 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no more statistics on stderr: %s",
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no more statistics on stderr: %s",
                reason);
     r->plan.desc.table = false;
 }
@@ -12799,7 +13161,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
     } else {
         spdl__free(&p->allocator, r, bytes);
     }
-    spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: no memory or thread for reports: there are none");
+    spdl__logf(&p->logger, SPDL_LOG_WARN, "no memory or thread for reports: there are none");
 }
 
 /* Before the pipeline is freed: the last reports are written, the thread ends. */
@@ -12826,7 +13188,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
     if (asked != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: %s is ignored: this program was built with "
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "%s is ignored: this program was built with "
                                               "SPDL_NO_REPORT, without reports, traces or doctor",
                    asked);
 }
@@ -12870,19 +13232,19 @@ struct spdl_cache { /* written by the owner */
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
     const uint64_t after = spdl__max(desc->num_caches, desc->return_caches_after);
     if (desc->next == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: cache: next is NULL");
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "cache: next is NULL");
     if (desc->num_caches < 1 || desc->num_caches > SIZE_MAX / sizeof(void *))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: num_caches is %llu, must be at least 1 and fit memory",
+                               "cache: num_caches is %llu, must be at least 1 and fit memory",
                                (spdl__llu)desc->num_caches);
     if (desc->return_caches_after != 0 && desc->return_caches_after < desc->num_caches)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: return_caches_after is %llu, must be at least "
+                               "cache: return_caches_after is %llu, must be at least "
                                "num_caches, %llu", (spdl__llu)desc->return_caches_after,
                                (spdl__llu)desc->num_caches);
     if (desc->stop_after != 0 && desc->stop_after < after)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: stop_after is %llu, must be at least "
+                               "cache: stop_after is %llu, must be at least "
                                "return_caches_after, %llu", (spdl__llu)desc->stop_after,
                                (spdl__llu)after);
     return spdl__allocator_check(&desc->allocator, "cache", desc->error);
@@ -12903,7 +13265,7 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
             &desc->allocator, (size_t)desc->num_caches * sizeof(void *), sizeof(void *));
     if (made == NULL || made->item == NULL) {
         spdl__free(&desc->allocator, made, sizeof(*made));
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: cache: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "cache: out of memory");
     }
     made->desc = *desc;
     made->desc.error = NULL; /* the caller's, for this call only */
@@ -13205,13 +13567,13 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
 
 SPDL__COLD spdl_result spdl__headspace_check(const spdl_headspace_desc *desc) {
     if (desc->next == NULL || desc->step == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: %s is NULL",
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "headspace: %s is NULL",
                                desc->next == NULL ? "next" : "step");
     if (desc->kept < 0)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: headspace: kept is %d, must be at least 1", desc->kept);
+                               "headspace: kept is %d, must be at least 1", desc->kept);
     if (!(desc->seconds <= 86400 && (desc->seconds >= 0.1 || desc->seconds == 0)))
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: seconds is %g, "
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "headspace: seconds is %g, "
                                                             "must be 0.1 to 86400", desc->seconds);
     return spdl__allocator_check(&desc->allocator, "headspace", desc->error);
 }
@@ -13316,7 +13678,7 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     drop = others > SPDL__FOREIGN && waited >= SPDL__QUEUED;
     h->report->others = spdl__larger(h->report->others, others);
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
-               "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
+               "headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
                "processors%s", r->round + 1,
                1e9 * spdl__share(w[SPDL__LIVE].steps, w[SPDL__LIVE].ns),
                1e9 * spdl__share(w[SPDL__STILL].steps, w[SPDL__STILL].ns), others,
@@ -13450,7 +13812,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
     h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
     if (h == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
     h->desc = desc;
     h->report = report;
     h->item = (void **)(h + 1);
@@ -13464,7 +13826,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     spdl__free(&desc->allocator, h, bytes);
     if (result == SPDL_OK || report->ended) return SPDL_OK;
     return spdl__error_set(desc->error, result,
-                           "spdl: headspace: next returned '%s' after %llu items",
+                           "headspace: next returned '%s' after %llu items",
                            spdl_result_text(result), (spdl__llu)report->items);
 }
 
@@ -14150,7 +14512,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
     (void)spdl__os_file_close(file);
     spdl__free(&d->p->allocator, buffer, room);
     if (reason != NULL)
-        spdl__logf(&d->p->logger, SPDL_LOG_WARN, "spdl: doctor: no report in %.400s: %s",
+        spdl__logf(&d->p->logger, SPDL_LOG_WARN, "doctor: no report in %.400s: %s",
                    path != NULL ? path : "stderr", reason);
 }
 
@@ -14313,7 +14675,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         (void)snprintf(word, sizeof(word), "%.*s", length, at);
         if (!spdl__doctor_word(plan, word)) {
             spdl__logf(logger, SPDL_LOG_WARN,
-                       "spdl: SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
+                       "SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
                        "nor replay or raise: no doctor", value, word);
             return false;
         }
@@ -14753,25 +15115,25 @@ SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc
     uint64_t bits;
     bool some = false;
     if (desc->weights == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights is NULL");
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights is NULL");
     for (i = 0; i < desc->sources; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights[%llu] is "
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights[%llu] is "
                                    "%g, must be a number that is not negative", (spdl__llu)i,
                                    desc->weights[i]);
         some = some || bits << 1 != 0;
     }
     if (some) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_INVALID,
-                           "spdl: mixture: the sum of weights is 0");
+                           "mixture: the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
     if (result != SPDL_OK) return result;
     if (desc->sources < 1 || desc->sources > 65536)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: sources is %llu, "
                                "must be from 1 to 65536", (spdl__llu)desc->sources);
     return spdl__mixture_check_weights(desc);
 }
@@ -14796,7 +15158,7 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
     if (m == NULL || leaves == NULL) {
         spdl__free(&desc->allocator, m, bytes);
         spdl__free(&desc->allocator, leaves, n * work_bytes);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: mixture: no memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "mixture: no memory");
     }
     m->allocator = desc->allocator;
     m->bytes = bytes;
@@ -14836,7 +15198,7 @@ struct spdl_sampler {
 };
 
 SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: %s", why);
 }
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
@@ -14853,7 +15215,7 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
         const char *why = source == NULL ? "is NULL"
                           : "has ranks of its own; give them to the one of the mixture";
         if (source == NULL || source->desc.ranks.world != 1)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
     return SPDL_OK;
@@ -14864,7 +15226,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
     if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: rank is %d, must be "
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: rank is %d, must be "
                                "from 0 to world - 1, which is %d", rank, world - 1);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
         return spdl__sampler_refuse(desc, "order or tail is none that there is");
@@ -14878,7 +15240,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_FUNCTION)
         return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
     if (desc->draws <= desc->count) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but each of "
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: draws is %llu, but each of "
                            "the %llu indices comes once", (spdl__llu)desc->draws,
                            (spdl__llu)desc->count);
 }
@@ -14944,7 +15306,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     }
     if (s == NULL || !spdl__sampler_build(s, desc)) {
         spdl_sampler_destroy(s);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
     }
     s->length = desc->draws != 0 ? desc->draws : desc->count;
     world = (uint64_t)s->desc.ranks.world;
@@ -15200,12 +15562,12 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
         const char *world = spdl__os_environment(names[i][1], room[1]);
         if (rank == NULL) continue;
         if (world == NULL)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is set, but %s is not",
+            return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is set, but %s is not",
                                    names[i][0], names[i][1]);
         if (spdl__text_number(rank, 10, "", &first) == NULL ||
             spdl__text_number(world, 10, "", &second) == NULL || second > INT32_MAX ||
             first >= second)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is %.32s and %s is "
+            return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is %.32s and %s is "
                                    "%.32s, must be a number and a larger one", names[i][0], rank,
                                    names[i][1], world);
         ranks->rank = (int)first;
@@ -15242,7 +15604,8 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index" };
+const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index",
+                                        sizeof(spdl_index) };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -15374,6 +15737,7 @@ struct spdl_loader {
     uint64_t process;
     uint32_t *mark;     /* 1, but 0 in the child of a fork; or NULL */
     int64_t supervisor; /* 0: there is none any more */
+    bool opened;        /* what fails before is told by open */
     spdl__layout layout;
     spdl__ledger *ledger;
     spdl__shared *shared; /* the memory, with its parts: */
@@ -15565,7 +15929,7 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     if (slot >= (uint64_t)y->slots || at % y->stride != (y->item > 0 ? 0 : y->head)) {
         spdl__error_clear(&error);
         (void)spdl__error_set(&error, SPDL_E_INVALID,
-                              "spdl: loader '%s': an item does not lie in a slot: rows after stage "
+                              "loader '%s': an item does not lie in a slot: rows after stage "
                               "%d '%s', the last one with .item_bytes, may only hand on what it "
                               "makes", l->name, y->row, l->stage_name[y->row]);
         spdl__child_fail(child, &error);
@@ -15604,7 +15968,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
         result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
         if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
         if (result != SPDL_OK && error->result != result)
-            (void)spdl__error_set(error, result, "spdl: loader '%s': its pipeline cannot be "
+            (void)spdl__error_set(error, result, "loader '%s': its pipeline cannot be "
                                   "rewound: %s", child->loader->name, spdl_result_text(result));
     } else if (texts > 0) {
         for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; ++i) {
@@ -15754,7 +16118,8 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
 /* For stderr, where no log_fn was given. */
 SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
     if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "%s: %s\n", ((const spdl__child *)user)->loader->name, text);
+        (void)fprintf(stderr, "spdl: loader '%s': %s\n",
+                      ((const spdl__child *)user)->loader->name, text);
 }
 
 /* What a life before this one has left: what was published, and the slots that are not ours. */
@@ -15786,7 +16151,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_stage *rows = (spdl_stage *)SPDL_MALLOC(l->count * sizeof(*rows));
     size_t i;
     if (rows == NULL) {
-        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "loader: out of memory");
         return;
     }
     memcpy(rows, l->rows, l->count * sizeof(*rows));
@@ -15928,7 +16293,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     spdl__text t = spdl__text_start(end.text, sizeof(end.text));
     spdl__error_clear(&end);
     end.result = SPDL_E_PROCESS;
-    spdl__text_add(&t, "spdl: loader '%s': the child ", l->name);
+    spdl__text_add(&t, "loader '%s': the child ", l->name);
     if (v->why != NULL)
         spdl__text_add(&t, "was killed, as it %s", v->why);
     else if (how < 0)
@@ -15938,8 +16303,8 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
                        how == 0 ? ", but not its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
     spdl__text_take(begun, l->shared->begun);
-    if (again && strncmp(begun, "spdl: ", 6) == 0) {
-        spdl__text_add(&t, "; it is not started again: %.200s", begun + 6);
+    if (again && strncmp(begun, spdl__unsaved, strlen(spdl__unsaved)) == 0) {
+        spdl__text_add(&t, "; it is not started again: %.200s", begun);
         again = false;
     }
     spdl__supervisor_gone(v, &end, !again);
@@ -15999,7 +16364,7 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     if (reason != NULL) {
         spdl__error_clear(&end);
         (void)spdl__error_set(&end, SPDL_E_PROCESS,
-                              "spdl: loader '%s': the child could not be started: %.60s", l->name,
+                              "loader '%s': the child could not be started: %.60s", l->name,
                               reason);
         spdl__supervisor_gone(&v, &end, true);
     }
@@ -16020,8 +16385,8 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     spdl__error_clear(&l->error);
-    (void)spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
-    spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
+    (void)spdl__error_set(&l->error, result, "loader '%s': %s", l->name, text);
+    if (l->opened) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
 
@@ -16267,7 +16632,7 @@ SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *t
     for (i = 0; i < count; ++i, at += length + 1) {
         length = strlen(texts[i]);
         if (i >= SPDL__LOADER_TEXTS / 64 || length >= sizeof(s->text) - at)
-            return spdl__error_set(error, SPDL_E_LIMIT, "spdl: loader '%s': %d texts are more than "
+            return spdl__error_set(error, SPDL_E_LIMIT, "loader '%s': %d texts are more than "
                                    "a loader takes", l->name, count);
         memcpy(s->text + at, texts[i], length + 1);
     }
@@ -16287,7 +16652,7 @@ SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, 
     while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count || spdl__loader_forked(l))
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_loader_load: no loader, or text %d is not there", i);
+                               "spdl_loader_load: no loader, or text %d is not there", i);
     return spdl__loader_command(l, texts, count, 0, spdl__deadline(timeout_ns), error);
 }
 
@@ -16307,11 +16672,11 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
     sum = spdl__text_field(l->text, "sum");
     (void)snprintf(text, bytes, "%s", result == SPDL_OK ? l->text : error.text);
     if (result != SPDL_OK) return result;
-    if (strncmp(l->text, "spdl: ", 6) == 0) return SPDL_E_UNSUPPORTED;
+    if (strncmp(l->text, spdl__unsaved, strlen(spdl__unsaved)) == 0) return SPDL_E_UNSUPPORTED;
     if (sum != NULL && spdl__text_number(sum, 16, "", &number) != NULL &&
         number == spdl__state_sum(l->text, (size_t)(sum - 5 - l->text)))
         return (int)strlen(l->text);
-    (void)snprintf(text, bytes, "spdl: loader '%s': the position that the child has written makes "
+    (void)snprintf(text, bytes, "loader '%s': the position that the child has written makes "
                    "no sense", l->name);
     return SPDL_E_CHECKSUM;
 }
@@ -16434,7 +16799,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     if (l->ledger == NULL || l->held == NULL)
         return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
-               "spdl: loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
+               "loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
                "were left", l->name, bytes, y->slots, slot, (double)room.left / mib);
     return SPDL_OK;
 }
@@ -16452,7 +16817,7 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
                                  (spdl__llu)threads);
     if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR", room) != NULL)
         spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-                   "spdl: loader '%s': no doctor in another process: create a pipeline of the same "
+                   "loader '%s': no doctor in another process: create a pipeline of the same "
                    "rows for one", l->name);
     l->command = l->shared->command = 1; /* to begin at the beginning */
     l->commanded = true;
@@ -16489,10 +16854,10 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
     if (result == SPDL_OK) {
         l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
-        if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "loader: out of memory");
     }
     if (l == NULL) {
-        spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
+        if (known.error == NULL) spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
         return result;
     }
     l->desc = known;
@@ -16507,9 +16872,11 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     if (result == SPDL_OK) result = spdl__loader_reserve(l);
     if (result == SPDL_OK) result = spdl__loader_launch(l);
     if (result == SPDL_OK) {
+        l->opened = true;
         *loader = l;
         return SPDL_OK;
     }
+    if (known.error == NULL) spdl__log(&known.logger, SPDL_LOG_ERROR, l->error.text);
     *why = l->error;
     spdl__loader_release(l);
     return result;
@@ -16540,7 +16907,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     if (loader == NULL) return SPDL_E_INVALID;
     *loader = NULL;
     return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_UNSUPPORTED,
-                           "spdl: loader: there are no processes that share memory here: create a "
+                           "loader: there are no processes that share memory here: create a "
                            "pipeline of the same rows");
 }
 SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
@@ -16560,7 +16927,7 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
 SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_load: no loader");
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl_loader_load: no loader");
 }
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     (void)l, (void)sequence, (void)timeout_ns;
@@ -18901,7 +19268,7 @@ SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
                                    spdl_error *error) {
     spdl__npz_reader r;
-    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: info is NULL");
+    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "npz: info is NULL");
     spdl__npz_init_reader(&r, npz, error);
     r.info = info;
     (void)spdl__npz_start(&r, index);
@@ -18974,7 +19341,7 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
                                    bool *aligned, spdl_error *error) {
     const uint8_t *found = NULL;
     spdl__npz_reader r;
-    if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: data is NULL");
+    if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "npz: data is NULL");
     spdl__npz_init_reader(&r, npz, error);
     if (spdl__npz_start(&r, index) && spdl__npz_find_data(&r, &found)) {
         *data = found;
@@ -19287,7 +19654,7 @@ namespace {
 static
 #endif
 SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
-                                                        "spdl_npz_bundle" };
+                                                        "spdl_npz_bundle", 0 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -19663,6 +20030,8 @@ typedef struct spdl__reader {
     uint64_t window_at;
     size_t have;
 } spdl__reader;
+
+#define SPDL__RECORD_MOST ((uint64_t)1 << 30) /* bytes, unless max_bytes says more */
 
 /* Records "file: at byte N: reason" and returns the result. */
 SPDL__PRINTF(4, 5)
@@ -20418,7 +20787,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
     tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
                                                    sizeof(*tokens->at), 64);
     if (tokens->at == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "tokens: out of memory");
     while (result == SPDL_OK && tokens->opened < tokens->count) {
         spdl__shard *shard = &tokens->at[tokens->opened];
         result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
@@ -20443,18 +20812,18 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
     spdl__error_clear(desc.error);
     if (tokens != NULL) *tokens = NULL;
     if (tokens == NULL || files == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: an argument is NULL");
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: an argument is NULL");
     if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: length is %llu",
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: length is %llu",
                                (spdl__llu)desc.length);
     if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
         return spdl__error_set(desc.error, SPDL_E_INVALID,
-                               "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
+                               "tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
     result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
     if (result != SPDL_OK) return result;
     made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
     if (made == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "tokens: out of memory");
     made->allocator = desc.allocator;
     result = spdl__tokens_fill(made, files, &desc);
     if (result == SPDL_OK) *tokens = made;
@@ -20536,10 +20905,10 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     if (index >= tokens->windows)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: no window %llu: there are %llu",
+        return spdl__error_set(error, SPDL_E_INVALID, "no window %llu: there are %llu",
                                (spdl__llu)index, (spdl__llu)tokens->windows);
     if (wide < width)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
+        return spdl__error_set(error, SPDL_E_INVALID, "windows of uint16_t, but the shards "
                                "have 4 bytes a token");
     while (end - shard > 1) { /* the last one that begins there or before */
         middle = shard + (end - shard) / 2;
@@ -20652,20 +21021,42 @@ SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, false, 2, out))
 SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL_RECORDS_TAR, out))
 SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL_RECORDS_LINES, out))
 
+/* SPDL_READ. */
+SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out) {
+    static const spdl_allocator by_malloc = { NULL, NULL, NULL };
+    spdl_record *record = NULL;
+    spdl__reader reader;
+    spdl_error error;
+    spdl_result result;
+    if (in == NULL) return spdl_fail(task, "NULL, not a path");
+    result = spdl__reader_open(&reader, (const char *)in, &error);
+    if (result == SPDL_OK) {
+        result = reader.bytes > SPDL__RECORD_MOST
+                     ? spdl__reader_fail(&reader, SPDL_E_LIMIT, SPDL__RECORD_MOST, "more than 2^30 "
+                                                                                   "bytes")
+                     : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
+                                           &record);
+        (void)spdl__os_file_close(reader.file);
+    }
+    *out = record;
+    return spdl__row_result(task, result, &error);
+}
+
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[8] = {
-    { spdl__files_source, "files", "void", "char" },
-    { spdl__files_pipe, "files_at", "spdl_index", "char" },
-    { spdl__tokens_source, "tokens", "void", "uint32_t" },
-    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t" },
-    { spdl__tokens16_source, "tokens16", "void", "uint16_t" },
-    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t" },
-    { spdl__tar_pipe, "tar", "char", "spdl_record" },
-    { spdl__lines_pipe, "lines", "char", "spdl_record" },
+const spdl_function spdl__file_rows[9] = {
+    { spdl__files_source, "files", "void", "char", 0 },
+    { spdl__files_pipe, "files_at", "spdl_index", "char", 0 },
+    { spdl__tokens_source, "tokens", "void", "uint32_t", 0 },
+    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t", 0 },
+    { spdl__tokens16_source, "tokens16", "void", "uint16_t", 0 },
+    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t", 0 },
+    { spdl__tar_pipe, "tar", "char", "spdl_record", 0 },
+    { spdl__lines_pipe, "lines", "char", "spdl_record", 0 },
+    { spdl__read_pipe, "read", "char", "spdl_record", 0 },
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
@@ -20716,7 +21107,7 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
     if (p == NULL || text == NULL || bytes == 0) return SPDL_E_INVALID;
     why = spdl__state_write(p, &line);
     if (why != NULL) {
-        (void)snprintf(text, bytes, "spdl: the position of this pipeline cannot be saved: %s", why);
+        (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
         return SPDL_E_UNSUPPORTED;
     }
     bytes = (size_t)spdl__min(bytes - 1, line.length);
@@ -20744,7 +21135,7 @@ SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return spdl__error_set(l->error, result, "spdl: spdl_state_load: text %d %s", l->at, text);
+    return spdl__error_set(l->error, result, "spdl_state_load: text %d %s", l->at, text);
 }
 
 /* A field that has to be there. */
@@ -20933,7 +21324,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     l->sampler.length = l->p->sampler->length;
     there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
     if (there == NULL)
-        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
+        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl_state_load: no memory");
     result = spdl__state_pick(l, there, &own);
     spdl__free(heap, there, (size_t)l->count * sizeof(*there));
     if (result != SPDL_OK) return result;
@@ -20960,11 +21351,11 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     while (p != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_state_load: no pipeline, or text %d is not there", i);
+                               "spdl_state_load: no pipeline, or text %d is not there", i);
     why = p->unsaved;
     if (why != NULL)
         return spdl__error_set(error, SPDL_E_UNSUPPORTED,
-                               "spdl: spdl_state_load: this pipeline has no position: %s", why);
+                               "spdl_state_load: this pipeline has no position: %s", why);
     l.p = p;
     l.texts = texts;
     l.count = count;
@@ -20978,7 +21369,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
           : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
                                      : "not in a stage, beside next or push, or after a fork";
-    return spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
+    return spdl__error_set(error, result, "spdl_state_load: %s", why);
 }
 
 /* --- random numbers --- */
@@ -21088,7 +21479,8 @@ SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) 
     return result;
 }
 
-static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void" };
+static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void",
+                                                      0 };
 
 /* --- text --- */
 
@@ -21221,14 +21613,14 @@ SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
     }
     failure = spdl__trace_print(p, kept, dropped);
     if (failure != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s", path, failure);
     else if (dropped > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: trace '%s': the latest %llu events are there, %llu were dropped "
+                   "trace '%s': the latest %llu events are there, %llu were dropped "
                    "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
                    path, (spdl__llu)kept, (spdl__llu)dropped);
     else
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "trace '%s': %llu events", path,
                    (spdl__llu)kept);
 }
 
@@ -21292,10 +21684,10 @@ SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint6
         *events = number;
     else
         spdl__logf(logger, SPDL_LOG_WARN,
-                   "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
+                   "SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
                    SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
     if (option == value)
-        spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_TRACE: there is no file in front of '%s'",
+        spdl__logf(logger, SPDL_LOG_WARN, "SPDL_TRACE: there is no file in front of '%s'",
                    value);
     *option = '\0';
 }
@@ -21323,7 +21715,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         (void)spdl__os_file_close(file);
     }
     if (failure == NULL) return;
-    spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
+    spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path,
                failure);
     spdl__trace_free(p);
 }

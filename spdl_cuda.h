@@ -675,7 +675,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_fail(spdl_cuda *cuda, const char *call, int
     pthread_mutex_lock(&cuda->error_lock);
     if (spdl__load_relaxed32(&cuda->lost) == 0)
         (void)spdl__error_set(&cuda->error, lost ? SPDL_E_CUDA_LOST : SPDL_E_CUDA,
-                              "spdl: cuda: %s failed on device %d: %s (%d)%s%s", call, cuda->device,
+                              "cuda: %s failed on device %d: %s (%d)%s%s", call, cuda->device,
                               spdl__cuda_text(&cuda->api, code), code,
                               lost ? "; the device is lost to this process" : "",
                               lost && fault ? "; a kernel or copy before that call, of whomever, "
@@ -703,7 +703,7 @@ SPDL__PRIVATE void spdl__cuda_abandon(spdl_cuda *cuda) {
 SPDL__PRIVATE spdl_result spdl__cuda_refuse(spdl_cuda *cuda, spdl_result result, const char *why) {
     pthread_mutex_lock(&cuda->error_lock);
     if (spdl__load_relaxed32(&cuda->lost) == 0)
-        (void)spdl__error_set(&cuda->error, result, "spdl: cuda: %s", why);
+        (void)spdl__error_set(&cuda->error, result, "cuda: %s", why);
     pthread_mutex_unlock(&cuda->error_lock);
     return result;
 }
@@ -881,7 +881,7 @@ SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *
     if (result != SPDL_E_CUDA) return result;
     if (spdl__exchange32(&cuda->told_pageable, 1) == 0)
         spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
-                   "spdl: cuda: %llu bytes could not be pinned: %s (%d); going on, slower",
+                   "cuda: %llu bytes could not be pinned: %s (%d); going on, slower",
                    (spdl__llu)slab->bytes, spdl__cuda_text(&cuda->api, code), code);
     return SPDL_OK;
 }
@@ -1110,7 +1110,7 @@ SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
     const int slots = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     if (spdl__exchange32(&cuda->told_stall, 1) != 0) return;
     spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
-               "spdl: cuda: %s has been waited for for 1 s: of %d device slots %d hold batches "
+               "cuda: %s has been waited for for 1 s: of %d device slots %d hold batches "
                "that nobody was done with, of %d outputs %d were not freed; %d copies to the "
                "device are not done",
                what, slots, slots - (int)spdl_ring_count(cuda->free_slots), outputs,
@@ -1193,7 +1193,7 @@ SPDL__PRIVATE spdl_result spdl__submit_copy(spdl_cuda *cuda, const spdl__cuda_sl
     spdl__add(&cuda->pageable_bytes, view->bytes);
     if (view->bytes >= SPDL__PAGE && spdl__exchange32(&cuda->told_pageable, 1) == 0)
         spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
-                   "spdl: cuda: a batch of %llu bytes does not lie in pinned memory: it is several "
+                   "cuda: a batch of %llu bytes does not lie in pinned memory: it is several "
                    "times slower to send; use spdl_cuda_allocator (slot_bytes is %llu) or "
                    "spdl_cuda_adopt", (spdl__llu)view->bytes,
                    (spdl__llu)cuda->desc.slot_bytes);
@@ -1481,7 +1481,7 @@ SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
     if (cuda == NULL) return;
     if (cuda->process != (long)getpid()) { /* its locks may be held by threads of the parent */
         (void)spdl__error_set(error, SPDL_E_CUDA_FORKED,
-                              "spdl: cuda: opened before a fork: the child has to open its own");
+                              "cuda: opened before a fork: the child has to open its own");
         return;
     }
     pthread_mutex_lock(&cuda->error_lock);
@@ -1644,7 +1644,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_prepare(spdl_cuda *cuda) {
     for (i = 0; i < 5; ++i)
         if (value[i] < (i == 0) || value[i] > most[i])
             return spdl__error_set(desc->error, SPDL_E_INVALID,
-                                   "spdl: cuda: %s is %lld, must be %d to %lld", name[i],
+                                   "cuda: %s is %lld, must be %d to %lld", name[i],
                                    (long long)value[i], i == 0, (long long)most[i]);
     if (desc->device_slots == 0) desc->device_slots = 3;
     if (desc->output_slots == 0) desc->output_slots = 4;
@@ -1677,14 +1677,14 @@ SPDL__PRIVATE spdl_result spdl__cuda_choose(spdl_cuda *cuda) {
     cuda->device_count = spdl__cuda_count(&cuda->api, &info);
     if (cuda->device_count == 0)
         return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND,
-                               "spdl: cuda: there is no device: %s", info.reason);
+                               "cuda: there is no device: %s", info.reason);
     cuda->device = spdl__cuda_ordinal(cuda, &why);
     if (cuda->device >= cuda->device_count)
         return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND,
-                               "spdl: cuda: there is no device %d: this process sees %d",
+                               "cuda: there is no device %d: this process sees %d",
                                cuda->device, cuda->device_count);
     (void)spdl__cuda_name(&cuda->api, cuda->device, info.name);
-    spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "spdl: cuda: device %d, %s (%s)", cuda->device,
+    spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "cuda: device %d, %s (%s)", cuda->device,
                info.name, why);
     result = SPDL__CUDA_TRY(cuda, DeviceGet, (&cuda->handle, cuda->device));
     if (result == SPDL_OK &&
@@ -1886,7 +1886,7 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     if (result != SPDL_OK) return result; /* nothing could be given back */
     made = (spdl_cuda *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
     if (made == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: cuda: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: out of memory");
     made->desc = *desc;
     made->process = (long)getpid();
     spdl__error_clear(&made->error);
@@ -1902,7 +1902,7 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     if (result == SPDL_OK) result = spdl__cuda_make_device(made);
     if (result != SPDL_OK) {
         if (made->error.result == SPDL_OK)
-            (void)spdl__error_set(&made->error, result, "spdl: cuda: out of host memory");
+            (void)spdl__error_set(&made->error, result, "cuda: out of host memory");
         made->error.result = result;
         if (desc->error != NULL) *desc->error = made->error;
         spdl__cuda_release(made);
@@ -2152,14 +2152,14 @@ SPDL__PRIVATE spdl_result spdl__iter_check(const spdl_cuda *cuda, const spdl_cud
     const char *why = NULL;
     const spdl_result result = spdl__cuda_usable(cuda);
     if (result != SPDL_OK)
-        return spdl__error_set(desc->error, result, "spdl: cuda: iterator: %s",
+        return spdl__error_set(desc->error, result, "cuda: iterator: %s",
                                spdl_result_text(result));
     if (desc->next == NULL) why = "next is NULL";
     if (desc->depth < 0 || desc->depth > cuda->desc.device_slots - 1)
         why = "depth must be 0 to device_slots - 1";
     if (desc->view == NULL && desc->item_bytes == 0) why = "set view, or item_bytes of the batches";
     if (why == NULL) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: cuda: iterator: %s", why);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "cuda: iterator: %s", why);
 }
 
 /* Of an iterator with its tables. */
@@ -2181,13 +2181,13 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_cuda *cuda,
     if (result != SPDL_OK) return result;
     if (!spdl__cas32(&cuda->iterating, &none, 1))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cuda: iterator: there is one on this spdl_cuda already");
+                               "cuda: iterator: there is one on this spdl_cuda already");
     depth = desc->depth > 0 ? desc->depth : cuda->desc.device_slots - 1;
     made = (spdl_cuda_iter *)spdl__alloc_zeroed(&cuda->desc.allocator, 1,
                                                 spdl__iter_bytes(cuda, depth), 0);
     if (made == NULL) {
         spdl__store32(&cuda->iterating, 0);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: cuda: iterator: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: iterator: out of memory");
     }
     made->cuda = cuda;
     made->desc = *desc;

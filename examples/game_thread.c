@@ -1,6 +1,7 @@
 /* game_thread.c - a game asks for paths and never waits for one: push and poll return at once. The
    three threads of its own job system search, each lent for 1.5 ms a frame; the oldest requests
-   make way for those that are too many.
+   make way for those that are too many. What cancels one is a flag of the game: it comes back as a
+   request that has failed (.deliver_failures).
 
    Build:  cc -O2 -I. examples/game_thread.c -o game_thread -lpthread
    Run:    ./game_thread */
@@ -10,12 +11,14 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 enum { FRAMES = 200, FRAME_MS = 4, ASKED = 8, THREADS = 3, LENT_NS = 1500000 };
 
-typedef struct Request { int frame; } Request;
+typedef struct Unit { atomic_bool gone; } Unit; /* who wants the path */
+typedef struct Request { int frame; const Unit *unit; } Request;
 
 static void spin(uint64_t ns) {
     const uint64_t end = spdl_time_ns() + ns;
@@ -24,6 +27,7 @@ static void spin(uint64_t ns) {
 
 /* Stands for 0.5 ms of search. */
 SPDL_FN(find_path, Request, Request) {
+    if (atomic_load(&in->unit->gone)) return spdl_fail(task, "nobody wants it");
     spin(500000);
     *out = in;
     return SPDL_OK;
@@ -48,16 +52,17 @@ static void lend(void *pool) { (void)spdl_pool_run((spdl_pool *)pool, LENT_NS); 
 
 /* --- the game's thread --- */
 
-static uint64_t calls, sum_ns; /* of push and next */
+static Unit units[ASKED];
+static uint64_t found, cancelled, calls, sum_ns; /* of push and next */
 static void timed(uint64_t since) {
     sum_ns += spdl_time_ns() - since;
     calls++;
 }
 
-static uint64_t ask(spdl_pipeline *p, int frame) {
-    Request *request = (Request *)calloc(1, sizeof *request);
+static uint64_t ask(spdl_pipeline *p, int frame, const Unit *unit) {
+    Request *request = (Request *)malloc(sizeof *request);
     if (!request) return 0;
-    request->frame = frame;
+    *request = (Request){ frame, unit };
     const uint64_t since = spdl_time_ns();
     const spdl_result result = spdl_pipeline_push(p, request, 0);
     timed(since);
@@ -66,16 +71,16 @@ static uint64_t ask(spdl_pipeline *p, int frame) {
 }
 
 /* Takes what is there; the last result is why there is no more. */
-static spdl_result collect(spdl_pipeline *p, int frame, uint64_t *found, int *oldest) {
+static spdl_result collect(spdl_pipeline *p, int frame, int *oldest) {
     for (;;) {
         Request *answer;
         const uint64_t since = spdl_time_ns();
         const spdl_result result = SPDL_NEXT(p, &answer, 0);
         timed(since);
-        if (result != SPDL_OK) return result;
+        if (result != SPDL_OK && result != SPDL_E_STAGE) return result;
         if (frame - answer->frame > *oldest) *oldest = frame - answer->frame;
         free(answer);
-        ++*found;
+        ++*(result == SPDL_OK ? &found : &cancelled);
     }
 }
 
@@ -84,11 +89,12 @@ int main(void) {
     const spdl_ring_desc jobs_desc = { .capacity = 64, .item_bytes = sizeof(Job) };
     const spdl_pool_desc pool_desc = { .guests = THREADS + 1 }; /* and no workers of its own */
     spdl_pipeline_desc desc = { 0 };
-    uint64_t asked = 0, found = 0;
+    uint64_t asked = 0;
     int oldest = 0;
     pthread_t thread[THREADS];
     spdl_pipeline *p;
     spdl_ring *jobs;
+    desc.deliver_failures = true;
     if (spdl_ring_create(&jobs, &jobs_desc) != SPDL_OK ||
         spdl_pool_create(&desc.pool, &pool_desc) != SPDL_OK) return 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
@@ -99,22 +105,22 @@ int main(void) {
     for (int frame = 0; frame < FRAMES; frame++) {
         const Job work = { physics, NULL }, help = { lend, desc.pool };
         for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &work, 0);
-        for (int i = 0; i < ASKED; i++) asked += ask(p, frame);
+        for (int i = 0; i < ASKED; i++) asked += ask(p, frame, &units[i]);
+        atomic_store(&units[frame % ASKED].gone, frame % 3 == 0); /* some are shot, others return */
         for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &help, 0);
-        (void)collect(p, frame, &found, &oldest);
+        (void)collect(p, frame, &oldest);
         poll(NULL, 0, FRAME_MS); /* the rest of the frame: drawing, the display */
     }
     spdl_ring_close(jobs);
     for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
     spdl_pipeline_push_end(p);
-    while (collect(p, FRAMES, &found, &oldest) == SPDL_TIMEOUT) lend(desc.pool); /* only us now */
-    if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text);
+    while (collect(p, FRAMES, &oldest) == SPDL_TIMEOUT) lend(desc.pool); /* only us now */
     spdl_pipeline_stats(p, &stats);
     spdl_pipeline_destroy(p);
     spdl_pool_destroy(desc.pool);
     spdl_ring_destroy(jobs, NULL, NULL);
-    printf("%" PRIu64 " asked = %" PRIu64 " found + %" PRIu64 " made way; the oldest answer was %d "
-           "frames late; a push or poll took %.2f us\n", asked, found, stats.stage[0].skips,
-           oldest, (double)sum_ns * 1e-3 / (double)calls);
-    return found > 0 && asked == found + stats.stage[0].skips ? 0 : 1;
+    printf("%" PRIu64 " asked = %" PRIu64 " found + %" PRIu64 " cancelled + %" PRIu64 " made way; "
+           "the oldest answer was %d frames late; a push or poll took %.2f us\n", asked, found,
+           cancelled, stats.stage[0].skips, oldest, (double)sum_ns * 1e-3 / (double)calls);
+    return found > 0 && asked == found + cancelled + stats.stage[0].skips ? 0 : 1;
 }

@@ -1,5 +1,5 @@
 /* image_folder.c - the JPEG files of a folder as tensors of up to 16 x 64 x 64 x 3 bytes:
-       next_name -> decode (libjpeg-turbo, on any worker) -> batch -> collate
+       next_name -> read -> decode (libjpeg-turbo, on any worker) -> batch -> collate
    Files that cannot be decoded are left out, as long as they are few, and named at the end.
 
    Needs:  apt-get install libjpeg62-turbo-dev
@@ -53,14 +53,14 @@ typedef struct {
 static void leave(j_common_ptr jpeg) { longjmp(((Decoder *)jpeg)->escape, 1); }
 static void heed(j_common_ptr jpeg, int level) { if (level < 0) leave(jpeg); }
 
-static bool read_image(Decoder *d, FILE *file, Image *image) {
+static bool read_image(Decoder *d, const spdl_record *file, Image *image) {
     struct jpeg_decompress_struct *jpeg = &d->jpeg;
     jpeg->err = jpeg_std_error(&d->errors);
     d->errors.error_exit = leave;
     d->errors.emit_message = heed;
     if (setjmp(d->escape)) return false;
     jpeg_create_decompress(jpeg);
-    jpeg_stdio_src(jpeg, file);
+    jpeg_mem_src(jpeg, file->data, file->bytes);
     jpeg_read_header(jpeg, TRUE);
     jpeg->out_color_space = JCS_RGB;
     jpeg_start_decompress(jpeg);
@@ -73,18 +73,16 @@ static bool read_image(Decoder *d, FILE *file, Image *image) {
 }
 
 /* What fails is told to main, too, through a ring of lines that any worker may push to. */
-SPDL_FN(decode, char, Image) {
-    char why[JMSG_LENGTH_MAX] = "cannot be opened", line[LINE_BYTES];
+SPDL_FN(decode, spdl_record, Image) {
+    char why[JMSG_LENGTH_MAX] = "no memory", line[LINE_BYTES];
     Decoder d = { .errors = { .error_exit = NULL } };
-    FILE *file = fopen(in, "rb");
     *out = (Image *)malloc(sizeof **out);
-    const bool good = file && *out && read_image(&d, file, *out);
+    const bool good = *out && read_image(&d, in, *out);
     if (d.jpeg.err && !good) d.errors.format_message((j_common_ptr)&d.jpeg, why);
     jpeg_destroy_decompress(&d.jpeg);
-    if (file) fclose(file);
     if (good) return SPDL_OK;
     free(*out);
-    snprintf(line, sizeof line, "%s: %s", in, why);
+    snprintf(line, sizeof line, "%s: %s", in->name, why);
     spdl_ring_try_push((spdl_ring *)spdl_ctx(task), line);
     return spdl_fail(task, "%s", line);
 }
@@ -109,6 +107,7 @@ int main(int argc, char **argv) {
     if (spdl_ring_create(&broken, &lines) != SPDL_OK) return 1;
     if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 4 }, SPDL_STAGES(
             SPDL_SOURCE(next_name, .ctx = folder, .free_item = free),
+            SPDL_READ(.concurrency = 4), /* the bytes of each file */
             SPDL_PIPE(decode, .ctx = broken, .concurrency = 4, .max_failures = MAX_BROKEN,
                       .free_item = free),
             SPDL_BATCH(BATCH),

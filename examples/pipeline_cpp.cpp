@@ -1,5 +1,5 @@
-/* A pipeline in C++17: a lambda as source, items with destructors, a stage that may throw, rows
-   without designated initialisers.
+/* A pipeline in C++17: a lambda as source, items with destructors, an owner of the pipeline, a
+   stage that may throw and whose exception reaches main, rows without designated initialisers.
    c++ -std=c++17 -O2 -I. examples/pipeline_cpp.cpp -o pipeline_cpp -lpthread */
 
 #define SPDL_IMPLEMENTATION
@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -44,13 +45,17 @@ int main() {
                         .with_free_item(spdl_delete<Numbers>),
                     SPDL_SINK(3)));
     if (made != SPDL_OK) return 1;
+    const std::unique_ptr<spdl_pipeline, spdl_deleter> owner(p);
 
     double sum = 0;
     while (const auto numbers = spdl_next<std::unique_ptr<Numbers>>(p))
         for (const double value : numbers->values) sum += value;
-    const bool failed = spdl_pipeline_failed(p);
-    if (failed) std::puts(spdl_pipeline_error(p)->text);
-    spdl_pipeline_destroy(p);
     std::printf("the sum of the lines that are numbers: %g\n", sum);
-    return sum == 27.5 && !failed ? 0 : 1;
+    try {
+        spdl_rethrow(p); /* of a second line like "4 five": one is allowed */
+    } catch (const std::invalid_argument &thrown) {
+        std::puts(thrown.what());
+        return 1;
+    }
+    return sum == 27.5 ? 0 : 1;
 }

@@ -1,4 +1,5 @@
-/* cc -O2 -I. examples/quickstart.c -o quickstart -lpthread */
+/* cc -O2 -I. examples/quickstart.c -o quickstart -lpthread
+   While you write a program, add -DSPDL_DEBUG: what is wrong is said (see SPDL_DEBUG in spdl.h). */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 #include <stdio.h>

@@ -242,12 +242,18 @@ EOF
         check "$cc -std=$std: SPDL_NEXT of $wrong compiles" refused \
             "(void)SPDL_NEXT(p, $wrong, 0)" error
     done
+    # Mistakes of newcomers that the compiler finds: what it shows them says what to write.
+    check "$cc -std=$std: rows without SPDL_STAGES" refused \
+        "(void)spdl_pipeline_create(&p, NULL, SPDL_SOURCE(stage), SPDL_SINK(3))" "SPDL_STAGES("
+    check "$cc -std=$std: SPDL_PIPE of what SPDL_FN did not make" refused \
+        "spdl_stage rows[] = { SPDL_PIPE(number), SPDL_SINK(3) }" "of a lambda: spdl_pipe"
     [ "$language" = c ] && continue
     for row in "SPDL_PIPE(stage, .concurrency = 4)" "SPDL_SOURCE(stage, .ctx = p)" \
         "SPDL_BRANCH(stage, .name = 0)" "SPDL_BATCH(4, .drop_last = true)" \
         "SPDL_FEED(some, .buffer_size = 2, .name = 0)" "SPDL_PATH(0, .buffer_size = 2)" \
         "SPDL_MERGE(.buffer_size = 2)" "SPDL_NPZ(NULL, .concurrency = 4)" \
         "SPDL_TAR(NULL, .concurrency = 4)" "SPDL_FILES(NULL, .name = 0)" \
+        "SPDL_READ(.concurrency = 4)" "SPDL_BATCH_OF(int, 4, .name = 0)" \
         "SPDL_INDEX(NULL, .name = 0)"; do
         check "$cc -std=$std: what it says of $row" refused "(void)$row" \
             "before C++20 write SPDL_PIPE(fn).with_concurrency(4)"

@@ -120,7 +120,7 @@ static void a_throw_is_a_failure(int workers) {
     const Taken taken = take(p);
     CHECK(taken.count == 3 && taken.sum == 3003 && taken.end == SPDL_E_STAGE);
     CHECK(spdl_pipeline_failed(p));
-    CHECK(std::strcmp(spdl_pipeline_error(p)->text, "spdl: stage 1 'fragile', item 3: no 3 %s") ==
+    CHECK(std::strcmp(spdl_pipeline_error(p)->text, "stage 1 'fragile', item 3: no 3 %s") ==
           0);
     spdl_pipeline_destroy(p);
     CHECK(alive == 0);
@@ -151,10 +151,43 @@ static void what_is_no_exception_has_a_text(int workers) {
                           spdl_pipe<Number, Number>("odd", odd), SPDL_SINK(2))) == SPDL_OK);
     CHECK(take(p).end == SPDL_E_STAGE);
     CHECK(std::strcmp(spdl_pipeline_error(p)->text,
-                      "spdl: stage 1 'odd', item 0: threw something that is no std::exception") ==
+                      "stage 1 'odd', item 0: threw something that is no std::exception") ==
           0);
     spdl_pipeline_destroy(p);
     CHECK(alive == 0);
+}
+
+/* An exception keeps its type, whichever worker threw it; those that were tolerated are freed. */
+static void an_exception_is_thrown_again(int workers, int tolerated) {
+    struct Bad : std::runtime_error {
+        long value;
+        explicit Bad(long from) : std::runtime_error("bad"), value(from) {}
+    };
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    auto bad = [](spdl_task *, Number *in, Number **out) -> spdl_result {
+        if (in->value % 10 == 3) throw Bad(in->value);
+        *out = in;
+        return SPDL_OK;
+    };
+    long caught = -1;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          spdl_pipe<Number, Number>("bad", bad).with_concurrency(1)
+                              .with_max_failures(tolerated),
+                          SPDL_SINK(2))) == SPDL_OK);
+    const std::unique_ptr<spdl_pipeline, spdl_deleter> owner(p);
+    spdl_rethrow(p);
+    CHECK(take(p).end == (tolerated < 10 ? SPDL_E_STAGE : SPDL_END));
+    for (int round = 0; round < 2; ++round) {
+        try {
+            spdl_rethrow(p);
+        } catch (const Bad &thrown) {
+            caught = thrown.value;
+        }
+        CHECK(caught == (tolerated < 10 ? 3 + 10 * tolerated : -1));
+    }
 }
 
 static void one_that_knows_no_exception_fails_too(int workers) {
@@ -364,7 +397,9 @@ SPDL_FN(spelled, Number, Number) {
     return SPDL_OK;
 }
 
-/* Types of lambdas are compared with each other, whatever namespace they were named in. */
+SPDL_FN(other_spelled, other::Number, void) { return SPDL_OK; }
+
+/* Types of lambdas and of SPDL_FN are compared, whatever namespace they were named in. */
 static void types_are_checked() {
     auto pass = [](spdl_task *, void *, void **) { return SPDL_OK; };
     auto same = [](spdl_task *, Number *in, Number **out) { *out = in; return SPDL_OK; };
@@ -386,8 +421,19 @@ static void types_are_checked() {
     CHECK(created(number, SPDL_PIPE(spelled), nullptr) == SPDL_OK);
     CHECK(created(SPDL_BATCH(2), batches, nullptr) == SPDL_OK);
     CHECK(created(number, stranger, here) == SPDL_E_TYPE);
-    CHECK(created(number, stranger, "T = other::Number] *'") == SPDL_E_TYPE);
-    CHECK(created(number, batches, nullptr) == SPDL_OK); /* spelled, as SPDL_FN has it */
+    CHECK(created(number, stranger, "takes 'other::Number *' but") == SPDL_E_TYPE);
+    CHECK(created(number, batches, "takes 'spdl_batch *' but") == SPDL_E_TYPE);
+    CHECK(created(SPDL_PIPE(spelled), stranger, "yields 'Number *'") == SPDL_E_TYPE);
+    CHECK(created(number, SPDL_PIPE(other_spelled), "yields 'Number *'") == SPDL_E_TYPE);
+    CHECK(created(SPDL_BATCH_OF(Number, 2), batches, nullptr) == SPDL_OK);
+    CHECK(created(SPDL_BATCH_OF(other::Number, 2), batches, "takes 'other::Number *' but") ==
+          SPDL_E_TYPE);
+    CHECK(created(SPDL_BATCH(2).with_item_bytes(2), batches,
+                  "item_bytes is 2, but 'Number' of stage 0 'count_to_100' has 8 bytes") ==
+          SPDL_E_INVALID);
+    CHECK(created(spdl_pipe<Number, Number>("same", same).with_item_bytes(4), any,
+                  "item_bytes is 4, but 'Number' of stage 1 'same' has 8 bytes") ==
+          SPDL_E_INVALID);
 }
 
 static void next_says_why_there_is_none() {
@@ -431,10 +477,28 @@ static void next_is_typed() {
     delete number;
     CHECK(SPDL_NEXT(p, &plain, SPDL_SECONDS(15)) == SPDL_OK);
     spdl_delete<Number>(plain);
+    other::Number *stranger = nullptr;
+    spdl_result result = SPDL_OK;
+    CHECK(SPDL_NEXT(p, &stranger, SPDL_SECONDS(15)) == SPDL_E_TYPE && stranger == nullptr);
+    CHECK(!spdl_next<std::unique_ptr<other::Number> >(p, SPDL_FOREVER, &result));
+    CHECK(result == SPDL_E_TYPE);
     while (SPDL_NEXT(p, &kept[taken], SPDL_SECONDS(15)) == SPDL_OK) ++taken;
     CHECK(taken == 98);
     for (int i = 0; i < taken; ++i) delete kept[i];
     spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+static void a_pipeline_may_have_an_owner() {
+    spdl_pipeline_desc desc = with_workers(1);
+    spdl_pipeline *p = nullptr;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          SPDL_SINK(1))) == SPDL_OK);
+    std::unique_ptr<spdl_pipeline, spdl_deleter> owner(p);
+    CHECK(spdl_next<std::unique_ptr<Number> >(owner.get())->value == 0);
+    owner.reset();
     CHECK(alive == 0);
 }
 
@@ -445,6 +509,9 @@ int main() {
         budgets_count_throws(workers);
         what_is_no_exception_has_a_text(workers);
         one_that_knows_no_exception_fails_too(workers);
+        an_exception_is_thrown_again(workers, 0);
+        an_exception_is_thrown_again(workers, 2);
+        an_exception_is_thrown_again(workers, 10);
         what_a_call_asked_for_is_undone(workers);
         a_stream_may_throw(workers);
         epochs_and_stops(workers);
@@ -456,5 +523,6 @@ int main() {
     types_are_checked();
     next_says_why_there_is_none();
     next_is_typed();
+    a_pipeline_may_have_an_owner();
     return failures == 0 ? 0 : 1;
 }

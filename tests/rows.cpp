@@ -228,10 +228,11 @@ static bool can_be_files() {
         SPDL_SINK(3),
     };
     const spdl_stage others[] = { SPDL_FILES_AT(files), SPDL_TOKENS(nullptr),
-                                  SPDL_TOKENS16_AT(nullptr), SPDL_TAR(nullptr) };
+                                  SPDL_TOKENS16_AT(nullptr), SPDL_TAR(nullptr), SPDL_READ() };
     if (others[0].ctx != files || others[1].kind != SPDL_KIND_SOURCE || others[1].again ||
         others[3].free_item != spdl_record_free || others[3].free_state != spdl_records_close ||
-        !others[3].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
+        !others[3].again || others[4].free_item != spdl_record_free ||
+        others[4].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
         return false;
     for (; spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK; ++count)
         spdl_record_free(item);

@@ -215,7 +215,7 @@ static void a_call_may_fail_midway(void) {
                                     : "0 1 2 100 101 102 200 201");
         CHECK_EQ(result, tolerated ? SPDL_END : SPDL_E_STAGE);
         if (!tolerated)
-            failed_with(p, 1, "spdl: stage 1 'unroll', item 2: no item 2 in 2");
+            failed_with(p, 1, "stage 1 'unroll', item 2: no item 2 in 2");
         DONE(p);
         CHECK_EQ(states, 0);
     }
@@ -276,7 +276,7 @@ static void nothing_comes_after_a_failure(void) {
         for (char *at = strtok(n.text, " "); at != NULL; at = strtok(NULL, " "))
             CHECK(atoi(at) <= 300);
         CHECK_EQ(n.taken, 4);
-        failed_with(t.p, 1, "spdl: stage 1 'tear', item 3: archive 3 is torn");
+        failed_with(t.p, 1, "stage 1 'tear', item 3: archive 3 is torn");
         DONE(t.p);
     }
 }
@@ -401,20 +401,20 @@ static void misuse_is_a_failure(void) {
     for (int i = 0; i < CROWDS; ++i) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(2),
                                  SPDL_PIPE(again_for_ever, .free_item = item_free), SPDL_SINK(1));
-        ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "spdl: stage 1 'again_for_ever', item 0: "
+        ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "stage 1 'again_for_ever', item 0: "
                                                        "returned SPDL_AGAIN, but its row does not "
                                                        "say .again"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_with_its_input, .again = true),
                   SPDL_SINK(1));
-        ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "spdl: stage 1 'again_with_its_input', item "
+        ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "stage 1 'again_with_its_input', item "
                                                        "0: returned SPDL_AGAIN with its input in "
                                                        "*out"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(routes_and_again, .again = true), SPDL_SINK(1));
-        ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "spdl: stage 1 'routes_and_again', item 0: "
+        ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "stage 1 'routes_and_again', item 0: "
                                                   "spdl_route in a stage that is no "
                                                   "SPDL_BRANCH"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(state_without), SPDL_SINK(1));
-        ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "spdl: stage 1 'state_without', item 0: "
+        ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "stage 1 'state_without', item 0: "
                                                          "spdl_state in a stage whose row does not "
                                                          "say .again"));
     }

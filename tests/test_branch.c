@@ -53,7 +53,7 @@ static void a_path_that_is_no_path_is_a_failure(void) {
                                  FOLLOW(.plus = 0), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(1));
         TAKE_ALL(p, "0 1", SPDL_E_INVALID);
         snprintf(text, sizeof text,
-                 "spdl: stage 1 'to_path', item 2: path %d, but there are 2 paths", path);
+                 "stage 1 'to_path', item 2: path %d, but there are 2 paths", path);
         failed_with(p, 1, text);
         DONE(p);
     }
@@ -298,7 +298,7 @@ static void a_path_that_fails_leaves_what_waits_for_others(void) {
             REQUIRE(spdl_pipeline_next(p, &it, 1000000) == SPDL_TIMEOUT);
         let_go(&h, SPDL_OK);
         CHECK_EQ(take_from(p, 0, 1000, SPDL_E_IO), i % 2 ? 0 : 12);
-        failed_with(p, 5, "spdl: stage 5 'follow', item 12: input or output error");
+        failed_with(p, 5, "stage 5 'follow', item 12: input or output error");
         DONE(p);
     }
 }
@@ -315,7 +315,7 @@ static void what_waits_for_a_path_that_fails_is_freed(void) {
         CHECK_EQ(take_from(p, first, 40, SPDL_OK), 40);
         let_go(&h, SPDL_E_IO);
         CHECK_EQ(take_from(p, 0, 1000, SPDL_E_IO), 0);
-        failed_with(p, 3, "spdl: stage 3 'hold_first', item 0: input or output error");
+        failed_with(p, 3, "stage 3 'hold_first', item 0: input or output error");
         DONE(p);
     }
 }
@@ -746,8 +746,8 @@ static void a_path_may_have_a_budget_of_failures(void) {
         if (budget < 0) TAKE_ALL(p, "0 1 3 4 5 7 8 9 11 12 13 15", SPDL_END);
         else TAKE_ALL(p, budget == 0 ? "0 1" : "0 1 3 4 5", SPDL_E_IO);
         if (budget >= 0)
-            failed_with(p, 3, budget == 0 ? "spdl: stage 3 'breaks', item 2: input or output error"
-                                          : "spdl: stage 3 'breaks', item 6: input or output error "
+            failed_with(p, 3, budget == 0 ? "stage 3 'breaks', item 2: input or output error"
+                                          : "stage 3 'breaks', item 6: input or output error "
                                             "(one more than max_failures)");
         DONE(p);
     }
@@ -795,7 +795,7 @@ static void an_epoch_that_fails_never_ends(void) {
         CHECK_EQ(ends, 1);
         CHECK_EQ(before, 4);
         CHECK(i % 8 < 4 ? items == 6 : items >= 5 && items <= 7);
-        failed_with(p, 3, "spdl: stage 3 'fails_in_epoch_1', item 2: no good");
+        failed_with(p, 3, "stage 3 'fails_in_epoch_1', item 2: no good");
         DONE(p);
     }
 }

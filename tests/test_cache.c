@@ -224,9 +224,9 @@ static void desc_is_checked(void) {
     CHECK(cache == NULL)
     REFUSED(desc.return_caches_after = 2);
     CHECK_STR(error.text,
-              "spdl: cache: return_caches_after is 2, must be at least num_caches, 3");
+              "cache: return_caches_after is 2, must be at least num_caches, 3");
     REFUSED(desc.next = NULL);
-    CHECK_STR(error.text, "spdl: cache: next is NULL");
+    CHECK_STR(error.text, "cache: next is NULL");
     REFUSED(desc.num_caches = 0);
     REFUSED(desc.num_caches = 0; desc.return_caches_after = 0);
     REFUSED(desc.num_caches = 6);

@@ -166,7 +166,7 @@ static void a_stage_that_hands_on_nothing(void) {
         RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(forget),
                 SPDL_PIPE(forget, .name = "next"), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK_STR(w.text[0], "spdl: stage 1 'forget' has handed on nothing but NULL, 100 times: is "
+        CHECK_STR(w.text[0], "stage 1 'forget' has handed on nothing but NULL, 100 times: is "
                              "*out set?");
         RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(consume), SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
@@ -182,11 +182,11 @@ static void items_that_nobody_frees(void) {
     for (int workers = 0; workers < 3; ++workers) {
         RUN_ALL(free, SPDL_SOURCE(list), SPDL_PIPE(renew, .free_item = free), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK_STR(w.text[0], "spdl: 400 items of stage 0 'list' were freed by nobody: its row has "
+        CHECK_STR(w.text[0], "400 items of stage 0 'list' were freed by nobody: its row has "
                              "no free_item");
         RUN_ALL(spdl_batch_free, SPDL_SOURCE(list), SPDL_BATCH(30), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK(strncmp(w.text[0], "spdl: 400 items of stage 0 'list' were freed by nobody", 54) ==
+        CHECK(strncmp(w.text[0], "400 items of stage 0 'list' were freed by nobody", 48) ==
               0);
         RUN_ALL(free, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(renew, .free_item = free),
                 SPDL_SINK(3));

@@ -253,8 +253,8 @@ static void a_completion_may_be_a_failure(void) {
         desk_open(&d, 1);
         p = START(crowds[i / 2], COUNT_TO(9), HAND_IN(&d, .concurrency = 3), SPDL_SINK(1));
         TAKE_ALL(p, "0 1 2 3", i % 2 ? SPDL_E_STAGE : SPDL_E_IO);
-        failed_with(p, 1, i % 2 ? "spdl: stage 1 'hand_in', item 4: no answer to 4"
-                             : "spdl: stage 1 'hand_in', item 4: input or output error");
+        failed_with(p, 1, i % 2 ? "stage 1 'hand_in', item 4: no answer to 4"
+                             : "stage 1 'hand_in', item 4: input or output error");
         DONE(p);
         desk_close(&d);
         d = (desk){ .fail = 4, .told = i % 2 };
@@ -277,7 +277,7 @@ static void the_text_of_a_completion_arrives_whole(void) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(3),
                                  SPDL_PIPE(fails_at_length, .deferred = true), SPDL_SINK(1));
         TAKE_ALL(p, "", SPDL_E_STAGE);
-        snprintf(text, sizeof text, "spdl: stage 1 'fails_at_length', item 0: %0300d", 0);
+        snprintf(text, sizeof text, "stage 1 'fails_at_length', item 0: %0300d", 0);
         failed_with(p, 1, text);
         DONE(p);
     }
@@ -299,10 +299,10 @@ static void a_completion_with_no_result_is_a_failure(void) {
                                  SPDL_SINK(1));
         TAKE_ALL(p, "", SPDL_E_STAGE);
         if (result == SPDL_END)
-            snprintf(text, sizeof text, "spdl: stage 1 'completes_with', item 0: returned "
+            snprintf(text, sizeof text, "stage 1 'completes_with', item 0: returned "
                                         "SPDL_END, which only a source may");
         else
-            snprintf(text, sizeof text, "spdl: stage 1 'completes_with', item 0: returned %d, "
+            snprintf(text, sizeof text, "stage 1 'completes_with', item 0: returned %d, "
                                         "which is not a result of a stage function", (int)result);
         failed_with(p, 1, text);
         DONE(p);
@@ -335,7 +335,7 @@ static spdl_pipeline *start_logged(int workers, misuse *m, const spdl_stage *row
 }
 
 static const char no_such_call[] =
-    "spdl: spdl_complete: no such call, or it was completed before";
+    "spdl_complete: no such call, or it was completed before";
 
 SPDL_FN(completes_twice, item, item) {
     misuse *m = (misuse *)spdl_ctx(task);
@@ -386,7 +386,7 @@ SPDL_FN(routes_before_it_goes_on, item, item) {
 
 static void a_completion_judges_what_was_misused(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
-        misuse m = { .fails = i % 2, .text = "spdl: stage 1 'routes_before_it_goes_on', item "
+        misuse m = { .fails = i % 2, .text = "stage 1 'routes_before_it_goes_on', item "
                                               "0: spdl_route in a stage that is no SPDL_BRANCH" };
         spdl_pipeline *p = start_logged(
             crowds[i / 2], &m,
@@ -412,7 +412,7 @@ SPDL_FN(thinks_better, item, item) {
 
 static void a_deferred_call_may_return_after_all(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
-        misuse m = { .text = "spdl: a call that did not return SPDL_PENDING was completed with "
+        misuse m = { .text = "a call that did not return SPDL_PENDING was completed with "
                              "spdl_complete" };
         spdl_pipeline *p = start_logged(
             crowds[i / 2], &m,
@@ -443,12 +443,12 @@ static void pending_has_to_be_announced(void) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(4), SPDL_PIPE(just_pending, .deferred = true),
                                  SPDL_SINK(1));
         TAKE_ALL(p, "", SPDL_E_STAGE);
-        failed_with(p, 1, "spdl: stage 1 'just_pending', item 0: returned SPDL_PENDING without a "
+        failed_with(p, 1, "stage 1 'just_pending', item 0: returned SPDL_PENDING without a "
                           "call of spdl_defer");
         DONE(p);
         p = START(crowds[i], COUNT_TO(4), SPDL_PIPE(defers_unannounced), SPDL_SINK(1));
         TAKE_ALL(p, "", SPDL_E_STAGE);
-        failed_with(p, 1, "spdl: stage 1 'defers_unannounced', item 0: returned SPDL_PENDING, but "
+        failed_with(p, 1, "stage 1 'defers_unannounced', item 0: returned SPDL_PENDING, but "
                           "its row does not say .deferred");
         DONE(p);
     }
@@ -467,7 +467,7 @@ SPDL_FN(leaks_its_task, item, item) {
 
 static void only_the_call_itself_defers(void) {
     for (int i = 0; i < CROWDS; ++i) {
-        misuse m = { .text = "spdl: spdl_defer: not inside of a call of this stage" };
+        misuse m = { .text = "spdl_defer: not inside of a call of this stage" };
         RUN(start_logged(crowds[i], &m,
                          SPDL_STAGES(COUNT_TO(4), SPDL_PIPE(leaks_its_task, .deferred = true),
                                      SPDL_SINK(1))),
@@ -585,9 +585,9 @@ static void destroy_tells_what_it_waits_for(void) {
         DONE(p);
         desk_close(&t.at);
         CHECK_EQ(t.lines, 1);
-        CHECK_STR(t.text, deferred ? "spdl: spdl_pipeline_destroy waits for a call of stage 1 "
+        CHECK_STR(t.text, deferred ? "spdl_pipeline_destroy waits for a call of stage 1 "
                                      "'hand_in' to return and be completed"
-                                   : "spdl: spdl_pipeline_destroy waits for a call of stage 1 "
+                                   : "spdl_pipeline_destroy waits for a call of stage 1 "
                                      "'waits_until_told' to return");
     }
 }
@@ -687,8 +687,8 @@ static void the_thread_of_a_source_that_cannot_be_had_is_told(void) {
         threads_left = -1;
         CHECK(p == NULL);
         CHECK(strstr(error.text, left < 2
-                                     ? "spdl: pool 'spdl': thread"
-                                     : "spdl: pipeline: the thread of stage 0 'first' could not "
+                                     ? "pool 'spdl': thread"
+                                     : "pipeline: the thread of stage 0 'first' could not "
                                        "be created") != NULL);
         CHECK_EQ(items_alive(), 0);
     }

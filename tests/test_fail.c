@@ -51,7 +51,7 @@ static void what_ends_a_pipeline_is_an_error(void) {
         CHECK_EQ(spdl_pipeline_failed_stages(p), 1 << 1);
         DONE(p);
         CHECK_EQ(k.errors, 1);
-        CHECK_STR(k.error[0], "spdl: stage 1 'follow', item 5: value 5 is bad");
+        CHECK_STR(k.error[0], "stage 1 'follow', item 5: value 5 is bad");
         CHECK_EQ(k.warnings, 0);
     }
 }
@@ -79,11 +79,11 @@ static void what_was_dropped_is_one_line_at_the_end(void) {
         CHECK_EQ(k.warnings, 2 + odd);
         CHECK_EQ(k.errors, 0);
         if (w < 4)
-            CHECK_STR(k.warning[0], "spdl: 33 of 100 items of stage 1 'flaky' were dropped, the "
+            CHECK_STR(k.warning[0], "33 of 100 items of stage 1 'flaky' were dropped, the "
                                     "first: item 1: value 1 is bad");
-        CHECK(strncmp(k.warning[odd], "spdl: 33 of 100 items of stage 1 'flaky' were dropped", 53)
+        CHECK(strncmp(k.warning[odd], "33 of 100 items of stage 1 'flaky' were dropped", 47)
               == 0);
-        CHECK_STR(k.warning[1 + odd], "spdl: 2 of 67 items of stage 2 'follow' were dropped, the "
+        CHECK_STR(k.warning[1 + odd], "2 of 67 items of stage 2 'follow' were dropped, the "
                                       "first: item 0: value 0 is bad");
         CHECK_EQ(spdl_pipeline_failed_stages(p), 0);
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
@@ -125,7 +125,7 @@ static void a_stop_reports_what_was_dropped(void) {
         }
         CHECK_EQ(k.errors, 0);
         if (i % 2) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
-        snprintf(text, sizeof text, "spdl: %llu of ",
+        snprintf(text, sizeof text, "%llu of ",
                  (unsigned long long)(i % 2 ? stats_of(p, 1).failures : 0));
         DONE(p);
         if (i % 2) CHECK(strncmp(k.warning[k.warnings - 1], text, strlen(text)) == 0);
@@ -151,8 +151,8 @@ static void epochs_are_one_run(void) {
 
 /* A rewind begins a new run: its end has a line when more was dropped. */
 static void a_rewind_is_another_run(void) {
-    static const char *const lines[] = { "spdl: 2 of 8 items", "spdl: 4 of 16 items",
-                                         "spdl: 6 of 24 items" };
+    static const char *const lines[] = { "2 of 8 items", "4 of 16 items",
+                                         "6 of 24 items" };
     for (int w = 0; w < CROWDS; ++w) {
         kept k;
         spdl_pipeline *p = start_kept(&k, crowds[w], SPDL_STAGES(
@@ -206,7 +206,7 @@ static void the_input_is_seen_before_it_is_freed(void) {
         CHECK_EQ(q.error.item, 7);
         CHECK_EQ(q.error.result, SPDL_E_STAGE);
         CHECK_STR(q.error.stage_name, "follow");
-        CHECK_STR(q.error.text, "spdl: stage 1 'follow', item 7: value 7 is bad");
+        CHECK_STR(q.error.text, "stage 1 'follow', item 7: value 7 is bad");
         DONE(p);
     }
 }
@@ -508,8 +508,8 @@ static void all_that_fail_are_logged(void) {
     CHECK_EQ(spdl_pipeline_failed_stages(p), 1 << 1 | 1 << 2);
     DONE(p);
     CHECK_EQ(k.errors, 2);
-    CHECK_STR(k.error[0], "spdl: stage 2 'fail_late', item 3: late");
-    CHECK(strncmp(k.error[1], "spdl: stage 1 'follow', item 5: ", 32) == 0);
+    CHECK_STR(k.error[0], "stage 2 'fail_late', item 3: late");
+    CHECK(strncmp(k.error[1], "stage 1 'follow', item 5: ", 26) == 0);
 }
 
 /* Many calls of a stage that fail at once: it is logged when it is the first, or is the one that is

@@ -1085,6 +1085,46 @@ static void rows_of_tar(void) {
     spdl_files_close(files);
 }
 
+/* --- whole files --- */
+
+static void files_are_read_whole(void) {
+    static const char *const texts[] = { "", "a", "one\r\ntwo\n" };
+    spdl_files *files;
+    spdl_pipeline *p;
+    spdl_record *record = NULL;
+    spdl_result result;
+    char long_text[70000];
+    int count = 0;
+    memset(long_text, 'x', sizeof long_text);
+    put_text("whole0", texts[0]);
+    put_text("whole1", texts[1]);
+    put_text("whole2", texts[2]);
+    put_file("whole3", long_text, sizeof long_text);
+    files = files_of(path_of("whole*"));
+    p = START(SPDL_FILES(files), SPDL_READ(.concurrency = 2), SPDL_SINK(3));
+    for (; (result = SPDL_NEXT(p, &record, SPDL_FOREVER)) == SPDL_OK; ++count) {
+        const char *wanted = count < 3 ? texts[count] : long_text;
+        const size_t bytes = count < 3 ? strlen(wanted) : sizeof long_text;
+        CHECK_STR(record->name, spdl_files_path(files, (uint64_t)count));
+        CHECK_EQ(record->bytes, bytes);
+        CHECK(memcmp(record->data, wanted, bytes) == 0 && record->data[bytes] == 0);
+        CHECK_EQ((uintptr_t)record->data % 64, 0);
+        spdl_record_free(record);
+    }
+    CHECK_EQ(result, SPDL_END);
+    CHECK_EQ(count, 4);
+    spdl_pipeline_destroy(p);
+    REQUIRE(unlink(path_of("whole0")) == 0);
+    p = START(SPDL_FILES(files), SPDL_READ(), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, "stage 1 'read', item 0: */whole0: No such file");
+    REQUIRE(truncate(path_of("whole1"), ((off_t)1 << 30) + 1) == 0);
+    p = START(SPDL_FILES(files), SPDL_READ(.max_failures = 1), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_LIMIT, "stage 1 'read', item 1: */whole1: at byte 1073741824: more");
+    spdl_files_close(files);
+}
+
 /* --- lines --- */
 
 /* The lines of a text by looking at each byte: their lengths and beginnings. */
@@ -1278,7 +1318,7 @@ TEST_TABLE(files) {
     TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
-    TEST_CASE(rows_of_tar),
+    TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
     TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(rows_of_lines),
     TEST_CASE(no_memory), TEST_END
 };

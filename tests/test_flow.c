@@ -16,7 +16,7 @@ static void routing_is_for_branches(void) {
     for (int i = 0; i < CROWDS; ++i) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(6), SPDL_PIPE(routes_nowhere), SPDL_SINK(2));
         TAKE_ALL(p, "", SPDL_E_INVALID);
-        failed_with(p, 1, "spdl: stage 1 'routes_nowhere', item 0: spdl_route in a stage that is "
+        failed_with(p, 1, "stage 1 'routes_nowhere', item 0: spdl_route in a stage that is "
                           "no SPDL_BRANCH");
         DONE(p);
     }
@@ -39,7 +39,7 @@ static void an_answer_that_is_ignored_fails_the_call(void) {
                                  SPDL_PIPE(routes_regardless, .ctx = &(int){ i % 4 },
                                            .free_item = item_free), SPDL_SINK(2));
         TAKE_ALL(p, "", SPDL_E_INVALID);
-        failed_with(p, 1, "spdl: stage 1 'routes_regardless', item 0: spdl_route in a stage that "
+        failed_with(p, 1, "stage 1 'routes_regardless', item 0: spdl_route in a stage that "
                           "is no SPDL_BRANCH");
         DONE(p);
     }
@@ -138,7 +138,7 @@ static const misuse misuses[] = {
 static void log_of_leak(spdl_log_level level, const char *text, void *user) {
     leak *l = (leak *)user;
     char told[100];
-    snprintf(told, sizeof told, "spdl: %s: not inside of a call of this stage%s", l->way->function,
+    snprintf(told, sizeof told, "%s: not inside of a call of this stage%s", l->way->function,
              l->way->more);
     CHECK_EQ(level, SPDL_LOG_ERROR);
     CHECK_STR(text, told);
@@ -257,7 +257,7 @@ static void a_flush_may_fail(void) {
         scale s = { .limit = 10, .flushed_bad = true };
         spdl_pipeline *p = START(crowds[i], COUNT_TO(10), WEIGH(&s), SPDL_SINK(1));
         TAKE_ALL(p, "10 11 15", SPDL_E_STAGE);
-        failed_with(p, 1, "spdl: stage 1 'weigh', item 0: 9 is left");
+        failed_with(p, 1, "stage 1 'weigh', item 0: 9 is left");
         DONE(p);
         s = (scale){ .limit = 10, .flushed_bad = true };
         RUN(START(crowds[i], COUNT_TO(10), WEIGH(&s, .max_failures = 1), SPDL_SINK(1)), "10 11 15",
@@ -413,7 +413,7 @@ static void an_error_ends_this_epoch_and_all_others(void) {
         TAKE_EPOCH(p, "0 1 2 3 4 5");
         TAKE_EPOCH(p, "0 1 2 3 4 5");
         TAKE_ALL(p, "0 1 2 3", SPDL_E_STAGE);
-        failed_with(p, 0, "spdl: stage 0 'wears_out', item 4: the disk is worn out");
+        failed_with(p, 0, "stage 0 'wears_out', item 4: the disk is worn out");
         DONE(p);
     }
 }
@@ -576,7 +576,7 @@ static void quick_stages_drop_and_fail_one_by_one(void) {
             take_but(p, MANY, at > 0, SPDL_END);
         } else {
             char text[80];
-            snprintf(text, sizeof text, "spdl: stage %d '%s', item 499: value 499 is bad", at,
+            snprintf(text, sizeof text, "stage %d '%s', item 499: value 499 is bad", at,
                      names[at]);
             take_but(p, 499, false, SPDL_E_STAGE);
             failed_with(p, at, text);

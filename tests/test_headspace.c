@@ -206,7 +206,7 @@ static void source_fails(void) {
         desc.error = &error;
         CHECK_EQ(spdl_headspace(&desc, &report), SPDL_E_IO);
         CHECK_EQ(error.result, SPDL_E_IO);
-        snprintf(text, sizeof text, "spdl: headspace: next returned 'input or output error' after "
+        snprintf(text, sizeof text, "headspace: next returned 'input or output error' after "
                                     "%d items", after[i]);
         CHECK_STR(error.text, text);
         CHECK(!report.ended);
@@ -269,25 +269,25 @@ static void desc_is_checked(void) {
     CHECK_EQ(spdl_headspace(&good, NULL), SPDL_E_INVALID);
     desc = good;
     desc.next = NULL;
-    refused(&desc, SPDL_E_INVALID, "spdl: headspace: next is NULL");
+    refused(&desc, SPDL_E_INVALID, "headspace: next is NULL");
     desc = good;
     desc.step = NULL;
-    refused(&desc, SPDL_E_INVALID, "spdl: headspace: step is NULL");
+    refused(&desc, SPDL_E_INVALID, "headspace: step is NULL");
     desc = good;
     desc.kept = -1;
-    refused(&desc, SPDL_E_INVALID, "spdl: headspace: kept is -1, must be at least 1");
+    refused(&desc, SPDL_E_INVALID, "headspace: kept is -1, must be at least 1");
     desc = good;
     desc.seconds = 0.01;
-    refused(&desc, SPDL_E_INVALID, "spdl: headspace: seconds is 0.01, must be 0.1 to 86400");
+    refused(&desc, SPDL_E_INVALID, "headspace: seconds is 0.01, must be 0.1 to 86400");
     desc = good;
     desc.seconds = __builtin_nan("");
     CHECK_EQ(spdl_headspace(&desc, &report), SPDL_E_INVALID);
     desc = good;
     desc.allocator.alloc_fn = no_memory;
     refused(&desc, SPDL_E_INVALID,
-            "spdl: headspace: set both functions of the allocator or none");
+            "headspace: set both functions of the allocator or none");
     desc.allocator.free_fn = no_free;
-    refused(&desc, SPDL_E_NOMEM, "spdl: headspace: out of memory");
+    refused(&desc, SPDL_E_NOMEM, "headspace: out of memory");
     CHECK_EQ(l.calls, 0);
 }
 

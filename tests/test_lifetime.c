@@ -324,7 +324,7 @@ static void log_of_destroy(spdl_log_level level, const char *text, void *user) {
     (void)user;
     CHECK_EQ(level, SPDL_LOG_ERROR);
     CHECK_STR(text,
-              "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+              "spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
     __atomic_add_fetch(&destroyed_inside, 1, __ATOMIC_RELAXED);
 }
 
@@ -465,7 +465,7 @@ static void an_init_that_fails_ends_it(void) {
         CHECK(spdl_pipeline_failed(p));
         CHECK_EQ(spdl_pipeline_error(p)->stage, 2);
         CHECK_STR(spdl_pipeline_error(p)->stage_name, "bad");
-        snprintf(text, sizeof text, "spdl: stage 2 'bad', item 0: init on worker %d failed: %s",
+        snprintf(text, sizeof text, "stage 2 'bad', item 0: init on worker %d failed: %s",
                  bad.failed_on, spdl_result_text(failures[i % 2]));
         CHECK_STR(spdl_pipeline_error(p)->text, text);
         DONE(p);
@@ -604,7 +604,7 @@ static void a_pool_has_a_limit_of_pipelines(void) {
     for (int i = 0; i < SPDL__MAX_CLIENTS; ++i) p[i] = START_ON(pool, three, SPDL_SINK(3));
     CHECK_EQ(spdl_pipeline_create(&more, &desc, SPDL_STAGES(three, SPDL_SINK(3))),
              SPDL_E_LIMIT);
-    CHECK_STR(error.text, "spdl: pipeline: the pool has 64 pipelines already");
+    CHECK_STR(error.text, "pipeline: the pool has 64 pipelines already");
     CHECK(more == NULL);
     spdl_pipeline_destroy(p[7]);
     p[7] = START_ON(pool, three, SPDL_SINK(3));
@@ -757,7 +757,7 @@ static void a_thread_that_cannot_be_had_is_told(void) {
         CHECK(p == NULL);
         CHECK_EQ(h.blocks, 0);
         CHECK_EQ(error.result, SPDL_E_THREAD);
-        snprintf(text, sizeof text, "spdl: pool 'spdl': thread %d of 5 could not be created", k);
+        snprintf(text, sizeof text, "pool 'spdl': thread %d of 5 could not be created", k);
         CHECK_STR(error.text, text);
     }
 }

@@ -247,7 +247,7 @@ static void failures_come_after_the_items_before_them(void) {
     CHECK_EQ(spdl_loader_error(l)->stage, 1);
     CHECK_EQ(spdl_loader_error(l)->item, 33);
     CHECK_STR(spdl_loader_error(l)->stage_name, "meets_its_fate");
-    CHECK_STR(spdl_loader_error(l)->text, "spdl: stage 1 'meets_its_fate', item 33: as planned");
+    CHECK_STR(spdl_loader_error(l)->text, "stage 1 'meets_its_fate', item 33: as planned");
     CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_SECONDS(15)), SPDL_OK);
     CHECK_EQ(spdl_loader_error(l)->result, SPDL_OK);
     CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_OK);
@@ -305,7 +305,7 @@ static void beginnings_and_ends(void) {
         spdl_result result;
         const char *text;
     } says[] = {
-        { 2, SPDL_E_STAGE, "spdl: stage 0 'fails_at_once', item 0: no list" },
+        { 2, SPDL_E_STAGE, "stage 0 'fails_at_once', item 0: no list" },
         { 3, SPDL_CLOSED, "" },
         { 2, SPDL_E_IO, "init" },
         { 2, SPDL_E_PROCESS, "the child has ended with code 5, outside of calls of stages" },
@@ -415,7 +415,7 @@ static void the_call_that_crashed_is_known(void) {
     while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
         CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
     CHECK_STR(spdl_loader_error(l)->text,
-              "spdl: loader 'spdl': the child was killed by SIGABRT, in stage 1 "
+              "loader 'spdl': the child was killed by SIGABRT, in stage 1 "
               "'crashes_beside_another', item 5");
     CHECK_EQ(spdl_loader_error(l)->item, 5);
     spdl_loader_close(l);

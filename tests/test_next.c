@@ -227,7 +227,7 @@ static void a_call_in_next_may_fail(void) {
         const long count = take_from(p, 0, 1000000, SPDL_E_STAGE);
         char text[100];
         void *none;
-        snprintf(text, sizeof text, "spdl: stage 1 'count_calls', item %ld: in next", count);
+        snprintf(text, sizeof text, "stage 1 'count_calls', item %ld: in next", count);
         failed_with(p, 1, text);
         CHECK_EQ(spdl_pipeline_next(p, &none, SPDL_FOREVER), SPDL_E_STAGE);
         DONE(p);

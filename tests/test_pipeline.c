@@ -500,7 +500,7 @@ static void one_failure_more_than_allowed_ends_it(void) {
                                  SPDL_SINK(3));
         TAKE_ALL(p, "0 2 4 6", SPDL_E_STAGE);
         failed_with(p, SPDL_E_STAGE, 1, 7, "follow",
-                    "spdl: stage 1 'follow', item 7: value 7 is bad (one more than max_failures)");
+                    "stage 1 'follow', item 7: value 7 is bad (one more than max_failures)");
         DONE(p);
         p = START(w, COUNT_TO(7), SPDL_PIPE(follow, FAIL_AT(2, 1), .max_failures = 3),
                   SPDL_SINK(3));
@@ -515,7 +515,7 @@ static void the_first_failure_ends_it_by_default(void) {
                                  FOLLOW(.fresh = true), SPDL_SINK(3));
         TAKE_ALL(p, "0 1 2 3 4", SPDL_E_STAGE);
         failed_with(p, SPDL_E_STAGE, 2, 5, "decode",
-                    "spdl: stage 2 'decode', item 5: value 5 is bad");
+                    "stage 2 'decode', item 5: value 5 is bad");
         DONE(p);
     }
 }
@@ -543,7 +543,7 @@ static void a_failure_cuts_the_input_order(void) {
             SPDL_SINK(3));
         CHECK_EQ(take_from(p, 0, 1000, SPDL_E_STAGE), 49);
         failed_with(p, SPDL_E_STAGE, 2, 49, "follow#2",
-                    "spdl: stage 2 'follow#2', item 49: value 49 is bad");
+                    "stage 2 'follow#2', item 49: value 49 is bad");
         DONE(p);
     }
 }
@@ -564,7 +564,7 @@ static void the_failure_that_is_told_is_the_one_that_is_met(void) {
         __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
         TAKE_ALL(p, "0 1 2 3", SPDL_E_STAGE);
         failed_with(p, SPDL_E_STAGE, 2, 4, "follow#2",
-                    "spdl: stage 2 'follow#2', item 4: value 4 is bad");
+                    "stage 2 'follow#2', item 4: value 4 is bad");
         DONE(p);
     }
 }
@@ -589,7 +589,7 @@ static void a_source_that_fails_is_no_silent_end(void) {
                                  SPDL_SINK(3));
         TAKE_ALL(p, "0 1 2 3 4 5 6 7 8 9", SPDL_E_IO);
         failed_with(p, SPDL_E_IO, 0, 10, "count_up",
-                    "spdl: stage 0 'count_up', item 10: input or output error");
+                    "stage 0 'count_up', item 10: input or output error");
         DONE(p);
     }
 }
@@ -651,7 +651,7 @@ static void results_that_are_none_are_failures(void) {
                                                           .result = (spdl_result)cases[i].result)),
                                  SPDL_SINK(3));
         TAKE_ALL(p, "0 1", told);
-        snprintf(text, sizeof text, "spdl: stage 1 'follow', item 2: returned %s", cases[i].text);
+        snprintf(text, sizeof text, "stage 1 'follow', item 2: returned %s", cases[i].text);
         failed_with(p, told, 1, 2, "follow", text);
         DONE(p);
     }

@@ -459,6 +459,230 @@ static void a_push_in_a_forked_child_is_told(void) {
     RUN(p, "0 1", SPDL_END);
 }
 
+/* --- failures that are handed to the consumer --- */
+
+static spdl_result start_answering(spdl_pipeline **p, int workers, spdl_error *error,
+                                   const spdl_stage *rows, size_t count) {
+    spdl_pipeline_desc desc = { .workers = workers, .deliver_failures = true, .error = error };
+    desc.logger.log_fn = log_nothing;
+    return spdl_pipeline_create(p, &desc, rows, count);
+}
+
+#define ANSWERING(p, workers, ...)                                                                 \
+    REQUIRE(start_answering(&(p), (workers), NULL, SPDL_STAGES(__VA_ARGS__)) == SPDL_OK)
+
+/* What next returned, up to the end: "3" an item, "!3" an input that failed, "(..)" a batch. */
+static void take_answers(spdl_pipeline *p, notes *n, spdl_result end) {
+    spdl_result result;
+    void *taken = NULL;
+    n->length = 0;
+    for (;;) {
+        const char *gap = n->length > 0 ? " " : "";
+        result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+        if (result != SPDL_OK && result != SPDL_E_STAGE) break;
+        if (result == SPDL_OK && taken != NULL && *(uint32_t *)taken != ALIVE) {
+            const spdl_batch *batch = (const spdl_batch *)taken;
+            note(n, "%s(%d)", gap, (int)batch->count);
+            spdl_batch_free(taken);
+            continue;
+        }
+        note(n, "%s%s%ld", gap, result == SPDL_OK ? "" : "!",
+             taken != NULL ? ((item *)taken)->value : -1);
+        if (taken != NULL) item_free(taken);
+        if (result != SPDL_OK) CHECK(!spdl_pipeline_failed(p));
+    }
+    CHECK_STR(spdl_result_text(result), spdl_result_text(end));
+}
+
+static void ask_all(spdl_pipeline *p, notes *n, long count, spdl_result end) {
+    producer one = { .p = p, .count = count, .timeout_ns = SPDL_FOREVER, .end = true };
+    const pthread_t thread = thread_of(produce, &one);
+    take_answers(p, n, end);
+    pthread_join(thread, NULL);
+    DONE(p);
+}
+
+#define FAILING(...) SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_E_STAGE), __VA_ARGS__)
+
+/* In the place of its result, with one call at a time and with several, and in rows behind. */
+static void a_failed_request_is_answered_in_order(void) {
+    static const char *const all = "!0 1 2 !3 4 5 !6 7 8 !9 10 11";
+    notes n;
+    chaos_on();
+    for (int i = 0; i < CROWDS; ++i) {
+        script behind = { .sleep_us = 50 };
+        spdl_pipeline *p;
+        ANSWERING(p, crowds[i], FEED(2), FAILING(.name = "bad"), SPDL_SINK(2));
+        ask_all(p, &n, 12, SPDL_END);
+        CHECK_STR(n.text, all);
+        ANSWERING(p, crowds[i], FEED(2), FAILING(.concurrency = 3), FOLLOW(.plus = 0),
+                  SPDL_PIPE(follow, .ctx = &behind, .concurrency = 2), SPDL_SINK(1));
+        ask_all(p, &n, 12, SPDL_END);
+        CHECK_STR(n.text, all);
+        CHECK_EQ(behind.calls, 8); /* not for those that have failed */
+    }
+}
+
+static int notes_of_character(const notes *n, char which) {
+    int count = 0;
+    for (size_t i = 0; i < n->length; ++i) count += n->text[i] == which;
+    return count;
+}
+
+/* Each is answered once, whatever lies between. */
+static void a_failed_request_passes_any_row(void) {
+    notes n;
+    chaos_on();
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p;
+        ANSWERING(p, crowds[i], FEED(4),
+                  FAILING(.concurrency = 4, .output_order = SPDL_ORDER_COMPLETION), SPDL_SINK(2));
+        ask_all(p, &n, 300, SPDL_END);
+        CHECK_EQ(notes_of_character(&n, '!'), 100);
+        CHECK_EQ(notes_of_character(&n, ' '), 299);
+        ANSWERING(p, crowds[i], FEED(2), FAILING(.concurrency = 2), SPDL_BRANCH(by_parity),
+                  SPDL_PATH("even"), FOLLOW(.plus = 10), SPDL_PATH("odd"),
+                  SPDL_PIPE(follow, SCRIPT(.every = 5, .result = SPDL_E_IO), .concurrency = 2),
+                  SPDL_MERGE(), SPDL_SINK(1));
+        ask_all(p, &n, 12, SPDL_END);
+        CHECK_STR(n.text, "!0 1 12 !3 14 !5 !6 7 18 !9 20 11");
+        ANSWERING(p, crowds[i], FEED(1), FAILING(.name = "bad"), SPDL_BATCH(3), SPDL_SINK(1));
+        ask_all(p, &n, 10, SPDL_END); /* it overtakes those that wait for their batch */
+        CHECK_STR(n.text, "!0 !3 (3) !6 (3) !9");
+    }
+}
+
+SPDL_FN(takes_and_fails, item, item) {
+    if (in->value % 2 == 0) {
+        spdl_take(task);
+        item_free(in);
+    }
+    return SPDL_E_IO;
+}
+SPDL_FN(fails_to_flush, item, item) {
+    if (spdl_flushing(task)) return spdl_fail(task, "the rest is bad");
+    return SPDL_SKIP;
+}
+SPDL_FN(again_then_fails, item, item) {
+    void **state = spdl_state(task);
+    if (*state != NULL) return spdl_fail(task, "one of %ld is enough", in->value);
+    *state = task;
+    *out = item_make(in->value + 100);
+    return SPDL_AGAIN;
+}
+
+/* An input that the call has taken is not handed on, nor is there one of a flush. */
+static void a_failed_request_may_have_no_input(void) {
+    notes n;
+    for (int i = 0; i < CROWDS; ++i) {
+        spdl_pipeline *p;
+        ANSWERING(p, crowds[i], FEED(1), SPDL_PIPE(takes_and_fails), SPDL_SINK(1));
+        ask_all(p, &n, 4, SPDL_END);
+        CHECK_STR(n.text, "!-1 !1 !-1 !3");
+        ANSWERING(p, crowds[i], FEED(1), SPDL_PIPE(fails_to_flush, .flush = true), SPDL_SINK(1));
+        ask_all(p, &n, 4, SPDL_END);
+        CHECK_STR(n.text, "!-1");
+        ANSWERING(p, crowds[i], FEED(1),
+                  SPDL_PIPE(again_then_fails, .again = true, .free_item = item_free),
+                  SPDL_SINK(1));
+        ask_all(p, &n, 3, SPDL_END);
+        CHECK_STR(n.text, "100 !0 101 !1 102 !2");
+    }
+}
+
+typedef struct late_answers {
+    spdl_deferred call[8];
+    int asked;
+} late_answers;
+
+SPDL_FN(answers_late, item, item) {
+    late_answers *l = (late_answers *)spdl_ctx(task);
+    l->call[in->value] = spdl_defer(task);
+    __atomic_add_fetch(&l->asked, 1, __ATOMIC_RELEASE);
+    return SPDL_PENDING;
+}
+
+static void a_deferred_call_fails_alike(void) {
+    late_answers l = { .asked = 0 };
+    spdl_pipeline *p;
+    void *taken;
+    ANSWERING(p, 2, FEED(4), SPDL_PIPE(answers_late, .ctx = &l, .deferred = true,
+                                       .concurrency = 4), SPDL_SINK(4));
+    for (long i = 0; i < 4; ++i) CHECK_EQ(push(p, i, SPDL_FOREVER), SPDL_OK);
+    await(&l.asked, 4);
+    for (int i = 3; i >= 0; --i)
+        CHECK_EQ(spdl_complete_fail(l.call[i], "no answer to %d", i), SPDL_OK);
+    for (long i = 0; i < 4; ++i) {
+        char text[64];
+        CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)), SPDL_E_STAGE);
+        CHECK_EQ(((item *)taken)->value, i);
+        item_free(taken);
+        snprintf(text, sizeof text, "item %ld: no answer to %ld", i, i);
+        CHECK(strstr(spdl_pipeline_error(p)->text, text) != NULL);
+        CHECK_EQ(spdl_pipeline_error(p)->item, i);
+        CHECK_EQ(spdl_pipeline_error(p)->stage, 1);
+    }
+    CHECK(!spdl_pipeline_failed(p));
+    DONE(p);
+}
+
+/* A stop and a rewind free what nobody took, and the records are used again. */
+static void failures_that_nobody_takes_are_freed(void) {
+    for (int i = 1; i < CROWDS; ++i) {
+        spdl_pipeline *p;
+        void *taken;
+        ANSWERING(p, crowds[i], FEED(3), SPDL_PIPE(follow, SCRIPT(.every = 1,
+                                                                  .result = SPDL_E_IO)),
+                  FOLLOW(.plus = 0), SPDL_SINK(3));
+        for (int round = 0; round < 40; ++round) {
+            while (push(p, round, 1000000) == SPDL_OK) {}
+            CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)), SPDL_E_STAGE);
+            CHECK_EQ(((item *)taken)->value, round);
+            CHECK_EQ(spdl_pipeline_error(p)->result, SPDL_E_IO);
+            item_free(taken);
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+            CHECK_EQ(spdl_pipeline_error(p)->result, SPDL_OK);
+        }
+        CHECK_EQ(push(p, 7, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+    }
+}
+
+static spdl_result no_init(void *ctx, int worker, void **local) {
+    (void)ctx;
+    (void)worker;
+    (void)local;
+    return SPDL_E_STAGE;
+}
+
+/* What no item alone is to blame for ends the pipeline, and is told apart by its result. */
+static void a_wrong_row_ends_all_the_same(void) {
+    notes n;
+    for (int i = 0; i < CROWDS; ++i) {
+        producer one = { .count = 4, .timeout_ns = SPDL_FOREVER, .end = true };
+        ANSWERING(one.p, crowds[i], FEED(4), SPDL_PIPE(follow, SCRIPT(.plus = 0), .init = no_init),
+                  SPDL_SINK(1));
+        produce(&one);
+        take_answers(one.p, &n, SPDL_E_INVALID);
+        CHECK_STR(n.text, "");
+        CHECK(spdl_pipeline_failed(one.p));
+        CHECK_EQ(spdl_pipeline_error(one.p)->stage, 1);
+        DONE(one.p);
+    }
+}
+
+static void only_pushed_requests_are_answered(void) {
+    spdl_pipeline *p;
+    spdl_error error;
+    CHECK_EQ(start_answering(&p, 1, &error, SPDL_STAGES(COUNT_TO(3), SPDL_SINK(1))),
+             SPDL_E_INVALID);
+    CHECK(strstr(error.text, "deliver_failures of the desc is for pipelines that begin with "
+                             "SPDL_FEED") != NULL);
+    CHECK_EQ(start_answering(&p, 1, &error, SPDL_STAGES(FEED(1), FAILING(.max_failures = 3),
+                                                        SPDL_SINK(1))), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "max_failures is set, but with deliver_failures") != NULL);
+}
+
 /* --- concurrency that changes --- */
 
 static void stages_are_found_by_name(void) {
@@ -757,6 +981,13 @@ TEST_TABLE(push) {
     TEST_CASE(two_producers_break_nothing),
     TEST_CASE(a_second_producer_is_refused),
     TEST_CASE(a_push_in_a_forked_child_is_told),
+    TEST_CASE(a_failed_request_is_answered_in_order),
+    TEST_CASE(a_failed_request_passes_any_row),
+    TEST_CASE(a_failed_request_may_have_no_input),
+    TEST_CASE(a_deferred_call_fails_alike),
+    TEST_CASE(failures_that_nobody_takes_are_freed),
+    TEST_CASE(a_wrong_row_ends_all_the_same),
+    TEST_CASE(only_pushed_requests_are_answered),
     TEST_CASE(stages_are_found_by_name),
     TEST_CASE(wrong_changes_are_refused),
     TEST_CASE(concurrency_changes_while_it_runs),

@@ -376,14 +376,14 @@ static void desc_is_checked(void) {
     CHECK_EQ(error.result, SPDL_E_INVALID);                                                        \
     CHECK(ring == NULL)
     REFUSED(desc.item_bytes = 4097);
-    CHECK_STR(error.text, "spdl: ring: item_bytes is 4097, must be at most 4096");
+    CHECK_STR(error.text, "ring: item_bytes is 4097, must be at most 4096");
     REFUSED(desc.capacity = 0);
-    CHECK_STR(error.text, "spdl: ring: capacity is 0, must be 1 to 1073741824");
+    CHECK_STR(error.text, "ring: capacity is 0, must be 1 to 1073741824");
     REFUSED(desc.capacity = ((uint64_t)1 << 30) + 1);
     REFUSED(desc.capacity = UINT64_MAX);
     REFUSED(desc.item_bytes = SIZE_MAX);
     REFUSED(desc.mode = (spdl_ring_mode)9);
-    CHECK_STR(error.text, "spdl: ring: mode is 9, must be SPDL_RING_MPMC or SPDL_RING_SPSC");
+    CHECK_STR(error.text, "ring: mode is 9, must be SPDL_RING_MPMC or SPDL_RING_SPSC");
     REFUSED(desc.mode = (spdl_ring_mode)2);
     REFUSED(desc.mode = (spdl_ring_mode)-1);
     REFUSED(desc.allocator.alloc_fn = (void *(*)(size_t, size_t, void *))(uintptr_t)1);

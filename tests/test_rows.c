@@ -21,7 +21,11 @@ static void refused(spdl_pipeline_desc desc, const spdl_stage *rows, size_t coun
     CHECK(p == NULL);
     CHECK_EQ(error.result, result);
     CHECK_STR(error.text, text);
+    CHECK_STR(logged, ""); /* once is enough */
+    desc.error = NULL;
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, rows, count), result);
     CHECK_STR(logged, text);
+    logged[0] = 0;
 }
 
 static const spdl_pipeline_desc plain;
@@ -46,7 +50,7 @@ static void row_refused(const spdl_stage *rows, size_t count, int row, const cha
     spdl_pipeline *p = NULL;
     spdl_pipeline_desc desc = plain;
     const spdl_stage *at = &rows[row];
-    snprintf(text, sizeof text, "spdl: %s: stage %d '%s': %s", place_of(at).text, row, name, why);
+    snprintf(text, sizeof text, "%s: stage %d '%s': %s", place_of(at).text, row, name, why);
     refused(plain, rows, count, SPDL_E_INVALID, text);
     desc.error = &error;
     desc.logger.log_fn = log_keeps;
@@ -76,15 +80,15 @@ static void the_number_of_rows_has_limits(void) {
     for (int i = 1; i < SPDL_MAX_STAGES + 1; ++i) rows[i] = (spdl_stage)SPDL_PIPE(follow);
     rows[SPDL_MAX_STAGES + 1] = (spdl_stage)SPDL_SINK(3);
     refused(plain, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: too many stages: 34 rows, at most 32 and a sink");
+            "pipeline: too many stages: 34 rows, at most 32 and a sink");
     refused(plain, rows, SIZE_MAX, SPDL_E_INVALID,
-            "spdl: pipeline: too many stages: 32767 rows, at most 32 and a sink");
+            "pipeline: too many stages: 32767 rows, at most 32 and a sink");
     row_refused(rows, 1, 0, "count_up",
                 "the only row; a pipeline needs at least a source and a sink");
     refused(plain, rows, 0, SPDL_E_INVALID,
-            "spdl: pipeline: no rows; it needs at least a source and a sink");
+            "pipeline: no rows; it needs at least a source and a sink");
     refused(plain, NULL, 5, SPDL_E_INVALID,
-            "spdl: pipeline: no rows; it needs at least a source and a sink");
+            "pipeline: no rows; it needs at least a source and a sink");
 }
 
 /* One field of one row, changed. */
@@ -141,7 +145,7 @@ static void *item_copy_nothing(const void *from) {
 }
 
 static void functions_have_to_fit_their_row(void) {
-    static const spdl_function empty = { NULL, "follow", "item", "item" };
+    static const spdl_function empty = { NULL, "follow", "item", "item", 0 };
     spdl_stage row = SPDL_PIPE(follow);
     row.fn = &empty;
     field_refused(row, "fn is NULL");
@@ -168,7 +172,7 @@ static void functions_have_to_fit_their_row(void) {
 /* The edge after the last stage is the sink's. */
 static void the_sink_has_its_own_buffer_size(void) {
     ROW_REFUSED(1, "follow",
-                "buffer_size is set, but SPDL_SINK sets that of the edge after the last stage",
+                "buffer_size of the last stage is what SPDL_SINK says: write SPDL_SINK(3)",
                 SPDL_SOURCE(count_up), SPDL_PIPE(follow, .buffer_size = 3), SPDL_SINK(3));
     ROW_REFUSED(1, "sink", "buffer_size is -1, must be 1 to 1048576", SPDL_SOURCE(count_up),
                 SPDL_SINK(-1));
@@ -179,24 +183,24 @@ static void the_desc_is_checked(void) {
     spdl_pipeline_desc desc = { .workers = -1 };
     spdl_pipeline *p = NULL;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: workers is -1, must be 0 to 256");
+            "pipeline: workers is -1, must be 0 to 256");
     desc.workers = 257;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: workers is 257, must be 0 to 256");
+            "pipeline: workers is 257, must be 0 to 256");
     desc.workers = 1;
     desc.pool = pool_of(1);
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: workers is 1, but pool is set: leave it 0");
+            "pipeline: workers is 1, but pool is set: leave it 0");
     spdl_pool_destroy(desc.pool);
     desc = plain;
     desc.workers = 256;
     desc.next_works_ns = SPDL_FOREVER;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: workers is 256, with next_works_ns at most 255");
+            "pipeline: workers is 256, with next_works_ns at most 255");
     desc = plain;
     desc.allocator.free_fn = free_nothing;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "spdl: pipeline: set both functions of the allocator or none");
+            "pipeline: set both functions of the allocator or none");
     CHECK_EQ(spdl_pipeline_create(NULL, &plain, SPDL_TABLE(rows)), SPDL_E_INVALID);
     REQUIRE(spdl_pipeline_create(&p, NULL, SPDL_TABLE(rows)) == SPDL_OK);
     DONE(p);
@@ -255,7 +259,7 @@ static bool set_field(int field, spdl_stage *row, const char **name, unsigned *k
     FIELD(6, flush, true, KIND(PIPE))
     FIELD(7, deferred, true, KIND(PIPE))
     FIELD(8, max_failures, 1, CALLS)
-    FIELD(9, type, "item", KIND(FEED))
+    FIELD(9, type, "item", KIND(FEED) | KIND(BATCH))
     FIELD(10, concurrency, 2, KIND(PIPE))
     FIELD(11, free_item, free_none, MAKES)
     FIELD(12, init, init_nothing, CALLS)
@@ -279,6 +283,7 @@ static const char *kinds_text(unsigned kinds) {
            : kinds == KIND(PIPE)                   ? "pipe"
            : kinds == KIND(BATCH)                  ? "batch"
            : kinds == KIND(FEED)                   ? "feed"
+           : kinds == (KIND(FEED) | KIND(BATCH))   ? "feed and batch"
                                                    : "source, pipe and batch";
 }
 
@@ -310,8 +315,8 @@ static void fields_belong_to_kinds_of_rows(void) {
 }
 
 static void the_last_edge_is_that_of_the_sink(void) {
-    ROW_REFUSED(4, "merge", "buffer_size is set, but SPDL_SINK sets that of the edge after the "
-                            "last stage",
+    ROW_REFUSED(4, "merge", "buffer_size of the last stage is what SPDL_SINK says: write "
+                            "SPDL_SINK(2)",
                 SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PATH("b"),
                 SPDL_MERGE(.buffer_size = 2), SPDL_SINK(1));
 }
@@ -440,7 +445,7 @@ static void types_have_to_fit(void) {
     const int line = rows[2].line;
     CHECK_EQ(rows[1].line, line - 1);
     snprintf(text, sizeof text,
-             "spdl: %s:%d: stage 2 'follow' takes 'item *' but stage 1 'decode' (%s:%d) yields "
+             "%s:%d: stage 2 'follow' takes 'item *' but stage 1 'decode' (%s:%d) yields "
              "'photo *'",
              __FILE__, line, __FILE__, line - 1);
     refused(plain, SPDL_TABLE(rows), SPDL_E_TYPE, text);
@@ -452,7 +457,7 @@ static void pair_refused(const spdl_stage *rows, size_t count, int row, const ch
     char text[SPDL_TEXT_BYTES];
     const char *const name = rows[row].name ? rows[row].name : "merge";
     snprintf(text, sizeof text,
-             "spdl: %s: stage %d '%s' takes '%s *' but stage %d '%s' (%s) yields '%s *'",
+             "%s: stage %d '%s' takes '%s *' but stage %d '%s' (%s) yields '%s *'",
              place_of(&rows[row]).text, row, name, takes, from, rows[from].name,
              place_of(&rows[from]).text, yields);
     refused(plain, rows, count, SPDL_E_TYPE, text);
@@ -465,7 +470,7 @@ static void a_source_takes_nothing(void) {
     const spdl_stage rows[] = { SPDL_SOURCE(follow), SPDL_SINK(1) };
     char text[SPDL_TEXT_BYTES];
     snprintf(text, sizeof text,
-             "spdl: %s: stage 0 'follow' is a source, but takes 'item *': it must take 'void *'",
+             "%s: stage 0 'follow' is a source, but takes 'item *': it must take 'void *'",
              place_of(&rows[0]).text);
     refused(plain, rows, 2, SPDL_E_TYPE, text);
 }
@@ -478,7 +483,7 @@ static void what_is_merged_is_of_one_type(void) {
     };
     char text[SPDL_TEXT_BYTES];
     snprintf(text, sizeof text,
-             "spdl: %s: stage 5 'merge' merges 'photo *' of stage 3 'to_photo' with 'item *' of "
+             "%s: stage 5 'merge' merges 'photo *' of stage 3 'to_photo' with 'item *' of "
              "stage 4 'b'",
              place_of(&rows[5]).text);
     refused(plain, rows, 7, SPDL_E_TYPE, text);
@@ -496,7 +501,7 @@ static void a_merge_in_a_path_has_a_type(void) {
     };
     char text[SPDL_TEXT_BYTES];
     snprintf(text, sizeof text,
-             "spdl: %s: stage 10 'merge' merges 'photo *' of stage 8 'merge' with 'item *' of "
+             "%s: stage 10 'merge' merges 'photo *' of stage 8 'merge' with 'item *' of "
              "stage 9 'b'",
              place_of(&rows[10]).text);
     refused(plain, rows, 12, SPDL_E_TYPE, text);
@@ -538,7 +543,7 @@ static void rows_in_place_have_lines_too(void) {
                  SPDL_PIPE(follow),
                  SPDL_SINK(3))), SPDL_E_TYPE);
     snprintf(text, sizeof text,
-             "spdl: %s:%d: stage 2 'follow' takes 'item *' but stage 1 'batch' (%s:%d) yields "
+             "%s:%d: stage 2 'follow' takes 'item *' but stage 1 'batch' (%s:%d) yields "
              "'spdl_batch *'",
              __FILE__, line + 1, __FILE__, line);
     CHECK_STR(error.text, text);

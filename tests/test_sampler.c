@@ -331,7 +331,7 @@ static void a_function_is_what_it_says(void) {
     spdl_pipeline *p = START(2, SPDL_INDEX(s), SPDL_SINK(3));
     for (void *i = NULL; spdl_pipeline_next(p, &i, SPDL_SECONDS(15)) == SPDL_OK;)
         spdl_buffer_free(i);
-    failed_with(p, 0, "spdl: stage 0 'spdl_index', item 4: index_fn gave 8 for position 4 of epoch "
+    failed_with(p, 0, "stage 0 'spdl_index', item 4: index_fn gave 8 for position 4 of epoch "
                       "0, must be less than count, 8");
     spdl_pipeline_destroy(p);
     spdl_sampler_destroy(s);
@@ -383,26 +383,26 @@ static void nobody_frees(void *memory, size_t bytes, void *user) {
 }
 
 static void what_makes_no_sense_is_refused(void) {
-    REFUSED("spdl: sampler: count is 0, must be the number of items", .seed = 1);
-    REFUSED("spdl: sampler: count is 0, must be the number of items",
+    REFUSED("sampler: count is 0, must be the number of items", .seed = 1);
+    REFUSED("sampler: count is 0, must be the number of items",
             .order = SPDL_SAMPLE_FUNCTION, .draws = 4);
-    REFUSED("spdl: sampler: draws is 3, but each of the 2 indices comes once", .count = 2,
+    REFUSED("sampler: draws is 3, but each of the 2 indices comes once", .count = 2,
             .draws = 3);
-    REFUSED("spdl: sampler: rank is 3, must be from 0 to world - 1, which is -1",
+    REFUSED("sampler: rank is 3, must be from 0 to world - 1, which is -1",
             .ranks = { 3, 0 });
-    REFUSED("spdl: sampler: rank is 0, must be from 0 to world - 1, which is -2",
+    REFUSED("sampler: rank is 0, must be from 0 to world - 1, which is -2",
             .ranks = { 0, -1 });
-    REFUSED("spdl: sampler: rank is -1, must be from 0 to world - 1, which is 3",
+    REFUSED("sampler: rank is -1, must be from 0 to world - 1, which is 3",
             .ranks = { -1, 4 });
-    REFUSED("spdl: sampler: rank is 4, must be from 0 to world - 1, which is 3", .ranks = { 4, 4 });
-    REFUSED("spdl: sampler: count or draws is more than 2^63", .count = UINT64_MAX);
-    REFUSED("spdl: sampler: order or tail is none that there is", .order = (spdl_sampler_order)99);
-    REFUSED("spdl: sampler: order or tail is none that there is", .tail = (spdl_tail)-1);
-    REFUSED("spdl: sampler: index_fn is NULL", .order = SPDL_SAMPLE_FUNCTION, .count = 1);
-    REFUSED("spdl: sampler: block is 0, must be the indices in a block",
+    REFUSED("sampler: rank is 4, must be from 0 to world - 1, which is 3", .ranks = { 4, 4 });
+    REFUSED("sampler: count or draws is more than 2^63", .count = UINT64_MAX);
+    REFUSED("sampler: order or tail is none that there is", .order = (spdl_sampler_order)99);
+    REFUSED("sampler: order or tail is none that there is", .tail = (spdl_tail)-1);
+    REFUSED("sampler: index_fn is NULL", .order = SPDL_SAMPLE_FUNCTION, .count = 1);
+    REFUSED("sampler: block is 0, must be the indices in a block",
             .order = SPDL_SAMPLE_BLOCKS, .count = 10);
-    REFUSED("spdl: sampler: mixture or samplers is NULL", .order = SPDL_SAMPLE_MIXTURE);
-    REFUSED("spdl: sampler: set both functions of the allocator or none",
+    REFUSED("sampler: mixture or samplers is NULL", .order = SPDL_SAMPLE_MIXTURE);
+    REFUSED("sampler: set both functions of the allocator or none",
             .allocator = { .free_fn = nobody_frees });
     CHECK_EQ(spdl_sampler_create(NULL, NULL), SPDL_E_INVALID);
 }
@@ -478,14 +478,14 @@ static void ranks_come_from_the_environment(void) {
     ENV(SPDL_OK, 0, 1, "", "PMI_RANK", "0", "PMI_SIZE", "1");
     ENV(SPDL_OK, 1023, 1024, "", "SLURM_PROCID", "1023", "SLURM_NTASKS", "1024");
     ENV(SPDL_E_NOT_FOUND, 0, 1, "", "SLURM_NTASKS", "4"); /* salloc without srun */
-    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is set, but WORLD_SIZE is not", "RANK", "3");
-    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is 4 and WORLD_SIZE is 4, must be a number and "
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is set, but WORLD_SIZE is not", "RANK", "3");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 4 and WORLD_SIZE is 4, must be a number and "
         "a larger one", "RANK", "4", "WORLD_SIZE", "4");
-    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be a number "
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: PMI_RANK is -1 and PMI_SIZE is 4, must be a number "
         "and a larger one", "PMI_RANK", "-1", "PMI_SIZE", "4");
-    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be a "
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be a "
         "number and a larger one", "RANK", "1", "WORLD_SIZE", "99999999999");
-    ENV(SPDL_E_INVALID, 77, 78, "spdl: ranks: RANK is 1x and WORLD_SIZE is 2, must be a number and "
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1x and WORLD_SIZE is 2, must be a number and "
         "a larger one", "RANK", "1x", "WORLD_SIZE", "2");
 }
 
@@ -589,7 +589,7 @@ static void a_row_without_a_sampler_fails(void) {
     spdl_pipeline *p = START(1, SPDL_INDEX(NULL), SPDL_SINK(1));
     void *it = NULL;
     CHECK_EQ(spdl_pipeline_next(p, &it, SPDL_SECONDS(15)), SPDL_E_STAGE);
-    failed_with(p, 0, "spdl: stage 0 'spdl_index', item 0: its sampler is NULL");
+    failed_with(p, 0, "stage 0 'spdl_index', item 0: its sampler is NULL");
     spdl_pipeline_destroy(p);
 }
 
@@ -893,16 +893,16 @@ static void mixture_refused(const char *text, spdl_mixture_desc desc) {
 
 static void mixtures_that_make_no_sense_are_refused(void) {
     static const double one[] = { 1, 1 }, none[] = { 0, 0 };
-    mixture_refused("spdl: mixture: sources is 0, must be from 1 to 65536",
+    mixture_refused("mixture: sources is 0, must be from 1 to 65536",
                     (spdl_mixture_desc){ .weights = one });
-    mixture_refused("spdl: mixture: sources is 65537, must be from 1 to 65536",
+    mixture_refused("mixture: sources is 65537, must be from 1 to 65536",
                     (spdl_mixture_desc){ .sources = 65537 });
-    mixture_refused("spdl: mixture: weights is NULL", (spdl_mixture_desc){ .sources = 2 });
-    mixture_refused("spdl: mixture: the sum of weights is 0",
+    mixture_refused("mixture: weights is NULL", (spdl_mixture_desc){ .sources = 2 });
+    mixture_refused("mixture: the sum of weights is 0",
                     (spdl_mixture_desc){ .sources = 2, .weights = none });
-    mixture_refused("spdl: mixture: weights[1] is -1, must be a number that is not negative",
+    mixture_refused("mixture: weights[1] is -1, must be a number that is not negative",
                     (spdl_mixture_desc){ WEIGHTS(1, -1) });
-    mixture_refused("spdl: mixture: weights[0] is nan, must be a number that is not negative",
+    mixture_refused("mixture: weights[0] is nan, must be a number that is not negative",
                     (spdl_mixture_desc){ WEIGHTS(NAN, 1) });
     CHECK_EQ(spdl_mixture_create(NULL, NULL), SPDL_E_INVALID);
 }
@@ -986,9 +986,9 @@ static void samplers_of_a_mixture_have_no_ranks(void) {
     spdl_sampler *of[] = { SHUFFLED(.count = 6, .seed = 1), SHUFFLED(.count = 3, .seed = 2) };
     spdl_mixture *m = MIXTURE(WEIGHTS(1, 1));
     spdl_sampler *ranked[] = { of[0], SAMPLER(.count = 3, .ranks = { 0, 2 }) };
-    REFUSED("spdl: sampler: draws is 0, but the mixture does not end",
+    REFUSED("sampler: draws is 0, but the mixture does not end",
             .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
-    REFUSED("spdl: sampler: samplers[1] has ranks of its own; give them to the one of the mixture",
+    REFUSED("sampler: samplers[1] has ranks of its own; give them to the one of the mixture",
             .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = ranked, .draws = 1);
     spdl_mixture_destroy(m);
     spdl_sampler_destroy(ranked[1]);

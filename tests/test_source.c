@@ -327,7 +327,7 @@ static void from_reports_why(void) {
                   SPDL_SINK(1));
         spdl_pipeline *p = START(crowds[i], FROM(inner, .name = "inner"), SPDL_SINK(1));
         TAKE_ALL(p, "0 1 2 3", SPDL_E_STAGE);
-        failed_with(p, 0, "spdl: stage 0 'inner', item 4: spdl: stage 1 'follow', item 4: value 4 "
+        failed_with(p, 0, "stage 0 'inner', item 4: stage 1 'follow', item 4: value 4 "
                           "is bad");
         spdl_pipeline_destroy(p);
         DONE(inner);
@@ -364,12 +364,12 @@ static void any_next_function_is_a_source(void) {
         h = (hand){ .says = badly };
         p = START(crowds[i], SPDL_FROM(item, hand_next, &h, .name = "hand"), SPDL_SINK(1));
         TAKE_ALL(p, "0", SPDL_E_IO);
-        failed_with(p, 0, "spdl: stage 0 'hand', item 1: input or output error");
+        failed_with(p, 0, "stage 0 'hand', item 1: input or output error");
         DONE(p);
         h = (hand){ .says = closed };
         p = START(crowds[i], SPDL_FROM(item, hand_next, &h), SPDL_SINK(1));
         TAKE_ALL(p, "0 1", SPDL_E_STAGE);
-        failed_with(p, 0, "spdl: stage 0 'from', item 2: its next function returned 6 (closed)");
+        failed_with(p, 0, "stage 0 'from', item 2: its next function returned 6 (closed)");
         DONE(p);
         h = (hand){ .says = now_and_then };
         RUN(START(crowds[i], SPDL_FROM(item, hand_next, &h, .max_failures = 1), SPDL_SINK(1)),
@@ -490,7 +490,7 @@ static void rows_of_other_sources_are_checked(void) {
     odd = from;
     odd.next = NULL;
     odd.fn = &count_up_spdl;
-    REFUSED("0 'count_up': type is set, but only feed rows have it", odd, SPDL_SINK(1));
+    REFUSED("0 'count_up': type is set, but only feed and batch rows have it", odd, SPDL_SINK(1));
     odd = from;
     odd.fn = &count_up_spdl;
     REFUSED("0 'from': next and fn are both set", odd, SPDL_SINK(1));

@@ -892,31 +892,31 @@ static void texts_of_other_ranks_are_refused(void) {
         rank_open(&other, shape, 0, 2, 1);
         if (shape == 5) {
             refused_of(other.p, texts, 3, SPDL_E_UNSUPPORTED,
-                       "spdl: spdl_state_load: text 0 and the others are of 3 ranks that had not "
+                       "spdl_state_load: text 0 and the others are of 3 ranks that had not "
                        "taken the same number of whole items: another number of ranks goes on from "
                        "where they had, or from the end of an epoch");
             load(r[1].p, r[1].text); /* the same number can */
         } else {
             refused_of(other.p, texts, 1, SPDL_E_INVALID,
-                       "spdl: spdl_state_load: text 0 is of rank 0 of 3, this is rank 0 of 2: that "
+                       "spdl_state_load: text 0 is of rank 0 of 3, this is rank 0 of 2: that "
                        "takes the texts of all 3, not of 1");
             refused_of(r[1].p, texts, 1, SPDL_E_INVALID,
-                       "spdl: spdl_state_load: text 0 is of rank 0 of 3, this is rank 1 of 3: that "
+                       "spdl_state_load: text 0 is of rank 0 of 3, this is rank 1 of 3: that "
                        "takes the texts of all 3, not of 1");
             refused_of(other.p, twice, 3, SPDL_E_INVALID,
-                       "spdl: spdl_state_load: text 2 is the second one of rank 1");
+                       "spdl_state_load: text 2 is the second one of rank 1");
             CHECK_EQ(spdl_state_load(r[1].p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
             CHECK_EQ(rank_take(&r[1], 0, &value, 1), 1);
             CHECK_EQ(value, 4); /* its own, whatever the others have */
             while (r[2].ended == 0) (void)rank_take(&r[2], 0, &value, 1);
             save(r[2].p, r[2].text);
             refused_of(other.p, texts, 3, SPDL_E_INVALID,
-                       "spdl: spdl_state_load: text 2 was not saved in the same epoch as text 0, "
+                       "spdl_state_load: text 2 was not saved in the same epoch as text 0, "
                        "or not by the same run");
             REQUIRE(spdl_sampler_create(&s, &desc) == SPDL_OK);
             p = START(1, INDEX(s), OF_INDEX(.concurrency = 2), SPDL_SINK(2));
             refused_of(p, texts, 3, SPDL_E_INVALID,
-                       "spdl: spdl_state_load: text 0 does not fit: count of the sampler is 62, "
+                       "spdl_state_load: text 0 does not fit: count of the sampler is 62, "
                        "that of the saved run was 61; to load it all the same write ours into it "
                        "and end it with sum=none");
             spdl_pipeline_destroy(p);
@@ -957,7 +957,7 @@ static void level_ranks_keep_the_order(void) {
 static void refused(spdl_pipeline *p, const char *text, spdl_result result, const char *why) {
     spdl_error error = { .text = "" };
     char whole[SPDL_TEXT_BYTES];
-    (void)snprintf(whole, sizeof whole, "spdl: spdl_state_load: %s", why);
+    (void)snprintf(whole, sizeof whole, "spdl_state_load: %s", why);
     CHECK_EQ(spdl_state_load(p, &text, 1, SPDL_SECONDS(15), &error), result);
     CHECK_STR(error.text, whole);
     CHECK_EQ(spdl_state_load(p, &text, 1, SPDL_SECONDS(15), NULL), result);
@@ -1068,7 +1068,7 @@ static void unsaved(spdl_pipeline *p, const char *why) {
     char text[SPDL_STATE_BYTES], whole[SPDL_STATE_BYTES];
     const char *texts[] = { text };
     spdl_error error;
-    (void)snprintf(whole, sizeof whole, "spdl: the position of this pipeline cannot be saved: %s",
+    (void)snprintf(whole, sizeof whole, "the position of this pipeline cannot be saved: %s",
                    why);
     CHECK_EQ(spdl_state_save(p, text, sizeof text), SPDL_E_UNSUPPORTED);
     CHECK_STR(text, whole);

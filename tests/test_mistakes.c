@@ -1,0 +1,339 @@
+/* What a wrong program is told: the list of mistakes that newcomers make, each with its sentence.
+   With SPDL_DEBUG, as the quickstart says. What does not compile is in tests/check_headers.sh, what
+   C++ checks in tests/cpp.cpp. */
+#define SPDL_DEBUG
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
+
+#include "test.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+typedef struct A { long a[3]; } A;
+typedef struct B { long b; } B;
+
+/* --- what the log says --- */
+
+typedef struct lines {
+    int count; /* atomic */
+    char text[8][SPDL_TEXT_BYTES + 1024];
+} lines;
+
+static lines said;
+
+static void log_lines(spdl_log_level level, const char *text, void *user) {
+    const int i = level == SPDL_LOG_INFO ? 8 : __atomic_fetch_add(&said.count, 1, __ATOMIC_RELAXED);
+    (void)user;
+    if (i < 8) snprintf(said.text[i], sizeof said.text[i], "%s", text);
+    CHECK(strstr(text, "spdl: ") != text); /* that is added on stderr alone */
+}
+
+static void says(const char *text, const char *wanted) {
+    if (!CHECK(strstr(text, wanted) != NULL))
+        fprintf(stderr, "  '%s' lacks '%s'\n", text, wanted);
+}
+
+/* --- stages --- */
+
+SPDL_FN(makes_a, void, A) {
+    if (spdl_sequence(task) == 200) return SPDL_END;
+    *out = (A *)calloc(1, sizeof **out);
+    return SPDL_OK;
+}
+SPDL_FN(passes_a, A, A) {
+    *out = in;
+    return SPDL_OK;
+}
+SPDL_FN(passes_b, B, B) {
+    *out = in;
+    return SPDL_OK;
+}
+SPDL_FN(forgets, A, A) { return SPDL_OK; }
+SPDL_FN(ends, A, A) { return SPDL_END; }
+SPDL_FN(pends, A, A) { return SPDL_PENDING; }
+SPDL_FN(returns_77, A, A) { return (spdl_result)77; }
+SPDL_FN(fails, A, A) { return spdl_fail(task, "no good"); }
+SPDL_FN(asks_for_a_buffer, A, A) {
+    *out = (A *)spdl_buffer(task);
+    return SPDL_OK;
+}
+
+static spdl_result created(spdl_pipeline **p, spdl_error *error, const spdl_pipeline_desc *as,
+                           const spdl_stage *rows, size_t count) {
+    spdl_pipeline_desc desc = *as;
+    desc.logger.log_fn = log_lines;
+    desc.error = error;
+    said.count = 0;
+    return spdl_pipeline_create(p, &desc, rows, count);
+}
+
+/* Create says it: in the error, or else in the log, once. */
+static void refused(const spdl_pipeline_desc *as, const spdl_stage *rows, size_t count,
+                    spdl_result result, const char *text) {
+    spdl_pipeline *p;
+    spdl_error error;
+    CHECK_EQ(created(&p, &error, as, rows, count), result);
+    says(error.text, text);
+    CHECK_EQ(said.count, 0);
+    CHECK_EQ(created(&p, NULL, as, rows, count), result);
+    CHECK_STR(said.text[0], error.text);
+    CHECK_EQ(said.count, 1);
+}
+
+#define WORKERS(n) (&(spdl_pipeline_desc){ .workers = (n) })
+#define REFUSED(text, ...) refused(WORKERS(1), SPDL_STAGES(__VA_ARGS__), SPDL_E_INVALID, (text))
+
+/* It runs, takes all, and is destroyed: how it ended. */
+static spdl_result ran(char *text, const spdl_stage *rows, size_t count) {
+    spdl_pipeline *p;
+    spdl_result result;
+    void *item;
+    REQUIRE(created(&p, NULL, WORKERS(1), rows, count) == SPDL_OK);
+    while ((result = spdl_pipeline_next(p, &item, SPDL_SECONDS(15))) == SPDL_OK) free(item);
+    snprintf(text, SPDL_TEXT_BYTES, "%s", spdl_pipeline_error(p)->text);
+    spdl_pipeline_destroy(p);
+    return result;
+}
+
+/* A call fails with these words, in the error and the log. */
+#define FAILS(result, words, ...)                                                                  \
+    do {                                                                                           \
+        char text_[SPDL_TEXT_BYTES];                                                               \
+        CHECK_EQ(ran(text_, SPDL_STAGES(__VA_ARGS__)), (result));                                  \
+        says(text_, (words));                                                                      \
+        says(said.text[0], (words));                                                               \
+    } while (0)
+
+#define SOURCE SPDL_SOURCE(makes_a, .free_item = free)
+
+/* --- what create refuses --- */
+
+static void types_that_do_not_fit(void) {
+    refused(WORKERS(1), SPDL_STAGES(SOURCE, SPDL_PIPE(passes_b), SPDL_SINK(1)), SPDL_E_TYPE,
+            "takes 'B *' but stage 0 'makes_a'");
+    refused(WORKERS(1), SPDL_STAGES(SOURCE, SPDL_BATCH_OF(B, 4), SPDL_SINK(1)), SPDL_E_TYPE,
+            "stage 1 'batch' takes 'B *' but stage 0 'makes_a'");
+    refused(WORKERS(1), SPDL_STAGES(SOURCE, SPDL_BATCH_OF(B, 4), SPDL_SINK(1)), SPDL_E_TYPE,
+            "yields 'A *'");
+}
+
+static void numbers_out_of_range(void) {
+    spdl_pool_desc small = { .workers = 1 };
+    spdl_pool *pool;
+    REQUIRE(spdl_pool_create(&pool, &small) == SPDL_OK);
+    REFUSED("concurrency is -2, must be 1 to", SOURCE, SPDL_PIPE(passes_a, .concurrency = -2),
+            SPDL_SINK(1));
+    REFUSED("size is 0, must be at least 1", SOURCE, SPDL_BATCH(0), SPDL_SINK(1));
+    REFUSED("fn is NULL", SOURCE, { .kind = SPDL_KIND_PIPE }, SPDL_SINK(1));
+    refused(WORKERS(1000), SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID,
+            "workers is 1000, must be 0 to 256");
+    refused(&(spdl_pipeline_desc){ .workers = 1, .pool = pool },
+            SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID,
+            "workers is 1, but pool is set: leave it 0");
+    spdl_pool_destroy(pool);
+}
+
+static void rows_in_the_wrong_place(void) {
+    REFUSED("the last row must be SPDL_SINK", SOURCE, SPDL_PIPE(passes_a));
+    REFUSED("the first row must be SPDL_SOURCE", SPDL_PIPE(passes_a), SPDL_SINK(1));
+    REFUSED("only the last row may be SPDL_SINK", SOURCE, SPDL_SINK(1), SPDL_PIPE(passes_a));
+}
+
+static void fields_in_the_wrong_place(void) {
+    REFUSED("size is set, but only batch rows have it", SOURCE,
+            { .kind = SPDL_KIND_PIPE, .fn = &passes_a_spdl, .size = 4 }, SPDL_SINK(1));
+    REFUSED("buffer_size of the last stage is what SPDL_SINK says: write SPDL_SINK(8)", SOURCE,
+            SPDL_PIPE(passes_a, .buffer_size = 8), SPDL_SINK(1));
+    refused(&(spdl_pipeline_desc){ .deliver_failures = true },
+            SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID,
+            "deliver_failures of the desc is for pipelines that begin with SPDL_FEED");
+}
+
+static void a_sampler_of_nothing(void) {
+    spdl_error error;
+    spdl_sampler_desc desc = { .seed = 1, .error = &error };
+    spdl_sampler *sampler;
+    CHECK_EQ(spdl_sampler_create(&sampler, &desc), SPDL_E_INVALID);
+    says(error.text, "count is 0, must be the number of items");
+}
+
+/* --- what is said while it runs --- */
+
+static void results_that_are_none(void) {
+    FAILS(SPDL_E_STAGE, "item 0: returned SPDL_END, which only a source may", SOURCE,
+          SPDL_PIPE(ends), SPDL_SINK(1));
+    FAILS(SPDL_E_STAGE, "returned SPDL_PENDING, but its row does not say .deferred", SOURCE,
+          SPDL_PIPE(pends), SPDL_SINK(1));
+    FAILS(SPDL_E_STAGE, "returned 77, which is not a result of a stage function", SOURCE,
+          SPDL_PIPE(returns_77), SPDL_SINK(1));
+}
+
+/* Also when nobody asks spdl_pipeline_failed. */
+static void a_failure_is_in_the_log(void) {
+    FAILS(SPDL_E_STAGE, "stage 1 'fails', item 0: no good", SOURCE, SPDL_PIPE(fails),
+          SPDL_SINK(1));
+    CHECK_EQ(said.count, 1);
+}
+
+static void what_was_forgotten(void) {
+    char text[SPDL_TEXT_BYTES];
+    CHECK_EQ(ran(text, SPDL_STAGES(SOURCE, SPDL_PIPE(forgets), SPDL_SINK(1))), SPDL_END);
+    CHECK_EQ(said.count, 1);
+    says(said.text[0], "stage 1 'forgets' has handed on nothing but NULL, 100 times: is *out set?");
+    FAILS(SPDL_E_INVALID, "spdl_buffer in a stage whose row does not say .item_bytes", SOURCE,
+          SPDL_PIPE(asks_for_a_buffer), SPDL_SINK(1));
+}
+
+SPDL_FN(drops_all, A, A) { return SPDL_SKIP; }
+
+SPDL_FN(drops_batches, spdl_batch, void) { return SPDL_SKIP; }
+
+static A kept[8];
+SPDL_FN(lists_a, void, A) {
+    if (spdl_sequence(task) == 8) return SPDL_END;
+    *out = &kept[spdl_sequence(task)];
+    return SPDL_OK;
+}
+
+static void a_free_item_that_is_not_there(void) {
+    char text[SPDL_TEXT_BYTES];
+    CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(lists_a), SPDL_PIPE(drops_all), SPDL_SINK(1))),
+             SPDL_END);
+    says(said.text[0], "8 items of stage 0 'lists_a' were freed by nobody: its row has no "
+                       "free_item");
+}
+
+static size_t extra;
+
+SPDL_FN(writes_too_much, void, A) {
+    if (spdl_sequence(task) == 8) return SPDL_END;
+    *out = (A *)spdl_buffer(task);
+    memset((void *)*out, 7, sizeof(A) + (spdl_sequence(task) == 5 ? extra : 0));
+    return SPDL_OK;
+}
+
+/* In a buffer of one's own, and in a batch in place: the row and the item are named. */
+static void an_item_larger_than_its_place(void) {
+    char text[SPDL_TEXT_BYTES];
+    for (extra = 0; extra < 3; ++extra) {
+        static const char *const words = "item 5: wrote more than the 24 bytes that spdl_buffer "
+                                         "gave: .item_bytes is too small";
+        const spdl_stage own[] = {
+            SPDL_SOURCE(writes_too_much, .item_bytes = sizeof(A)), SPDL_PIPE(drops_all),
+            SPDL_SINK(1),
+        };
+        const spdl_stage batch[] = {
+            SPDL_SOURCE(writes_too_much), SPDL_BATCH_OF(A, 4), SPDL_PIPE(drops_batches),
+            SPDL_SINK(1),
+        };
+        CHECK_EQ(ran(text, SPDL_TABLE(own)), extra == 0 ? SPDL_END : SPDL_E_INVALID);
+        says(text, extra == 0 ? "" : words);
+        CHECK_EQ(ran(text, SPDL_TABLE(batch)), extra == 0 ? SPDL_END : SPDL_E_INVALID);
+        says(text, extra == 0 ? "" : "stage 0 'writes_too_much', item 5: wrote more than");
+    }
+}
+
+static void items_of_a_batch_in_place_stay(void) {
+    FAILS(SPDL_E_INVALID, "the items of a batch in place (.item_bytes) cannot leave it", SOURCE,
+          SPDL_BATCH_OF(A, 4), SPDL_UNBATCH(), SPDL_SINK(1));
+}
+
+/* --- threads --- */
+
+static spdl_pipeline *shared;
+
+SPDL_FN(destroys, A, A) {
+    spdl_pipeline_destroy(shared);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void destroy_in_a_stage(void) {
+    void *item;
+    REQUIRE(created(&shared, NULL, WORKERS(1), SPDL_STAGES(SOURCE, SPDL_PIPE(destroys),
+                                                           SPDL_SINK(1))) == SPDL_OK);
+    REQUIRE(spdl_pipeline_next(shared, &item, SPDL_SECONDS(15)) == SPDL_OK);
+    free(item);
+    spdl_pipeline_destroy(shared);
+    says(said.text[0], "spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+}
+
+static void *waits_in_next(void *arg) {
+    void *item;
+    CHECK_EQ(spdl_pipeline_next((spdl_pipeline *)arg, &item, SPDL_FOREVER), SPDL_CLOSED);
+    return NULL;
+}
+
+static void *waits_in_push(void *arg) {
+    CHECK_EQ(spdl_pipeline_push((spdl_pipeline *)arg, kept, SPDL_FOREVER), SPDL_CLOSED);
+    return NULL;
+}
+
+/* A second consumer, and a second producer: their loops end, and the log says why, once. */
+static void two_threads_at_one_end(void) {
+    for (int push = 0; push < 2; ++push) {
+        static const char *const name[] = { "spdl_pipeline_next", "spdl_pipeline_push" };
+        spdl_result result = SPDL_OK;
+        spdl_pipeline *p;
+        pthread_t thread;
+        void *item;
+        char text[64];
+        REQUIRE(created(&p, NULL, WORKERS(push ? 0 : 1),
+                        SPDL_STAGES(SPDL_FEED(A, .buffer_size = 1), SPDL_PIPE(passes_a),
+                                    SPDL_SINK(1))) == SPDL_OK);
+        if (push) CHECK_EQ(spdl_pipeline_push(p, kept, 0), SPDL_OK); /* it is full */
+        REQUIRE(pthread_create(&thread, NULL, push ? waits_in_push : waits_in_next, p) == 0);
+        while (result != SPDL_E_INVALID) {
+            usleep(1000);
+            result = push ? spdl_pipeline_push(p, kept, 0) : spdl_pipeline_next(p, &item, 0);
+        }
+        snprintf(text, sizeof text, "%s: another thread is inside", name[push]);
+        CHECK_STR(said.text[0], text);
+        CHECK_EQ(said.count, 1);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        pthread_join(thread, NULL);
+        spdl_pipeline_destroy(p);
+    }
+}
+
+/* --- texts --- */
+
+/* No prefix in any text, whichever part of the library wrote it. */
+static void texts_have_one_style(void) {
+    spdl_error error[6];
+    spdl_ring *ring;
+    spdl_pool *pool;
+    spdl_npz *npz;
+    spdl_files *files;
+    spdl_cache *cache;
+    (void)spdl_ring_create(&ring, &(spdl_ring_desc){ .error = &error[0] });
+    (void)spdl_pool_create(&pool, &(spdl_pool_desc){ .workers = -1, .error = &error[1] });
+    (void)spdl_npz_open_file(&npz, "/nowhere.npz", &(spdl_npz_desc){ .error = &error[2] });
+    (void)spdl_files_open(&files, "/nowhere/*", &(spdl_files_desc){ .error = &error[3] });
+    (void)spdl_cache_create(&cache, &(spdl_cache_desc){ .error = &error[4] });
+    (void)spdl_state_load(NULL, NULL, 0, 0, &error[5]);
+    for (int i = 0; i < 6; ++i) {
+        CHECK(error[i].result < 0 && error[i].text[0] != 0);
+        CHECK(strstr(error[i].text, "spdl: ") == NULL);
+    }
+}
+
+TEST_TABLE(mistakes) {
+    TEST_CASE(types_that_do_not_fit),
+    TEST_CASE(numbers_out_of_range),
+    TEST_CASE(rows_in_the_wrong_place),
+    TEST_CASE(fields_in_the_wrong_place),
+    TEST_CASE(a_sampler_of_nothing),
+    TEST_CASE(results_that_are_none),
+    TEST_CASE(a_failure_is_in_the_log),
+    TEST_CASE(what_was_forgotten),
+    TEST_CASE(a_free_item_that_is_not_there),
+    TEST_CASE(an_item_larger_than_its_place),
+    TEST_CASE(items_of_a_batch_in_place_stay),
+    TEST_CASE(destroy_in_a_stage),
+    TEST_CASE(two_threads_at_one_end),
+    TEST_CASE(texts_have_one_style),
+    TEST_END,
+};
