@@ -10139,6 +10139,14 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     for (k = 0; k <= i; ++k) p->node[k].near = p->node[k].beside | (uint32_t)1 << k;
 }
 
+/* SPDL_INDEX, by its names: the address of its function would link the sampler into any program. */
+SPDL__COLD bool spdl__row_is_index(const spdl_stage *row) {
+    const char *name = row->kind == SPDL_KIND_SOURCE ? row->fn->name : NULL;
+    const char *type = row->kind == SPDL_KIND_SOURCE ? row->fn->out_type : NULL;
+    return name != NULL && type != NULL && strcmp(name, "spdl_index") == 0 &&
+           strcmp(type, "spdl_index") == 0;
+}
+
 /* A row, except for its memory. The rows before it are there. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
@@ -10168,7 +10176,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->limit = row->kind == SPDL_KIND_FEED ? 0 : (uint32_t)row->concurrency;
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
     if (node->own_thread) p->producer = node;
-    if (row->fn == &spdl_index_spdl && p->sampler == NULL) p->sampler = (spdl_sampler *)row->ctx;
+    if (spdl__row_is_index(row)) p->sampler = (spdl_sampler *)row->ctx;
     if (row->init != NULL) p->has_hooks = true;
     spdl__node_connect(p, plan, node);
 }
