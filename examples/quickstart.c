@@ -1,4 +1,4 @@
-/* cc -O2 -I. examples/quickstart.c -o quickstart -lpthread      (while you develop: -DSPDL_DEBUG) */
+/* cc -O2 -I. examples/quickstart.c -o quickstart -lpthread     (while you write: -DSPDL_DEBUG) */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 #include <stdio.h>

@@ -5,4 +5,4 @@ file(INSTALL "${SOURCE_PATH}/spdl.h" "${SOURCE_PATH}/spdl_cuda.h"
      DESTINATION "${CURRENT_PACKAGES_DIR}/include")
 vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE")
 file(WRITE "${CURRENT_PACKAGES_DIR}/share/${PORT}/usage"
-     "spdl: define SPDL_IMPLEMENTATION before #include <spdl.h> in one file; link Threads::Threads\n")
+     "spdl: define SPDL_IMPLEMENTATION in one file before its #include; link Threads::Threads\n")
