@@ -5673,10 +5673,13 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 #define SPDL__PATH_BYTES 1024 /* the name of a file that is written: a trace, a report */
 
 #ifdef SPDL__NO_TRACE /* for the bench, which compares with a build without any of it */
-#define SPDL__TRACED(pointer) (false)
 #define SPDL__METERED false
 #else
 #define SPDL__METERED true
+#endif
+#if defined(SPDL__NO_TRACE) || defined(SPDL_NO_REPORT)
+#define SPDL__TRACED(pointer) (false)
+#else
 #define SPDL__TRACED(pointer) SPDL__UNLIKELY((pointer) != NULL)
 #endif
 

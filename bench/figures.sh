@@ -4,6 +4,7 @@
 #   for b in pipeline sampler state; do make -s bench-$b JSON=1; done >build/figures.jsonl
 #   bench/figures.sh build/figures.jsonl
 cd "$(dirname "$0")/.." || exit 1
+mkdir -p build
 awk '
 function field(name,   at) { # of the line of JSON
     if (!match($0, "\"" name "\":(\"[^\"]*\"|[^,}]*)")) return ""
@@ -13,7 +14,6 @@ function field(name,   at) { # of the line of JSON
     return at
 }
 function figure(value, unit) {
-    if (unit == "" || unit == "share") return sprintf("%.0f %%", 100 * value)
     sub(/us$/, "µs", unit)
     return sprintf(value < 10 ? "%.2g %s" : "%.0f %s", value, unit)
 }
