@@ -24,6 +24,8 @@ FUZZ = $(patsubst tests/fuzz_%.c,%,$(wildcard tests/fuzz_*.c))
 FUZZ_TIME = 60
 FUZZ_RUNS = 20000
 V =
+PREFIX = /usr/local
+DESTDIR =
 
 # check-readme runs the commands of README.md with SPDL_IN_README set to the few tests it wants, and
 # with the objects of check-compilers: all of them have been run before.
@@ -71,6 +73,29 @@ test: ## build and run the tests (the default)
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
+
+VERSION = $(shell awk '/^\#define SPDL_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $$3; \
+          dot = "." }' spdl.h)
+TO = $(DESTDIR)$(PREFIX)
+INSTALLED = include/spdl.h include/spdl_cuda.h share/doc/spdl/LICENSE share/pkgconfig/spdl.pc \
+            share/cmake/spdl/spdlConfig.cmake share/cmake/spdl/spdlConfigVersion.cmake
+
+.PHONY: install
+install: ## the headers into PREFIX (/usr/local), for pkg-config and CMake; DESTDIR goes in front
+	install -d $(addprefix $(TO)/,$(sort $(dir $(INSTALLED))))
+	install -m 644 spdl.h spdl_cuda.h $(TO)/include
+	install -m 644 LICENSE $(TO)/share/doc/spdl
+	@for name in $(filter %.pc %.cmake,$(INSTALLED)); do \
+	    sed -e 's:@PREFIX@:$(PREFIX):' -e 's:@VERSION@:$(VERSION):' \
+	        -e 's:@SERIES@:$(basename $(VERSION)):' \
+	        examples/packages/installed/$${name##*/}.in >$(TO)/$$name && \
+	        chmod 644 $(TO)/$$name || exit 1; \
+	done
+
+.PHONY: uninstall
+uninstall: ## removes what `make install` put there, with the same PREFIX and DESTDIR
+	rm -f $(addprefix $(TO)/,$(INSTALLED))
+	-@rmdir $(TO)/share/cmake/spdl $(TO)/share/doc/spdl 2>/dev/null || true
 
 .PHONY: demo
 demo: build/demo/train_digits ## train a small network on real data, with statistics
@@ -242,6 +267,10 @@ check-docs: ## what is said above every public function
 .PHONY: check-readme
 check-readme: ## the commands, the program and the links of README.md
 	@tests/check_readme.sh
+
+.PHONY: check-packages
+check-packages: ## make install, and examples/packages with each tool that is there
+	@tests/check_packages.sh
 
 .PHONY: check-report
 check-report: ## the page of the reports in a browser (needs chromium)

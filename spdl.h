@@ -1,4 +1,4 @@
-/* spdl.h - v0.1.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
+/* spdl.h - v0.2.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
 
    DO THIS: in exactly one C or C++ file of your program,
 
@@ -174,7 +174,7 @@ extern "C" {
 /* >>version */
 
 #define SPDL_VERSION_MAJOR 0
-#define SPDL_VERSION_MINOR 1
+#define SPDL_VERSION_MINOR 2
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 
@@ -6626,10 +6626,13 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 #define SPDL__PATH_BYTES 1024 /* the name of a file that is written: a trace, a report */
 
 #ifdef SPDL__NO_TRACE /* for the bench, which compares with a build without any of it */
-#define SPDL__TRACED(pointer) (false)
 #define SPDL__METERED false
 #else
 #define SPDL__METERED true
+#endif
+#if defined(SPDL__NO_TRACE) || defined(SPDL_NO_REPORT)
+#define SPDL__TRACED(pointer) (false)
+#else
 #define SPDL__TRACED(pointer) SPDL__UNLIKELY((pointer) != NULL)
 #endif
 
@@ -11297,6 +11300,14 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     for (k = 0; k <= i; ++k) p->node[k].around = p->node[k].beside | (uint32_t)1 << k;
 }
 
+/* SPDL_INDEX, by its names: the address of its function would link the sampler into any program. */
+SPDL__COLD bool spdl__row_is_index(const spdl_stage *row) {
+    const char *name = row->kind == SPDL_KIND_SOURCE ? row->fn->name : NULL;
+    const char *type = row->kind == SPDL_KIND_SOURCE ? row->fn->out_type : NULL;
+    return name != NULL && type != NULL && strcmp(name, "spdl_index") == 0 &&
+           strcmp(type, "spdl_index") == 0;
+}
+
 /* A row, except for its memory. The rows before it are there. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
@@ -11326,7 +11337,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->limit = row->kind == SPDL_KIND_FEED ? 0 : (uint32_t)row->concurrency;
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
     if (node->own_thread) p->producer = node;
-    if (row->fn == &spdl_index_spdl && p->sampler == NULL) p->sampler = (spdl_sampler *)row->ctx;
+    if (spdl__row_is_index(row)) p->sampler = (spdl_sampler *)row->ctx;
     if (row->init != NULL) p->has_hooks = true;
     spdl__node_connect(p, plan, node);
 }

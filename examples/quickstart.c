@@ -1,39 +1,36 @@
-/* cc -O2 -I. examples/quickstart.c -o quickstart -lpthread
-   While you write a program, add -DSPDL_DEBUG: what is wrong is said (see SPDL_DEBUG in spdl.h). */
+/* cc -O2 -I. examples/quickstart.c -o quickstart -lpthread     (while you write: -DSPDL_DEBUG) */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 #include <stdio.h>
-#include <stdlib.h>
 
-typedef struct Sample { double x, square; } Sample;
-
-SPDL_FN(numbers, void, Sample) {                    /* the source: called until it says END */
-    if (spdl_sequence(task) == 1000) return SPDL_END;
-    if ((*out = malloc(sizeof(Sample))) == NULL) return spdl_fail(task, "out of memory");
-    (*out)->x = (double)spdl_sequence(task);
-    return SPDL_OK;
-}
-SPDL_FN(square, Sample, Sample) {                   /* a stage: up to 4 calls at a time */
-    in->square = in->x * in->x;
-    *out = in;
+SPDL_FN(mean, spdl_npz_bundle, double) {            /* a stage: up to 4 calls at a time */
+    const spdl_npz_array *images = spdl_npz_bundle_find(in, "images");
+    double sum = 0;
+    if (images == NULL) return spdl_fail(task, "there is no array 'images'");
+    for (size_t i = 0; i < images->info.count; ++i) sum += ((uint8_t *)images->data)[i];
+    if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM; /* its place in the batch */
+    **out = sum / (double)images->info.count;
     return SPDL_OK;
 }
 
 int main(void) {
+    spdl_files *files;
     spdl_pipeline *p;
     spdl_batch *batch;
-    double sum = 0;
+    if (spdl_files_open(&files, "examples/data/digits_train_*.npz", NULL) != SPDL_OK) return 1;
     if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 4 }, SPDL_STAGES(
-            SPDL_SOURCE(numbers, .free_item = free),
-            SPDL_PIPE(square, .concurrency = 4),
-            SPDL_BATCH(32),
+            SPDL_FILES(files),                      /* the source: paths */
+            SPDL_NPZ(NULL, .concurrency = 4),       /* loads each file */
+            SPDL_PIPE(mean, .concurrency = 4),
+            SPDL_BATCH(16, .item_bytes = sizeof(double)),
             SPDL_SINK(3))) != SPDL_OK) return 1;    /* the log says which row and why */
-    while (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) {
-        for (size_t i = 0; i < batch->count; ++i) sum += ((Sample *)batch->items[i])->square;
-        spdl_batch_free(batch);                     /* "training" on the batch, in order */
+    while (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) { /* in the order of the files */
+        printf("%zu files, mean of the first %.3f\n", batch->count, ((double *)batch->data)[0]);
+        spdl_batch_free(batch);
     }
-    if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text);
+    bool failed = spdl_pipeline_failed(p);
+    if (failed) puts(spdl_pipeline_error(p)->text);
     spdl_pipeline_destroy(p);
-    printf("sum of squares: %.0f\n", sum);
-    return sum == 332833500.0 ? 0 : 1;
+    spdl_files_close(files);
+    return failed;
 }

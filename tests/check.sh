@@ -86,6 +86,7 @@ beside loader "$make" -s torture-loader CC=clang POINTS=8
 beside examples "$make" -s examples CC=clang CXX=clang++ EXAMPLE_FLAGS=-O0
 beside headers "$make" -s check-headers
 beside readme "$make" -s check-readme CC=gcc
+beside packages "$make" -s check-packages CC=gcc
 beside budget "$make" -s check-budget
 beside perf "$make" -s check-perf
 beside report "$make" -s check-report CC=clang

@@ -1,7 +1,8 @@
 #!/bin/sh
 # README.md is true: its ```sh blocks run as written, in a fresh copy of the tree; its ```make rule
-# makes its target; its first ```c block is examples/quickstart.c; and the local links of every page
-# lead somewhere.
+# makes its target; its first programs are examples/quickstart.c, with its output, and a part of
+# quickstart.cpp; its table of figures is at most five rows; and it is short. The local links of
+# every page lead somewhere.
 . "$(dirname "$0")/tally.sh"
 root=$PWD
 
@@ -39,6 +40,7 @@ for block in "$scratch"/block.*.sh; do
     count=$((count + 1))
     if (run_block "$block") >"$scratch/output" 2>&1; then
         ok
+        ! grep -q quickstart.c "$block" || cp "$scratch/output" "$scratch/quickstart"
     else
         not_ok "README.md: this block fails:"
         sed 's/^/     $ /' "$block"
@@ -57,9 +59,20 @@ done
 for block in "$scratch"/block.*.c; do break; done
 check "the first C program of README.md is not examples/quickstart.c" \
     diff "$block" examples/quickstart.c
+for block in "$scratch"/block.*.cpp; do break; done
+sed -n '/^    auto mean/,/^    while/p' examples/quickstart.cpp >"$scratch/part"
+check "the C++ of README.md is not in examples/quickstart.cpp" diff "$block" "$scratch/part"
+for block in "$scratch"/block.*.console; do break; done
+check "README.md shows another output of the quickstart" diff "$block" "$scratch/quickstart"
+words=$(wc -w <README.md)
+check "README.md has $words words, more than 1400" [ "$words" -le 1400 ]
+rows=$(sed -n '/<!-- figures -->/,/<!-- .figures -->/p' README.md | grep -c '^| [^|]')
+check "the figures of README.md have $rows rows, more than five" [ "$rows" -le 5 ]
+check "README.md speaks of goals" sh -c "! grep -niE '\\b(goal|missed)' README.md"
 
 grep '\.md$' "$scratch/files" | while IFS= read -r page; do
-    grep -oE '\]\([^)]+\)' "$page" | sed -e 's/^](//' -e 's/)$//' -e 's/#.*//' |
+    awk '/^```/ { code = !code } !code' "$page" |
+        grep -oE '\]\([^)]+\)' | sed -e 's/^](//' -e 's/)$//' -e 's/#.*//' |
         grep -vE '^(https?:|mailto:|$)' | while IFS= read -r link; do
         [ -e "$(dirname "$page")/$link" ] || echo "$page: $link"
     done

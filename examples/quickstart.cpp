@@ -1,0 +1,34 @@
+/* c++ -std=c++17 -O2 -I. examples/quickstart.cpp -o quickstart_cpp -lpthread */
+#define SPDL_IMPLEMENTATION
+#include "spdl.h"
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+
+int main() {
+    spdl_files *files;
+    spdl_pipeline *p;
+    spdl_pipeline_desc desc = {};
+    desc.workers = 4;
+    auto mean = [](spdl_task *, spdl_npz_bundle *in, double **out) {
+        const spdl_npz_array *images = spdl_npz_bundle_find(in, "images");
+        if (images == nullptr) throw std::runtime_error("there is no array 'images'");
+        const auto *pixel = static_cast<const unsigned char *>(images->data);
+        const auto count = images->info.count;
+        *out = new double(std::accumulate(pixel, pixel + count, 0.0) / double(count));
+        return SPDL_OK;
+    };
+    if (spdl_files_open(&files, "examples/data/digits_train_*.npz", nullptr) != SPDL_OK) return 1;
+    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_FILES(files), SPDL_NPZ(nullptr).with_concurrency(4),
+            spdl_pipe<spdl_npz_bundle, double>("mean", mean)
+                .with_concurrency(4).with_free_item(spdl_delete<double>),
+            SPDL_SINK(3))) != SPDL_OK) return 1;
+    while (auto value = spdl_next<std::unique_ptr<double>>(p)) std::printf("%.3f\n", *value);
+    const bool failed = spdl_pipeline_failed(p);
+    if (failed) std::puts(spdl_pipeline_error(p)->text);
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+    return failed;
+}
