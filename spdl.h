@@ -44,7 +44,7 @@
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
        >>sampler  >>loader  >>npz  >>files  >>cpp                          declarations
-       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix
+       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
        >>os-process                                                        what all stand on
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>batch-impl  >>merge-impl
@@ -91,8 +91,9 @@
        interface, and has no global state.
 
    LIMITS
-       Linux on 64-bit processors. The code for other POSIX systems is there, but was only run on
-       Linux; MIPS, SPARC, Alpha and Windows: not yet. SPDL_NO_THREADS takes C alone, also wasm32.
+       Linux, Windows, macOS and the BSDs, on 64-bit and 32-bit processors that have atomic words
+       of 64 bits: mips32, ppc32 and riscv32 have none. SPDL_NO_THREADS takes C alone: any C99
+       compiler, any processor. >>platform-impl has a table: how each was tested, what it lacks.
        32 stages in a pipeline, 64 pipelines on a pool, 256 workers and guests in a pool.
 
    License (MIT) at the end of the file. */
@@ -392,7 +393,7 @@ typedef struct spdl_policy {
     bool polite;
     int nice;        /* -20 to 19, 0: as it is; per thread. Lower than now needs a privilege */
     spdl_sched sched;
-    const int *cpus; /* the processors the workers may use, by number; Linux only */
+    const int *cpus; /* the processors the workers may use, by number; Linux, Windows */
     int cpu_count;   /* 0: all that the process may use */
 } spdl_policy;
 
@@ -1223,10 +1224,10 @@ SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int 
 typedef struct spdl_process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
     uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
-    uint64_t others_ns;      /* and of everything else on the machine (Linux; else 0) */
+    uint64_t others_ns;      /* and of everything else on the machine (Linux, Windows; else 0) */
     int cores;               /* of the machine */
     double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: the cores there are) */
-    uint64_t resident_bytes; /* memory in use (Linux; else 0) */
+    uint64_t resident_bytes; /* memory in use (Linux, Windows; else 0) */
     uint64_t minor_faults;   /* pages that were mapped or zeroed on first use */
     uint64_t major_faults;   /* pages that were read from a disk */
 } spdl_process_stats;
@@ -2437,8 +2438,13 @@ template <class Exception> static spdl_result spdl__thrown(spdl_task *task, long
 /* The name of a type, "[with T = Image]" or so: compared with its like only, not with SPDL_FN's. */
 template <class T> struct spdl__type {
     static const char *name() {
+#if defined(_MSC_VER) && !defined(__clang__)
+        const char *text = __FUNCSIG__;
+        while (*text != '<') ++text;
+#else
         const char *text = __PRETTY_FUNCTION__;
         while (*text != '[') ++text;
+#endif
         return text;
     }
 };
@@ -2532,24 +2538,71 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 
 /* ============================================================================================= */
 /* >>platform-impl
-   The compiler, the processor, and which system there is: of the sections only >>os-posix, and this
-   one where it chooses, name one. Everything here may be defined before the include.
-   SPDL_NO_THREADS takes >>os-none for >>os-posix: C alone, all on the caller's thread.
+   The compiler, the processor, and which system there is: of the sections only this one, where it
+   chooses, and the twins of >>os name one. Everything here may be defined before the include.
+   SPDL_NO_THREADS takes >>os-none: C alone, all on the caller's thread, with any compiler.
    SPDL_OS_POSIX leaves out what only Linux has; SPDL_OS_HEADER names a file that takes the place of
-   both.
+   all twins.
    SPDL_TEST_POINT(id) marks the places where timing decides, for tests that want to yield or fail
-   there. SPDL_DEBUG turns on what finds misuse at run time. */
+   there. SPDL_DEBUG turns on what finds misuse at run time.
+
+   LIMITS of a system, beside Linux, which has everything and is where tests are run. What is said
+   to be unknown is SPDL__NEVER in >>os, and left out of statistics.
+
+       system           tested           what is missing
+       Windows 8 and    run in Wine,     the loader (SPDL_E_UNSUPPORTED); how long threads were
+       later, x64, x86  MSVC compiled    runnable; how a call's time splits, where x86's clock is
+                        only             not counted (Wine); large pages; the cgroup's quota.
+                                         Sleeps end up to 16 ms late. A file that others have open
+                                         or mapped cannot be replaced, and links are followed. Any
+                                         thread has a nice, to -2; policy.cpus has 64 processors.
+       Windows, ARM64   compiled only    the same, and how a call's time splits
+       macOS            linked only      the loader; the heavy barrier, so a push and a pop have a
+                                         fence; how long threads were runnable; others' processor
+                                         time, resident bytes; policy.cpus. polite and nice are a
+                                         QoS class.
+       FreeBSD, NetBSD, linked only      as macOS, and names and priorities of threads
+       OpenBSD
+       32-bit Linux     run in qemu      nothing; mips32, ppc32, riscv32: threads
+       C alone          run: gcc, clang, threads, folders, mapped files, files longer than a long,
+                        tcc, wasm32      see SPDL_NO_THREADS */
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__linux__) && !defined(SPDL_OS_POSIX) && !defined(SPDL_OS_HEADER) &&                   \
-    !defined(SPDL_NO_THREADS)
+#if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
+#define SPDL__ALONE 1
+#else
+#define SPDL__ALONE 0
+#endif
+#if defined(__linux__) && !defined(SPDL_OS_POSIX) && !defined(SPDL_OS_HEADER) && !SPDL__ALONE
 #define SPDL__LINUX 1
 #else
 #define SPDL__LINUX 0
+#endif
+#if defined(_WIN32) && !defined(SPDL_OS_HEADER) && !SPDL__ALONE
+#define SPDL__WIN32 1
+#else
+#define SPDL__WIN32 0
+#endif
+
+/* The compiler: what GNU C has, what MSVC has, or C alone. */
+#if defined(__GNUC__) || defined(__clang__)
+#define SPDL__GNU 1
+#else
+#define SPDL__GNU 0
+#endif
+#if defined(_MSC_VER) && !SPDL__GNU
+#define SPDL__MSVC 1
+#include <intrin.h>
+/* at the end of the file they are as before: constant conditions, functions that are not used,
+   initial values that are no constants, getenv and fopen */
+#pragma warning(push)
+#pragma warning(disable : 4127 4505 4204 4221 4996)
+#else
+#define SPDL__MSVC 0
 #endif
 
 #if defined(__SANITIZE_THREAD__)
@@ -2563,7 +2616,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__TSAN 0
 #endif
 
-#if defined(__has_include) && defined(__linux__) /* elsewhere it is another one */
+#if defined(__has_include) && defined(__linux__) && SPDL__GNU /* elsewhere it is another one */
 #if __has_include(<sys/sdt.h>)
 #include <sys/sdt.h>
 #define SPDL__SDT 1
@@ -2590,6 +2643,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif
 
 #define SPDL__PRIVATE SPDL__UNUSED static
+#if SPDL__GNU
 #define SPDL__NOINLINE __attribute__((noinline)) SPDL__PRIVATE
 #define SPDL__COLD __attribute__((cold)) SPDL__PRIVATE /* runs rarely: made small, not quick */
 #define SPDL__RARE __attribute__((noinline)) SPDL__COLD /* the same, beside what runs often */
@@ -2607,14 +2661,38 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 
 #define SPDL__LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define SPDL__UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define SPDL__RESTRICT __restrict
+#else
+#define SPDL__COLD SPDL__PRIVATE
+#define SPDL__HOT
+#define SPDL__LIKELY(condition) (condition)
+#define SPDL__UNLIKELY(condition) (condition)
+#if SPDL__MSVC
+#define SPDL__NOINLINE __declspec(noinline) SPDL__PRIVATE
+#define SPDL__INLINE static __forceinline
+#define SPDL__RESTRICT __restrict
+#else
+#define SPDL__NOINLINE SPDL__PRIVATE
+#define SPDL__INLINE static inline
+#define SPDL__RESTRICT
+#endif
+#define SPDL__RARE SPDL__NOINLINE
+#endif
 
 /* Instructions that not every processor has stand in functions of their own, which say so, and are
-   called where the processor has been asked. */
+   called where the processor has been asked. They take GNU C. */
+#if SPDL__GNU
 #define SPDL__TARGET(features) __attribute__((target(features)))
-#if defined(__x86_64__)
+#endif
+#if defined(__x86_64__) && SPDL__GNU
 #define SPDL__X86 1
 #else
 #define SPDL__X86 0
+#endif
+#if defined(__aarch64__) && SPDL__GNU
+#define SPDL__ARM64 1
+#else
+#define SPDL__ARM64 0
 #endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 #define SPDL__BIG_ENDIAN 1
@@ -2623,13 +2701,27 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif
 
 /* Whether an arm64 processor has products without carries. */
-#if defined(__aarch64__) && SPDL__LINUX
+#if SPDL__ARM64 && SPDL__LINUX
 #include <sys/auxv.h>
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
 #elif defined(__APPLE__)
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
 #else
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
+#endif
+
+/* The number of the highest bit that is set, and of the lowest; n is not 0. */
+#if SPDL__GNU
+SPDL__INLINE unsigned spdl__highest(uint64_t n) { return 63 - (unsigned)__builtin_clzll(n); }
+SPDL__INLINE unsigned spdl__lowest(unsigned n) { return (unsigned)__builtin_ctz(n); }
+#else
+SPDL__INLINE unsigned spdl__highest(uint64_t n) {
+    unsigned step, number = 0;
+    for (step = 32; step > 0; step /= 2)
+        if (n >> (number + step) != 0) number += step;
+    return number;
+}
+SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - n)); }
 #endif
 
 #ifdef SPDL_DEBUG
@@ -2645,10 +2737,145 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 /* >>atomics-impl
    Plain integers behind these helpers: _Atomic does not compile in every C++, and a reader should
    see at each access what it orders. load = acquire, store = release; add, or, exchange and cas =
-   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t. All
-   that has a name with __atomic or __builtin in it comes first: another compiler is a twin of that
-   part. */
+   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t.
+   There are three twins: GNU C, MSVC, and C alone, for one thread. Only they have builtins. */
 
+#if SPDL__ALONE
+typedef uint64_t spdl__word64;
+
+/* Nobody comes between. */
+#define SPDL__ATOMICS(type, suffix)                                                                \
+    SPDL__INLINE type spdl__load##suffix(const type *p) { return *p; }                             \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { return *p; }                     \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) { *p = value; }                     \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { *p = value; }             \
+    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
+        const type old = *p;                                                                       \
+        *p = value;                                                                                \
+        return old;                                                                                \
+    }                                                                                              \
+    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
+        return spdl__exchange##suffix(p, *p + value);                                              \
+    }                                                                                              \
+    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
+        return spdl__exchange##suffix(p, *p - value);                                              \
+    }                                                                                              \
+    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
+        return spdl__exchange##suffix(p, *p | bits);                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
+        const type old = *p;                                                                       \
+        const bool same = old == *expected;                                                        \
+        if (same) *p = desired;                                                                    \
+        *expected = old;                                                                           \
+        return same;                                                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
+        return spdl__cas##suffix(p, expected, desired);                                            \
+    }
+SPDL__ATOMICS(uint32_t, 32)
+SPDL__ATOMICS(uint64_t, )
+#undef SPDL__ATOMICS
+
+SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *p; }
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *p = value; }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *p; }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *p = value; }
+SPDL__INLINE void spdl__compiler_barrier(void) {}
+SPDL__INLINE void spdl__full_barrier(void) {}
+#define SPDL__PREFETCHES
+SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
+SPDL__INLINE void spdl__pause(void) {}
+
+#elif SPDL__MSVC
+typedef uint64_t spdl__word64; /* MSVC aligns it to 8 on 32-bit processors, too */
+
+/* __iso_volatile is relaxed under every /volatile option. On x86 that is an acquire or a release
+   when the compiler moves nothing across; arm64 has instructions for those. The 64-bit words of
+   32-bit x86 go by SSE2: a compare-and-exchange would write, and memory may be there to read. */
+SPDL__INLINE void spdl__compiler_barrier(void) { _ReadWriteBarrier(); }
+SPDL__INLINE uint32_t spdl__load_relaxed32(const uint32_t *p) {
+    return (uint32_t)__iso_volatile_load32((const volatile int *)p);
+}
+SPDL__INLINE void spdl__store_relaxed32(uint32_t *p, uint32_t value) {
+    __iso_volatile_store32((volatile int *)p, (int)value);
+}
+SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
+#if defined(_M_IX86)
+    uint64_t value;
+    _mm_storel_epi64((__m128i *)&value, _mm_loadl_epi64((const __m128i *)p));
+    return value;
+#else
+    return (uint64_t)__iso_volatile_load64((const volatile __int64 *)p);
+#endif
+}
+SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
+#if defined(_M_IX86)
+    _mm_storel_epi64((__m128i *)p, _mm_loadl_epi64((const __m128i *)&value));
+#else
+    __iso_volatile_store64((volatile __int64 *)p, (__int64)value);
+#endif
+}
+#if defined(_M_ARM64)
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) __ldar##bits((volatile unsigned __int##bits *)(p))
+#define SPDL__STORE_RELEASE(bits, suffix, p, value)                                                \
+    __stlr##bits((volatile unsigned __int##bits *)(p), value)
+#else
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) spdl__load_relaxed##suffix(p)
+#define SPDL__STORE_RELEASE(bits, suffix, p, value) spdl__store_relaxed##suffix(p, value)
+#endif
+
+/* `with` is a calculation on `old`. Each interlocked function is a full barrier. */
+#define SPDL__CHANGES(type, suffix, name, with)                                                    \
+    SPDL__INLINE type spdl__##name##suffix(type *p, type value) {                                  \
+        type old = spdl__load_relaxed##suffix(p);                                                  \
+        while (!spdl__cas##suffix(p, &old, with)) {}                                               \
+        return old;                                                                                \
+    }
+#define SPDL__ATOMICS(type, suffix, bits, word, compare)                                           \
+    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
+        const type value = SPDL__LOAD_ACQUIRE(bits, suffix, (type *)(uintptr_t)p);                 \
+        spdl__compiler_barrier();                                                                  \
+        return value;                                                                              \
+    }                                                                                              \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
+        spdl__compiler_barrier();                                                                  \
+        SPDL__STORE_RELEASE(bits, suffix, p, value);                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
+        const type old = (type)compare((volatile word *)p, (word)desired, (word)*expected);        \
+        const bool same = old == *expected;                                                        \
+        *expected = old;                                                                           \
+        return same;                                                                               \
+    }                                                                                              \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
+        return spdl__cas##suffix(p, expected, desired);                                            \
+    }                                                                                              \
+    SPDL__CHANGES(type, suffix, exchange, value)                                                   \
+    SPDL__CHANGES(type, suffix, add, old + value)                                                  \
+    SPDL__CHANGES(type, suffix, sub, old - value)                                                  \
+    SPDL__CHANGES(type, suffix, or, old | value)
+SPDL__ATOMICS(uint32_t, 32, 32, long, _InterlockedCompareExchange)
+SPDL__ATOMICS(uint64_t, , 64, __int64, _InterlockedCompareExchange64)
+#undef SPDL__ATOMICS
+#undef SPDL__CHANGES
+
+SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *(void *const volatile *)p; }
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *(void *volatile *)p = value; }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *(const volatile spdl_fn *)p; }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *(volatile spdl_fn *)p = value; }
+
+#define SPDL__PREFETCHES
+SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
+#if defined(_M_ARM64)
+SPDL__INLINE void spdl__full_barrier(void) { __dmb(_ARM64_BARRIER_ISH); }
+SPDL__INLINE void spdl__pause(void) { __isb(_ARM64_BARRIER_SY); }
+#else
+SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
+SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
+#endif
+
+#elif SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2)
 /* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
    atomic word that is aligned so. spdl__alloc aligns to 8, too. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
@@ -2736,11 +2963,22 @@ SPDL__INLINE void spdl__pause(void) {
 #endif
 }
 
+#else
+#error "spdl.h: no atomic words of 64 bits by this compiler or processor: SPDL_NO_THREADS"
+#endif
+
+/* An array of -1 elements where a field is not aligned as it must be. */
+struct spdl__aligned {
+    char first;
+    spdl__word64 word;
+};
+typedef char spdl__aligned_words[offsetof(struct spdl__aligned, word) == 8 || SPDL__ALONE ? 1 : -1];
+
 /* --- made of those --- */
 
 /* A full barrier after a read-modify-write: on x86 that is one already. */
 SPDL__INLINE void spdl__barrier_after_rmw(void) {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
     spdl__compiler_barrier();
 #else
     spdl__full_barrier();
@@ -2761,9 +2999,10 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as the 25 functions below. No other section calls one, and only twins have
-   an #if for one. Each kind of system is a twin, a section that defines these functions: >>os-none
-   is C alone, >>os-posix is Linux and other POSIX systems, SPDL_OS_HEADER is a file of yours.
+   The operating system, as the functions below. No other section calls one, and only twins have an
+   #if for one. Each kind of system is a twin, a section that defines these functions: >>os-none is
+   C alone, >>os-posix any POSIX system, >>os-linux replaces a part of that, >>os-win32 is Windows,
+   SPDL_OS_HEADER is a file of yours.
 
    Any thread may call any of them at any time. Pointers are not NULL unless it says so. Times are
    nanoseconds. A `const char *` that is returned says why the call failed, until the thread's next
@@ -2773,6 +3012,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
        struct spdl__os_event   with `word` in it, of 32 bits
        struct spdl__os_thread  with `refused` in it
        SPDL__OS_BARRIER        0 where spdl__os_barrier is always false
+       SPDL__OS_SLASHES        what parts the folders of a path; drives are where there is a second
        SPDL__OS_NO_THREAD      "", or what to say of a thread where there is never one
        SPDL__NO_SLEEP          1 where every sleep ends at once */
 
@@ -2826,25 +3066,27 @@ SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread);
 SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread);
 /* A number for the calling thread that no other one has now; not 0. Takes some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
-/* The processor time of a thread that is not joined (NULL: of the caller), and how long it was
-   ready to run while others had the processors; SPDL__NEVER: unknown. Either pointer may be NULL.
-   *file keeps what is open between calls for the same thread, SPDL__NO_FILE at first; or NULL.
-   Takes some microseconds. */
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns);
+/* The processor time of the calling thread, and how long it was ready to run while others had the
+   processors; SPDL__NEVER: unknown, as is what a clock with steps above 0.1 ms says: a call is
+   shorter. Either pointer may be NULL. *file keeps what is open between calls of the same thread,
+   SPDL__NO_FILE at first; or NULL. Takes some microseconds. */
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns);
 /* Gives the processor away for a moment. */
 SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
 
-/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
+/* Its number, which no other process has now. */
+SPDL__PRIVATE uint64_t spdl__os_process_id(void);
 /* spdl_process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
    by the process and by others, in a tenth of the 100 microseconds. */
 SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
-/* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
-SPDL__PRIVATE const char *spdl__os_environment(const char *name);
-/* Whether stderr is a terminal. */
+/* An environment variable; NULL when it is empty, not there, too long, or set by a user with fewer
+   rights. It may be kept in `room`. */
+#define SPDL__OS_VARIABLE 2048
+SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]);
+/* Whether stderr is a terminal with colours. */
 SPDL__PRIVATE bool spdl__os_terminal(void);
 /* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
    out with all that follows, which is no failure. */
@@ -2866,7 +3108,8 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
                                                bool (*each)(void *ctx, const char *name),
                                                void *ctx);
-/* Reads `bytes` bytes at a place; *have: how many there were, all of them on success. */
+/* Reads `bytes` bytes at a place, whatever was read before; *have: how many there were, all of them
+   on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
 /* Writes at a place, or after what was written last: SPDL__NEVER. */
@@ -2902,6 +3145,7 @@ SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file);
 
 #define SPDL__OS_BARRIER 0
 #define SPDL__OS_NO_THREAD ": there are none with SPDL_NO_THREADS"
+#define SPDL__OS_SLASHES "/"
 #define SPDL__NO_SLEEP 1
 
 struct spdl__os_event {
@@ -2964,17 +3208,14 @@ SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)threa
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
 SPDL__PRIVATE void spdl__os_yield(void) {}
 
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
-    (void)thread, (void)file;
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    (void)file;
     if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
-    if (started != NULL) *started = (uint64_t)time(NULL); /* roughly: it is written into files */
-    return 1;
-}
+SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return 1; }
 
 SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
     (void)whole;
@@ -2982,8 +3223,9 @@ SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) 
     stats->cores_allowed = stats->cores = 1;
 }
 
-SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
+SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     const char *value = getenv(name);
+    (void)room;
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
@@ -3088,13 +3330,12 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* ============================================================================================= */
 /* >>os-posix
-   POSIX. One block has what Linux does in its own way: futexes, membarrier, priorities of threads,
-   what /proc and the cgroups say. The next block takes its place on other systems. A file that
-   SPDL_OS_HEADER names is the twin instead, and included here. */
+   POSIX: what Linux and the others share, then what the others do their own way, for which Linux
+   has >>os-linux. A file that SPDL_OS_HEADER names is the twin instead, and included here. */
 
 #if defined(SPDL_OS_HEADER)
 #include SPDL_OS_HEADER
-#elif defined(SPDL_NO_THREADS) /* the section before */
+#elif SPDL__ALONE || SPDL__WIN32 /* twins of their own */
 #elif !defined(__unix__) && !defined(__unix) && !defined(__APPLE__)
 #error "spdl.h: not a POSIX system: SPDL_NO_THREADS, or SPDL_OS_HEADER, a file with what >>os says"
 #else
@@ -3114,6 +3355,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #include <unistd.h>
 
 #define SPDL__OS_NO_THREAD ""
+#define SPDL__OS_SLASHES "/"
 #define SPDL__NO_SLEEP 0
 #ifndef SPDL_PTHREAD_CREATE
 #define SPDL_PTHREAD_CREATE pthread_create
@@ -3123,6 +3365,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
    defined before its first header, others by what is defined now. */
 #if SPDL__LINUX
 typedef int spdl__os_clock_id;
+typedef uint64_t spdl__os_signals; /* as the kernel has them */
 #define SPDL__CLOCK_UNIX 0
 #define SPDL__CLOCK_MONOTONIC 1
 #define SPDL__O_CLOEXEC 02000000
@@ -3137,6 +3380,7 @@ typedef int spdl__os_clock_id;
 #else
 #define SPDL__O_NOFOLLOW O_NOFOLLOW
 typedef clockid_t spdl__os_clock_id;
+typedef sigset_t spdl__os_signals;
 #define SPDL__CLOCK_UNIX CLOCK_REALTIME
 #define SPDL__CLOCK_MONOTONIC CLOCK_MONOTONIC
 #define SPDL__O_CLOEXEC O_CLOEXEC
@@ -3153,7 +3397,7 @@ extern int ftruncate(int file, off_t bytes);
 #endif
 #endif
 
-/* --- time and events --- */
+/* --- time --- */
 
 SPDL__PRIVATE uint64_t spdl__os_clock_read(spdl__os_clock_id clock) {
     struct timespec now;
@@ -3173,364 +3417,24 @@ struct spdl__os_thread {
     void *(*entry)(void *arg);
     void *arg;
     /* written by the thread */
-    uint32_t number; /* that the system knows it by; 0 until it runs */
     bool refused;
 };
 
-#if SPDL__LINUX
-#include <sys/syscall.h>
-
-#if !defined(SPDL__OS_BARRIER)
-#define SPDL__OS_BARRIER !SPDL__TSAN
-#endif
-
-SPDL__PRIVATE bool spdl__os_barrier(void) {
-    const long expedited = 1 << 3, registration = 1 << 4;
-    if (!SPDL__OS_BARRIER) return false;
-    return syscall(SYS_membarrier, expedited, 0L, 0L) == 0 ||
-           (syscall(SYS_membarrier, registration, 0L, 0L) == 0 &&
-            syscall(SYS_membarrier, expedited, 0L, 0L) == 0);
-}
-
-struct spdl__os_event {
-    uint32_t word;
-};
-
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = 0;
-    return true;
-}
-
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
-
-SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
-                                               uint64_t deadline) {
-    const long wait_bitset_private = 9 | 128;
-    struct {
-        long seconds, nanoseconds; /* what this system call takes on every Linux */
-    } at;
-    at.seconds = (long)(deadline / 1000000000u);
-    at.nanoseconds = (long)(deadline % 1000000000u);
-    if (syscall(SYS_futex, &event->word, wait_bitset_private, (long)word,
-                deadline == SPDL__NEVER ? NULL : &at, NULL, 0xffffffffL) == 0)
-        return SPDL_OK;
-    return errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
-}
-
-SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
-    const long wake_private = 1 | 128;
-    spdl__add32(&event->word, 1);
-    (void)syscall(SYS_futex, &event->word, wake_private, (long)count, NULL, NULL, 0L);
-}
-
-typedef uint64_t spdl__os_signals; /* as the kernel has them */
-
-SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old) {
-    const long set_mask = 2;
-    (void)syscall(SYS_rt_sigprocmask, set_mask, set, old, (long)sizeof(*set));
-}
-
-/* Blocks the signals that may be delivered to any thread, so that the program's handlers run on its
-   own threads. Faults stay (of a sandbox, too: SYS), and so do profilers and what libc keeps for
-   itself (32 to 34). */
-SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
-    /* all but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; SYS, 32, 33 and 34 */
-    const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 0xfull << 30);
-    spdl__os_signals_set(&set, old);
-}
-
-#define SPDL__CPUS_MAX 8192
-
-SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
-    uint64_t mask[SPDL__CPUS_MAX / 64] = { 0 };
-    int i;
-    for (i = 0; i < count; ++i) {
-        if (cpus[i] < 0 || cpus[i] >= SPDL__CPUS_MAX) return false;
-        mask[cpus[i] / 64] |= (uint64_t)1 << cpus[i] % 64;
-    }
-    return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
-}
-
-/* Of the calling thread: priorities are per thread on Linux. `polite`: SCHED_BATCH and nice 10. */
-SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
-    const bool batch = policy->sched == SPDL_SCHED_BATCH || policy->polite;
-    const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice, priority = 0;
-    const long sched = policy->sched == SPDL_SCHED_IDLE ? 5 : batch ? 3 : 0;
-    return spdl__os_thread_set_cpus(policy->cpus, policy->cpu_count) &&
-           (sched == 0 || syscall(SYS_sched_setscheduler, 0L, sched, &priority) == 0) &&
-           (nice == 0 || syscall(SYS_setpriority, 0L, 0L, (long)nice) == 0);
-}
-
-/* Shows 15 characters of the name. */
-SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
-    const long pr_set_name = 15;
-    (void)syscall(SYS_prctl, pr_set_name, thread->name, 0L, 0L, 0L);
-    spdl__store32(&thread->number, (uint32_t)syscall(SYS_gettid));
-}
-
-/* The first bytes of a small file, with a zero at the end; returns how many. *file keeps it open
-   for the next time, see spdl__os_thread_times. */
-SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *text,
-                                      size_t bytes) {
-    spdl__os_file once = SPDL__NO_FILE;
-    ssize_t length = -1;
-    if (file == NULL) file = &once;
-    if (*file == SPDL__NO_FILE) *file = open(path, O_RDONLY | SPDL__O_CLOEXEC);
-    if (*file != SPDL__NO_FILE) length = pread((int)*file, text, bytes - 1, 0);
-    if (once != SPDL__NO_FILE) (void)close((int)once);
-    text[length > 0 ? length : 0] = '\0';
-    return length > 0 ? (size_t)length : 0;
-}
-
-/* Runnable is the second number in a schedstat. (The first is no processor clock: it stands still
-   between ticks.) */
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
-    const int number = thread != NULL ? (int)spdl__load32(&thread->number) : 0;
-    const int clock = thread != NULL ? -8 * number - 2 : 3; /* as pthread_getcpuclockid has it */
-    const bool known = thread == NULL || number != 0;
-    char path[64] = "/proc/thread-self/schedstat", text[64], *at;
-    if (cpu_ns != NULL) *cpu_ns = known ? spdl__os_clock_read(clock) : SPDL__NEVER;
-    if (queued_ns == NULL) return;
-    *queued_ns = SPDL__NEVER;
-    if (thread != NULL) (void)snprintf(path, sizeof(path), "/proc/self/task/%d/schedstat", number);
-    if (!known || spdl__os_text(file, path, text, sizeof(text)) == 0) return;
-    (void)strtoull(text, &at, 10);
-    *queued_ns = strtoull(at, NULL, 10);
-}
-
-/* A field of the process's stat, from the third on; the second one is a name in brackets. */
-SPDL__PRIVATE uint64_t spdl__os_process_field(int wanted) {
-    char stat[1024], *at;
-    int field;
-    (void)spdl__os_text(NULL, "/proc/self/stat", stat, sizeof(stat));
-    at = strrchr(stat, ')');
-    for (field = 2; at != NULL && field < wanted; ++field) at = strchr(at + 1, ' ');
-    return at != NULL ? strtoull(at, NULL, 10) : 0;
-}
-
-SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return spdl__os_process_field(22); }
-
-/* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has
-   "quota period" or "max period" in one file, version 1 two files, and -1 for no quota. */
-SPDL__PRIVATE void spdl__os_quota_at(const char *at, void *most) {
-    static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
-    char path[640], text[192], *end;
-    double quota, period;
-    size_t i, length = 0;
-    for (i = 0; i < 3; ++i) {
-        (void)snprintf(path, sizeof(path), "%s/%s", at, files[i]);
-        length += spdl__os_text(NULL, path, text + length, 64);
-    }
-    quota = strtod(text, &end);
-    period = strtod(end, NULL); /* of "max" as well: no number is 0 */
-    if (quota > 0 && period > 0 && quota / period < *(double *)most)
-        *(double *)most = quota / period;
-}
-
-/* Calls look(folder, data) for the cgroups of the process and all above them, as each may have a
-   limit. `self` has lines "number:controllers:path", and no controllers in version 2. Inside of a
-   container the path may be one of the host: the way up ends at the container's own root. */
-SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const char *controller,
-                                    void (*look)(const char *at, void *data), void *data) {
-    char text[2048], at[576], *line = text, *next;
-    (void)spdl__os_text(NULL, self, text, sizeof(text));
-    for (; *line != '\0'; line = next) {
-        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
-        const size_t length = strcspn(line, "\n");
-        next = line + length + (line[length] == '\n');
-        line[length] = '\0';
-        if (path == NULL || path > line + length) continue;
-        *path++ = '\0';
-        if (*++names != '\0' && strstr(names, controller) == NULL) continue;
-        for (;;) {
-            char *slash = strrchr(path, '/');
-            (void)snprintf(at, sizeof(at), "%.200s%s%.100s%.250s", root, *names ? "/" : "", names,
-                           path);
-            look(at, data);
-            if (slash == NULL) break;
-            *slash = '\0';
-        }
-    }
-}
-
-SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double most) {
-    spdl__os_cgroups(root, self, "cpu", spdl__os_quota_at, &most);
-    return most;
-}
-
-/* For how long the cores were busy, all together: "cpu  user nice system idle iowait irq softirq
-   steal ..." without the fourth and fifth column. */
-SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
-    const long tick = sysconf(_SC_CLK_TCK);
-    char text[256], *at = text + 4;
-    uint64_t sum = 0;
-    int column;
-    (void)spdl__os_text(NULL, "/proc/stat", text, sizeof(text));
-    if (strncmp(text, "cpu ", 4) != 0) return 0;
-    for (column = 0; column < 8; ++column) {
-        const uint64_t ticks = strtoull(at, &at, 10);
-        if (column != 3 && column != 4) sum += ticks;
-    }
-    return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
-}
-
-/* What POSIX does not know. */
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
-    uint64_t mask[SPDL__CPUS_MAX / 64];
-    const uint64_t busy = spdl__os_machine_busy();
-    char statm[128], *resident;
-    int cores = 0;
-    long i, bytes;
-    stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
-    if (!whole) return;
-    bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
-    for (i = 0; i < bytes / 8; ++i)
-        for (; mask[i] != 0; mask[i] &= mask[i] - 1) ++cores;
-    stats->cores_allowed = spdl__os_quota("/sys/fs/cgroup", "/proc/self/cgroup",
-                                          cores > 0 ? cores : stats->cores_allowed);
-    if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
-    (void)strtoull(statm, &resident, 10);
-    stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
-#else /* not Linux */
-#if defined(__APPLE__)
-#include <pthread/qos.h>
-#endif
-#define SPDL__OS_BARRIER 0
-
-SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
-
-struct spdl__os_event {
-    uint32_t word;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-};
-
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    pthread_condattr_t attributes;
-    bool made;
-    event->word = 0;
-    if (pthread_condattr_init(&attributes) != 0) return false;
-#if !defined(__APPLE__)
-    (void)pthread_condattr_setclock(&attributes, SPDL__CLOCK_MONOTONIC);
-#endif
-    made = pthread_cond_init(&event->changed, &attributes) == 0;
-    pthread_condattr_destroy(&attributes);
-    if (!made) return false;
-    if (pthread_mutex_init(&event->mutex, NULL) == 0) return true;
-    pthread_cond_destroy(&event->changed);
-    return false;
-}
-
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) {
-    pthread_cond_destroy(&event->changed);
-    pthread_mutex_destroy(&event->mutex);
-}
-
-SPDL__PRIVATE int spdl__os_event_timedwait(spdl__os_event *event, uint64_t deadline) {
-    struct timespec at;
-#if defined(__APPLE__) /* no monotonic condition variables, but a relative wait */
-    const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
-    deadline = deadline > now ? deadline - now : 0;
-#endif
-    at.tv_sec = (time_t)(deadline / 1000000000u);
-    at.tv_nsec = (long)(deadline % 1000000000u);
-#if defined(__APPLE__)
-    return pthread_cond_timedwait_relative_np(&event->changed, &event->mutex, &at);
-#else
-    return pthread_cond_timedwait(&event->changed, &event->mutex, &at);
-#endif
-}
-
-SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
-                                               uint64_t deadline) {
-    int error = 0;
-    pthread_mutex_lock(&event->mutex);
-    while (spdl__load_relaxed32(&event->word) == word && error == 0)
-        error = deadline == SPDL__NEVER ? pthread_cond_wait(&event->changed, &event->mutex)
-                                        : spdl__os_event_timedwait(event, deadline);
-    if (spdl__load_relaxed32(&event->word) != word) error = 0; /* a wake-up is never lost */
-    pthread_mutex_unlock(&event->mutex);
-    return error == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
-}
-
-SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
-    pthread_mutex_lock(&event->mutex);
-    spdl__add32(&event->word, 1);
-    pthread_mutex_unlock(&event->mutex);
-    if (count == 1)
-        pthread_cond_signal(&event->changed);
-    else
-        pthread_cond_broadcast(&event->changed);
-}
-
-typedef sigset_t spdl__os_signals;
-
-SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old) {
-    (void)pthread_sigmask(SIG_SETMASK, set, old);
-}
-
-SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
-    const int keep[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS,
-                         SIGPROF };
-    spdl__os_signals set;
-    size_t i;
-    sigfillset(&set);
-    for (i = 0; i < sizeof(keep) / sizeof(keep[0]); ++i) sigdelset(&set, keep[i]);
-    spdl__os_signals_set(&set, old);
-}
-
-/* POSIX has no priorities of threads that need no privilege. */
-SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
-#if defined(__APPLE__)
-    qos_class_t qos = QOS_CLASS_DEFAULT;
-    if (policy->polite || policy->nice > 0 || policy->sched == SPDL_SCHED_BATCH)
-        qos = QOS_CLASS_UTILITY;
-    if (policy->sched == SPDL_SCHED_IDLE) qos = QOS_CLASS_BACKGROUND;
-    return qos == QOS_CLASS_DEFAULT || pthread_set_qos_class_self_np(qos, 0) == 0;
-#else
-    (void)policy;
-    return true;
-#endif
-}
-
-SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
-#if defined(__APPLE__)
-    (void)pthread_setname_np(thread->name);
-#endif
-    (void)thread;
-}
-
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
-    clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
-    bool known = true;
-    (void)file;
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
-    if (cpu_ns == NULL) return;
-#if defined(__APPLE__)
-    known = thread == NULL;
-#else
-    if (thread != NULL) known = pthread_getcpuclockid(thread->handle, &clock) == 0;
-#endif
-    *cpu_ns = known ? spdl__os_clock_read(clock) : SPDL__NEVER;
-}
-
-SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
-
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
-    (void)stats, (void)whole;
-}
-
-#endif
-
 /* --- threads and the process --- */
+
+/* These are at the end of this section, or in >>os-linux. They are for the calling thread. */
+SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old);
+/* Blocks the signals that may be delivered to any thread, so that the program's handlers run on its
+   own threads. Faults, what a sandbox refuses and profilers stay. */
+SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
+SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
+SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy);
+/* What POSIX does not know. */
+SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole);
 
 SPDL__PRIVATE void *spdl__os_thread_main(void *arg) {
     spdl__os_thread *thread = (spdl__os_thread *)arg;
-    spdl__os_thread_begins(thread);
+    spdl__os_thread_set_name(thread->name);
     thread->refused = thread->policy != NULL && !spdl__os_thread_set_policy(thread->policy);
     return thread->entry(thread->arg);
 }
@@ -3541,7 +3445,6 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
     pthread_attr_t attributes;
     spdl__os_signals old;
     int error;
-    thread->number = 0;
     (void)snprintf(thread->name, sizeof(thread->name), "%s", name);
     thread->policy = policy;
     thread->entry = entry;
@@ -3570,13 +3473,11 @@ SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return (uint64_t)(uintptr_t)pt
 
 SPDL__PRIVATE void spdl__os_yield(void) { (void)sched_yield(); }
 
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
-    if (started != NULL) *started = spdl__os_process_start();
-    return (uint64_t)getpid();
-}
+SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return (uint64_t)getpid(); }
 
-SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
+SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     const char *value = getuid() == geteuid() && getgid() == getegid() ? getenv(name) : NULL;
+    (void)room;
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
@@ -3717,16 +3618,6 @@ SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
     if (memory != NULL) (void)munmap((void *)(uintptr_t)memory, (size_t)bytes);
 }
 
-SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
-#if SPDL__LINUX
-    const uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
-    const uintptr_t end = (uintptr_t)memory + bytes;
-    if (first < end) (void)syscall(SYS_madvise, first, end - first, 14L);
-#else
-    (void)memory, (void)bytes;
-#endif
-}
-
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
     if (sync && fsync((int)file) != 0) return strerror(errno);
@@ -3735,7 +3626,10 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* --- stderr --- */
 
-SPDL__PRIVATE bool spdl__os_terminal(void) { return isatty(STDERR_FILENO) != 0; }
+SPDL__PRIVATE bool spdl__os_terminal(void) {
+    const char *term = getenv("TERM");
+    return term != NULL && strcmp(term, "dumb") != 0 && isatty(STDERR_FILENO) != 0;
+}
 
 /* It belongs to the program, so it may block: only what poll says it takes is written, in pieces
    that a pipe takes whole. */
@@ -3751,6 +3645,993 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
         if (put < 0) return errno == EAGAIN ? NULL : strerror(errno);
         text += put;
         bytes -= (size_t)put;
+    }
+    return NULL;
+}
+
+/* --- what is Linux's own in >>os-linux --- */
+
+#if !SPDL__LINUX
+#if defined(__APPLE__)
+#include <pthread/qos.h>
+#endif
+#define SPDL__OS_BARRIER 0
+
+SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
+
+struct spdl__os_event {
+    uint32_t word;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+};
+
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
+    pthread_condattr_t attributes;
+    bool made;
+    event->word = 0;
+    if (pthread_condattr_init(&attributes) != 0) return false;
+#if !defined(__APPLE__)
+    (void)pthread_condattr_setclock(&attributes, SPDL__CLOCK_MONOTONIC);
+#endif
+    made = pthread_cond_init(&event->changed, &attributes) == 0;
+    pthread_condattr_destroy(&attributes);
+    if (!made) return false;
+    if (pthread_mutex_init(&event->mutex, NULL) == 0) return true;
+    pthread_cond_destroy(&event->changed);
+    return false;
+}
+
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) {
+    pthread_cond_destroy(&event->changed);
+    pthread_mutex_destroy(&event->mutex);
+}
+
+SPDL__PRIVATE int spdl__os_event_timedwait(spdl__os_event *event, uint64_t deadline) {
+    struct timespec at;
+#if defined(__APPLE__) /* no monotonic condition variables, but a relative wait */
+    const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+    deadline = deadline > now ? deadline - now : 0;
+#endif
+    at.tv_sec = (time_t)(deadline / 1000000000u);
+    at.tv_nsec = (long)(deadline % 1000000000u);
+#if defined(__APPLE__)
+    return pthread_cond_timedwait_relative_np(&event->changed, &event->mutex, &at);
+#else
+    return pthread_cond_timedwait(&event->changed, &event->mutex, &at);
+#endif
+}
+
+SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
+                                               uint64_t deadline) {
+    int error = 0;
+    pthread_mutex_lock(&event->mutex);
+    while (spdl__load_relaxed32(&event->word) == word && error == 0)
+        error = deadline == SPDL__NEVER ? pthread_cond_wait(&event->changed, &event->mutex)
+                                        : spdl__os_event_timedwait(event, deadline);
+    if (spdl__load_relaxed32(&event->word) != word) error = 0; /* a wake-up is never lost */
+    pthread_mutex_unlock(&event->mutex);
+    return error == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
+}
+
+SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
+    pthread_mutex_lock(&event->mutex);
+    spdl__add32(&event->word, 1);
+    pthread_mutex_unlock(&event->mutex);
+    if (count == 1)
+        pthread_cond_signal(&event->changed);
+    else
+        pthread_cond_broadcast(&event->changed);
+}
+
+SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old) {
+    (void)pthread_sigmask(SIG_SETMASK, set, old);
+}
+
+SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
+    const int keep[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS,
+                         SIGPROF };
+    spdl__os_signals set;
+    size_t i;
+    sigfillset(&set);
+    for (i = 0; i < sizeof(keep) / sizeof(keep[0]); ++i) sigdelset(&set, keep[i]);
+    spdl__os_signals_set(&set, old);
+}
+
+/* POSIX has no priorities of threads that need no privilege. */
+SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
+#if defined(__APPLE__)
+    qos_class_t qos = QOS_CLASS_DEFAULT;
+    if (policy->polite || policy->nice > 0 || policy->sched == SPDL_SCHED_BATCH)
+        qos = QOS_CLASS_UTILITY;
+    if (policy->sched == SPDL_SCHED_IDLE) qos = QOS_CLASS_BACKGROUND;
+    return qos == QOS_CLASS_DEFAULT || pthread_set_qos_class_self_np(qos, 0) == 0;
+#else
+    (void)policy;
+    return true;
+#endif
+}
+
+SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
+#if defined(__APPLE__)
+    (void)pthread_setname_np(name);
+#endif
+    (void)name;
+}
+
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    (void)file;
+    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
+    if (cpu_ns != NULL) *cpu_ns = spdl__os_clock_read(CLOCK_THREAD_CPUTIME_ID);
+}
+
+SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+    (void)stats, (void)whole;
+}
+
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+#endif
+#endif
+
+/* ============================================================================================= */
+/* >>os-linux
+   What Linux does in its own way, as the rest of >>os-posix: futexes, membarrier, priorities of
+   threads, what /proc and the cgroups say. */
+
+#if SPDL__LINUX
+#include <sys/syscall.h>
+
+#if !defined(SPDL__OS_BARRIER)
+#define SPDL__OS_BARRIER !SPDL__TSAN
+#endif
+
+SPDL__PRIVATE bool spdl__os_barrier(void) {
+    const long expedited = 1 << 3, registration = 1 << 4;
+    if (!SPDL__OS_BARRIER) return false;
+    return syscall(SYS_membarrier, expedited, 0L, 0L) == 0 ||
+           (syscall(SYS_membarrier, registration, 0L, 0L) == 0 &&
+            syscall(SYS_membarrier, expedited, 0L, 0L) == 0);
+}
+
+struct spdl__os_event {
+    uint32_t word;
+};
+
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
+    event->word = 0;
+    return true;
+}
+
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+
+SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
+                                               uint64_t deadline) {
+    const long wait_bitset_private = 9 | 128;
+    struct {
+        long seconds, nanoseconds; /* what this system call takes on every Linux */
+    } at;
+    at.seconds = (long)(deadline / 1000000000u);
+    at.nanoseconds = (long)(deadline % 1000000000u);
+    if (syscall(SYS_futex, &event->word, wait_bitset_private, (long)word,
+                deadline == SPDL__NEVER ? NULL : &at, NULL, 0xffffffffL) == 0)
+        return SPDL_OK;
+    return errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
+}
+
+SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
+    const long wake_private = 1 | 128;
+    spdl__add32(&event->word, 1);
+    (void)syscall(SYS_futex, &event->word, wake_private, (long)count, NULL, NULL, 0L);
+}
+
+SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old) {
+    const long set_mask = 2;
+    (void)syscall(SYS_rt_sigprocmask, set_mask, set, old, (long)sizeof(*set));
+}
+
+/* What libc keeps for itself (32 to 34) stays, too. */
+SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
+    /* all but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; SYS, 32, 33 and 34 */
+    const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 0xfull << 30);
+    spdl__os_signals_set(&set, old);
+}
+
+#define SPDL__CPUS_MAX 8192
+
+SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
+    uint64_t mask[SPDL__CPUS_MAX / 64] = { 0 };
+    int i;
+    for (i = 0; i < count; ++i) {
+        if (cpus[i] < 0 || cpus[i] >= SPDL__CPUS_MAX) return false;
+        mask[cpus[i] / 64] |= (uint64_t)1 << cpus[i] % 64;
+    }
+    return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
+}
+
+/* Of the calling thread: priorities are per thread on Linux. `polite`: SCHED_BATCH and nice 10. */
+SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
+    const bool batch = policy->sched == SPDL_SCHED_BATCH || policy->polite;
+    const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice, priority = 0;
+    const long sched = policy->sched == SPDL_SCHED_IDLE ? 5 : batch ? 3 : 0;
+    return spdl__os_thread_set_cpus(policy->cpus, policy->cpu_count) &&
+           (sched == 0 || syscall(SYS_sched_setscheduler, 0L, sched, &priority) == 0) &&
+           (nice == 0 || syscall(SYS_setpriority, 0L, 0L, (long)nice) == 0);
+}
+
+/* Shows 15 characters of it. */
+SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
+    const long pr_set_name = 15;
+    (void)syscall(SYS_prctl, pr_set_name, name, 0L, 0L, 0L);
+}
+
+/* The first bytes of a small file, with a zero at the end; returns how many. *file keeps it open
+   for the next time, see spdl__os_thread_times. */
+SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *text,
+                                      size_t bytes) {
+    spdl__os_file once = SPDL__NO_FILE;
+    ssize_t length = -1;
+    if (file == NULL) file = &once;
+    if (*file == SPDL__NO_FILE) *file = open(path, O_RDONLY | SPDL__O_CLOEXEC);
+    if (*file != SPDL__NO_FILE) length = pread((int)*file, text, bytes - 1, 0);
+    if (once != SPDL__NO_FILE) (void)close((int)once);
+    text[length > 0 ? length : 0] = '\0';
+    return length > 0 ? (size_t)length : 0;
+}
+
+/* Runnable is the second number in a schedstat. (The first is no processor clock: it stands still
+   between ticks.) */
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    const int thread_clock = 3;
+    char text[64], *at;
+    if (cpu_ns != NULL) *cpu_ns = spdl__os_clock_read(thread_clock);
+    if (queued_ns == NULL) return;
+    *queued_ns = SPDL__NEVER;
+    if (spdl__os_text(file, "/proc/thread-self/schedstat", text, sizeof(text)) == 0) return;
+    (void)strtoull(text, &at, 10);
+    *queued_ns = strtoull(at, NULL, 10);
+}
+
+/* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has
+   "quota period" or "max period" in one file, version 1 two files, and -1 for no quota. */
+SPDL__PRIVATE void spdl__os_quota_at(const char *at, void *most) {
+    static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
+    char path[640], text[192], *end;
+    double quota, period;
+    size_t i, length = 0;
+    for (i = 0; i < 3; ++i) {
+        (void)snprintf(path, sizeof(path), "%s/%s", at, files[i]);
+        length += spdl__os_text(NULL, path, text + length, 64);
+    }
+    quota = strtod(text, &end);
+    period = strtod(end, NULL); /* of "max" as well: no number is 0 */
+    if (quota > 0 && period > 0 && quota / period < *(double *)most)
+        *(double *)most = quota / period;
+}
+
+/* Calls look(folder, data) for the cgroups of the process and all above them, as each may have a
+   limit. `self` has lines "number:controllers:path", and no controllers in version 2. Inside of a
+   container the path may be one of the host: the way up ends at the container's own root. */
+SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const char *controller,
+                                    void (*look)(const char *at, void *data), void *data) {
+    char text[2048], at[576], *line = text, *next;
+    (void)spdl__os_text(NULL, self, text, sizeof(text));
+    for (; *line != '\0'; line = next) {
+        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+        const size_t length = strcspn(line, "\n");
+        next = line + length + (line[length] == '\n');
+        line[length] = '\0';
+        if (path == NULL || path > line + length) continue;
+        *path++ = '\0';
+        if (*++names != '\0' && strstr(names, controller) == NULL) continue;
+        for (;;) {
+            char *slash = strrchr(path, '/');
+            (void)snprintf(at, sizeof(at), "%.200s%s%.100s%.250s", root, *names ? "/" : "", names,
+                           path);
+            look(at, data);
+            if (slash == NULL) break;
+            *slash = '\0';
+        }
+    }
+}
+
+SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double most) {
+    spdl__os_cgroups(root, self, "cpu", spdl__os_quota_at, &most);
+    return most;
+}
+
+/* For how long the cores were busy, all together: "cpu  user nice system idle iowait irq softirq
+   steal ..." without the fourth and fifth column. */
+SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
+    const long tick = sysconf(_SC_CLK_TCK);
+    char text[256], *at = text + 4;
+    uint64_t sum = 0;
+    int column;
+    (void)spdl__os_text(NULL, "/proc/stat", text, sizeof(text));
+    if (strncmp(text, "cpu ", 4) != 0) return 0;
+    for (column = 0; column < 8; ++column) {
+        const uint64_t ticks = strtoull(at, &at, 10);
+        if (column != 3 && column != 4) sum += ticks;
+    }
+    return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
+}
+
+SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+    uint64_t mask[SPDL__CPUS_MAX / 64];
+    const uint64_t busy = spdl__os_machine_busy();
+    char statm[128], *resident;
+    int cores = 0;
+    long i, bytes;
+    stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
+    if (!whole) return;
+    bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
+    for (i = 0; i < bytes / 8; ++i)
+        for (; mask[i] != 0; mask[i] &= mask[i] - 1) ++cores;
+    stats->cores_allowed = spdl__os_quota("/sys/fs/cgroup", "/proc/self/cgroup",
+                                          cores > 0 ? cores : stats->cores_allowed);
+    if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
+    (void)strtoull(statm, &resident, 10);
+    stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
+    const uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
+    const uintptr_t end = (uintptr_t)memory + bytes;
+    if (first < end) (void)syscall(SYS_madvise, first, end - first, 14L);
+}
+#endif
+
+/* ============================================================================================= */
+/* >>os-win32
+   Windows 8 and later, by mingw-w64 and MSVC. Paths and variables are UTF-8. An event is a lock and
+   a condition variable of Windows, which need no library. Files are opened so that others may read,
+   write, rename and delete them meanwhile. */
+
+#if SPDL__WIN32
+
+#include <errno.h>
+#include <wchar.h>
+
+#define SPDL__OS_NO_THREAD ""
+#define SPDL__OS_SLASHES "/\\"
+#define SPDL__NO_SLEEP 0
+#ifndef SPDL__OS_BARRIER
+#define SPDL__OS_BARRIER 1
+#endif
+#ifndef SPDL_CREATE_THREAD
+#define SPDL_CREATE_THREAD CreateThread
+#endif
+
+/* windows.h defines names that programs use themselves (small, near, ERROR), so what is called is
+   declared here, with the types that it has there: both may be included, in any order. */
+typedef unsigned long spdl__win_u32;
+#ifdef _WIN64
+typedef unsigned long long spdl__win_word;
+typedef long long spdl__win_int;
+#else
+typedef unsigned long spdl__win_word;
+typedef int spdl__win_int;
+#endif
+typedef spdl__win_int(__stdcall *spdl__win_fn)(void);
+typedef spdl__win_u32(__stdcall *spdl__win_entry)(void *arg);
+#define SPDL__WIN(type) __declspec(dllimport) type __stdcall
+#ifdef __cplusplus
+extern "C" {
+#endif
+struct HINSTANCE__;
+struct HKEY__;
+struct _BY_HANDLE_FILE_INFORMATION;
+struct _FILETIME;
+struct _OVERLAPPED;
+struct _PROCESS_MEMORY_COUNTERS;
+struct _RTL_CONDITION_VARIABLE;
+struct _RTL_SRWLOCK;
+struct _SECURITY_ATTRIBUTES;
+struct _WIN32_FIND_DATAW;
+union _LARGE_INTEGER;
+SPDL__WIN(void) AcquireSRWLockExclusive(struct _RTL_SRWLOCK *);
+SPDL__WIN(int) CloseHandle(void *);
+SPDL__WIN(void *) CreateFileMappingW(void *, struct _SECURITY_ATTRIBUTES *, spdl__win_u32,
+                                     spdl__win_u32, spdl__win_u32, const wchar_t *);
+SPDL__WIN(void *) CreateFileW(const wchar_t *, spdl__win_u32, spdl__win_u32,
+                              struct _SECURITY_ATTRIBUTES *, spdl__win_u32, spdl__win_u32, void *);
+SPDL__WIN(void *) CreateThread(struct _SECURITY_ATTRIBUTES *, spdl__win_word, spdl__win_entry,
+                               void *, spdl__win_u32, spdl__win_u32 *);
+SPDL__WIN(int) FindClose(void *);
+SPDL__WIN(void *) FindFirstFileW(const wchar_t *, struct _WIN32_FIND_DATAW *);
+SPDL__WIN(int) FindNextFileW(void *, struct _WIN32_FIND_DATAW *);
+SPDL__WIN(int) FlushFileBuffers(void *);
+SPDL__WIN(void) FlushProcessWriteBuffers(void);
+SPDL__WIN(spdl__win_u32) GetActiveProcessorCount(unsigned short);
+SPDL__WIN(int) GetConsoleMode(void *, spdl__win_u32 *);
+SPDL__WIN(void *) GetCurrentProcess(void);
+SPDL__WIN(spdl__win_u32) GetCurrentProcessId(void);
+SPDL__WIN(void *) GetCurrentThread(void);
+SPDL__WIN(spdl__win_u32) GetCurrentThreadId(void);
+SPDL__WIN(spdl__win_u32) GetEnvironmentVariableW(const wchar_t *, wchar_t *, spdl__win_u32);
+SPDL__WIN(spdl__win_u32) GetFileAttributesW(const wchar_t *);
+SPDL__WIN(int) GetFileInformationByHandle(void *, struct _BY_HANDLE_FILE_INFORMATION *);
+SPDL__WIN(spdl__win_u32) GetFileType(void *);
+SPDL__WIN(spdl__win_u32) GetFullPathNameW(const wchar_t *, spdl__win_u32, wchar_t *, wchar_t **);
+SPDL__WIN(spdl__win_u32) GetLastError(void);
+SPDL__WIN(struct HINSTANCE__ *) GetModuleHandleW(const wchar_t *);
+SPDL__WIN(int) GetNamedPipeHandleStateW(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *,
+                                        spdl__win_u32 *, wchar_t *, spdl__win_u32);
+SPDL__WIN(spdl__win_fn) GetProcAddress(struct HINSTANCE__ *, const char *);
+SPDL__WIN(int) GetProcessAffinityMask(void *, spdl__win_word *, spdl__win_word *);
+SPDL__WIN(int) GetProcessTimes(void *, struct _FILETIME *, struct _FILETIME *, struct _FILETIME *,
+                               struct _FILETIME *);
+SPDL__WIN(int) GetSystemTimes(struct _FILETIME *, struct _FILETIME *, struct _FILETIME *);
+SPDL__WIN(void) GetSystemTimePreciseAsFileTime(struct _FILETIME *);
+SPDL__WIN(int) K32GetProcessMemoryInfo(void *, struct _PROCESS_MEMORY_COUNTERS *, spdl__win_u32);
+SPDL__WIN(void *) MapViewOfFile(void *, spdl__win_u32, spdl__win_u32, spdl__win_u32,
+                                spdl__win_word);
+SPDL__WIN(int) MoveFileExW(const wchar_t *, const wchar_t *, spdl__win_u32);
+SPDL__WIN(int) MultiByteToWideChar(unsigned, spdl__win_u32, const char *, int, wchar_t *, int);
+SPDL__WIN(int) QueryPerformanceCounter(union _LARGE_INTEGER *);
+SPDL__WIN(int) QueryPerformanceFrequency(union _LARGE_INTEGER *);
+SPDL__WIN(int) QueryThreadCycleTime(void *, unsigned long long *);
+SPDL__WIN(long) RegGetValueW(struct HKEY__ *, const wchar_t *, const wchar_t *, spdl__win_u32,
+                             spdl__win_u32 *, void *, spdl__win_u32 *);
+SPDL__WIN(int) ReadFile(void *, void *, spdl__win_u32, spdl__win_u32 *, struct _OVERLAPPED *);
+SPDL__WIN(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *);
+SPDL__WIN(spdl__win_u32) ResumeThread(void *);
+SPDL__WIN(int) SetConsoleMode(void *, spdl__win_u32);
+SPDL__WIN(int) SetEndOfFile(void *);
+SPDL__WIN(spdl__win_u32) SetFilePointer(void *, long, long *, spdl__win_u32);
+SPDL__WIN(int) SetNamedPipeHandleState(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *);
+SPDL__WIN(spdl__win_word) SetThreadAffinityMask(void *, spdl__win_word);
+SPDL__WIN(int) SetThreadPriority(void *, int);
+SPDL__WIN(void) Sleep(spdl__win_u32);
+SPDL__WIN(int) SleepConditionVariableSRW(struct _RTL_CONDITION_VARIABLE *, struct _RTL_SRWLOCK *,
+                                         spdl__win_u32, spdl__win_u32);
+SPDL__WIN(int) SwitchToThread(void);
+SPDL__WIN(int) UnmapViewOfFile(const void *);
+SPDL__WIN(spdl__win_u32) WaitForSingleObject(void *, spdl__win_u32);
+SPDL__WIN(void) WakeAllConditionVariable(struct _RTL_CONDITION_VARIABLE *);
+SPDL__WIN(void) WakeConditionVariable(struct _RTL_CONDITION_VARIABLE *);
+SPDL__WIN(int) WideCharToMultiByte(unsigned, spdl__win_u32, const wchar_t *, int, char *, int,
+                                   const char *, int *);
+SPDL__WIN(int) WriteFile(void *, const void *, spdl__win_u32, spdl__win_u32 *,
+                         struct _OVERLAPPED *);
+#ifdef _DLL /* MSVC: the C library is one */
+__declspec(dllimport)
+#endif
+spdl__win_int __cdecl _get_osfhandle(int);
+#ifdef __cplusplus
+}
+#endif
+#undef SPDL__WIN
+#ifdef _MSC_VER
+#pragma comment(lib, "advapi32") /* RegGetValueW */
+#endif
+
+/* Its structures, as far as they are read here. */
+typedef struct spdl__win_time {
+    spdl__win_u32 low, high; /* of 100 ns */
+} spdl__win_time;
+typedef struct spdl__win_place { /* OVERLAPPED */
+    uintptr_t reserved[2];
+    spdl__win_u32 low, high;
+    void *event;
+} spdl__win_place;
+typedef struct spdl__win_found { /* WIN32_FIND_DATAW */
+    spdl__win_u32 attributes, times[6], size[2], reserved[2];
+    wchar_t name[260], short_name[14];
+} spdl__win_found;
+typedef struct spdl__win_about { /* BY_HANDLE_FILE_INFORMATION */
+    spdl__win_u32 attributes, times[6], serial, size_high, size_low, links, index[2];
+} spdl__win_about;
+typedef struct spdl__win_memory { /* PROCESS_MEMORY_COUNTERS */
+    spdl__win_u32 bytes, faults;
+    size_t peak, resident, rest[6];
+} spdl__win_memory;
+
+#define SPDL__WIN_TIME(time) ((struct _FILETIME *)(void *)&(time))
+#define SPDL__WIN_NUMBER(number) ((union _LARGE_INTEGER *)(void *)&(number))
+#define SPDL__WIN_PLACE(place) ((struct _OVERLAPPED *)(void *)&(place))
+#define SPDL__WIN_NO_HANDLE ((void *)(intptr_t)SPDL__NO_FILE)
+#define SPDL__WIN_FOREVER 0xffffffffu
+#define SPDL__WIN_SHARED 7u /* to read, write and delete */
+#define SPDL__WIN_FOLDER 0x10u
+#define SPDL__WIN_UTF8 65001u
+
+/* --- time and events --- */
+
+SPDL__PRIVATE uint64_t spdl__win_ns(spdl__win_time time) {
+    return ((uint64_t)time.high << 32 | time.low) * 100u;
+}
+
+SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
+    const uint64_t second = 1000000000u, from_1601_to_1970 = 11644473600u;
+    int64_t now, frequency;
+    spdl__win_time time;
+    if (which == SPDL__OS_UNIX) {
+        GetSystemTimePreciseAsFileTime(SPDL__WIN_TIME(time));
+        return spdl__win_ns(time) - from_1601_to_1970 * second;
+    }
+    (void)QueryPerformanceCounter(SPDL__WIN_NUMBER(now));
+    (void)QueryPerformanceFrequency(SPDL__WIN_NUMBER(frequency));
+    if (frequency == 10000000) return (uint64_t)now * 100u;
+    return (uint64_t)(now / frequency) * second +
+           (uint64_t)(now % frequency) * second / (uint64_t)frequency;
+}
+
+/* A function that not every Windows has. */
+SPDL__PRIVATE spdl__win_fn spdl__win_find(const wchar_t *library, const char *name) {
+    struct HINSTANCE__ *const module = GetModuleHandleW(library);
+    return module != NULL ? GetProcAddress(module, name) : NULL;
+}
+
+/* Wine has the function, but it does nothing there. */
+SPDL__PRIVATE bool spdl__os_barrier(void) {
+    if (!SPDL__OS_BARRIER || spdl__win_find(L"ntdll.dll", "wine_get_version") != NULL) return false;
+    FlushProcessWriteBuffers();
+    return true;
+}
+
+/* Both begin as zeros, and need no end. */
+struct spdl__os_event {
+    uint32_t word;
+    void *lock;    /* SRWLOCK */
+    void *changed; /* CONDITION_VARIABLE */
+};
+
+#define SPDL__WIN_LOCK(event) ((struct _RTL_SRWLOCK *)(void *)&(event)->lock)
+#define SPDL__WIN_CHANGED(event) ((struct _RTL_CONDITION_VARIABLE *)(void *)&(event)->changed)
+
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
+    event->word = 0;
+    event->lock = event->changed = NULL;
+    return true;
+}
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+
+/* The time until a deadline in ms, rounded up: no sleep ends early. */
+SPDL__PRIVATE spdl__win_u32 spdl__win_ms_left(uint64_t deadline) {
+    uint64_t now, left;
+    if (deadline == SPDL__NEVER) return SPDL__WIN_FOREVER;
+    now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+    left = deadline > now ? (deadline - now + 999999u) / 1000000u : 0;
+    return left < 0x7fffffff ? (spdl__win_u32)left : 0x7fffffff;
+}
+
+SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
+                                               uint64_t deadline) {
+    spdl_result result = SPDL_OK;
+    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    while (result == SPDL_OK && spdl__load_relaxed32(&event->word) == word) {
+        const spdl__win_u32 left = spdl__win_ms_left(deadline);
+        if (left == 0)
+            result = SPDL_TIMEOUT;
+        else
+            (void)SleepConditionVariableSRW(SPDL__WIN_CHANGED(event), SPDL__WIN_LOCK(event), left,
+                                            0);
+    }
+    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    return result;
+}
+
+SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
+    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    spdl__add32(&event->word, 1);
+    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    if (count == 1)
+        WakeConditionVariable(SPDL__WIN_CHANGED(event));
+    else
+        WakeAllConditionVariable(SPDL__WIN_CHANGED(event));
+}
+
+/* --- threads --- */
+
+struct spdl__os_thread {
+    void *handle;
+    void *(*entry)(void *arg);
+    void *arg;
+    bool refused;
+};
+
+SPDL__PRIVATE spdl__win_u32 __stdcall spdl__win_thread_main(void *arg) {
+    spdl__os_thread *thread = (spdl__os_thread *)arg;
+    (void)thread->entry(thread->arg);
+    return 0;
+}
+
+/* For debuggers and profilers, since Windows 10. */
+SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
+    union {
+        spdl__win_fn any;
+        long(__stdcall *set)(void *thread, const wchar_t *name);
+    } call;
+    wchar_t wide[SPDL_NAME_BYTES];
+    call.any = spdl__win_find(L"kernel32.dll", "SetThreadDescription");
+    if (call.any == NULL) call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
+    if (call.any == NULL) return;
+    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
+    (void)call.set(thread, wide);
+}
+
+/* Priorities go from -2, lowest, to 2, and -15 is idle. `polite` is nice 10, the lowest. Processors
+   are those of the thread's group. */
+SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *policy) {
+    const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice;
+    int priority = nice >= 10 ? -2 : nice > 0 ? -1 : nice <= -10 ? 2 : nice < 0 ? 1 : 0, i;
+    spdl__win_word mask = 0;
+    if (policy->sched == SPDL_SCHED_BATCH && priority == 0) priority = -1;
+    if (policy->sched == SPDL_SCHED_IDLE) priority = -15;
+    for (i = 0; i < policy->cpu_count; ++i) {
+        if (policy->cpus[i] < 0 || policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
+        mask |= (spdl__win_word)1 << policy->cpus[i];
+    }
+    if (policy->cpu_count > 0 && SetThreadAffinityMask(thread, mask) == 0) return false;
+    return priority == 0 || SetThreadPriority(thread, priority) != 0;
+}
+
+/* It begins when all of that is set. */
+SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
+                                         const spdl_policy *policy, size_t stack_bytes,
+                                         void *(*entry)(void *), void *arg) {
+    const spdl__win_u32 suspended = 4, bytes_are_reserved = 0x10000;
+    thread->entry = entry;
+    thread->arg = arg;
+    thread->handle = SPDL_CREATE_THREAD(NULL, stack_bytes, spdl__win_thread_main, thread,
+                                        suspended | bytes_are_reserved, NULL);
+    if (thread->handle == NULL) return false;
+    spdl__win_thread_name(thread->handle, name);
+    thread->refused = policy != NULL && !spdl__win_thread_policy(thread->handle, policy);
+    (void)ResumeThread(thread->handle);
+    return true;
+}
+
+SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) {
+    (void)WaitForSingleObject(thread->handle, SPDL__WIN_FOREVER);
+    (void)CloseHandle(thread->handle);
+}
+
+SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) {
+    (void)CloseHandle(thread->handle);
+}
+
+SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
+
+SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
+
+/* What x86 counts are ticks of one clock, whose speed Windows has measured. The cycles of other
+   processors change their length, and the times that Windows counts itself have steps of 16 ms. */
+SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
+#if defined(_M_IX86) || defined(_M_X64) || defined(__i386__) || defined(__x86_64__)
+    struct HKEY__ *const machine = (struct HKEY__ *)(intptr_t)(int32_t)0x80000002u;
+    const wchar_t processor[] = L"HARDWARE\\DESCRIPTION\\System\\CentralProcessor\\0";
+    const spdl__win_u32 is_number = 0x10;
+    spdl__win_u32 mhz = 0, bytes = sizeof(mhz);
+    unsigned long long ticks;
+    if (QueryThreadCycleTime(GetCurrentThread(), &ticks) &&
+        RegGetValueW(machine, processor, L"~MHz", is_number, NULL, &mhz, &bytes) == 0 && mhz > 0)
+        return ticks / mhz * 1000 + ticks % mhz * 1000 / mhz;
+#endif
+    return SPDL__NEVER;
+}
+
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    (void)file;
+    if (cpu_ns != NULL) *cpu_ns = spdl__win_thread_ns();
+    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
+}
+
+/* --- the process --- */
+
+SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return GetCurrentProcessId(); }
+
+SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+    void *const process = GetCurrentProcess();
+    spdl__win_time made, ended, kernel, user, idle;
+    spdl__win_memory memory;
+    spdl__win_word mine, all;
+    uint64_t busy = 0;
+    memset(&memory, 0, sizeof(memory));
+    if (GetProcessTimes(process, SPDL__WIN_TIME(made), SPDL__WIN_TIME(ended),
+                        SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+        stats->cpu_ns = spdl__win_ns(kernel) + spdl__win_ns(user);
+    if (GetSystemTimes(SPDL__WIN_TIME(idle), SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+        busy = spdl__win_ns(kernel) + spdl__win_ns(user) - spdl__win_ns(idle); /* idle is kernel */
+    stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
+    if (K32GetProcessMemoryInfo(process, (struct _PROCESS_MEMORY_COUNTERS *)(void *)&memory,
+                                sizeof(memory))) {
+        stats->resident_bytes = memory.resident;
+        stats->minor_faults = memory.faults; /* of both kinds */
+    }
+    if (whole) {
+        stats->cores_allowed = stats->cores = (int)GetActiveProcessorCount(0xffff);
+        if (GetProcessAffinityMask(process, &mine, &all) && mine != 0 && mine != all)
+            for (stats->cores_allowed = 0; mine != 0; mine &= mine - 1) ++stats->cores_allowed;
+    }
+    stats->time_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+}
+
+/* getenv would have it in the code page of the system. */
+SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
+    wchar_t wide[SPDL__OS_VARIABLE];
+    spdl__win_u32 length;
+    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL__OS_VARIABLE) == 0) return NULL;
+    length = GetEnvironmentVariableW(wide, wide, SPDL__OS_VARIABLE);
+    if (length == 0 || length >= SPDL__OS_VARIABLE) return NULL;
+    return WideCharToMultiByte(SPDL__WIN_UTF8, 0, wide, -1, room, SPDL__OS_VARIABLE, NULL, NULL) > 0
+               ? room : NULL;
+}
+
+/* --- files --- */
+
+/* As the C library says it. */
+SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
+    static const struct {
+        spdl__win_u32 error;
+        int number;
+    } known[] = { { 2, ENOENT },   { 3, ENOENT },   { 4, EMFILE },  { 5, EACCES }, { 6, EBADF },
+                  { 8, ENOMEM },   { 14, ENOMEM },  { 19, EROFS },  { 39, ENOSPC }, { 53, ENOENT },
+                  { 80, EEXIST },  { 109, EPIPE },  { 112, ENOSPC }, { 123, ENOENT },
+                  { 183, EEXIST }, { 206, ENAMETOOLONG }, { 232, EPIPE }, { 267, ENOTDIR } };
+    size_t i;
+    if (error == 32 || error == 33) return "another process has it open";
+    if (error == 1113) return "its path is not UTF-8";
+    if (error == 1224) return "it is mapped";
+    for (i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
+        if (known[i].error == error) return strerror(known[i].number);
+    return strerror(EIO);
+}
+
+/* A path, which stays as long as Windows takes it so. A longer one is made absolute, and told to be
+   taken as it is: "\\?\C:\...", or "\\?\UNC\server\...". */
+SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
+    const spdl__win_u32 room = GetFullPathNameW(wide, 0, NULL, NULL);
+    wchar_t *full, *path;
+    if (length < 248 || wcsncmp(wide, L"\\\\?\\", 4) == 0 || room == 0) return wide;
+    full = (wchar_t *)SPDL_MALLOC((room + 8) * sizeof(wchar_t));
+    if (full == NULL) return wide;
+    path = full + 8;
+    (void)GetFullPathNameW(wide, room, path, NULL);
+    if (path[0] == L'\\' && path[1] == L'\\') memcpy(path -= 6, L"\\\\?\\UNC", 7 * sizeof(wchar_t));
+    else memcpy(path -= 4, L"\\\\?\\", 4 * sizeof(wchar_t));
+    memmove(full, path, (wcslen(path) + 1) * sizeof(wchar_t));
+    SPDL_FREE(wide);
+    return full;
+}
+
+/* A path for Windows with `more` behind it, to be freed; or NULL, and *reason. */
+SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, const char **reason) {
+    const spdl__win_u32 no_invalid = 8;
+    const size_t extra = wcslen(more);
+    const int length = MultiByteToWideChar(SPDL__WIN_UTF8, no_invalid, path, -1, NULL, 0);
+    wchar_t *wide;
+    *reason = spdl__win_why(length == 0 ? GetLastError() : 8);
+    if (length == 0) return NULL;
+    wide = (wchar_t *)SPDL_MALLOC(((size_t)length + extra) * sizeof(wchar_t));
+    if (wide == NULL) return NULL;
+    *reason = NULL;
+    (void)MultiByteToWideChar(SPDL__WIN_UTF8, 0, path, -1, wide, length);
+    memcpy(wide + length - 1, more, (extra + 1) * sizeof(wchar_t));
+    return spdl__win_long_path(wide, (size_t)length + extra);
+}
+
+/* What is open. */
+SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *folder) {
+    const spdl__win_u32 on_disk = 1;
+    spdl__win_about about;
+    *bytes = 0;
+    *folder = false;
+    if (GetFileType(handle) != on_disk) return "a pipe or a device, not a file";
+    if (!GetFileInformationByHandle(handle, (struct _BY_HANDLE_FILE_INFORMATION *)(void *)&about))
+        return spdl__win_why(GetLastError());
+    *folder = (about.attributes & SPDL__WIN_FOLDER) != 0;
+    if (!*folder) *bytes = (uint64_t)about.size_high << 32 | about.size_low;
+    return NULL;
+}
+
+SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
+    const spdl__win_u32 existing = 3, also_folders = 0x02000000;
+    const char *reason;
+    wchar_t *wide = spdl__win_path(path, L"", &reason);
+    void *handle;
+    if (wide == NULL) return reason;
+    handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, existing, also_folders, NULL);
+    if (handle == SPDL__WIN_NO_HANDLE) reason = spdl__win_why(GetLastError());
+    SPDL_FREE(wide);
+    if (reason != NULL) return reason;
+    reason = spdl__win_look(handle, bytes, folder);
+    (void)CloseHandle(handle);
+    return reason;
+}
+
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
+                                               bool (*each)(void *ctx, const char *name),
+                                               void *ctx) {
+    const spdl__win_u32 none = 2, no_more = 18;
+    spdl__win_found entry;
+    struct _WIN32_FIND_DATAW *const found = (struct _WIN32_FIND_DATAW *)(void *)&entry;
+    char name[3 * sizeof(entry.name) / sizeof(wchar_t)];
+    const char *reason;
+    wchar_t *wide = spdl__win_path(path, L"\\*", &reason);
+    spdl__win_u32 error;
+    void *folder;
+    bool more = true;
+    if (wide == NULL) return reason;
+    folder = FindFirstFileW(wide, found);
+    error = GetLastError();
+    SPDL_FREE(wide);
+    if (folder == SPDL__WIN_NO_HANDLE) return error == none ? NULL : spdl__win_why(error);
+    do {
+        if (WideCharToMultiByte(SPDL__WIN_UTF8, 0, entry.name, -1, name, (int)sizeof(name), NULL,
+                                NULL) > 0 && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+            more = each(ctx, name);
+    } while (more && FindNextFileW(folder, found));
+    error = GetLastError();
+    (void)FindClose(folder);
+    return !more || error == no_more ? NULL : spdl__win_why(error);
+}
+
+SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
+    if (file == SPDL__NO_FILE || CloseHandle((void *)file)) return NULL;
+    return spdl__win_why(GetLastError());
+}
+
+SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
+                                             spdl__os_access access, uint64_t *bytes) {
+    static const struct {
+        spdl__win_u32 rights, making; /* 3: one that is there, 1: a new one, 2: empty, 4: any */
+    } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
+    const spdl__win_u32 normal = 0x80, exists = 80, no_file = 0xffffffffu;
+    const char *reason;
+    wchar_t *wide = spdl__win_path(path, L"", &reason);
+    uint64_t length;
+    bool folder;
+    *file = SPDL__NO_FILE;
+    if (wide == NULL) return reason;
+    *file = (spdl__os_file)CreateFileW(wide, how[access].rights, SPDL__WIN_SHARED, NULL,
+                                       how[access].making, normal, NULL);
+    if (*file == SPDL__NO_FILE) {
+        const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
+        reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
+        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
+            reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
+    }
+    SPDL_FREE(wide);
+    if (*file == SPDL__NO_FILE) return reason;
+    reason = spdl__win_look((void *)*file, bytes != NULL ? bytes : &length, &folder);
+    if (reason == NULL || access != SPDL__OS_READ) return NULL;
+    (void)CloseHandle((void *)*file);
+    *file = SPDL__NO_FILE;
+    return reason;
+}
+
+SPDL__PRIVATE spdl__win_place spdl__win_at(uint64_t at) {
+    spdl__win_place place;
+    memset(&place, 0, sizeof(place));
+    place.low = (spdl__win_u32)at;
+    place.high = (spdl__win_u32)(at >> 32);
+    return place;
+}
+
+/* Windows counts in 32 bits. */
+SPDL__PRIVATE spdl__win_u32 spdl__win_piece(size_t bytes) {
+    return bytes < 1u << 30 ? (spdl__win_u32)bytes : 1u << 30;
+}
+
+SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
+                                             uint64_t at, size_t *have) {
+    const spdl__win_u32 at_end = 38;
+    for (*have = 0; *have < bytes;) {
+        spdl__win_place place = spdl__win_at(at + *have);
+        spdl__win_u32 got = 0;
+        if (!ReadFile((void *)file, (char *)to + *have, spdl__win_piece(bytes - *have), &got,
+                      SPDL__WIN_PLACE(place)) && GetLastError() != at_end)
+            return spdl__win_why(GetLastError());
+        if (got == 0) return "it ended while it was read";
+        *have += got;
+    }
+    return NULL;
+}
+
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
+                                              uint64_t at) {
+    size_t done = 0;
+    while (done < bytes) {
+        spdl__win_place place = spdl__win_at(at + done);
+        spdl__win_u32 put = 0;
+        if (!WriteFile((void *)file, (const char *)from + done, spdl__win_piece(bytes - done), &put,
+                       at == SPDL__NEVER ? NULL : SPDL__WIN_PLACE(place)))
+            return spdl__win_why(GetLastError());
+        if (put == 0) return "nothing more can be written";
+        done += put;
+    }
+    return NULL;
+}
+
+SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
+    const spdl__win_u32 on_disk = 1, from_start = 0;
+    if (GetFileType((void *)file) != on_disk) return NULL;
+    if (SetFilePointer((void *)file, 0, NULL, from_start) == 0 && SetEndOfFile((void *)file))
+        return NULL;
+    return spdl__win_why(GetLastError());
+}
+
+SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
+    const spdl__win_u32 read_only = 2, copy_on_write = 8, view_copy = 1, view_read = 4;
+    const void *memory = NULL;
+    void *mapping = NULL;
+    if (bytes > 0 && bytes <= SIZE_MAX)
+        mapping = CreateFileMappingW((void *)file, NULL, own ? copy_on_write : read_only, 0, 0,
+                                     NULL);
+    if (mapping == NULL) return NULL;
+    memory = MapViewOfFile(mapping, own ? view_copy : view_read, 0, 0, (size_t)bytes);
+    (void)CloseHandle(mapping);
+    return (const uint8_t *)memory;
+}
+
+SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+    (void)bytes;
+    if (memory != NULL) (void)UnmapViewOfFile(memory);
+}
+
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+
+SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
+                                               bool sync) {
+    const spdl__win_u32 replace = 1, through = 8;
+    const char *reason;
+    wchar_t *wide_from, *wide_to;
+    if (sync && !FlushFileBuffers((void *)file)) return spdl__win_why(GetLastError());
+    wide_from = spdl__win_path(from, L"", &reason);
+    if (wide_from == NULL) return reason;
+    wide_to = spdl__win_path(to, L"", &reason);
+    if (wide_to != NULL && !MoveFileExW(wide_from, wide_to, replace | (sync ? through : 0)))
+        reason = spdl__win_why(GetLastError());
+    SPDL_FREE(wide_from);
+    SPDL_FREE(wide_to);
+    return reason;
+}
+
+/* --- stderr --- */
+
+/* As the C library has it: a program may have turned it elsewhere. */
+SPDL__PRIVATE void *spdl__win_stderr(void) { return (void *)_get_osfhandle(2); }
+
+SPDL__PRIVATE bool spdl__os_terminal(void) {
+    const spdl__win_u32 with_colours = 4;
+    spdl__win_u32 mode;
+    return GetConsoleMode(spdl__win_stderr(), &mode) &&
+           SetConsoleMode(spdl__win_stderr(), mode | with_colours);
+}
+
+/* A pipe takes what it has room for, and does not wait, during this one call. What is no pipe is
+   written as usual. */
+SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
+                                        spdl__win_u32 *put) {
+    spdl__win_u32 mode, no_wait;
+    const bool pipe = GetFileType(out) == 3 &&
+                      GetNamedPipeHandleStateW(out, &mode, NULL, NULL, NULL, NULL, 0);
+    bool done;
+    no_wait = pipe ? mode | 1u : 0;
+    if (pipe) (void)SetNamedPipeHandleState(out, &no_wait, NULL, NULL);
+    *put = 0;
+    done = WriteFile(out, text, bytes, put, NULL) != 0;
+    if (pipe) (void)SetNamedPipeHandleState(out, &mode, NULL, NULL);
+    return done || (pipe && GetLastError() == 232);
+}
+
+SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
+                                                int64_t patience_ns) {
+    void *const out = spdl__win_stderr();
+    const uint64_t patience = (uint64_t)patience_ns;
+    uint64_t until = spdl__os_clock_ns(SPDL__OS_MONOTONIC) + patience;
+    spdl__win_u32 put;
+    while (bytes > 0) {
+        const spdl__win_u32 piece = bytes < 4096 ? (spdl__win_u32)bytes : 4096;
+        if (!spdl__win_write_some(out, text, piece, &put)) return spdl__win_why(GetLastError());
+        text += put;
+        bytes -= put;
+        if (put > 0) until = spdl__os_clock_ns(SPDL__OS_MONOTONIC) + patience;
+        else if (spdl__os_clock_ns(SPDL__OS_MONOTONIC) >= until) return NULL;
+        else Sleep(1);
     }
     return NULL;
 }
@@ -3787,7 +4668,15 @@ SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
 }
 
-SPDL__PRIVATE uint64_t spdl__os_threads(void) { return spdl__os_process_field(20); }
+/* The 20th field of the process's stat; the second one is a name in brackets. */
+SPDL__PRIVATE uint64_t spdl__os_threads(void) {
+    char stat[1024], *at;
+    int field;
+    (void)spdl__os_text(NULL, "/proc/self/stat", stat, sizeof(stat));
+    at = strrchr(stat, ')');
+    for (field = 2; at != NULL && field < 20; ++field) at = strchr(at + 1, ' ');
+    return at != NULL ? strtoull(at, NULL, 10) : 0;
+}
 
 /* --- memory --- */
 
@@ -4234,8 +5123,9 @@ SPDL__PRIVATE uint32_t spdl__le32(const uint8_t *p) {
 
 SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     uint64_t value;
+    if (SPDL__BIG_ENDIAN) return spdl__le32(p) | (uint64_t)spdl__le32(p + 4) << 32;
     memcpy(&value, p, 8);
-    return SPDL__BIG_ENDIAN ? __builtin_bswap64(value) : value;
+    return value;
 }
 
 /* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
@@ -4566,7 +5456,7 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
 SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
                                          uint32_t *waiting) {
     uint64_t tail = spdl__load_relaxed(&ring->tail);
-    if (__builtin_expect(tail < ring->limit, 1)) {
+    if (SPDL__LIKELY(tail < ring->limit)) {
         memcpy(ring->slots + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
         SPDL_TEST_POINT("ring filled");
         spdl__store(&ring->tail, tail + 1); /* pairs with its load in a pop: the item is there */
@@ -4586,7 +5476,7 @@ SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
 
 SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32_t *waiting) {
     uint64_t head = spdl__load_relaxed(&ring->head);
-    if (__builtin_expect(ring->quick_spsc, 1)) {
+    if (SPDL__LIKELY(ring->quick_spsc)) {
         if (head == ring->tail_seen) {
             ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in a push */
             if (head == ring->tail_seen) return false;
@@ -5781,9 +6671,9 @@ SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
         meter->thread = spdl__os_thread_id();
         meter->last_wait_ns = SPDL__NEVER;
     }
-    spdl__os_thread_times(NULL, &meter->file, NULL, &meter->wait_ns);
+    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
     spdl__meter_waited(meter, meter->wait_ns);
-    spdl__os_thread_times(NULL, NULL, &meter->cpu_ns, NULL);
+    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
 }
 
 /* --- what the pipeline calls; >>trace-impl has them --- */
@@ -6343,7 +7233,7 @@ typedef struct spdl__node {
     bool own_thread; /* a source with .threads */
     uint32_t above;  /* bit i: what row i makes can come here */
     uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
-    uint32_t near;   /* these, and this one */
+    uint32_t around; /* these, and this one */
     int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
     uint8_t path[SPDL_MAX_STAGES];
     struct spdl__node *merge;  /* branch: where it ends; merge: its branch */
@@ -6770,7 +7660,7 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p) {
 /* From a thread that will not look for work itself: this row has changed, and those beside it. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
-    spdl__wake_look(p, node, node->near, false);
+    spdl__wake_look(p, node, node->around, false);
 }
 
 SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
@@ -6933,7 +7823,7 @@ SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
     unsigned power;
     if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
     if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
-    power = 63 - (unsigned)__builtin_clzll(ns);
+    power = spdl__highest(ns);
     return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
@@ -7840,8 +8730,8 @@ SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counter
                                      uint64_t ns) {
     uint64_t cpu, wait, cpu_ns;
     bool cpu_known, wait_known;
-    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
-    spdl__os_thread_times(NULL, &meter->file, NULL, &wait);
+    spdl__os_thread_times(NULL, &cpu, NULL);
+    spdl__os_thread_times(&meter->file, NULL, &wait);
     cpu_known = meter->cpu_ns != SPDL__NEVER && cpu != SPDL__NEVER;
     wait_known = meter->wait_ns != SPDL__NEVER && wait != SPDL__NEVER;
     spdl__meter_waited(meter, wait);
@@ -7967,7 +8857,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl__node *node = task->node;
     spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
     spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
-    spdl__wake_hint(p, node, node->near, false);
+    spdl__wake_hint(p, node, node->around, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
@@ -7975,7 +8865,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     const spdl__node *node = task->node;
     spdl__full_barrier();
-    spdl__wake_hint(task->pipeline, node, node->near, false);
+    spdl__wake_hint(task->pipeline, node, node->around, false);
     return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
 }
 
@@ -8000,7 +8890,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
     if (node->row.flush && !node->flushed && spdl__row_room(p, node, word)) {
-        spdl__wake_hint(p, node, node->near, true);
+        spdl__wake_hint(p, node, node->around, true);
         node->flushed = true;
         node->gathered = false;
         task->node = node;
@@ -8031,7 +8921,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     }
     spdl__word_move(p, node, change);
     if (tag == SPDL__EPOCH && change >> 63 == 0) spdl__edge_took(node->in, head + 1, now, true);
-    spdl__wake_hint(p, node, node->near, false);
+    spdl__wake_hint(p, node, node->around, false);
     return true;
 }
 
@@ -8092,7 +8982,7 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
         return false;
     }
     spdl__put_nothing(p, node, at, s->now);
-    spdl__wake_hint(p, node, node->near, false);
+    spdl__wake_hint(p, node, node->around, false);
     s->word = spdl__load(node->word);
     return true;
 }
@@ -8165,7 +9055,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
     const bool settles = call != NULL;
     if (settles) {
-        spdl__wake_hint(s->p, node, node->near, true); /* on_drop may take long */
+        spdl__wake_hint(s->p, node, node->around, true); /* on_drop may take long */
         *outcome = spdl__flow_done(task, call, s->counters, s->now);
         spdl__flow_book(s, task->since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
@@ -8180,7 +9070,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     s->done = true;
     s->enter = SPDL__HEAD_ONE; /* we have its place */
     if (settles) return false;
-    spdl__wake_hint(s->p, node, node->near, true); /* as after a take */
+    spdl__wake_hint(s->p, node, node->around, true); /* as after a take */
     spdl__parked_resume(task, call);
     task->since = s->now;
     if (task->passing) s->change = SPDL__PASSING;
@@ -8228,7 +9118,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
     s->enter = SPDL__HEAD_ONE;
-    spdl__wake_hint(s->p, node, node->near, s->calls == 0);
+    spdl__wake_hint(s->p, node, node->around, s->calls == 0);
     if (in == NULL) {
         what.range = node->made;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
@@ -8735,7 +9625,7 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
         if (node->merge->turns != NULL)
             spdl__store_relaxed(&node->merge->turns_taken, node->merge->turns_taken + 1);
         spdl__full_barrier();
-        spdl__wake_hint(p, node, node->near, taken == 0);
+        spdl__wake_hint(p, node, node->around, taken == 0);
     }
     spdl__word_move(p, node, (uint64_t)0 - 1);
     spdl__wake_hint(p, node, node->beside, false);
@@ -8911,7 +9801,7 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL 
 
 /* Whether this is the child of a fork: it has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
-    return p->threaded && p->process != spdl__os_process_id(NULL);
+    return p->threaded && p->process != spdl__os_process_id();
 }
 
 /* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
@@ -8945,7 +9835,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
 /* The consumer: for how long it has been on a run queue since the first item. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
-    spdl__os_thread_times(NULL, NULL, NULL, &queued);
+    spdl__os_thread_times(NULL, NULL, &queued);
     if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
         spdl__store_relaxed(&p->trainer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
@@ -8955,7 +9845,7 @@ SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
     const uint64_t since = p->wait_since;
     spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
     spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
-    spdl__os_thread_times(NULL, NULL, NULL, &p->taker_queued_ns);
+    spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
     spdl__store(&p->taker, spdl__os_thread_id());
 }
 
@@ -10136,7 +11026,7 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     if (merge) node->merge = &p->node[plan->branch[i]];
     if (node->row.kind == SPDL_KIND_BRANCH) node->merge = &p->node[plan->merge[i]];
     node->at_end = node == p->last || i == 1;
-    for (k = 0; k <= i; ++k) p->node[k].near = p->node[k].beside | (uint32_t)1 << k;
+    for (k = 0; k <= i; ++k) p->node[k].around = p->node[k].beside | (uint32_t)1 << k;
 }
 
 /* A row, except for its memory. The rows before it are there. */
@@ -10383,7 +11273,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
 /* The clock starts, every edge is empty and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     int i;
-    p->process = spdl__os_process_id(NULL);
+    p->process = spdl__os_process_id();
     if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
     p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
@@ -11838,8 +12728,9 @@ SPDL__COLD double spdl__report_seconds(const char *word) {
 /* Whether there is anything to do. */
 SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc *desc,
                                  const spdl_logger *logger) {
-    const char *stats = spdl__os_environment("SPDL_STATS");
-    const char *json = spdl__os_environment("SPDL_REPORT");
+    char room[2][SPDL__OS_VARIABLE];
+    const char *stats = spdl__os_environment("SPDL_STATS", room[0]);
+    const char *json = spdl__os_environment("SPDL_REPORT", room[1]);
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) plan->desc = *desc;
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
@@ -11888,7 +12779,7 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
     spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
                    spdl_version());
     spdl__json_string(text, name);
-    spdl__text_add(text, ",\"pid\":%llu", (spdl__llu)spdl__os_process_id(NULL));
+    spdl__text_add(text, ",\"pid\":%llu", (spdl__llu)spdl__os_process_id());
     spdl__json_real(text, "time", (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9);
 }
 
@@ -12013,9 +12904,9 @@ SPDL__COLD void *spdl__report_main(void *arg) {
 /* --- beginning and end --- */
 
 SPDL__COLD void spdl__report_open(spdl__reporter *r) {
-    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
-    r->colour = r->plan.desc.table && term != NULL && strcmp(term, "dumb") != 0 &&
-                spdl__os_terminal() && (no_color == NULL || *no_color == '\0');
+    char room[SPDL__OS_VARIABLE];
+    r->colour = r->plan.desc.table && spdl__os_terminal() &&
+                spdl__os_environment("NO_COLOR", room) == NULL;
     if (r->plan.json[0] != '\0')
         spdl__report_failed(
             r, "statistics",
@@ -12074,9 +12965,10 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
     const char *asked = desc->report != NULL                          ? "desc.report"
                         : desc->trace != NULL && *desc->trace != '\0' ? "desc.trace"
                         : desc->trace_events > 0 ? "desc.trace_events" : NULL;
+    char room[SPDL__OS_VARIABLE];
     int i;
     for (i = 0; i < 3 && asked == NULL; ++i) {
-        const char *value = spdl__os_environment(names[i]);
+        const char *value = spdl__os_environment(names[i], room);
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
     if (asked != NULL)
@@ -12088,7 +12980,8 @@ SPDL__COLD void spdl__report_end(spdl_pipeline *p) { (void)p; }
 
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
-    const char *value = spdl__os_environment("SPDL_DOCTOR");
+    char room[SPDL__OS_VARIABLE];
+    const char *value = spdl__os_environment("SPDL_DOCTOR", room);
     (void)plan;
     if (desc != NULL || (value != NULL && strcmp(value, "0") != 0))
         spdl__logf(logger, SPDL_LOG_WARN, "spdl: there is no doctor: this program was built with "
@@ -12374,10 +13267,11 @@ SPDL__COLD double spdl__jackknife(const double *without, int n, int comparisons)
    many are read from these rounds, or chosen among. */
 SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int first, int last,
                                             int comparisons) {
-    spdl_interval is = { 0, 0, __builtin_huge_val(), 0, false };
+    spdl_interval is = { 0, 0, 0, 0, false };
     double ratio[SPDL__ROUNDS], off;
     const double base = spdl__rounds_rate(r, first, last, -1);
     int i, n = 0;
+    is.high = strtod("inf", NULL);
     if (base > 0) is.value = spdl__rounds_rate(r, arm, arm, -1) / base;
     for (i = 0; i < r->round; ++i) {
         if (!spdl__rounds_counts(r, i)) continue;
@@ -12505,7 +13399,7 @@ SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uin
     const uint64_t start = spdl_time_ns();
     spdl__window w = { 0, 0, 0, 0, 0 };
     uint64_t queued[2] = { 0, 0 };
-    spdl__os_thread_times(NULL, NULL, NULL, &queued[0]);
+    spdl__os_thread_times(NULL, NULL, &queued[0]);
     for (; w.ns < ns || w.steps < steps; ++w.steps) {
         void *item = live ? NULL : h->item[h->position];
         uint64_t now;
@@ -12521,7 +13415,7 @@ SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uin
         w.gap_ns = spdl__max(w.gap_ns, now - w.ns);
         w.ns = now;
     }
-    spdl__os_thread_times(NULL, NULL, NULL, &queued[1]);
+    spdl__os_thread_times(NULL, NULL, &queued[1]);
     w.queued_ns = queued[0] == SPDL__NEVER ? 0 : queued[1] - queued[0];
     return w;
 }
@@ -13582,8 +14476,8 @@ SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
 /* What is asked for, by desc and environment; false: nothing. */
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
-    const char *value = spdl__os_environment("SPDL_DOCTOR"), *at = value;
-    char word[64];
+    char room[SPDL__OS_VARIABLE], json[SPDL__OS_VARIABLE], word[64];
+    const char *value = spdl__os_environment("SPDL_DOCTOR", room), *at = value;
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) {
         plan->desc = *desc;
@@ -13591,7 +14485,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
     } else if (value == NULL || strcmp(value, "0") == 0) {
         return false;
     } else {
-        (void)spdl__path_copy(plan->json, spdl__os_environment("SPDL_REPORT"), "SPDL_REPORT",
+        (void)spdl__path_copy(plan->json, spdl__os_environment("SPDL_REPORT", json), "SPDL_REPORT",
                               logger);
     }
     for (; desc == NULL && at != NULL; at = *at == ',' ? at + 1 : NULL) {
@@ -13860,7 +14754,7 @@ typedef struct spdl__wide {
 
 SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     spdl__wide product;
-#ifdef __SIZEOF_INT128__
+#if SPDL__GNU && defined(__SIZEOF_INT128__)
     __extension__ typedef unsigned __int128 spdl__u128;
     product.high = (uint64_t)((spdl__u128)a * b >> 64);
     product.low = a * b;
@@ -14698,8 +15592,9 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
     if (ranks == NULL) return SPDL_E_INVALID;
     spdl__error_clear(error);
     for (i = 0; i < sizeof(names) / sizeof(names[0]); ++i) {
-        const char *rank = spdl__os_environment(names[i][0]);
-        const char *world = spdl__os_environment(names[i][1]);
+        char room[2][SPDL__OS_VARIABLE];
+        const char *rank = spdl__os_environment(names[i][0], room[0]);
+        const char *world = spdl__os_environment(names[i][1], room[1]);
         if (rank == NULL) continue;
         if (world == NULL)
             return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is set, but %s is not",
@@ -15372,7 +16267,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl__child_slot *slots =
         (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slots * sizeof(*slots));
     int slot;
-    l->ledger->process = (int64_t)spdl__os_process_id(NULL); /* whoever is first */
+    l->ledger->process = (int64_t)spdl__os_process_id(); /* whoever is first */
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL || slots == NULL) {
@@ -15506,7 +16401,7 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
 
 /* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
 SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
-    const int64_t self = (int64_t)spdl__os_process_id(NULL);
+    const int64_t self = (int64_t)spdl__os_process_id();
     spdl__supervisor v;
     const char *reason;
     spdl_error end;
@@ -15752,7 +16647,7 @@ SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *
 /* In the child of a fork: what is shared is the trainer's. */
 SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
     return l->mark != NULL ? spdl__load_relaxed32(l->mark) == 0
-                           : l->process != spdl__os_process_id(NULL);
+                           : l->process != spdl__os_process_id();
 }
 
 SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
@@ -16028,13 +16923,14 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
 SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
     const uint64_t threads = spdl__os_threads();
     const char *reason;
+    char room[SPDL__OS_VARIABLE];
     if (!l->desc.fork_with_threads && threads > 1)
         return spdl__loader_fail(l, SPDL_E_INVALID,
                                  "this process has %llu threads, of which a child would have one: "
                                  "open the loader before they are started, or set "
                                  "fork_with_threads if they hold no lock that stages take",
                                  (spdl__llu)threads);
-    if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL)
+    if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR", room) != NULL)
         spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
                    "spdl: loader '%s': no doctor in another process: create a pipeline of the same "
                    "rows for one", l->name);
@@ -16081,7 +16977,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     }
     l->desc = known;
     l->desc.pipeline.error = &l->error;
-    l->process = spdl__os_process_id(NULL);
+    l->process = spdl__os_process_id();
     l->rows = stages;
     l->count = stage_count;
     spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");
@@ -16103,7 +16999,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
 SPDL_API void spdl_loader_close(spdl_loader *l) {
     const uint64_t until = spdl_time_ns() + SPDL__LOADER_GRACE_NS * 3 / 2;
     int how;
-    if (l == NULL || l->process != spdl__os_process_id(NULL)) return; /* a fork's: not ours */
+    if (l == NULL || l->process != spdl__os_process_id()) return; /* a fork's: not ours */
     spdl__store32(&l->shared->quits, 1);
     spdl__os_shared_wake(&l->shared->emptied.word);
     spdl__store32(&l->ledger->quits, 1);
@@ -16196,11 +17092,12 @@ typedef struct spdl__crc {
     bool wide;  /* and four at once: VPCLMULQDQ */
 } spdl__crc;
 
-/* 16 bytes, anywhere in memory. */
+#if SPDL__GNU /* 16 bytes, anywhere in memory */
 typedef long long spdl__v128 __attribute__((vector_size(16), aligned(1), may_alias));
+#endif
 
 /* The fast ways are twins: for x86-64, for arm64, and none for the others. */
-#if defined(__x86_64__)
+#if SPDL__X86
 #define SPDL__CRC_TARGET SPDL__TARGET("pclmul,sse4.1")
 #define SPDL__CRC_FOLDS (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
 
@@ -16208,6 +17105,7 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
     return __builtin_ia32_pclmulqdq128(x, by, 0x00) ^ __builtin_ia32_pclmulqdq128(x, by, 0x11);
 }
 
+#ifndef _WIN32 /* where gcc keeps them on a stack that is aligned to 16 */
 /* Two numbers of 128 bits, each with its own product. */
 typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
 #define SPDL__CRC_WIDE_TARGET SPDL__TARGET("avx2,pclmul,vpclmulqdq")
@@ -16221,8 +17119,9 @@ typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_ali
 SPDL__CRC_WIDE_TARGET SPDL__INLINE spdl__v256 spdl__crc_fold_wide(spdl__v256 x, spdl__v256 by) {
     return SPDL__CRC_WIDE_PRODUCT(x, by, 0x00) ^ SPDL__CRC_WIDE_PRODUCT(x, by, 0x11);
 }
+#endif
 
-#elif defined(__aarch64__) && !SPDL__BIG_ENDIAN
+#elif SPDL__ARM64 && !SPDL__BIG_ENDIAN
 #define SPDL__CRC_TARGET
 #define SPDL__CRC_FOLDS spdl__arm_has_pmull()
 
@@ -16532,7 +17431,7 @@ SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabe
    they are needed reversed. From the reverse of number - 1 to that of number as many bits change as
    from the lowest up to the lowest 1 of number, seen from the other end. */
 SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, unsigned length) {
-    return code ^ ((1u << length) - ((1u << length) >> (__builtin_ctz(number) + 1)));
+    return code ^ ((1u << length) - ((1u << length) >> (spdl__lowest(number) + 1)));
 }
 
 /* Fills the subtables with the codes longer than `root`, of which `code` is the first. A subtable
@@ -19019,13 +19918,13 @@ SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const ch
    ends at `head`. Returns the length of that. */
 SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const char *name,
                                     uint32_t crc, uint64_t usize) {
-    const bool wide = usize >= 0xffffffffu, far = w->at >= 0xffffffffu;
+    const bool wide = usize >= 0xffffffffu, distant = w->at >= 0xffffffffu;
     const size_t bytes = strlen(name), key_bytes = bytes + 4;
-    const size_t sizes = wide ? 20u : 0, places = (wide ? 16u : 0) + (far ? 8u : 0);
+    const size_t sizes = wide ? 20u : 0, places = (wide ? 16u : 0) + (distant ? 8u : 0);
     const size_t least = SPDL__ZIP_LOCAL_BYTES + key_bytes + sizes + 6;
     const size_t pad = (size_t)(-(w->at + least) % SPDL__WRITE_ALIGN);
     uint8_t *const local = head - least - pad, *at = spdl__put32(local, 0x04034b50);
-    at = spdl__put16(at, wide || far ? 45 : 20);
+    at = spdl__put16(at, wide || distant ? 45 : 20);
     at = spdl__put16(at, spdl__write_is_ascii(name, bytes) ? 0 : 0x0800); /* UTF-8 */
     at = spdl__put32(spdl__put16(at, SPDL__ZIP_STORED), SPDL__WRITE_DATE);
     at = spdl__put32(spdl__put32(at, crc), spdl__min(usize, 0xffffffffu));
@@ -19047,7 +19946,7 @@ SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const cha
     at += key_bytes;
     if (places > 0) at = spdl__put16(spdl__put16(at, 1), places);
     if (wide) at = spdl__put64(spdl__put64(at, usize), usize);
-    if (far) at = spdl__put64(at, w->at);
+    if (distant) at = spdl__put64(at, w->at);
     w->used = (size_t)(at - w->directory);
     return least + pad;
 }
@@ -19184,7 +20083,7 @@ SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
     spdl__crc_init(&w->crc);
     for (tries = 0; reason == spdl__os_in_use && tries < 100; tries++) {
         const uint64_t chance =
-            spdl__os_process_id(NULL) << 32 ^ spdl_time_ns() * 0x9e3779b97f4a7c15u;
+            spdl__os_process_id() << 32 ^ spdl_time_ns() * 0x9e3779b97f4a7c15u;
         snprintf(w->temporary, length + 31, "%s.%016llx.tmp", path, (spdl__llu)chance);
         reason = spdl__os_file_open(&w->file, w->temporary, SPDL__OS_NEW, NULL);
     }
@@ -19232,6 +20131,23 @@ SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
 #define SPDL__READER_ROOM 65536
 #define SPDL__LISTED_BYTES 4096
 #define SPDL__FOLDERS_DEEP 32
+
+#define SPDL__DRIVES (SPDL__OS_SLASHES[1] != '\0') /* "C:", and '\\' as well */
+
+SPDL__PRIVATE bool spdl__slash(char c) { return c == '/' || (SPDL__DRIVES && c == '\\'); }
+
+/* The last part of a path. */
+SPDL__PRIVATE const char *spdl__path_name(const char *path) {
+    const char *name = path;
+    for (; *path != '\0'; ++path)
+        if (spdl__slash(*path)) name = path + 1;
+    return name;
+}
+
+/* Whether a path begins at the root, and not in some folder. */
+SPDL__PRIVATE bool spdl__path_absolute(const char *path) {
+    return spdl__slash(path[0]) || (SPDL__DRIVES && path[0] != '\0' && path[1] == ':');
+}
 
 typedef struct spdl__reader {
     const char *path; /* for messages; its owner keeps it */
@@ -19357,7 +20273,7 @@ SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_alloca
 /* Where the extension begins: behind the first dot of the last part of a name, or at its end. What
    comes before it is the key of a sample. */
 SPDL__PRIVATE const char *spdl__extension(const char *name) {
-    const char *slash = strrchr(name, '/'), *dot = strchr(slash != NULL ? slash : name, '.');
+    const char *dot = strchr(spdl__path_name(name), '.');
     return dot != NULL ? dot + 1 : name + strlen(name);
 }
 
@@ -19710,7 +20626,8 @@ SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const 
 
 /* Appends to the path; spdl__search_pop takes it back. */
 SPDL__PRIVATE bool spdl__search_push(spdl__search *f, const char *name, size_t bytes) {
-    const size_t slash = f->length > 0 && f->path[f->length - 1] != '/' && f->depth > 0;
+    const size_t slash = f->length > 0 && !spdl__slash(f->path[f->length - 1]) &&
+                         f->depth > 0;
     if (bytes >= sizeof(f->path) - f->length - slash)
         return spdl__search_fail(f, SPDL_E_LIMIT, "a path in it has more than 4095 bytes");
     if (slash) f->path[f->length++] = '/';
@@ -19783,8 +20700,8 @@ SPDL__PRIVATE bool spdl__search_look(spdl__search *f, uint64_t *bytes, bool *fol
 SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     spdl__search *f = (spdl__search *)finding;
     const char *pattern = f->pattern;
-    const char *end = pattern != NULL ? pattern + strcspn(pattern, "/") : NULL;
-    const bool more = end != NULL && *end == '/';
+    const char *end = pattern != NULL ? pattern + strcspn(pattern, SPDL__OS_SLASHES) : NULL;
+    const bool more = end != NULL && spdl__slash(*end);
     const size_t length = f->length;
     uint64_t bytes = 0;
     bool folder = false, good;
@@ -19813,8 +20730,9 @@ SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
 
 /* The line of a list: an empty one names nothing. */
 SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
-    const char *path = (const char *)line->data, *slash = strrchr(line->name, '/');
-    const size_t folder = slash != NULL && path[0] != '/' ? (size_t)(slash + 1 - line->name) : 0;
+    const char *path = (const char *)line->data;
+    const size_t folder =
+        spdl__path_absolute(path) ? 0 : (size_t)(spdl__path_name(line->name) - line->name);
     spdl__search_pop(f, 0);
     if (line->bytes == 0) return true;
     if (!spdl__search_push(f, line->name, folder)) return false;
@@ -19852,7 +20770,7 @@ SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
     if (path[0] == '@') return spdl__search_listed(f, path + 1);
     reason = spdl__os_file_look(path, &bytes, &folder);
     if (reason != NULL && wildcard != NULL) {
-        for (end = wildcard; end > path && end[-1] != '/'; --end) {}
+        for (end = wildcard; end > path && !spdl__slash(end[-1]); --end) {}
         f->pattern = end;
         folder = true;
     }
@@ -19866,13 +20784,13 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
 
 /* FNV-1a, which takes bytes one by one, and a mix of the bits at the end. */
 SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
-    const char *first = files->at[0].path, *name = strrchr(first, '/');
-    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
+    const char *first = files->at[0].path, *name;
+    size_t common = (size_t)(spdl__path_name(first) - first), i;
     uint64_t hash = 0xcbf29ce484222325u;
     int shift;
     for (i = 1; i < files->count; ++i) /* the folder that all paths begin with */
         while (strncmp(first, files->at[i].path, common) != 0)
-            for (--common; common > 0 && first[common - 1] != '/'; --common) {}
+            for (--common; common > 0 && !spdl__slash(first[common - 1]); --common) {}
     for (i = 0; i < files->count; ++i) {
         name = files->at[i].path + common;
         do hash = (hash ^ (uint8_t)*name) * 0x100000001b3u;
@@ -20092,8 +21010,8 @@ SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) 
     }
 }
 
-SPDL__PRIVATE void spdl__tokens_widen(uint32_t *__restrict to, const uint16_t *__restrict from,
-                                      size_t count) {
+SPDL__PRIVATE void spdl__tokens_widen(uint32_t *SPDL__RESTRICT to,
+                                      const uint16_t *SPDL__RESTRICT from, size_t count) {
     size_t i;
     for (i = 0; i < count; ++i) to[i] = from[i];
 }
@@ -20194,7 +21112,8 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, bool sourc
     spdl_result result = spdl__row_index(task, in, source, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
     if (room > 0 && room < bytes)
-        return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", room, bytes);
+        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu", (spdl__llu)room,
+                         (spdl__llu)bytes);
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
     result = spdl__tokens_window(tokens, index, *out, wide, &error);
@@ -20745,7 +21664,7 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
                                          int track, uint64_t when) {
     if (out->text.length + 1000 >= out->text.bytes) spdl__out_flush(out); /* more than it takes */
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
-                   (spdl__llu)spdl__os_process_id(NULL), track + 1);
+                   (spdl__llu)spdl__os_process_id(), track + 1);
     if (when != SPDL__NEVER)
         spdl__trace_time(&out->text, "ts", when - p->trace->origin);
     return &out->text;
@@ -20813,7 +21732,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, spdl__os_file f
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
                    "{\"name\":\"spdl ", spdl_version(), (spdl__llu)count,
-                   (spdl__llu)dropped, (spdl__llu)spdl__os_process_id(NULL));
+                   (spdl__llu)dropped, (spdl__llu)spdl__os_process_id());
     spdl__json_escape(text, p->trace->name);
     spdl__text_add(text, "\"}}");
     for (track = 0; track < spdl__tracks(p); ++track) { /* edges are counters */
@@ -20908,7 +21827,7 @@ SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
     const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
     char number[24] = "";
     if (mark != NULL)
-        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id(NULL));
+        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id());
     return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, from, number,
                     mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
 }
@@ -20935,7 +21854,9 @@ SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint6
 
 /* Whatever is wrong is a warning: the pipeline runs as it would without a trace. */
 SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    const char *value = desc->trace != NULL ? desc->trace : spdl__os_environment("SPDL_TRACE");
+    char room[SPDL__OS_VARIABLE];
+    const char *value =
+        desc->trace != NULL ? desc->trace : spdl__os_environment("SPDL_TRACE", room);
     const char *name = desc->pool != NULL ? desc->pool->name : desc->name, *failure = NULL;
     uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
     char path[SPDL__PATH_BYTES];
@@ -20969,6 +21890,9 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
 }
 #endif
 
+#if SPDL__MSVC
+#pragma warning(pop)
+#endif
 #endif /* SPDL_IMPLEMENTATION */
 
 /* ============================================================================================= */

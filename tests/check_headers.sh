@@ -137,9 +137,10 @@ twin() {
 twin os "$scratch/contract"
 twin os-none "$scratch/none"
 twin os-posix "$scratch/posix"
+twin os-win32 "$scratch/win32"
 count=$(wc -l <"$scratch/contract")
 check ">>os has $count functions, more than 28" [ "$count" -le 28 ] # and 25 without the last three
-for of in none posix; do
+for of in none posix win32; do
     comm -23 "$scratch/contract" "$scratch/$of" >"$scratch/missing"
     empty ">>os-$of lacks functions" "$scratch/missing"
 done

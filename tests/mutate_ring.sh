@@ -84,7 +84,7 @@ SPDL__WEAK(uint64_t, )
 #define SPDL__WEAK_NOTHING(...) ((void)0)'
 
 region() { # the sections, with the functions of the event they use
-    awk '/^\/\* >>os-posix/ { posix = 1 } # Linux comes first
+    awk '/^\/\* >>os-linux/ { posix = 1 }
          /^\/\* >>ring-core/ { on = 1 } /^\/\* >>pool-impl/ { on = 0 }
          /^SPDL__PRIVATE void spdl__os_event_wake\(.*{$/ && posix { wake = 1; posix = 0 }
          { print (on || wake) + 0 } /^}/ { wake = 0 }' spdl.h
