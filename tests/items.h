@@ -16,14 +16,8 @@
 static inline void timing_point(const char *id);
 static inline bool thread_refused(void);
 #define SPDL_TEST_POINT(id) timing_point(id)
-#ifdef _WIN32
-#define SPDL_THREAD_REFUSED() thread_refused()
-#else
-#include <pthread.h>
-static inline int thread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                                void *(*entry)(void *), void *arg);
-#define SPDL_PTHREAD_CREATE thread_create
-#endif
+#define SPDL_CREATE_THREAD(...) (thread_refused() ? NULL : CreateThread(__VA_ARGS__))
+#define SPDL_PTHREAD_CREATE(...) (thread_refused() ? EAGAIN : pthread_create(__VA_ARGS__))
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -65,13 +59,6 @@ static inline bool thread_refused(void) {
     if (threads_left > 0) --threads_left;
     return false;
 }
-
-#if TEST_POSIX
-static inline int thread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                                void *(*entry)(void *), void *arg) {
-    return thread_refused() ? EAGAIN : pthread_create(thread, attributes, entry, arg);
-}
-#endif
 
 static inline test_thread thread_of(void *(*entry)(void *), void *arg) {
     test_thread thread;

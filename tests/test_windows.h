@@ -33,8 +33,9 @@ void test_skip(const char *why) __attribute__((noreturn));
 #define WIFSIGNALED(status) ((status) != 0)
 #define WEXITSTATUS(status) (status)
 #define WTERMSIG(status) (status)
-static inline int fork(void) { test_skip("Windows has no fork"); }
-static inline int waitpid(int child, int *status, int how) {
+#define fork() test_fork() /* gcc knows a fork itself */
+static inline int test_fork(void) { test_skip("Windows has no fork"); }
+static inline pid_t waitpid(pid_t child, int *status, int how) {
     (void)child, (void)status, (void)how;
     test_skip("Windows has no waitpid");
 }
@@ -54,15 +55,15 @@ static inline int sigaction(int number, const struct sigaction *is, struct sigac
     (void)number, (void)is, (void)was;
     test_skip("Windows has no signals");
 }
-#define sigemptyset(set) ((set)->none = 0)
-#define sigaddset(set, number) ((set)->none = (number))
+#define sigemptyset(set) ((void)((set)->none = 0))
+#define sigaddset(set, number) ((void)((set)->none = (number)))
 #define sigismember(set, number) ((set)->none == (number))
 #undef pthread_sigmask
-#define pthread_sigmask(how, set, was) 0
+#define pthread_sigmask(how, set, was) kill(0, 0)
 #define pthread_kill(thread, number) ((void)(thread))
 #define pthread_self() NULL
 #define pthread_equal(a, b) ((a) == (b))
-static inline int kill(int process, int number) {
+static inline int kill(pid_t process, int number) {
     (void)process, (void)number;
     test_skip("Windows has no signals");
 }
@@ -87,6 +88,11 @@ static inline int symlink(const char *to, const char *at) {
 static inline int mkfifo(const char *path, int mode) {
     (void)path, (void)mode;
     test_skip("Windows has no pipes in folders");
+}
+
+static inline int truncate(const char *path, int64_t bytes) {
+    (void)path, (void)bytes;
+    test_skip("Windows truncates no file that is open elsewhere");
 }
 
 /* Limits. */
