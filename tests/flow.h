@@ -6,8 +6,6 @@
 
 #include "items.h"
 
-#include <signal.h>
-#include <sys/wait.h>
 
 #define FOLLOW(...) SPDL_PIPE(follow, SCRIPT(__VA_ARGS__), .free_item = item_free)
 

@@ -10,40 +10,34 @@
 #ifndef ITEMS_H_INCLUDED
 #define ITEMS_H_INCLUDED
 
-#include <pthread.h>
-#include <sched.h>
 #include <stdarg.h>
-#include <time.h>
-#include <unistd.h>
+#include <stdbool.h>
 
 static inline void timing_point(const char *id);
-static inline int thread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                                void *(*entry)(void *), void *arg);
+static inline bool thread_refused(void);
 #define SPDL_TEST_POINT(id) timing_point(id)
-#define SPDL_PTHREAD_CREATE thread_create
+#define SPDL_CREATE_THREAD(...) (thread_refused() ? NULL : CreateThread(__VA_ARGS__))
+#define SPDL_PTHREAD_CREATE(...) (thread_refused() ? EAGAIN : pthread_create(__VA_ARGS__))
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "test.h"
 
-static inline void sleep_us(long us) {
-    const struct timespec pause = { us / 1000000, us % 1000000 * 1000 };
-    if (us > 0) nanosleep(&pause, NULL);
-}
+static inline void sleep_us(int64_t us) { test_sleep_us(us); }
 
 /* --- yields where timing decides, or no step further; threads that cannot be had --- */
 
 static uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
 static const char *frozen_at; /* who comes to this point stays there until it is another one */
 static int frozen;            /* how many have come there */
-static int threads_left = -1; /* pthread_create fails from then on; -1: never */
+static int threads_left = -1; /* threads of the library fail from then on; -1: never */
 
 static inline void chaos_point(void) {
     static _Thread_local uint64_t state;
     const uint64_t seed = __atomic_load_n(&chaos, __ATOMIC_RELAXED);
     if (seed == 0) return;
     if (state == 0) state = seed ^ (uint64_t)(uintptr_t)&state;
-    if (test_random(&state) % 8 == 0) sched_yield();
+    if (test_random(&state) % 8 == 0) test_yield();
 }
 
 static inline void timing_point(const char *id) {
@@ -60,16 +54,15 @@ static inline void chaos_on(void) {
     __atomic_store_n(&chaos, test_seed() | 1, __ATOMIC_RELAXED);
 }
 
-static inline int thread_create(pthread_t *thread, const pthread_attr_t *attributes,
-                                void *(*entry)(void *), void *arg) {
-    if (threads_left == 0) return EAGAIN;
+static inline bool thread_refused(void) {
+    if (threads_left == 0) return true;
     if (threads_left > 0) --threads_left;
-    return pthread_create(thread, attributes, entry, arg);
+    return false;
 }
 
-static inline pthread_t thread_of(void *(*entry)(void *), void *arg) {
-    pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, entry, arg) == 0);
+static inline test_thread thread_of(void *(*entry)(void *), void *arg) {
+    test_thread thread;
+    REQUIRE(test_thread_start(&thread, entry, arg));
     return thread;
 }
 

@@ -22,11 +22,6 @@ static void stress_point(const char *id);
 #include "../spdl.h"
 #include "test.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <unistd.h>
-
 enum { MAX_THREADS = 4, MAX_WORDS = 7, MAX_BATCH = 40, MAX_WORKERS = 2 * MAX_THREADS };
 
 /* --- yields and pauses --- */
@@ -39,8 +34,8 @@ static void stress_point(const char *id) {
     if (chaos == 0 || strncmp(id, "ring", 4) != 0) return;
     dice = test_random(&chaos);
     if (dice % chaos_rare != 0) return;
-    if ((dice >> 32) % 8 == 0) usleep((useconds_t)((dice >> 40) % 60));
-    else sched_yield();
+    if ((dice >> 32) % 8 == 0) test_sleep_us((int64_t)((dice >> 40) % 60));
+    else test_yield();
 }
 
 /* --- what runs --- */
@@ -59,10 +54,10 @@ typedef struct cell {
 } cell;
 
 typedef struct worker {
-    struct round *round;
+    struct trial *round;
     int index;
     uint64_t random;
-    pthread_t thread;
+    test_thread thread;
     uint64_t count; /* items that were accepted, or taken */
     uint64_t sum;   /* of their hashes */
     uint64_t enough;             /* a producer ends, a consumer leaves after so many */
@@ -74,14 +69,14 @@ typedef struct worker {
     uint64_t items[MAX_BATCH * MAX_WORDS];
 } worker;
 
-typedef struct round {
+typedef struct trial {
     const cell *cell;
     spdl_ring *ring;
     uint32_t closed;  /* a close has returned */
     uint32_t working; /* threads that are not done */
     worker workers[MAX_WORKERS]; /* producers first */
     worker reaper;               /* what destroy hands back */
-} round;
+} trial;
 
 /* A way to call: moves up to n items from or to self->items. */
 typedef struct way {
@@ -230,12 +225,12 @@ static const way way_batch = { "batch", batch_push, batch_pop, MAX_BATCH };
 
 /* --- producers and consumers --- */
 
-static void close_now(round *r) {
+static void close_now(trial *r) {
     spdl_ring_close(r->ring);
     __atomic_store_n(&r->closed, 1, __ATOMIC_RELEASE);
 }
 
-static bool was_closed(const round *r) { return __atomic_load_n(&r->closed, __ATOMIC_ACQUIRE); }
+static bool was_closed(const trial *r) { return __atomic_load_n(&r->closed, __ATOMIC_ACQUIRE); }
 
 static uint64_t some(worker *self) {
     const way *w = self->round->cell->way;
@@ -262,7 +257,7 @@ static spdl_result produce_some(worker *self, uint64_t n) {
 }
 
 static void rest_or_close(worker *self, spdl_result result) {
-    if (result == SPDL_FULL || result == SPDL_EMPTY) sched_yield();
+    if (result == SPDL_FULL || result == SPDL_EMPTY) test_yield();
     if (self->count >= self->close_at) {
         close_now(self->round);
         self->close_at = UINT64_MAX;
@@ -332,11 +327,11 @@ static void on_storm(int number) { (void)number; }
 
 /* Interrupts all threads as long as more than `rest` of them work. Those that are done were not
    joined yet, so that they may be sent signals. */
-static void storm(round *r, uint32_t rest, uint64_t *random) {
+static void storm(trial *r, uint32_t rest, uint64_t *random) {
     const int workers = r->cell->producers + r->cell->consumers;
     while (__atomic_load_n(&r->working, __ATOMIC_ACQUIRE) > rest) {
         for (int i = 0; i < workers; ++i) pthread_kill(r->workers[i].thread, SIGUSR1);
-        usleep((useconds_t)(test_random(random) % 200));
+        test_sleep_us((int64_t)(test_random(random) % 200));
     }
 }
 
@@ -360,7 +355,7 @@ static void signals_start(void) {
 
 static bool any_closes(const cell *c) { return c->mode == SPDL_RING_MPMC; }
 
-static void worker_start(round *r, int i, uint64_t items, uint64_t *random) {
+static void worker_start(trial *r, int i, uint64_t items, uint64_t *random) {
     const cell *c = r->cell;
     const bool producer = i < c->producers;
     worker *self = &r->workers[i];
@@ -374,32 +369,32 @@ static void worker_start(round *r, int i, uint64_t items, uint64_t *random) {
     if (c->early && !any_closes(c) && producer) self->close_at = roll(self, items);
     if (c->early && any_closes(c) && !producer && roll(self, 2) == 0)
         self->enough = roll(self, items);
-    REQUIRE(pthread_create(&self->thread, NULL, producer ? produce : consume, self) == 0);
+    REQUIRE(test_thread_start(&self->thread, producer ? produce : consume, self));
 }
 
 /* Closes when it is time, and waits for the threads. */
-static void round_watch(round *r, uint64_t *random) {
+static void round_watch(trial *r, uint64_t *random) {
     const cell *c = r->cell;
     const int workers = c->producers + c->consumers;
     const bool early = c->early && any_closes(c);
     if (early) {
         const uint64_t scale = (uint64_t)1 << test_random(random) % 12;
-        usleep((useconds_t)(test_random(random) % scale));
+        test_sleep_us((int64_t)(test_random(random) % scale));
         here(CHECK(spdl_ring_count(r->ring) <= c->capacity));
     } else {
         if (c->storm) storm(r, (uint32_t)c->consumers, random);
-        for (int i = 0; i < c->producers; ++i) pthread_join(r->workers[i].thread, NULL);
+        for (int i = 0; i < c->producers; ++i) test_join(r->workers[i].thread);
     }
     close_now(r);
     if (early && c->storm) storm(r, 0, random);
     for (int i = early ? 0 : c->producers; i < workers; ++i)
-        pthread_join(r->workers[i].thread, NULL);
+        test_join(r->workers[i].thread);
 }
 
 static void reap(void *item, void *user) { take((worker *)user, item); }
 
 /* The reaper starts where the consumers have ended, so that it notices every hole. */
-static void reaper_start(round *r) {
+static void reaper_start(trial *r) {
     const cell *c = r->cell;
     worker *reaper = &r->reaper;
     reaper->round = r;
@@ -414,7 +409,7 @@ static void reaper_start(round *r) {
     memcpy(reaper->next, reaper->taken, sizeof reaper->next);
 }
 
-static void round_check(round *r) {
+static void round_check(trial *r) {
     const cell *c = r->cell;
     worker *reaper = &r->reaper;
     uint64_t accepted = 0, sum = 0, left;
@@ -441,7 +436,7 @@ static void without_membarrier(spdl_ring *ring) {
 
 /* Up to `items` items of each producer; returns how many went in. */
 static uint64_t round_run(const cell *c, uint64_t items, uint64_t seed) {
-    static round r; /* too much for the stack of a thread */
+    static trial r; /* too much for the stack of a thread */
     const int workers = c->producers + c->consumers;
     spdl_ring_desc desc = { 0 };
     memset(&r, 0, sizeof r);

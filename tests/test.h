@@ -1,5 +1,6 @@
-/* test.h - a small test runner: every test runs in a process of its own, under an alarm; with
-   --jobs several at a time, and what one prints is shown when it has ended.
+/* test.h - a small test runner: every test runs in a process of its own, under a time limit; with
+   --jobs several at a time, and what one prints is shown when it has ended. On Windows the program
+   starts itself with the name of one test.
 
    A module's tests are functions without arguments and one table of them:
 
@@ -20,7 +21,10 @@
 
    tests/main.c lists the tables, and the tests that run alone. Checks may stand on any thread, and
    in processes a test forks. A test fails when a check failed, when a signal ended it (the alarm is
-   one), and when it ended with another status than 0 (a sanitizer's, say). */
+   one), and when it ended with another status than 0 (a sanitizer's, say).
+
+   Tests take threads, sleeps, folders, memory and variables from here, so that they run on
+   Windows, too. What only POSIX has (fork, signals, FIFOs) skips the test there. */
 #ifndef TEST_H_INCLUDED
 #define TEST_H_INCLUDED
 
@@ -29,6 +33,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#include "test_windows.h"
+#else
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#endif
 
 typedef struct test_case {
     const char *name;
@@ -61,15 +82,22 @@ typedef struct test_module {
 #define TEST_SKIP(why) test_skip(why)
 
 /* Whether the library uses what only Linux has. */
-#ifdef SPDL_OS_POSIX
-#define TEST_LINUX 0
-#else
+#if defined(__linux__) && !defined(SPDL_OS_POSIX)
 #define TEST_LINUX 1
+#else
+#define TEST_LINUX 0
 #endif
 #define TEST_NEEDS_LINUX()                                                                         \
     do {                                                                                           \
-        if (!TEST_LINUX) TEST_SKIP("of Linux");                                                    \
+        if (!TEST_LINUX) TEST_SKIP("needs Linux");                                                 \
     } while (0)
+
+/* Whether the system is a POSIX one: for code that Windows cannot compile. */
+#ifdef _WIN32
+#define TEST_POSIX 0
+#else
+#define TEST_POSIX 1
+#endif
 
 /* Set when a sanitizer makes everything slow: the place to do fewer rounds. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -83,6 +111,13 @@ typedef struct test_module {
 #define TEST_SANITIZED 0
 #endif
 
+/* The format is this parameter, its arguments follow. */
+#ifdef __MINGW32__
+#define TEST_PRINTF(number) __attribute__((format(gnu_printf, number, number + 1)))
+#else
+#define TEST_PRINTF(number) __attribute__((format(printf, number, number + 1)))
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -90,8 +125,7 @@ extern "C" {
 /* `alone`: how the names of those begin that run beside no other test; ends in NULL. */
 int test_main(int argc, char **argv, const test_module *modules, size_t count,
               const char *const *alone);
-bool test_check(bool held, const char *file, int line, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+TEST_PRINTF(4) bool test_check(bool held, const char *file, int line, const char *format, ...);
 bool test_check_eq(long long a, long long b, const char *file, int line, const char *what);
 bool test_check_str(const char *a, const char *b, const char *file, int line, const char *what);
 void test_leave(void) __attribute__((noreturn));
@@ -108,6 +142,51 @@ static inline uint64_t test_random(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
+/* --- the system --- */
+
+#ifdef _WIN32
+typedef struct test_started *test_thread;
+typedef struct test_mutex { void *word; } test_mutex;
+typedef struct test_event { void *word; } test_event;
+#define TEST_MUTEX { NULL }
+#define TEST_EVENT { NULL }
+#else
+typedef pthread_t test_thread;
+typedef pthread_mutex_t test_mutex;
+typedef pthread_cond_t test_event;
+#define TEST_MUTEX PTHREAD_MUTEX_INITIALIZER
+#define TEST_EVENT PTHREAD_COND_INITIALIZER
+#endif
+
+bool test_thread_start(test_thread *thread, void *(*entry)(void *), void *arg);
+void test_join(test_thread thread);
+void test_detach(test_thread thread);
+uint64_t test_thread_id(void); /* of the calling thread */
+void test_yield(void);
+void test_sleep_us(int64_t us); /* at least so long; returns at once for 0 and less */
+uint64_t test_cpu_ns(void);     /* CPU time of this process */
+
+/* Makes a folder and writes its path, in up to 64 bytes. Leaves the test on failure. */
+void test_folder(char *path, size_t bytes);
+bool test_folder_remove(const char *path); /* and everything in it */
+
+void test_setenv(const char *name, const char *value); /* NULL: removes it */
+
+/* NULL: not to be had. Freed by test_memory_free, not by free. */
+void *test_memory(size_t align, size_t bytes);
+void test_memory_free(void *memory);
+
+/* Memory whose last byte is followed by a page that may not be touched. */
+void *test_guarded(size_t bytes);
+void test_guarded_free(void *memory, size_t bytes);
+
+/* A mutex begins as (test_mutex)TEST_MUTEX, an event as (test_event)TEST_EVENT. */
+void test_lock(test_mutex *mutex);
+void test_unlock(test_mutex *mutex);
+void test_notify(test_event *event); /* all that wait */
+/* Unlocks meanwhile. False: it took longer than that. */
+bool test_wait_event(test_event *event, test_mutex *mutex, int64_t us);
+
 #ifdef __cplusplus
 }
 #endif
@@ -116,16 +195,12 @@ static inline uint64_t test_random(uint64_t *state) {
 /* The runner, for the one file that defines TEST_MAIN. */
 #ifdef TEST_MAIN
 
-#include <pthread.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/time.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
+#ifdef _WIN32
+#include <windows.h>
+#endif
 
 enum {
     TEST_MESSAGES = 20, /* shown of one test: a check may fail a million times */
@@ -146,8 +221,13 @@ typedef struct test_job {
     char name[200];
     test_report *report;
     FILE *output; /* of one that runs beside others, else NULL */
-    pid_t child;  /* 0: none */
     double start;
+    bool running;
+#ifdef _WIN32
+    HANDLE child, family; /* the process, and the job that ends with it */
+#else
+    pid_t child;
+#endif
 } test_job;
 
 /* What a test took, in seconds. */
@@ -159,33 +239,41 @@ typedef struct test_time {
 typedef struct test_state {
     bool list, no_fork, slow;
     unsigned timeout; /* seconds, 0 is none */
-    long repeat, jobs;
+    int repeat, jobs;
     uint64_t seed; /* of this round */
     char **filters;
     int filter_count;
     const char *const *alone;
-    long passed, failed, skipped;
-    test_job *job;   /* `jobs` of them */
-    long running;
+    int passed, failed, skipped;
+    test_job *job; /* `jobs` of them */
+    int running;
     test_time *times; /* --slow */
     size_t time_count, time_room;
     /* of the test that runs in this process */
     const char *name;
     test_report *report;
-    pthread_t thread; /* without fork: the thread that can jump to `leave` */
+    uint64_t thread; /* without fork: the thread that can jump to `leave` */
     jmp_buf leave;
+    const char *child; /* Windows: this process runs one test, and that is its report */
 } test_state;
 
 static test_state test_now;
 
+static double test_seconds(void);
+static void test_quit(void) __attribute__((noreturn)); /* at once, from any thread, with status 0 */
+static void test_write(const char *text, size_t length); /* to stderr, in one piece */
+static void *test_shared(size_t bytes); /* memory that the processes of tests see; NULL: none */
+static FILE *test_output(void);         /* a file that is gone when it is closed */
+static bool test_begin(test_job *job);  /* starts its process; false: none could be had */
+static void test_wait(void);            /* until one test has ended, which is judged */
+
 /* One write for the whole message, so that the lines of several threads stay whole. */
-__attribute__((format(printf, 3, 0))) static void test_tell(const char *file, int line,
-                                                            const char *format, va_list args) {
+static void test_tell(const char *file, int line, const char *format, va_list args) {
     char text[1024], what[800];
     int length;
     vsnprintf(what, sizeof what, format, args);
     length = snprintf(text, sizeof text, "%.200s:%d: %s failed\n", file, line, what);
-    if (write(STDERR_FILENO, text, (size_t)length) < 0) return; /* there is nobody else to tell */
+    test_write(text, (size_t)length);
 }
 
 bool test_check(bool held, const char *file, int line, const char *format, ...) {
@@ -211,8 +299,8 @@ bool test_check_str(const char *a, const char *b, const char *file, int line, co
 
 void test_leave(void) {
     __atomic_store_n(&test_now.report->done, 1, __ATOMIC_RELEASE);
-    if (!test_now.no_fork) _exit(0); /* from any thread, without waiting for the others */
-    if (pthread_equal(pthread_self(), test_now.thread)) longjmp(test_now.leave, 1);
+    if (!test_now.no_fork) test_quit();
+    if (test_thread_id() == test_now.thread) longjmp(test_now.leave, 1);
     abort(); /* another thread cannot leave the test; a debugger stops here */
 }
 
@@ -227,45 +315,6 @@ uint64_t test_seed(void) {
     for (const char *c = test_now.name; *c; ++c)
         hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
     return hash;
-}
-
-static void test_in_child(const test_job *job) {
-    sigset_t set;
-    if (job->output != NULL) {
-        dup2(fileno(job->output), STDOUT_FILENO);
-        dup2(fileno(job->output), STDERR_FILENO);
-    }
-    sigemptyset(&set);
-    sigaddset(&set, SIGALRM);
-    signal(SIGALRM, SIG_DFL);
-    sigprocmask(SIG_UNBLOCK, &set, NULL);
-    alarm(test_now.timeout);
-    job->test->run();
-    __atomic_store_n(&test_now.report->done, 1, __ATOMIC_RELEASE);
-    exit(0); /* not _exit: the leak check runs in here */
-}
-
-/* Writes why a process that ended with this status has failed; nothing when it has not. */
-static void test_ended(const test_report *report, int status, char *why, size_t bytes) {
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
-        snprintf(why, bytes, "timeout after %u s", test_now.timeout);
-    else if (WIFSIGNALED(status))
-        snprintf(why, bytes, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
-    else if (WEXITSTATUS(status) != 0)
-        snprintf(why, bytes, "exit status %d", WEXITSTATUS(status));
-    else if (!__atomic_load_n(&report->done, __ATOMIC_ACQUIRE))
-        snprintf(why, bytes, "the process ended before the test did");
-}
-
-static double test_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-static double test_cpu(const struct rusage *usage) {
-    const struct timeval user = usage->ru_utime, system = usage->ru_stime;
-    return (double)(user.tv_sec + system.tv_sec) + (double)(user.tv_usec + system.tv_usec) * 1e-6;
 }
 
 static void test_note_time(const char *name, double wall, double cpu) {
@@ -311,25 +360,8 @@ static void test_judge(test_job *job, const char *why, double cpu) {
     }
 }
 
-/* Waits until one test has ended. */
-static void test_wait(void) {
-    struct rusage usage;
-    char why[100] = "";
-    int status = 0;
-    const pid_t child = wait4(-1, &status, 0, &usage);
-    for (long i = 0; i < test_now.jobs; ++i) {
-        test_job *job = &test_now.job[i];
-        if (job->child == 0 || (job->child != child && child >= 0)) continue;
-        if (child < 0) snprintf(why, sizeof why, "its process is lost");
-        else test_ended(job->report, status, why, sizeof why);
-        job->child = 0;
-        --test_now.running;
-        test_judge(job, why, child < 0 ? 0 : test_cpu(&usage));
-    }
-}
-
 static void test_without_fork(test_job *job) {
-    test_now.thread = pthread_self();
+    test_now.thread = test_thread_id();
     if (setjmp(test_now.leave) == 0) job->test->run();
     test_judge(job, "", 0);
 }
@@ -338,10 +370,10 @@ static void test_without_fork(test_job *job) {
 static void test_start(const test_case *test, const char *name, bool alone) {
     test_job *job = test_now.job;
     while (test_now.running >= (alone ? 1 : test_now.jobs)) test_wait();
-    while (job->child != 0) ++job;
+    while (job->running) ++job;
     memset(job->report, 0, sizeof *job->report);
     job->test = test;
-    job->output = alone || test_now.jobs == 1 ? NULL : tmpfile();
+    job->output = alone || test_now.jobs == 1 ? NULL : test_output();
     snprintf(job->name, sizeof job->name, "%s", name);
     test_now.name = job->name;
     test_now.report = job->report;
@@ -350,15 +382,441 @@ static void test_start(const test_case *test, const char *name, bool alone) {
         test_without_fork(job);
         return;
     }
-    job->child = fork();
-    if (job->child == 0) test_in_child(job);
-    if (job->child > 0) {
+    if (test_begin(job)) {
+        job->running = true;
         ++test_now.running;
     } else {
-        job->child = 0;
         test_judge(job, "no process could be had for it", 0);
     }
 }
+
+static void test_ended(test_job *job, const char *why, double cpu) {
+    job->running = false;
+    --test_now.running;
+    test_judge(job, why, cpu);
+}
+
+/* --- the system: POSIX --- */
+#ifndef _WIN32
+
+static double test_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void test_quit(void) { _exit(0); } /* waits for no other thread */
+
+static void test_write(const char *text, size_t length) {
+    if (write(STDERR_FILENO, text, length) < 0) return; /* there is nobody else to tell */
+}
+
+static void *test_shared(size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static FILE *test_output(void) { return tmpfile(); }
+
+static void test_in_child(const test_job *job) {
+    sigset_t set;
+    if (job->output != NULL) {
+        dup2(fileno(job->output), STDOUT_FILENO);
+        dup2(fileno(job->output), STDERR_FILENO);
+    }
+    sigemptyset(&set);
+    sigaddset(&set, SIGALRM);
+    signal(SIGALRM, SIG_DFL);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    alarm(test_now.timeout);
+    job->test->run();
+    __atomic_store_n(&test_now.report->done, 1, __ATOMIC_RELEASE);
+    exit(0); /* not _exit: the leak check runs in here */
+}
+
+static bool test_begin(test_job *job) {
+    job->child = fork();
+    if (job->child == 0) test_in_child(job);
+    return job->child > 0;
+}
+
+/* Writes why a process that ended with this status has failed; nothing when it has not. */
+static void test_why(const test_report *report, int status, char *why, size_t bytes) {
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+        snprintf(why, bytes, "timeout after %u s", test_now.timeout);
+    else if (WIFSIGNALED(status))
+        snprintf(why, bytes, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else if (WEXITSTATUS(status) != 0)
+        snprintf(why, bytes, "exit status %d", WEXITSTATUS(status));
+    else if (!__atomic_load_n(&report->done, __ATOMIC_ACQUIRE))
+        snprintf(why, bytes, "the process ended before the test did");
+}
+
+static double test_cpu(const struct rusage *usage) {
+    const struct timeval user = usage->ru_utime, system = usage->ru_stime;
+    return (double)(user.tv_sec + system.tv_sec) + (double)(user.tv_usec + system.tv_usec) * 1e-6;
+}
+
+static void test_wait(void) {
+    struct rusage usage;
+    char why[100] = "";
+    int status = 0;
+    const pid_t child = wait4(-1, &status, 0, &usage);
+    for (int i = 0; i < test_now.jobs; ++i) {
+        test_job *job = &test_now.job[i];
+        if (!job->running || (job->child != child && child >= 0)) continue;
+        if (child < 0) snprintf(why, sizeof why, "its process is lost");
+        else test_why(job->report, status, why, sizeof why);
+        test_ended(job, why, child < 0 ? 0 : test_cpu(&usage));
+    }
+}
+
+bool test_thread_start(test_thread *thread, void *(*entry)(void *), void *arg) {
+    return pthread_create(thread, NULL, entry, arg) == 0;
+}
+
+void test_join(test_thread thread) { pthread_join(thread, NULL); }
+void test_detach(test_thread thread) { pthread_detach(thread); }
+uint64_t test_thread_id(void) { return (uint64_t)(uintptr_t)pthread_self(); }
+void test_yield(void) { sched_yield(); }
+
+void test_sleep_us(int64_t us) {
+    struct timespec left;
+    left.tv_sec = (time_t)(us / 1000000);
+    left.tv_nsec = (long)(us % 1000000 * 1000);
+    while (us > 0 && nanosleep(&left, &left) != 0 && errno == EINTR) {}
+}
+
+void test_lock(test_mutex *mutex) { pthread_mutex_lock(mutex); }
+void test_unlock(test_mutex *mutex) { pthread_mutex_unlock(mutex); }
+void test_notify(test_event *event) { pthread_cond_broadcast(event); }
+
+bool test_wait_event(test_event *event, test_mutex *mutex, int64_t us) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    us += until.tv_nsec / 1000;
+    until.tv_sec += (time_t)(us / 1000000);
+    until.tv_nsec = (long)(us % 1000000 * 1000);
+    return pthread_cond_timedwait(event, mutex, &until) != ETIMEDOUT;
+}
+
+uint64_t test_cpu_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void test_folder(char *path, size_t bytes) {
+    const int length = snprintf(path, bytes, "/tmp/spdl_test_XXXXXX");
+    REQUIRE((size_t)length < bytes && mkdtemp(path) != NULL);
+}
+
+bool test_folder_remove(const char *path) {
+    char command[300];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    return system(command) == 0;
+}
+
+void test_setenv(const char *name, const char *value) {
+    if (value != NULL) setenv(name, value, 1);
+    else unsetenv(name);
+}
+
+void *test_memory(size_t align, size_t bytes) {
+    void *memory = NULL;
+    if (align < sizeof memory) align = sizeof memory;
+    return posix_memalign(&memory, align, bytes > 0 ? bytes : 1) == 0 ? memory : NULL;
+}
+
+void test_memory_free(void *memory) { free(memory); }
+
+/* The pages in front of the one that may not be touched. */
+static size_t test_pages(size_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+void *test_guarded(size_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = test_pages(bytes);
+    char *map = (char *)test_shared(pages + page);
+    REQUIRE(map != NULL && mprotect(map + pages, page, PROT_NONE) == 0);
+    return map + pages - bytes;
+}
+
+void test_guarded_free(void *memory, size_t bytes) {
+    const size_t pages = test_pages(bytes);
+    munmap((char *)memory - (pages - bytes), pages + (size_t)sysconf(_SC_PAGESIZE));
+}
+
+/* --- the system: Windows --- */
+#else
+
+static double test_seconds(void) {
+    LARGE_INTEGER now, second;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&second);
+    return (double)now.QuadPart / (double)second.QuadPart;
+}
+
+static void test_quit(void) {
+    fflush(stdout);
+    TerminateProcess(GetCurrentProcess(), 0);
+    abort(); /* not reached */
+}
+
+static void test_write(const char *text, size_t length) {
+    DWORD written;
+    fflush(stdout);
+    WriteFile(GetStdHandle(STD_ERROR_HANDLE), text, (DWORD)length, &written, NULL);
+}
+
+/* What a child is told: the handle of the memory, and where in it its report is. */
+static HANDLE test_memory_handle;
+
+static void *test_shared(size_t bytes) {
+    SECURITY_ATTRIBUTES inherited;
+    memset(&inherited, 0, sizeof inherited);
+    inherited.nLength = sizeof inherited;
+    inherited.bInheritHandle = TRUE;
+    test_memory_handle = CreateFileMappingW(INVALID_HANDLE_VALUE, &inherited, PAGE_READWRITE, 0,
+                                            (DWORD)bytes, NULL);
+    if (test_memory_handle == NULL) return NULL;
+    return MapViewOfFile(test_memory_handle, FILE_MAP_ALL_ACCESS, 0, 0, 0);
+}
+
+static FILE *test_output(void) {
+    SECURITY_ATTRIBUTES inherited;
+    char folder[MAX_PATH], path[MAX_PATH];
+    HANDLE file;
+    memset(&inherited, 0, sizeof inherited);
+    inherited.nLength = sizeof inherited;
+    inherited.bInheritHandle = TRUE;
+    if (GetTempPathA(sizeof folder, folder) == 0) return NULL;
+    if (GetTempFileNameA(folder, "spd", 0, path) == 0) return NULL;
+    file = CreateFileA(path, GENERIC_READ | GENERIC_WRITE,
+                       FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, &inherited,
+                       CREATE_ALWAYS, FILE_ATTRIBUTE_TEMPORARY | FILE_FLAG_DELETE_ON_CLOSE, NULL);
+    if (file == INVALID_HANDLE_VALUE) return NULL;
+    return _fdopen(_open_osfhandle((intptr_t)file, _O_BINARY), "w+b");
+}
+
+/* Starts this program suspended, in a job that ends with it. */
+static bool test_process(test_job *job, char *command) {
+    STARTUPINFOA start;
+    PROCESS_INFORMATION made;
+    JOBOBJECT_EXTENDED_LIMIT_INFORMATION limit;
+    memset(&start, 0, sizeof start);
+    memset(&limit, 0, sizeof limit);
+    start.cb = sizeof start;
+    start.dwFlags = STARTF_USESTDHANDLES;
+    start.hStdInput = GetStdHandle(STD_INPUT_HANDLE);
+    start.hStdOutput = GetStdHandle(STD_OUTPUT_HANDLE);
+    start.hStdError = GetStdHandle(STD_ERROR_HANDLE);
+    if (job->output != NULL)
+        start.hStdOutput = start.hStdError = (HANDLE)_get_osfhandle(_fileno(job->output));
+    if (!CreateProcessA(NULL, command, NULL, NULL, TRUE, CREATE_SUSPENDED, NULL, NULL, &start,
+                        &made))
+        return false;
+    job->child = made.hProcess;
+    job->family = CreateJobObjectW(NULL, NULL);
+    limit.BasicLimitInformation.LimitFlags = JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE;
+    SetInformationJobObject(job->family, JobObjectExtendedLimitInformation, &limit, sizeof limit);
+    AssignProcessToJobObject(job->family, made.hProcess);
+    ResumeThread(made.hThread);
+    CloseHandle(made.hThread);
+    return true;
+}
+
+static bool test_begin(test_job *job) {
+    char program[MAX_PATH], command[MAX_PATH + 400];
+    fflush(stdout);
+    GetModuleFileNameA(NULL, program, sizeof program);
+    snprintf(command, sizeof command, "\"%s\" --child %llu:%d --seed %llu %s", program,
+             (unsigned long long)(uintptr_t)test_memory_handle,
+             (int)(job->report - test_now.job[0].report), (unsigned long long)test_now.seed,
+             job->name);
+    return test_process(job, command);
+}
+
+/* Closes what is left of a test's process; how long it has computed. */
+static double test_buried(test_job *job) {
+    FILETIME begun, ended, system = { 0, 0 }, user = { 0, 0 };
+    GetProcessTimes(job->child, &begun, &ended, &system, &user);
+    TerminateJobObject(job->family, 1); /* what the test has started ends here */
+    CloseHandle(job->family);
+    CloseHandle(job->child);
+    return ((double)user.dwLowDateTime + (double)system.dwLowDateTime) * 1e-7;
+}
+
+static bool test_over(test_job *job) {
+    const bool late = test_now.timeout > 0 && test_seconds() - job->start > test_now.timeout;
+    char why[100] = "";
+    DWORD status = 0;
+    if (WaitForSingleObject(job->child, 0) != WAIT_OBJECT_0 && !late) return false;
+    GetExitCodeProcess(job->child, &status);
+    if (late) snprintf(why, sizeof why, "timeout after %u s", test_now.timeout);
+    else if (status != 0) snprintf(why, sizeof why, "exit status %#lx", status);
+    else if (!__atomic_load_n(&job->report->done, __ATOMIC_ACQUIRE))
+        snprintf(why, sizeof why, "the process ended before the test did");
+    test_ended(job, why, test_buried(job));
+    return true;
+}
+
+static void test_wait(void) {
+    HANDLE children[MAXIMUM_WAIT_OBJECTS];
+    for (bool over = false; !over && test_now.running > 0;) {
+        DWORD count = 0;
+        for (int i = 0; i < test_now.jobs; ++i)
+            if (test_now.job[i].running) children[count++] = test_now.job[i].child;
+        WaitForMultipleObjects(count, children, FALSE, 100); /* then a look at the time limits */
+        for (int i = 0; i < test_now.jobs; ++i)
+            if (test_now.job[i].running && test_over(&test_now.job[i])) over = true;
+    }
+}
+
+/* Runs the one test of a process that test_begin has started. */
+static int test_as_child(const test_module *modules, size_t count) {
+    unsigned long long memory = 0;
+    test_report *reports;
+    int index = 0;
+    sscanf(test_now.child, "%llu:%d", &memory, &index);
+    reports = (test_report *)MapViewOfFile((HANDLE)(uintptr_t)memory, FILE_MAP_ALL_ACCESS, 0, 0, 0);
+    if (reports == NULL || test_now.filter_count != 1) return 2;
+    test_now.report = &reports[index];
+    test_now.name = test_now.filters[0];
+    SetErrorMode(SEM_NOGPFAULTERRORBOX | SEM_FAILCRITICALERRORS); /* no box to click away */
+    _setmode(1, _O_BINARY);
+    _setmode(2, _O_BINARY);
+    for (size_t i = 0; i < count; ++i)
+        for (const test_case *test = modules[i].tests; test != NULL && test->name; ++test) {
+            const size_t length = strlen(modules[i].name);
+            if (strncmp(test_now.name, modules[i].name, length) != 0) continue;
+            if (test_now.name[length] != '.' || strcmp(test_now.name + length + 1, test->name) != 0)
+                continue;
+            test->run();
+            __atomic_store_n(&test_now.report->done, 1, __ATOMIC_RELEASE);
+            exit(0);
+        }
+    return 2;
+}
+
+struct test_started {
+    HANDLE handle;
+    void *(*entry)(void *);
+    void *arg;
+};
+
+static DWORD WINAPI test_thread_main(void *arg) {
+    const struct test_started *thread = (const struct test_started *)arg;
+    thread->entry(thread->arg);
+    return 0;
+}
+
+bool test_thread_start(test_thread *thread, void *(*entry)(void *), void *arg) {
+    struct test_started *made = (struct test_started *)malloc(sizeof *made);
+    if (made == NULL) return false;
+    made->entry = entry;
+    made->arg = arg;
+    made->handle = CreateThread(NULL, 0, test_thread_main, made, 0, NULL);
+    *thread = made;
+    return made->handle != NULL;
+}
+
+void test_join(test_thread thread) {
+    WaitForSingleObject(thread->handle, INFINITE);
+    CloseHandle(thread->handle);
+    free(thread);
+}
+
+void test_detach(test_thread thread) { CloseHandle(thread->handle); } /* keeps its 3 words */
+uint64_t test_thread_id(void) { return GetCurrentThreadId(); }
+void test_yield(void) { SwitchToThread(); }
+
+/* Sleep() counts in steps of the clock; this ends in time when the steps are smaller. */
+void test_sleep_us(int64_t us) {
+    const double end = test_seconds() + (double)us * 1e-6;
+    for (double left = (double)us * 1e-6; left > 0; left = end - test_seconds())
+        Sleep((DWORD)(left * 1e3) + (left > 1e-3 ? 0 : 1));
+}
+
+void test_lock(test_mutex *mutex) { AcquireSRWLockExclusive((PSRWLOCK)&mutex->word); }
+void test_unlock(test_mutex *mutex) { ReleaseSRWLockExclusive((PSRWLOCK)&mutex->word); }
+void test_notify(test_event *event) { WakeAllConditionVariable((PCONDITION_VARIABLE)&event->word); }
+
+bool test_wait_event(test_event *event, test_mutex *mutex, int64_t us) {
+    return SleepConditionVariableSRW((PCONDITION_VARIABLE)&event->word, (PSRWLOCK)&mutex->word,
+                                     (DWORD)(us / 1000 + 1), 0) != 0;
+}
+
+uint64_t test_cpu_ns(void) {
+    FILETIME begun, ended, system, user;
+    GetProcessTimes(GetCurrentProcess(), &begun, &ended, &system, &user);
+    return (((uint64_t)system.dwHighDateTime << 32) + system.dwLowDateTime +
+            ((uint64_t)user.dwHighDateTime << 32) + user.dwLowDateTime) * 100;
+}
+
+void test_folder(char *path, size_t bytes) {
+    char parent[MAX_PATH];
+    static unsigned turn;
+    int length = 0;
+    REQUIRE(GetTempPathA(sizeof parent, parent) > 0);
+    do {
+        length = snprintf(path, bytes, "%sspdl_%x", parent,
+                          ((unsigned)GetCurrentProcessId() << 8) + turn++);
+        REQUIRE((size_t)length < bytes && turn < 256);
+    } while (!CreateDirectoryA(path, NULL));
+    for (char *c = path; *c; ++c)
+        if (*c == '\\') *c = '/';
+}
+
+bool test_folder_remove(const char *path) {
+    char inside[1024];
+    WIN32_FIND_DATAA found;
+    HANDLE search;
+    snprintf(inside, sizeof inside, "%s/*", path);
+    search = FindFirstFileA(inside, &found);
+    while (search != INVALID_HANDLE_VALUE) {
+        snprintf(inside, sizeof inside, "%s/%s", path, found.cFileName);
+        if (strcmp(found.cFileName, ".") == 0 || strcmp(found.cFileName, "..") == 0) {
+        } else if (found.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) {
+            test_folder_remove(inside);
+        } else {
+            DeleteFileA(inside);
+        }
+        if (FindNextFileA(search, &found)) continue;
+        FindClose(search);
+        break;
+    }
+    return RemoveDirectoryA(path) != 0;
+}
+
+void test_setenv(const char *name, const char *value) {
+    char text[4096];
+    snprintf(text, sizeof text, "%s=%s", name, value ? value : "");
+    _putenv(text);
+}
+
+void *test_memory(size_t align, size_t bytes) { return _aligned_malloc(bytes, align); }
+void test_memory_free(void *memory) { _aligned_free(memory); }
+
+enum { TEST_PAGE = 65536 }; /* of all systems, and more */
+
+static size_t test_pages(size_t bytes) { return (bytes + TEST_PAGE - 1) / TEST_PAGE * TEST_PAGE; }
+
+void *test_guarded(size_t bytes) {
+    const size_t pages = test_pages(bytes);
+    DWORD before;
+    char *map = (char *)VirtualAlloc(NULL, pages + TEST_PAGE, MEM_RESERVE | MEM_COMMIT,
+                                     PAGE_READWRITE);
+    REQUIRE(map != NULL && VirtualProtect(map + pages, TEST_PAGE, PAGE_NOACCESS, &before));
+    return map + pages - bytes;
+}
+
+void test_guarded_free(void *memory, size_t bytes) {
+    VirtualFree((char *)memory - (test_pages(bytes) - bytes), 0, MEM_RELEASE);
+}
+
+#endif
 
 static bool test_selected(const char *name) {
     for (int i = 0; i < test_now.filter_count; ++i)
@@ -436,10 +894,11 @@ static void test_options(int argc, char **argv) {
         if (strcmp(argv[i], "--list") == 0) test_now.list = true;
         else if (strcmp(argv[i], "--no-fork") == 0) test_now.no_fork = true;
         else if (strcmp(argv[i], "--slow") == 0) test_now.slow = true;
-        else if (more && strcmp(argv[i], "--jobs") == 0) test_now.jobs = atol(argv[++i]);
-        else if (more && strcmp(argv[i], "--repeat") == 0) test_now.repeat = atol(argv[++i]);
+        else if (more && strcmp(argv[i], "--jobs") == 0) test_now.jobs = atoi(argv[++i]);
+        else if (more && strcmp(argv[i], "--repeat") == 0) test_now.repeat = atoi(argv[++i]);
         else if (more && strcmp(argv[i], "--seed") == 0)
             test_now.seed = strtoull(argv[++i], NULL, 0);
+        else if (more && strcmp(argv[i], "--child") == 0) test_now.child = argv[++i];
         else test_usage(argv[0]);
     }
     test_now.filters = argv + i;
@@ -448,11 +907,9 @@ static void test_options(int argc, char **argv) {
 
 static bool test_make_jobs(void) {
     const size_t count = (size_t)test_now.jobs;
-    test_report *reports = (test_report *)mmap(NULL, count * sizeof *reports,
-                                               PROT_READ | PROT_WRITE,
-                                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    test_report *reports = (test_report *)test_shared(count * sizeof *reports);
     test_now.job = (test_job *)calloc(count, sizeof *test_now.job);
-    if (reports == MAP_FAILED || test_now.job == NULL) return false;
+    if (reports == NULL || test_now.job == NULL) return false;
     for (size_t i = 0; i < count; ++i) test_now.job[i].report = &reports[i];
     return true;
 }
@@ -462,16 +919,21 @@ int test_main(int argc, char **argv, const test_module *modules, size_t count,
     test_options(argc, argv);
     test_now.alone = alone;
     if (test_now.no_fork || test_now.list || test_now.jobs < 1) test_now.jobs = 1;
+#ifdef _WIN32
+    if (test_now.child != NULL) return test_as_child(modules, count);
+    if (test_now.jobs > MAXIMUM_WAIT_OBJECTS) test_now.jobs = MAXIMUM_WAIT_OBJECTS;
+    _setmode(1, _O_BINARY);
+#endif
     if (!test_make_jobs()) return 2;
     setvbuf(stdout, NULL, _IOLBF, 0); /* nothing waits in a buffer when a test forks or dies */
     if (!test_now.list)
         printf("seed %llu (--seed sets it)\n", (unsigned long long)test_now.seed);
-    for (long round = 0; round < test_now.repeat; ++round, ++test_now.seed)
+    for (int round = 0; round < test_now.repeat; ++round, ++test_now.seed)
         test_round(modules, count);
     if (test_now.list) return 0;
     test_show_times();
-    printf("%ld passed, %ld failed", test_now.passed, test_now.failed);
-    if (test_now.skipped > 0) printf(", %ld skipped", test_now.skipped);
+    printf("%d passed, %d failed", test_now.passed, test_now.failed);
+    if (test_now.skipped > 0) printf(", %d skipped", test_now.skipped);
     printf("\n");
     return test_now.failed > 0 || test_now.passed + test_now.skipped == 0;
 }

@@ -157,7 +157,7 @@ SPDL_FN(waits_for_the_trainer, item, item) {
     int *taken = (int *)spdl_ctx(task);
     uintptr_t *at = (uintptr_t *)spdl_state(task);
     while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) < (int)*at && !spdl_stopping(task))
-        sched_yield();
+        test_yield();
     if (*at == 5) return SPDL_SKIP;
     *out = item_make((long)(*at)++);
     return SPDL_AGAIN;

@@ -12,8 +12,6 @@ static void alloc_free(void *memory);
 #include "../spdl.h"
 #include "test.h"
 
-#include <unistd.h>
-
 /* What stands behind the default allocator in this file. */
 static int default_mallocs, default_frees;
 
@@ -526,7 +524,7 @@ static int made, gone; /* items, atomic */
 static bool may_begin; /* atomic: whether create has returned */
 
 SPDL_FN(makes, void, void) {
-    while (!__atomic_load_n(&may_begin, __ATOMIC_ACQUIRE)) usleep(100);
+    while (!__atomic_load_n(&may_begin, __ATOMIC_ACQUIRE)) test_sleep_us(100);
     if (spdl_sequence(task) == source_count) return SPDL_END;
     *out = (void *)(uintptr_t)(spdl_sequence(task) + 1);
     __atomic_fetch_add(&made, 1, __ATOMIC_RELAXED);

@@ -355,14 +355,14 @@ static void *complete_later(void *arg) {
 
 SPDL_FN(write_later, item, part) {
     late *l = (late *)malloc(sizeof *l);
-    pthread_t thread;
+    test_thread thread;
     (void)out;
     REQUIRE(l != NULL);
     l->at = (part *)spdl_buffer(task);
     l->deferred = spdl_defer(task);
     l->value = in->value;
     thread = thread_of(complete_later, l);
-    pthread_detach(thread);
+    test_detach(thread);
     if (in->value % 3 == 0) sleep_us(200);
     return SPDL_PENDING;
 }
@@ -665,19 +665,18 @@ static int allocations;  /* atomic */
 static int allocations_left = -1;
 
 static void *count_alloc(size_t bytes, size_t align, void *user) {
-    void *memory = NULL;
     (void)user;
     if (__atomic_load_n(&allocations_left, __ATOMIC_RELAXED) == 0) return NULL;
     if (allocations_left > 0) --allocations_left;
     __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
-    return posix_memalign(&memory, align < 8 ? 8 : align, bytes) == 0 ? memory : NULL;
+    return test_memory(align, bytes);
 }
 
 static void count_free(void *memory, size_t bytes, void *user) {
     (void)bytes;
     (void)user;
     if (memory != NULL) __atomic_sub_fetch(&allocations, 1, __ATOMIC_RELAXED);
-    free(memory);
+    test_memory_free(memory);
 }
 
 SPDL_FN(copy_part, part, part) {

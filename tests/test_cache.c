@@ -4,8 +4,6 @@
 #include "../spdl.h"
 #include "test.h"
 
-#include <unistd.h>
-
 /* --- items that are counted --- */
 
 typedef struct item {
@@ -450,7 +448,7 @@ SPDL_FN(count_up, void, int) {
 /* Nothing comes through before the trainer has met a timeout. */
 SPDL_FN(late, int, int) {
     const int *timeouts = (const int *)spdl_ctx(task);
-    while (__atomic_load_n(timeouts, __ATOMIC_ACQUIRE) == 0) usleep(1000);
+    while (__atomic_load_n(timeouts, __ATOMIC_ACQUIRE) == 0) test_sleep_us(1000);
     *out = in;
     return SPDL_OK;
 }

@@ -9,7 +9,6 @@
 #include "wild_model.h"
 
 #include <limits.h>
-#include <signal.h>
 
 static wild wilds[2]; /* two when they share a pool */
 
@@ -69,7 +68,9 @@ static void wild_signal(int number) {
 void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
 
 static void wild_watch(void) {
+#ifdef SIGALRM
     signal(SIGALRM, wild_signal);
+#endif
     if (!TEST_SANITIZED) signal(SIGSEGV, wild_signal);
     signal(SIGABRT, wild_signal);
     if (__sanitizer_set_death_callback != NULL) __sanitizer_set_death_callback(wild_last_words);
@@ -85,16 +86,16 @@ static void *wild_clerk(void *arg) {
         const bool quit = __atomic_load_n(&w->destroyed, __ATOMIC_ACQUIRE);
         const uint64_t luck = test_random(&state);
         wild_order o = { { NULL, 0 }, SPDL_OK, NULL, NULL };
-        pthread_mutex_lock(&w->lock);
+        test_lock(&w->lock);
         if (w->order_count > 0) {
             const size_t at = (size_t)(luck >> 8) % (size_t)w->order_count;
             o = w->orders[at];
             w->orders[at] = w->orders[--w->order_count];
         }
-        pthread_mutex_unlock(&w->lock);
+        test_unlock(&w->lock);
         if (o.d != NULL) order_complete(&o);
         else if (quit) return NULL;
-        else if (luck % 4) sched_yield();
+        else if (luck % 4) test_yield();
         else sleep_us(50);
     }
 }
@@ -371,7 +372,7 @@ static spdl_result wild_flow(wild *w) {
 }
 
 static void wild_run(wild *w) {
-    pthread_t clerk = pthread_self(), producer = clerk, meddler = clerk, stopper = clerk;
+    test_thread clerk = 0, producer = clerk, meddler = clerk, stopper = clerk;
     spdl_result result;
     wild_start(w);
     if (w->deferred) clerk = thread_of(wild_clerk, w);
@@ -379,10 +380,10 @@ static void wild_run(wild *w) {
     if (w->meddler) meddler = thread_of(wild_meddler, w);
     if (w->end == STOP_BY_THREAD) stopper = thread_of(wild_stopper, w);
     result = wild_flow(w);
-    if (w->end == STOP_BY_THREAD) pthread_join(stopper, NULL);
+    if (w->end == STOP_BY_THREAD) test_join(stopper);
     __atomic_store_n(&w->quit, true, __ATOMIC_RELEASE);
-    if (w->feed) pthread_join(producer, NULL);
-    if (w->meddler) pthread_join(meddler, NULL);
+    if (w->feed) test_join(producer);
+    if (w->meddler) test_join(meddler);
     if (w->end != DESTROY || chance(w, 2)) {
         EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
         wild_judge_stats(w);
@@ -391,7 +392,7 @@ static void wild_run(wild *w) {
     wild_say(w, result);
     spdl_pipeline_destroy(w->pipeline);
     __atomic_store_n(&w->destroyed, true, __ATOMIC_RELEASE);
-    if (w->deferred) pthread_join(clerk, NULL);
+    if (w->deferred) test_join(clerk);
     wild_account(w);
     stream_free(&w->seen);
     stream_free(&w->pushed);
@@ -416,7 +417,7 @@ static spdl_pool *wild_pool(uint64_t seed) {
 static void wild_round(uint64_t seed) {
     const bool shared = seed % 8 == 0;
     spdl_pool *pool = shared ? wild_pool(seed) : NULL;
-    pthread_t other = pthread_self();
+    test_thread other = 0;
     wilds[1].count = 0;
     for (int i = 0; i < 1 + shared; ++i) {
         wild_make(&wilds[i], seed + 0x100000000u * (uint64_t)i, pool);
@@ -424,7 +425,7 @@ static void wild_round(uint64_t seed) {
     }
     if (shared) other = thread_of(wild_other, &wilds[1]);
     wild_run(&wilds[0]);
-    if (shared) pthread_join(other, NULL);
+    if (shared) test_join(other);
     for (int i = 0; i < 1 + shared; ++i) things_bury(&wilds[i]);
     EQUAL(&wilds[0], items_alive(), 0);
     spdl_pool_destroy(pool);

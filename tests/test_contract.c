@@ -4,9 +4,6 @@
    at random. */
 #include "flow.h"
 
-#include <errno.h>
-#include <sys/resource.h>
-
 /* --- ways to run a test --- */
 
 typedef enum way { PLAIN, TRACED, YIELDING } way;
@@ -58,26 +55,19 @@ static spdl_pipeline *begin_rows(int workers, spdl_pool *pool, const spdl_stage 
 #define PATIENCE 10 /* seconds */
 
 typedef struct place {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+    test_mutex lock;
+    test_event changed;
 } place;
 
-#define PLACE { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER }
+#define PLACE { TEST_MUTEX, TEST_EVENT }
 
-static void place_enter(place *at) { pthread_mutex_lock(&at->lock); }
+static void place_enter(place *at) { test_lock(&at->lock); }
 
-static void place_leave(place *at) { pthread_mutex_unlock(&at->lock); }
-
-static struct timespec patience_from_now(void) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += PATIENCE;
-    return until;
-}
+static void place_leave(place *at) { test_unlock(&at->lock); }
 
 /* Until somebody has changed something; false when that takes too long. */
-static bool place_wait(place *at, const struct timespec *until) {
-    return pthread_cond_timedwait(&at->changed, &at->lock, until) != ETIMEDOUT;
+static bool place_wait(place *at) {
+    return test_wait_event(&at->changed, &at->lock, PATIENCE * 1000000);
 }
 
 static bool too_late(uint64_t since) { return spdl_time_ns() - since > PATIENCE * 1000000000ull; }
@@ -102,7 +92,7 @@ static void spin(uint64_t ns) {
 /* Mostly nothing. */
 static void be_quick(void) {
     const long chance = below(64);
-    if (chance == 0) sched_yield();
+    if (chance == 0) test_yield();
     else if (chance == 1) spin((uint64_t)below(20000));
 }
 
@@ -440,16 +430,15 @@ typedef struct party {
 } party;
 
 static void party_meet(party *y) {
-    const struct timespec until = patience_from_now();
     place_enter(&y->at);
     const long turn = y->turn;
     if (++y->inside == y->size) {
         y->inside = 0;
         ++y->turn;
-        pthread_cond_broadcast(&y->at.changed);
+        test_notify(&y->at.changed);
     }
     while (y->turn == turn && y->late == 0)
-        if (!place_wait(&y->at, &until)) y->late = 1 + y->inside;
+        if (!place_wait(&y->at)) y->late = 1 + y->inside;
     place_leave(&y->at);
     REQUIRE(CHECK_EQ(y->late, 0)); /* else 1 more than those that came */
 }
@@ -514,10 +503,9 @@ typedef struct purse {
 } purse;
 
 static void purse_take(purse *u) {
-    const struct timespec until = patience_from_now();
     place_enter(&u->at);
     while (u->tokens == 0 && !u->late)
-        if (!place_wait(&u->at, &until)) u->late = true;
+        if (!place_wait(&u->at)) u->late = true;
     --u->tokens;
     place_leave(&u->at);
     REQUIRE(CHECK(!u->late));
@@ -526,7 +514,7 @@ static void purse_take(purse *u) {
 static void purse_give(purse *u) {
     place_enter(&u->at);
     ++u->tokens;
-    pthread_cond_signal(&u->at.changed);
+    test_notify(&u->at.changed);
     place_leave(&u->at);
 }
 
@@ -608,11 +596,10 @@ typedef struct hose {
 
 SPDL_FN(waits_for_more, void, void) {
     hose *h = (hose *)spdl_ctx(task);
-    const struct timespec until = patience_from_now();
     const long last = value_of(in) + h->wanted;
     place_enter(&h->at);
     while (h->pushed < (last < h->length ? last : h->length) && !h->late)
-        if (!place_wait(&h->at, &until)) h->late = true;
+        if (!place_wait(&h->at)) h->late = true;
     place_leave(&h->at);
     REQUIRE(CHECK(!h->late));
     *out = in;
@@ -624,7 +611,7 @@ static void hose_push(hose *h, long value) {
                      SPDL_OK));
     place_enter(&h->at);
     h->pushed = value + 1;
-    pthread_cond_broadcast(&h->at.changed);
+    test_notify(&h->at.changed);
     place_leave(&h->at);
 }
 
@@ -638,13 +625,13 @@ static void *hose_on(void *arg) {
 /* A producer of its own runs ahead as far as there is room. */
 static void hose_runs(int workers, int row, long length, int buffer) {
     hose h = { .at = PLACE, .length = length, .wanted = 2 + below(buffer) };
-    pthread_t thread;
+    test_thread thread;
     const spdl_stage waits = SPDL_PIPE(waits_for_more, .ctx = &h), quick = SPDL_PIPE(passes);
     h.p = BEGIN(workers, SPDL_FEED(void, .buffer_size = buffer), row == 0 ? waits : quick,
                 row == 1 ? waits : quick, row == 2 ? waits : quick, SPDL_SINK(buffer));
     thread = thread_of(hose_on, &h);
     takes_numbers(h.p, 0, length, true);
-    pthread_join(thread, NULL);
+    test_join(thread);
     spdl_pipeline_destroy(h.p);
 }
 
@@ -690,12 +677,7 @@ static void fills_up(const spdl_pipeline *p, int buffer) {
     }
 }
 
-static double cpu_ms(void) {
-    struct rusage usage;
-    REQUIRE(getrusage(RUSAGE_SELF, &usage) == 0);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
-           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-3;
-}
+static double cpu_ms(void) { return (double)test_cpu_ns() * 1e-6; }
 
 /* CPU time in 100 ms in which nobody has anything to do; of three, as the last calls may go on. */
 static double rests(void) {
@@ -887,7 +869,7 @@ static void *house_goes_on(void *arg) {
 }
 
 /* Until the call is made that hangs; who completes may be another thread. */
-static bool house_gets_stuck(house *h, pthread_t *helper) {
+static bool house_gets_stuck(house *h, test_thread *helper) {
     const uint64_t since = spdl_time_ns();
     bool helped = false;
     while (h->pushed <= h->hanging) (void)house_push(h);
@@ -921,7 +903,7 @@ static void house_ends(house *h, long count) {
 static void one_call_hangs(spot where) {
     house h = { .where = where, .hanging = 5, .at = PLACE };
     spdl_pipeline_desc desc = { .workers = 3 };
-    pthread_t helper, beside;
+    test_thread helper, beside;
     bool helped;
     the_house = &h;
     desc.logger.log_fn = hears;
@@ -933,11 +915,11 @@ static void one_call_hangs(spot where) {
                                                  .output_order = SPDL_ORDER_COMPLETION),
                                        SPDL_PIPE(last, OPEN, .max_failures = -1), SPDL_SINK(8)));
     helped = house_gets_stuck(&h, &helper);
-    if (helped) pthread_join(helper, NULL); /* spdl_complete frees nothing itself */
+    if (helped) test_join(helper); /* spdl_complete frees nothing itself */
     beside = thread_of(house_goes_on, &h);
     await(&h.done, 1);
     open_gate(&h.gate);
-    pthread_join(beside, NULL);
+    test_join(beside);
     house_ends(&h, h.pushed - (where == IN_FREE || where == IN_COMPLETE || where == IN_LOG));
 }
 
@@ -946,7 +928,7 @@ static void one_push_hangs(void) {
     house h = { .where = IN_PUSH, .hanging = 1, .at = PLACE };
     const uint64_t since = spdl_time_ns();
     item *refused = item_make(7);
-    pthread_t producer;
+    test_thread producer;
     the_house = &h;
     h.p = BEGIN(2, SPDL_FEED(item, .free_item = frees, .buffer_size = 4, .drop_oldest = true),
                 SPDL_PIPE(first, .concurrency = 4), SPDL_PIPE(last, OPEN), SPDL_SINK(8));
@@ -967,7 +949,7 @@ static void one_push_hangs(void) {
         sleep_us(50);
     }
     open_gate(&h.gate);
-    pthread_join(producer, NULL);
+    test_join(producer);
     item_free(refused);
     house_ends(&h, 5);
 }
@@ -1174,7 +1156,7 @@ static void *is_busy(void *arg) {
 static void ready_items_come_at_once(void) {
     mill m = { .length = 1 + times(400), .us = 1000 };
     uint64_t longest = 0;
-    pthread_t busy[2];
+    test_thread busy[2];
     long ready = 0, late = 0, taken = 0;
     spdl_pipeline *p;
     m.rounds_us = rounds_in_a_us();
@@ -1198,7 +1180,7 @@ static void ready_items_come_at_once(void) {
     CHECK(2 * late <= ready);
     takes_numbers(p, taken, m.length, true);
     __atomic_store_n((int *)&m.measured, 1, __ATOMIC_RELEASE);
-    for (int i = 0; i < 2; ++i) pthread_join(busy[i], NULL);
+    for (int i = 0; i < 2; ++i) test_join(busy[i]);
     spdl_pipeline_destroy(p);
 }
 

@@ -4,11 +4,6 @@
 #include "../spdl.h"
 #include "test.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <time.h>
-#include <unistd.h>
-
 static void result_texts_are_told(void) {
 #define SAME(name, value, text)                                                                    \
     CHECK_EQ(name, value);                                                                         \
@@ -55,6 +50,7 @@ static void version_is_its_three_numbers(void) {
 }
 
 static void time_is_the_monotonic_clock(void) {
+#if TEST_POSIX
     struct timespec now;
     uint64_t before, between, after;
     before = spdl_time_ns();
@@ -62,12 +58,14 @@ static void time_is_the_monotonic_clock(void) {
     after = spdl_time_ns();
     between = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
     CHECK(before <= between && between <= after);
+#else
+    TEST_SKIP("needs the clocks of POSIX");
+#endif
 }
 
 static void time_measures_a_sleep(void) {
-    const struct timespec pause = { 0, 20 * 1000 * 1000 };
     const uint64_t start = spdl_time_ns();
-    REQUIRE(nanosleep(&pause, NULL) == 0);
+    test_sleep_us(20000);
     CHECK(spdl_time_ns() - start >= 20 * 1000 * 1000);
 }
 
@@ -90,9 +88,9 @@ static void *publish(void *arg) {
 
 static void time_never_goes_backwards(void) {
     published shared = { 0, TEST_SANITIZED ? 10000 : 100000 };
-    pthread_t threads[4];
-    for (int i = 0; i < 4; ++i) REQUIRE(pthread_create(&threads[i], NULL, publish, &shared) == 0);
-    for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+    test_thread threads[4];
+    for (int i = 0; i < 4; ++i) REQUIRE(test_thread_start(&threads[i], publish, &shared));
+    for (int i = 0; i < 4; ++i) test_join(threads[i]);
 }
 
 static void timeouts_are_nanoseconds(void) {
@@ -131,7 +129,7 @@ static void *count_under_locks(void *arg) {
         const int k = i & 1;
         spdl__lock(&l->lock[k], &l->parked);
         ++l->count[k];
-        if (i % 64 == 0) sched_yield();
+        if (i % 64 == 0) test_yield();
         spdl__unlock(&l->lock[k], &l->parked);
     }
     return NULL;
@@ -139,13 +137,13 @@ static void *count_under_locks(void *arg) {
 
 static void locks_exclude_and_wake(void) {
     enum { THREADS = 4 };
-    pthread_t threads[THREADS];
+    test_thread threads[THREADS];
     locked l;
     memset(&l, 0, sizeof l);
     REQUIRE(spdl__os_event_init(&l.parked));
     for (int i = 0; i < THREADS; ++i)
-        REQUIRE(pthread_create(&threads[i], NULL, count_under_locks, &l) == 0);
-    for (int i = 0; i < THREADS; ++i) pthread_join(threads[i], NULL);
+        REQUIRE(test_thread_start(&threads[i], count_under_locks, &l));
+    for (int i = 0; i < THREADS; ++i) test_join(threads[i]);
     CHECK_EQ(l.count[0] + l.count[1], THREADS * (TEST_SANITIZED ? 2000 : 20000));
     CHECK_EQ(l.lock[0] + l.lock[1], 0);
     spdl__os_event_fini(&l.parked);
@@ -164,16 +162,16 @@ static void *wait_for_the_lock(void *arg) {
 }
 
 static void a_held_lock_is_waited_for_asleep(void) {
-    pthread_t thread;
+    test_thread thread;
     locked l;
     memset(&l, 0, sizeof l);
     REQUIRE(spdl__os_event_init(&l.parked));
     spdl__lock(&l.lock[0], &l.parked);
-    REQUIRE(pthread_create(&thread, NULL, wait_for_the_lock, &l) == 0);
-    while (__atomic_load_n(&l.lock[0], __ATOMIC_RELAXED) != 2) usleep(100);
-    usleep(50000);
+    REQUIRE(test_thread_start(&thread, wait_for_the_lock, &l));
+    while (__atomic_load_n(&l.lock[0], __ATOMIC_RELAXED) != 2) test_sleep_us(100);
+    test_sleep_us(50000);
     spdl__unlock(&l.lock[0], &l.parked);
-    pthread_join(thread, NULL);
+    test_join(thread);
     CHECK(l.count[0] < 10000000);
     spdl__os_event_fini(&l.parked);
 }

@@ -7,8 +7,6 @@
 
 #include "test.h"
 
-#include <pthread.h>
-
 static spdl_ring *ring_of(spdl_ring_mode mode) {
     spdl_ring *ring = NULL;
     spdl_ring_desc desc = { 0 };
@@ -68,13 +66,13 @@ static void *pop_one(void *arg) {
 static void a_side_may_change_hands(void) {
     for (int mode = SPDL_RING_MPMC; mode <= SPDL_RING_SPSC; ++mode) {
         spdl_ring *ring = ring_of((spdl_ring_mode)mode);
-        pthread_t thread;
+        test_thread thread;
         for (int i = 0; i < 3; ++i) {
-            REQUIRE(pthread_create(&thread, NULL, push_one, ring) == 0);
-            pthread_join(thread, NULL);
+            REQUIRE(test_thread_start(&thread, push_one, ring));
+            test_join(thread);
             push_one(ring);
-            REQUIRE(pthread_create(&thread, NULL, pop_one, ring) == 0);
-            pthread_join(thread, NULL);
+            REQUIRE(test_thread_start(&thread, pop_one, ring));
+            test_join(thread);
             pop_one(ring);
         }
         spdl_ring_destroy(ring, NULL, NULL);

@@ -2,8 +2,9 @@
 #define SPDL__DESTROY_WARN_NS 50000000 /* after which destroy tells what it waits for */
 #include "flow.h"
 
+#if defined(__linux__)
 #include <sys/prctl.h>
-#include <sys/syscall.h>
+#endif
 
 /* --- a desk where calls are handed in, and clerks who complete them --- */
 
@@ -13,7 +14,7 @@ typedef struct letter {
 } letter;
 
 typedef struct desk {
-    pthread_mutex_t lock;
+    test_mutex lock;
     letter letter[1024];
     int count;  /* handed in; atomic for those who only look */
     int taken;
@@ -25,31 +26,31 @@ typedef struct desk {
     bool fresh;        /* a new item in place of the input, ten times its value */
     long skip, fail;   /* values that end so, unless 0 */
     bool told;         /* fail with a text */
-    pthread_t clerk[4];
+    test_thread clerk[4];
     int clerks;
     int completing; /* calls whose completion has begun; atomic */
 } desk;
 
 static void desk_add(desk *d, spdl_deferred deferred, item *in) {
-    pthread_mutex_lock(&d->lock);
+    test_lock(&d->lock);
     CHECK(deferred.pipeline != NULL);
     d->letter[d->count].deferred = deferred;
     d->letter[d->count].in = in;
     __atomic_store_n(&d->count, d->count + 1, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&d->lock);
+    test_unlock(&d->lock);
 }
 
 /* With backwards all letters are there before the first is taken. */
 static bool desk_take(desk *d, letter *l) {
     bool found;
-    pthread_mutex_lock(&d->lock);
+    test_lock(&d->lock);
     found = d->taken < d->count;
     if (found) {
         const int at = d->backwards ? d->count - 1 - d->taken : d->taken;
         *l = d->letter[at];
         ++d->taken;
     }
-    pthread_mutex_unlock(&d->lock);
+    test_unlock(&d->lock);
     return found;
 }
 
@@ -80,14 +81,14 @@ static void *clerk(void *arg) {
 }
 
 static void desk_open(desk *d, int clerks) {
-    pthread_mutex_init(&d->lock, NULL);
+    d->lock = (test_mutex)TEST_MUTEX;
     for (d->clerks = 0; d->clerks < clerks; ++d->clerks)
         d->clerk[d->clerks] = thread_of(clerk, d);
 }
 
 static void desk_close(desk *d) {
     __atomic_store_n(&d->closed, true, __ATOMIC_RELEASE);
-    for (int i = 0; i < d->clerks; ++i) pthread_join(d->clerk[i], NULL);
+    for (int i = 0; i < d->clerks; ++i) test_join(d->clerk[i]);
     CHECK_EQ(d->taken, d->count);
 }
 
@@ -185,7 +186,7 @@ static void what_a_completion_frees_may_stop(void) {
                                             .free_item = stop_and_free),
                              SPDL_PIPE(holds, .ctx = &held, .deferred = true), SPDL_SINK(1));
     stopped_while_settling = p;
-    while (!__atomic_load_n(&held.made, __ATOMIC_ACQUIRE)) sched_yield();
+    while (!__atomic_load_n(&held.made, __ATOMIC_ACQUIRE)) test_yield();
     sleep_us(20000); /* the function has returned: the call is settled here */
     CHECK_EQ(spdl_complete(held.call, SPDL_SKIP, NULL), SPDL_OK);
     DONE(p);
@@ -235,7 +236,7 @@ static void *complete_one(void *arg) {
 /* The thread has ended before the function returns. */
 SPDL_FN(sends_a_thread, item, item) {
     letter l = { spdl_defer(task), in };
-    pthread_join(thread_of(complete_one, &l), NULL);
+    test_join(thread_of(complete_one, &l));
     return SPDL_PENDING;
 }
 
@@ -460,7 +461,7 @@ static void *defer_elsewhere(void *arg) {
 }
 
 SPDL_FN(leaks_its_task, item, item) {
-    pthread_join(thread_of(defer_elsewhere, task), NULL);
+    test_join(thread_of(defer_elsewhere, task));
     *out = in;
     return SPDL_OK;
 }
@@ -633,8 +634,8 @@ static void an_epoch_waits_for_deferred_calls(void) {
 /* --- threads of a stage's own --- */
 
 typedef struct register_ {
-    pthread_mutex_t lock;
-    long tid[64];
+    test_mutex lock;
+    uint64_t tid[64];
     char name[64][16];
     int count; /* of different threads */
     int wait_for; /* each call waits until there were so many */
@@ -642,16 +643,18 @@ typedef struct register_ {
 } register_;
 
 static void sign_in(register_ *r) {
-    const long tid = syscall(SYS_gettid);
+    const uint64_t tid = test_thread_id();
     int i = 0;
-    pthread_mutex_lock(&r->lock);
+    test_lock(&r->lock);
     while (i < r->count && r->tid[i] != tid) ++i;
     if (i == r->count && i < 64) {
         r->tid[i] = tid;
+#if defined(__linux__)
         prctl(PR_GET_NAME, r->name[i]);
+#endif
         __atomic_store_n(&r->count, i + 1, __ATOMIC_RELEASE);
     }
-    pthread_mutex_unlock(&r->lock);
+    test_unlock(&r->lock);
 }
 
 SPDL_FN(signs_in, item, item) {

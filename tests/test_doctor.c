@@ -23,10 +23,9 @@ static long value_of(const item *it) { return __atomic_load_n(&it->value, __ATOM
 static long bytes_live;
 
 static void *counted_alloc(size_t bytes, size_t align, void *user) {
-    void *memory = NULL;
+    void *memory = test_memory(align, bytes);
     (void)user;
-    if (posix_memalign(&memory, align < sizeof memory ? sizeof memory : align, bytes) != 0)
-        return NULL;
+    if (memory == NULL) return NULL;
     __atomic_add_fetch(&bytes_live, (long)bytes, __ATOMIC_RELAXED);
     return memory;
 }
@@ -34,7 +33,7 @@ static void *counted_alloc(size_t bytes, size_t align, void *user) {
 static void counted_free(void *memory, size_t bytes, void *user) {
     (void)user;
     __atomic_sub_fetch(&bytes_live, (long)bytes, __ATOMIC_RELAXED);
-    free(memory);
+    test_memory_free(memory);
 }
 
 /* --- a pipeline with a doctor --- */
@@ -514,7 +513,7 @@ static void it_is_left_at_any_point(void) {
         for (int again = 0; again < 4; ++again) {
             const bool keeps = again == 1;
             spdl_result result;
-            pthread_t stopper;
+            test_thread stopper;
             if (keeps) spdl__store32(&p->hand->keeps, 1);
             if (again == 2) spdl__kept_close(p->hand);
             CHECK_EQ(audit_take(&a, p, (long)draw(&a.state, 50), false), SPDL_OK);
@@ -523,7 +522,7 @@ static void it_is_left_at_any_point(void) {
                 stopper = thread_of(stop_it, p);
                 result = audit_take(&a, p, 1000000, false);
                 CHECK(result == SPDL_CLOSED);
-                pthread_join(stopper, NULL);
+                test_join(stopper);
             }
             a.first = (long)draw(&a.state, 4) * 5;
             a.next = 0;
@@ -778,7 +777,7 @@ static void a_loop_that_cannot_go_on_ends(void) {
     }
     for (int i = 1; i < 4; ++i) { /* a source that blocks, and another thread that stops */
         int gate = 0;
-        pthread_t stopper;
+        test_thread stopper;
         spdl_pipeline *p = EXAMINE(&doctor, many[i],
                                    SPDL_SOURCE(count_up, SCRIPT(.count = -1, .gate = &gate,
                                                                 .gate_at = 5), COPIED),
@@ -787,7 +786,7 @@ static void a_loop_that_cannot_go_on_ends(void) {
         sleep_us(1000);
         open_gate(&gate);
         CHECK_EQ(spdl_doctor_run(p, learn, &l, &report), SPDL_CLOSED);
-        pthread_join(stopper, NULL);
+        test_join(stopper);
         gone(p);
     }
 }
@@ -902,8 +901,8 @@ static bool asked(const char *value, spdl__doctor_plan *plan) {
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p = NULL;
     bool has;
-    if (value != NULL) setenv("SPDL_DOCTOR", value, 1);
-    else unsetenv("SPDL_DOCTOR");
+    if (value != NULL) test_setenv("SPDL_DOCTOR", value);
+    else test_setenv("SPDL_DOCTOR", NULL);
     warnings = 0;
     desc.workers = 1;
     desc.logger.log_fn = note_log;
@@ -913,7 +912,7 @@ static bool asked(const char *value, spdl__doctor_plan *plan) {
     if (has && plan != NULL) *plan = p->doctor->plan;
     CHECK_EQ(take_from(p, 0, 1000, SPDL_END), 5);
     DONE(p);
-    unsetenv("SPDL_DOCTOR");
+    test_setenv("SPDL_DOCTOR", NULL);
     return has;
 }
 
@@ -955,10 +954,10 @@ static bool file_has(const char *path, const char *text) {
 
 /* SPDL_REPORT names the file: a line for each pipeline. */
 static void reports_go_to_the_file(void) {
-    char folder[] = "/tmp/spdl_doctor_XXXXXX", path[64];
-    REQUIRE(mkdtemp(folder) != NULL);
+    char folder[64], path[128];
+    test_folder(folder, sizeof folder);
     snprintf(path, sizeof path, "%s/d.jsonl", folder);
-    setenv("SPDL_REPORT", path, 1);
+    test_setenv("SPDL_REPORT", path);
     for (int i = 0; i < 2; ++i) CHECK(asked("1", NULL));
     CHECK_EQ(warnings, 0);
     CHECK(file_has(path, "{\"schema\":\"spdl.doctor.1\",\"version\":\""));
@@ -967,7 +966,7 @@ static void reports_go_to_the_file(void) {
     CHECK_EQ(rmdir(folder), 0);
     CHECK(asked("1", NULL));
     CHECK(warnings >= 1 && strstr(logged, "d.jsonl") != NULL);
-    unsetenv("SPDL_REPORT");
+    test_setenv("SPDL_REPORT", NULL);
 }
 
 /* What a row says is a hard bound without `raise`, and where it is 1, or the row has .again. */

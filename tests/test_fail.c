@@ -5,25 +5,25 @@
 /* --- a log that is kept --- */
 
 typedef struct kept {
-    pthread_mutex_t lock;
+    test_mutex lock;
     int errors, warnings;
     char error[8][SPDL_TEXT_BYTES + 1024], warning[8][SPDL_TEXT_BYTES + 1024];
 } kept;
 
 static void log_keeps(spdl_log_level level, const char *text, void *user) {
     kept *k = (kept *)user;
-    pthread_mutex_lock(&k->lock);
+    test_lock(&k->lock);
     if (level == SPDL_LOG_ERROR && k->errors < 8)
         snprintf(k->error[k->errors++], sizeof k->error[0], "%s", text);
     if (level == SPDL_LOG_WARN && k->warnings < 8)
         snprintf(k->warning[k->warnings++], sizeof k->warning[0], "%s", text);
-    pthread_mutex_unlock(&k->lock);
+    test_unlock(&k->lock);
 }
 
 static int warnings_of(kept *k) {
-    pthread_mutex_lock(&k->lock);
+    test_lock(&k->lock);
     const int count = k->warnings;
-    pthread_mutex_unlock(&k->lock);
+    test_unlock(&k->lock);
     return count;
 }
 
@@ -31,7 +31,7 @@ static spdl_pipeline *start_kept(kept *k, int workers, const spdl_stage *rows, s
     spdl_pipeline_desc desc = { .workers = workers };
     spdl_pipeline *p = NULL;
     memset(k, 0, sizeof *k);
-    pthread_mutex_init(&k->lock, NULL);
+    k->lock = (test_mutex)TEST_MUTEX;
     desc.logger.log_fn = log_keeps;
     desc.logger.user = k;
     REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
@@ -171,7 +171,7 @@ static void a_rewind_is_another_run(void) {
 
 typedef struct quarantine {
     script s; /* first: the ctx of the row is that of `follow`, too */
-    pthread_mutex_t lock;
+    test_mutex lock;
     long count, sum, none;
     spdl_error error; /* of the last */
 } quarantine;
@@ -179,20 +179,20 @@ typedef struct quarantine {
 static void keep_dropped(void *ctx, void *dropped, const spdl_error *error) {
     quarantine *q = (quarantine *)ctx;
     const item *it = (const item *)dropped;
-    pthread_mutex_lock(&q->lock);
+    test_lock(&q->lock);
     ++q->count;
     if (it == NULL) ++q->none;
     else q->sum += it->value;
     if (it != NULL) CHECK_EQ(it->magic, ALIVE);
     CHECK(error->result < 0);
     q->error = *error;
-    pthread_mutex_unlock(&q->lock);
+    test_unlock(&q->lock);
 }
 
 static void the_input_is_seen_before_it_is_freed(void) {
     for (int w = 0; w < 2 * CROWDS; ++w) {
         quarantine q = { .s = { .every = 3, .rest = 1, .result = SPDL_E_STAGE },
-                         .lock = PTHREAD_MUTEX_INITIALIZER };
+                         .lock = TEST_MUTEX };
         spdl_pipeline *p = START(crowds[w % CROWDS], COUNT_TO(10),
                                  SPDL_PIPE(follow, .ctx = &q, .max_failures = w < CROWDS ? -1 : 2,
                                            .on_drop = keep_dropped), SPDL_SINK(3));
@@ -215,7 +215,7 @@ static void nothing_else_is_dropped(void) {
     static const spdl_result not[] = { SPDL_OK, SPDL_SKIP };
     for (int i = 0; i < 2; ++i) {
         quarantine q = { .s = { .every = 3, .rest = 1, .result = not[i] },
-                         .lock = PTHREAD_MUTEX_INITIALIZER };
+                         .lock = TEST_MUTEX };
         spdl_pipeline *p = START(1, COUNT_TO(10), SPDL_PIPE(follow, .ctx = &q, .max_failures = -1,
                                                             .on_drop = keep_dropped),
                                  SPDL_SINK(3));
@@ -235,7 +235,7 @@ SPDL_FN(take_and_fail, item, item) {
 }
 
 static void where_there_is_no_input(void) {
-    quarantine q = { .s = { .count = 3, .last = SPDL_E_IO }, .lock = PTHREAD_MUTEX_INITIALIZER };
+    quarantine q = { .s = { .count = 3, .last = SPDL_E_IO }, .lock = TEST_MUTEX };
     spdl_pipeline *p = START(1, SPDL_SOURCE(count_up, .ctx = &q, .free_item = item_free,
                                             .on_drop = keep_dropped), SPDL_SINK(3));
     RUN(p, "0 1 2", SPDL_E_IO);
@@ -266,7 +266,7 @@ SPDL_FN(twice_then_fail, item, item) {
 
 static void inputs_of_many_calls(void) {
     for (int w = 0; w < CROWDS; ++w) {
-        quarantine q = { .lock = PTHREAD_MUTEX_INITIALIZER };
+        quarantine q = { .lock = TEST_MUTEX };
         spdl_pipeline *p = START(crowds[w], COUNT_TO(6),
                                  SPDL_PIPE(twice_then_fail, .ctx = &q, .again = true,
                                            .free_item = item_free, .free_state = item_free,
@@ -312,7 +312,7 @@ static void batches_are_seen_whole(void) {
 
 typedef struct desk {
     quarantine q;
-    pthread_mutex_t lock;
+    test_mutex lock;
     spdl_deferred call[64];
     item *in[64];
     int count;
@@ -320,11 +320,11 @@ typedef struct desk {
 
 SPDL_FN(sign_in, item, item) {
     desk *d = (desk *)spdl_ctx(task);
-    pthread_mutex_lock(&d->lock);
+    test_lock(&d->lock);
     d->in[d->count] = in;
     d->call[d->count] = spdl_defer(task);
     __atomic_store_n(&d->count, d->count + 1, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&d->lock);
+    test_unlock(&d->lock);
     return SPDL_PENDING;
 }
 
@@ -335,7 +335,7 @@ static void complete(desk *d, int i) {
 
 static void deferred_calls_are_seen(void) {
     for (int w = 0; w < CROWDS; ++w) {
-        desk d = { .lock = PTHREAD_MUTEX_INITIALIZER, .q.lock = PTHREAD_MUTEX_INITIALIZER };
+        desk d = { .lock = TEST_MUTEX, .q.lock = TEST_MUTEX };
         spdl_pipeline *p = START(crowds[w], COUNT_TO(4),
                                  SPDL_PIPE(sign_in, .ctx = &d, .deferred = true, .concurrency = 4,
                                            .max_failures = -1, .on_drop = keep_dropped),
@@ -404,7 +404,7 @@ static void a_call_completed_elsewhere_ends_it_now(void) {
     for (int i = 0; i < 4; ++i) {
         const bool two = i & 1, order = i & 2;
         int gate = 0;
-        desk d = { .lock = PTHREAD_MUTEX_INITIALIZER };
+        desk d = { .lock = TEST_MUTEX };
         script source = { .count = -1, .gate = &gate, .gate_at = two ? 5 : 3 };
         script reads = { .gate = &gate, .gate_at = 3 };
         const spdl_stage signs = SPDL_PIPE(sign_in, .ctx = &d, .deferred = true, .output_order =
@@ -465,7 +465,7 @@ static void rows_that_were_ended_begin_anew(void) {
         clerk c = { .failed = 0 };
         const spdl_ring_desc desc = { .capacity = 64, .item_bytes = sizeof(spdl_deferred) };
         REQUIRE(spdl_ring_create(&c.calls, &desc) == SPDL_OK);
-        const pthread_t thread = thread_of(complete_all, &c);
+        const test_thread thread = thread_of(complete_all, &c);
         spdl_pipeline *p = START(crowds[w], COUNT_TO(-1),
                                  SPDL_PIPE(hand_in, .ctx = &c, .deferred = true, .concurrency = w,
                                            .free_item = item_free),
@@ -482,7 +482,7 @@ static void rows_that_were_ended_begin_anew(void) {
         }
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
         spdl_ring_close(c.calls);
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK(c.failed > 0);
         DONE(p);
         spdl_ring_destroy(c.calls, NULL, NULL);

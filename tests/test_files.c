@@ -7,25 +7,20 @@
 #include "test.h"
 
 #include <math.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static char folder[64];
 static spdl_error error;
 
 /* A path in the folder of this test, which is made by the first call and removed at its end. */
 static void folder_remove(void) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    if (folder[0] != '\0' && system(command) != 0) fprintf(stderr, "%s is left\n", folder);
+    if (folder[0] != '\0' && !test_folder_remove(folder)) fprintf(stderr, "%s is left\n", folder);
 }
 
 static const char *path_of(const char *name) {
     static char paths[8][256];
     static int turn;
     if (folder[0] == '\0') {
-        strcpy(folder, "/tmp/spdl_files_XXXXXX");
-        REQUIRE(mkdtemp(folder) != NULL);
+        test_folder(folder, sizeof folder);
         atexit(folder_remove);
     }
     turn = (turn + 1) % 8;
@@ -986,7 +981,8 @@ static void *counted_alloc(size_t bytes, size_t align, void *user) {
     void *memory = NULL;
     (void)user;
     if (__atomic_fetch_sub(&left, 1, __ATOMIC_RELAXED) <= 0) return NULL;
-    if (posix_memalign(&memory, align, bytes ? bytes : 1) != 0) return NULL;
+    memory = test_memory(align, bytes);
+    if (memory == NULL) return NULL;
     const size_t now = __atomic_add_fetch(&blocks, 1, __ATOMIC_RELAXED);
     if (now > most_blocks) most_blocks = now; /* one call at a time */
     __atomic_add_fetch(&block_bytes, bytes, __ATOMIC_RELAXED);
@@ -997,7 +993,7 @@ static void counted_free(void *memory, size_t bytes, void *user) {
     (void)user;
     __atomic_sub_fetch(&blocks, 1, __ATOMIC_RELAXED);
     __atomic_sub_fetch(&block_bytes, bytes, __ATOMIC_RELAXED);
-    free(memory);
+    test_memory_free(memory);
 }
 
 /* However many members there are: those on the edges, one in each call, and the reader. */
@@ -1017,7 +1013,7 @@ static void tar_in_bounded_memory(void) {
     p = START(SPDL_FILES(files), SPDL_TAR(&counted), SPDL_PIPE(count_bytes, .concurrency = 2),
               SPDL_SINK(3));
     for (; (result = SPDL_NEXT(p, &record, SPDL_FOREVER)) == SPDL_OK; ++count) {
-        if (count % 10 == 0) usleep(1000);
+        if (count % 10 == 0) test_sleep_us(1000);
         spdl_record_free(record);
     }
     CHECK_EQ(result, SPDL_END);

@@ -157,7 +157,7 @@ SPDL_FN(leaks_its_task, item, item) {
     l->task = task;
     *out = in;
     if (in->value != 1) return SPDL_OK;
-    pthread_join(thread_of(misuse_elsewhere, l), NULL);
+    test_join(thread_of(misuse_elsewhere, l));
     return SPDL_SKIP;
 }
 
@@ -174,7 +174,7 @@ static void a_task_is_of_its_call_only(void) {
         TAKE_ALL(p, "0 2", SPDL_END);
         CHECK_EQ(l.lines, 1);
         (void)misuse_elsewhere(&l); /* the call has returned */
-        pthread_join(thread_of(misuse_elsewhere, &l), NULL);
+        test_join(thread_of(misuse_elsewhere, &l));
         CHECK_EQ(l.lines, 3);
         item_free(l.it);
         DONE(p);
@@ -192,7 +192,7 @@ static void routing_beside_the_calls_breaks_nothing(void) {
     leak l = { .it = item_make(9), .way = &misuses[0] };
     spdl_pipeline_desc desc = { .workers = 1 };
     spdl_pipeline *p = NULL;
-    pthread_t thread;
+    test_thread thread;
     desc.logger.log_fn = log_of_leak;
     desc.logger.user = &l;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(500), SCATTER(BURST(.plus = 2)),
@@ -202,7 +202,7 @@ static void routing_beside_the_calls_breaks_nothing(void) {
     thread = thread_of(route_all_the_time, &l);
     CHECK_EQ(take_from_any(p), 998);
     __atomic_store_n(&l.calls, 1, __ATOMIC_RELEASE);
-    pthread_join(thread, NULL);
+    test_join(thread);
     item_free(l.it);
     DONE(p);
 }
@@ -466,16 +466,14 @@ static double dropping_ns(long items, int sink, bool passes) {
             SPDL_PIPE(drop_all, .concurrency = 2, .buffer_size = passes ? sink : 0),
             passes ? row : last, last
         };
-        struct timespec since, until;
+        uint64_t since;
         spdl_pipeline *p;
         item *it;
-        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &since);
+        since = test_cpu_ns();
         p = start(2, NULL, rows, passes ? 4 : 3);
         CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(30)), SPDL_END);
-        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &until);
+        const double ns = (double)(test_cpu_ns() - since);
         spdl_pipeline_destroy(p);
-        const double ns = (double)(until.tv_sec - since.tv_sec) * 1e9 +
-                          (double)(until.tv_nsec - since.tv_nsec);
         if (ns < best) best = ns;
     }
     return best / (double)items;
@@ -912,7 +910,7 @@ SPDL_FN(by_half_again, item, item) {
 SPDL_FN(thin, item, item) {
     const script *s = (const script *)spdl_ctx(task);
     *out = in;
-    if (s->plus) sched_yield();
+    if (s->plus) test_yield();
     return hash_of(in) >> 4 & (uint32_t)(s->every - 1) ? SPDL_SKIP : SPDL_OK;
 }
 
@@ -992,10 +990,10 @@ static void quick_stages_are_counted_one_by_one(void) {
         links l = { .concurrency = 1 + i % 2 * 3, .sink = i / 2 % 2 ? 64 : 8 };
         spdl_pipeline *p = start_links(&l, herds[i / 4]);
         watcher w = { .p = p };
-        const pthread_t thread = thread_of(watch_stats, &w);
+        const test_thread thread = thread_of(watch_stats, &w);
         take_but(p, MANY, false, SPDL_END);
         __atomic_store_n(&w.over, 1, __ATOMIC_RELEASE);
-        pthread_join(thread, NULL);
+        test_join(thread);
         spdl_pipeline_stats(p, &s);
         for (int k = 0; k < LINKS; ++k) {
             CHECK_EQ(s.stage[k].tasks, MANY);
@@ -1058,20 +1056,20 @@ static void *bolt_waits(void *arg) {
 /* One who tries, and comes late, leaves the 2 by which one who sleeps is known. */
 static void a_try_hides_nobody_who_sleeps(void) {
     static bolt b;
-    pthread_t tries, waits;
+    test_thread tries, waits;
     REQUIRE(spdl__os_event_init(&b.parked));
     freeze("lock tried");
-    REQUIRE(pthread_create(&tries, NULL, bolt_tries, &b) == 0);
+    REQUIRE(test_thread_start(&tries, bolt_tries, &b));
     await(&frozen, 1); /* it has seen an open lock */
     spdl__lock(&b.word, &b.parked);
-    REQUIRE(pthread_create(&waits, NULL, bolt_waits, &b) == 0);
+    REQUIRE(test_thread_start(&waits, bolt_waits, &b));
     while (spdl__load32(&b.word) != 2) sleep_us(100);
     freeze(NULL);
-    pthread_join(tries, NULL);
+    test_join(tries);
     CHECK(!b.got);
     REQUIRE(CHECK_EQ(spdl__load32(&b.word), 2));
     spdl__unlock(&b.word, &b.parked);
-    pthread_join(waits, NULL);
+    test_join(waits);
     CHECK_EQ(spdl__load32(&b.word), 0);
     spdl__os_event_fini(&b.parked);
 }

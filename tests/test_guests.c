@@ -3,9 +3,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
 
 static void guests_point(const char *id);
 
@@ -23,8 +20,8 @@ static void guests_point(const char *id) {
     if (chaos_seed == 0) return;
     if (chaos == 0) chaos = (chaos_seed ^ (uint64_t)(uintptr_t)&chaos) | 1;
     switch (test_random(&chaos) % 16) {
-    case 0: usleep(30); break;
-    case 1: case 2: case 3: sched_yield(); break;
+    case 0: test_sleep_us(30); break;
+    case 1: case 2: case 3: test_yield(); break;
     default: break;
     }
 }
@@ -39,7 +36,7 @@ static void await(const int *p, int value) {
     const uint64_t start = spdl_time_ns();
     while (get(p) != value) {
         REQUIRE(spdl_time_ns() - start < 10000000000u);
-        usleep(100);
+        test_sleep_us(100);
     }
 }
 
@@ -55,7 +52,7 @@ typedef struct crew {
     spdl_pool *pool;
     int64_t budget_ns; /* 0: another one each time */
     int count, stop, full, bad;
-    pthread_t thread[8];
+    test_thread thread[8];
 } crew;
 
 static void *crew_main(void *arg) {
@@ -66,7 +63,7 @@ static void *crew_main(void *arg) {
         const spdl_result result = spdl_pool_run(c->pool, budget);
         if (result == SPDL_FULL) add(&c->full, 1);
         if (result != SPDL_OK && result != SPDL_EMPTY && result != SPDL_FULL) add(&c->bad, 1);
-        if (result != SPDL_OK) usleep(20);
+        if (result != SPDL_OK) test_sleep_us(20);
     }
     return NULL;
 }
@@ -76,12 +73,12 @@ static void crew_start(crew *c, spdl_pool *pool, int count, int64_t budget_ns) {
     c->pool = pool;
     c->budget_ns = budget_ns;
     for (; c->count < count; ++c->count)
-        REQUIRE(pthread_create(&c->thread[c->count], NULL, crew_main, c) == 0);
+        REQUIRE(test_thread_start(&c->thread[c->count], crew_main, c));
 }
 
 static void crew_end(crew *c) {
     set(&c->stop, 1);
-    for (int i = 0; i < c->count; ++i) pthread_join(c->thread[i], NULL);
+    for (int i = 0; i < c->count; ++i) test_join(c->thread[i]);
     CHECK_EQ(get(&c->bad), 0);
 }
 
@@ -102,7 +99,7 @@ SPDL_FN(count_up, void, int) {
 }
 
 SPDL_FN(work, int, int) {
-    if (*in % 7 == 0) sched_yield();
+    if (*in % 7 == 0) test_yield();
     *out = in;
     return SPDL_OK;
 }
@@ -282,7 +279,7 @@ static void hold_job(void *arg, int worker, void *local) {
     CHECK_EQ(spdl_pool_drain(h->pool, 0), SPDL_E_INVALID);
     CHECK_EQ(spdl_pool_stop(h->pool, 0), SPDL_E_INVALID);
     add(&h->running, 1);
-    while (!get(&h->go)) usleep(100);
+    while (!get(&h->go)) test_sleep_us(100);
     add(&h->inside, 1);
 }
 
@@ -294,17 +291,17 @@ static void *run_once(void *arg) {
 
 static void as_many_guests_as_places(void) {
     spdl_pool *pool = pool_of(1, 2), *plain = pool_of(1, 0);
-    pthread_t thread[2];
+    test_thread thread[2];
     hold h = { .pool = pool };
     CHECK_EQ(spdl_pool_run(NULL, 0), SPDL_E_INVALID);
     CHECK_EQ(spdl_pool_run(plain, 0), SPDL_E_INVALID);
     for (int i = 0; i < 3; ++i) REQUIRE(spdl_pool_submit(pool, hold_job, &h, 0) == SPDL_OK);
     for (int i = 0; i < 2; ++i)
-        REQUIRE(pthread_create(&thread[i], NULL, run_once, &h) == 0);
+        REQUIRE(test_thread_start(&thread[i], run_once, &h));
     await(&h.running, 3);
     CHECK_EQ(spdl_pool_run(pool, SPDL_FOREVER), SPDL_FULL);
     set(&h.go, 1);
-    for (int i = 0; i < 2; ++i) pthread_join(thread[i], NULL);
+    for (int i = 0; i < 2; ++i) test_join(thread[i]);
     CHECK_EQ(spdl_pool_run(pool, SPDL_FOREVER), SPDL_EMPTY);
     spdl_pool_destroy(pool);
     spdl_pool_destroy(plain);
@@ -333,16 +330,16 @@ static void destroy_waits_for_guests(void) {
     for (int round = 0; round < 20; ++round) {
         spdl_pool *pool = pool_of(round % 2, 1);
         hold h = { .pool = pool };
-        pthread_t thread;
-        REQUIRE(pthread_create(&thread, NULL, run_once, &h) == 0);
-        pthread_join(thread, NULL); /* nothing to do yet */
+        test_thread thread;
+        REQUIRE(test_thread_start(&thread, run_once, &h));
+        test_join(thread); /* nothing to do yet */
         REQUIRE(spdl_pool_submit(pool, hold_job, &h, 0) == SPDL_OK);
-        if (round % 2 == 0) REQUIRE(pthread_create(&thread, NULL, run_once, &h) == 0);
+        if (round % 2 == 0) REQUIRE(test_thread_start(&thread, run_once, &h));
         await(&h.running, 1);
         set(&h.go, 1);
         spdl_pool_destroy(pool);
         CHECK_EQ(h.inside, 1);
-        if (round % 2 == 0) pthread_join(thread, NULL);
+        if (round % 2 == 0) test_join(thread);
     }
 }
 
@@ -572,7 +569,7 @@ SPDL_FN(only_2, int, int) {
     hold *h = (hold *)spdl_ctx(task);
     if (*in == 0) {
         set(&h->inside, 1);
-        while (!get(&h->go)) usleep(100);
+        while (!get(&h->go)) test_sleep_us(100);
     }
     *out = in;
     return *in == 2 ? SPDL_OK : SPDL_SKIP;
@@ -581,7 +578,7 @@ SPDL_FN(only_2, int, int) {
 static void wait_job(void *arg, int worker, void *local) {
     (void)worker;
     (void)local;
-    while (!get((int *)arg)) usleep(100);
+    while (!get((int *)arg)) test_sleep_us(100);
 }
 
 static void *run_briefly(void *arg) {
@@ -598,14 +595,14 @@ static void *run_briefly(void *arg) {
 static void what_a_guest_leaves_wakes_a_worker(void) {
     spdl_pipeline_desc desc = { .pool = pool_of(1, 1) };
     hold h = { .pool = desc.pool };
-    pthread_t thread;
+    test_thread thread;
     spdl_pipeline *p;
     int *item, busy = 0;
     REQUIRE(spdl_pool_submit(desc.pool, wait_job, &busy, 0) == SPDL_OK);
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_FEED(int, .buffer_size = 4, .free_item = item_free), SPDL_PIPE(only_2, .ctx = &h),
         SPDL_PIPE(work), SPDL_SINK(2))) == SPDL_OK);
-    while (spdl_ring_count(desc.pool->jobs) > 0) usleep(100); /* the worker has it */
+    while (spdl_ring_count(desc.pool->jobs) > 0) test_sleep_us(100); /* the worker has it */
     for (int i = 0; i < 3; ++i) {
         item = (int *)malloc(sizeof *item);
         REQUIRE(item != NULL);
@@ -614,16 +611,16 @@ static void what_a_guest_leaves_wakes_a_worker(void) {
         REQUIRE(spdl_pipeline_push(p, item, 0) == SPDL_OK);
     }
     spdl_pipeline_push_end(p);
-    REQUIRE(pthread_create(&thread, NULL, run_briefly, &h) == 0);
+    REQUIRE(test_thread_start(&thread, run_briefly, &h));
     await(&h.inside, 1);
     set(&busy, 1);
-    while ((spdl__load32(&desc.pool->beacon.sleepers) & SPDL__ASLEEP) == 0) usleep(100);
-    usleep(2000); /* the guest's budget is over */
+    while ((spdl__load32(&desc.pool->beacon.sleepers) & SPDL__ASLEEP) == 0) test_sleep_us(100);
+    test_sleep_us(2000); /* the guest's budget is over */
     set(&h.go, 1);
     REQUIRE(SPDL_NEXT(p, &item, SPDL_FOREVER) == SPDL_OK);
     CHECK_EQ(*item, 2);
     item_free(item);
-    pthread_join(thread, NULL);
+    test_join(thread);
     spdl_pipeline_destroy(p);
     spdl_pool_destroy(desc.pool);
     CHECK_EQ(alive, 0);
@@ -694,7 +691,7 @@ static void profilers_see_all(void) {
     pool_desc.profiler.event_fn = on_event;
     pool_desc.profiler.user = &s;
     REQUIRE(spdl_pool_create(&desc.pool, &pool_desc) == SPDL_OK);
-    while (get(&s.waits) < 2) usleep(100); /* both workers have gone to sleep */
+    while (get(&s.waits) < 2) test_sleep_us(100); /* both workers have gone to sleep */
     crew_start(&c, desc.pool, 1, 20000);
     for (int i = 0; i < 2; ++i) { /* with the pool's, and with its own */
         if (i == 1) {

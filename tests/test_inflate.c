@@ -6,13 +6,6 @@
 #include "../spdl.h"
 #include "test.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
-#ifndef MAP_ANONYMOUS
-#define MAP_ANONYMOUS MAP_ANON
-#endif
-
 /* ============================================================================================= */
 /* Numbers and memory */
 
@@ -24,24 +17,16 @@ static unsigned below(unsigned bound) { return (unsigned)(test_random(&random_st
 typedef struct guarded {
     uint8_t *at;
     size_t bytes;
-    void *map;
-    size_t map_bytes;
 } guarded;
 
 static guarded guarded_new(size_t bytes) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     guarded g;
     g.bytes = bytes;
-    g.map_bytes = (bytes + page - 1) / page * page + page;
-    g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (g.map == MAP_FAILED) abort();
-    g.at = (uint8_t *)g.map + g.map_bytes - page;
-    if (mprotect(g.at, page, PROT_NONE) != 0) abort();
-    g.at -= bytes;
+    g.at = (uint8_t *)test_guarded(bytes);
     return g;
 }
 
-static void guarded_free(guarded g) { munmap(g.map, g.map_bytes); }
+static void guarded_free(guarded g) { test_guarded_free(g.at, g.bytes); }
 
 /* The last `bytes` bytes of the memory, filled from somewhere. */
 static uint8_t *guarded_tail(const guarded *g, const void *from, size_t bytes) {

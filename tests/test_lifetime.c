@@ -2,9 +2,6 @@
    threads and memory that cannot be had. */
 #include "items.h"
 
-#include <signal.h>
-#include <sys/wait.h>
-
 static void open_gate(int *gate) { __atomic_store_n(gate, 1, __ATOMIC_RELEASE); }
 
 /* --- taking --- */
@@ -39,7 +36,7 @@ static void next_can_be_polled(void) {
         while (result == SPDL_OK || result == SPDL_TIMEOUT) {
             item *it = NULL;
             result = SPDL_NEXT(p, &it, 0);
-            if (result == SPDL_TIMEOUT) sched_yield();
+            if (result == SPDL_TIMEOUT) test_yield();
             if (result != SPDL_OK) continue;
             CHECK_EQ(it->value, count++);
             item_free(it);
@@ -107,7 +104,7 @@ static void *train(void *arg) {
         __atomic_add_fetch(&t->taken, t->result == SPDL_OK, __ATOMIC_RELEASE);
         t->refused += t->result == SPDL_E_INVALID;
         if (t->result == SPDL_OK) item_free(taken);
-        else sched_yield();
+        else test_yield();
     } while (t->result == SPDL_OK || t->result == SPDL_E_INVALID);
     return NULL;
 }
@@ -118,7 +115,7 @@ static void a_second_trainer_is_refused(void) {
         script source = { .count = 1, .gate = &gate };
         trainer t = { .p = START(w, SPDL_SOURCE(count_up, .ctx = &source, .free_item = item_free),
                                  SPDL_SINK(3)) };
-        const pthread_t thread = thread_of(train, &t);
+        const test_thread thread = thread_of(train, &t);
         void *untouched = &t;
         await(&source.calls, 1);
         await((const int *)&t.p->trainer_inside, 1);
@@ -126,7 +123,7 @@ static void a_second_trainer_is_refused(void) {
         CHECK_EQ(spdl_pipeline_next(t.p, &untouched, 0), SPDL_E_INVALID);
         CHECK(untouched == &t);
         open_gate(&gate);
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK(t.taken == 1 && t.result == SPDL_END);
         DONE(t.p);
     }
@@ -137,9 +134,9 @@ static void two_trainers_break_nothing(void) {
     for (int w = 0; w < 3; ++w) {
         const int items = TEST_SANITIZED ? 500 : 5000;
         trainer one = { .p = START(w, COUNT_TO(items), SPDL_SINK(3)) }, two = one;
-        const pthread_t first = thread_of(train, &one), second = thread_of(train, &two);
-        pthread_join(first, NULL);
-        pthread_join(second, NULL);
+        const test_thread first = thread_of(train, &one), second = thread_of(train, &two);
+        test_join(first);
+        test_join(second);
         CHECK_EQ(one.taken + two.taken, items);
         CHECK(one.result == SPDL_END && two.result == SPDL_END);
         DONE(one.p);
@@ -216,12 +213,12 @@ static void another_thread_can_stop(void) {
         trainer t = { .p = START(w, COUNT_TO(-1),
                                  SPDL_PIPE(follow, .ctx = &slow, .free_item = item_free),
                                  SPDL_SINK(1)) };
-        const pthread_t thread = thread_of(train, &t);
+        const test_thread thread = thread_of(train, &t);
         await(&slow.calls, 3);
         await(&t.taken, 2);
         CHECK_EQ(spdl_pipeline_stop(t.p, 0), SPDL_TIMEOUT);
         CHECK_EQ(spdl_pipeline_stop(t.p, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK_EQ(t.result, SPDL_CLOSED);
         open_gate(&gate);
         CHECK_EQ(spdl_pipeline_stop(t.p, SPDL_SECONDS(15)), SPDL_OK);
@@ -255,10 +252,10 @@ static void another_thread_can_stop_the_trainers_work(void) {
         trainer t = { .p = START(0, COUNT_TO(-1),
                                  SPDL_PIPE(follow, SCRIPT(.every = i % 2, .result = SPDL_SKIP)),
                                  SPDL_SINK(3)) };
-        const pthread_t thread = thread_of(train, &t);
+        const test_thread thread = thread_of(train, &t);
         sleep_us(i * 50);
         CHECK_EQ(spdl_pipeline_stop(t.p, SPDL_SECONDS(15)), SPDL_OK);
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK_EQ(t.result, SPDL_CLOSED);
         DONE(t.p);
     }
@@ -359,7 +356,7 @@ typedef struct hooks {
     spdl_result failure;
     int inits[MOST_WORKERS], finis[MOST_WORKERS], total, ended, calls;
     int failed_on;
-    pthread_t thread[MOST_WORKERS];
+    uint64_t thread[MOST_WORKERS];
     long items; /* of the source */
 } hooks;
 
@@ -370,7 +367,7 @@ static spdl_result hooks_init(void *ctx, int worker, void **local) {
         return h->failure;
     }
     CHECK_EQ(h->inits[worker]++, 0);
-    h->thread[worker] = pthread_self();
+    h->thread[worker] = test_thread_id();
     *local = &h->inits[worker];
     __atomic_add_fetch(&h->total, 1, __ATOMIC_RELEASE);
     return SPDL_OK;
@@ -380,7 +377,7 @@ static void hooks_fini(void *ctx, int worker, void *local) {
     hooks *h = (hooks *)ctx;
     CHECK(local == &h->inits[worker]);
     CHECK_EQ(h->finis[worker]++, 0);
-    CHECK(pthread_equal(h->thread[worker], pthread_self()));
+    CHECK(h->thread[worker] == test_thread_id());
     __atomic_add_fetch(&h->ended, 1, __ATOMIC_RELEASE);
 }
 
@@ -555,7 +552,7 @@ static void count_job(void *arg, int worker, void *local) {
 static void share_a_pool(int workers, int tenants) {
     spdl_pool *pool = pool_of(workers);
     tenant t[8];
-    pthread_t threads[8];
+    test_thread threads[8];
     const int jobs = 200;
     chaos_on();
     jobs_run = 0;
@@ -567,7 +564,7 @@ static void share_a_pool(int workers, int tenants) {
         CHECK_EQ(spdl_pool_submit(pool, count_job, NULL, SPDL_FOREVER), SPDL_OK);
         if (i % 10 == 0) sleep_us(100);
     }
-    for (int i = 0; i < tenants; ++i) pthread_join(threads[i], NULL);
+    for (int i = 0; i < tenants; ++i) test_join(threads[i]);
     CHECK_EQ(spdl_pool_drain(pool, SPDL_SECONDS(15)), SPDL_OK);
     CHECK_EQ(jobs_run, jobs);
     CHECK_EQ(items_alive(), 0);
@@ -685,7 +682,8 @@ static void *heap_alloc(size_t bytes, size_t align, void *user) {
     __atomic_add_fetch(&h->calls, 1, __ATOMIC_RELAXED);
     if (h->left == 0) return NULL;
     if (h->left > 0) --h->left;
-    if (posix_memalign(&head.base, before, before + bytes) != 0) return NULL;
+    head.base = test_memory(before, before + bytes);
+    if (head.base == NULL) return NULL;
     __atomic_add_fetch(&h->blocks, 1, __ATOMIC_RELAXED);
     memory = (char *)head.base + before;
     memcpy(memory - sizeof head, &head, sizeof head);
@@ -699,7 +697,7 @@ static void heap_free(void *memory, size_t bytes, void *user) {
     memcpy(&head, (char *)memory - sizeof head, sizeof head);
     CHECK_EQ(head.bytes, bytes);
     __atomic_sub_fetch(&h->blocks, 1, __ATOMIC_RELAXED);
-    free(head.base);
+    test_memory_free(head.base);
 }
 
 /* A pipeline that has everything which is allocated. */

@@ -1,9 +1,9 @@
 /* .next_works_ns: the thread in spdl_pipeline_next runs stages while it would wait. */
 #include "flow.h"
 
-static pthread_t trainer;
+static uint64_t trainer;
 
-static bool is_trainer(void) { return pthread_equal(trainer, pthread_self()) != 0; }
+static bool is_trainer(void) { return trainer == test_thread_id(); }
 
 static spdl_pipeline *start_works(int workers, spdl_pool *pool, int64_t works_ns,
                                   const spdl_stage *rows, size_t count) {
@@ -12,7 +12,7 @@ static spdl_pipeline *start_works(int workers, spdl_pool *pool, int64_t works_ns
     spdl_error error = { 0 };
     desc.error = &error;
     desc.logger.log_fn = log_nothing;
-    trainer = pthread_self();
+    trainer = test_thread_id();
     if (spdl_pipeline_create(&p, &desc, rows, count) != SPDL_OK) CHECK_STR(error.text, "");
     REQUIRE(p != NULL);
     return p;
@@ -193,9 +193,9 @@ static void another_thread_may_stop(void) {
                                  SPDL_PIPE(follow, SCRIPT(.sleep_us = 100),
                                            .concurrency = 1 + i % 2),
                                  SPDL_SINK(2));
-        const pthread_t thread = thread_of(stops_soon, p);
+        const test_thread thread = thread_of(stops_soon, p);
         (void)take_from(p, 0, 1000000, SPDL_CLOSED);
-        pthread_join(thread, NULL);
+        test_join(thread);
         DONE(p);
     }
 }

@@ -7,10 +7,6 @@
 #include "../spdl.h"
 #include "test.h"
 
-#include <pthread.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 /* ============================================================================================= */
 /* Bytes */
 
@@ -1452,12 +1448,12 @@ static void arguments_that_are_wrong(void) {
 /* Files */
 
 static void files_that_are_missing(void) {
-    char folder[] = "/tmp/spdl_npz_XXXXXX", path[64];
+    char folder[64], path[128];
     spdl_npz *npz = NULL;
     spdl_error error = { 0 };
     spdl_npz_desc desc = { 0 };
     desc.error = &error;
-    REQUIRE(mkdtemp(folder) != NULL);
+    test_folder(folder, sizeof folder);
     CHECK_EQ(spdl_npz_open_file(&npz, folder, &desc), SPDL_E_IO);
     CHECK(strstr(error.text, folder) != NULL && strstr(error.text, "a directory") != NULL);
     snprintf(path, sizeof path, "%s/missing.npz", folder);
@@ -1667,7 +1663,8 @@ static void *counting_alloc(size_t count, size_t align, void *user) {
     counting *c = (counting *)user;
     void *memory = NULL;
     if (++c->calls == c->fail_at) return NULL;
-    if (posix_memalign(&memory, align, count) != 0) return NULL;
+    memory = test_memory(align, count);
+    if (memory == NULL) return NULL;
     c->blocks++;
     c->out += count;
     return memory;
@@ -1677,7 +1674,7 @@ static void counting_free(void *memory, size_t count, void *user) {
     counting *c = (counting *)user;
     c->blocks--;
     c->out -= count;
-    free(memory);
+    test_memory_free(memory);
 }
 
 /* Opens the file and reads its arrays; returns whether no allocation was asked to fail. */
@@ -1729,10 +1726,10 @@ static void *read_everything(void *npz) {
 
 static void read_by_several_threads(void) {
     spdl_npz *npz = open_fixture("dtypes_deflated.npz");
-    pthread_t thread[4];
+    test_thread thread[4];
     for (int i = 0; i < 4; ++i)
-        REQUIRE(pthread_create(&thread[i], NULL, read_everything, npz) == 0);
-    for (int i = 0; i < 4; ++i) pthread_join(thread[i], NULL);
+        REQUIRE(test_thread_start(&thread[i], read_everything, npz));
+    for (int i = 0; i < 4; ++i) test_join(thread[i]);
     spdl_npz_close(npz);
 }
 

@@ -11,9 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#ifndef _WIN32
+#include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 /* ============================================================================================= */
 /* Calls that fail when they are told to */
@@ -38,6 +40,7 @@ static bool hit(sys_call which) {
     return fault.count >= fault.at && fault.count < fault.at + fault.times;
 }
 
+#ifndef _WIN32
 static ssize_t faulty_pread(int file, void *to, size_t bytes, off_t at) {
     if (!hit(PREAD)) return pread(file, to, bytes, at);
     if (fault.manner == NOTHING) return 0;
@@ -88,6 +91,7 @@ static int faulty_fstat(int file, struct stat *status) {
 #define fsync(...) faulty_fsync(__VA_ARGS__)
 #define rename(...) faulty_rename(__VA_ARGS__)
 #define fstat(...) faulty_fstat(__VA_ARGS__)
+#endif
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -101,9 +105,9 @@ static int faulty_fstat(int file, struct stat *status) {
 #include "test.h"
 
 static void *faulty_alloc(size_t bytes, size_t align, void *user) {
-    void *memory = NULL;
+    void *memory = hit(ALLOC) ? NULL : test_memory(align, bytes);
     (void)user;
-    if (hit(ALLOC) || posix_memalign(&memory, align, bytes) != 0) return NULL;
+    if (memory == NULL) return NULL;
     __atomic_fetch_add(&fault.blocks, 1, __ATOMIC_RELAXED);
     return memory;
 }
@@ -112,12 +116,14 @@ static void faulty_free(void *memory, size_t bytes, void *user) {
     (void)bytes;
     (void)user;
     __atomic_fetch_sub(&fault.blocks, 1, __ATOMIC_RELAXED);
-    free(memory);
+    test_memory_free(memory);
 }
 
 static const spdl_allocator allocator = { faulty_alloc, faulty_free, NULL };
 
 static void fault_set(sys_call which, manner how, long at, long times) {
+    if (!TEST_POSIX && which != NONE && which != ALLOC)
+        TEST_SKIP("needs the calls of POSIX, which fail when they are told to");
     fault.call = which;
     fault.manner = how;
     fault.error = EIO;
@@ -217,10 +223,10 @@ static size_t deflate_zeros(void *to, size_t room, const void *from, size_t byte
     return p.used < room ? p.used : 0;
 }
 
-static char folder[] = "/tmp/spdl_cover_XXXXXX";
+static char folder[64];
 
 static const char *path_of(const char *name) {
-    static char path[2][64];
+    static char path[2][128];
     static int turn;
     turn = 1 - turn;
     snprintf(path[turn], sizeof path[turn], "%s/%s", folder, name);
@@ -228,8 +234,7 @@ static const char *path_of(const char *name) {
 }
 
 static void folder_make(void) {
-    memset(folder + sizeof folder - 7, 'X', 6);
-    REQUIRE(mkdtemp(folder) != NULL);
+    test_folder(folder, sizeof folder);
 }
 
 static void folder_remove(void) {
@@ -548,12 +553,12 @@ static void names_that_are_taken(void) {
 
 /* The byte in the middle of a member is another: its neighbours do not mind. */
 static void damage(const char *path, off_t at) {
-    const int file = open(path, O_RDWR);
-    uint8_t byte = 0;
-    REQUIRE(file >= 0 && pread(file, &byte, 1, at) == 1);
-    byte ^= 0x11;
-    REQUIRE(pwrite(file, &byte, 1, at) == 1);
-    close(file);
+    FILE *file = fopen(path, "r+b");
+    int byte;
+    REQUIRE(file != NULL && fseek(file, (long)at, SEEK_SET) == 0);
+    byte = fgetc(file);
+    REQUIRE(byte != EOF && fseek(file, (long)at, SEEK_SET) == 0);
+    REQUIRE(fputc(byte ^ 0x11, file) != EOF && fclose(file) == 0);
 }
 
 /* A whole file is refused for it, by its name; others of the archive can be read. */

@@ -9,9 +9,6 @@
 #include "../spdl.h"
 #include "test.h"
 
-#include <pthread.h>
-#include <sys/wait.h>
-
 static const char *const fixtures[] = {
     "big_endian.npy",    "big_endian.npz",          "descriptors.npz",       "dtypes_deflated.npz",
     "dtypes_stored.npz", "fortran.npy",             "methods.npz",           "names.npz",
@@ -47,8 +44,7 @@ static char folder[64];
 static const char *make_path(const char *name) {
     static char path[128];
     if (folder[0] == 0) {
-        strcpy(folder, "/tmp/spdl_npz_XXXXXX");
-        REQUIRE(mkdtemp(folder) != NULL);
+        test_folder(folder, sizeof folder);
     }
     snprintf(path, sizeof path, "%s/%s", folder, name);
     return path;
@@ -153,6 +149,10 @@ static void file_as_memory(void) {
 }
 
 /* Cut at every length, and one byte changed at a time; the head of every file is enough. */
+static void put_byte(FILE *file, size_t at, uint8_t byte) {
+    REQUIRE(fseek(file, (long)at, SEEK_SET) == 0 && fputc(byte, file) != EOF && fflush(file) == 0);
+}
+
 static void broken_file_as_memory(void) {
     static const char *const broken[] = { "version2.npy", "names.npz", "descriptors.npz",
                                           "shapes_deflated.npz" };
@@ -161,23 +161,24 @@ static void broken_file_as_memory(void) {
     for (size_t i = 0; i < sizeof broken / sizeof broken[0]; ++i) {
         size_t bytes;
         uint8_t *data = read_file(fixture_path(broken[i]), &bytes);
-        int file;
+        FILE *file;
         write_file(path, data, bytes);
-        file = open(path, O_RDWR);
+        file = fopen(path, "r+b");
+        REQUIRE(file != NULL);
         for (size_t at = 0; at < bytes; at += TEST_SANITIZED ? 7 : 1) {
             data[at] ^= 0x55;
-            REQUIRE(pwrite(file, data + at, 1, (off_t)at) == 1);
+            put_byte(file, at, data[at]);
             if (!CHECK(same_archive(path, data, bytes)))
                 fprintf(stderr, "%s, byte %zu\n", broken[i], at);
             data[at] ^= 0x55;
-            REQUIRE(pwrite(file, data + at, 1, (off_t)at) == 1);
+            put_byte(file, at, data[at]);
         }
         for (size_t cut = bytes - 1; cut > 0; cut -= TEST_SANITIZED && cut > 7 ? 7 : 1) {
-            REQUIRE(ftruncate(file, (off_t)cut) == 0);
+            REQUIRE(ftruncate(fileno(file), (off_t)cut) == 0);
             if (!CHECK(same_archive(path, data, cut)))
                 fprintf(stderr, "%s cut at %zu\n", broken[i], cut);
         }
-        close(file);
+        fclose(file);
         free(data);
     }
     remove_files("broken");
@@ -244,10 +245,10 @@ static void views_by_several_threads(void) {
     write_native(make_path("native"), "dtypes_stored.npz");
     for (int round = 0; round < 50; ++round) {
         spdl_npz *npz = open_path(make_path("native"));
-        pthread_t thread[3];
+        test_thread thread[3];
         for (int i = 0; i < 3; ++i)
-            REQUIRE(pthread_create(&thread[i], NULL, view_all, npz) == 0);
-        for (int i = 0; i < 3; ++i) pthread_join(thread[i], NULL);
+            REQUIRE(test_thread_start(&thread[i], view_all, npz));
+        for (int i = 0; i < 3; ++i) test_join(thread[i]);
         spdl_npz_close(npz);
     }
     remove_files("native");

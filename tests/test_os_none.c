@@ -5,8 +5,6 @@
 #include "../spdl.h"
 #include "test.h"
 
-#include <unistd.h>
-
 /* What would wait for another thread times out at once. */
 static void rings_without_threads(void) {
     static const spdl_ring_mode modes[] = { SPDL_RING_MPMC, SPDL_RING_SPSC };

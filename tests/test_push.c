@@ -2,9 +2,9 @@
    number of workers changes no result. */
 #include "flow.h"
 
-#include <sched.h>
-#include <sys/resource.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
+#endif
 
 #define FEED(...) SPDL_FEED(item, .free_item = item_free, .buffer_size = __VA_ARGS__)
 
@@ -41,7 +41,7 @@ static void *produce(void *arg) {
     for (long i = 0; i < one->count && one->last != SPDL_CLOSED; ++i) {
         do {
             one->last = push(one->p, one->first + i, one->timeout_ns);
-            if (one->last != SPDL_OK) ++one->refused, sched_yield();
+            if (one->last != SPDL_OK) ++one->refused, test_yield();
         } while (one->last != SPDL_OK && one->last != SPDL_CLOSED);
         one->accepted += one->last == SPDL_OK;
     }
@@ -54,12 +54,12 @@ static void items_can_be_pushed(void) {
     chaos_on();
     for (int i = 0; i < 3 * CROWDS; ++i) {
         producer one = { .count = 500, .timeout_ns = timeouts[i % 3], .end = true };
-        pthread_t thread;
+        test_thread thread;
         one.p = START(crowds[i / 3], FEED(1 + i % 2), FOLLOW(.fresh = true),
                       SPDL_PIPE(follow, SCRIPT(.plus = 0), .concurrency = 2), SPDL_SINK(1));
         thread = thread_of(produce, &one);
         CHECK_EQ(take_from(one.p, 0, 1000, SPDL_END), 500);
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK_EQ(one.accepted, 500);
         CHECK_EQ(push(one.p, 7, SPDL_FOREVER), SPDL_CLOSED);
         CHECK_EQ(spdl_pipeline_push_end(one.p), SPDL_OK); /* again: nothing new */
@@ -86,11 +86,11 @@ SPDL_FN(by_parity, item, item) {
 static void any_row_may_stand_behind_a_feed(void) {
     for (int i = 0; i < CROWDS; ++i) {
         producer one = { .count = 7, .timeout_ns = SPDL_FOREVER, .end = true };
-        pthread_t thread;
+        test_thread thread;
         one.p = START(crowds[i], FEED(1), SPDL_BATCH(3), SPDL_SINK(1));
         thread = thread_of(produce, &one);
         TAKE_BATCHES(one.p, "0 1 2|3 4 5|6", SPDL_END);
-        pthread_join(thread, NULL);
+        test_join(thread);
         DONE(one.p);
         one = (producer){ .count = 7, .timeout_ns = SPDL_FOREVER, .end = true };
         one.p = START(crowds[i], FEED(1), SPDL_BRANCH(by_parity), SPDL_PATH("even"),
@@ -99,7 +99,7 @@ static void any_row_may_stand_behind_a_feed(void) {
                       SPDL_SINK(1));
         thread = thread_of(produce, &one);
         TAKE_ALL(one.p, "10 1 12 3 14 5 16", SPDL_END);
-        pthread_join(thread, NULL);
+        test_join(thread);
         DONE(one.p);
     }
 }
@@ -308,7 +308,7 @@ static void items_make_way_in_order(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
         producer one = { .count = TEST_SANITIZED ? 2000 : 20000, .end = true };
         long last = -1, taken = 0;
-        pthread_t thread;
+        test_thread thread;
         one.p = START(crowds[i / 2], FEED(1 + i % 2 * 3, .drop_oldest = true), FOLLOW(.plus = 0),
                       SPDL_SINK(1));
         thread = thread_of(produce, &one);
@@ -318,7 +318,7 @@ static void items_make_way_in_order(void) {
             ++taken;
             item_free(it);
         }
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK_EQ(last, one.count - 1);
         CHECK_EQ(stats_of(one.p, 0).skips + (uint64_t)taken, one.count);
         DONE(one.p);
@@ -331,7 +331,7 @@ static void a_push_that_waits_is_closed(void) {
         const int workers = crowds[i / 3];
         producer one = { .count = 1000, .timeout_ns = SPDL_FOREVER };
         const bool fails = i % 3 == 2;
-        pthread_t thread;
+        test_thread thread;
         one.p = START(workers, FEED(2),
                       FOLLOW(.every = fails ? 100 : 0, .rest = 99, .result = SPDL_E_IO),
                       SPDL_SINK(1));
@@ -340,7 +340,7 @@ static void a_push_that_waits_is_closed(void) {
                  fails ? 99 : 20);
         if (i % 3 == 0) sleep_us(3000); /* it waits by now */
         if (!fails) CHECK_EQ(spdl_pipeline_stop(one.p, SPDL_FOREVER), SPDL_OK);
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK_EQ(one.last, SPDL_CLOSED);
         CHECK(one.accepted < 1000);
         CHECK_EQ(push(one.p, 1, 0), SPDL_CLOSED);
@@ -406,7 +406,7 @@ static void two_producers_break_nothing(void) {
     for (int i = 0; i < CROWDS; ++i) {
         static bool seen[600];
         producer one[2];
-        pthread_t threads[2];
+        test_thread threads[2];
         spdl_pipeline *p = START(crowds[i], FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1));
         memset(seen, 0, sizeof seen);
         for (int k = 0; k < 2; ++k) {
@@ -420,7 +420,7 @@ static void two_producers_break_nothing(void) {
             seen[it->value] = true;
             item_free(it);
         }
-        for (int k = 0; k < 2; ++k) pthread_join(threads[k], NULL);
+        for (int k = 0; k < 2; ++k) test_join(threads[k]);
         CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
         RUN(p, "", SPDL_END);
     }
@@ -428,14 +428,14 @@ static void two_producers_break_nothing(void) {
 
 static void a_second_producer_is_refused(void) {
     producer one = { .count = 10, .timeout_ns = SPDL_FOREVER };
-    pthread_t thread;
+    test_thread thread;
     one.p = START(0, FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1)); /* nobody makes room */
     thread = thread_of(produce, &one);
     while (push(one.p, 100, 0) != SPDL_E_INVALID) sleep_us(100);
     CHECK_EQ(push(one.p, 100, SPDL_FOREVER), SPDL_E_INVALID);
     CHECK_EQ(spdl_pipeline_push_end(one.p), SPDL_E_INVALID);
     CHECK_EQ(spdl_pipeline_stop(one.p, SPDL_FOREVER), SPDL_OK);
-    pthread_join(thread, NULL);
+    test_join(thread);
     CHECK_EQ(one.last, SPDL_CLOSED);
     DONE(one.p);
 }
@@ -731,7 +731,7 @@ static void concurrency_changes_while_it_runs(void) {
             CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, bounds[i]), SPDL_OK);
             /* a call whose item was taken before may begin, or note how many there were, later */
             for (int tries = 0; tries < 5; ++tries) {
-                while (__atomic_load_n(&s.inside, __ATOMIC_ACQUIRE) > bounds[i]) sched_yield();
+                while (__atomic_load_n(&s.inside, __ATOMIC_ACQUIRE) > bounds[i]) test_yield();
                 __atomic_store_n(&s.most, 0, __ATOMIC_SEQ_CST);
                 for (int items = 0; items < 100 || __atomic_load_n(&s.most, __ATOMIC_SEQ_CST) <
                                                        bounds[i]; ++items, ++next) {
@@ -769,6 +769,7 @@ static void a_higher_bound_takes_effect_at_once(void) {
 
 /* --- scheduling --- */
 
+#if defined(__linux__)
 typedef struct cpu_mask_t {
     uint64_t word[16]; /* 1,024 processors */
 } cpu_mask_t;
@@ -839,6 +840,10 @@ static void workers_are_scheduled_as_asked(void) {
     policy_holds((spdl_policy){ .cpus = &last, .cpu_count = 1, .nice = 13 },
                  (wish){ 13, SCHED_OTHER, last, false });
 }
+
+#else
+static void workers_are_scheduled_as_asked(void) { TEST_SKIP("needs Linux"); }
+#endif
 
 /* On the workers, and on the thread of a source. */
 static void policy_refused(spdl_policy policy, spdl_result result, const char *text) {

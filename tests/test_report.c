@@ -11,12 +11,7 @@
 #include <locale.h>
 #include <math.h>
 
-static void sleep_ms(double ms) {
-    struct timespec t;
-    t.tv_sec = (time_t)(ms / 1e3);
-    t.tv_nsec = (long)(1e6 * (ms - 1e3 * (double)t.tv_sec));
-    nanosleep(&t, NULL);
-}
+static void sleep_ms(double ms) { test_sleep_us((int64_t)(ms * 1e3)); }
 
 /* --- a place for files, and what stderr and the logger got --- */
 
@@ -25,27 +20,26 @@ typedef struct world {
     int stderr_before;
     char warned[2000]; /* every warning, each with a newline */
     int warnings;
-    pthread_mutex_t lock;
+    test_mutex lock;
 } world;
 
 static void world_log(spdl_log_level level, const char *text, void *user) {
     world *w = (world *)user;
     if (level != SPDL_LOG_WARN) return;
-    pthread_mutex_lock(&w->lock); /* any thread */
+    test_lock(&w->lock); /* any thread */
     snprintf(w->warned + strlen(w->warned), sizeof w->warned - strlen(w->warned), "%s\n", text);
     ++w->warnings;
-    pthread_mutex_unlock(&w->lock);
+    test_unlock(&w->lock);
 }
 
 static void world_open(world *w) {
     memset(w, 0, sizeof *w);
-    pthread_mutex_init(&w->lock, NULL);
-    snprintf(w->folder, sizeof w->folder, "/tmp/spdl_report_XXXXXX");
-    REQUIRE(mkdtemp(w->folder) != NULL);
+    w->lock = (test_mutex)TEST_MUTEX;
+    test_folder(w->folder, sizeof w->folder);
     snprintf(w->captured, sizeof w->captured, "%s/stderr", w->folder);
     w->stderr_before = dup(2);
-    unsetenv("SPDL_STATS");
-    unsetenv("SPDL_REPORT");
+    test_setenv("SPDL_STATS", NULL);
+    test_setenv("SPDL_REPORT", NULL);
 }
 
 /* stderr goes to a file, or to `path`. */
@@ -72,11 +66,9 @@ static char *read_all(const char *path) {
 }
 
 static void world_close(world *w) {
-    char command[200];
     dup2(w->stderr_before, 2);
     close(w->stderr_before);
-    snprintf(command, sizeof command, "rm -rf %s", w->folder);
-    if (system(command) != 0) fprintf(stderr, "    %s is left\n", w->folder);
+    if (!test_folder_remove(w->folder)) fprintf(stderr, "    %s is left\n", w->folder);
 }
 
 static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
@@ -307,7 +299,7 @@ static void intervals_without_an_item(void) {
     spdl_report_desc report = { 0 };
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p;
-    pthread_t trainer;
+    test_thread trainer;
     REQUIRE(s != NULL);
     report.every = 0.03;
     report.report_fn = on_report;
@@ -316,10 +308,10 @@ static void intervals_without_an_item(void) {
     desc.report = &report;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(nothing_yet), SPDL_PIPE(work),
                                                         SPDL_SINK(3))) == SPDL_OK);
-    REQUIRE(pthread_create(&trainer, NULL, wait_for_one, p) == 0);
+    REQUIRE(test_thread_start(&trainer, wait_for_one, p));
     sleep_ms(160);
     spdl_pipeline_stop(p, SPDL_FOREVER);
-    pthread_join(trainer, NULL);
+    test_join(trainer);
     spdl_pipeline_destroy(p);
     REQUIRE(s->calls >= 3);
     for (int i = 1; i < s->calls - 1; ++i) { /* whole intervals */
@@ -495,8 +487,8 @@ static void environment_asks_for_everything(void) {
     world w;
     world_open(&w);
     world_capture(&w, NULL);
-    setenv("SPDL_STATS", "0.05", 1);
-    setenv("SPDL_REPORT", world_path(&w, "run.jsonl"), 1);
+    test_setenv("SPDL_STATS", "0.05");
+    test_setenv("SPDL_REPORT", world_path(&w, "run.jsonl"));
     p = pipeline_of(&w, NULL);
     take_for(p, 120);
     spdl_pipeline_destroy(p);
@@ -518,7 +510,7 @@ static void environment_can_be_quiet(void) {
     world w;
     world_open(&w);
     world_capture(&w, NULL);
-    setenv("SPDL_REPORT", world_path(&w, "run.jsonl"), 1);
+    test_setenv("SPDL_REPORT", world_path(&w, "run.jsonl"));
     p = pipeline_of(&w, NULL);
     take(p, 5);
     spdl_pipeline_destroy(p);
@@ -538,8 +530,8 @@ static void environment_that_is_off(void) {
         spdl_pipeline *p;
         world w;
         world_open(&w);
-        if (off[i] != NULL) setenv("SPDL_STATS", off[i], 1);
-        if (i == 1) setenv("SPDL_REPORT", "", 1);
+        if (off[i] != NULL) test_setenv("SPDL_STATS", off[i]);
+        if (i == 1) test_setenv("SPDL_REPORT", "");
         p = pipeline_of(&w, NULL);
         CHECK(p->reporter == NULL); /* no thread either */
         spdl_pipeline_destroy(p);
@@ -556,7 +548,7 @@ static void environment_that_makes_no_sense(void) {
         spdl_pipeline *p;
         world w;
         world_open(&w);
-        setenv("SPDL_STATS", words[i], 1);
+        test_setenv("SPDL_STATS", words[i]);
         p = pipeline_of(&w, NULL);
         CHECK(p->reporter == NULL);
         take(p, 2);
@@ -596,14 +588,14 @@ static void locales_do_not_matter(void) {
     world_open(&w);
     snprintf(shown, sizeof shown, "localedef -c -i de_DE -f UTF-8 %s/de_DE.UTF-8 >%s 2>&1",
              w.folder, w.captured);
-    if (system(shown) == 0) setenv("LOCPATH", w.folder, 1);
+    if (system(shown) == 0) test_setenv("LOCPATH", w.folder);
     (void)setlocale(LC_ALL, "de_DE.UTF-8");
     snprintf(shown, sizeof shown, "%.1f", 0.5);
     if (shown[1] != ',') {
         world_close(&w);
         TEST_SKIP("no locale with a comma");
     }
-    setenv("SPDL_STATS", "0.02", 1);
+    test_setenv("SPDL_STATS", "0.02");
     world_capture(&w, NULL);
     report.json = world_path(&w, "run.jsonl");
     p = pipeline_of(&w, &report);
@@ -630,7 +622,7 @@ static void environment_with_long_names(void) {
     world_open(&w);
     memset(value, 'x', sizeof value);
     value[sizeof value - 1] = '\0';
-    setenv("SPDL_REPORT", value, 1);
+    test_setenv("SPDL_REPORT", value);
     p = pipeline_of(&w, NULL);
     take(p, 2);
     spdl_pipeline_destroy(p);
@@ -772,13 +764,13 @@ static void *allocate(size_t bytes, size_t align, void *user) {
     (void)user;
     if (allocations_left == 0) return NULL;
     --allocations_left;
-    return aligned_alloc(align, (bytes + align - 1) / align * align);
+    return test_memory(align, bytes);
 }
 
 static void release(void *memory, size_t bytes, void *user) {
     (void)bytes;
     (void)user;
-    free(memory);
+    test_memory_free(memory);
 }
 
 static void reports_without_memory(void) {

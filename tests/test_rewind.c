@@ -283,7 +283,7 @@ static void others_may_stop_it(void) {
     for (int number = 0; number < SHAPES; ++number)
         for (int i = 1; i < CROWDS; ++i) {
             stopper s = { .p = shape(number, crowds[i], -1) };
-            const pthread_t other = thread_of(stops_it, &s);
+            const test_thread other = thread_of(stops_it, &s);
             item *it = NULL;
             for (int round = 0; round < 200; ++round) {
                 CHECK_EQ(spdl_pipeline_rewind(s.p, 0, SPDL_FOREVER), SPDL_OK);
@@ -291,7 +291,7 @@ static void others_may_stop_it(void) {
                     if (SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)) == SPDL_OK) item_free(it);
             }
             __atomic_store_n(&s.over, 1, __ATOMIC_RELEASE);
-            pthread_join(other, NULL);
+            test_join(other);
             CHECK_EQ(spdl_pipeline_rewind(s.p, 0, SPDL_FOREVER), SPDL_OK);
             CHECK_EQ(SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)), SPDL_OK);
             item_free(it);

@@ -9,12 +9,6 @@ static void ring_point(const char *id);
 #include "../spdl.h"
 #include "test.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <time.h>
-#include <unistd.h>
-
 /* --- yields at the places where timing decides --- */
 
 static __thread uint64_t chaos;       /* 0: none, else a random state */
@@ -22,11 +16,11 @@ static __thread const uint32_t *gate; /* a push of this thread waits here until 
 
 static void ring_point(const char *id) {
     if (gate != NULL && strcmp(id, "ring claimed for push") == 0)
-        while (!__atomic_load_n(gate, __ATOMIC_ACQUIRE)) usleep(100);
+        while (!__atomic_load_n(gate, __ATOMIC_ACQUIRE)) test_sleep_us(100);
     if (chaos == 0) return;
     switch (test_random(&chaos) % 64) {
-    case 0: usleep(20); break;
-    case 1: case 2: case 3: case 4: sched_yield(); break;
+    case 0: test_sleep_us(20); break;
+    case 1: case 2: case 3: case 4: test_yield(); break;
     default: break;
     }
 }
@@ -43,9 +37,9 @@ static spdl_ring *ring_of(uint64_t capacity, size_t item_bytes, spdl_ring_mode m
     return ring;
 }
 
-static pthread_t thread_of(void *(*entry)(void *), void *arg) {
-    pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, entry, arg) == 0);
+static test_thread thread_of(void *(*entry)(void *), void *arg) {
+    test_thread thread;
+    REQUIRE(test_thread_start(&thread, entry, arg));
     return thread;
 }
 
@@ -67,9 +61,9 @@ static void await_sleepers(const uint32_t *waiting, uint32_t count) {
     const uint64_t start = spdl_time_ns();
     while ((__atomic_load_n(waiting, __ATOMIC_ACQUIRE) & SPDL__RING_WAITING) != count) {
         REQUIRE(spdl_time_ns() - start < LATE_NS);
-        usleep(200);
+        test_sleep_us(200);
     }
-    usleep(5000);
+    test_sleep_us(5000);
 }
 
 enum { MODES = 2 };
@@ -136,7 +130,7 @@ static spdl_result flow_push(flow_thread *self, const void *item) {
         if (result == SPDL_OK || result == SPDL_CLOSED) return result;
         CHECK_EQ(result, self->flow->how == FLOW_TRY ? SPDL_FULL : SPDL_TIMEOUT);
         CHECK(self->flow->how != FLOW_BLOCKING);
-        if (self->flow->how == FLOW_TRY) sched_yield();
+        if (self->flow->how == FLOW_TRY) test_yield();
         self->timeouts++;
     }
 }
@@ -150,7 +144,7 @@ static spdl_result flow_pop(flow_thread *self, void *item) {
         if (result == SPDL_OK || result == SPDL_CLOSED) return result;
         CHECK_EQ(result, self->flow->how == FLOW_TRY ? SPDL_EMPTY : SPDL_TIMEOUT);
         CHECK(self->flow->how != FLOW_BLOCKING);
-        if (self->flow->how == FLOW_TRY) sched_yield();
+        if (self->flow->how == FLOW_TRY) test_yield();
         self->timeouts++;
     }
 }
@@ -190,7 +184,7 @@ static void *flow_consume(void *arg) {
 
 static void flow_run(flow *f) {
     flow_thread thread[2 * FLOW_THREADS];
-    pthread_t id[2 * FLOW_THREADS];
+    test_thread id[2 * FLOW_THREADS];
     const int threads = f->producers + f->consumers;
     const uint64_t items = f->items * (uint64_t)f->producers;
     memset(thread, 0, sizeof thread);
@@ -202,10 +196,10 @@ static void flow_run(flow *f) {
         thread[i].index = producer ? i : i - f->producers;
         id[i] = thread_of(producer ? flow_produce : flow_consume, &thread[i]);
     }
-    for (int i = 0; i < f->producers; ++i) pthread_join(id[i], NULL);
+    for (int i = 0; i < f->producers; ++i) test_join(id[i]);
     CHECK(spdl_ring_count(f->ring) <= spdl_ring_capacity(f->ring));
     spdl_ring_close(f->ring);
-    for (int i = f->producers; i < threads; ++i) pthread_join(id[i], NULL);
+    for (int i = f->producers; i < threads; ++i) test_join(id[i]);
     CHECK_EQ(spdl_ring_count(f->ring), 0);
     for (uint64_t i = 0; i < items; ++i)
         if (!CHECK_EQ(f->arrivals[i], 1)) break;
@@ -428,7 +422,7 @@ enum { SLOW_ITEMS = 12 };
 
 static void *push_slowly(void *arg) {
     for (uint64_t i = 0; i < SLOW_ITEMS; ++i) {
-        usleep(4000);
+        test_sleep_us(4000);
         CHECK_EQ(spdl_ring_push((spdl_ring *)arg, &i, SPDL_FOREVER), SPDL_OK);
     }
     return NULL;
@@ -437,7 +431,7 @@ static void *push_slowly(void *arg) {
 static void timeout_of_a_pop_takes_nothing(void) {
     for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(2, 8, modes[m]);
-        pthread_t producer = thread_of(push_slowly, ring);
+        test_thread producer = thread_of(push_slowly, ring);
         uint64_t item = 99;
         int timeouts = 0;
         for (uint64_t i = 0; i < SLOW_ITEMS;) {
@@ -446,7 +440,7 @@ static void timeout_of_a_pop_takes_nothing(void) {
             else timeouts += CHECK_EQ(result, SPDL_TIMEOUT);
         }
         CHECK(timeouts > 0);
-        pthread_join(producer, NULL);
+        test_join(producer);
         CHECK_EQ(spdl_ring_count(ring), 0);
         spdl_ring_destroy(ring, NULL, NULL);
     }
@@ -455,7 +449,7 @@ static void timeout_of_a_pop_takes_nothing(void) {
 static void *pop_slowly(void *arg) {
     uint64_t item;
     for (uint64_t i = 0; i < SLOW_ITEMS; ++i) {
-        usleep(4000);
+        test_sleep_us(4000);
         CHECK_EQ(spdl_ring_pop((spdl_ring *)arg, &item, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(item, i);
     }
@@ -465,7 +459,7 @@ static void *pop_slowly(void *arg) {
 static void timeout_of_a_push_leaves_nothing(void) {
     for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(1, 8, modes[m]);
-        pthread_t consumer = thread_of(pop_slowly, ring);
+        test_thread consumer = thread_of(pop_slowly, ring);
         int timeouts = 0;
         for (uint64_t i = 0; i < SLOW_ITEMS;) {
             const spdl_result result = spdl_ring_push(ring, &i, ms(1.5));
@@ -473,7 +467,7 @@ static void timeout_of_a_push_leaves_nothing(void) {
             else timeouts += CHECK_EQ(result, SPDL_TIMEOUT);
         }
         CHECK(timeouts > 0);
-        pthread_join(consumer, NULL);
+        test_join(consumer);
         CHECK_EQ(spdl_ring_count(ring), 0);
         spdl_ring_destroy(ring, NULL, NULL);
     }
@@ -482,18 +476,18 @@ static void timeout_of_a_push_leaves_nothing(void) {
 /* The largest timeout is no timeout that has passed. */
 static void *push_after_a_while(void *arg) {
     const uint64_t item = 5;
-    usleep(10000);
+    test_sleep_us(10000);
     CHECK_EQ(spdl_ring_push((spdl_ring *)arg, &item, INT64_MAX), SPDL_OK);
     return NULL;
 }
 
 static void timeout_may_be_huge(void) {
     spdl_ring *ring = ring_of(1, 8, SPDL_RING_MPMC);
-    pthread_t producer = thread_of(push_after_a_while, ring);
+    test_thread producer = thread_of(push_after_a_while, ring);
     uint64_t item = 0;
     CHECK_EQ(spdl_ring_pop(ring, &item, INT64_MAX), SPDL_OK);
     CHECK_EQ(item, 5);
-    pthread_join(producer, NULL);
+    test_join(producer);
     spdl_ring_destroy(ring, NULL, NULL);
 }
 
@@ -550,7 +544,7 @@ static void close_wakes_sleepers(void) {
             const uint32_t sleepers = (uint32_t)threads_of(modes[m], 4);
             spdl_ring *ring = ring_of(1, 8, modes[m]);
             call calls[4];
-            pthread_t threads[4];
+            test_thread threads[4];
             const uint64_t item = 77;
             uint64_t left;
             if (push) CHECK_EQ(spdl_ring_try_push(ring, &item), SPDL_OK);
@@ -562,7 +556,7 @@ static void close_wakes_sleepers(void) {
             await_sleepers(push ? &ring->core.pushes_waiting : &ring->core.pops_waiting, sleepers);
             spdl_ring_close(ring);
             for (uint32_t i = 0; i < sleepers; ++i) {
-                pthread_join(threads[i], NULL);
+                test_join(threads[i]);
                 CHECK_EQ(calls[i].result, SPDL_CLOSED);
             }
             if (push) CHECK_EQ(spdl_ring_try_pop(ring, &left), SPDL_OK && left == item);
@@ -579,7 +573,7 @@ static void close_wakes_sleepers_behind_a_slow_push(void) {
     uint32_t open = 0;
     call slow = { ring, true, &open, 42, SPDL_SECONDS(LONG), SPDL_TIMEOUT };
     call calls[3];
-    pthread_t producer = thread_of(call_once, &slow), threads[3];
+    test_thread producer = thread_of(call_once, &slow), threads[3];
     uint64_t start;
     int items = 0, closed = 0;
     for (int i = 0; i < 3; ++i) {
@@ -587,16 +581,16 @@ static void close_wakes_sleepers_behind_a_slow_push(void) {
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
-    while (spdl_ring_count(ring) == 0) usleep(100); /* the slot is claimed */
+    while (spdl_ring_count(ring) == 0) test_sleep_us(100); /* the slot is claimed */
     await_sleepers(&ring->core.pops_waiting, 3);
     spdl_ring_close(ring);
-    usleep(20000);
+    test_sleep_us(20000);
     start = spdl_time_ns();
     __atomic_store_n(&open, 1, __ATOMIC_RELEASE);
-    pthread_join(producer, NULL);
+    test_join(producer);
     CHECK_EQ(slow.result, SPDL_OK);
     for (int i = 0; i < 3; ++i) {
-        pthread_join(threads[i], NULL);
+        test_join(threads[i]);
         items += calls[i].result == SPDL_OK && calls[i].item == 42;
         closed += calls[i].result == SPDL_CLOSED;
     }
@@ -613,22 +607,22 @@ static void wake_ups_pass_a_slow_push(void) {
     uint32_t open = 0;
     call slow = { ring, true, &open, 0, SPDL_SECONDS(LONG), SPDL_TIMEOUT };
     call calls[2];
-    pthread_t producer = thread_of(call_once, &slow), threads[2];
+    test_thread producer = thread_of(call_once, &slow), threads[2];
     uint64_t second = 1, start;
     for (int i = 0; i < 2; ++i) {
         const call c = { ring, false, NULL, 9, SPDL_SECONDS(LONG), SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
-    while (spdl_ring_count(ring) == 0) usleep(100); /* the first slot is claimed */
+    while (spdl_ring_count(ring) == 0) test_sleep_us(100); /* the first slot is claimed */
     await_sleepers(&ring->core.pops_waiting, 2);
     CHECK_EQ(spdl_ring_try_push(ring, &second), SPDL_OK);
-    usleep(20000);
+    test_sleep_us(20000);
     start = spdl_time_ns();
     __atomic_store_n(&open, 1, __ATOMIC_RELEASE);
-    pthread_join(producer, NULL);
+    test_join(producer);
     for (int i = 0; i < 2; ++i) {
-        pthread_join(threads[i], NULL);
+        test_join(threads[i]);
         CHECK_EQ(calls[i].result, SPDL_OK);
     }
     CHECK(spdl_time_ns() - start < LATE_NS); /* woken, not helped by their timeouts */
@@ -678,18 +672,18 @@ static void close_in_the_middle_loses_nothing(void) {
     uint64_t state = test_seed();
     for (int round = 0; round < rounds; ++round) {
         race r = { 0 };
-        pthread_t threads[6];
+        test_thread threads[6];
         uint64_t start;
         r.ring = ring_of(1 + (uint64_t)round % 3, 8, SPDL_RING_MPMC);
         r.seed = test_random(&state) | 1;
         if (round & 1) without_membarrier(r.ring);
         for (int i = 0; i < 6; ++i)
             threads[i] = thread_of(i < 3 ? race_produce : race_consume, &r);
-        usleep((useconds_t)(test_random(&state) % 500));
+        test_sleep_us((int64_t)(test_random(&state) % 500));
         spdl_ring_close(r.ring);
         __atomic_store_n(&r.closed, 1, __ATOMIC_RELEASE);
         start = spdl_time_ns();
-        for (int i = 0; i < 6; ++i) pthread_join(threads[i], NULL);
+        for (int i = 0; i < 6; ++i) test_join(threads[i]);
         REQUIRE(spdl_time_ns() - start < LATE_NS); /* nobody was left asleep */
         CHECK_EQ(r.accepted, r.arrived);
         CHECK_EQ(spdl_ring_count(r.ring), 0);
@@ -715,7 +709,7 @@ static void close_of_a_ring_for_one_loses_nothing(void) {
     uint64_t state = test_seed();
     for (int round = 0; round < rounds; ++round) {
         race r = { 0 };
-        pthread_t producer, consumer;
+        test_thread producer, consumer;
         uint64_t start;
         r.ring = ring_of(1 + (uint64_t)round % 3, 8, SPDL_RING_SPSC);
         if (round & 4) without_membarrier(r.ring);
@@ -723,8 +717,8 @@ static void close_of_a_ring_for_one_loses_nothing(void) {
         producer = thread_of(race_produce_and_close, &r);
         consumer = thread_of(race_consume, &r);
         start = spdl_time_ns();
-        pthread_join(producer, NULL);
-        pthread_join(consumer, NULL);
+        test_join(producer);
+        test_join(consumer);
         REQUIRE(spdl_time_ns() - start < LATE_NS); /* the consumer was not left asleep */
         CHECK_EQ(spdl_ring_count(r.ring), 0);
         CHECK_EQ(r.accepted, r.arrived);
@@ -808,12 +802,12 @@ static void batches_end_in_time_though_they_move(void) {
     REQUIRE(items != NULL);
     for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(1, 8, modes[m]);
-        pthread_t consumer = thread_of(pop_until_closed, ring);
+        test_thread consumer = thread_of(pop_until_closed, ring);
         uint64_t moved = MANY;
         CHECK_EQ(spdl_ring_push_n(ring, items, MANY, &moved, ms(2)), SPDL_TIMEOUT);
         CHECK(moved < MANY);
         spdl_ring_close(ring);
-        pthread_join(consumer, NULL);
+        test_join(consumer);
         spdl_ring_destroy(ring, NULL, NULL);
     }
     free(items);
@@ -859,7 +853,7 @@ static void *batch_consume(void *arg) {
 
 static void batch_flow(spdl_ring_mode mode, uint64_t capacity) {
     batch_side sides[8];
-    pthread_t threads[8];
+    test_thread threads[8];
     const int producers = threads_of(mode, 4), consumers = threads_of(mode, 4);
     uint64_t sum = 0, count = 0;
     spdl_ring *ring = ring_of(capacity, 8, mode);
@@ -870,10 +864,10 @@ static void batch_flow(spdl_ring_mode mode, uint64_t capacity) {
         sides[i].index = (uint64_t)i;
         threads[i] = thread_of(i < producers ? batch_produce : batch_consume, &sides[i]);
     }
-    for (int i = 0; i < producers; ++i) pthread_join(threads[i], NULL);
+    for (int i = 0; i < producers; ++i) test_join(threads[i]);
     spdl_ring_close(ring);
     for (int i = producers; i < producers + consumers; ++i) {
-        pthread_join(threads[i], NULL);
+        test_join(threads[i]);
         sum += sides[i].sum;
         count += sides[i].count;
     }
@@ -894,7 +888,7 @@ static void batches_wait(void) {
     const uint64_t items[4] = { 0, 1, 2, 3 };
     uint64_t moved, seen = 0;
     call calls[4];
-    pthread_t threads[4];
+    test_thread threads[4];
     for (int i = 0; i < 4; ++i) {
         const call c = { ring, false, NULL, 0, SPDL_SECONDS(LONG), SPDL_OK };
         calls[i] = c;
@@ -904,7 +898,7 @@ static void batches_wait(void) {
     CHECK_EQ(spdl_ring_try_push_n(ring, items, 4, &moved), SPDL_OK);
     CHECK_EQ(moved, 4);
     for (int i = 0; i < 4; ++i) {
-        pthread_join(threads[i], NULL);
+        test_join(threads[i]);
         CHECK_EQ(calls[i].result, SPDL_OK);
         seen |= (uint64_t)1 << calls[i].item;
     }
@@ -961,7 +955,7 @@ static void *watch_count(void *arg) {
     watch *w = (watch *)arg;
     while (!__atomic_load_n(&w->done, __ATOMIC_ACQUIRE)) {
         if (!CHECK(spdl_ring_count(w->ring) <= spdl_ring_capacity(w->ring))) break;
-        sched_yield();
+        test_yield();
     }
     return NULL;
 }
@@ -970,7 +964,7 @@ static void count_stays_in_bounds_under_contention(void) {
     for (size_t m = 0; m < MODES; ++m) {
         flow f = { 0 };
         watch w = { 0 };
-        pthread_t watcher;
+        test_thread watcher;
         f.ring = w.ring = ring_of(3, 8, modes[m]);
         f.how = FLOW_BLOCKING;
         f.producers = f.consumers = threads_of(modes[m], 3);
@@ -978,7 +972,7 @@ static void count_stays_in_bounds_under_contention(void) {
         watcher = thread_of(watch_count, &w);
         flow_run(&f);
         __atomic_store_n(&w.done, 1, __ATOMIC_RELEASE);
-        pthread_join(watcher, NULL);
+        test_join(watcher);
         spdl_ring_destroy(f.ring, NULL, NULL);
     }
 }
@@ -994,7 +988,7 @@ static void on_signal(int number) {
 }
 
 typedef struct storm {
-    pthread_t target[2];
+    test_thread target[2];
     int targets;
     uint32_t done;
 } storm;
@@ -1003,7 +997,7 @@ static void *storm_run(void *arg) {
     storm *s = (storm *)arg;
     while (!__atomic_load_n(&s->done, __ATOMIC_ACQUIRE)) {
         for (int i = 0; i < s->targets; ++i) pthread_kill(s->target[i], SIGUSR1);
-        usleep(50);
+        test_sleep_us(50);
     }
     return NULL;
 }
@@ -1019,7 +1013,7 @@ static void signals_do_not_shorten_waits(void) {
     for (size_t m = 0; m < MODES; ++m) {
         spdl_ring *ring = ring_of(1, 8, modes[m]);
         storm s = { 0 };
-        pthread_t thread;
+        test_thread thread;
         uint64_t item = 1, start;
         signals_are_handled();
         s.target[s.targets++] = pthread_self();
@@ -1032,7 +1026,7 @@ static void signals_do_not_shorten_waits(void) {
         CHECK_EQ(spdl_ring_push(ring, &item, ms(60)), SPDL_TIMEOUT);
         CHECK(spdl_time_ns() - start >= (uint64_t)ms(60));
         __atomic_store_n(&s.done, 1, __ATOMIC_RELEASE);
-        pthread_join(thread, NULL);
+        test_join(thread);
         CHECK(__atomic_load_n(&signals_seen, __ATOMIC_RELAXED) > 10);
         spdl_ring_destroy(ring, NULL, NULL);
     }
@@ -1043,7 +1037,7 @@ static void signals_lose_no_item(void) {
         flow f = { 0 };
         flow_thread ends[2];
         storm s = { 0 };
-        pthread_t thread;
+        test_thread thread;
         memset(ends, 0, sizeof ends);
         signals_are_handled();
         f.ring = ring_of(1, 8, modes[m]);
@@ -1057,12 +1051,12 @@ static void signals_lose_no_item(void) {
         s.target[1] = thread_of(flow_consume, &ends[1]);
         s.targets = 2;
         thread = thread_of(storm_run, &s);
-        usleep(50000);
+        test_sleep_us(50000);
         __atomic_store_n(&s.done, 1, __ATOMIC_RELEASE);
-        pthread_join(thread, NULL); /* before its targets are gone */
-        pthread_join(s.target[0], NULL);
+        test_join(thread); /* before its targets are gone */
+        test_join(s.target[0]);
         spdl_ring_close(f.ring);
-        pthread_join(s.target[1], NULL);
+        test_join(s.target[1]);
         for (uint64_t i = 0; i < f.items; ++i)
             if (!CHECK_EQ(f.arrivals[i], 1)) break;
         free(f.arrivals);
@@ -1072,17 +1066,13 @@ static void signals_lose_no_item(void) {
 
 /* --- sleeping --- */
 
-static double cpu_time_ms(void) {
-    struct timespec t;
-    REQUIRE(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
+static double cpu_time_ms(void) { return (double)test_cpu_ns() * 1e-6; }
 
 static void sleepers_burn_nothing(void) {
     const double most = TEST_SANITIZED ? 10 : 1;
     spdl_ring *ring = ring_of(1, 8, SPDL_RING_MPMC);
     call calls[4];
-    pthread_t threads[4];
+    test_thread threads[4];
     double cpu_ms = most;
     for (int i = 0; i < 4; ++i) {
         const call c = { ring, false, NULL, 0, SPDL_FOREVER, SPDL_OK };
@@ -1092,12 +1082,12 @@ static void sleepers_burn_nothing(void) {
     await_sleepers(&ring->core.pops_waiting, 4);
     for (int i = 0; i < 5 && cpu_ms >= most; ++i) { /* a thread may still be about to sleep */
         const double before = cpu_time_ms();
-        usleep(100000);
+        test_sleep_us(100000);
         cpu_ms = cpu_time_ms() - before;
     }
     CHECK(cpu_ms < most);
     spdl_ring_close(ring);
-    for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 4; ++i) test_join(threads[i]);
     spdl_ring_destroy(ring, NULL, NULL);
 }
 

@@ -457,8 +457,8 @@ static void check_env(const char *const *set, spdl_result result, int rank, int 
                                        "SLURM_PROCID", "SLURM_NTASKS" };
     spdl_ranks ranks = { 77, 78 };
     spdl_error error;
-    for (size_t i = 0; i < 8; ++i) unsetenv(all[i]);
-    for (; *set != NULL; set += 2) setenv(set[0], set[1], 1);
+    for (size_t i = 0; i < 8; ++i) test_setenv(all[i], NULL);
+    for (; *set != NULL; set += 2) test_setenv(set[0], set[1]);
     CHECK_EQ(spdl_ranks_from_env(&ranks, &error), result);
     CHECK_EQ(ranks.rank, rank);
     CHECK_EQ(ranks.world, world);
@@ -1000,17 +1000,16 @@ static void samplers_of_a_mixture_have_no_ranks(void) {
 static long blocks_alive, blocks_until_none;
 
 static void *meagre_alloc(size_t bytes, size_t align, void *user) {
-    void *memory = NULL;
+    void *memory = blocks_until_none-- == 0 ? NULL : test_memory(align, bytes);
     (void)user;
-    if (blocks_until_none-- == 0 || posix_memalign(&memory, align < 8 ? 8 : align, bytes))
-        return NULL;
+    if (memory == NULL) return NULL;
     ++blocks_alive;
     return memory;
 }
 
 static void meagre_free(void *memory, size_t bytes, void *user) {
     (void)bytes, (void)user;
-    free(memory);
+    test_memory_free(memory);
     --blocks_alive;
 }
 

@@ -44,17 +44,16 @@ static long blocks_alive;
 static int log_lines, log_closed;
 
 static void *count_alloc(size_t bytes, size_t align, void *user) {
-    void *memory = NULL;
+    void *memory = test_memory(align, bytes);
     (void)user;
-    if (align < sizeof(void *)) align = sizeof(void *);
-    if (posix_memalign(&memory, align, bytes)) return NULL;
+    if (memory == NULL) return NULL;
     __atomic_add_fetch(&blocks_alive, 1, __ATOMIC_RELEASE);
     return memory;
 }
 
 static void count_free(void *memory, size_t bytes, void *user) {
     (void)bytes, (void)user;
-    free(memory);
+    test_memory_free(memory);
     __atomic_sub_fetch(&blocks_alive, 1, __ATOMIC_RELEASE);
 }
 
@@ -202,7 +201,7 @@ static void a_call_that_begins_late_is_none(void) {
     for (int i = 0; i < CROWDS; ++i) {
         static blocker b;
         spdl_pipeline *p;
-        pthread_t thread;
+        test_thread thread;
         b = (blocker){ .count = 0 };
         frozen = 0;
         freeze("source about to block");
@@ -212,7 +211,7 @@ static void a_call_that_begins_late_is_none(void) {
         thread = thread_of(destroys, p);
         sleep_us(2000);
         freeze(NULL);
-        pthread_join(thread, NULL);
+        test_join(thread);
         sleep_us(i % 2 ? 2000 : 0); /* an abandoned thread is still at it */
         CHECK_EQ(b.inside, 0);
     }
@@ -229,14 +228,14 @@ static void the_trainer_of_a_blocked_source_is_free(void) {
     for (int i = 0; i < CROWDS; ++i) {
         static blocker b;
         spdl_pipeline *p;
-        pthread_t thread;
+        test_thread thread;
         void *none;
         b = (blocker){ .count = 0 };
         p = START(crowds[i], BLOCK(&b, .max_failures = 1), FOLLOW(.plus = 0), SPDL_SINK(1));
         await(&b.inside, 1);
         thread = thread_of(stops, p);
         CHECK_EQ(spdl_pipeline_next(p, &none, SPDL_SECONDS(15)), SPDL_CLOSED);
-        pthread_join(thread, NULL);
+        test_join(thread);
         open_gate(&b.gate);
         DONE(p);
     }

@@ -35,7 +35,7 @@ static size_t tell_batch(char *line, const spdl_batch *batch) {
 
 typedef enum yields { ITEMS, BATCHES, BATCHES_OF_BATCHES } yields;
 
-static void tell(char *line, const void *taken, yields what) {
+static void note_take(char *line, const void *taken, yields what) {
     const spdl_batch *all = (const spdl_batch *)taken;
     size_t at;
     if (what == ITEMS) {
@@ -57,7 +57,7 @@ static void tell(char *line, const void *taken, yields what) {
     SPDL_FN(name, In, told_line) {                                                                 \
         if ((*out = (told_line *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;                  \
         memset(*out, 0, sizeof **out);                                                             \
-        tell((*out)->text, in, what);                                                              \
+        note_take((*out)->text, in, what);                                                         \
         return SPDL_OK;                                                                            \
     }
 TOLD(told_item, item, ITEMS)
@@ -471,7 +471,7 @@ static spdl_result run_next(run_of *r, char *line) {
         spdl_buffer_free(taken);
         return SPDL_OK;
     }
-    tell(line, taken, r->what);
+    note_take(line, taken, r->what);
     if (r->what == ITEMS) item_free(taken);
     else spdl_batch_free(taken);
     return SPDL_OK;

@@ -9,16 +9,10 @@
 #include "test.h"
 
 #include <limits.h>
-#include <sched.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 
 /* --- a pipeline to look at --- */
 
-static void sleep_us(long us) {
-    const struct timespec t = { us / 1000000, us % 1000000 * 1000 };
-    nanosleep(&t, NULL);
-}
+static void sleep_us(long us) { test_sleep_us(us); }
 
 static void spin_us(uint64_t us) {
     const uint64_t end = spdl_time_ns() + us * 1000;
@@ -82,23 +76,20 @@ static const char *file_named(const char *name) {
     static int turn;
     char *at = path[turn++ % 8];
     if (folder[0] == '\0') {
-        snprintf(folder, sizeof folder, "/tmp/spdl_trace_XXXXXX");
-        REQUIRE(mkdtemp(folder) != NULL);
+        test_folder(folder, sizeof folder);
     }
     snprintf(at, sizeof path[0], "%s/%s", folder, name);
     return at;
 }
 
 static void remove_files(void) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    if (folder[0] != '\0') CHECK_EQ(system(command), 0);
+    if (folder[0] != '\0') CHECK(test_folder_remove(folder));
     folder[0] = '\0';
 }
 
 static spdl_pipeline_desc desc_of(int workers, const char *file, messages *m) {
     spdl_pipeline_desc desc = { 0 };
-    unsetenv("SPDL_TRACE");
+    test_setenv("SPDL_TRACE", NULL);
     desc.workers = workers;
     desc.name = "loader";
     desc.trace = file;
@@ -493,14 +484,14 @@ static void environment_asks_for_a_trace(void) {
     trace t;
     run_short(&desc);
     CHECK(!exists(env));
-    setenv("SPDL_TRACE", env, 1);
+    test_setenv("SPDL_TRACE", env);
     run_short(&desc);
     t = trace_read(env);
     CHECK_EQ(trace_count(&t, 'X', "task", "pass"), thousand);
     trace_free(&t);
     CHECK_EQ(unlink(env), 0);
     snprintf(value, sizeof value, "%s,events=64", env);
-    setenv("SPDL_TRACE", value, 1);
+    test_setenv("SPDL_TRACE", value);
     run_short(&desc);
     t = trace_read(env);
     CHECK(t.kept > 64 && t.kept <= 64 * (3 + 2));
@@ -512,7 +503,7 @@ static void environment_asks_for_a_trace(void) {
     CHECK_EQ(unlink(own), 0);
     desc.trace = "";
     run_short(&desc);
-    setenv("SPDL_TRACE", "", 1);
+    test_setenv("SPDL_TRACE", "");
     desc.trace = NULL;
     run_short(&desc);
     CHECK(!exists(own) && !exists(env));
@@ -581,7 +572,7 @@ static void bad_files_are_one_warning(void) {
         CHECK_EQ(m.warnings, 1);
         CHECK_EQ(m.others, 0);
         desc = desc_of(2, NULL, &m);
-        setenv("SPDL_TRACE", paths[i], 1);
+        test_setenv("SPDL_TRACE", paths[i]);
         run_short(&desc);
         CHECK_EQ(m.warnings, 1);
         CHECK_EQ(m.others, 0);
@@ -600,7 +591,7 @@ static void malformed_options_are_one_warning(void) {
     for (size_t i = 0; i < sizeof options / sizeof options[0]; ++i) {
         const spdl_pipeline_desc desc = desc_of(2, NULL, &m);
         snprintf(value, sizeof value, "%s,events=%s", path, options[i]);
-        setenv("SPDL_TRACE", value, 1);
+        test_setenv("SPDL_TRACE", value);
         run_short(&desc);
         CHECK_EQ(m.warnings, 1);
         CHECK(strstr(m.text, value + strlen(path) + 1) != NULL);
@@ -612,7 +603,7 @@ static void malformed_options_are_one_warning(void) {
 static void options_without_a_file_are_one_warning(void) {
     messages m;
     const spdl_pipeline_desc desc = desc_of(2, NULL, &m);
-    setenv("SPDL_TRACE", ",events=5", 1);
+    test_setenv("SPDL_TRACE", ",events=5");
     run_short(&desc);
     CHECK_EQ(m.warnings, 1);
     CHECK(strstr(m.text, "no file in front of ',events=5'") != NULL);
@@ -911,15 +902,15 @@ typedef struct memory {
 
 static void *memory_alloc(size_t bytes, size_t align, void *user) {
     memory *of = (memory *)user;
-    void *block = NULL;
-    if (of->left-- <= 0 || posix_memalign(&block, align, bytes ? bytes : 1) != 0) return NULL;
+    void *block = of->left-- <= 0 ? NULL : test_memory(align, bytes);
+    if (block == NULL) return NULL;
     ++of->alive;
     return block;
 }
 
 static void memory_free(void *block, size_t bytes, void *user) {
     memset(block, 0xdd, bytes);
-    free(block);
+    test_memory_free(block);
     --((memory *)user)->alive;
 }
 
@@ -1112,7 +1103,7 @@ static void meters_follow_the_thread(void) {
     const spdl_pipeline_desc desc = desc_of(0, "", &m);
     spdl_pipeline *p;
     spdl_stats stats;
-    pthread_t thread;
+    test_thread thread;
     NEEDS_SCHEDSTAT();
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(nap, .ctx = &us), SPDL_SINK(1))) == SPDL_OK);
@@ -1120,8 +1111,8 @@ static void meters_follow_the_thread(void) {
     spdl_pipeline_stats(p, &stats);
     CHECK_EQ(stats.stage[1].split_calls, 0); /* somebody waits for the first */
     for (int i = 0; i < 9; ++i) {
-        REQUIRE(pthread_create(&thread, NULL, take_one, p) == 0);
-        pthread_join(thread, NULL);
+        REQUIRE(test_thread_start(&thread, take_one, p));
+        test_join(thread);
         take_one(p);
     }
     spdl_pipeline_stats(p, &stats);

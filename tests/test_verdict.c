@@ -5,17 +5,10 @@
 #include "../spdl.h"
 #include "test.h"
 
-#include <pthread.h>
-#include <time.h>
-#include <unistd.h>
-
 static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
 
 static void sleep_us(long us) {
-    struct timespec time;
-    time.tv_sec = us / 1000000;
-    time.tv_nsec = us % 1000000 * 1000;
-    while (nanosleep(&time, &time) != 0) {}
+    test_sleep_us(us);
 }
 
 /* --- numbers made up --- */
@@ -323,7 +316,7 @@ typedef struct job {
     int slow_every; /* this many calls: one takes 80 ms */
     bool locks;
     int calls;
-    pthread_mutex_t lock;
+    test_mutex lock;
 } job;
 
 static void compute(long us) {
@@ -336,11 +329,11 @@ static void compute(long us) {
 
 static void job_do(job *j) {
     const int call = __atomic_fetch_add(&j->calls, 1, __ATOMIC_RELAXED);
-    if (j->locks) pthread_mutex_lock(&j->lock);
+    if (j->locks) test_lock(&j->lock);
     if (j->sleeps_us > 0) sleep_us(j->sleeps_us);
     if (j->computes_us > 0) compute(j->computes_us);
     if (j->slow_every > 0 && call % j->slow_every == 0) sleep_us(80000);
-    if (j->locks) pthread_mutex_unlock(&j->lock);
+    if (j->locks) test_unlock(&j->lock);
 }
 
 SPDL_FN(list, void, void) {
@@ -375,7 +368,7 @@ static bool runs(program *it, char *text, size_t bytes) {
     spdl_finding f;
     spdl_limit limit;
     void *item;
-    pthread_mutex_init(&it->stage.lock, NULL);
+    it->stage.lock = (test_mutex)TEST_MUTEX;
     it->source.calls = it->stage.calls = 0;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_SOURCE(list, .ctx = &it->source),
@@ -385,7 +378,6 @@ static bool runs(program *it, char *text, size_t bytes) {
         if (it->step_us > 0) sleep_us(it->step_us);
     spdl_pipeline_stats(p, &stats);
     spdl_pipeline_destroy(p);
-    pthread_mutex_destroy(&it->stage.lock);
     limit = spdl_stats_find(&stats, &f);
     spdl_stats_verdict(&stats, text, bytes);
     if ((limit == it->limit || limit == it->also) && f.stage == it->row && says(text, it->cure))

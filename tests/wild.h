@@ -122,7 +122,7 @@ struct wild {
     bool destroyed;   /* and the clerk */
     thing *dead;
     /* the clerk, who completes deferred calls */
-    pthread_mutex_t lock;
+    test_mutex lock;
     wild_order orders[WILD_ORDERS];
     int order_count;
 };
@@ -243,7 +243,7 @@ static wild_fate fate_of(spdl_result result) {
 
 static void dawdle(const dice *d, uint64_t number) {
     if (d->slow && number % 16 == 0) sleep_us((long)(number % 128));
-    else if (number % 32 == 1) sched_yield();
+    else if (number % 32 == 1) test_yield();
 }
 
 static void dice_enter(dice *d, spdl_task *task, uint64_t number) {
@@ -414,10 +414,10 @@ static void order_complete(const wild_order *o) {
 }
 
 static void order_place(wild *w, wild_order o) {
-    pthread_mutex_lock(&w->lock);
+    test_lock(&w->lock);
     REQUIRE(w->order_count < WILD_ORDERS);
     w->orders[w->order_count++] = o;
-    pthread_mutex_unlock(&w->lock);
+    test_unlock(&w->lock);
 }
 
 /* Some calls end at once, some are completed before the function returns, by it or by the clerk. */
@@ -439,7 +439,7 @@ static spdl_result call_defers(dice *d, spdl_task *task, void *in, uint64_t numb
     } else {
         order_place(d->w, o);
         if (how == 3) sleep_us(60);
-        if (how == 4) sched_yield();
+        if (how == 4) test_yield();
     }
     return SPDL_PENDING;
 }
@@ -548,9 +548,8 @@ static void wild_drop(void *ctx, void *dropped, const spdl_error *error) {
 /* Memory of batches and buffers. */
 static void *wild_alloc(size_t bytes, size_t align, void *user) {
     wild *w = (wild *)user;
-    void *memory = NULL;
-    if (posix_memalign(&memory, align < sizeof(void *) ? sizeof(void *) : align, bytes) != 0)
-        return NULL;
+    void *memory = test_memory(align, bytes);
+    if (memory == NULL) return NULL;
     __atomic_add_fetch(&w->blocks, 1, __ATOMIC_RELAXED);
     return memory;
 }
@@ -559,7 +558,7 @@ static void wild_release(void *memory, size_t bytes, void *user) {
     wild *w = (wild *)user;
     (void)bytes;
     __atomic_sub_fetch(&w->blocks, 1, __ATOMIC_RELAXED);
-    free(memory);
+    test_memory_free(memory);
 }
 
 static spdl_result wild_init(void *ctx, int worker, void **local) {

@@ -230,7 +230,7 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     const wild_place first = { false, false, 0 };
     memset(w, 0, sizeof *w);
     w->seed = w->state = seed;
-    pthread_mutex_init(&w->lock, NULL);
+    w->lock = (test_mutex)TEST_MUTEX;
     w->ordered = w->known = w->plain = true;
     w->end = (wild_end)(chance(w, 2) ? TO_THE_END : (wild_end)draw(w, 5));
     w->leave_after = (long)draw(w, 60);
