@@ -158,8 +158,8 @@ extern "C" {
 /* SPDL_DEBUG, defined before the implementation, finds misuse that costs time to look for:
        two threads at once on a side of an SPSC ring (an assert);
        a stage that hands on nothing but NULL, as it may have forgotten *out;
-       a call that writes more than .item_bytes into what spdl_buffer gave (the call fails; items of
-       a batch in place are copied there, to be watched one by one);
+       a call that writes more than .item_bytes into what spdl_buffer gave: the call fails. (Not in
+       a row with .allocator. Items of a batch in place are copied there, to be watched singly.)
        items that the library had to free, but the row that made them has no .free_item (a line for
        each row when the pipeline is destroyed; nothing is wrong if they need none).
    The second and the last are warnings in the log. A stage that frees its input is not found: build
