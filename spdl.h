@@ -16339,9 +16339,10 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
    stream fills the gaps.
    Never is a byte read outside the input or before the output, nor written past the limit of the
    run (or FAST_OUT bytes after it, where the caller has no use for them); the time is linear in
-   input plus output. It refuses what zlib refuses: codes that are over-subscribed, or incomplete except for a lone code of one bit; no code
-   for the end of a block; lengths 286 and 287, distances 30 and 31; distances that reach back too
-   far; stored blocks whose two lengths disagree; input that ends early. */
+   input plus output. It refuses what zlib refuses: codes that are over-subscribed, or incomplete
+   except for a lone code of one bit; no code for the end of a block; lengths 286 and 287, distances
+   30 and 31; distances that reach back too far; stored blocks whose two lengths disagree; input
+   that ends early. */
 
 /* An entry of a decoding table. The bits to drop stand alone in the lowest byte, so that an entry
    can be subtracted from a count, and shifted by, as it is.
@@ -17874,8 +17875,8 @@ SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t bytes, const spdl_npy_
     }
 }
 
-/* Column-major to row-major, 16 rows at a time: where the first index varies, their elements lie side
-   by side in `from`. The other indices are counted through, the last fastest. */
+/* Column-major to row-major, 16 rows at a time: their elements lie side by side in `from`. The
+   other indices are counted through, the last fastest. */
 SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
                                         const spdl_npy_info *info) {
     const uint64_t columns = info->count / info->shape[0];
