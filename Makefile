@@ -245,7 +245,7 @@ check-headers: ## includes, macros, symbols, linking, licence and version
 	@tests/check_headers.sh
 
 .PHONY: check-budget
-check-budget: ## instructions of a push and a pop (needs valgrind)
+check-budget: ## instructions of a push and a pop, and of a row (needs valgrind)
 	@tests/check_budget.sh
 
 .PHONY: check-core-alone

@@ -6871,7 +6871,7 @@ SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket
     return &edge->slots[ticket & edge->mask];
 }
 
-/* The acquire pairs with the release in spdl__slot_put: what the slot holds is there. */
+/* The acquire pairs with the release in spdl__put_at: what the slot holds is there. */
 SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
     return spdl__load32(&slot->stamp) == (uint32_t)(ticket + 1);
 }
@@ -6923,20 +6923,16 @@ SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity
     return edge->holes && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
 }
 
-/* Writes one slot. Its ticket was promised, so it is free. */
-SPDL__INLINE void spdl__slot_put(spdl__slot *slot, uint64_t ticket, const spdl__item *what,
-                                 uint64_t now) {
+/* Writes the slot of a ticket that was promised, so it is free. */
+SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
+                               uint64_t now) {
+    spdl__slot *slot = spdl__edge_slot(edge, ticket);
     spdl__store_pointer(&slot->item, what->item);
     spdl__store_relaxed(&slot->origin, what->origin);
     spdl__store_relaxed(&slot->range, what->range);
     spdl__store_relaxed32(&slot->done, (uint32_t)(now >> 10));
     spdl__store32(&slot->stamp, (uint32_t)(ticket + 1)); /* pairs with slot_has */
     SPDL_TEST_POINT("pipeline put");
-}
-
-SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
-                               uint64_t now) {
-    spdl__slot_put(spdl__edge_slot(edge, ticket), ticket, what, now);
 }
 
 /* --- waits --- */
@@ -8126,12 +8122,6 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     spdl__word_shut(p, node->above | row);
 }
 
-/* Whether one more failure is more than this stage may have. */
-SPDL__PRIVATE bool spdl__fail_over_budget(spdl__node *node) {
-    const uint64_t failures = spdl__add(&node->failures, 1) + 1;
-    return node->row.max_failures >= 0 && failures > (uint64_t)node->row.max_failures;
-}
-
 /* The pipeline has ended, or is quiet after a stop: one line for each stage whose failures were
    tolerated. */
 SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
@@ -8444,7 +8434,8 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
                                        spdl_result result) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    const bool over = spdl__fail_over_budget(node);
+    const uint64_t failures = spdl__add(&node->failures, 1) + 1;
+    const bool over = node->row.max_failures >= 0 && failures > (uint64_t)node->row.max_failures;
     char text[SPDL_TEXT_BYTES];
     spdl__settle_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
@@ -9035,15 +9026,6 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
 
 /* --- take --- */
 
-/* What is taken goes into the task. */
-SPDL__INLINE void spdl__flow_begin(spdl_task *task, const spdl__item *what, uint64_t ticket,
-                                   uint64_t now) {
-    task->in = *what;
-    task->sequence = what->origin >> 8;
-    task->ticket = ticket;
-    task->since = now;
-}
-
 /* There is no room for the next result of this call: whoever comes goes on with it. */
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl_pipeline *p = task->pipeline;
@@ -9092,7 +9074,10 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         mark.item = NULL;
         mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
         mark.origin = spdl__origin(0, SPDL__HOLE);
-        spdl__flow_begin(task, &mark, at, now);
+        task->in = mark;
+        task->sequence = 0;
+        task->ticket = at;
+        task->since = now;
         failed = spdl__load_relaxed(&counters->failures);
         outcome = spdl__flow_call(task, counters, &now);
         if (!node->gathers)
@@ -9702,33 +9687,33 @@ static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbat
 
 #define SPDL__ALL_PATHS SPDL_MAX_STAGES /* merge_pick: the mark that lies in each */
 
-/* The tag of what lies at the head of a path, or SPDL__HOLE + 0x100: nothing does. */
 #define SPDL__NOTHING 0x100u
 
-SPDL__PRIVATE unsigned spdl__merge_tag(const spdl_pipeline *p, const spdl__node *node, int path) {
-    const spdl__edge *edge = spdl__path_edge(p, node, path);
-    const uint64_t head = spdl__head(spdl__load(&edge->word));
-    const spdl__slot *slot = spdl__edge_slot(edge, head);
-    return spdl__slot_has(slot, head) ? spdl__slot_tag(slot) : SPDL__NOTHING;
-}
-
-/* Whether what lies at the head of this path is a FAIL of one of its own rows. */
-SPDL__PRIVATE bool spdl__merge_failed(const spdl_pipeline *p, const spdl__node *node, int path) {
+/* The tag of what lies at the head of a path, or NOTHING. *number: of a mark, what it is about. */
+SPDL__PRIVATE unsigned spdl__merge_look(const spdl_pipeline *p, const spdl__node *node, int path,
+                                        uint64_t *number) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const spdl__slot *slot = spdl__edge_slot(edge, head);
     uint64_t origin;
-    if (!spdl__slot_has(slot, head)) return false; /* first: else this is what was there before */
+    if (!spdl__slot_has(slot, head)) return SPDL__NOTHING; /* first: else it is of an old item */
     origin = spdl__load_relaxed(&slot->origin);
-    return spdl__origin_tag(origin) == SPDL__FAIL && origin >> 8 > (uint64_t)node->merge->index;
+    *number = origin >> 8;
+    return spdl__origin_tag(origin);
 }
 
-/* The paths have a mark in common, or one has failed: that, or -1. */
+SPDL__PRIVATE unsigned spdl__merge_tag(const spdl_pipeline *p, const spdl__node *node, int path) {
+    uint64_t number;
+    return spdl__merge_look(p, node, path, &number);
+}
+
+/* The paths have a mark in common, or a row of one has failed: that, or -1. */
 SPDL__PRIVATE int spdl__merge_mark(const spdl_pipeline *p, const spdl__node *node) {
+    uint64_t row = 0;
     int i, marks = 0;
     for (i = 0; i < node->paths; ++i) {
-        const unsigned tag = spdl__merge_tag(p, node, i);
-        if (spdl__merge_failed(p, node, i)) return i;
+        const unsigned tag = spdl__merge_look(p, node, i, &row);
+        if (tag == SPDL__FAIL && row > (uint64_t)node->merge->index) return i;
         marks += tag > SPDL__HOLE && tag != SPDL__NOTHING;
     }
     return marks == node->paths ? SPDL__ALL_PATHS : -1;
@@ -17174,9 +17159,10 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
    stream fills the gaps.
    Never is a byte read outside the input or before the output, nor written past the limit of the
    run (or FAST_OUT bytes after it, where the caller has no use for them); the time is linear in
-   input plus output. It refuses what zlib refuses: codes that are over-subscribed, or incomplete except for a lone code of one bit; no code
-   for the end of a block; lengths 286 and 287, distances 30 and 31; distances that reach back too
-   far; stored blocks whose two lengths disagree; input that ends early. */
+   input plus output. It refuses what zlib refuses: codes that are over-subscribed, or incomplete
+   except for a lone code of one bit; no code for the end of a block; lengths 286 and 287, distances
+   30 and 31; distances that reach back too far; stored blocks whose two lengths disagree; input
+   that ends early. */
 
 /* An entry of a decoding table. The bits to drop stand alone in the lowest byte, so that an entry
    can be subtracted from a count, and shifted by, as it is.
@@ -18709,8 +18695,8 @@ SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t bytes, const spdl_npy_
     }
 }
 
-/* Column-major to row-major, 16 rows at a time: where the first index varies, their elements lie side
-   by side in `from`. The other indices are counted through, the last fastest. */
+/* Column-major to row-major, 16 rows at a time: their elements lie side by side in `from`. The
+   other indices are counted through, the last fastest. */
 SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
                                         const spdl_npy_info *info) {
     const uint64_t columns = info->count / info->shape[0];
@@ -19559,27 +19545,29 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     return load.where.result;
 }
 
+/* Sets *bundle to NULL, if there is one. */
+SPDL__PRIVATE spdl_result spdl__load_check(spdl_npz_bundle **bundle, const char *function,
+                                           const spdl_npz_desc *desc) {
+    if (bundle == NULL)
+        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
+                               "%s: an argument is NULL", function);
+    *bundle = NULL;
+    return SPDL_OK;
+}
+
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
-    spdl_result result;
-    if (bundle == NULL)
-        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
-                               "spdl_npz_load: an argument is NULL");
-    *bundle = NULL;
-    result = spdl_npz_open_file(&npz, path, desc);
+    spdl_result result = spdl__load_check(bundle, "spdl_npz_load", desc);
+    if (result == SPDL_OK) result = spdl_npz_open_file(&npz, path, desc);
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
-    spdl_result result;
-    if (bundle == NULL)
-        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
-                               "spdl_npz_load_memory: an argument is NULL");
-    *bundle = NULL;
-    result = spdl_npz_open_memory(&npz, data, bytes, name, desc);
+    spdl_result result = spdl__load_check(bundle, "spdl_npz_load_memory", desc);
+    if (result == SPDL_OK) result = spdl_npz_open_memory(&npz, data, bytes, name, desc);
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
