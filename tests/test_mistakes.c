@@ -310,7 +310,7 @@ static void texts_have_one_style(void) {
     spdl_cache *cache;
     (void)spdl_ring_create(&ring, &(spdl_ring_desc){ .error = &error[0] });
     (void)spdl_pool_create(&pool, &(spdl_pool_desc){ .workers = -1, .error = &error[1] });
-    (void)spdl_npz_open_file(&npz, "/nowhere.npz", &(spdl_npz_desc){ .error = &error[2] });
+    (void)spdl_npz_open(&npz, "/nowhere.npz", &(spdl_npz_desc){ .error = &error[2] });
     (void)spdl_files_open(&files, "/nowhere/*", &(spdl_files_desc){ .error = &error[3] });
     (void)spdl_cache_create(&cache, &(spdl_cache_desc){ .error = &error[4] });
     (void)spdl_state_load(NULL, NULL, 0, 0, &error[5]);
