@@ -190,7 +190,7 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
-#define SPDL_RESULT_LIST(X)                                                                        \
+#define SPDL__RESULT_LIST(X)                                                                        \
     X(SPDL_OK, 0, "ok")                                                                            \
     X(SPDL_END, 1, "end of data")                                                                  \
     X(SPDL_SKIP, 2, "item skipped")                                                                \
@@ -218,7 +218,7 @@ SPDL_API uint64_t spdl_time_ns(void);
 
 typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,
-    SPDL_RESULT_LIST(SPDL__ENUM)
+    SPDL__RESULT_LIST(SPDL__ENUM)
 #undef SPDL__ENUM
 } spdl_result;
 
@@ -323,17 +323,6 @@ SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t t
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns);
 
-/* Pushes up to n items that lie one after the other. *moved: how many went in, from the first on;
-   the rest stays the caller's.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED. */
-SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                          uint64_t *moved);
-
-/* Pops up to n items to `items`, one after the other. *moved: how many.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED. */
-SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
-                                         uint64_t *moved);
-
 /* Pushes n items, and waits for room as often as it must. *moved: how many went in, whatever the
    result; the rest stays the caller's. Items of other producers may come in between.
    Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
@@ -355,10 +344,6 @@ SPDL_API void spdl_ring_close(spdl_ring *ring);
    Returns: 0 to capacity. */
 SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
 
-/* The capacity the ring was made with.
-   Returns: at least 1. */
-SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
-
 /* ============================================================================================= */
 /* >>pool
    A fixed set of worker threads. It runs submitted jobs, and the stages of the pipelines attached
@@ -368,7 +353,7 @@ SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
    caller's. Only exceptions are written.
 
    Guests. A program with a job system lends its threads: a pool with guests = n has places for n of
-   them at a time, and a thread takes one by spdl_pool_run. Statistics, traces, spdl_worker and the
+   them at a time, and a thread takes one by spdl_pool_run. Statistics, traces, spdl__task_worker and the
    `worker` of a job count these places after the workers. Nobody wakes a thread that is outside: it
    should come when there may be something to do, as once a frame. With workers = 0 next and push
    wait for guests. What init stores for a place must not belong to a thread: any thread may take
@@ -475,9 +460,6 @@ SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
    Blocks:  in the functions it calls. */
 SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
-/* Returns: how many workers the pool has, guests not counted. */
-SPDL_API int spdl_pool_workers(const spdl_pool *pool);
-
 /* ============================================================================================= */
 /* >>pipeline
    A source, stages and a sink, declared as rows of a table and run by a pool. Any worker runs any
@@ -516,7 +498,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    One to many. A stage with .again may return SPDL_AGAIN: the item in *out goes on at once, and the
    stage is called again with the same input when there is room for the next result, until it
    returns SPDL_OK with the last one, SPDL_SKIP without one, or fails. So an archive of many files
-   or a video flows in bounded memory. spdl_state(task) keeps what the calls for one input share.
+   or a video flows in bounded memory. spdl_call_state(task) keeps what the calls for one input share.
    Such a stage has one call at a time, or completion order. To do the slow part in parallel and
    keep the order, put a stage before it that opens or reads ahead. SPDL_UNBATCH() hands on the
    items of each batch that are not NULL, one by one. A stage with .flush is called once more when
@@ -557,7 +539,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
    Sources that block. A source that may block has .threads = 1: a thread of its own calls it.
    SPDL_FROM(Type, next_fn, source) is such a source; its items are what next_fn(source, &item,
-   timeout) yields: with spdl_pipeline_next_fn, another pipeline. It asks for at most 50 ms at a
+   timeout) yields: with spdl_pipeline_next, another pipeline. It asks for at most 50 ms at a
    time, so next_fn has to keep to its timeout. SPDL_END ends it (or an epoch), SPDL_TIMEOUT is
    asked again, anything else fails, with the text of the other pipeline's failure. `source` has to
    outlive the pipeline. To rewind both, stop this one, rewind the other one, and then this one.
@@ -596,7 +578,7 @@ typedef struct spdl_function {
 typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
 typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 
-/* Anything that yields items, such as spdl_pipeline_next_fn. */
+/* Anything that yields items, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
 /* A call has failed, whether that is tolerated or ends the pipeline: the place to note what was
@@ -653,7 +635,7 @@ typedef struct spdl_stage {
                                            number is. See Failures above */
     spdl_drop_fn on_drop SPDL__ZERO;    /* sees the input of a failed call; gets the row's ctx */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
-    spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_state holds */
+    spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_call_state holds */
     spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: another item like this one: see >>doctor */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before its first call of this stage */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
@@ -844,12 +826,13 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    returns how it ended: SPDL_END, or the error that ended the pipeline early, or SPDL_CLOSED after
    a stop. With a continuous source SPDL_END is returned once for each epoch, and the next call goes
    on with the next one. The caller owns *item after SPDL_OK; otherwise *item is untouched.
+   Programs write SPDL_NEXT; this is its base, a spdl_next_fn: `pipeline` is an spdl_pipeline.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID when another thread is inside, and in the child of a fork.
    Threads: one at a time (the consumer). Wait-free when an item is ready.
    Blocks:  until there is an item or the end, or up to timeout_ns. Stages that run inside of this
             call (workers = 0, .next_works_ns) are finished first. */
-SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
+SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
 
 /* The same without a cast: `out` is the address of a pointer to any type of object. */
 #ifdef __cplusplus
@@ -904,10 +887,6 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
-/* The row of a stage, by its name: what stats and errors call `stage`.
-   Returns: the row from 0, or -1 when there is no such name. */
-SPDL_API int spdl_pipeline_find(const spdl_pipeline *pipeline, const char *name);
-
 /* Changes the concurrency of a stage while the pipeline runs, for calls that begin from now on. A
    row that is to be raised later is created with the highest value.
    Returns: SPDL_OK, SPDL_E_INVALID when there is no such row or it is no pipe, SPDL_E_LIMIT when
@@ -918,12 +897,6 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
 /* Whether a stage has failed more often than it may.
    Returns: true once the pipeline has failed, until it is rewound. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
-
-/* Which stages have failed more often than they may: bit i stands for row i. More than one if
-   others failed before they were ended; spdl_pipeline_error is about the one that ended what is
-   delivered, the log has all.
-   Returns: the bits; 0 while spdl_pipeline_failed is false. */
-SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
 
 /* The failure that ended the pipeline: stage, item and text. Valid until it is rewound or
    destroyed.
@@ -967,11 +940,6 @@ SPDL_API uint64_t spdl_sequence(const spdl_task *task);
    Returns: the number, from 0; 0 when the source is not continuous. */
 SPDL_API uint64_t spdl_epoch(const spdl_task *task);
 
-/* The worker that runs this call.
-   Returns: from 0, less than workers and guests of the pool; a consumer that works comes after
-            them; 0 with workers = 0 and in a source with .threads. */
-SPDL_API int spdl_worker(const spdl_task *task);
-
 /* Whether the pipeline is being stopped; a stage function that takes long should return early.
    Returns: true once it is. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
@@ -984,7 +952,7 @@ SPDL_API void spdl_take(spdl_task *task);
    stored there is destroyed with free_state of the row, before the input, when the last of the
    calls has returned, or the pipeline stops.
    Returns: where it is; never NULL. */
-SPDL_API void **spdl_state(spdl_task *task);
+SPDL_API void **spdl_call_state(spdl_task *task);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
@@ -1093,20 +1061,6 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
    several processes can be sent as bytes. >>report has them in regular intervals. Any thread may
    call what is here; nothing blocks. */
 
-/* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
-   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
-#define SPDL_HISTOGRAM_BUCKETS 328
-
-typedef struct spdl_histogram {
-    uint64_t count, sum_ns, max_ns; /* exact */
-    uint64_t bucket[SPDL_HISTOGRAM_BUCKETS];
-} spdl_histogram;
-
-/* The duration that `share` (0 to 1) of the durations did not exceed: the middle of its bucket, but
-   never more than the maximum.
-   Returns: nanoseconds; 0 for an empty histogram. */
-SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share);
-
 /* These three are written by spdl_pipeline_stats. */
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
@@ -1153,7 +1107,7 @@ typedef struct spdl_edge_stats {
 /* What holds a consumer back. */
 typedef enum spdl_limit {
     SPDL_LIMIT_NOT_KNOWN,
-    SPDL_LIMIT_TRAINER,     /* nothing: loading keeps up */
+    SPDL_LIMIT_CONSUMER,     /* nothing: loading keeps up */
     SPDL_LIMIT_CONCURRENCY, /* a stage that more calls at a time help, computing or asleep */
     SPDL_LIMIT_MACHINE,     /* the processors are used up */
     SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
@@ -1193,7 +1147,7 @@ typedef struct spdl_stats {
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
-    uint64_t trainer_runnable_ns; /* since the first item: the consumer was ready to run, but other
+    uint64_t consumer_runnable_ns; /* since the first item: the consumer was ready to run, but other
                                threads had the processors (known to its own snapshots; else 0) */
     /* The process since the start, read at most every 10 ms; 0: not known. */
     uint64_t process_ns;    /* from the start to that reading */
@@ -1207,18 +1161,12 @@ typedef struct spdl_stats {
 } spdl_stats;
 
 /* Copies the counters while the pipeline runs on, some microseconds for each stage, and every 10 ms
-   what spdl_process_read knows. Each is exact, and none goes backwards from one snapshot to the
+   what spdl_process_get_stats knows. Each is exact, and none goes backwards from one snapshot to the
    next. A worker is woken if the last row can be called: a consumer may wait for its buffer to
    fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
-/* The durations of the calls of one stage so far, failed calls left out; of a feed those from push
-   to answer.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage). */
-SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int stage,
-                                             spdl_histogram *histogram);
-
-/* The process at one moment, by spdl_process_read. Between readings a and b it used (b.cpu_ns -
+/* The process at one moment, by spdl_process_get_stats. Between readings a and b it used (b.cpu_ns -
    a.cpu_ns) / (b.time_ns - a.time_ns) cores, others the same of others_ns. */
 typedef struct spdl_process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
@@ -1234,7 +1182,7 @@ typedef struct spdl_process_stats {
 /* Reads what the system knows about this process: files of /proc and of the cgroup, some 50 to 200
    microseconds; what cannot be had is 0. The first snapshot of a pipeline reads it, and those
    after it. */
-SPDL_API void spdl_process_read(spdl_process_stats *stats);
+SPDL_API void spdl_process_get_stats(spdl_process_stats *stats);
 
 /* The advisor: the verdict says it in words, and the doctor tries it. `finding` may be NULL.
    Returns: its limit; SPDL_LIMIT_NOT_KNOWN when the numbers do not decide. */
@@ -1258,13 +1206,6 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
    Below, a line for each stage with calls that failed, items skipped or freed.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
-
-/* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
-   the "verdict" and the "finding", whose "limit" is one of not_known, trainer, concurrency,
-   machine, lock, serial, order, batch, workers, harm, foreign. Strings are valid UTF-8
-   whatever the names are.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
-SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* ============================================================================================= */
 /* >>report
@@ -1307,7 +1248,6 @@ typedef struct spdl_report_desc {
     void *user;
     bool table;             /* the table, on stderr */
     const char *json;       /* file that JSON lines are appended to */
-    bool ignore_environment;
 } spdl_report_desc;
 #endif
 
@@ -1345,12 +1285,6 @@ SPDL_API void spdl_trace_begin(spdl_task *task, const char *name);
 /* Ends the span of this call that was begun last; without one it is nothing.
    Threads: a stage, as spdl_trace_begin. */
 SPDL_API void spdl_trace_end(spdl_task *task);
-
-/* Records the value that a counter has now, for a plot over time; one that is not finite is left
-   out. There is one counter of each name.
-   Threads: a stage, as spdl_trace_begin.
-   Owns:    as spdl_trace_begin. */
-SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value);
 
 /* Begins a span of the consumer, around what it does, its calls of next included.
    Owns:    as spdl_trace_begin. */
@@ -1408,24 +1342,7 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache);
    Owns:    without copy_item the item stays the cache's: valid until the next call if it was not
             kept, until destroy if it was, and must not be changed. With copy_item each item handed
             out is the caller's own. */
-SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns);
-
-/* Whether items come from the cache now.
-   Returns: true once the source is no longer used. */
-SPDL_API bool spdl_cache_warm(const spdl_cache *cache);
-
-/* spdl_pipeline_next with the type of spdl_cache_desc.next; the source is the spdl_pipeline.
-   Returns: as spdl_pipeline_next.
-   Threads: one at a time.
-   Blocks:  as spdl_pipeline_next.
-   Owns:    as spdl_pipeline_next. */
-SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns);
-
-/* spdl_cache_next with the same type, so that one training loop runs on either.
-   Returns: as spdl_cache_next.
-   Blocks:  as spdl_cache_next.
-   Owns:    as spdl_cache_next. */
-SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns);
+SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_ns);
 
 /* ============================================================================================= */
 /* >>headspace
@@ -1513,7 +1430,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
                                      learns in this run is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
                                      of every stage that does not say .concurrency = 1, and has
-                                     twice as many workers made; spdl_worker may be so large then
+                                     twice as many workers made; spdl__task_worker may be so large then
        SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
    What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
@@ -1539,50 +1456,6 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    known, is freed with the pipeline. A process that ends without spdl_pipeline_destroy before the
    time is over prints nothing. */
 
-typedef enum spdl_doctor_method {
-    SPDL_DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
-    SPDL_DOCTOR_REPLAYED,
-    SPDL_DOCTOR_SLOWED
-} spdl_doctor_method;
-
-/* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
-typedef struct spdl_doctor_row {
-    char name[SPDL_NAME_BYTES];
-    spdl_kind kind;
-    int concurrency;
-    spdl_doctor_method method;
-    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
-    double load;            /* share of the time that as many calls ran as can */
-    double delay_ns;        /* by which each call was longer */
-    spdl_interval replayed; /* everything up to this row replayed */
-    spdl_interval computing, asleep; /* each call took delay_ns longer */
-} spdl_doctor_row;
-
-/* Plain data without pointers. */
-typedef struct spdl_doctor_report {
-    char name[SPDL_NAME_BYTES]; /* of the pipeline */
-    bool done;
-    spdl_finding finding;  /* of the time of observing, after the experiments */
-    bool tried, kept;      /* its settings were; and are in force */
-    spdl_interval measured; /* with them */
-    double seconds;        /* that it took */
-    int workers;
-    double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
-    double step_ns;        /* of the consumer */
-    double today;          /* items/s as it is */
-    double ceiling;        /* items/s if loading cost nothing */
-    double waiting;        /* share of the time that the consumer waited */
-    double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
-    bool replays;          /* items were given out more than once */
-    bool raises;           /* as `raise` said */
-    spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
-    spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
-    int rounds, dropped;   /* rounds of windows; of them made again */
-    int row_count;
-    spdl_doctor_row row[SPDL_MAX_STAGES];
-    char verdict[1024];
-} spdl_doctor_report;
-
 /* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
     double seconds;        /* it takes; default 30 */
@@ -1593,30 +1466,14 @@ typedef struct spdl_doctor_desc {
 } spdl_doctor_desc;
 
 #ifndef SPDL_NO_REPORT
-/* The report of a pipeline that was created with a doctor.
-   Returns: SPDL_OK; SPDL_TIMEOUT: it is not done yet, `report` is what is known; SPDL_E_NOT_FOUND:
-            it has none.
-   Threads: the consumer. */
-SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
-                                          spdl_doctor_report *report);
-
 /* Runs a training loop until the doctor is done: takes items, calls `step` with each, and frees
    them as the pipeline would. Starts over with spdl_pipeline_rewind when the items end.
    Returns: SPDL_OK; SPDL_E_INVALID when the pipeline has no doctor; how the pipeline ended, if not
             with SPDL_END.
    Threads: the consumer.
    Blocks:  for as long as the doctor takes. */
-SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
-                                     spdl_doctor_report *report);
+SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx);
 
-/* The report for a terminal of 80 columns.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
-SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes);
-
-/* The report as a line of JSON, "schema" being "spdl.doctor.1": the fields of the structs by their
-   names. What is not known, as the interval of too few rounds, is null.
-   Returns: as spdl_doctor_text. */
-SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes);
 #endif
 
 /* ============================================================================================= */
@@ -1710,18 +1567,13 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 
 /* How many items this rank has in an epoch.
    Returns: the number. */
-SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch);
+SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch);
 
 /* This rank's item `number` of an epoch, from 0: what SPDL_INDEX makes.
    Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in
             item->index, and is not less than count. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
-
-/* What comes at a position of an epoch, on whatever rank.
-   Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions. */
-SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
-                                     spdl_index *item);
 
 /* Rank and world as a launcher has set them: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
    and _SIZE (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the
@@ -1769,10 +1621,6 @@ SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
    Threads: any number at a time. */
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index);
-
-/* How many positions there are.
-   Returns: the number; 2^63: it does not end. */
-SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture);
 
 /* A source of a pipeline: the items of a sampler, of type spdl_index, in its order for any number
    of workers; SPDL_END after those of an epoch.
@@ -1868,11 +1716,11 @@ typedef struct spdl_loader_batch {
     void *data;      /* at a multiple of 64; may be written, too */
     size_t bytes;    /* of it: items of SPDL_BATCH, or item_bytes */
     size_t count;    /* items of SPDL_BATCH; else 1 */
-    uint64_t number; /* in its epoch, from 0 */
+    uint64_t sequence; /* number in its epoch, from 0 */
     uint64_t epoch;
-    int slot;        /* where it lies: data is the same again for the same slot */
-    uint64_t ticket; /* of the library */
-    spdl_loader *loader;
+    int slot_;       /* private, as are those below */
+    uint64_t ticket_;
+    spdl_loader *loader_;
 } spdl_loader_batch;
 
 typedef struct spdl_loader_status {
@@ -1927,7 +1775,7 @@ SPDL_API void spdl_loader_batch_free(void *batch);
    on with a loader or without.
    Returns: as spdl_state_save; SPDL_E_PROCESS; SPDL_E_CHECKSUM: the child's text makes no sense.
    Blocks:  before the first batch: until the child has begun. */
-SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
+SPDL_API int spdl_loader_state_save(spdl_loader *loader, char *text, size_t bytes);
 
 /* Goes on at the position of a text, in the same process, as spdl_state_load. Batches that are
    ready are dropped; those that the trainer holds stay its. A failure of the pipeline is forgotten;
@@ -1935,12 +1783,12 @@ SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
    Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on; SPDL_E_LIMIT: texts of more
             than some 150 ranks; SPDL_E_PROCESS.
    Blocks:  until the calls at hand have returned, or up to timeout_ns. */
-SPDL_API spdl_result spdl_loader_load(spdl_loader *loader, const char *const *texts, int count,
+SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error);
 
 /* The same, at item `sequence` of epoch 0, as spdl_pipeline_rewind: tables without a position, too.
-   Returns: as spdl_pipeline_rewind and spdl_loader_load.
-   Blocks:  as spdl_loader_load. */
+   Returns: as spdl_pipeline_rewind and spdl_loader_state_load.
+   Blocks:  as spdl_loader_state_load. */
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
                                         int64_t timeout_ns);
 
@@ -1955,7 +1803,7 @@ SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
 /* Who runs, and what the trainer has taken. */
-SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
+SPDL_API void spdl_loader_get_status(const spdl_loader *loader, spdl_loader_status *status);
 
 /* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
    other: for spdl_cuda_adopt(cuda, base, bytes). Each pointer may be NULL.
@@ -2000,7 +1848,7 @@ typedef struct spdl_npy_info {
     uint64_t shape[SPDL_NPY_MAX_DIMS];
     uint64_t count;    /* elements: the product of shape, 1 for ndim 0 */
     uint64_t bytes;    /* count * itemsize */
-    char descr[256];   /* "<f4", "|S12" or "[('x', '<f4'), ...]"; cut if longer */
+    char dtype[256];   /* "<f4", "|S12" or "[('x', '<f4'), ...]"; cut if longer */
 } spdl_npy_info;
 
 typedef struct spdl_npz_desc {
@@ -2022,12 +1870,12 @@ typedef struct spdl_npz_bundle {
     size_t count;
     size_t bytes; /* of the allocation that holds it all */
     spdl_allocator allocator;
-    const void *mapping; /* with no_crc: the file, of which some arrays are views; or NULL */
-    uint64_t mapped;
+    const void *mapping_; /* private, as is the next: the file that arrays are views of */
+    uint64_t mapped_;
 } spdl_npz_bundle;
 
 /* Reads all arrays of a file. With no_crc, stored arrays of 64 KB and more that are aligned to 64
-   bytes (as spdl_npz_write does) are views: do not truncate the file while the bundle is in use.
+   bytes (as spdl_npz_writer_add does) are views: do not truncate the file while the bundle is in use.
    Returns: as the section says. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -2080,7 +1928,7 @@ typedef struct spdl_npz spdl_npz;
 
 /* Opens an .npz or .npy file and reads its directory.
    Returns: as the section says. The caller closes *npz. */
-SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
+SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc);
 
 /* The same from memory, which must stay unchanged until close. `name` is used in messages.
@@ -2131,31 +1979,31 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 /* Writing. The arrays go to a file beside `path`, which takes its place when everything is written:
    a program that opens `path` sees the old file or the whole new one. Members are stored, and their
    data aligned to 64 bytes, so that they can be viewed; NumPy reads them. */
-typedef struct spdl_npz_write_desc {
+typedef struct spdl_npz_writer_desc {
     bool npy;          /* a .npy file, of exactly one array */
     bool sync;         /* have it on the disk before it takes its place */
     spdl_allocator allocator;
     spdl_error *error; /* optional: why create failed */
-} spdl_npz_write_desc;
+} spdl_npz_writer_desc;
 
 typedef struct spdl_npz_writer spdl_npz_writer;
 
 /* Begins a file.
    Returns: as the section says. The caller closes *writer. */
-SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
-                                     const spdl_npz_write_desc *desc);
+SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
+                                     const spdl_npz_writer_desc *desc);
 
 /* Writes an array in C order. The name is UTF-8, without ".npy". dtype is what stands in the file:
    "<f4", "|u1", "<M8[ns]", "[('x', '<f4')]"; "f4" has the byte order of this machine. `data` has
    the bytes that it and the shape need.
    Returns: as the section says; after SPDL_E_IO and SPDL_E_NOMEM the writer can only be closed. */
-SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *writer, const char *name, const char *dtype,
+SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *writer, const char *name, const char *dtype,
                                     int ndim, const uint64_t *shape, const void *data,
                                     spdl_error *error);
 
 /* Writes the directory and puts the file in its place.
    Returns: as the section says; SPDL_E_INVALID when two arrays have one name. */
-SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *writer, spdl_error *error);
+SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *writer, spdl_error *error);
 
 /* Frees the writer; NULL is allowed. Without a finish that succeeded nothing of it remains. */
 SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
@@ -2202,10 +2050,6 @@ SPDL_API uint64_t spdl_files_count(const spdl_files *files);
    Returns: a string, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
 
-/* How long file `index` was when the list was made.
-   Returns: bytes; 0 when there is no such file. */
-SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index);
-
 /* A hash of names, sizes and order, for a pipeline's data_hash: a state of other data is refused.
    Names count from the folder on that all paths share: where that lies does not matter.
    Returns: the hash, the same on every machine. */
@@ -2230,34 +2074,13 @@ SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extensio
 /* Files that are read record by record. Tar archives may be ustar, GNU, pax or older; the plain
    files in them are handed on. Checksums are verified; an archive without an empty block at its end
    was cut off. Lines end in LF or CR LF, or with the file. Memory: 64 KB and a record. */
-typedef enum spdl_records_kind { SPDL_RECORDS_TAR, SPDL_RECORDS_LINES } spdl_records_kind;
-
 typedef struct spdl_records_desc {
-    spdl_records_kind kind; /* the rows set it themselves */
     bool group;             /* tar: members that follow each other and have the same path up to the
                                first dot of the file's name are one sample: a row of records */
     uint64_t max_bytes;     /* refuse a larger member, sample or line; default 2^30, lines 2^24 */
     spdl_allocator allocator;
     spdl_error *error;      /* optional: why open failed */
 } spdl_records_desc;
-
-typedef struct spdl_records spdl_records;
-
-/* Opens a file to be read record by record.
-   Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID. */
-SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
-                                       const spdl_records_desc *desc);
-
-/* Reads the next record.
-   Returns: SPDL_OK, SPDL_END; SPDL_E_FORMAT, SPDL_E_UNSUPPORTED (sparse files, parts of archives),
-            SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM, and the same again if it is called again.
-   Threads: one at a time.
-   Owns:    the caller frees *record. */
-SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
-                                       spdl_error *error);
-
-/* Closes the file; records stay. NULL is allowed; fits free_state. */
-SPDL_API void spdl_records_close(void *records);
 
 /* Tokens in shards: the files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
    20240801, version 7 with uint32), or raw ones as those of nanoGPT. All shards one after the other
@@ -2286,20 +2109,12 @@ SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
    Returns: the number. */
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
 
-/* The size of a window of uint32_t in memory, for .item_bytes. One of uint16_t takes half of it.
-   Returns: 4 * (length + 1). */
-SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens);
-
 /* Reads window `index`, as uint32_t or as uint16_t. The second form needs shards of 2 bytes a
    token, whose bytes it reads as they are.
    Returns: SPDL_OK, SPDL_E_INVALID (no such window, or shards of 4 bytes a token), SPDL_E_IO: then
             the content of `window` is undefined. */
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
-                                      spdl_error *error);
-/* See spdl_tokens_read.
-   Returns: the same. */
-SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
-                                        uint16_t *window, spdl_error *error);
+SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
+                                      size_t token_bytes, spdl_error *error);
 
 /* Rows. The first argument has to outlive the pipeline; fields follow, as in all rows.
        SPDL_FILES(files)       a source of paths (char), which belong to the list
@@ -2317,12 +2132,10 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 /* clang-format off */
 #define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS(...)      SPDL__FILE_ROW(SOURCE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS16(...)    SPDL__FILE_ROW(SOURCE, 4, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)   SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...) SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
     { .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,                 \
@@ -2330,7 +2143,7 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
-      .free_item = spdl_record_free, .free_state = spdl_records_close, __VA_ARGS__ }
+      .free_item = spdl_record_free, .free_state = spdl__records_close, __VA_ARGS__ }
 #else
 #if __cplusplus >= 202002L
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
@@ -2345,14 +2158,16 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
     spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
-                                     desc_, spdl_record_free, spdl_records_close)
+                                     desc_, spdl_record_free, spdl__records_close)
 #endif
 /* clang-format on */
 
+SPDL_API void spdl__records_close(void *records); /* free_state of such rows */
+
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[8];
+SPDL_API const spdl_function spdl__file_rows[6];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[8];
+SPDL__UNUSED static const spdl_function spdl__file_rows[6];
 #endif
 
 #ifdef __cplusplus
@@ -2386,7 +2201,7 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[8];
+extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[6];
 #ifndef SPDL_NO_NPZ
 extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
 #endif
@@ -2839,8 +2654,8 @@ SPDL__PRIVATE void spdl__os_yield(void);
 
 /* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
-/* spdl_process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
-   by the process and by others, in a tenth of the 100 microseconds. */
+/* spdl_process_get_stats (>>stats), *stats being zeros; without `whole` only the time and what was
+   used, by the process and by others, in a tenth of the 100 microseconds. */
 SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name);
@@ -4079,7 +3894,7 @@ SPDL_API const char *spdl_result_text(spdl_result result) {
     switch ((int)result) {
 #define SPDL__CASE(name, value, text)                                                              \
     case value: return text;
-        SPDL_RESULT_LIST(SPDL__CASE)
+        SPDL__RESULT_LIST(SPDL__CASE)
 #undef SPDL__CASE
     default: return spdl__unknown_result;
     }
@@ -4090,7 +3905,7 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
-SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+SPDL_API void spdl_process_get_stats(spdl_process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
 }
@@ -4739,13 +4554,13 @@ SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *item
     return result;
 }
 
-SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                          uint64_t *moved) {
+SPDL__PRIVATE spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                                uint64_t *moved) {
     return spdl__ring_try(ring, true, SPDL__UNCONST(items), n, moved);
 }
 
-SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
-                                         uint64_t *moved) {
+SPDL__PRIVATE spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
+                                               uint64_t *moved) {
     return spdl__ring_try(ring, false, items, n, moved);
 }
 
@@ -4753,7 +4568,7 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *i
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
-        return spdl_ring_try_push_n(ring, item, 1, &moved);
+        return spdl__ring_try_push_n(ring, item, 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
     return SPDL_OK;
 }
@@ -4762,7 +4577,7 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
-        return spdl_ring_try_pop_n(ring, item, 1, &moved);
+        return spdl__ring_try_pop_n(ring, item, 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
 }
@@ -4898,8 +4713,6 @@ SPDL_API void spdl_ring_close(spdl_ring *ring) {
 }
 
 SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) { return spdl__ring_inside(&ring->core); }
-
-SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.capacity; }
 
 /* --- making and ending --- */
 
@@ -5449,8 +5262,6 @@ SPDL__PRIVATE bool spdl__pool_help(spdl_pool *pool) {
 }
 
 /* --- jobs --- */
-
-SPDL_API int spdl_pool_workers(const spdl_pool *pool) { return pool->desc.workers; }
 
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns) {
@@ -6312,7 +6123,7 @@ typedef struct spdl__parked {
     uint64_t sequence, ticket, since;
     bool flush, taken;
     uint64_t handed_on; /* results it has handed on by SPDL_AGAIN */
-    void *user;         /* spdl_state */
+    void *user;         /* spdl_call_state */
     void *buffer;       /* what spdl_buffer gave and was not handed on yet */
     spdl__batch *holder;
     char text[SPDL_TEXT_BYTES]; /* under the lock: why it failed */
@@ -6435,7 +6246,7 @@ struct spdl_task {
     void *buffer;        /* what spdl_buffer gave and was not handed on yet */
     spdl__batch *holder; /* whose block it is, or a part of it */
     spdl__parked *parked; /* of a row with .again or .deferred */
-    void *no_state;      /* what spdl_state returns where there is none */
+    void *no_state;      /* what spdl_call_state returns where there is none */
     uint32_t inits;      /* bit i: init of row i has run here */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
@@ -6543,7 +6354,7 @@ struct spdl_pipeline {
     uint64_t seen_runnable_ns; /* what snapshots have reported; written by them */
     uint32_t process_lock;     /* the rest: written under it */
     spdl_process_stats process_first, process_last;
-    uint64_t trainer_runnable_ns;
+    uint64_t consumer_runnable_ns;
 };
 
 SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node,
@@ -7224,7 +7035,7 @@ SPDL_API void *spdl_local(const spdl_task *task) {
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
 
-SPDL_API int spdl_worker(const spdl_task *task) {
+SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
     return task->node->own_thread ? 0 : task->worker;
 }
 
@@ -7262,11 +7073,11 @@ SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     const uint32_t bit = (uint32_t)1 << node->index;
     spdl_result result;
     if ((task->inits & bit) != 0) return SPDL_OK;
-    result = node->row.init(node->row.ctx, spdl_worker(task),
+    result = node->row.init(node->row.ctx, spdl__task_worker(task),
                             &p->local[task->worker * p->count + node->index]);
     if (result != SPDL_OK) {
         task->row_error = true; /* no budget is for that */
-        (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl_worker(task),
+        (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl__task_worker(task),
                               spdl_result_text(result));
         return result < 0 ? result : SPDL_E_STAGE;
     }
@@ -7587,10 +7398,10 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *call) {
 
 /* --- SPDL_AGAIN --- */
 
-SPDL_API void **spdl_state(spdl_task *task) {
-    if (!spdl__task_allows(task, "spdl_state")) return &task->no_state;
+SPDL_API void **spdl_call_state(spdl_task *task) {
+    if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
     if (task->node->row.again && task->parked != NULL) return &task->parked->user;
-    (void)spdl__task_row_error(task, "spdl_state in a stage whose row does not say .again");
+    (void)spdl__task_row_error(task, "spdl_call_state in a stage whose row does not say .again");
     return &task->no_state;
 }
 
@@ -8561,8 +8372,8 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
                                                     "spdl_batch" };
 
-/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_state has is the number
-   of those that were handed on or left out. */
+/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_call_state has is the
+   number of those that were handed on or left out. */
 SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **out) {
     spdl__batch *batch = (spdl__batch *)in;
     uintptr_t i = (uintptr_t)task->parked->user;
@@ -8882,7 +8693,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     } while (result == SPDL_TIMEOUT);
     if (result == SPDL_OK || result == SPDL_END) return result;
     *out = NULL;
-    if (result < 0 && row->next == spdl_pipeline_next_fn && row->ctx != NULL) {
+    if (result < 0 && row->next == spdl_pipeline_next && row->ctx != NULL) {
         const char *text = spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text;
         if (text[0] != '\0') (void)spdl_fail(task, "%s", text);
     } else if (result > 0) {
@@ -8947,7 +8758,7 @@ SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
     spdl__os_thread_times(NULL, NULL, NULL, &queued);
     if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
-        spdl__store_relaxed(&p->trainer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
+        spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
 
 /* The first item was taken. */
@@ -9108,7 +8919,8 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
-SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
+SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
+    spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0)) {
@@ -9139,10 +8951,6 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     return result;
 }
 
-SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns) {
-    return spdl_pipeline_next((spdl_pipeline *)pipeline, item, timeout_ns);
-}
-
 /* Time the consumer has waited, an open wait too. The sum is read first: it pairs with next, which
    ends a wait before it adds it, so none is counted twice. */
 SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
@@ -9152,10 +8960,6 @@ SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
 }
 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
-
-SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *p) {
-    return spdl__load32(&p->failed);
-}
 
 /* That of the mark which the consumer has met; before that, of the row furthest downstream. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
@@ -9289,7 +9093,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
 #endif
 
-SPDL_API int spdl_pipeline_find(const spdl_pipeline *p, const char *name) {
+SPDL__PRIVATE int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
     int i;
     for (i = 0; name != NULL && i < p->count; ++i)
         if (strcmp(p->node[i].name, name) == 0) return i;
@@ -10110,7 +9914,7 @@ SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const 
     char text[SPDL_NAME_BYTES + 16];
     int number;
     spdl__name_copy(node->name, name);
-    for (number = 2; spdl_pipeline_find(p, node->name) < node->index; ++number) {
+    for (number = 2; spdl__pipeline_find(p, node->name) < node->index; ++number) {
         (void)snprintf(text, sizeof(text), "%.*s#%d", SPDL_NAME_BYTES - 4, name, number);
         spdl__name_copy(node->name, text);
     }
@@ -10514,7 +10318,12 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* --- histograms --- */
 
-typedef char spdl__histogram_fits[SPDL_HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
+/* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
+   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
+typedef struct spdl__histogram {
+    uint64_t count, sum_ns, max_ns; /* exact */
+    uint64_t bucket[SPDL__BUCKETS];
+} spdl__histogram;
 
 /* The shortest time that falls into a bucket. */
 SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
@@ -10522,7 +10331,7 @@ SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
     return power == 0 ? bucket : (uint64_t)(sub + bucket % sub) << (power - 1);
 }
 
-SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share) {
+SPDL__PRIVATE uint64_t spdl__histogram_percentile(const spdl__histogram *histogram, double share) {
     const double part = !(share > 0) ? 0 : share < 1 ? share : 1;
     const uint64_t rank = (uint64_t)(part * (double)histogram->count);
     uint64_t seen = 0;
@@ -10546,7 +10355,7 @@ SPDL__COLD uint64_t spdl__part(uint64_t all, uint64_t part, uint64_t whole) {
 }
 
 /* From what to what was counted; `from` becomes it, its maximum the end of the last bucket. */
-SPDL__COLD void spdl__histogram_since(spdl_histogram *from, const spdl_histogram *to) {
+SPDL__COLD void spdl__histogram_since(spdl__histogram *from, const spdl__histogram *to) {
     unsigned i;
     from->sum_ns = spdl__grown(from->sum_ns, to->sum_ns);
     from->count = from->max_ns = 0;
@@ -10559,7 +10368,7 @@ SPDL__COLD void spdl__histogram_since(spdl_histogram *from, const spdl_histogram
 
 /* --- snapshots --- */
 
-SPDL__COLD void spdl__counters_merge(spdl_histogram *times, const spdl__counters *counters) {
+SPDL__COLD void spdl__counters_merge(spdl__histogram *times, const spdl__counters *counters) {
     unsigned i;
     times->sum_ns += spdl__load_relaxed(&counters->timed_ns);
     times->max_ns = spdl__max(times->max_ns, spdl__load_relaxed(&counters->max_ns));
@@ -10570,8 +10379,8 @@ SPDL__COLD void spdl__counters_merge(spdl_histogram *times, const spdl__counters
     }
 }
 
-SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
-                                             spdl_histogram *histogram) {
+SPDL__PRIVATE spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int stage,
+                                                   spdl__histogram *histogram) {
     int i;
     if (stage < 0 || stage >= p->count) return SPDL_E_NOT_FOUND;
     memset(histogram, 0, sizeof(*histogram));
@@ -10581,12 +10390,12 @@ SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
 }
 
 /* The fields that follow from the times of the calls. */
-SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl_histogram *times) {
+SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram *times) {
     stats->busy_ns = stats->kind != SPDL_KIND_FEED ? times->sum_ns : 0;
     stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
-    stats->p50_ns = spdl_histogram_percentile(times, 0.50);
-    stats->p90_ns = spdl_histogram_percentile(times, 0.90);
-    stats->p99_ns = spdl_histogram_percentile(times, 0.99);
+    stats->p50_ns = spdl__histogram_percentile(times, 0.50);
+    stats->p90_ns = spdl__histogram_percentile(times, 0.90);
+    stats->p99_ns = spdl__histogram_percentile(times, 0.99);
     stats->max_ns = times->max_ns;
 }
 
@@ -10595,7 +10404,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
                                      spdl_stage_stats *stats) {
     const uint64_t word = spdl__load(node->word);
     uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
-    spdl_histogram times;
+    spdl__histogram times;
     int i;
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
@@ -10607,7 +10416,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
     stats->in_order = node->ordered;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
-    (void)spdl_pipeline_histogram(p, node->index, &times);
+    (void)spdl__pipeline_histogram(p, node->index, &times);
     spdl__stage_times(stats, &times);
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];
@@ -10695,10 +10504,10 @@ SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats
     const uint64_t now = spdl_time_ns();
     spdl__lock(&p->process_lock, &p->locks);
     if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
-        spdl_process_read(&p->process_last);
+        spdl_process_get_stats(&p->process_last);
     if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
         spdl__taker_look(p);
-    stats->trainer_runnable_ns = spdl__load_relaxed(&p->trainer_runnable_ns);
+    stats->consumer_runnable_ns = spdl__load_relaxed(&p->consumer_runnable_ns);
     stats->process_ns = spdl__grown(p->start_ns, last->time_ns);
     stats->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
     stats->others_cpu_ns = spdl__grown(first->others_ns, last->others_ns);
@@ -11186,10 +10995,10 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
             f.is.stage = busiest;
     } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
         spdl__find_wait(stats, &f);
-    } else if (spdl__share(stats->trainer_runnable_ns, stats->step_ns) >= SPDL__FED) {
+    } else if (spdl__share(stats->consumer_runnable_ns, stats->step_ns) >= SPDL__FED) {
         f.is.limit = spdl__find_harm(stats, &f);
     } else {
-        f.is.limit = SPDL_LIMIT_TRAINER;
+        f.is.limit = SPDL_LIMIT_CONSUMER;
     }
     return f;
 }
@@ -11438,11 +11247,11 @@ SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
                                      const spdl__found *f) {
     spdl__text_add(text, "Loading keeps up: the consumer waited %.1f %% of its time. ",
                    100 * spdl__stats_waiting(stats));
-    if (f->is.limit == SPDL_LIMIT_TRAINER)
+    if (f->is.limit == SPDL_LIMIT_CONSUMER)
         spdl__text_add(text, "What its own steps lose to loading only spdl_headspace measures.");
     else
         spdl__text_add(text, "But for %.0f %% of its own steps other %s.",
-                       100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns),
+                       100 * spdl__share(stats->consumer_runnable_ns, stats->step_ns),
                        f->is.limit == SPDL_LIMIT_FOREIGN
                            ? "programs had its processor: run less beside it"
                            : "threads of this program had its processor: write .policy.polite, by "
@@ -11598,7 +11407,7 @@ typedef struct spdl__field {
 #define SPDL__FIELDS_END { '\0', NULL, 0, NULL }
 
 static const char *const spdl__limit_names[] = {
-    "not_known", "trainer", "concurrency", "machine", "lock", "serial", "order", "batch",
+    "not_known", "consumer", "concurrency", "machine", "lock", "serial", "order", "batch",
     "workers", "harm", "foreign", NULL
 };
 
@@ -11616,7 +11425,7 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns),
     SPDL__U(spdl_stats, ready_ns), SPDL__U(spdl_stats, workers_runnable_ns),
     SPDL__U(spdl_stats, step_ns), SPDL__U(spdl_stats, step_mean_ns),
-    SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, trainer_runnable_ns),
+    SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, consumer_runnable_ns),
     SPDL__U(spdl_stats, process_ns), SPDL__U(spdl_stats, process_cpu_ns),
     SPDL__U(spdl_stats, others_cpu_ns), SPDL__U(spdl_stats, minor_faults), SPDL__FIELDS_END
 };
@@ -11751,12 +11560,6 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
     spdl__text_add(text, "}");
 }
 
-SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__json_stats(&text, stats);
-    return (int)text.length;
-}
-
 /* ============================================================================================= */
 /* >>report-impl
    One thread for each pipeline that was asked for reports: it sleeps, takes snapshots as anybody
@@ -11765,7 +11568,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
 /* What has changed since the snapshot before: of reports, and of the doctor. */
 typedef struct spdl__since {
     spdl_stats last;
-    spdl_histogram times[SPDL_MAX_STAGES];
+    spdl__histogram times[SPDL_MAX_STAGES];
 } spdl__since;
 
 SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__field *field) {
@@ -11781,7 +11584,7 @@ SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__fi
 SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, const spdl_stats *now,
                                  spdl_stats *interval) {
     const spdl_stats *last = &since->last;
-    spdl_histogram times;
+    spdl__histogram times;
     int i;
     *interval = *now;
     spdl__fields_subtract(interval, last, spdl__stats_fields);
@@ -11791,7 +11594,7 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
         spdl_stage_stats *stage = &interval->stage[i];
         spdl__fields_subtract(stage, &last->stage[i], spdl__stage_fields);
         spdl__fields_subtract(&interval->edge[i], &last->edge[i], spdl__edge_fields);
-        (void)spdl_pipeline_histogram(p, i, &times);
+        (void)spdl__pipeline_histogram(p, i, &times);
         spdl__histogram_since(&since->times[i], &times);
         spdl__stage_times(stage, &since->times[i]);
         since->times[i] = times;
@@ -11843,7 +11646,6 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
     memset(plan, 0, sizeof(*plan));
     if (desc != NULL) plan->desc = *desc;
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
-    if (plan->desc.ignore_environment) stats = json = NULL;
     if (stats != NULL && strcmp(stats, "0") != 0) {
         const double every = spdl__report_seconds(stats);
         plan->desc.table |= every >= SPDL__EVERY_LEAST && every <= SPDL__EVERY_MOST;
@@ -11977,7 +11779,7 @@ SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     const spdl_process_stats before = r->process;
     uint64_t ns;
     spdl_pipeline_stats(r->pipeline, &r->now);
-    spdl_process_read(&r->process);
+    spdl_process_get_stats(&r->process);
     ns = r->process.time_ns - before.time_ns;
     r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
     r->others_cores = spdl__share(spdl__grown(before.others_ns, r->process.others_ns), ns);
@@ -12046,7 +11848,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         r->run = spdl__os_clock_ns(SPDL__OS_UNIX) / 1000;
         r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
-        spdl_process_read(&r->process);
+        spdl_process_get_stats(&r->process);
         p->reporter = r;
         spdl__report_open(r);
         if (spdl__os_thread_start(&r->thread, "spdl-report", NULL, 0, spdl__report_main, r)) return;
@@ -12190,8 +11992,6 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache) {
     spdl__free(&allocator, cache, sizeof(*cache));
 }
 
-SPDL_API bool spdl_cache_warm(const spdl_cache *cache) { return cache->warm; }
-
 /* Hands out an item that is kept: itself, or a copy that is the caller's. */
 SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void **item) {
     void *given = kept;
@@ -12226,7 +12026,8 @@ SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item
     return SPDL_OK;
 }
 
-SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns) {
+SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeout_ns) {
+    spdl_cache *cache = (spdl_cache *)iterator;
     spdl_result result;
     if (cache == NULL || item == NULL) return SPDL_E_INVALID;
     if (cache->desc.stop_after != 0 && cache->given >= cache->desc.stop_after) return SPDL_END;
@@ -12243,10 +12044,6 @@ SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t tim
     result = spdl__cache_give(cache, cache->item[cache->position], item);
     if (result == SPDL_OK) cache->position = (cache->position + 1) % cache->kept;
     return result;
-}
-
-SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns) {
-    return spdl_cache_next((spdl_cache *)cache, item, timeout_ns);
 }
 
 /* ============================================================================================= */
@@ -12406,7 +12203,7 @@ typedef struct spdl__clocks {
 SPDL__COLD spdl__clocks spdl__clocks_read(void) {
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
-    spdl_process_read(&clocks.process);
+    spdl_process_get_stats(&clocks.process);
     return clocks;
 }
 
@@ -12429,7 +12226,7 @@ typedef struct spdl__waiter {
    anew. */
 SPDL__COLD double spdl__waiter_waited(spdl__waiter *w, const spdl_stats *now) {
     const uint64_t runnable = w->row >= 0 ? now->stage[w->row].runnable_ns
-                                          : now->trainer_runnable_ns;
+                                          : now->consumer_runnable_ns;
     const uint64_t ns = w->row >= 0 ? now->stage[w->row].busy_ns : now->elapsed_ns;
     const double share = spdl__share(spdl__grown(w->runnable_ns, runnable),
                                      spdl__grown(w->ns, ns));
@@ -12548,7 +12345,7 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
 /* The share of the round that a processor was waited for: by the busiest row of a pipeline, or by
    the caller. Of another source that is waited for nobody knows: all of it. */
 SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__window *live) {
-    const bool pipeline = h->desc->next == spdl_pipeline_next_fn;
+    const bool pipeline = h->desc->next == spdl_pipeline_next;
     const double queued = spdl__share(live->queued_ns, live->ns);
     double waited = spdl__share(live->wait_ns, live->ns) < SPDL__FED ? 0 : 1;
     if (pipeline) {
@@ -12612,7 +12409,7 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     h->window_ns = spdl__window_ns(h->usual.gap_ns);
     h->window_ns = spdl__max(h->window_ns, budget / (3 * SPDL__ROUNDS));
     h->waiter.row = -1;
-    if (h->desc->next == spdl_pipeline_next_fn) {
+    if (h->desc->next == spdl_pipeline_next) {
         spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
         h->waiter.row = spdl__stats_busiest(&h->stats);
         (void)spdl__waiter_waited(&h->waiter, &h->stats);
@@ -13027,6 +12824,54 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__FOLLOWS 0.97   /* throughput under this share has followed */
 #define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* over this it has not followed all the way */
 
+typedef enum spdl__doctor_method {
+    SPDL__DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
+    SPDL__DOCTOR_REPLAYED,
+    SPDL__DOCTOR_SLOWED
+} spdl__doctor_method;
+
+/* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
+typedef struct spdl__doctor_row {
+    char name[SPDL_NAME_BYTES];
+    spdl_kind kind;
+    int concurrency;
+    spdl__doctor_method method;
+    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
+    double load;            /* share of the time that as many calls ran as can */
+    double delay_ns;        /* by which each call was longer */
+    spdl_interval replayed; /* everything up to this row replayed */
+    spdl_interval computing, asleep; /* each call took delay_ns longer */
+} spdl__doctor_row;
+
+/* Plain data without pointers. */
+typedef struct spdl__doctor_report {
+    char name[SPDL_NAME_BYTES]; /* of the pipeline */
+    bool done;
+    spdl_finding finding;  /* of the time of observing, after the experiments */
+    bool tried, kept;      /* its settings were; and are in force */
+    spdl_interval measured; /* with them */
+    double seconds;        /* that it took */
+    int workers;
+    double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
+    double step_ns;        /* of the consumer */
+    double today;          /* items/s as it is */
+    double ceiling;        /* items/s if loading cost nothing */
+    double waiting;        /* share of the time that the consumer waited */
+    double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
+    bool replays;          /* items were given out more than once */
+    bool raises;           /* as `raise` said */
+    spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
+    spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
+    int rounds, dropped;   /* rounds of windows; of them made again */
+    int row_count;
+    spdl__doctor_row row[SPDL_MAX_STAGES];
+    char verdict[1024];
+} spdl__doctor_report;
+
+/* In >>doctor-text-impl. */
+SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes);
+SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes);
+
 typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
     SPDL__ARM_KEPT,    /* the consumer works on what it has, the pipeline is not asked */
@@ -13085,7 +12930,7 @@ struct spdl__doctor {
     spdl__os_event hold;
     spdl__item kept[SPDL__KEPT]; /* of doctor_run, for SPDL__ARM_KEPT */
     int kept_count;
-    spdl_doctor_report report;
+    spdl__doctor_report report;
 };
 
 
@@ -13229,7 +13074,7 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
 
 /* What the windows of this phase say. The first two arms are as it is. */
 SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     const int arms = d->rounds.arms;
     int i;
     if (d->rounds.round == 0) return;
@@ -13245,7 +13090,7 @@ SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *seen = &d->seen.stage[i];
     const double timed = (double)spdl__grown(seen->failures, seen->tasks);
-    spdl_doctor_row *to = &d->report.row[i];
+    spdl__doctor_row *to = &d->report.row[i];
     memcpy(to->name, seen->name, sizeof(to->name));
     to->kind = seen->kind;
     to->concurrency = (int)d->limit[i];
@@ -13260,7 +13105,7 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
 
 /* Observing ends: what limits, and who is watched for rounds that do not count. */
 SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     double visits = 1;
     int i;
     spdl_pipeline_stats(d->p, &d->now);
@@ -13297,7 +13142,7 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
 /* Two windows for the busiest rows that cannot be replayed, one for those that can; at most three
    more than there are rows. */
 SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     const int most = r->row_count + 3;
     uint32_t looked = 0;
     int i, k, row;
@@ -13307,17 +13152,17 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     if (d->kept_count > 0) spdl__doctor_arm(d, SPDL__ARM_KEPT, -1, 0, &r->cached);
     for (i = r->row_count - 1; i >= 0 && d->rounds.arms < most; --i) {
         if (!d->p->hand->probe[i].replays) continue;
-        r->row[i].method = SPDL_DOCTOR_REPLAYED;
+        r->row[i].method = SPDL__DOCTOR_REPLAYED;
         spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0, &r->row[i].replayed);
     }
     for (k = 0; k < r->row_count && d->rounds.arms + 2 <= most; ++k) {
         for (row = -1, i = 0; i < r->row_count; ++i) /* the busiest of those that are left */
             if (!(looked >> i & 1) && (row < 0 || r->row[i].load > r->row[row].load)) row = i;
         looked |= (uint32_t)1 << row;
-        if (r->row[row].method != SPDL_DOCTOR_NO_METHOD || r->row[row].load < SPDL__BUSY_ROW ||
+        if (r->row[row].method != SPDL__DOCTOR_NO_METHOD || r->row[row].load < SPDL__BUSY_ROW ||
             d->p->node[row].row.deferred) /* it takes no worker */
             continue;
-        r->row[row].method = SPDL_DOCTOR_SLOWED;
+        r->row[row].method = SPDL__DOCTOR_SLOWED;
         r->row[row].delay_ns = SPDL__SLOWER * r->row[row].mean_ns;
         spdl__doctor_arm(d, SPDL__ARM_COMPUTE, row, (uint64_t)r->row[row].delay_ns,
                          &r->row[row].computing);
@@ -13331,13 +13176,13 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
     const spdl_finding none = { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 };
-    const spdl_doctor_row *row;
+    const spdl__doctor_row *row;
     bool follows, hides;
     if (f->is.stage < 0 || (f->is.limit != SPDL_LIMIT_CONCURRENCY &&
                             f->is.limit != SPDL_LIMIT_WORKERS && f->is.limit != SPDL_LIMIT_LOCK))
         return;
     row = &d->report.row[f->is.stage];
-    if (row->method != SPDL_DOCTOR_SLOWED || !row->asleep.known) return;
+    if (row->method != SPDL__DOCTOR_SLOWED || !row->asleep.known) return;
     follows = row->asleep.high < SPDL__FOLLOWS;
     hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
     if (hides && row->load > SPDL__HELD_ROW && row->concurrency > 1) {
@@ -13373,7 +13218,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
 
 /* What the trial has come to: the settings are kept if they help. */
 SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     spdl_finding *is = &d->found.is;
     const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
     const double promised = is->gain - 1;
@@ -13396,7 +13241,7 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
 
 /* The words before the verdict, where the rounds do not count or are too few. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
     const bool foreign = r->rounds > 0 && !spdl__rounds_clean(&d->rounds);
     if (d->seen.delivered == 0) {
@@ -13416,7 +13261,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
 
 /* Goes to the end of a file, or to stderr. */
 SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
-                                   int (*text)(const spdl_doctor_report *, char *, size_t)) {
+                                   int (*text)(const spdl__doctor_report *, char *, size_t)) {
     const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time may be longer then */
     char *buffer = (char *)spdl__alloc(&d->p->allocator, room, 16);
     spdl__os_file file = SPDL__NO_FILE;
@@ -13440,7 +13285,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
 /* Everything is as it was, or better; what was found is written. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     double alone;
     if (d->phase == SPDL__DOCTOR_DONE) return;
     spdl__store32(&d->p->hand->keeps, 0);
@@ -13456,7 +13301,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     r->done = true;
     r->finding = d->found.is;
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
-    alone = r->step_ns - (double)d->seen.trainer_runnable_ns /
+    alone = r->step_ns - (double)d->seen.consumer_runnable_ns /
                              spdl__larger((double)d->seen.delivered, 1);
     r->ceiling = r->cached.rounds > 0 ? r->cached.value * r->today : alone > 0 ? 1e9 / alone : 0;
     if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
@@ -13464,8 +13309,8 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
         r->hours_less = r->hours * (1 - spdl__smaller(1, r->today / r->ceiling));
     }
     spdl__doctor_verdict(d);
-    if (!d->plan.desc.quiet) spdl__doctor_write(d, NULL, spdl_doctor_text);
-    if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl_doctor_json);
+    if (!d->plan.desc.quiet) spdl__doctor_write(d, NULL, spdl__doctor_text);
+    if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl__doctor_json);
 }
 
 /* --- where the consumer passes --- */
@@ -13528,14 +13373,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     }
 }
 
-SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *p, spdl_doctor_report *report) {
-    if (p == NULL || report == NULL || p->doctor == NULL) return SPDL_E_NOT_FOUND;
-    *report = p->doctor->report;
-    return p->doctor->phase == SPDL__DOCTOR_DONE ? SPDL_OK : SPDL_TIMEOUT;
-}
-
-SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *ctx,
-                                     spdl_doctor_report *report) {
+SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *ctx) {
     spdl__doctor *d = p != NULL ? p->doctor : NULL;
     spdl_result result = SPDL_OK;
     uint64_t turn = 0, before = 0;
@@ -13562,7 +13400,6 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
     }
     d->ended = d->phase != SPDL__DOCTOR_DONE;
     spdl__doctor_finish(d);
-    if (report != NULL) *report = d->report;
     return result == SPDL_END ? SPDL_OK : result;
 }
 
@@ -13727,7 +13564,7 @@ SPDL__COLD void spdl__found_experiment(spdl__text *text, const char *what, doubl
                    spdl__found_result(&cell, is, share > 0));
 }
 
-SPDL__COLD void spdl__found_row(spdl__text *text, const spdl_doctor_row *row, bool limit) {
+SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, bool limit) {
     const double parts[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
     const double share = row->mean_ns > 0 ? row->delay_ns / row->mean_ns : 0;
     spdl__cell cell;
@@ -13747,7 +13584,7 @@ SPDL__COLD void spdl__found_row(spdl__text *text, const spdl_doctor_row *row, bo
 }
 
 /* From the consumer down to the source, and as it is. */
-SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *report) {
+SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl__doctor_report *report) {
     spdl__cell cell[3];
     int i, lines = 0;
     spdl__text_add(text, "\n  row              conc    mean  cpu runq  asl    experiment      "
@@ -13765,7 +13602,7 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *r
                    spdl__found_result(&cell[1], &report->same, true));
 }
 
-SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
+SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl__doctor_report *report) {
     spdl__cell cell;
     char words[256];
     spdl__text line = spdl__text_start(words, sizeof(words));
@@ -13780,7 +13617,7 @@ SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report
     spdl__found_wrap(text, words);
 }
 
-SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     char words[1200];
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__text line = spdl__text_start(words, sizeof(words));
@@ -13807,30 +13644,30 @@ SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, si
 }
 
 static const spdl__field spdl__report_fields[] = {
-    SPDL__V(spdl_doctor_report, measured), SPDL__B(spdl_doctor_report, tried),
-    SPDL__B(spdl_doctor_report, kept), SPDL__D(spdl_doctor_report, seconds),
-    SPDL__I(spdl_doctor_report, workers), SPDL__D(spdl_doctor_report, cores),
-    SPDL__D(spdl_doctor_report, cores_used), SPDL__D(spdl_doctor_report, others_used),
-    SPDL__D(spdl_doctor_report, step_ns), SPDL__D(spdl_doctor_report, today),
-    SPDL__D(spdl_doctor_report, ceiling), SPDL__D(spdl_doctor_report, waiting),
-    SPDL__D(spdl_doctor_report, hours), SPDL__D(spdl_doctor_report, hours_less),
-    SPDL__B(spdl_doctor_report, replays), SPDL__B(spdl_doctor_report, raises),
-    SPDL__V(spdl_doctor_report, same), SPDL__V(spdl_doctor_report, cached),
-    SPDL__I(spdl_doctor_report, rounds), SPDL__I(spdl_doctor_report, dropped),
-    SPDL__S(spdl_doctor_report, verdict), SPDL__FIELDS_END
+    SPDL__V(spdl__doctor_report, measured), SPDL__B(spdl__doctor_report, tried),
+    SPDL__B(spdl__doctor_report, kept), SPDL__D(spdl__doctor_report, seconds),
+    SPDL__I(spdl__doctor_report, workers), SPDL__D(spdl__doctor_report, cores),
+    SPDL__D(spdl__doctor_report, cores_used), SPDL__D(spdl__doctor_report, others_used),
+    SPDL__D(spdl__doctor_report, step_ns), SPDL__D(spdl__doctor_report, today),
+    SPDL__D(spdl__doctor_report, ceiling), SPDL__D(spdl__doctor_report, waiting),
+    SPDL__D(spdl__doctor_report, hours), SPDL__D(spdl__doctor_report, hours_less),
+    SPDL__B(spdl__doctor_report, replays), SPDL__B(spdl__doctor_report, raises),
+    SPDL__V(spdl__doctor_report, same), SPDL__V(spdl__doctor_report, cached),
+    SPDL__I(spdl__doctor_report, rounds), SPDL__I(spdl__doctor_report, dropped),
+    SPDL__S(spdl__doctor_report, verdict), SPDL__FIELDS_END
 };
 static const spdl__field spdl__row_fields[] = {
-    SPDL__S(spdl_doctor_row, name), SPDL__FIELD_(spdl_doctor_row, 'e', kind, NULL),
-    SPDL__I(spdl_doctor_row, concurrency),
-    SPDL__FIELD_(spdl_doctor_row, 'e', method, spdl__found_methods),
-    SPDL__D(spdl_doctor_row, mean_ns), SPDL__D(spdl_doctor_row, cpu_ns),
-    SPDL__D(spdl_doctor_row, runnable_ns), SPDL__D(spdl_doctor_row, blocked_ns),
-    SPDL__D(spdl_doctor_row, load), SPDL__D(spdl_doctor_row, delay_ns),
-    SPDL__V(spdl_doctor_row, replayed), SPDL__V(spdl_doctor_row, computing),
-    SPDL__V(spdl_doctor_row, asleep), SPDL__FIELDS_END
+    SPDL__S(spdl__doctor_row, name), SPDL__FIELD_(spdl__doctor_row, 'e', kind, NULL),
+    SPDL__I(spdl__doctor_row, concurrency),
+    SPDL__FIELD_(spdl__doctor_row, 'e', method, spdl__found_methods),
+    SPDL__D(spdl__doctor_row, mean_ns), SPDL__D(spdl__doctor_row, cpu_ns),
+    SPDL__D(spdl__doctor_row, runnable_ns), SPDL__D(spdl__doctor_row, blocked_ns),
+    SPDL__D(spdl__doctor_row, load), SPDL__D(spdl__doctor_row, delay_ns),
+    SPDL__V(spdl__doctor_row, replayed), SPDL__V(spdl__doctor_row, computing),
+    SPDL__V(spdl__doctor_row, asleep), SPDL__FIELDS_END
 };
 
-SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__json_head(&text, "spdl.doctor.1", report->name[0] != '\0' ? report->name : "spdl");
     spdl__json_fields(&text, ",\"finding\":{", &report->finding, spdl__finding_fields);
@@ -14075,8 +13912,6 @@ SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t posit
         *index %= mixture->desc.lengths[*source];
     return SPDL_OK;
 }
-
-SPDL_API uint64_t spdl_mixture_length(const spdl_mixture *mixture) { return mixture->length; }
 
 /* How many items each source below a node has had after its first c. The tree is no deeper than 90:
    Fibonacci's numbers are above 2^62 then. */
@@ -14461,6 +14296,9 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 /* --- which index is at a position --- */
 
+SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch,
+                                           uint64_t position, spdl_index *item);
+
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
                                              spdl_index *item) {
     const spdl_mixture *m = s->desc.mixture;
@@ -14478,7 +14316,7 @@ SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, ui
         pass = at / length;
         at %= length;
     }
-    result = spdl_sampler_at(s->samplers[source], pass, at, item);
+    result = spdl__sampler_at(s->samplers[source], pass, at, item);
     item->position = position;
     item->epoch = epoch;
     item->source = source;
@@ -14524,8 +14362,9 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
 }
 
-SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
-                                     spdl_index *item) {
+/* What is at a position, whoever's it is. */
+SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch,
+                                           uint64_t position, spdl_index *item) {
     if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
     if (position >= sampler->length) return SPDL_END;
     return spdl__sampler_get(sampler, epoch, position, item);
@@ -14550,7 +14389,7 @@ SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch
     return begin + (rank >= world ? rank - world : rank);
 }
 
-SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
+SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch) {
     const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
     const uint64_t world = (uint64_t)sampler->desc.ranks.world;
     const uint64_t left = sampler->length - spdl__sampler_first(sampler, epoch);
@@ -14564,7 +14403,7 @@ SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoc
 SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
                                                uint64_t number) {
     uint64_t at;
-    if (number >= spdl_sampler_length(s, epoch)) return SPDL__NEVER;
+    if (number >= spdl_sampler_count(s, epoch)) return SPDL__NEVER;
     at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank, number);
     return at < s->length ? at : at % s->length; /* of the padding */
 }
@@ -15586,16 +15425,16 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
         return spdl__loader_torn(l, "a batch");
     held = &l->held[slot];
-    if (spdl__load_relaxed(&held->ticket) != 0)
+    if (spdl__load_relaxed(&held->ticket_) != 0)
         return spdl__loader_torn(l, "a batch in a slot that we have");
-    held->slot = (int)slot;
+    held->slot_ = (int)slot;
     held->data = l->slots + slot * l->layout.stride + l->layout.head;
     held->bytes = (size_t)bytes;
     held->count = (size_t)count;
-    held->number = l->number;
+    held->sequence = l->number;
     held->epoch = l->epoch;
-    held->loader = l;
-    spdl__store_relaxed(&held->ticket, l->at + 1);
+    held->loader_ = l;
+    spdl__store_relaxed(&held->ticket_, l->at + 1);
     spdl__add32(&l->holds, 1);
     ++l->taken;
     *batch = *held;
@@ -15769,16 +15608,16 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
     spdl_loader_batch *held;
-    if (l == NULL || batch == NULL || batch->loader != l || batch->slot < 0 ||
-        batch->slot >= l->layout.slots)
+    if (l == NULL || batch == NULL || batch->loader_ != l || batch->slot_ < 0 ||
+        batch->slot_ >= l->layout.slots)
         return SPDL_E_INVALID;
-    held = &l->held[batch->slot];
-    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket ||
+    held = &l->held[batch->slot_];
+    if (batch->ticket_ == 0 || spdl__load_relaxed(&held->ticket_) != batch->ticket_ ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->ticket, 0);
+    spdl__store_relaxed(&held->ticket_, 0);
     spdl__sub32(&l->holds, 1);
-    spdl__store(&l->words[batch->slot], 0); /* pairs with child_reclaim: the data were read */
+    spdl__store(&l->words[batch->slot_], 0); /* pairs with child_reclaim: the data were read */
     spdl__shared_notify(&l->shared->emptied);
     return SPDL_OK;
 }
@@ -15787,7 +15626,7 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
     spdl_loader *l = (spdl_loader *)loader;
     spdl_loader_batch batch;
     const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
-    if (result == SPDL_OK) *item = &l->held[batch.slot];
+    if (result == SPDL_OK) *item = &l->held[batch.slot_];
     return result;
 }
 
@@ -15818,14 +15657,14 @@ SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *t
     return spdl__loader_obeyed(l, deadline, error);
 }
 
-SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
     int i = 0;
     spdl__error_clear(error);
     while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count || spdl__loader_forked(l))
-        return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_loader_load: no loader, or text %d is not there", i);
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_state_load: no loader, or "
+                               "text %d is not there", i);
     if (l->error.result == SPDL_E_PROCESS) {
         if (error != NULL) *error = l->error;
         return SPDL_E_PROCESS;
@@ -15840,7 +15679,7 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64
     return spdl__loader_command(l, NULL, 0, sequence, spdl__deadline(timeout_ns), &error);
 }
 
-SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
     const char *sum;
     uint64_t number;
     spdl_error error;
@@ -15884,7 +15723,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
     return SPDL_OK;
 }
 
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     memset(status, 0, sizeof(*status));
     status->slots = l->layout.slots;
     status->supervisor = l->supervisor;
@@ -16142,14 +15981,14 @@ SPDL_API spdl_result spdl_loader_next_fn(void *l, void **item, int64_t timeout_n
     (void)l, (void)item, (void)timeout_ns;
     return SPDL_E_INVALID;
 }
-SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
     (void)l, (void)text, (void)bytes;
     return SPDL_E_INVALID;
 }
-SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_load: no loader");
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_state_load: no loader");
 }
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     (void)l, (void)sequence, (void)timeout_ns;
@@ -16159,7 +15998,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
     (void)l, (void)stats;
     return SPDL_E_NOT_FOUND;
 }
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     (void)l;
     memset(status, 0, sizeof(*status));
 }
@@ -16176,7 +16015,7 @@ SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) {
 
 SPDL_API void spdl_loader_batch_free(void *batch) {
     const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
-    if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+    if (whole != NULL) (void)spdl_loader_done(whole->loader_, whole);
 }
 
 #ifndef SPDL_NO_NPZ
@@ -17811,12 +17650,12 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         bytes = (size_t)(t->at - first) - 2;
         first++; /* without its quotes */
     }
-    if (bytes >= sizeof(info->descr)) {
-        bytes = sizeof(info->descr) - 1;
+    if (bytes >= sizeof(info->dtype)) {
+        bytes = sizeof(info->dtype) - 1;
         while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
     }
-    memcpy(info->descr, first, bytes); /* info was cleared */
-    if (t->foreign) info->descr[0] = SPDL__NPY_HOST_ORDER;
+    memcpy(info->dtype, first, bytes); /* info was cleared */
+    if (t->foreign) info->dtype[0] = SPDL__NPY_HOST_ORDER;
     return true;
 }
 
@@ -18439,9 +18278,9 @@ SPDL__PRIVATE spdl_result spdl__npz_opened(spdl_npz **npz, const char *reason) {
     return where.result;
 }
 
-SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
+SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc) {
-    spdl_result result = spdl__npz_make(npz, path != NULL, path, "spdl_npz_open_file", desc);
+    spdl_result result = spdl__npz_make(npz, path != NULL, path, "spdl_npz_open", desc);
     spdl__zip *zip = result == SPDL_OK ? &(*npz)->zip : NULL;
     if (zip == NULL) return result;
     return spdl__npz_opened(npz, spdl__os_file_open(&zip->file, path, SPDL__OS_READ, &zip->size));
@@ -18668,8 +18507,8 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
         memcpy(name, zip->members[i].name, strlen(zip->members[i].name) + 1);
         made->arrays[i].name = name;
         if (spdl__load_lend(load, i, &made->arrays[i])) {
-            made->mapping = load->mapping;
-            made->mapped = zip->size;
+            made->mapping_ = load->mapping;
+            made->mapped_ = zip->size;
         } else {
             memset(&made->arrays[i].info, 0, sizeof(made->arrays[i].info));
             made->arrays[i].data = at;
@@ -18769,7 +18608,7 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
         if (load.where.result == SPDL_OK && bytes > npz->desc.max_bytes)
             spdl__load_too_large(&load);
     }
-    if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping == NULL))
+    if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping_ == NULL))
         spdl__os_file_unmap(load.mapping, npz->zip.size);
     if (load.mapping != NULL) npz->zip.data = NULL;
     spdl__free(&npz->zip.allocator, load.windows, SPDL__INFLATE_LANES * SPDL__LOAD_AHEAD);
@@ -18787,7 +18626,7 @@ SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
         return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
                                "spdl_npz_load: an argument is NULL");
     *bundle = NULL;
-    result = spdl_npz_open_file(&npz, path, desc);
+    result = spdl_npz_open(&npz, path, desc);
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
@@ -18842,12 +18681,12 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
     if (dtype == NULL || (shape == NULL && ndim > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_expect: an argument is NULL");
     info = &array->info;
-    fits = info->ndim == ndim && strcmp(info->descr + strspn(info->descr, "<>|="),
+    fits = info->ndim == ndim && strcmp(info->dtype + strspn(info->dtype, "<>|="),
                                         dtype + strspn(dtype, "<>|=")) == 0;
     for (i = 0; i < ndim && fits; i++) fits = shape[i] == 0 || info->shape[i] == shape[i];
     if (fits) return SPDL_OK;
     spdl__printable(name, sizeof(name), array->name);
-    spdl__text_add(&text, "array '%s' is '%.60s' (", name, info->descr);
+    spdl__text_add(&text, "array '%s' is '%.60s' (", name, info->dtype);
     spdl__bundle_shape(&text, info->ndim, info->shape, false);
     spdl__text_add(&text, ", not '%.60s' (", dtype);
     spdl__bundle_shape(&text, ndim, shape, true);
@@ -18859,7 +18698,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle) {
     spdl_allocator allocator;
     if (freed == NULL) return;
     allocator = freed->allocator;
-    spdl__os_file_unmap((const uint8_t *)freed->mapping, freed->mapped);
+    spdl__os_file_unmap((const uint8_t *)freed->mapping_, freed->mapped_);
     spdl__free(&allocator, freed, freed->bytes);
 }
 
@@ -18905,7 +18744,7 @@ SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_n
 
 struct spdl_npz_writer {
     /* Written by create. */
-    spdl_npz_write_desc desc;
+    spdl_npz_writer_desc desc;
     spdl__os_file file;
     char *path, *temporary; /* one allocation of so many bytes */
     size_t path_bytes;
@@ -19060,7 +18899,7 @@ SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, spdl_error *error) {
     return !w->finished || spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has finished");
 }
 
-SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *w, const char *name, const char *dtype,
+SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *w, const char *name, const char *dtype,
                                     int ndim, const uint64_t *shape, const void *data,
                                     spdl_error *error) {
     size_t head_bytes, local_bytes = 0, most;
@@ -19068,7 +18907,7 @@ SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *w, const char *name, const 
     uint8_t *head;
     uint32_t crc;
     if (w == NULL || name == NULL || dtype == NULL || (shape == NULL && ndim > 0))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_write: an argument is NULL");
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_add: an argument is NULL");
     if (!spdl__write_ready(w, error)) return w->where.result;
     if (ndim < 0 || ndim > SPDL_NPY_MAX_DIMS)
         spdl__write_fail(w, SPDL_E_INVALID, name, "ndim is not 0 to 64");
@@ -19145,10 +18984,10 @@ SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
     return spdl__write_bytes(w, w->directory, (size_t)(at - w->directory));
 }
 
-SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *w, spdl_error *error) {
+SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *w, spdl_error *error) {
     const char *reason;
     if (w == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_finish: writer is NULL");
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_finish: writer is NULL");
     if (!spdl__write_ready(w, error)) return w->where.result;
     if (w->desc.npy && w->count == 0)
         spdl__write_fail(w, SPDL_E_INVALID, NULL, "no array was written");
@@ -19191,16 +19030,17 @@ SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
     return reason == NULL || spdl__write_fail(w, SPDL_E_IO, NULL, reason);
 }
 
-SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
-                                     const spdl_npz_write_desc *desc) {
-    spdl_npz_write_desc full;
+SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
+                                     const spdl_npz_writer_desc *desc) {
+    spdl_npz_writer_desc full;
     spdl_npz_writer *w;
     spdl_result result;
     memset(&full, 0, sizeof(full));
     if (desc != NULL) full = *desc;
     if (writer != NULL) *writer = NULL;
     if (writer == NULL || path == NULL)
-        return spdl__error_set(full.error, SPDL_E_INVALID, "spdl_npz_create: an argument is NULL");
+        return spdl__error_set(full.error, SPDL_E_INVALID,
+                               "spdl_npz_writer_open: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
         return SPDL_E_INVALID;
     w = (spdl_npz_writer *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*w), 64);
@@ -19369,15 +19209,18 @@ SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extensio
 
 /* --- records one after the other --- */
 
-struct spdl_records {
+typedef enum spdl__records_kind { SPDL__RECORDS_TAR, SPDL__RECORDS_LINES } spdl__records_kind;
+
+typedef struct spdl__records {
     spdl__reader reader;
+    spdl__records_kind kind;
     spdl_records_desc desc; /* with its defaults */
     uint64_t at;            /* of what is read next */
     spdl_record *sample;    /* .group: the sample under way */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
     char path[1]; /* all of it */
-};
+} spdl__records;
 
 /* What the headers in front of a member say. */
 typedef struct spdl__tar_member {
@@ -19518,7 +19361,7 @@ SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
 }
 
 /* Goes through headers up to the next member that is a plain file: m->at is that of its data. */
-SPDL__PRIVATE spdl_result spdl__tar_find(spdl_records *s, spdl__tar_member *m) {
+SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint8_t *head = NULL;
     bool extends, plain;
@@ -19545,7 +19388,7 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl_records *s, spdl__tar_member *m) {
     }
 }
 
-SPDL__PRIVATE spdl_result spdl__tar_next(spdl_records *s, spdl_record **record) {
+SPDL__PRIVATE spdl_result spdl__tar_next(spdl__records *s, spdl_record **record) {
     spdl__tar_member m;
     char name[80];
     spdl_result result = spdl__tar_find(s, &m);
@@ -19562,7 +19405,7 @@ SPDL__PRIVATE spdl_result spdl__tar_next(spdl_records *s, spdl_record **record) 
 }
 
 /* Members up to one of another key, which waits in s->sample for the next call. */
-SPDL__PRIVATE spdl_result spdl__tar_sample(spdl_records *s, spdl_record **record) {
+SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **record) {
     spdl_record *more = NULL, **end = &s->sample;
     uint64_t bytes = 0;
     for (;;) {
@@ -19610,34 +19453,35 @@ SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t
 }
 
 SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given,
-                                                       spdl_records_kind kind) {
+                                                       spdl__records_kind kind) {
     spdl_records_desc desc;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL_RECORDS_TAR ? 1 << 30 : 1 << 24;
+    if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL__RECORDS_TAR ? 1 << 30 : 1 << 24;
     spdl__error_clear(desc.error);
     return desc;
 }
 
-SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
-                                       const spdl_records_desc *given) {
-    const spdl_records_desc desc =
-        spdl__records_defaults(given, given != NULL ? given->kind : SPDL_RECORDS_TAR);
-    spdl_records *s;
+SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char *path,
+                                             spdl__records_kind kind,
+                                             const spdl_records_desc *given) {
+    const spdl_records_desc desc = spdl__records_defaults(given, kind);
+    spdl__records *s;
     size_t block_bytes;
     spdl_result result;
     if (records != NULL) *records = NULL;
     if (records == NULL || path == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl_records_open: %s is NULL",
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: records: %s is NULL",
                                path == NULL ? "path" : "records");
     result = spdl__allocator_check(&desc.allocator, "records", desc.error);
     if (result != SPDL_OK) return result;
     block_bytes = sizeof(*s) + strlen(path);
-    s = (spdl_records *)spdl__alloc(&desc.allocator, block_bytes, 64);
+    s = (spdl__records *)spdl__alloc(&desc.allocator, block_bytes, 64);
     if (s == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl_records_open: out of memory");
-    memset(s, 0, offsetof(spdl_records, window));
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: records: out of memory");
+    memset(s, 0, offsetof(spdl__records, window));
     s->desc = desc;
+    s->kind = kind;
     s->block_bytes = block_bytes;
     result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc.error);
     s->reader.window = s->window;
@@ -19647,14 +19491,14 @@ SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
     return result;
 }
 
-SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
-                                       spdl_error *error) {
-    spdl_records *s = records;
+SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
+                                             spdl_error *error) {
+    spdl__records *s = records;
     uint64_t bytes = 0, next = 0;
     spdl_result result;
     spdl__error_clear(error);
     s->reader.error = error;
-    if (s->desc.kind != SPDL_RECORDS_LINES)
+    if (s->kind != SPDL__RECORDS_LINES)
         return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
     if (s->at == s->reader.bytes) return SPDL_END;
     result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
@@ -19664,8 +19508,8 @@ SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **reco
     return result;
 }
 
-SPDL_API void spdl_records_close(void *records) {
-    spdl_records *s = (spdl_records *)records;
+SPDL_API void spdl__records_close(void *records) {
+    spdl__records *s = (spdl__records *)records;
     spdl_allocator allocator;
     if (s == NULL) return;
     allocator = s->desc.allocator;
@@ -19825,21 +19669,20 @@ SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
 
 SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     spdl_records_desc desc;
-    spdl_records *lines = NULL;
+    spdl__records *lines = NULL;
     spdl_record *line = NULL;
     memset(&desc, 0, sizeof(desc));
-    desc.kind = SPDL_RECORDS_LINES;
     desc.max_bytes = SPDL__LISTED_BYTES;
     desc.allocator = f->desc.allocator;
     desc.error = f->desc.error;
-    f->result = spdl_records_open(&lines, list, &desc);
+    f->result = spdl__records_open(&lines, list, SPDL__RECORDS_LINES, &desc);
     while (f->result == SPDL_OK) {
-        f->result = spdl_records_next(lines, &line, f->desc.error);
+        f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
         (void)spdl__search_line(f, line);
         spdl_record_free(line);
     }
-    spdl_records_close(lines);
+    spdl__records_close(lines);
     if (f->result == SPDL_END) f->result = SPDL_OK;
     return f->result == SPDL_OK;
 }
@@ -19932,10 +19775,6 @@ SPDL_API uint64_t spdl_files_count(const spdl_files *files) { return files->coun
 
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index) {
     return index < files->count ? files->at[index].path : NULL;
-}
-
-SPDL_API uint64_t spdl_files_bytes(const spdl_files *files, uint64_t index) {
-    return index < files->count ? files->at[index].bytes : 0;
 }
 
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
@@ -20061,10 +19900,6 @@ SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
 
-SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens) {
-    return ((size_t)tokens->length + 1) * sizeof(uint32_t);
-}
-
 /* So many bytes of a shard. */
 SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
                                            size_t bytes, spdl_error *error) {
@@ -20115,8 +19950,8 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
 }
 
 /* A window, over as many shards as it takes, of tokens of `wide` bytes. */
-SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_t index,
-                                              void *window, size_t wide, spdl_error *error) {
+SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
+                                      size_t wide, spdl_error *error) {
     const size_t width = tokens->width, count = (size_t)tokens->length + 1;
     const spdl__shard *shard;
     size_t done, part;
@@ -20125,9 +19960,9 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     if (index >= tokens->windows)
         return spdl__error_set(error, SPDL_E_INVALID, "spdl: no window %llu: there are %llu",
                                (spdl__llu)index, (spdl__llu)tokens->windows);
-    if (wide < width)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
-                               "have 4 bytes a token");
+    if (wide != 4 && wide != width)
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl: a window with %zu bytes a token, but "
+                               "the shards have %zu", wide, width);
     shard = &tokens->at[spdl__last_at_most(&tokens->at->first, sizeof(*tokens->at), tokens->count,
                                            index * tokens->length)];
     for (done = 0; done < count && result == SPDL_OK; done += part, ++shard) {
@@ -20144,15 +19979,6 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     return result;
 }
 
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
-                                      spdl_error *error) {
-    return spdl__tokens_window(tokens, index, window, 4, error);
-}
-
-SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
-                                        uint16_t *window, spdl_error *error) {
-    return spdl__tokens_window(tokens, index, window, 2, error);
-}
 
 /* --- rows --- */
 
@@ -20185,40 +20011,38 @@ SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
     return (task->node + task->node->places)->row.item_bytes;
 }
 
-SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, bool source, size_t wide,
-                                           void **out) {
+SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, size_t wide, void **out) {
     const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
-    const size_t bytes = spdl_tokens_bytes(tokens) / 4 * wide, room = spdl__row_bytes(task);
+    const size_t bytes = ((size_t)tokens->length + 1) * wide, room = spdl__row_bytes(task);
     uint64_t index = 0;
     spdl_error error;
-    spdl_result result = spdl__row_index(task, in, source, "window", tokens->windows, &index);
+    spdl_result result = spdl__row_index(task, in, false, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
     if (room > 0 && room < bytes)
         return spdl_fail(task, "item_bytes is %zu, and a window takes %zu", room, bytes);
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
-    result = spdl__tokens_window(tokens, index, *out, wide, &error);
+    result = spdl_tokens_read(tokens, index, *out, wide, &error);
     return spdl__row_result(task, result, &error);
 }
 
-SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl_records_kind kind,
+SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__records_kind kind,
                                             void **out) {
     const spdl_records_desc *given = (const spdl_records_desc *)spdl_ctx(task);
-    void **state = spdl_state(task);
-    spdl_records *opened = NULL;
+    void **state = spdl_call_state(task);
+    spdl__records *opened = NULL;
     spdl_record *record = NULL;
     spdl_records_desc desc;
     spdl_error error;
     spdl_result result = SPDL_OK;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    desc.kind = kind;
     desc.error = &error;
     if (*state == NULL) {
-        result = spdl_records_open(&opened, (const char *)in, &desc);
+        result = spdl__records_open(&opened, (const char *)in, kind, &desc);
         *state = opened;
     }
-    if (result == SPDL_OK) result = spdl_records_next((spdl_records *)*state, &record, &error);
+    if (result == SPDL_OK) result = spdl__records_next((spdl__records *)*state, &record, &error);
     *out = record;
     return result == SPDL_OK ? SPDL_AGAIN
            : result == SPDL_END ? SPDL_SKIP : spdl__row_result(task, result, &error);
@@ -20228,24 +20052,20 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl_reco
     SPDL__PRIVATE spdl_result name(spdl_task *task, void *in, void **out) { return call; }
 SPDL__ROW_FN(spdl__files_source, spdl__files_row(task, in, true, out))
 SPDL__ROW_FN(spdl__files_pipe, spdl__files_row(task, in, false, out))
-SPDL__ROW_FN(spdl__tokens_source, spdl__tokens_row(task, in, true, 4, out))
-SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, false, 4, out))
-SPDL__ROW_FN(spdl__tokens16_source, spdl__tokens_row(task, in, true, 2, out))
-SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, false, 2, out))
-SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL_RECORDS_TAR, out))
-SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL_RECORDS_LINES, out))
+SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, 4, out))
+SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, 2, out))
+SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL__RECORDS_TAR, out))
+SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, out))
 
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[8] = {
+const spdl_function spdl__file_rows[6] = {
     { spdl__files_source, "files", "void", "char" },
     { spdl__files_pipe, "files_at", "spdl_index", "char" },
-    { spdl__tokens_source, "tokens", "void", "uint32_t" },
     { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t" },
-    { spdl__tokens16_source, "tokens16", "void", "uint16_t" },
     { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t" },
     { spdl__tar_pipe, "tar", "char", "spdl_record" },
     { spdl__lines_pipe, "lines", "char", "spdl_record" },
@@ -20479,7 +20299,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
                                                         "0, or not by the same run");
         }
         level = level && one.source == all.source && (one.results | one.drops) == 0;
-        over = over && one.source >= spdl_sampler_length(&l->sampler, one.epoch) &&
+        over = over && one.source >= spdl_sampler_count(&l->sampler, one.epoch) &&
                (one.results | one.drops) == 0;
     }
     l->at = 0;
@@ -20640,12 +20460,6 @@ SPDL_API void spdl_trace_end(spdl_task *task) {
     spdl__trace *trace = task->pipeline->trace;
     if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_end"))
         spdl__span_end(&trace->track[task->worker], spdl_time_ns());
-}
-
-SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value) {
-    spdl__trace *trace = task->pipeline->trace;
-    if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_counter"))
-        spdl__trace_value(&trace->track[task->worker], name, value);
 }
 
 SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *p, const char *name) {

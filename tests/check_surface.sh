@@ -1,10 +1,11 @@
 #!/bin/sh
 # The public surface of spdl.h stays small: what its declarations have is counted and compared with
-# a bound. `tests/check_surface.sh --list KIND` prints the names of a kind: functions, macros, fields.
+# a bound. `tests/check_surface.sh --list KIND` prints the names of a kind, such as fields.
 . "$(dirname "$0")/tally.sh"
 
 # Prints "KIND name" for each public name: functions (SPDL_API, and the templates of C++), macros
-# (not include guards and configuration) and fields of structs (as struct.field).
+# (not include guards and configuration) and fields of structs (as
+# struct.field; a name that ends in _ is private).
 awk '
     /^\/\* IMPLEMENTATION/ { exit }
     /^#define SPDL_[A-Z]/ {
@@ -50,7 +51,7 @@ awk '
                 sub(/\[.*/, "", name)
                 sub(/ +$/, "", name)
                 sub(/.*[ *]/, "", name)
-                print "fields", struct "." name
+                if (name !~ /_$/) print "fields", struct "." name
             }
         }
     }

@@ -118,11 +118,11 @@ static void caches_are_repeated(void) {
     source s = source_of(1000);
     spdl_cache_desc desc = desc_of(&s, 3, 0);
     spdl_cache *cache = cache_of(&desc);
-    CHECK(!spdl_cache_warm(cache));
+    CHECK(!cache->warm);
     CHECK_STR(take(cache, 2, false), "0 1");
-    CHECK(!spdl_cache_warm(cache));
+    CHECK(!cache->warm);
     CHECK_STR(take(cache, 1, false), "2");
-    CHECK(spdl_cache_warm(cache));
+    CHECK(cache->warm);
     CHECK_STR(take(cache, 7, false), "0 1 2 0 1 2 0");
     CHECK_EQ(s.next, 3); /* the source is not asked for more than that */
     spdl_cache_destroy(cache);
@@ -134,9 +134,9 @@ static void caches_are_returned_later(void) {
     spdl_cache_desc desc = desc_of(&s, 3, 5);
     spdl_cache *cache = cache_of(&desc);
     CHECK_STR(take(cache, 4, false), "0 1 2 3");
-    CHECK(!spdl_cache_warm(cache));
+    CHECK(!cache->warm);
     CHECK_STR(take(cache, 8, false), "4 0 1 2 0 1 2 0");
-    CHECK(spdl_cache_warm(cache));
+    CHECK(cache->warm);
     CHECK_EQ(s.next, 5);
     spdl_cache_destroy(cache);
     all_is_freed();
@@ -175,7 +175,7 @@ static void short_source_goes_straight_to_the_cache(void) {
     spdl_cache_desc desc = desc_of(&s, 3, 100);
     spdl_cache *cache = cache_of(&desc);
     CHECK_STR(take(cache, 9, false), "0 1 2 3 0 1 2 0 1");
-    CHECK(spdl_cache_warm(cache));
+    CHECK(cache->warm);
     CHECK_EQ(s.calls, 5); /* its end was asked for once */
     spdl_cache_destroy(cache);
     all_is_freed();
@@ -259,7 +259,7 @@ static void answers_are_passed_on(spdl_result answer) {
         CHECK_EQ(spdl_cache_next(cache, &untouched, 1234), answer);
         CHECK(untouched == &s);
         CHECK_EQ(s.timeout_seen, 1234);
-        CHECK(!spdl_cache_warm(cache));
+        CHECK(!cache->warm);
         for (int i = at; i < 5; ++i)
             snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%d ", i);
         strcat(expected, "0 1 2 0");
@@ -472,7 +472,7 @@ static void delete_pipeline(void *pipeline) { spdl_pipeline_destroy((spdl_pipeli
 
 static spdl_cache_desc desc_on(spdl_pipeline *pipeline, uint64_t num_caches, uint64_t after) {
     spdl_cache_desc desc = { 0 };
-    desc.next = spdl_pipeline_next_fn;
+    desc.next = spdl_pipeline_next;
     desc.source = pipeline;
     desc.num_caches = num_caches;
     desc.return_caches_after = after;
@@ -555,7 +555,7 @@ static void failures_of_a_pipeline_are_passed_on(void) {
     CHECK_EQ(spdl_cache_next(cache, (void **)&number, SPDL_FOREVER), SPDL_OK);
     for (int i = 0; i < 3; ++i) /* an error is no end: the cache does not take over */
         CHECK_EQ(spdl_cache_next(cache, (void **)&number, SPDL_FOREVER), SPDL_E_STAGE);
-    CHECK(!spdl_cache_warm(cache));
+    CHECK(!cache->warm);
     CHECK(strstr(spdl_pipeline_error(pipeline)->text, "two is too many") != NULL);
     spdl_cache_destroy(cache);
     CHECK_EQ(pipeline_freed, pipeline_made);
