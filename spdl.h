@@ -340,9 +340,9 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
 
    Guests. A program can lend its threads: a pool with guests = n has places for n of them at a
    time, and spdl_pool_run takes one. `worker` of a job or init, statistics and traces number these
-   places after the workers. Nobody wakes a thread outside of the pool: it should come when there
-   may be work, such as once a frame. With workers = 0 next and push wait for guests. What init
-   stores for a place must not belong to a thread: any may take the place. */
+   places after the workers. Nobody wakes a thread outside of the pool: it should come once a frame
+   or so. With workers = 0 next and push wait for guests. What init stores for a place must not
+   belong to a thread: any may take the place. */
 
 /* State of each worker: init stores it in *local, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
@@ -365,7 +365,7 @@ typedef struct spdl_policy {
     int cpu_count;   /* 0: all that the process may use */
 } spdl_policy;
 
-/* Events for a profiler such as Tracy; begin and end come on one thread. */
+/* Events for a profiler; begin and end come on one thread. */
 typedef enum spdl_event {
     SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init: name of the pool, number of the worker */
     SPDL_EVENT_THREAD_END,
@@ -405,8 +405,7 @@ typedef struct spdl_pool spdl_pool;
 /* A job; `local` is what init stored for this worker. */
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 
-/* Starts the workers. If an init or a thread fails, or the system refuses the policy, it ends them
-   all again.
+/* Starts the workers.
    Returns: the results of create, SPDL_E_THREAD, or the result of init.
    Blocks:  until every init has returned and every worker has its policy. */
 SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
@@ -433,9 +432,7 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
 
 /* Makes the calling thread a guest: it runs jobs and stages until there is nothing to do or
-   budget_ns is over, and finishes the call in progress. A budget of 0 only looks. A job of a job
-   system may write
-       if (spdl_pool_run(pool, 300000) == SPDL_OK) come_again();
+   budget_ns is over, and finishes the call in progress. A budget of 0 only looks.
    Returns: SPDL_OK: there is more to do; SPDL_EMPTY: nothing to do now; SPDL_FULL: all places are
             taken; SPDL_E_INVALID: the pool has no guests, or the thread is a worker or inside.
    Blocks:  in the functions it calls. */
@@ -445,7 +442,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 /* >>pipeline
    A source, stages and a sink, written as rows of a table and run by a pool. Any worker runs any
    stage, the one furthest downstream first. A stage is called only when it has an input, is under
-   its concurrency and has room for its output. So no worker waits on a full edge.
+   its concurrency and has room for its output: no worker waits on a full edge.
 
    A function with a task is for the stage function that got the task, during that call.
 
@@ -464,8 +461,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
    Ownership. A stage borrows its input. After the call the library frees the input, exactly once,
    with the free_item of the row that made it, unless the stage passed it on (*out == in) or took it
-   (spdl_take). So a stage never frees its input. The consumer owns what next returns. Of each row:
-   items made = delivered + used by stages + skipped + failed + freed at a stop.
+   (spdl_take). So a stage never frees its input. The consumer owns what next returns. Items made =
+   delivered + used by stages + skipped + failed + freed at a stop.
 
    Order. In input order (the default) a stage hands on its results in the order of its inputs; a
    slow call holds back those after it, up to buffer_size of them. In completion order a stage hands
@@ -482,11 +479,11 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
    One to many. A stage with .again returns SPDL_AGAIN to hand on one item and be called again with
    the same input, when there is room. It ends with SPDL_OK and the last item, SPDL_SKIP without
-   one, or a failure. So a large archive flows in bounded memory. spdl_call_state(task) keeps what
-   the calls for one input share. Such a stage has one call at a time, or completion order; put slow
-   work in a stage before it. SPDL_UNBATCH() hands on the items of each batch, except NULL, one by
-   one. A stage with .flush is called once more when its input ends (spdl_flushing(task) is true,
-   `in` is NULL): it may gather items, and hand on the rest then.
+   one, or a failure. spdl_call_state(task) keeps what the calls for one input share. Such a stage
+   has one call at a time, or completion order; put slow work in a stage before it. SPDL_UNBATCH()
+   hands on the items of each batch, except NULL, one by one. A stage with .flush is called once
+   more when its input ends (spdl_flushing(task) is true, `in` is NULL): it may gather items, and
+   hand on the rest then.
 
    Reused memory. With .item_bytes = n on a source or pipe, spdl_buffer(task) returns buffers of n
    bytes, which come back when the library or spdl_buffer_free frees the item. With
@@ -507,8 +504,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
    Epochs. A source with .continuous starts over after SPDL_END, and numbers its items from 0 again;
    next returns SPDL_END once for each epoch. Each stage finishes the calls of an epoch before it
-   begins those of the next; no batch spans two. Stages further up work ahead on the next epoch. An
-   error ends this epoch and all others.
+   begins those of the next; no batch spans two. An error ends this epoch and all others.
 
    Sources that block. With .threads = 1 a source has a thread of its own, and may block.
    SPDL_FROM(Type, next_fn, source) is such a source: it yields what next_fn(source, &item, timeout)
@@ -532,8 +528,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    share it by time, not by calls. The library calls no function of yours under a lock.
 
    Fork. In the child of a fork a pipeline with threads is dead: next, push, stop and rewind return
-   SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. A pipeline
-   may run when the process exits. */
+   SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. */
 
 typedef struct spdl_task spdl_task;
 typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
@@ -558,16 +553,8 @@ typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_n
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
-    SPDL_KIND_NONE,
-    SPDL_KIND_SOURCE,
-    SPDL_KIND_PIPE,
-    SPDL_KIND_BATCH,
-    SPDL_KIND_SINK,
-    SPDL_KIND_FEED,
-    SPDL_KIND_BRANCH,
-    SPDL_KIND_PATH,
-    SPDL_KIND_MERGE,
-    SPDL_KIND_UNBATCH
+    SPDL_KIND_NONE, SPDL_KIND_SOURCE, SPDL_KIND_PIPE, SPDL_KIND_BATCH, SPDL_KIND_SINK,
+    SPDL_KIND_FEED, SPDL_KIND_BRANCH, SPDL_KIND_PATH, SPDL_KIND_MERGE, SPDL_KIND_UNBATCH
 } spdl_kind;
 
 /* The order in which a stage or a merge hands on results. */
@@ -771,8 +758,8 @@ typedef struct spdl_pipeline_desc {
 /* clang-format on */
 
 /* Checks the rows, allocates all that the pipeline will use, and starts it. It copies the rows;
-   what ctx points to must outlive the pipeline. An error names file, line and field of the row, and
-   goes to the log, too. A row with more concurrency than threads causes a warning.
+   what ctx points to must outlive the pipeline. An error names file, line and field of the row,
+   also in the log. A row with more concurrency than threads causes a warning.
    Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
             pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
@@ -780,9 +767,9 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
                                           const spdl_stage *stages, size_t stage_count);
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
-   the log names the stages it waits for. It waits 5 seconds for a call of a source with .threads =
-   1; not at all after a stop that timed out waiting for it. When that call returns, its thread
-   frees the rest: until then ctx, allocator and profiler must exist.
+   the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
+   seconds, or not at all after a stop that timed out waiting for it. When that call returns, its
+   thread frees the rest: until then ctx, allocator and profiler must exist.
    Threads: not on a worker of its pool.
    Blocks:  until the running stage functions have returned, except as above, and every deferred
             call was completed; with fini rows on a shared pool until each worker was free. */
@@ -800,7 +787,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
 
 /* Takes the next item, as spdl_pipeline_next does: `out` is the address of a pointer to the type of
-   the item. This is how a C program takes items; C++ has spdl_next, too. */
+   the item. C programs take items so; C++ has spdl_next, too. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -822,8 +809,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at item `sequence` of epoch 0. It waits for the running calls,
    frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
-   spdl_sequence that it must seek. The ctx of a stage stays as it is; statistics go on. Use it for
-   a validation set that is read again and again.
+   spdl_sequence that it must seek. Statistics go on. Use it for a validation set.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, or for 2^40 or more.
    Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
@@ -831,10 +817,10 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
 
-/* Gives an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks, so threads
-   of games and audio may call it. With .drop_oldest a push without room drops the oldest item and
-   frees it with free_item of the row (the statistics count a skip of row 0); SPDL_FULL then means
-   that a worker was taking an item just now. The pipeline owns the item after SPDL_OK only.
+/* Gives an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks: for
+   threads of games and audio. With .drop_oldest a push without room drops the oldest item and frees
+   it with free_item of the row (a skip of row 0 in the statistics); SPDL_FULL then means that a
+   worker was taking one just now. The pipeline owns the item after SPDL_OK only.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
    Threads: the producer, one at a time.
@@ -869,7 +855,7 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
             (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes. */
 SPDL_API void *spdl_buffer(spdl_task *task);
 
-/* Gives back a buffer of spdl_buffer, also after destroy; nothing if it is part of a batch. */
+/* Gives back a buffer of spdl_buffer, also after destroy; not a part of a batch. */
 SPDL_API void spdl_buffer_free(void *buffer);
 
 /* Frees a batch, also after destroy, and its items, with the free_item of their row. */
@@ -913,14 +899,14 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 /* Returns: true in the last call of a stage with .flush in this epoch, which has no input. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
 
-/* Names a call that will be completed later. A value: it may be copied. */
+/* Names a call that will be completed later; it may be copied. */
 typedef struct spdl_deferred {
     spdl_pipeline *pipeline; /* NULL: no call */
     uint64_t id;
 } spdl_deferred;
 
 /* Says that this call, in a row with .deferred, will return SPDL_PENDING and be completed later.
-   The worker is free then, the call counts in the concurrency, and `in` stays valid.
+   The worker is free, the call counts in the concurrency, and `in` stays valid.
    Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred. */
 SPDL_API spdl_deferred spdl_defer(spdl_task *task);
 
@@ -1157,13 +1143,13 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   Terminals get colours, unless NO_COLOR is set. A failed report is one warning in the log, and the
-   pipeline never waits for reports: a stderr that takes nothing for 100 ms loses one. destroy waits
-   for the last one. Files are appended, each line in one piece, so pipelines and processes may
-   share one; a symbolic link is not followed. examples/data/report.html draws it in a browser.
+   A failed report is one warning in the log, and the pipeline never waits for reports: a stderr
+   that takes nothing for 100 ms loses one. destroy waits for the last one. Files are appended, each
+   line in one piece, so pipelines and processes may share one; a symbolic link is not followed.
+   examples/data/report.html draws it in a browser.
 
-   The lines have the schema "spdl.stats.1": fields named as in the structs, all listed at
-   >>report-impl. Later versions may add fields; none changes its meaning under this name. */
+   The lines have the schema "spdl.stats.1": fields as in the structs, listed at >>report-impl.
+   Later versions may add fields. */
 
 #ifndef SPDL_NO_REPORT
 /* Runs on the thread of the reports, and once more at the end; `interval` is since the last call.
@@ -1198,11 +1184,11 @@ typedef struct spdl_report_desc {
    The functions below add spans and a counter of your own: parts of a call, or of the consumer's
    step. Spans nest, 16 deep; deeper ones are left out. The end of a call, or destroy, ends open
    spans. A name must live as long as the pipeline; the file has its first 100 bytes. A call takes
-   about 30 ns with a trace and 1 without. A pipeline is for the consumer.
+   30 ns with a trace and 1 without. A pipeline is for the consumer.
 
-   Debuggers see names of workers. If the implementation finds <sys/sdt.h> it has probes for perf
-   and bpftrace: spdl:task_begin and spdl:task_end (stage, item), spdl:next_wait_begin and
-   spdl:next_wait_end (last stage, items delivered). */
+   With <sys/sdt.h> the implementation has probes for perf and bpftrace: spdl:task_begin and
+   spdl:task_end (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items
+   delivered). */
 
 /* Begins a span inside of the open ones of this call.
    Threads: a stage; outside of the call, or on another thread, it is a line in the log. */
@@ -1353,9 +1339,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    lasting effect meanwhile.
 
    It repeats rounds in which other programs had the processors; if most were, its figures hold
-   beside them, and it says so. It does not know other data, or files outside of the page cache.
-   Doctors of several pipelines disturb each other. Kept items, up to 32 of each row and 256 MiB of
-   those with a known size, are freed with the pipeline. A process that ends without
+   beside them, and it says so. Doctors of several pipelines disturb each other. It keeps up to 32
+   items of each row and 256 MiB of those with a known size. A process that ends without
    spdl_pipeline_destroy before the time is over prints nothing. */
 
 /* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
@@ -1390,16 +1375,14 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
        spdl_sampler_create(&s, &desc);
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
-   Which to use: shuffled, if each item can be read alone; blocks, if items lie in large files to be
-   read in one go; a mixture, if data sets have shares; a function for weighted draws
-   (examples/weighted.c), curricula, blocks of different sizes.
+   Blocks are for items in large files that are read in one go; a function is for weighted draws
+   (examples/weighted.c) and curricula.
 
    An epoch has positions from 0, and the order gives each an index. Rank r of w gets the positions
    r, r + w, r + 2w and so on as its items 0, 1, 2. (Of a mixture it gets one of each w, at changing
    places, so its share of each source is that of all.) The order depends only on the desc and the
-   epoch; no two pairs of seed and epoch share one. An index takes 10 to 15 ns, a sampler 1.3 KB. Up
-   to 4,096 indices or blocks are truly shuffled, in a table of 8 KB; more by a permutation made of
-   hashes.
+   epoch; no two pairs of seed and epoch share one. An index takes 10 to 15 ns, a sampler 1.3 KB and
+   up to 8 KB for a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
 
    One call at a time on a sampler; a running pipeline with SPDL_INDEX is such a call. */
 
@@ -1503,7 +1486,7 @@ typedef struct spdl_mixture_desc {
 
 /* Makes a mixture: the source of each position. At no position is a source off its share by 1.7
    items or more, counted from the begin or the last end of a source (beyond 2^50 positions rounding
-   adds to that). It takes 24 bytes a source, with SPDL_MIXTURE_GO_ON again for each that ends.
+   adds to that).
    Returns: the results of create; SPDL_E_LIMIT: more than 2^22 sources, counted again for each end.
             */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
@@ -1546,8 +1529,8 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 /* >>loader
    A pipeline in a process of its own, which writes its batches into memory that the consumer reads:
    nothing is copied. What a stage does to its process stays there: a crash, a leak, a library that
-   is not thread-safe. Only on Linux. Polite workers (spdl_policy) protect the speed of the consumer
-   as well, and cost less.
+   is not thread-safe. Only on Linux. Polite workers (spdl_policy) protect the consumer's speed as
+   well, and cost less.
 
        spdl_loader_desc desc = { 0 };
        desc.pipeline.workers = 4;
@@ -1579,8 +1562,7 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    trusts nothing that a child can write.
 
    Memory. open reserves the arena, or says that the cgroup or the machine has no room for it: no
-   page is missing later. To bound other memory of a child, call setrlimit in .init of a row. When a
-   cgroup runs out of memory the system kills one of its processes or, in a Kubernetes pod, all.
+   page is missing later. To bound other memory of a child, call setrlimit in .init of a row.
 
    The child makes reports, statistics and traces of desc.pipeline, and calls log_fn, report_fn and
    event_fn. It has no doctor.
@@ -1991,8 +1973,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
                                       size_t token_bytes, spdl_error *error);
 
 /* Rows. The first argument must outlive the pipeline; fields follow, as in all rows.
-       SPDL_FILES(files)       a source of paths (char), which belong to the list; item
-                               spdl_sequence is file spdl_sequence, so a rewind may go to any
+       SPDL_FILES(files)       a source of paths (char), which belong to the list, in its order
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
                                pipes: the window for each spdl_index, as uint32_t or uint16_t, in
@@ -2001,8 +1982,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc. In input order
-                               they read one file at a time; from slow storage take completion order
-                               and .concurrency = 2 or more */
+                               they read one file at a time; with completion order .concurrency */
 /* clang-format off */
 #define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
@@ -11457,7 +11437,8 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
                   consumer, concurrency, machine, lock, serial, order, batch, workers, harm or
                   foreign. max_ns is the upper end of a bucket of durations
        total      the same since the start
-       process    spdl_process_stats, with cores_used and others_cores over the interval */
+       process    spdl_process_stats, with cores_used and others_cores over the interval
+   Later versions may add fields; none changes its meaning under this name. */
 
 /* What has changed since the snapshot before: of reports, and of the doctor. */
 typedef struct spdl__since {
@@ -12762,7 +12743,8 @@ typedef struct spdl__doctor_report {
     char verdict[1024];
 } spdl__doctor_report;
 
-/* In >>doctor-text-impl. */
+/* In >>doctor-text-impl: for a terminal of 80 columns, and as a line of JSON with the fields by
+   their names, in which unknown numbers are null. */
 SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes);
 SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes);
 
