@@ -1,7 +1,7 @@
 #!/bin/sh
 # The public surface of spdl.h stays small: what its declarations have is counted and compared with
-# a bound. `tests/check_surface.sh --list KIND` prints the names of a kind, such as fields. A word has
-# a letter or a digit; lines and words are those of comments and code.
+# a bound. `tests/check_surface.sh --list KIND` prints the names of a kind, such as fields. A word
+# has a letter or a digit; lines and words are those of comments and code.
 . "$(dirname "$0")/tally.sh"
 
 # Prints "KIND name" for each public name: functions (SPDL_API, and the templates of C++), macros
