@@ -811,7 +811,8 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
    frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
    spdl_sequence that it must seek. Statistics go on. Use it for a validation set.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
-            inside of a stage, while another thread is in next or push, or for 2^40 or more.
+            inside of a stage, while another thread is in next or push, for a sequence of 2^40 or
+            more.
    Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
    Blocks:  until the running calls have returned, deferred ones and those of SPDL_FROM too. */
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
