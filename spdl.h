@@ -475,7 +475,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    the items before the failure, then the failure. In completion order the failure passes at once:
    the consumer gets the results handed on before it, and the library frees those of slower calls,
    even if they began earlier. next does not wait for calls in rows above, such as a source that
-   blocks. To try a call again, write a loop in the function.
+   blocks. After its loop a program asks spdl_pipeline_failed. To try a call again, write a loop in
+   the function.
 
    One to many. A stage with .again returns SPDL_AGAIN to hand on one item and be called again with
    the same input, when there is room. It ends with SPDL_OK and the last item, SPDL_SKIP without
@@ -548,8 +549,8 @@ typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
 /* A call has failed, tolerated or not. `item` is its input, borrowed; NULL for a source or .flush,
-   or if the call took it. Runs on the thread of the call, as many at a time as the row has calls.
-   */
+   or if the call took it. Not called for SPDL_SKIP. Runs on the thread of the call, as many at a
+   time as the row has calls. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -809,7 +810,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at item `sequence` of epoch 0. It waits for the running calls,
    frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
-   spdl_sequence that it must seek. Statistics go on. Use it for a validation set.
+   spdl_sequence that it must seek. ctx and statistics stay. Use it for a validation set.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, for a sequence of 2^40 or
             more.
