@@ -399,7 +399,6 @@ typedef struct spdl_pool_desc {
     spdl_profiler profiler; /* also of pipelines on the pool that have none */
     spdl_error *error;
 } spdl_pool_desc;
-
 typedef struct spdl_pool spdl_pool;
 
 /* A job; `local` is what init stored for this worker. */
@@ -633,7 +632,6 @@ typedef struct spdl_batch {
     uint64_t epoch;    /* from 0 */
     void **items;
 } spdl_batch;
-
 typedef struct spdl_pipeline spdl_pipeline;
 
 typedef struct spdl_pipeline_desc {
@@ -1229,7 +1227,6 @@ typedef struct spdl_cache_desc {
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_cache_desc;
-
 typedef struct spdl_cache spdl_cache;
 
 /* Makes a cache. The caller keeps the source unless delete_source is set.
@@ -1532,19 +1529,7 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    A pipeline in a process of its own, which writes its batches into memory that the consumer reads:
    nothing is copied. What a stage does to its process stays there: a crash, a leak, a library that
    is not thread-safe. Only on Linux. Polite workers (spdl_policy) protect the consumer's speed as
-   well, and cost less.
-
-       spdl_loader_desc desc = { 0 };
-       desc.pipeline.workers = 4;
-       if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
-               SPDL_SOURCE(list), SPDL_PIPE(decode, .concurrency = 4),
-               SPDL_BATCH(32, .item_bytes = sizeof(image)), SPDL_SINK(2))) != SPDL_OK) return 1;
-       while (spdl_loader_next(loader, &batch, SPDL_FOREVER) == SPDL_OK) {
-           train(batch.data, batch.count);
-           spdl_loader_done(loader, &batch);
-       }
-       if (spdl_loader_error(loader)->result != SPDL_OK) puts(spdl_loader_error(loader)->text);
-       spdl_loader_close(loader);
+   well, and cost less. examples/loader_process.c shows one.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
    spdl_buffer; rows after it hand them on. Its blocks are slots of the shared memory (the arena):
@@ -1584,7 +1569,6 @@ typedef struct spdl_loader_desc {
     spdl_logger logger;       /* in this process */
     spdl_error *error;
 } spdl_loader_desc;
-
 typedef struct spdl_loader spdl_loader;
 
 /* Zero before it is filled in. `data` is valid until spdl_loader_done. */
@@ -1851,7 +1835,6 @@ typedef struct spdl_npz_writer_desc {
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_npz_writer_desc;
-
 typedef struct spdl_npz_writer spdl_npz_writer;
 
 /* Begins a file.
@@ -1889,7 +1872,6 @@ typedef struct spdl_files_desc {
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_files_desc;
-
 typedef struct spdl_files spdl_files;
 
 /* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also in
@@ -1952,7 +1934,6 @@ typedef struct spdl_tokens_desc {
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_tokens_desc;
-
 typedef struct spdl_tokens spdl_tokens;
 
 /* Opens the shards of a list, which must outlive *tokens, and checks their lengths.
