@@ -18,7 +18,7 @@
    reporter_pct           the same, with a reporter (JSON every 0.1 s) against without
    create_us              spdl_pipeline_create and _destroy of the inline one, which reads no /proc
    snapshot_us            spdl_pipeline_stats of 5 stages and 8 workers, while they run
-   process_us             spdl_process_read */
+   process_us             spdl_process_get_stats */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -157,7 +157,7 @@ static double process_us(const void *arg) {
     spdl_process_stats stats;
     int i;
     (void)arg;
-    for (i = 0; i < CALLS; ++i) spdl_process_read(&stats);
+    for (i = 0; i < CALLS; ++i) spdl_process_get_stats(&stats);
     return (double)(bench_ns() - start) / CALLS / 1e3;
 }
 
