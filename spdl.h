@@ -1084,7 +1084,7 @@ typedef struct spdl_stats {
     uint64_t process_cpu_ns; /* CPU time of all its threads */
     uint64_t others_cpu_ns; /* and of other programs on the machine */
     uint64_t minor_faults;
-    double cores_allowed;   /* see spdl_process_stats */
+    double cores_allowed;   /* by affinity and cgroup quotas */
     int cores;
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
@@ -1094,22 +1094,6 @@ typedef struct spdl_stats {
    counter is exact, and none goes back. It wakes a worker if the last row can be called, so a
    consumer may wait for its buffer to fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
-
-/* The process at one moment. From a to b it used (b.cpu_ns - a.cpu_ns) / (b.time_ns - a.time_ns)
-   cores. */
-typedef struct spdl_process_stats {
-    uint64_t time_ns;        /* spdl_time_ns of the reading */
-    uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
-    uint64_t others_ns;      /* and of everything else on the machine (Linux; else 0) */
-    int cores;               /* of the machine */
-    double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: all cores) */
-    uint64_t resident_bytes; /* memory in use (Linux; else 0) */
-    uint64_t minor_faults;   /* pages mapped or zeroed on first use */
-    uint64_t major_faults;   /* pages read from a disk */
-} spdl_process_stats;
-
-/* Reads /proc and the cgroup, in 50 to 200 microseconds. Unknown numbers are 0. */
-SPDL_API void spdl_process_get_stats(spdl_process_stats *stats);
 
 /* Finds what holds the consumer back; the verdict says it in words, the doctor tries it. `finding`
    may be NULL.
@@ -1909,10 +1893,6 @@ typedef struct spdl_record {
 /* Frees a record and those that follow it. */
 SPDL_API void spdl_record_free(void *record);
 
-/* The member of a sample with this extension, the text after the first dot: "jpg", "seg.png".
-   Returns: the record, or NULL. */
-SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension);
-
 /* For SPDL_TAR and SPDL_LINES, which need memory for 64 KB and a record. Tar archives may be ustar,
    GNU, pax or older; only plain files are handed on. Checksums are verified; an archive without an
    empty block at its end was cut off. Lines end in LF or CR LF, or with the file. */
@@ -2490,11 +2470,24 @@ SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
 
+/* The process at one moment. From a to b it used (b.cpu_ns - a.cpu_ns) / (b.time_ns - a.time_ns)
+   cores. */
+typedef struct spdl__process_stats {
+    uint64_t time_ns;        /* spdl_time_ns of the reading */
+    uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
+    uint64_t others_ns;      /* and of everything else on the machine (Linux; else 0) */
+    int cores;               /* of the machine */
+    double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: all cores) */
+    uint64_t resident_bytes; /* memory in use (Linux; else 0) */
+    uint64_t minor_faults;   /* pages mapped or zeroed on first use */
+    uint64_t major_faults;   /* pages read from a disk */
+} spdl__process_stats;
+
 /* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
-/* spdl_process_get_stats (>>stats), *stats being zeros; without `whole` only the time and what was
+/* spdl__process_read, *stats being zeros; without `whole` only the time and what was
    used, by the process and by others, in a tenth of the 100 microseconds. */
-SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
+SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole);
 /* An environment variable; NULL when it is empty, not there, or set by a user with fewer rights. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name);
 /* Whether stderr is a terminal. */
@@ -2629,7 +2622,7 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
     return 1;
 }
 
-SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     (void)whole;
     stats->time_ns = stats->cpu_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     stats->cores_allowed = stats->cores = 1;
@@ -3029,7 +3022,7 @@ SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
 }
 
 /* What POSIX does not know. */
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     uint64_t mask[SPDL__CPUS_MAX / 64];
     const uint64_t busy = spdl__os_machine_busy();
     char statm[128], *resident;
@@ -3173,7 +3166,7 @@ SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os
 
 SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     (void)stats, (void)whole;
 }
 
@@ -3233,7 +3226,7 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     const long online = whole ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
     struct rusage used;
     if (getrusage(RUSAGE_SELF, &used) == 0) {
@@ -3743,7 +3736,8 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
-SPDL_API void spdl_process_get_stats(spdl_process_stats *stats) {
+/* Reads /proc and the cgroup, in 50 to 200 microseconds. Unknown numbers are 0. */
+SPDL__PRIVATE void spdl__process_read(spdl__process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
 }
@@ -6191,7 +6185,7 @@ struct spdl_pipeline {
     spdl_error no_error;   /* by create */
     uint64_t seen_runnable_ns; /* what snapshots have reported; written by them */
     uint32_t process_lock;     /* the rest: written under it */
-    spdl_process_stats process_first, process_last;
+    spdl__process_stats process_first, process_last;
     uint64_t consumer_runnable_ns;
 };
 
@@ -10344,11 +10338,11 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 /* What the process has used. Reading it takes about 0.1 ms, and its clocks tick every 10 ms. After
    the end it is read once. What others had before the first snapshot is taken to be as after it. */
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
-    const spdl_process_stats *first = &p->process_first, *last = &p->process_last;
+    const spdl__process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
     spdl__lock(&p->process_lock, &p->locks);
     if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
-        spdl_process_get_stats(&p->process_last);
+        spdl__process_read(&p->process_last);
     if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
         spdl__taker_look(p);
     stats->consumer_runnable_ns = spdl__load_relaxed(&p->consumer_runnable_ns);
@@ -11420,7 +11414,7 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
                   consumer, concurrency, machine, lock, serial, order, batch, workers, harm or
                   foreign. max_ns is the upper end of a bucket of durations
        total      the same since the start
-       process    spdl_process_stats, with cores_used and others_cores over the interval
+       process    spdl__process_stats, with cores_used and others_cores over the interval
    Later versions may add fields; none changes its meaning under this name. */
 
 /* What has changed since the snapshot before: of reports, and of the doctor. */
@@ -11538,7 +11532,7 @@ typedef struct spdl__reporter {
     /* written by the thread */
     spdl__os_file json_file; /* or SPDL__NO_FILE */
     spdl_stats now, interval;
-    spdl_process_stats process; /* at the last report */
+    spdl__process_stats process; /* at the last report */
     double cores_used, others_cores; /* since the one before */
     spdl__since since;
 } spdl__reporter;
@@ -11553,10 +11547,10 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
 }
 
 static const spdl__field spdl__process_fields[] = {
-    SPDL__U(spdl_process_stats, time_ns), SPDL__D(spdl_process_stats, cores_allowed),
-    SPDL__U(spdl_process_stats, cpu_ns), SPDL__U(spdl_process_stats, others_ns),
-    SPDL__U(spdl_process_stats, resident_bytes), SPDL__U(spdl_process_stats, minor_faults),
-    SPDL__U(spdl_process_stats, major_faults), SPDL__FIELDS_END
+    SPDL__U(spdl__process_stats, time_ns), SPDL__D(spdl__process_stats, cores_allowed),
+    SPDL__U(spdl__process_stats, cpu_ns), SPDL__U(spdl__process_stats, others_ns),
+    SPDL__U(spdl__process_stats, resident_bytes), SPDL__U(spdl__process_stats, minor_faults),
+    SPDL__U(spdl__process_stats, major_faults), SPDL__FIELDS_END
 };
 
 /* After a `reason`, which may be NULL, nothing more is written to the file. */
@@ -11634,10 +11628,10 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
 }
 
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
-    const spdl_process_stats before = r->process;
+    const spdl__process_stats before = r->process;
     uint64_t ns;
     spdl_pipeline_stats(r->pipeline, &r->now);
-    spdl_process_get_stats(&r->process);
+    spdl__process_read(&r->process);
     ns = r->process.time_ns - before.time_ns;
     r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
     r->others_cores = spdl__share(spdl__grown(before.others_ns, r->process.others_ns), ns);
@@ -11706,7 +11700,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         r->run = spdl__os_clock_ns(SPDL__OS_UNIX) / 1000;
         r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
-        spdl_process_get_stats(&r->process);
+        spdl__process_read(&r->process);
         p->reporter = r;
         spdl__report_open(r);
         if (spdl__os_thread_start(&r->thread, "spdl-report", NULL, 0, spdl__report_main, r)) return;
@@ -12055,13 +12049,13 @@ SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap) {
 /* Whether others disturbed a measurement: read before it, asked about after it. */
 typedef struct spdl__clocks {
     uint64_t time_ns;
-    spdl_process_stats process;
+    spdl__process_stats process;
 } spdl__clocks;
 
 SPDL__COLD spdl__clocks spdl__clocks_read(void) {
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
-    spdl_process_get_stats(&clocks.process);
+    spdl__process_read(&clocks.process);
     return clocks;
 }
 
@@ -19058,12 +19052,6 @@ SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_alloca
 SPDL__PRIVATE const char *spdl__extension(const char *name) {
     const char *slash = strrchr(name, '/'), *dot = strchr(slash != NULL ? slash : name, '.');
     return dot != NULL ? dot + 1 : name + strlen(name);
-}
-
-SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension) {
-    while (sample != NULL && strcmp(spdl__extension(sample->name), extension) != 0)
-        sample = sample->next;
-    return sample;
 }
 
 /* --- records one after the other --- */

@@ -247,7 +247,7 @@ static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more
     static char json[1 << 16];
     surroundings around;
     spdl_doctor_desc doctor;
-    spdl_process_stats before, after;
+    spdl__process_stats before, after;
     spdl_finding found;
     char text[1024];
     const char *reason = around_begins(&around, is);
@@ -259,13 +259,13 @@ static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more
     doctor.quiet = true;
     doctor.raise = (is->flags & PLANTED_RAISE) != 0;
     doctor.replay = (is->flags & PLANTED_REPLAY) != 0;
-    spdl_process_get_stats(&before);
+    spdl__process_read(&before);
     found = watched(is, text, sizeof text);
     open_or_fail(&run, is, NULL, &doctor);
     if (spdl_doctor_run(run.pipeline, planted_step, &run) != SPDL_OK)
         bench_fail("spdl_doctor_run has failed");
     r = run.pipeline->doctor->report;
-    spdl_process_get_stats(&after);
+    spdl__process_read(&after);
     planted_close(&run);
     b->verdict = planted_right(is, &found, &run, true);
     b->doctor = planted_right(is, &r.finding, &run, false);

@@ -668,14 +668,14 @@ static void burn(double ms) {
 
 static void process_is_read(void) {
     enum { BYTES = 32 << 20 };
-    spdl_process_stats a, b;
+    spdl__process_stats a, b;
     char *memory;
-    spdl_process_get_stats(&a);
+    spdl__process_read(&a);
     memory = (char *)malloc(BYTES);
     REQUIRE(memory != NULL);
     for (size_t i = 0; i < BYTES; i += 4096) ((volatile char *)memory)[i] = 1;
     burn(80);
-    spdl_process_get_stats(&b);
+    spdl__process_read(&b);
     CHECK(b.time_ns - a.time_ns >= 80000000);
     CHECK(b.cpu_ns > a.cpu_ns && b.cpu_ns - a.cpu_ns <= b.time_ns - a.time_ns + 20000000);
     CHECK(b.minor_faults - a.minor_faults >= 16); /* huge pages may have made them few */
@@ -688,23 +688,23 @@ static void process_is_read(void) {
 static void process_knows_its_affinity(void) {
     TEST_NEEDS_LINUX();
     cpu_set_t before, one;
-    spdl_process_stats stats;
+    spdl__process_stats stats;
     size_t cpu = 0;
     REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
     while (!CPU_ISSET(cpu, &before)) ++cpu;
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
     REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
-    spdl_process_get_stats(&stats);
+    spdl__process_read(&stats);
     CHECK(stats.cores_allowed > 0 && stats.cores_allowed <= 1);
 }
 
 /* Another process burns; what it takes is not ours. */
 static void process_sees_others(void) {
     TEST_NEEDS_LINUX();
-    spdl_process_stats a, b;
+    spdl__process_stats a, b;
     pid_t child;
-    spdl_process_get_stats(&a);
+    spdl__process_read(&a);
     child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -712,7 +712,7 @@ static void process_sees_others(void) {
         _exit(0);
     }
     REQUIRE(waitpid(child, NULL, 0) == child);
-    spdl_process_get_stats(&b);
+    spdl__process_read(&b);
     CHECK(b.others_ns - a.others_ns >= 100000000); /* ticks of 10 ms; a busy machine gives less */
     CHECK(b.cpu_ns - a.cpu_ns < 200000000);
 }
