@@ -219,16 +219,16 @@ typedef enum spdl_result SPDL__INT_ENUM {
 #undef SPDL__ENUM
 } spdl_result;
 
-/* What a result means, in a few words.
+/* The meaning of a result, in a few words.
    Returns: a string literal; "unknown result" for a value outside the list. */
 SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* ============================================================================================= */
 /* >>error */
 
-/* What went wrong, and where. `text` is a sentence that names the file, array, stage or argument.
-   `stage` is the number of the row, from 0 (the source), or -1. `item` is the number of the item in
-   its source, from 0; it has a meaning only when stage >= 0. */
+/* An error, and where it happened. `text` is a sentence that names the file, array, stage or
+   argument. `stage` is the number of the row, from 0 (the source), or -1. `item` is the number of
+   the item in its source, from 0; it has a meaning only when stage >= 0. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
@@ -341,8 +341,8 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
    Guests. A program can lend its threads: a pool with guests = n has places for n of them at a
    time, and spdl_pool_run takes one. `worker` of a job or init, statistics and traces number these
    places after the workers. Nobody wakes a thread outside of the pool: it should come once a frame
-   or so. With workers = 0 next and push wait for guests. What init stores for a place must not
-   belong to a thread: any may take the place. */
+   or so. With workers = 0 next and push wait for guests. Any thread may take a place, so init must
+   store nothing there that belongs to a thread. */
 
 /* State of each worker: init stores it in *local, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
@@ -756,9 +756,9 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
 /* clang-format on */
 
-/* Checks the rows, allocates all that the pipeline will use, and starts it. It copies the rows;
-   what ctx points to must outlive the pipeline. An error names file, line and field of the row,
-   also in the log. A row with more concurrency than threads causes a warning.
+/* Checks the rows, allocates all that the pipeline will use, and starts it. It copies the rows; the
+   memory behind ctx must outlive the pipeline. An error names file, line and field of the row, also
+   in the log. A row with more concurrency than threads causes a warning.
    Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
             pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
@@ -1035,7 +1035,7 @@ typedef struct spdl_edge_stats {
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
 } spdl_edge_stats;
 
-/* What holds the consumer back. */
+/* The limit that holds the consumer back. */
 typedef enum spdl_limit {
     SPDL_LIMIT_NOT_KNOWN,
     SPDL_LIMIT_CONSUMER,    /* nothing: loading keeps up */
@@ -1152,9 +1152,9 @@ typedef struct spdl_report_desc {
 
 /* ============================================================================================= */
 /* >>trace
-   What happened when, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane for each
-   worker with its calls (stage, number of the item, result) and batches, one for the consumer's
-   waits in next, and a plot of the depth of each edge.
+   The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane for
+   each worker with its calls (stage, number of the item, result) and batches, one for the
+   consumer's waits in next, and a plot of the depth of each edge.
 
    desc.trace names the file; "" means none. Where it is NULL the environment decides:
    SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N to set trace_events as well. "%p" in the name is
@@ -1231,12 +1231,12 @@ SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_n
 
 /* ============================================================================================= */
 /* >>headspace
-   What loading costs a loop, whatever loads: one call runs the loop for some seconds and answers in
-   a sentence. Windows of the loop as it is take turns with windows of the same steps on kept items,
-   in which nothing is loaded: the source is not called, and its workers rest when their buffers are
-   full (calls longer than a window go on, and their cost is understated). A loop loses in two ways:
-   it waits for items, and its steps are slower beside those who load (harm). Items repeat, others
-   are dropped: what is learned is void. Measure before a run, or on a copy. */
+   The cost of loading to a loop, whatever loads: one call runs the loop for some seconds and
+   answers in a sentence. Windows of the loop as it is take turns with windows of the same steps on
+   kept items, in which nothing is loaded: the source is not called, and its workers rest when their
+   buffers are full (calls longer than a window go on, and their cost is understated). A loop loses
+   in two ways: it waits for items, and its steps are slower beside those who load (harm). Items
+   repeat, others are dropped: what is learned is void. Measure before a run, or on a copy. */
 
 /* A ratio, measured in rounds. low and high hold the true one in 95 of 100 measurements; of several
    to choose among, all together. An interval that holds 1 is no difference. With fewer than 5
@@ -1326,7 +1326,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    items of each row and 256 MiB of those with a known size. A process that ends without
    spdl_pipeline_destroy before the time is over prints nothing. */
 
-/* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
+/* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
     double seconds;        /* default 30 */
     bool replay, raise;
@@ -1385,7 +1385,7 @@ typedef enum spdl_sampler_order {
     SPDL_SAMPLE_MIXTURE   /* other samplers, mixed */
 } spdl_sampler_order;
 
-/* What becomes of the last positions if there are not enough for all ranks. */
+/* How the last positions are dealt if there are not enough for all ranks. */
 typedef enum spdl_tail {
     SPDL_TAIL_KEEP, /* some ranks have one item more: 26 on 4 ranks are 7, 7, 6, 6 */
     SPDL_TAIL_DROP, /* no rank has them: 6 each */
@@ -1451,7 +1451,7 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
    Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
-/* What a mixture does when a source whose turn it is has ended. */
+/* How a mixture goes on when a source whose turn it is has ended. */
 typedef enum spdl_mixture_end {
     SPDL_MIXTURE_STOP,   /* the mixture ends */
     SPDL_MIXTURE_GO_ON,  /* the others go on, and keep their ratios */
@@ -1511,9 +1511,9 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 /* ============================================================================================= */
 /* >>loader
    A pipeline in a process of its own, which writes its batches into memory that the consumer reads:
-   nothing is copied. What a stage does to its process stays there: a crash, a leak, a library that
-   is not thread-safe. Only on Linux. Polite workers (spdl_policy) protect the consumer's speed as
-   well, and cost less. examples/loader_process.c shows one.
+   nothing is copied. A crash, a leak or a library that is not thread-safe stays in that process.
+   Only on Linux. Polite workers (spdl_policy) protect the consumer's speed as well, and cost less.
+   examples/loader_process.c shows one.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
    spdl_buffer; rows after it hand them on. Its blocks are slots of the shared memory (the arena):
@@ -1577,7 +1577,7 @@ typedef struct spdl_loader_status {
 } spdl_loader_status;
 
 /* Checks the rows as spdl_pipeline_create does, reserves the arena and starts the processes; their
-   failures come with spdl_loader_next. What ctx points to must outlive the loader.
+   failures come with spdl_loader_next. The memory behind ctx must outlive the loader.
    Returns: the results of spdl_pipeline_create; SPDL_E_INVALID also for threads; SPDL_E_LIMIT
             (arena_bytes, or no room); SPDL_E_PROCESS (no process could be started);
             SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
