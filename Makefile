@@ -264,6 +264,10 @@ check-perf: ## perf shows threads and stages by their names (skips where there i
 check-docs: ## what is said above every public function
 	@tests/check_docs.sh
 
+.PHONY: check-surface
+check-surface: ## how many functions, macros, fields, lines and words are public
+	@tests/check_surface.sh
+
 .PHONY: check-readme
 check-readme: ## the commands, the program and the links of README.md
 	@tests/check_readme.sh

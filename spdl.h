@@ -1,16 +1,14 @@
 /* spdl.h - v0.2.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
 
-   DO THIS: in exactly one C or C++ file of your program,
+   BUILD. In exactly one C or C++ file write
 
        #define SPDL_IMPLEMENTATION
        #include "spdl.h"
 
-   and in every other file include it without the define. Link with -lpthread. There is nothing
-   else to build. Define SPDL_STATIC as well to keep every function private to that one file.
+   and include it without the define elsewhere. Link with -lpthread. Define SPDL_STATIC as well to
+   keep every function private to that file. While you develop define SPDL_DEBUG: see >>config.
 
-   While you write a program, define SPDL_DEBUG as well: mistakes are said (>>config).
-
-   THE SMALLEST COMPLETE PROGRAM (in C; in C++ malloc needs a cast, and `= {}` zeroes a desc)
+   THE SMALLEST COMPLETE PROGRAM (C; in C++ cast malloc, and write `= {}` for `= { 0 }`)
 
        #define SPDL_IMPLEMENTATION
        #include "spdl.h"
@@ -42,6 +40,18 @@
            return failed;
        }
 
+   THE THIRTY NAMES of a first program; all others are more
+       stages    SPDL_FN  spdl_ctx  spdl_sequence  spdl_item_key  spdl_buffer  spdl_fail
+       rows      SPDL_STAGES  SPDL_SOURCE  SPDL_INDEX  SPDL_FILES_AT  SPDL_PIPE  SPDL_BATCH
+                 SPDL_SINK
+       pipeline  spdl_pipeline_create  spdl_pipeline_destroy  spdl_pipeline_failed
+                 spdl_pipeline_error  SPDL_NEXT  SPDL_FOREVER  spdl_batch_free
+       data      spdl_files_open  spdl_files_count  spdl_sampler_create  spdl_npz_load
+       resume    spdl_state_save  spdl_state_load         see  spdl_pipeline_stats  spdl_stats_text
+       requests  SPDL_FEED  spdl_pipeline_push
+   and twelve fields: .workers .seed .error of spdl_pipeline_desc; of a row .ctx .concurrency
+       .buffer_size .output_order .item_bytes .continuous .max_failures .free_item .drop_last
+
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
        >>pipeline  >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
@@ -59,38 +69,26 @@
 
    WORDS
        item          a void * that moves through the pipeline; NULL is an item like any other
-       stage         a user function with a concurrency
-       edge          the bounded ring between two stages
-       worker        a thread of the pool
-       task          one call of a stage function on one item
-       batch         items grouped by SPDL_BATCH
-       sink          the last edge, read by the consumer
-       consumer      who calls spdl_pipeline_next: a trainer, in most programs
-       buffer_size   how many finished items may wait on an edge
-       readiness     the share of time an edge had something to take
-       headspace     the gain if loading cost nothing
+       stage         a row that calls a function of yours; task: one such call, on one item
+       edge          the bounded ring between two stages; sink: the last one
+       worker        a thread that runs stages; consumer: the one that takes items from the sink
+       epoch         one pass of a source with .continuous
+       headspace     the consumer's gain if loading cost nothing
 
-   THREADS
-       Every doc block says who may call: "any" thread, the "owner" (one thread at a time), the
-       "producer" or the "consumer" of a ring, or "a stage" (inside a stage function). Workers
-       sleep in the kernel when there is nothing to do; nothing polls. There is one timer, that of
-       reports that were asked for (>>report). Workers block all signals but those a fault raises.
-       A process that forks may use the library in the child only for objects made there: the
-       workers stay behind in the parent.
-
-   MEMORY
-       Allocation happens in create and open calls only, through spdl_allocator, except in these
-       cases: batches and buffers that the consumer keeps, reading and writing npz (see >>npz-impl),
-       records of files (>>files), spdl_state_load, and a copy of what a trace has recorded while
-       its file is written.
-       A running pipeline allocates nothing. An item belongs to the library from the moment a stage
-       hands it out until spdl_pipeline_next hands it to the consumer; see >>pipeline for the rules.
-
-   ERRORS
-       Zero is success, positive results are ordinary outcomes (end, timeout, full, empty, closed),
-       negative ones are errors. Text for an error is in an spdl_error. Pointers must not be NULL
-       unless a block says so. The library never aborts the program, never uses errno as an
-       interface, and has no global state.
+   DEFAULTS: sections and blocks say only what differs
+       Any thread may call. A call waits at most for its timeout_ns, then returns SPDL_TIMEOUT; one
+       without timeout_ns does not wait. Workers without work sleep; they block all signals but
+       those that a fault raises.
+       Pointers must not be NULL, and stay the caller's; `error`, here and in a desc, may be NULL.
+       create and open return SPDL_OK, SPDL_E_INVALID (the error names the field) or SPDL_E_NOMEM,
+       and on failure set the pointer to NULL. The caller ends what they made with destroy or close,
+       once no other call on it runs; these and *_free accept NULL. Each *_free fits free_item.
+       A text is cut to `bytes`, and the result is its whole length, as with snprintf.
+       Zero is success, positive results are ordinary outcomes, negative ones errors. The library
+       never aborts the program, and has no global state.
+       Only create and open allocate, through the allocator of the desc; but also: batches and
+       buffers in place of those that the consumer keeps, NPZ, records, spdl_state_load, and the
+       file of a trace.
 
    LIMITS
        Linux, Windows, macOS and the BSDs, on 64-bit and 32-bit processors that have atomic words
@@ -141,29 +139,26 @@ extern "C" {
 #define SPDL__ZERO
 #endif
 
-/* What a program does not use can be left out, with its part of the time to compile:
-       SPDL_NO_REPORT   >>report, >>trace and >>doctor. Counting and spdl_pipeline_stats stay; a
-                        desc or a variable that asks for one of them is answered by a warning;
-                        spans and counters (spdl_trace_begin) do nothing.
+/* Switches leave out what a program does not use, and make it compile faster:
+       SPDL_NO_REPORT   >>report, >>trace and >>doctor. Counting and spdl_pipeline_stats stay. A
+                        desc or variable that asks for one of them causes a warning; spans and
+                        counters (spdl_trace_begin) do nothing.
        SPDL_NO_NPZ      >>npz
-       SPDL_NO_THREADS  threads, and whatever is not C: for wasm and boards. Only one thread calls,
-                        and does all the work. There are rings, pipelines with workers = 0, pools of
-                        guests alone, statistics, traces, cache and npz; workers, .threads and
-                        SPDL_FROM are refused with SPDL_E_THREAD, reports with a warning. What
-                        would sleep returns SPDL_TIMEOUT at once, whatever the timeout.
-   Define them for the file with the implementation: a call of a function that was left out then
-   fails when the program is linked. Or define them for every file: then it does not compile.
-   Structs and all other functions are the same with and without. */
+       SPDL_NO_THREADS  threads and all that is not C: for wasm and boards. One thread calls, and
+                        does all the work. Rings, pipelines with workers = 0, pools of guests,
+                        statistics, traces, cache and npz remain; workers, .threads and SPDL_FROM
+                        return SPDL_E_THREAD. A call that would sleep returns SPDL_TIMEOUT at once.
+   Define them for the file with the implementation: then a call of a missing function does not
+   link; or for every file: then it does not compile. Structs stay the same. */
 
-/* SPDL_DEBUG, defined before the implementation, finds misuse that costs time to look for:
-       two threads at once on a side of an SPSC ring (an assert);
-       a stage that hands on nothing but NULL, as it may have forgotten *out;
-       a call that writes more than .item_bytes into what spdl_buffer gave: the call fails. (Not in
-       a row with .allocator. Items of a batch in place are copied there, to be watched singly.)
-       items that the library had to free, but the row that made them has no .free_item (a line for
-       each row when the pipeline is destroyed; nothing is wrong if they need none).
-   The second and the last are warnings in the log. A stage that frees its input is not found: build
-   with -fsanitize=address, which shows where. */
+/* SPDL_DEBUG, defined before the implementation, finds these mistakes:
+       two threads at once on a side of an SPSC ring: an assert
+       a stage that hands on nothing but NULL, and may have forgotten *out: a warning
+       a call that writes more than .item_bytes into what spdl_buffer gave: the call fails. Not in a
+       row with .allocator. Items of a batch in place are copied there, so that each is watched
+       items that the library had to free, though the row that made them has no .free_item: a
+       warning for each row at destroy; harmless if the items need no free
+   It does not find a stage that frees its input: build with -fsanitize=address, which shows where. */
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -196,7 +191,7 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
-#define SPDL__RESULT_LIST(X)                                                                        \
+#define SPDL__RESULT_LIST(X)                                                                       \
     X(SPDL_OK, 0, "ok")                                                                            \
     X(SPDL_END, 1, "end of data")                                                                  \
     X(SPDL_SKIP, 2, "item skipped")                                                                \
@@ -228,16 +223,16 @@ typedef enum spdl_result SPDL__INT_ENUM {
 #undef SPDL__ENUM
 } spdl_result;
 
-/* What a result means, in a few words.
+/* The meaning of a result, in a few words.
    Returns: a string literal; "unknown result" for a value outside the list. */
 SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* ============================================================================================= */
 /* >>error */
 
-/* What went wrong and where. `text` is a whole sentence that names the file, array, stage or
-   argument. `stage` is the row of the stage from 0 (the source), or -1; `item` is the number of
-   the item, counted by its source from 0, and means something only when stage >= 0. */
+/* An error, and where it happened. `text` is a sentence that names the file, array, stage or
+   argument. `stage` is the number of the row, from 0 (the source), or -1. `item` is the number of
+   the item in its source, from 0; it has a meaning only when stage >= 0. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
@@ -249,11 +244,10 @@ typedef struct spdl_error {
 /* ============================================================================================= */
 /* >>alloc */
 
-/* Where memory comes from. Zero means malloc and free; otherwise set both functions. alloc_fn
-   returns NULL when there is none; `align` is a power of two, at least 8. free_fn gets the size
-   that was asked for. Any thread may call both, at the same time: workers make batches when the
-   consumer keeps many, spdl_batch_free and spdl_npz_read run where they are called. The allocator
-   must outlive the last batch. */
+/* Where memory comes from: all zero is malloc and free; otherwise set both functions. alloc_fn
+   returns NULL when there is no memory; `align` is a power of two, at least 8. free_fn gets the
+   size of the request. Any thread may call them, several at the same time. The allocator must
+   outlive the last batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
     void (*free_fn)(void *memory, size_t bytes, void *user);
@@ -265,8 +259,8 @@ typedef struct spdl_allocator {
 
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
-/* Where messages go. Zero means stderr for errors and warnings, with "spdl: " in front, and nothing
-   for the rest. `text` is one line without a newline. Any thread may call log_fn, workers too. */
+/* Where messages go: all zero is stderr for errors and warnings, with "spdl: " in front, and nowhere
+   for the rest. `text` is one line without a newline. Any thread may call log_fn. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user);
     void *user;
@@ -274,46 +268,42 @@ typedef struct spdl_logger {
 
 /* ============================================================================================= */
 /* >>ring
-   A bounded queue of items of one size, a pointer by default. It holds exactly `capacity` items;
-   they leave in the order in which they came in. Items of 8 bytes are quickest.
+   A bounded queue of items of one size, by default a pointer. It holds exactly `capacity` items,
+   first in, first out. Items of 8 bytes are quickest.
 
-   In this section: producers call push, consumers call pop, and any thread calls the rest. Calls
-   with a timeout spin, yield, and then sleep in the kernel; the others never wait. After SPDL_OK a
-   pushed item belongs to the ring and a popped one to the caller; after any other result nothing
-   has moved. SPDL_CLOSED tells a producer that the ring is closed, and a consumer that it is closed
-   and empty.
+   Producers call push, consumers call pop. Calls with a timeout spin, yield, then sleep. After
+   SPDL_OK a pushed item belongs to the ring and a popped one to the caller; after any other result
+   nothing has moved. SPDL_CLOSED means: closed, and for a pop also empty.
 
-   MPMC has any number of producers and consumers. Each consumer sees the items of one producer in
-   order. A thread that is stopped between claiming a slot and filling (or emptying) it holds up the
-   slots after it: try_pop may return SPDL_EMPTY although later items are inside.
+   MPMC has any number of producers and consumers. A consumer sees the items of one producer in
+   order. A thread that the system stops inside a push or pop delays the slots behind it: try_pop
+   may return SPDL_EMPTY although later items are inside.
 
-   SPSC is quicker, and wait-free. One thread at a time is its producer and one its consumer; either
-   side may pass to another thread when the program orders the two. Two threads at once on a side
-   corrupt the ring. With SPDL_DEBUG in the implementation file they meet an assert, and the call
-   returns SPDL_E_INVALID. */
+   SPSC is quicker, and wait-free: one thread at a time pushes, and one pops. Either side may move
+   to another thread if the program orders the two. Two threads at once on a side corrupt the ring;
+   with SPDL_DEBUG they meet an assert, and the call returns SPDL_E_INVALID. */
 
 typedef enum spdl_ring_mode { SPDL_RING_MPMC, SPDL_RING_SPSC } spdl_ring_mode;
 
 typedef struct spdl_ring_desc {
-    uint64_t capacity;        /* items, at least 1, at most 2^30 */
-    size_t item_bytes;        /* 0: sizeof(void *); at most 4096 */
+    uint64_t capacity;        /* items, 1 to 2^30 */
+    size_t item_bytes;        /* default sizeof(void *); at most 4096 */
     spdl_ring_mode mode;      /* default MPMC */
-    spdl_allocator allocator; /* default malloc */
-    spdl_error *error;        /* optional: says why create failed */
+    spdl_allocator allocator;
+    spdl_error *error;
 } spdl_ring_desc;
 typedef struct spdl_ring spdl_ring;
 
-/* Makes a ring; on failure *ring is NULL.
-   Returns: SPDL_OK, SPDL_E_INVALID (a field out of range), SPDL_E_NOMEM. */
+/* Makes a ring.
+   Returns: the results of create. */
 SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc);
 
-/* Frees the ring. Calls free_item (may be NULL) once with the address of each item left inside,
-   aligned to 8 bytes at most. The ring may be NULL.
-   Threads: one; no other call on the ring may be running, nor come later. */
+/* Frees the ring. Calls free_item (may be NULL) with the address of each item inside, aligned to at
+   most 8 bytes. */
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
                                 void *user);
 
-/* Copies one item of item_bytes from `item` to the tail.
+/* Copies one item to the tail.
    Returns: SPDL_OK, SPDL_FULL, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item);
 
@@ -321,27 +311,16 @@ SPDL_API spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item);
    Returns: SPDL_OK, SPDL_EMPTY, SPDL_CLOSED. */
 SPDL_API spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item);
 
-/* As spdl_ring_try_push, but waits for room.
+/* Waits for room, then pushes one item.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t timeout_ns);
 
-/* As spdl_ring_try_pop, but waits for an item.
+/* Waits for an item, then pops it.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns);
 
-/* Pushes up to n items that lie one after the other. *moved: how many went in, from the first on;
-   the rest stays the caller's.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED. */
-SPDL_API spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                          uint64_t *moved);
-
-/* Pops up to n items to `items`, one after the other. *moved: how many.
-   Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED. */
-SPDL_API spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
-                                         uint64_t *moved);
-
-/* Pushes n items, and waits for room as often as it must. *moved: how many went in, whatever the
-   result; the rest stays the caller's. Items of other producers may come in between.
+/* Pushes n items that lie one after the other, and waits for room as often as needed. *moved: how
+   many went in, whatever the result. Items of other producers may come between them.
    Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                       uint64_t *moved, int64_t timeout_ns);
@@ -351,71 +330,59 @@ SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns);
 
-/* Ends the flow. A push that starts after close has returned is refused with SPDL_CLOSED. Pops
-   take the items that were accepted, and then return SPDL_CLOSED. All waiting calls wake up. A push
-   that runs at the same time is either refused, or its item can be popped. Closing twice is fine.
+/* Ends the flow, and wakes all waiting calls. A push that starts later gets SPDL_CLOSED; one at the
+   same time is refused, or its item can be popped. Closing twice is fine.
    Threads: any in MPMC; in SPSC the producer. */
 SPDL_API void spdl_ring_close(spdl_ring *ring);
 
-/* Items inside right now; exact when no other thread is pushing or popping.
-   Returns: 0 to capacity. */
+/* Returns: how many items are inside; exact when no other thread pushes or pops. */
 SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
-
-/* The capacity the ring was made with.
-   Returns: at least 1. */
-SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
 
 /* ============================================================================================= */
 /* >>pool
-   A fixed set of worker threads. It runs submitted jobs, and the stages of the pipelines attached
-   to it.
+   A fixed set of worker threads. It runs jobs, and the stages of the pipelines that use it.
 
-   Defaults of this section: any thread may call, a call does not wait, and pointers stay the
-   caller's. Only exceptions are written.
+   Guests. A program can lend its threads: a pool with guests = n has places for n of them at a
+   time, and spdl_pool_run takes one. `worker` of a job or init, statistics and traces number these
+   places after the workers. Nobody wakes a thread outside of the pool: it should come once a frame
+   or so. With workers = 0 next and push wait for guests. Any thread may take a place, so init must
+   store nothing there that belongs to a thread. */
 
-   Guests. A program with a job system lends its threads: a pool with guests = n has places for n of
-   them at a time, and a thread takes one by spdl_pool_run. Statistics, traces, spdl__task_worker and the
-   `worker` of a job count these places after the workers. Nobody wakes a thread that is outside: it
-   should come when there may be something to do, as once a frame. With workers = 0 next and push
-   wait for guests. What init stores for a place must not belong to a thread: any thread may take
-   the place. */
-
-/* Per-worker state: init stores it in *local, fini gets it back. */
+/* State of each worker: init stores it in *local, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
 typedef void (*spdl_fini_fn)(void *ctx, int worker, void *local);
 
 typedef enum spdl_sched {
     SPDL_SCHED_DEFAULT, /* as the thread that creates the workers */
     SPDL_SCHED_BATCH,   /* yields to threads that have just woken */
-    SPDL_SCHED_IDLE     /* runs when nobody else would: may starve on a busy machine */
+    SPDL_SCHED_IDLE     /* only on an idle processor: may starve */
 } spdl_sched;
 
-/* How the system schedules workers. Zero changes nothing. For a loader that shares its machine with
-   a consumer that computes, first leave it a core: workers = cores - 1, and .next_works_ns.
-   `polite` is for consumers with threads on all cores: nice 10 and SCHED_BATCH on Linux, the
-   utility class on macOS, nice elsewhere. */
+/* How the system schedules workers; zero changes nothing. First leave a consumer that computes a
+   core: workers = cores - 1, and .next_works_ns. `polite` is for consumers with threads on all
+   cores: nice 10 and SCHED_BATCH on Linux, the utility class on macOS, nice elsewhere. */
 typedef struct spdl_policy {
     bool polite;
-    int nice;        /* -20 to 19, 0: as it is; per thread. Lower than now needs a privilege */
+    int nice;        /* -20 to 19, per thread; 0: as it is. A lower one needs a privilege */
     spdl_sched sched;
-    const int *cpus; /* the processors the workers may use, by number; Linux, Windows */
+    const int *cpus; /* processors that workers may use; Linux, Windows */
     int cpu_count;   /* 0: all that the process may use */
 } spdl_policy;
 
-/* What a profiler (Tracy and the like) gets as it happens, begin and end on one thread. */
+/* Events for a profiler; begin and end come on one thread. */
 typedef enum spdl_event {
     SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init: name of the pool, number of the worker */
     SPDL_EVENT_THREAD_END,
     SPDL_EVENT_TASK_BEGIN,   /* a call of a stage: name of the row, number of the item; a job: name
                                 of the pool, number of the worker */
     SPDL_EVENT_TASK_END,
-    SPDL_EVENT_WAIT_BEGIN,   /* a worker is about to sleep: name of the pool, its number; the
-                                consumer has to wait: "next", the number of the item */
+    SPDL_EVENT_WAIT_BEGIN,   /* a worker goes to sleep: name of the pool, its number; the consumer
+                                waits: "next", number of the item */
     SPDL_EVENT_WAIT_END
 } spdl_event;
 
-/* Zero is none, and costs a branch. `name` is valid as long as the pool or the pipeline. event_fn
-   runs on all threads at the same time, and must not call the library. */
+/* Zero is none. `name` lives as long as the pool or pipeline. event_fn runs on all threads at the
+   same time, and must not call the library. */
 typedef struct spdl_profiler {
     void (*event_fn)(spdl_event event, const char *name, uint64_t number, void *user);
     void *user;
@@ -423,182 +390,161 @@ typedef struct spdl_profiler {
 
 typedef struct spdl_pool_desc {
     int workers;            /* 1 to 256; with guests from 0 */
-    int guests;             /* places for threads in spdl_pool_run; with workers up to 256 */
-    const char *name;       /* thread names are name-0, name-1, ... (default "spdl") */
+    int guests;             /* with workers up to 256 */
+    const char *name;       /* threads are called name-0, name-1, ... (default "spdl") */
     spdl_policy policy;
     size_t stack_bytes;     /* 0: the system's default */
     int queue_size;         /* jobs that may wait, default 256 */
     spdl_init_fn init;      /* on each worker, before any job; for guests create calls it */
     spdl_fini_fn fini;      /* on each worker that ran init; for guests destroy calls it */
-    void *ctx;              /* handed to init and fini */
+    void *ctx;              /* for init and fini */
     spdl_allocator allocator;
     spdl_logger logger;
     spdl_profiler profiler; /* also of pipelines on the pool that have none */
-    spdl_error *error;      /* optional: says why create failed */
+    spdl_error *error;
 } spdl_pool_desc;
-
 typedef struct spdl_pool spdl_pool;
 
-/* A job: `local` is what init stored for this worker. */
+/* A job; `local` is what init stored for this worker. */
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 
-/* Starts the workers. If an init or a thread fails, or the system refuses the policy, all are ended
-   again. The caller destroys *pool; on failure *pool is NULL.
-   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_NOMEM, SPDL_E_THREAD, or what init returned.
+/* Starts the workers.
+   Returns: the results of create, SPDL_E_THREAD, or the result of init.
    Blocks:  until every init has returned and every worker has its policy. */
 SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
 
-/* Runs the accepted jobs, then fini on every worker, and frees the pool. While a pipeline is
-   attached it only logs an error. NULL is allowed.
-   Threads: one, not a worker or guest of this pool; no guest may come any more.
-   Blocks:  until the jobs have run and the guests inside have left. */
+/* Runs the queued jobs, then fini on every worker, and frees the pool. While a pipeline uses the
+   pool it only logs an error.
+   Threads: not a worker or guest of this pool; no guest may come any more.
+   Blocks:  until the jobs have run and the guests have left. */
 SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 
-/* Queues fn(arg). Jobs start in the order of submission; an accepted job runs exactly once. A job
-   that submits should use a timeout of 0, or it may wait for itself.
+/* Queues fn(arg). Jobs start in the order of submission; each runs exactly once. A job that submits
+   should use a timeout of 0, or it may wait for itself.
    Returns: SPDL_OK, SPDL_TIMEOUT (the queue stayed full), SPDL_CLOSED (after stop), SPDL_E_INVALID.
-   Blocks:  while the queue is full, up to timeout_ns. */
+            */
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until no job, old or new, is queued or running; without workers it runs those queued.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
-   Blocks:  until then, or up to timeout_ns. */
+/* Waits until no job is queued or running; without workers it runs the queued ones itself.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 
-/* Accepts no more jobs and waits for those accepted. Pipelines on the pool go on.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool.
-   Blocks:  until the jobs have run, or up to timeout_ns. */
+/* Refuses new jobs and waits for those in the queue. Pipelines on the pool go on.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
 
-/* Makes the calling thread a guest: it runs jobs and stages of all pipelines on the pool until
-   there is nothing to do or budget_ns is over. After that it begins no job or call, and finishes
-   the one at hand. With a budget of 0 it only looks. A job of a job system may come to
-       if (spdl_pool_run(pool, 300000) == SPDL_OK) come_again();
-   Returns: SPDL_OK: the budget is over, and there is more to do; SPDL_EMPTY: there is nothing to do
-            now; SPDL_FULL: others are at all places; SPDL_E_INVALID: the pool has no guests, or the
-            thread is a worker or inside already.
+/* Makes the calling thread a guest: it runs jobs and stages until there is nothing to do or
+   budget_ns is over, and finishes the call in progress. A budget of 0 only looks.
+   Returns: SPDL_OK: there is more to do; SPDL_EMPTY: nothing to do now; SPDL_FULL: all places are
+            taken; SPDL_E_INVALID: the pool has no guests, or the thread is a worker or inside.
    Blocks:  in the functions it calls. */
 SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
-/* Returns: how many workers the pool has, guests not counted. */
-SPDL_API int spdl_pool_workers(const spdl_pool *pool);
-
 /* ============================================================================================= */
 /* >>pipeline
-   A source, stages and a sink, declared as rows of a table and run by a pool. Any worker runs any
+   A source, stages and a sink, written as rows of a table and run by a pool. Any worker runs any
    stage, the one furthest downstream first. A stage is called only when it has an input, is under
-   its concurrency and has room for its output, so no worker ever waits on a full edge.
+   its concurrency and has room for its output: no worker waits on a full edge.
 
-   Defaults of this section: a function that takes a task may be called by the stage function that
-   got the task, during that call; others by any thread. A call does not wait. Only exceptions are
-   written.
+   A function with a task is for the stage function that got the task, during that call.
 
    Stage functions. SPDL_FN(decode, Path, Image) { ... } defines
        spdl_result decode(spdl_task *task, Path *in, Image **out)
-   and records the type names: create refuses a table whose stages do not fit. void fits anything. A
-   source has void as its input type. The function returns
-       SPDL_OK       with an item in *out (for a stage: *out may be `in`, changed in place)
-       SPDL_SKIP     drops the item; from a source: there is none yet, and no number is taken
-       SPDL_END      from a source: there is no more, or with .continuous no more in this epoch
+   and records the types: create refuses a table whose stages do not fit. void fits anything. A
+   source takes void. The function returns
+       SPDL_OK       with an item in *out (which may be `in`, changed in place)
+       SPDL_SKIP     to drop the item; from a source: nothing yet, and no number is used
+       SPDL_END      from a source: no more, or with .continuous no more in this epoch
        SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete gives the result later
-       SPDL_AGAIN    with .again: an item in *out, and there is more: see One to many below
-       negative      this item failed; `return spdl_fail(task, "...")` records why
-   *out counts only with SPDL_OK and SPDL_AGAIN. With any other result the library ignores it, and
-   the function keeps what it points to. In C++ a stage function that throws has failed, with what()
-   as the reason. Other functions of yours must not throw, and none may end its thread.
+       SPDL_AGAIN    with .again: an item in *out, and there is more (see One to many)
+       negative      to fail this item; `return spdl_fail(task, "...")` records why
+   Only SPDL_OK and SPDL_AGAIN hand on *out. In C++ a stage function may throw: its item fails, with
+   what() as the reason. No other function of yours may throw, and none may end its thread.
 
-   Ownership. A stage borrows its input. After the call the library destroys the input, exactly
-   once, with the free_item of the stage that made it, unless the stage passed it on (*out == in) or
-   took it with spdl_take. So stage functions never free their input, whatever happens. The consumer
-   owns what spdl_pipeline_next hands out. free_item never gets NULL. For each row, items made =
-   delivered + taken in by stages, skipped, failed or freed at a stop.
+   Ownership. A stage borrows its input. After the call the library frees the input, exactly once,
+   with the free_item of the row that made it, unless the stage passed it on (*out == in) or took it
+   (spdl_take). So a stage never frees its input. The consumer owns what next returns. Items made =
+   delivered + used by stages + skipped + failed + freed at a stop.
 
-   Order. In input order (the default) a stage hands on its results in the order of its inputs. A
-   slow call holds back those after it, up to buffer_size of them. In completion order it hands them
-   on as they are done. A table in input order delivers the same items in the same order at any
-   number of workers: with random numbers seeded by spdl_item_key, bit by bit.
-
-   One to many. A stage with .again may return SPDL_AGAIN: the item in *out goes on at once, and the
-   stage is called again with the same input when there is room for the next result, until it
-   returns SPDL_OK with the last one, SPDL_SKIP without one, or fails. So an archive of many files
-   or a video flows in bounded memory. spdl_call_state(task) keeps what the calls for one input share.
-   Such a stage has one call at a time, or completion order. To do the slow part in parallel and
-   keep the order, put a stage before it that opens or reads ahead. SPDL_UNBATCH() hands on the
-   items of each batch that are not NULL, one by one. A stage with .flush is called once more when
-   its input ends (spdl_flushing(task) is true, `in` is NULL): it may gather items by its own rules
-   and hand on what is left.
-
-   Memory that is used again. With .item_bytes = n on a source or pipe, spdl_buffer(task) gives its
-   calls buffers of n bytes. A buffer that was handed on comes back when the library destroys the
-   item, or when the consumer calls spdl_buffer_free. SPDL_BATCH(count, .item_bytes = n) makes
-   batches in place: `data` of a batch is one block of count * n bytes, and spdl_buffer gives a call
-   of the row directly before (in input order, without .again) the part of the block where its item
-   will be. All other items must have n bytes, too: they are copied there, then destroyed. NULL
-   becomes zeros. The items cannot leave the batch; spdl_batch_free gives the block back. Blocks and
-   buffers begin at a multiple of 64, are not cleared, come from desc.allocator or .allocator of the
-   row, and are made with the pipeline (up to 256 MiB for each row, the rest when it is needed).
+   Order. In input order (the default) a stage hands on its results in the order of its inputs; a
+   slow call holds back those after it, up to buffer_size of them. In completion order a stage hands
+   on each result when it is done. A table in input order delivers the same items in the same order
+   with any number of workers; with random numbers from spdl_item_key, bit by bit.
 
    Failures. The item of a failed call is dropped; .on_drop sees it. While .max_failures allows it
-   the flow goes on: each failure is logged as SPDL_LOG_INFO, and at the end one line for each
-   stage, as SPDL_LOG_WARN, says how many items were dropped. A failure beyond that ends the
-   pipeline, and is logged as SPDL_LOG_ERROR. The consumer gets the items before the failure (in
-   completion order: what was handed on before it), then the failure. next does not wait for calls
-   that still run in earlier rows, such as a source that blocks. So after the loop a program asks
-   spdl_pipeline_failed. To try a call again, write a loop in the function.
+   the flow goes on: the log gets each failure as SPDL_LOG_INFO, and the sum of each row at the end
+   as SPDL_LOG_WARN. One more ends the pipeline, as SPDL_LOG_ERROR. In input order the consumer gets
+   the items before the failure, then the failure. In completion order the failure passes at once:
+   the consumer gets the results handed on before it, and the library frees those of slower calls,
+   even if they began earlier. next does not wait for calls in rows above, such as a source that
+   blocks. After its loop a program asks spdl_pipeline_failed. To try a call again, write a loop in
+   the function.
 
-   Failed requests. With .deliver_failures of the desc each item that was pushed is answered. When a
-   call fails, next returns SPDL_E_STAGE in the place of its result, with the input of that call in
-   *item: it belongs to the consumer now. It is NULL if the call has taken its input, or was that of
-   .flush. spdl_pipeline_error says which stage failed and why, until the next call of next. Then
-   the flow goes on. Rows behind the failed one are not called with it, and it overtakes what a
-   batch or a .flush row has gathered. Any other error ends the pipeline, as it would elsewhere.
+   Failed requests. With .deliver_failures each item that was pushed is answered. When a call fails,
+   next returns SPDL_E_STAGE in the place of its result, with the input of that call in *item, which
+   the consumer owns then; NULL if the call has taken it, or was that of .flush. Until the next call
+   of next spdl_pipeline_error says which stage failed and why. Rows behind the failed one are not
+   called; the failure overtakes what batches and .flush rows have gathered. Any other error ends
+   the pipeline.
 
-   Branches. SPDL_BRANCH(fn), then two or more SPDL_PATH(name), each followed by its rows, then
-   SPDL_MERGE(): `fn` is a stage that sends its result down one of the paths with spdl_route(task,
-   path). A path may have no rows, or branches of its own. A path that is full or slow does not stop
-   the others: what exceeds its buffer_size waits, in order, and `fn` is called while fewer than
-   .buffer_size of SPDL_BRANCH results wait so, on all its paths together. The merge hands on the
-   results in the order in which the branch routed them. In such paths each item makes one result or
-   none: create refuses .again, .flush, batches and completion order there. SPDL_MERGE(.output_order
-   = SPDL_ORDER_COMPLETION) takes from whichever path has something.
+   One to many. A stage with .again returns SPDL_AGAIN to hand on one item and be called again with
+   the same input, when there is room. It ends with SPDL_OK and the last item, SPDL_SKIP without
+   one, or a failure. spdl_call_state(task) keeps what the calls for one input share. Such a stage
+   has one call at a time, or completion order; put slow work in a stage before it. SPDL_UNBATCH()
+   hands on the items of each batch, except NULL, one by one. A stage with .flush is called once
+   more when its input ends (spdl_flushing(task) is true, `in` is NULL): it may gather items, and
+   hand on the rest then.
 
-   Epochs. A source with .continuous starts over after SPDL_END, its items numbered from 0 again;
-   next returns SPDL_END once for each epoch. The end of an epoch is a barrier in every stage: no
-   call of the next epoch begins before the calls of this one have ended, no batch spans two epochs,
-   and stages further up work on the next epoch meanwhile. An error ends this epoch and all others.
+   Reused memory. With .item_bytes = n on a source or pipe, spdl_buffer(task) returns buffers of n
+   bytes, which come back when the library or spdl_buffer_free frees the item. With
+   SPDL_BATCH(count, .item_bytes = n) batches are made in place: `data` is one block of count * n
+   bytes. spdl_buffer then gives the row directly before (in input order, without .again) the place
+   of its item in the block. The library copies other items there, which must have n bytes, and
+   frees them; NULL becomes zeros. Items cannot leave such a batch. Blocks and buffers begin at a
+   multiple of 64 and are not cleared. create makes up to 256 MiB of them for each row; more come
+   when needed.
 
-   Sources that block. A source that may block has .threads = 1: a thread of its own calls it.
-   SPDL_FROM(Type, next_fn, source) is such a source; its items are what next_fn(source, &item,
-   timeout) yields: with spdl_pipeline_next, another pipeline. It asks for at most 50 ms at a
-   time, so next_fn has to keep to its timeout. SPDL_END ends it (or an epoch), SPDL_TIMEOUT is
-   asked again, anything else fails, with the text of the other pipeline's failure. `source` has to
-   outlive the pipeline. To rewind both, stop this one, rewind the other one, and then this one.
+   Branches. SPDL_BRANCH(fn), two or more SPDL_PATH(name), each followed by its rows, SPDL_MERGE().
+   `fn` is a stage that sends its result down a path with spdl_route(task, path). A path may have no
+   rows, or branches of its own. A full path does not stop the others: results for it wait, in
+   order, and `fn` is called while fewer than the .buffer_size of SPDL_BRANCH wait so, on all paths.
+   The merge restores the order of the branch, or with SPDL_ORDER_COMPLETION takes what is ready. In
+   a path each item makes one result or none: create refuses .again, .flush, batches and completion
+   order there.
 
-   Who works. `workers` threads; with workers = 0 the thread in next alone. With .next_works_ns the
-   thread in next runs stages too, while it would wait, but no stage whose mean call is longer than
-   that. A consumer that only waits gains 8 to 29 % of the rate of items that take 5 to 100 us. The
-   price: an item may be returned late by one call. A consumer that computes: workers = cores - 1
-   and SPDL_FOREVER. One that waits for a device: workers = cores and 2 ms.
+   Epochs. A source with .continuous starts over after SPDL_END, and numbers its items from 0 again;
+   next returns SPDL_END once for each epoch. Each stage finishes the calls of an epoch before it
+   begins those of the next; no batch spans two. An error ends this epoch and all others.
 
-   Who may wait for whom. While one worker is free, every row with an input, under its concurrency
-   and with room for its result is called, whatever other calls wait for. Calls of a row begin in
+   Sources that block. With .threads = 1 a source has a thread of its own, and may block.
+   SPDL_FROM(Type, next_fn, source) is such a source: it yields what next_fn(source, &item, timeout)
+   does, such as spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and
+   next_fn must keep to that. SPDL_END ends it (or an epoch); after SPDL_TIMEOUT it asks again;
+   anything else fails, with the text of the other pipeline. `source` must outlive the pipeline. To
+   rewind both: stop this one, rewind the other, then this one.
+
+   Who works. `workers` threads; with workers = 0 only the thread in next. With .next_works_ns the
+   thread in next also runs stages while it would wait, except those whose mean call is longer; an
+   item may then come late by one call. For a consumer that computes write workers = cores - 1 and
+   SPDL_FOREVER; for one that waits for a device, workers = cores and 2 ms.
+
+   Who may wait for whom. While a worker is free it calls every row with an input, under its
+   concurrency and with room for its result, whatever other calls wait for. Calls of a row begin in
    the order of its inputs. Up to `concurrency` calls of a row may wait for each other, if there are
-   as many workers (in input order: within buffer_size + concurrency items). A call may wait for
-   what a later stage, the consumer or the producer does, if its row has a concurrency of 1 or
-   completion order: else order itself makes calls wait for those before them. The consumer may wait
-   until its buffer is full, or pause for as long as it likes. `*pipeline` is stored before the
-   first call. Pipelines on one pool get turns by time, not by calls. No function of yours is called
-   under a lock of the library.
+   as many workers (in input order: within buffer_size + concurrency items). A call may wait for a
+   later stage, the consumer or the producer, if its row has a concurrency of 1 or completion order:
+   otherwise order makes calls wait for those before them. The consumer may wait until its buffer is
+   full, or pause for any time. create stores *pipeline before the first call. Pipelines on one pool
+   share it by time, not by calls. The library calls no function of yours under a lock.
 
-   Fork. In the child of a fork a pipeline that has threads is dead: next, push, stop and rewind
-   return SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. A
-   pipeline that runs when the process exits is no problem. */
+   Fork. In the child of a fork a pipeline with threads is dead: next, push, stop and rewind return
+   SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. */
 
 typedef struct spdl_task spdl_task;
 typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
 
-/* A stage function with what is known about it; made by SPDL_FN. */
+/* A stage function and its types, made by SPDL_FN. */
 typedef struct spdl_function {
     spdl_fn call;
     const char *name;
@@ -607,29 +553,20 @@ typedef struct spdl_function {
     size_t out_bytes; /* of what it makes; 0: not known, as always in C */
 } spdl_function;
 
-typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
+typedef void (*spdl_free_fn)(void *item); /* frees an item; never gets NULL */
 typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 
-/* Anything that yields items, such as spdl_pipeline_next. */
+/* A function that yields items, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
-/* A call has failed, whether that is tolerated or ends the pipeline: the place to note what was
-   dropped. `item` is the input of the call, borrowed; NULL if the call was a source's or that of
-   .flush, or has taken its input. Not for SPDL_SKIP. Called on the thread of the call, by as many
-   at a time as the row has calls. */
+/* A call has failed, tolerated or not. `item` is its input, borrowed; NULL for a source or .flush,
+   or if the call took it. Not called for SPDL_SKIP. Runs on the thread of the call, as many at a
+   time as the row has calls. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
-    SPDL_KIND_NONE,
-    SPDL_KIND_SOURCE,
-    SPDL_KIND_PIPE,
-    SPDL_KIND_BATCH,
-    SPDL_KIND_SINK,
-    SPDL_KIND_FEED,
-    SPDL_KIND_BRANCH,
-    SPDL_KIND_PATH,
-    SPDL_KIND_MERGE,
-    SPDL_KIND_UNBATCH
+    SPDL_KIND_NONE, SPDL_KIND_SOURCE, SPDL_KIND_PIPE, SPDL_KIND_BATCH, SPDL_KIND_SINK,
+    SPDL_KIND_FEED, SPDL_KIND_BRANCH, SPDL_KIND_PATH, SPDL_KIND_MERGE, SPDL_KIND_UNBATCH
 } spdl_kind;
 
 /* The order in which a stage or a merge hands on results. */
@@ -640,21 +577,20 @@ typedef struct spdl_stage {
     spdl_kind kind SPDL__ZERO;
     const spdl_function *fn SPDL__ZERO;
     const char *type SPDL__ZERO;        /* feed, SPDL_FROM: the type of its items */
-    spdl_next_fn next SPDL__ZERO;       /* SPDL_FROM: what yields the items */
+    spdl_next_fn next SPDL__ZERO;       /* SPDL_FROM */
     const char *file SPDL__ZERO;        /* with line: where the row was written */
     int size SPDL__ZERO;                /* batch: items in a batch */
-    const char *name SPDL__ZERO;        /* default: the name of the function, "batch" or so; the
-                                           second of a name is called "name#2" */
+    const char *name SPDL__ZERO;        /* default: of the function, "batch" or so; the second of a
+                                           name is called "name#2" */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
-    int concurrency SPDL__ZERO;         /* pipe: calls at the same time, a hard bound; default 1.
-                                           1 written out: there may never be more */
-    int threads SPDL__ZERO;             /* source: 1 for one that may block: it gets a thread of its
-                                           own, see spdl_pipeline_destroy */
+    int concurrency SPDL__ZERO;         /* pipe: the most calls at the same time; default 1. 1
+                                           written out: never more */
+    int threads SPDL__ZERO;             /* source: 1 if it may block */
     int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, in front
                                            of a batch its size, branch 32 */
     spdl_order output_order SPDL__ZERO; /* pipe, merge: default input order */
-    size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, whose
-                                           bytes lie in the batch: see Memory that is used again */
+    size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, in
+                                           place (see Reused memory) */
     const spdl_allocator *allocator SPDL__ZERO; /* with item_bytes: of this row's blocks, which are
                                            kept until the pipeline ends; NULL: the pipeline's */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
@@ -663,12 +599,11 @@ typedef struct spdl_stage {
     bool flush SPDL__ZERO;              /* pipe: called once more at the end; concurrency 1 */
     bool deferred SPDL__ZERO;           /* pipe: may return SPDL_PENDING */
     bool again SPDL__ZERO;              /* pipe: may return SPDL_AGAIN */
-    int max_failures SPDL__ZERO;        /* 0: the first one is fatal; n: n are tolerated; -1: any
-                                           number is. See Failures above */
+    int max_failures SPDL__ZERO;        /* tolerated; 0: the first one ends the pipeline; -1: any */
     spdl_drop_fn on_drop SPDL__ZERO;    /* sees the input of a failed call; gets the row's ctx */
-    spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
-    spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_call_state holds */
-    spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: another item like this one: see >>doctor */
+    spdl_free_fn free_item SPDL__ZERO;  /* frees an item of this stage; default: nothing to do */
+    spdl_free_fn free_state SPDL__ZERO; /* again: frees what spdl_call_state holds */
+    spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: copies an item, for >>doctor */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before its first call of this stage */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
     int line SPDL__ZERO;
@@ -698,17 +633,17 @@ typedef struct spdl_stage {
 #endif
 } spdl_stage;
 
-/* Items grouped by SPDL_BATCH; the input type of the next stage is spdl_batch. Set items[i] to NULL
-   to take an item out of a batch you borrow; an item put in its place is destroyed with the same
-   free_item. In a batch in place (.item_bytes) the items are parts of `data`: they stay there. */
+/* Items grouped by SPDL_BATCH; the next stage takes a spdl_batch. Set items[i] to NULL to take an
+   item out of a batch; the library frees an item put there with the same free_item. In a batch in
+   place (.item_bytes) the items are parts of `data`, and stay there. */
 typedef struct spdl_batch {
+    void *data;        /* in place: the items one after the other; else NULL */
+    size_t bytes;      /* in place: of all items; else 0 */
+    size_t count;      /* of items */
+    uint64_t sequence; /* number of the batch in its epoch, from 0 */
+    uint64_t epoch;    /* from 0 */
     void **items;
-    size_t count;
-    uint64_t sequence; /* number of the batch, from 0 */
-    uint64_t epoch;    /* of its items; 0 when the source is not continuous */
-    void *data;        /* in place: items one after the other, on a line of the cache; else NULL */
 } spdl_batch;
-
 typedef struct spdl_pipeline spdl_pipeline;
 
 typedef struct spdl_pipeline_desc {
@@ -717,19 +652,18 @@ typedef struct spdl_pipeline_desc {
     const char *name;         /* names the threads; default "spdl" */
     spdl_policy policy;       /* of its own threads */
     size_t stack_bytes;       /* of each of them; 0: the system's default */
-    int64_t next_works_ns;    /* the thread in next runs stages too, while it would wait, but none
-                                 whose mean call is longer than this; 0: none, SPDL_FOREVER: all */
+    int64_t next_works_ns;    /* see Who works; 0: no stage, SPDL_FOREVER: all */
     spdl_allocator allocator;
     spdl_logger logger;
-    spdl_profiler profiler;   /* see >>pool; default: that of `pool` */
-    spdl_error *error;        /* optional: says why create failed */
-    const char *trace;        /* file of a trace; NULL: as SPDL_TRACE says; "": none; see >>trace */
-    int trace_events;         /* kept of each thread and edge, of 32 bytes each; default 65536 */
-    const struct spdl_report_desc *report; /* optional, is copied: see >>report */
-    const struct spdl_doctor_desc *doctor; /* optional, is copied; NULL: as SPDL_DOCTOR says */
+    spdl_profiler profiler;   /* default: that of `pool` */
+    spdl_error *error;
+    const char *trace;        /* file of a trace: see >>trace */
+    int trace_events;         /* kept of each thread and edge; default 65536 */
+    const struct spdl_report_desc *report; /* optional, copied: see >>report */
+    const struct spdl_doctor_desc *doctor; /* optional, copied: see >>doctor */
     uint64_t seed;            /* of spdl_item_key */
-    uint64_t data_hash;       /* tells data sets apart when a state is loaded: spdl_files_hash, or
-                                 spdl_hash of names and sizes */
+    uint64_t data_hash;       /* of the data, for spdl_state_load: spdl_files_hash, or spdl_hash of
+                                 names and sizes */
     bool deliver_failures;    /* feed: a failed call ends nothing, see Failed requests */
 } spdl_pipeline_desc;
 
@@ -859,51 +793,47 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
 /* clang-format on */
 
-/* Checks the rows, allocates everything the pipeline will use, and starts it. The rows are copied;
-   ctx pointers must outlive the pipeline. What is wrong is said in desc->error, or without it in
-   the log, with file and line, number and field of the row. A row with more concurrency than there
-   are threads is a warning. The caller destroys *pipeline; on failure *pipeline is NULL.
-   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_TYPE, SPDL_E_NOMEM, SPDL_E_THREAD, SPDL_E_LIMIT (the
-            pool has 64 pipelines already).
+/* Checks the rows, allocates all that the pipeline will use, and starts it. It copies the rows; the
+   memory behind ctx must outlive the pipeline. An error names file, line and field of the row: in
+   desc->error, or without it in the log. A row with more concurrency than threads causes a warning.
+   Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
+            pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                           const spdl_stage *stages, size_t stage_count);
 
-/* Stops the pipeline if it runs, and frees it with every item that was not handed out. After 5
-   seconds the log says which stages it waits for. A source with .threads = 1 that is in a call is
-   waited for 5 seconds, and not at all when a stop with a timeout has waited for it in vain. When
-   that call returns, its thread frees what it made, runs fini and frees the rest: ctx, allocator
-   and profiler have to be there until then. NULL is allowed.
-   Threads: one, not on a worker of its pool; no other call on the pipeline may be running.
-   Blocks:  until the stage functions that are running have returned, except as above, and every
-            deferred call was completed; with fini rows on a shared pool until each worker was
-            free. */
+/* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
+   the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
+   seconds, or not at all after a stop that timed out waiting for it. When that call returns, its
+   thread frees the rest: until then ctx, allocator and profiler must exist.
+   Threads: not on a worker of its pool.
+   Blocks:  until the running stage functions have returned, except as above, and every deferred
+            call was completed; with fini rows on a shared pool until each worker was free. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
-/* Takes the next item out of the sink. A timeout loses nothing. After the last item every call
-   returns how it ended: SPDL_END, or the error that ended the pipeline early, or SPDL_CLOSED after
-   a stop. With a continuous source SPDL_END is returned once for each epoch, and the next call goes
-   on with the next one. The caller owns *item after SPDL_OK; otherwise *item is untouched.
+/* The base of SPDL_NEXT, and a spdl_next_fn: `pipeline` is a spdl_pipeline. Takes the next item out
+   of the sink. A timeout loses nothing. After the last item every call returns how it ended:
+   SPDL_END, the error that ended the pipeline, or SPDL_CLOSED after a stop. With .continuous it
+   returns SPDL_END once for each epoch, then goes on. The caller owns *item after SPDL_OK;
+   otherwise *item stays as it was.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
-            SPDL_E_INVALID when another thread is inside, and in the child of a fork.
-   Threads: one at a time (the consumer). Wait-free when an item is ready.
-   Blocks:  until there is an item or the end, or up to timeout_ns. Stages that run inside of this
-            call (workers = 0, .next_works_ns) are finished first. */
-SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *pipeline, void **item, int64_t timeout_ns);
+            SPDL_E_INVALID while another thread is inside.
+   Threads: the consumer, one at a time. Wait-free when an item is ready.
+   Blocks:  up to timeout_ns; stages that run inside of this call are finished first. */
+SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
 
-/* The epoch that the consumer is in: of what next has returned last; after SPDL_END the one that
-   comes next; after spdl_state_load that of the text.
-   Returns: the number, from 0; 0 when the source is not continuous.
+/* Returns: the epoch that the consumer is in, from 0: that of the last item; after SPDL_END the next
+            one; after spdl_state_load that of the text; 0 without .continuous.
    Threads: the consumer. */
 SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 
-/* For C++: spdl_pipeline_next of a pipeline whose items are of this type.
-   Returns: the same, and SPDL_E_TYPE. */
+/* For SPDL_NEXT in C++.
+   Returns: as spdl_pipeline_next; SPDL_E_TYPE: the items are of another type. */
 SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t timeout_ns,
                                    const char *type);
 
-/* spdl_pipeline_next without a cast: `out` is the address of a pointer to any type of object. In
-   C++ a type that the last row does not yield is SPDL_E_TYPE, and a line in the log. */
+/* Takes the next item, as spdl_pipeline_next does: `out` is the address of a pointer to the type of
+   the item. C programs take items so; C++ has spdl_next, too, and another type is SPDL_E_TYPE. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -915,92 +845,72 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 }
 #endif
 
-/* Ends the flow early: no stage function is called again. Items in the sink can still be taken,
-   then next returns SPDL_CLOSED, also while a source blocks; others are freed, by a stop that has
-   waited or else by destroy. Stopping twice, or after the end, is fine.
-   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions are still running; the stop goes on),
-            SPDL_E_INVALID in the child of a fork.
-   Blocks:  until the stage functions that are running have returned and every deferred call was
-            completed, or up to timeout_ns; what free_item takes comes on top. Inside of a stage,
-            and on a worker of the pipeline's pool: never. */
+/* Ends the flow early: no stage function is called again. next returns the items in the sink, then
+   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items. A
+   second stop, or one after the end, does nothing.
+   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run; the stop goes on).
+   Blocks:  until the running stage functions have returned and every deferred call was completed,
+            and then in free_item. Never inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at `sequence`: waits for the calls that run, frees all that is on
-   its way, and forgets an end, a failure or a stop. spdl_sequence of the source's next call is
-   `sequence`, its epoch 0: a source that reads in order sees by it that it must seek. What a
-   stage keeps in its ctx stays there. No thread is made; statistics go on. For a validation set
-   that is read from its beginning every few steps. The consumer keeps what next has returned.
+/* Starts again, with the source at item `sequence` of epoch 0. It waits for the running calls,
+   frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
+   spdl_sequence that it must seek. ctx and statistics stay. Use it for a validation set.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
-            inside of a stage, while another thread is in next or push, in the child of a fork, or
-            for a sequence of 2^40 or more.
+            inside of a stage, while another thread is in next or push, for a sequence of 2^40 or
+            more.
    Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
-   Blocks:  until the calls at hand have returned, deferred ones and those of SPDL_FROM (50 ms) too,
-            or up to the timeout. */
+   Blocks:  until the running calls have returned, deferred ones and those of SPDL_FROM too. */
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
 
-/* Hands an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks, whatever
-   the rest of the pipeline does: for threads with deadlines, as of games and audio. With
-   .drop_oldest the oldest item is dropped when there is no room, and freed with free_item of the
-   row (the stats count it as a skip of row 0); SPDL_FULL then means that the reader was at work
-   just now. The pipeline owns the item after SPDL_OK; otherwise it stays the caller's.
+/* Gives an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks: for
+   threads of games and audio. With .drop_oldest a push without room drops the oldest item and frees
+   it with free_item of the row (a skip of row 0 in the statistics); SPDL_FULL then means that a
+   worker was taking one just now. The pipeline owns the item after SPDL_OK only.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
-            stop or a failure; SPDL_E_INVALID without such a row, in the child of a fork, or when
-            another thread is inside.
-   Threads: one at a time (the producer).
-   Blocks:  until there is room, or up to timeout_ns; never with drop_oldest. */
+            stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
+   Threads: the producer, one at a time.
+   Blocks:  until there is room; never with drop_oldest. */
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
 
-/* No more items will be pushed: the pipeline ends when those it has are done.
-   Returns: SPDL_OK, SPDL_E_INVALID without a row SPDL_FEED, or when another thread pushes.
+/* Says that no push follows: the pipeline ends after the items it has.
+   Returns: SPDL_OK, SPDL_E_INVALID without a row SPDL_FEED, or while another thread pushes.
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
-/* The row of a stage, by its name: what stats and errors call `stage`.
-   Returns: the row from 0, or -1 when there is no such name. */
-SPDL_API int spdl__pipeline_find(const spdl_pipeline *pipeline, const char *name);
-
-/* Changes the concurrency of a stage while the pipeline runs, for calls that begin from now on. A
-   row that is to be raised later is created with the highest value.
-   Returns: SPDL_OK, SPDL_E_INVALID when there is no such row or it is no pipe, SPDL_E_LIMIT when
-            concurrency is less than 1 or more than the row's .concurrency. */
+/* Changes the concurrency of row `stage`, for calls that begin from now on. Its .concurrency is the
+   most that it can have.
+   Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or more
+            than the row's .concurrency). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
                                                    int concurrency);
 
-/* Whether a stage has failed more often than it may.
-   Returns: true once the pipeline has failed, until it is rewound. */
+/* Returns: true once a stage has failed more often than .max_failures allows, until a rewind. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
-/* Which stages have failed more often than they may: bit i stands for row i. More than one if
-   others failed before they were ended; spdl_pipeline_error is about the one that ended what is
-   delivered, the log has all.
-   Returns: the bits; 0 while spdl_pipeline_failed is false. */
-SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *pipeline);
-
-/* The failure that ended the pipeline: stage, item and text. Valid until it is rewound or
-   destroyed.
+/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy. If
+   several rows failed the log has all.
    Returns: never NULL; result is SPDL_OK when there was no failure.
-   Threads: the consumer, after next has returned it; any, when a stop outside of stages was
+   Threads: the consumer, after next has returned it; any, after a stop outside of stages returned
             SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
-/* Memory for the result of this call, to be its *out; see Memory that is used again. A
-   buffer that the call does not hand on goes back to the library when it ends.
+/* Memory for the result of this call, to be its *out (see Reused memory). If the call does not hand
+   it on, it goes back when the call ends.
    Returns: item_bytes bytes, the same ones until they are handed on; NULL: there is no memory, or
             (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes. */
 SPDL_API void *spdl_buffer(spdl_task *task);
 
-/* Gives back what spdl_buffer gave and the pipeline has handed out; nothing of a batch in place.
-   NULL is allowed. Fits free_item. May be called after the pipeline was destroyed. */
+/* Gives back a buffer of spdl_buffer, also after destroy; not a part of a batch. */
 SPDL_API void spdl_buffer_free(void *buffer);
 
-/* Frees a batch and the items in it that are not NULL, with the free_item of their stage. NULL is
-   allowed. Fits free_item. May be called after the pipeline was destroyed. */
+/* Frees a batch, also after destroy, and its items, with the free_item of their row. */
 SPDL_API void spdl_batch_free(void *batch);
 
-/* Records why this call fails, as printf would write it, up to SPDL_TEXT_BYTES. Outside of the call
-   the text goes to the log.
-   Returns: SPDL_E_STAGE, to be returned by the stage function. */
+/* Records why this call fails, as printf, up to SPDL_TEXT_BYTES. Outside of the call the text goes
+   to the log.
+   Returns: SPDL_E_STAGE, for the stage function to return. */
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
 
 /* For C++: what the call has thrown. act(kept, false) frees it, with true throws it again. */
@@ -1012,102 +922,90 @@ SPDL_API void *spdl__thrown_get(const spdl_pipeline *pipeline,
 /* Returns: the ctx of this stage's row. */
 SPDL_API void *spdl_ctx(const spdl_task *task);
 
-/* What this stage's init stored for this worker.
-   Returns: NULL when the row has no init. */
+/* Returns: what the row's init stored for this worker; NULL without init. */
 SPDL_API void *spdl_local(const spdl_task *task);
 
-/* The number of this item: in a source the number of items made so far, elsewhere the number its
-   source gave it; after SPDL_BATCH the number of the batch.
-   Returns: the number, from 0. */
+/* The number of this item in its epoch, from 0.
+   Returns: in a source how many items it has made; elsewhere the number that the source gave; after
+            SPDL_BATCH the number of the batch. */
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
-/* The epoch this item belongs to.
-   Returns: the number, from 0; 0 when the source is not continuous. */
+/* Returns: the epoch of this item, from 0; always 0 without .continuous. */
 SPDL_API uint64_t spdl_epoch(const spdl_task *task);
 
-/* The worker that runs this call.
-   Returns: from 0, less than workers and guests of the pool; a consumer that works comes after
-            them; 0 with workers = 0 and in a source with .threads. */
-SPDL_API int spdl__task_worker(const spdl_task *task);
-
-/* Whether the pipeline is being stopped; a stage function that takes long should return early.
-   Returns: true once it is. */
+/* Returns: true once the pipeline stops; a long stage function should then return early. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Takes the input away from the library, which will not free it after this call. The caller frees
-   it (a batch with spdl_batch_free). */
+/* Takes the input away from the library. The caller then frees it (a batch: spdl_batch_free). */
 SPDL_API void spdl_take(spdl_task *task);
 
-/* In a stage with .again: what the calls for one input share. NULL when the input is new. What is
-   stored there is destroyed with free_state of the row, before the input, when the last of the
-   calls has returned, or the pipeline stops.
-   Returns: where it is; never NULL. */
+/* With .again: a place that the calls for one input share, NULL when the input is new. After the
+   last of them, or at a stop, free_state of the row frees what it holds, before the input.
+   Returns: the address of the place; never NULL. */
 SPDL_API void **spdl_call_state(spdl_task *task);
 
-/* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
-   Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
-            such path: the call fails, and in a row that is no SPDL_BRANCH the pipeline. */
+/* Sends the result of this call down a path of SPDL_BRANCH; the default is path 0.
+   Returns: SPDL_OK, for the function to return; SPDL_E_INVALID without such a path: the call fails,
+            and in a row that is no SPDL_BRANCH the pipeline. */
 SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 
 /* Returns: true in the last call of a stage with .flush in this epoch, which has no input. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
 
-/* Names one call that will be completed later. A value: copy it as you like. */
+/* Names a call that will be completed later; it may be copied. */
 typedef struct spdl_deferred {
-    spdl_pipeline *pipeline; /* NULL: there is no such call */
+    spdl_pipeline *pipeline; /* NULL: no call */
     uint64_t id;
 } spdl_deferred;
 
-/* Announces that this call, in a stage with .deferred, returns SPDL_PENDING and is completed later:
-   the worker is free, the call counts in the stage's concurrency, and `in` stays valid until then.
+/* Says that this call, in a row with .deferred, will return SPDL_PENDING and be completed later.
+   The worker is free, the call counts in the concurrency, and `in` stays valid.
    Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred. */
 SPDL_API spdl_deferred spdl_defer(spdl_task *task);
 
-/* Completes a deferred call, as if its function returned `result` with `item`. It may come before
-   the function has returned. A worker hands on the result: no function of yours runs in here. A
-   pipeline is destroyed only after all calls have been completed.
+/* Completes a deferred call, as if its function returned `result` with `item`; also before the
+   function has returned. A worker hands on the result: no function of yours runs in here. destroy
+   waits for all deferred calls.
    Returns: SPDL_OK; SPDL_E_INVALID, with a line in the log, when there is no such call or it was
-            completed before: nothing happens to `item` then.
-   Threads: any, as long as the pipeline is there. */
+            completed before; `item` stays the caller's then.
+   Threads: any, while the pipeline exists. */
 SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item);
 
-/* Completes a deferred call as failed, and records why, as printf would write it.
+/* Completes a deferred call as failed, and records why, as printf.
    Returns: as spdl_complete.
-   Threads: any, as long as the pipeline is there. */
+   Threads: any, while the pipeline exists. */
 SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...)
     SPDL__PRINTF(2, 3);
 
-/* Ends the pipeline early from inside a stage, as spdl_pipeline_stop does, without waiting. */
+/* Ends the pipeline early, as spdl_pipeline_stop does, without waiting. */
 SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>state
-   To go on where a run was interrupted: the consumer saves the pipeline's position as a line of
-   text beside its model, and another run loads it. A position says what was *delivered to the
-   consumer*. What waits in the pipeline is not in it: that is made again. After a load the consumer
-   gets, bit by bit, what it would have got without the interruption, with any number of workers,
-   any .concurrency and .buffer_size, and with a loader process or without, if
-     - the order is the same in every run, as said under Order in >>pipeline, and so are the rows
-     - sources make the item with number spdl_sequence(task) of epoch spdl_epoch(task), or seek when
-       the number is not the one after the last
-     - results are a function of the input, spdl_sequence, spdl_epoch, and spdl_item_key, which is
-       for random numbers
-     - what a stage keeps in its ctx does not matter, except in a row with .flush: that is called
-       with spdl_flushing first, for what it has gathered by then, and its results are freed.
-   What is taken ahead of the consumer, to a cache, a GPU or another thread, counts as delivered.
+   Resume: the consumer saves the position of a pipeline as a line of text beside its model, and
+   another run loads it. The position says what the consumer got; items still in the pipeline are
+   made again. After a load the consumer gets, bit by bit, what it would have got without the
+   interruption, with any number of workers, any .concurrency and .buffer_size, with a loader or
+   without, if
+     - rows and order are the same in every run (see Order in >>pipeline)
+     - sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
+       not follow the last one
+     - results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key
+     - what a stage keeps in its ctx does not matter, except in a row with .flush: the library first
+       calls it with spdl_flushing, and frees the results.
+   An item that a cache, a GPU or another thread took ahead of the consumer counts as delivered.
 
-   A load calls rows again for what was under way; those that make several results, or gather, for
-   the item or batch at hand, or the whole epoch up to the position. A table has no position if its
-   items are pushed (SPDL_FEED) or come from SPDL_FROM, if their order may differ from run to run
-   (SPDL_ORDER_COMPLETION, also of a merge), or if its doctor replays items.
+   A load calls rows again for items in flight; rows that make several results or gather begin at
+   their item or batch, or at the epoch. A table has no position with SPDL_FEED, SPDL_FROM,
+   SPDL_ORDER_COMPLETION (also of a merge), or a doctor that replays.
 
-   Ranks. With SPDL_INDEX each rank saves a text of its own. As many ranks as before load their own.
-   Another number of ranks loads the texts of all, at each rank the same ones, saved where all ranks
-   had taken the same number of items of an epoch, or its last, or its end: what remains of the
-   epoch is dealt to them in order of position. To jump over items, load a text with a larger item=.
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them.
+   Another number loads the texts of all, the same ones at each rank, if all had taken the same
+   number of items of an epoch, or its last, or its end; the new ranks share the rest of the epoch
+   in order of position. To jump over items, load a text with a larger item=.
 
-   Epochs. Saved after the last item of an epoch, the next call returns SPDL_END; saved after that,
-   the first item of the next epoch; after the end of all, the end again.
+   Epochs. After a load of a text saved behind the last item of an epoch, next returns SPDL_END; of
+   one saved behind that SPDL_END, the first item of the next epoch, or the end again.
 
        char text[SPDL_STATE_BYTES];
        if (spdl_state_save(p, text, sizeof text) < 0) puts(text);          beside the model
@@ -1115,86 +1013,68 @@ SPDL_API void spdl_stop(spdl_task *task);
        const char *texts[] = { text };
        if (spdl_state_load(p, texts, 1, SPDL_FOREVER, &error) != SPDL_OK) puts(error.text);  */
 
-#define SPDL_STATE_BYTES 1024 /* the longest text, with its end */
+#define SPDL_STATE_BYTES 1024 /* the longest text, with its terminator */
 
-/* Writes where the consumer is: after what spdl_pipeline_next returned last, a line of text without
-   a newline. It takes less than a microsecond, and may be done after every step.
-   Returns: the length of the text, which is cut to `bytes` with its end, as by snprintf; or a
-            negative result, and `text` says why: SPDL_E_UNSUPPORTED: the table has no position.
+/* Writes the position after the item that next returned last: a line without a newline, in less
+   than a microsecond.
+   Returns: the length of the text; or a negative result, with the reason in `text`:
+            SPDL_E_UNSUPPORTED: the table has no position.
    Threads: the consumer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
-/* Starts again at the position of a text, in a new pipeline or one that runs, as
-   spdl_pipeline_rewind does. A text that was changed, of another version, of other rows, of another
-   seed, or of other data (desc.data_hash) is refused, with a sentence that says what differs and
-   how to load it all the same. After a refusal the pipeline goes on as if nothing had been asked.
-   Returns: SPDL_OK; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: it was changed; SPDL_E_INVALID:
-            it does not fit this pipeline, or as rewind; SPDL_E_UNSUPPORTED as save, or the number
-            of ranks cannot change there; SPDL_E_NOMEM; SPDL_TIMEOUT: calls still run, and the
-            pipeline is stopped; the error of an init that has failed.
+/* Goes to the position of a text, in a new or a running pipeline, as spdl_pipeline_rewind does. It
+   refuses a changed text, another version, other rows, another seed and other data (data_hash),
+   with a sentence that says what differs and how to load it all the same; then the pipeline goes on
+   as before.
+   Returns: as rewind; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: it was changed; SPDL_E_INVALID:
+            it does not fit this pipeline; SPDL_E_UNSUPPORTED as save, or the number of ranks cannot
+            change there; SPDL_E_NOMEM; the error of an init that failed.
    Threads: the consumer.
    Blocks:  as spdl_pipeline_rewind. */
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
 
-/* A seed for the random numbers of this call: a hash of the pipeline's seed (desc.seed), the epoch
-   (0 if the source is not continuous) and the number that spdl_sequence returns; with SPDL_INDEX of
-   the sampler's seed and the position, too. It is the same after a load, for any number of workers
-   and, up to the first SPDL_BATCH, of ranks. The results of one item share it.
-   Returns: 64 bits, all of them good.
+/* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence;
+   with SPDL_INDEX also of the sampler's seed and the position. It is the same after a load, for any
+   number of workers and, up to the first SPDL_BATCH, of ranks. The results of one item share it.
+   Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* ============================================================================================= */
 /* >>stats
-   Numbers that say which stage is slow. Every struct is plain data without pointers: numbers of
-   several processes can be sent as bytes. >>report has them in regular intervals. Any thread may
-   call what is here; nothing blocks. */
+   Numbers that say which stage is slow, in structs without pointers, which processes can send as
+   bytes. >>report prints them at intervals. */
 
-/* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
-   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
-#define SPDL__HISTOGRAM_BUCKETS 328
-
-typedef struct spdl__histogram {
-    uint64_t count, sum_ns, max_ns; /* exact */
-    uint64_t bucket[SPDL__HISTOGRAM_BUCKETS];
-} spdl__histogram;
-
-/* The duration that `share` (0 to 1) of the durations did not exceed: the middle of its bucket, but
-   never more than the maximum.
-   Returns: nanoseconds; 0 for an empty histogram. */
-SPDL_API uint64_t spdl__histogram_percentile(const spdl__histogram *histogram, double share);
-
-/* These three are written by spdl_pipeline_stats. */
+/* spdl_pipeline_stats fills these three. */
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;   /* the bound */
-    int threads;       /* of its own; 0: the workers are */
-    int in_flight;     /* calls running now */
-    uint64_t tasks;    /* calls that have ended; for a batch row: batches made; feed: pushes */
-    uint64_t failures; /* of them, calls that failed; not in the times. Feed: pushes refused */
-    uint64_t skips;    /* of them, that dropped their item; batch: of drop_last; feed: dropped for
-                          a new one */
-    uint64_t freed;    /* items this stage had made or taken that a stop or failure freed */
-    uint64_t busy_ns;  /* time spent in calls that did not fail, over all workers */
-    bool deferred;     /* calls end when they are completed: busy_ns is no worker's time */
+    int threads;       /* of its own; 0: the workers call it */
+    int in_flight;     /* calls now */
+    uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
+    uint64_t failures; /* of these, failed; not in the times. Feed: pushes refused */
+    uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
+    uint64_t freed;    /* items of this stage that a stop or failure freed */
+    uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
+    bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* its row says one call at a time: .concurrency = 1 or .flush */
     bool in_order;     /* results leave in input order */
-    /* The part of the consumer's waits (over a microsecond; not with workers = 0) in which the
-       item it waited for was here: the sum over all stages is what it waited. */
+    /* The part of the consumer's waits (over 1 us; not with workers = 0) in which its item was
+       here. The sum over all stages is all it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
-    /* Of one call; below 1 us of up to 32. Of a feed: from the push of an item until the consumer
-       has the answer, of a batch or the like from the oldest push, to 256 ns. */
+    /* Durations of a call, within 6.25 %; below 1 us the mean of up to 32. Feed: from push to
+       answer (a batch: from its oldest push). */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns;
-    /* Where busy_ns went: the three add up to it. Estimates, scaled up from the calls measured (one
-       in about 0.8 ms of each worker, not its first); they may go backwards a little. */
+    /* These three add up to busy_ns: estimates from one call in about 0.8 ms of each worker, not
+       its first; they may go back a little. */
     uint64_t cpu_ns;       /* on a processor */
-    uint64_t runnable_ns;  /* ready to run, but other threads had the processors */
+    uint64_t runnable_ns;  /* ready to run while other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
-    uint64_t split_calls;  /* how many calls were measured; 0: the three are not known, and 0 */
-    bool runnable_known;   /* false: no schedstat; what is runnable is in blocked_ns */
+    uint64_t split_calls;  /* calls measured; 0: the three are unknown, and 0 */
+    bool runnable_known;   /* false: no schedstat; blocked_ns includes runnable time */
 } spdl_stage_stats;
 
 typedef struct spdl_edge_stats {
@@ -1202,20 +1082,20 @@ typedef struct spdl_edge_stats {
     int depth;              /* to take now: up to buffer_size + concurrency; path: + its branch's */
     uint64_t items;         /* items taken so far */
     uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
-    uint64_t get_wait_ns;   /* time the reader was idle for want of an item, open waits too */
-    uint64_t empty_ns;      /* time the edge had nothing to take, the open gap too */
+    uint64_t get_wait_ns;   /* time the reader had no item, an open wait included */
+    uint64_t empty_ns;      /* time the edge had nothing to take, the open gap included */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
 } spdl_edge_stats;
 
-/* What holds a consumer back. */
+/* The limit that holds the consumer back. */
 typedef enum spdl_limit {
     SPDL_LIMIT_NOT_KNOWN,
-    SPDL_LIMIT_CONSUMER,     /* nothing: loading keeps up */
+    SPDL_LIMIT_CONSUMER,    /* nothing: loading keeps up */
     SPDL_LIMIT_CONCURRENCY, /* a stage that more calls at a time help, computing or asleep */
     SPDL_LIMIT_MACHINE,     /* the processors are used up */
     SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
-    SPDL_LIMIT_SERIAL,      /* a source, or a stage that may have one call at a time only */
+    SPDL_LIMIT_SERIAL,      /* a source, or a stage that may have only one call at a time */
     SPDL_LIMIT_ORDER,       /* rare slow calls hold back those after them */
     SPDL_LIMIT_BATCH,       /* items wait until a batch is full */
     SPDL_LIMIT_WORKERS,     /* all workers are in calls */
@@ -1223,9 +1103,8 @@ typedef enum spdl_limit {
     SPDL_LIMIT_FOREIGN      /* other programs have the processors that a stage waits for */
 } spdl_limit;
 
-/* What holds it back, and what to write; 0 where nothing is to be written. Numbers are those at
-   which the next limit is reached, and at most twice what there is. Nothing is to be written that
-   would gain less than 3 %. */
+/* The limit, and the settings to write; 0: nothing to write. A setting reaches the next limit, at
+   most twice what there is, and gains at least 3 %. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
@@ -1234,319 +1113,237 @@ typedef struct spdl_finding {
     int tie_concurrency; /* of `tie` */
     int workers;
     int buffer_size;     /* of `stage`; of the last row the number in SPDL_SINK */
-    double gain;         /* with all of these so many times as many items, by the times of the
-                            calls; 0: not known */
+    double gain;         /* so many times as many items, computed from the times of calls; 0: not
+                            known */
 } spdl_finding;
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
     int workers;            /* and guests */
-    int stage_count;        /* rows but the sink: stage[i] feeds edge[i], the last is the sink */
-    uint64_t delivered;     /* items handed to the consumer */
+    int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
+    uint64_t delivered;     /* items that the consumer got */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
     uint64_t wait_ns;       /* time the consumer waited in next, a running wait included */
-    uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls, but other
-                               threads had the processors (Linux with schedstat; else 0) */
-    uint64_t step_ns;       /* time since the first item that it did not: its own steps */
+    uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls (Linux with
+                               schedstat; else 0) */
+    uint64_t step_ns;       /* time since the first item outside of waits: the consumer's steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
-    uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
-    uint64_t consumer_runnable_ns; /* since the first item: the consumer was ready to run, but other
-                               threads had the processors (known to its own snapshots; else 0) */
+    uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink */
+    uint64_t consumer_runnable_ns; /* since the first item: the consumer was ready to run while
+                               others ran (in its own snapshots only; else 0) */
     /* The process since the start, read at most every 10 ms; 0: not known. */
     uint64_t process_ns;    /* from the start to that reading */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
     uint64_t others_cpu_ns; /* and of other programs on the machine */
     uint64_t minor_faults;
-    double cores_allowed;   /* see spdl__process_stats */
+    double cores_allowed;   /* by affinity and cgroup quotas */
     int cores;
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
-/* Copies the counters while the pipeline runs on, some microseconds for each stage, and every 10 ms
-   what spdl__process_read knows. Each is exact, and none goes backwards from one snapshot to the
-   next. A worker is woken if the last row can be called: a consumer may wait for its buffer to
-   fill. */
+/* Copies the counters, in some microseconds for each stage, and every 10 ms reads the process. Each
+   counter is exact, and none goes back. It wakes a worker if the last row can be called, so a
+   consumer may wait for its buffer to fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
-/* The durations of the calls of one stage so far, failed calls left out; of a feed those from push
-   to answer.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage). */
-SPDL_API spdl_result spdl__pipeline_histogram(const spdl_pipeline *pipeline, int stage,
-                                             spdl__histogram *histogram);
-
-/* The process at one moment, by spdl__process_read. Between readings a and b it used (b.cpu_ns -
-   a.cpu_ns) / (b.time_ns - a.time_ns) cores, others the same of others_ns. */
-typedef struct spdl__process_stats {
-    uint64_t time_ns;        /* spdl_time_ns of the reading */
-    uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
-    uint64_t others_ns;      /* and of everything else on the machine (Linux, Windows; else 0) */
-    int cores;               /* of the machine */
-    double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: the cores there are) */
-    uint64_t resident_bytes; /* memory in use (Linux, Windows; else 0) */
-    uint64_t minor_faults;   /* pages that were mapped or zeroed on first use */
-    uint64_t major_faults;   /* pages that were read from a disk */
-} spdl__process_stats;
-
-/* Reads what the system knows about this process: files of /proc and of the cgroup, some 50 to 200
-   microseconds; what cannot be had is 0. The first snapshot of a pipeline reads it, and those
-   after it. */
-SPDL_API void spdl__process_read(spdl__process_stats *stats);
-
-/* The advisor: the verdict says it in words, and the doctor tries it. `finding` may be NULL.
+/* Finds what holds the consumer back; the verdict says it in words, the doctor tries it. `finding`
+   may be NULL.
    Returns: its limit; SPDL_LIMIT_NOT_KNOWN when the numbers do not decide. */
 SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
-/* The finding in words: how long the consumer waited, for which stage and why; and what to write.
+/* The finding in words: how long the consumer waited, for which stage and why, and what to write.
    With a feed: how many requests were dropped or refused, how soon the others were answered, and
-   where most of that time went. One sentence more if more than 5 % of the calls of a stage fail.
-   Returns: the length of all sentences, as snprintf does; buffer holds what fits. */
+   what took most of that time. It also names stages in which over 5 % of the calls fail.
+   Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
-/* The verdict, a line about the run, and a table of at most 100 columns, ">" at what limits:
-       conc tasks rate  its concurrency; calls that have ended, so many a second
-       p50 .. max       how long a call takes; of a feed, how long from push to answer
+/* The verdict, a line about the run, and a table of at most 100 columns; ">" marks the limit:
+       conc tasks rate  its concurrency; calls that have ended, in all and each second
+       p50 .. max       duration of a call; of a feed from push to answer
        busy             share of the time that as many calls ran as can
-       cpu runq block   where that went: on a processor ("-": not measured); ready, but others had
-                        the processors; asleep (these two where they are over 5 %)
+       cpu runq block   where that went: on a processor ("-": not measured); ready while others had
+                        the processors; asleep (the last two where they are over 5 %)
        ready            share of the time the next stage, or the consumer, had a result to take
-       waits            share of the consumer's waits in which its item was here, in a call or
-                        waiting for a worker: they add up to 100 %; blank where it hardly waited
-   Below, a line for each stage with calls that failed, items skipped or freed.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
+       waits            share of the consumer's waits in which its item was here; blank where it
+                        hardly waited
+   Below, a line for each stage with failed calls, skipped or freed items.
+   Returns: the length of the text. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
-
-/* The struct as a JSON object: its fields by their names, "stages" and "edges" being arrays, with
-   the "verdict" and the "finding", whose "limit" is one of not_known, trainer, concurrency,
-   machine, lock, serial, order, batch, workers, harm, foreign. Strings are valid UTF-8
-   whatever the names are.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
-SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* ============================================================================================= */
 /* >>report
-   Statistics in regular intervals, from a thread that a pipeline has only when it is asked for: by
-   the field `report` of its desc, or, in any program that uses the library, by the environment:
+   Statistics at intervals, from a thread that a pipeline has only on request: by the field `report`
+   of its desc or, in any program, by the environment:
 
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   What cannot be done is one warning in the log
-   of the pipeline, which goes on. It never waits for its reports: a stderr that takes nothing for
-   100 ms loses one. Destroy waits until the last one is written. A file that is a symbolic link is
-   not followed.
+   A failed report is one warning in the log, and the pipeline never waits for reports: a stderr
+   that takes nothing for 100 ms loses one. destroy waits for the last one. Files are appended, each
+   line in one piece, so pipelines and processes may share one; a symbolic link is not followed.
+   examples/data/report.html draws it in a browser.
 
-   examples/data/report.html, opened in a browser, draws such a file: it loads nothing else.
-   Pipelines and processes may share it: each line is appended in one piece.
-
-   JSON lines, schema "spdl.stats.1": an object for each interval. Later versions of the library may
-   add fields; none changes its meaning under this name.
-       schema     "spdl.stats.1"
-       version    of the library
-       pipeline   the name in its desc
-       pid, run   the process; when the pipeline was created (Unix time in ms): together, which one
-       time       when the line was written (Unix time in s)
-       final      whether this is the last line of the pipeline
-       interval   what spdl_stats_json writes, since the line before: differences; percentiles are
-                  of the calls that ended in it, max_ns is the end of the largest one's bucket
-       total      the same since the start
-       process    spdl__process_stats */
+   The lines have the schema "spdl.stats.1": fields as in the structs, listed at >>report-impl.
+   Later versions may add fields. */
 
 #ifndef SPDL_NO_REPORT
-/* Runs on the thread of the reports, at the end once more; `interval` is since the last call. Must
-   not destroy the pipeline, which waits for it. */
+/* Runs on the thread of the reports, and once more at the end; `interval` is since the last call.
+   It must not destroy the pipeline. */
 typedef void (*spdl_report_fn)(const spdl_stats *interval, const spdl_stats *total, void *user);
 
-/* All zero: no reports but those of the environment. */
+/* All zero: only the reports of the environment. */
 typedef struct spdl_report_desc {
     double every;           /* seconds between reports, 0.01 to 1e7; default 5 */
-    spdl_report_fn report_fn; /* is called with the numbers */
+    spdl_report_fn report_fn; /* gets the numbers */
     void *user;
     bool table;             /* the table, on stderr */
-    const char *json;       /* file that JSON lines are appended to */
+    const char *json;       /* file for JSON lines */
 } spdl_report_desc;
 #endif
 
 /* ============================================================================================= */
 /* >>trace
-   What happened when, as a file for a viewer: Perfetto (ui.perfetto.dev) or chrome://tracing. A
-   lane for each worker with its calls (stage, number of the item, result) and the batches it put;
-   one for the consumer's waits in next; and a plot for each edge of how many items it has.
+   The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane for
+   each worker with its calls (stage, number of the item, result) and batches, one for the
+   consumer's waits in next, and a plot of the depth of each edge.
 
-   desc.trace names the file. Where it is NULL the environment does: SPDL_TRACE=t.json, or
-   SPDL_TRACE=t.json,events=N to set trace_events as well. With desc.trace "" there is none. Create
-   empties the file, and destroy writes it: of several pipelines with the same file it has the one
-   destroyed last. "%p" in the name stands for the number of the process. A symbolic link is not
-   followed. What goes wrong with it is one warning in the log.
+   desc.trace names the file; "" means none. Where it is NULL the environment decides:
+   SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N to set trace_events as well. "%p" in the name is
+   the process id. create empties the file and destroy writes it: of several pipelines with one
+   file, the last one destroyed stays. A symbolic link is not followed. A failure is one warning in
+   the log.
 
-   Memory: (workers + 1 + edges) * trace_events * 32 bytes, allocated by create. Of each thread and
-   edge the latest events are kept; log and file say how many were dropped.
+   Memory: (workers + 1 + edges) * trace_events * 32 bytes, allocated by create. Each thread and
+   edge keeps its latest events; log and file say how many were dropped.
 
-   Spans and counters of your own, by the functions below: parts of a call on the worker's lane, or
-   parts of a step on the consumer's. Spans nest, 16 deep; deeper ones are left out. One that is
-   open when the call returns, or the consumer's when the pipeline is destroyed, ends then. Only the
-   pointer to a name is kept: names live as long as the pipeline; the file has their first 100
-   bytes. Each function takes some 30 ns where a trace is recorded, and 1 where none is. None of
-   these functions blocks; those of a task are for its call, those of a pipeline for the consumer.
+   The functions below add spans and a counter of your own: parts of a call, or of the consumer's
+   step. Spans nest, 16 deep; deeper ones are left out. The end of a call, or destroy, ends open
+   spans. A name must live as long as the pipeline; the file has its first 100 bytes. A call takes
+   30 ns with a trace and 1 without. A pipeline is for the consumer.
 
-   Debuggers and profilers: the workers have names. Where the implementation is compiled with
-   <sys/sdt.h>, it has probes for perf and bpftrace: spdl:task_begin and spdl:task_end (stage,
-   item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
+   With <sys/sdt.h> the implementation has probes for perf and bpftrace: spdl:task_begin and
+   spdl:task_end (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items
+   delivered). */
 
-/* Begins a span of this call, inside of those that are open.
-   Threads: a stage; outside of the call, or on another thread, a line in the log.
-   Owns:    `name` stays where it is until the pipeline is destroyed. */
+/* Begins a span inside of the open ones of this call.
+   Threads: a stage; outside of the call, or on another thread, it is a line in the log. */
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name);
 
-/* Ends the span of this call that was begun last; without one it is nothing.
-   Threads: a stage, as spdl_trace_begin. */
+/* Ends the span of this call that began last, if there is one.
+   Threads: as spdl_trace_begin. */
 SPDL_API void spdl_trace_end(spdl_task *task);
 
-/* Records the value that a counter has now, for a plot over time; one that is not finite is left
-   out. There is one counter of each name.
-   Threads: a stage, as spdl_trace_begin.
-   Owns:    as spdl_trace_begin. */
-SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value);
-
-/* Begins a span of the consumer, around what it does, its calls of next included.
-   Owns:    as spdl_trace_begin. */
+/* Begins a span of the consumer, its calls of next included. */
 SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *pipeline, const char *name);
 
-/* Ends the span of the consumer that was begun last. */
+/* Ends the span of the consumer that began last. */
 SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *pipeline);
 
-/* As spdl_trace_counter: the loss, for one.
-   Owns:    as spdl_trace_begin. */
+/* Records a value, such as the loss, for a plot; not if it is not finite. Each name is one counter.
+   */
 SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *pipeline, const char *name, double value);
 
 /* ============================================================================================= */
 /* >>cache
-   An iterator that stands before anything with a next function, such as a pipeline. It hands on the
-   source's items, keeps the first num_caches of them, and after return_caches_after items forgets
-   the source and hands out the kept ones, over and over. A consumer that runs on it runs as if
-   loading cost nothing. (What it would gain >>headspace measures.) All of it runs in the owner's
-   thread. */
+   An iterator in front of any next function, such as a pipeline. It hands on the items of the
+   source and keeps the first num_caches of them. After return_caches_after items it leaves the
+   source and hands out the kept ones, again and again: the consumer runs as if loading cost
+   nothing. One thread at a time calls, and runs all of it. */
 
 typedef struct spdl_cache_desc {
     spdl_next_fn next;
     void *source;                 /* its first argument */
     uint64_t num_caches;          /* at least 1 */
     uint64_t return_caches_after; /* default num_caches, and at least that */
-    uint64_t stop_after;          /* end after so many items in all; 0: never */
-    void (*delete_source)(void *source); /* optional: called once, when the source is done with */
-    spdl_free_fn free_item;       /* destroys an item of the source */
+    uint64_t stop_after;          /* end after so many items, at least those; 0: never */
+    void (*delete_source)(void *source); /* optional: called once, when the source is not needed */
+    spdl_free_fn free_item;       /* frees an item of the source */
     spdl_copy_fn copy_item;       /* optional: see spdl_cache_next */
     spdl_allocator allocator;
-    spdl_error *error; /* optional: says why create failed */
+    spdl_error *error;
 } spdl_cache_desc;
-
 typedef struct spdl_cache spdl_cache;
 
-/* Makes a caching iterator.
-   Returns: SPDL_OK, SPDL_E_INVALID (no next function, num_caches 0, return_caches_after less than
-            num_caches, stop_after set and less than return_caches_after), SPDL_E_NOMEM.
-   Threads: any.
-   Owns:    the caller destroys *cache, and keeps the source unless delete_source is set. */
+/* Makes a cache. The caller keeps the source unless delete_source is set.
+   Returns: the results of create. */
 SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc);
 
-/* Frees the kept items, and calls delete_source unless it was called already.
-   Returns: nothing; NULL is allowed.
-   Blocks:  as delete_source does.
-   Owns:    everything the cache held is freed. */
+/* Frees the cache with its items, and calls delete_source unless that was done. */
 SPDL_API void spdl_cache_destroy(spdl_cache *cache);
 
-/* The next item. A source that ends before return_caches_after items is replaced by the cache at
-   once; one that ends without an item ends the cache too.
+/* The next item; a spdl_next_fn: `cache` is a spdl_cache. When the source ends early the cache
+   takes over at once; a source without an item ends the cache too.
    Returns: SPDL_OK, SPDL_END (stop_after reached, or an empty source), SPDL_E_NOMEM (copy_item), or
-            what the source returned. After a timeout or an error the call can be repeated; nothing
-            is lost.
-   Blocks:  as the source does; never once the cache is used.
-   Owns:    without copy_item the item stays the cache's: valid until the next call if it was not
-            kept, until destroy if it was, and must not be changed. With copy_item each item handed
-            out is the caller's own. */
-SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns);
-
-/* spdl_pipeline_next with the type of spdl_cache_desc.next; the source is the spdl_pipeline.
-   Returns: as spdl_pipeline_next.
-   Threads: one at a time.
-   Blocks:  as spdl_pipeline_next.
-   Owns:    as spdl_pipeline_next. */
-SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
-
-/* spdl_cache_next with the same type, so that one training loop runs on either.
-   Returns: as spdl_cache_next.
-   Blocks:  as spdl_cache_next.
-   Owns:    as spdl_cache_next. */
+            the result of the source. A timeout or error loses nothing.
+   Blocks:  as the source does; never once it has left the source.
+   Owns:    with copy_item the caller owns each item. Otherwise the cache does: the item must not be
+            changed, and is valid until the next call, or if it was kept until destroy. */
 SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_ns);
 
 /* ============================================================================================= */
 /* >>headspace
-   What loading costs a training loop, whatever loads: one call that runs the loop for some seconds
-   and answers in a sentence. Windows of the loop as it is take turns with windows of the same steps
-   on items that were kept, in which nothing is loaded: the source is not asked, its workers fill
-   their buffers and rest (one that takes longer than a window works on: its harm is understated).
-   What a loop would gain is called headspace. It has two parts: the loop waits for items, and the
-   step itself is slower beside those who load (harm), which no figure of the loader shows.
+   The cost of loading to a loop, whatever loads: one call runs the loop for some seconds and
+   answers in a sentence. Windows of the loop as it is take turns with windows of the same steps on
+   kept items, in which nothing is loaded: the source is not called, and its workers rest when their
+   buffers are full (calls longer than a window go on, and their cost is understated). A loop loses
+   in two ways: it waits for items, and its steps are slower beside those who load (harm). Items
+   repeat, others are dropped: what is learned is void. Measure before a run, or on a copy. */
 
-   The steps are real ones, on items that come again and again, while others are taken and dropped:
-   the results of training are void, so measure before a run, or on a copy. */
-
-/* How many times as large one thing is as another, measured in rounds that each have both: sums of
-   all rounds. low and high hold the true ratio in 95 of 100 such measurements; of several to choose
-   among, all of them together. An interval that holds 1 is no difference. With fewer than 5 rounds
-   it is not known, from 0 to infinity. */
+/* A ratio, measured in rounds. low and high hold the true one in 95 of 100 measurements; of several
+   to choose among, all together. An interval that holds 1 is no difference. With fewer than 5
+   rounds it is not known, from 0 to infinity. */
 typedef struct spdl_interval {
     double value; /* 0 without a round */
     double low, high;
     int rounds;
-    bool known; /* there were rounds enough */
+    bool known; /* enough rounds */
 } spdl_interval;
 
-/* One step of a training loop; borrows the item. */
+/* One step of a loop; borrows the item. */
 typedef void (*spdl_step_fn)(void *ctx, void *item);
 
 typedef struct spdl_headspace_desc {
-    spdl_next_fn next; /* after SPDL_END it is asked once more: there may be another epoch */
+    spdl_next_fn next; /* after SPDL_END it is called once more: there may be another epoch */
     void *source;      /* its first argument */
-    spdl_step_fn step; /* returns when all is done, on a device, too */
+    spdl_step_fn step; /* returns when all is done, on a device too */
     void *ctx;         /* its first argument */
-    spdl_free_fn free_item; /* destroys an item of the source */
+    spdl_free_fn free_item; /* frees an item of the source */
     uint64_t run_steps; /* steps of the whole run, for the hours it would save; 0: not known */
     double seconds;     /* how long to measure, 0.1 to 86400; default 30 */
-    int kept;           /* items the steps without loading go around on; default 32 */
-    spdl_logger logger; /* each round is an SPDL_LOG_INFO */
+    int kept;           /* items for the steps without loading; default 32 */
+    spdl_logger logger; /* gets each round as SPDL_LOG_INFO */
     spdl_allocator allocator;
-    spdl_error *error;  /* optional: says why it failed */
+    spdl_error *error;
 } spdl_headspace_desc;
 
 typedef enum spdl_headspace_kind {
     SPDL_HEADSPACE_GAIN,   /* loading costs something */
     SPDL_HEADSPACE_NONE,   /* no difference */
-    SPDL_HEADSPACE_FEW,    /* too few rounds to say */
-    SPDL_HEADSPACE_FOREIGN /* others used the processors in too many: how it is beside them */
+    SPDL_HEADSPACE_FEW,    /* too few rounds */
+    SPDL_HEADSPACE_FOREIGN /* others used the processors in too many rounds: figures beside them */
 } spdl_headspace_kind;
 
 typedef struct spdl_headspace_report {
     spdl_headspace_kind kind;
     double today, ceiling; /* steps per second as it is, and on kept items */
     double waiting;        /* share of the time in next, as it is */
-    double others; /* processors that other programs used, at most (Linux) */
-    spdl_interval gain; /* ceiling / today: so many times as many steps if loading cost nothing */
-    spdl_interval harm; /* a step takes so many times as long beside those who load */
-    double more_seconds; /* FEW: what `seconds` would probably do; 0 if more would not help */
+    double others; /* the most processors that other programs used (Linux) */
+    spdl_interval gain; /* ceiling / today */
+    spdl_interval harm; /* duration of a step beside those who load / alone */
+    double more_seconds; /* FEW: `seconds` that would probably do; 0: more would not help */
     uint64_t items;      /* taken from the source */
-    bool ended;          /* the source has, before the time was over */
-    int rounds, dropped; /* all rounds; those that others disturbed, which were made again */
+    bool ended;          /* the source ended too early */
+    int rounds, dropped; /* all rounds; those that others disturbed, which were repeated */
     char text[SPDL_TEXT_BYTES]; /* such as "Loading costs 17 % of a step (15 to 19), 2.1 h of this
                                    12 h run: slower steps 16.7, waiting 0.3." */
 } spdl_headspace_report;
 
-/* Measures the headspace of a loop. A window is 400 ms, 8 steps and 3 of the longest gaps between
-   items at least; a round has one of each kind, in random order. What was loaded while the source
-   was not asked is taken and dropped. The source stays the caller's; each item taken is given to
-   free_item before it returns.
-   Returns: SPDL_OK, with whatever there is to say in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or what
-            next returned, if that was neither SPDL_OK nor SPDL_END: *report has the rounds so far.
+/* Measures the headspace of a loop. A window lasts at least 400 ms, 8 steps and 3 of the longest
+   gaps between items; a round has one of each kind, in random order. free_item gets each item
+   before the call returns.
+   Returns: SPDL_OK, with the answer in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or the result of
+            next, if neither SPDL_OK nor SPDL_END: *report has the rounds so far.
    Threads: owner of the source; step is called here.
    Blocks:  for about `seconds`, and as long as a call of next or step does. */
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headspace_report *report);
@@ -1554,122 +1351,52 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 /* ============================================================================================= */
 /* >>doctor
    Tries by experiments on the running pipeline what the verdict of the statistics says, and prints
-   that sentence with what was measured. In any program, without a change to it, by the environment:
+   that sentence with the measurements. In any program, by the environment:
 
        SPDL_DOCTOR=1                 for 30 s from the first item on; the report goes to stderr, and
-                                     as a line of JSON to the file that SPDL_REPORT names
+                                     as a line of JSON to the file of SPDL_REPORT
        SPDL_DOCTOR=60                for 60 s
-       SPDL_DOCTOR=1,replay          also repeats items that were kept, see below: what the consumer
-                                     learns in this run is void
-       SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
-                                     of every stage that does not say .concurrency = 1, and has
-                                     twice as many workers made; spdl__task_worker may be so large then
+       SPDL_DOCTOR=1,replay          also repeats kept items: what the consumer learns is void
+       SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps them if they help:
+                                     may change the concurrency of rows that do not say
+                                     .concurrency = 1, and makes twice as many workers; the `worker`
+                                     of init may be so large then
 
-   What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
-   it runs windows of 400 ms, or of three times the longest gap between items, in an order drawn by
-   lot, in which one thing is different, and compares them with windows in which nothing is:
-   - everything up to a row is replayed: its results are items that were kept, nothing above it is
-     called. That needs .copy_item on the row (buffers of spdl_buffer are copied without), and
-     `replay`, as the consumer gets items more than once.
-   - else each call of the busiest rows takes a known time longer, once computing, once asleep. How
-     far throughput follows says how much the program hangs on the row, and on which resource. Calls
-     that wait for a lock hide the delay: so a lock is told from a stage that needs more calls.
-   Then the settings of the verdict are tried, all at once, and stay in force if they help. Delays
-   change no item: without `replay` a consumer gets what it would get without the doctor. Statistics
-   of the run include what the experiments did. Meanwhile what spdl_pipeline_set_concurrency sets
-   does not last.
+   It works in next, on the thread of the consumer, and compares windows of time with one difference
+   to windows without. With `replay` kept items replace everything up to a row; that needs
+   .copy_item on the row (buffers of spdl_buffer are copied without). Otherwise calls of the busiest
+   rows take a known time longer, computing or asleep: throughput shows on which row and resource it
+   depends, and whether calls wait for a lock. Without `replay` the consumer gets the same items as
+   without a doctor. Statistics include the experiments; spdl_pipeline_set_concurrency has no
+   lasting effect meanwhile.
 
-   A round is made again when who limits has waited for processors that other programs had; if most
-   were, the figures are those beside these programs, and the report says so. Not known to it: what
-   happens with other data, and with files that are not in the page cache.
+   It repeats rounds in which other programs had the processors; if most were, its figures hold
+   beside them, and it says so. Doctors of several pipelines disturb each other. It keeps up to 32
+   items of each row and 256 MiB of those with a known size. A process that ends without
+   spdl_pipeline_destroy before the time is over prints nothing. */
 
-   Every pipeline of the process has its doctor, and those that run at the same time disturb each
-   other. What is kept for replay, up to 32 items of each row and 256 MiB of those whose size is
-   known, is freed with the pipeline. A process that ends without spdl_pipeline_destroy before the
-   time is over prints nothing. */
-
-typedef enum spdl__doctor_method {
-    SPDL__DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
-    SPDL__DOCTOR_REPLAYED,
-    SPDL__DOCTOR_SLOWED
-} spdl__doctor_method;
-
-/* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
-typedef struct spdl__doctor_row {
-    char name[SPDL_NAME_BYTES];
-    spdl_kind kind;
-    int concurrency;
-    spdl__doctor_method method;
-    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
-    double load;            /* share of the time that as many calls ran as can */
-    double delay_ns;        /* by which each call was longer */
-    spdl_interval replayed; /* everything up to this row replayed */
-    spdl_interval computing, asleep; /* each call took delay_ns longer */
-} spdl__doctor_row;
-
-/* Plain data without pointers. */
-typedef struct spdl__doctor_report {
-    char name[SPDL_NAME_BYTES]; /* of the pipeline */
-    bool done;
-    spdl_finding finding;  /* of the time of observing, after the experiments */
-    bool tried, kept;      /* its settings were; and are in force */
-    spdl_interval measured; /* with them */
-    double seconds;        /* that it took */
-    int workers;
-    double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
-    double step_ns;        /* of the consumer */
-    double today;          /* items/s as it is */
-    double ceiling;        /* items/s if loading cost nothing */
-    double waiting;        /* share of the time that the consumer waited */
-    bool replays;          /* items were given out more than once */
-    spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
-    spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
-    int rounds, dropped;   /* rounds of windows; of them made again */
-    int row_count;
-    spdl__doctor_row row[SPDL_MAX_STAGES];
-    char verdict[1024];
-} spdl__doctor_report;
-
-/* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
+/* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
-    double seconds;        /* it takes; default 30 */
+    double seconds;        /* default 30 */
     bool replay, raise;
     bool quiet;            /* nothing goes to stderr */
-    const char *json;      /* file that the report is appended to, or NULL */
+    const char *json;      /* file for the report: a line of JSON, schema "spdl.doctor.1" */
 } spdl_doctor_desc;
 
 #ifndef SPDL_NO_REPORT
-/* The report of a pipeline that was created with a doctor.
-   Returns: SPDL_OK; SPDL_TIMEOUT: it is not done yet, `report` is what is known; SPDL_E_NOT_FOUND:
-            it has none.
-   Threads: the consumer. */
-SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
-                                          spdl__doctor_report *report);
-
-/* Runs a training loop until the doctor is done: takes items, calls `step` with each, and frees
-   them as the pipeline would. Starts over with spdl_pipeline_rewind when the items end.
+/* Runs a loop until the doctor is done: takes items, calls `step` with each, and frees them. When
+   the items end it starts over with spdl_pipeline_rewind.
    Returns: SPDL_OK; SPDL_E_INVALID when the pipeline has no doctor; how the pipeline ended, if not
             with SPDL_END.
    Threads: the consumer.
    Blocks:  for as long as the doctor takes. */
-SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
-                                     spdl__doctor_report *report);
-
-/* The report as text.
-   Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
-SPDL_API int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes);
-
-/* The report as a line of JSON, "schema" being "spdl.doctor.1": the fields of the structs by their
-   names. What is not known, as the interval of too few rounds, is null.
-   Returns: as spdl__doctor_text. */
-SPDL_API int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes);
+SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx);
 #endif
 
 /* ============================================================================================= */
 /* >>sampler
-   A sampler says which item comes when: in order, shuffled, in shuffled blocks, mixed from several
-   data sets, or by a function of yours; and which rank gets it. Everything is arithmetic: any
-   position of any epoch can be asked for at any time, on any machine.
+   A sampler says which item comes when, and on which rank: in order, shuffled, in shuffled blocks,
+   mixed from several data sets, or by a function of yours. It computes any position of any epoch.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -1679,45 +1406,41 @@ SPDL_API int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, 
        spdl_sampler_create(&s, &desc);
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
-   Which to use. Shuffled, if every item can be read alone. Blocks, if items lie in large files that
-   are best read in one go. A mixture, if data sets have shares. A function for all else: weighted
-   draws (examples/weighted.c), curricula, blocks of different sizes.
+   Blocks are for items in large files that are read in one go; a function is for weighted draws
+   (examples/weighted.c) and curricula.
 
-   An epoch has positions from 0, and the order puts an index on each. Rank r of w takes the
-   positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
-   each w, but not always the same one: its share of each source is that of all.) The order depends
-   on the desc and the epoch alone; no two pairs of seed and epoch share one. An index takes 10 to
-   15 ns, a sampler 1.3 KB. Up to 4,096 indices or blocks are shuffled in a table of 8 KB, as a true
-   shuffle; more by a permutation made of hashes.
+   An epoch has positions from 0, and the order gives each an index. Rank r of w gets the positions
+   r, r + w, r + 2w and so on as its items 0, 1, 2. (Of a mixture it gets one of each w, at changing
+   places, so its share of each source is that of all.) The order depends only on the desc and the
+   epoch; no two pairs of seed and epoch share one. An index takes 10 to 15 ns, a sampler 1.3 KB and
+   up to 8 KB for a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
 
-   Unless a block says otherwise: any thread may call, nothing blocks, what is passed is only read,
-   and *_create gives what the caller destroys, or NULL with a text in desc->error. Calls for one
-   sampler come one at a time, a running pipeline with SPDL_INDEX being one of them. */
+   One call at a time on a sampler; a running pipeline with SPDL_INDEX is such a call. */
 
-/* An item of SPDL_INDEX. It is from spdl_buffer: spdl_buffer_free frees it. */
+/* An item of SPDL_INDEX, from spdl_buffer. */
 typedef struct spdl_index {
     uint64_t index;
     uint64_t position; /* in the epoch, the same for any number of ranks */
     uint64_t epoch;
-    uint32_t source;   /* of a mixture: which sampler the index is of; else 0 */
+    uint32_t source;   /* of a mixture: the sampler of the index; else 0 */
 } spdl_index;
 
 typedef enum spdl_sampler_order {
     SPDL_SAMPLE_SEQUENTIAL,
     SPDL_SAMPLE_SHUFFLED,
-    SPDL_SAMPLE_BLOCKS,   /* blocks of .block indices, shuffled, each from its begin to its end */
-    SPDL_SAMPLE_FUNCTION, /* what index_fn says */
+    SPDL_SAMPLE_BLOCKS,   /* blocks of .block indices, shuffled; each in order */
+    SPDL_SAMPLE_FUNCTION, /* by index_fn */
     SPDL_SAMPLE_MIXTURE   /* other samplers, mixed */
 } spdl_sampler_order;
 
-/* What becomes of the last positions if they do not suffice for all ranks. */
+/* How the last positions are dealt if there are not enough for all ranks. */
 typedef enum spdl_tail {
     SPDL_TAIL_KEEP, /* some ranks have one item more: 26 on 4 ranks are 7, 7, 6, 6 */
-    SPDL_TAIL_DROP, /* nobody has them: 6 each */
-    SPDL_TAIL_PAD   /* those at the epoch's begin come again: 7 each */
+    SPDL_TAIL_DROP, /* no rank has them: 6 each */
+    SPDL_TAIL_PAD   /* the first ones of the epoch come again: 7 each */
 } spdl_tail;
 
-/* Which of `world` processes this is; all zero: the only one. */
+/* This process among `world` ones; all zero: the only one. */
 typedef struct spdl_ranks {
     int rank, world;
 } spdl_ranks;
@@ -1731,8 +1454,8 @@ typedef struct spdl_mixture spdl_mixture;
 typedef struct spdl_sampler_desc {
     spdl_sampler_order order;
     uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
-    uint64_t draws;     /* positions in an epoch: more than `count` only with index_fn; default
-                           `count`; a mixture needs it */
+    uint64_t draws;     /* positions in an epoch: default `count`, more only with index_fn; a
+                           mixture needs it */
     uint64_t seed;
     spdl_ranks ranks;
     spdl_tail tail;
@@ -1740,72 +1463,65 @@ typedef struct spdl_sampler_desc {
     spdl_index_fn index_fn;
     void *ctx;          /* its first argument */
     const spdl_mixture *mixture; /* with a sampler of one rank for each of its sources: */
-    spdl_sampler *const *samplers; /* both outlive this one, which alone uses the samplers */
+    spdl_sampler *const *samplers; /* both must outlive this one, which alone uses the samplers */
     spdl_allocator allocator;
-    spdl_error *error;  /* optional: says why create failed */
+    spdl_error *error;
 } spdl_sampler_desc;
 
-/* Makes a sampler. One of a mixture goes through the order of each source, again and again, each
-   time that of the source's next epoch. Its own next epoch goes on where this one stops.
-   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
+/* Makes a sampler. One of a mixture follows the order of each source, again and again, each time
+   that of the source's next epoch. Its own next epoch goes on where this one stops.
+   Returns: the results of create. */
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
 
-/* Frees a sampler, after the pipeline that uses it. NULL is allowed. */
+/* Frees a sampler; destroy its pipeline first. */
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 
-/* How many items this rank has in an epoch.
-   Returns: the number. */
+/* Returns: how many items this rank has in an epoch. */
 SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch);
 
-/* This rank's item `number` of an epoch, from 0: what SPDL_INDEX makes.
-   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in
-            item->index, and is not less than count. */
+/* This rank's item `number` of an epoch, from 0, as SPDL_INDEX makes it.
+   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: index_fn returned item->index, which is
+            not less than count. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
 
-/* What comes at a position of an epoch, on whatever rank.
-   Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions. */
-SPDL_API spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
-                                     spdl_index *item);
-
-/* Rank and world as a launcher has set them: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
-   and _SIZE (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the
-   first of these pairs that is there. error may be NULL.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none, *ranks is 0 of 1; SPDL_E_INVALID: they make
-            no sense, which `error` says, and *ranks stays as it was.
+/* Rank and world from a launcher: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE
+   (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the first pair
+   that is set.
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: none is set, *ranks is 0 of 1; SPDL_E_INVALID: they make no
+            sense (see `error`), and *ranks stays as it was.
    Threads: any, while no other one changes the environment. */
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
 
-/* A hash of bytes, the same on every machine, for a pipeline's data_hash: chain it over names and
-   sizes of files, with what it returned as the next `seed`. It does not protect against intent.
+/* A hash of bytes for data_hash, the same on every machine; no protection against intent. Each
+   result may be the next `seed`.
    Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
 typedef struct spdl_mixture_desc {
     size_t sources;          /* 1 to 65536 */
-    const double *weights;   /* of each: any scale; 0: it never comes */
+    const double *weights;   /* of each, on any scale; 0: it never comes */
     spdl_allocator allocator;
-    spdl_error *error;       /* optional: says why create failed */
+    spdl_error *error;
 } spdl_mixture_desc;
 
-/* Makes a mixture: which source each position takes its item from. It does not end: the sampler's
-   `draws` say how long an epoch is. After any number of positions no source is off its share by 1.7
-   items or more (beyond 2^50 positions rounding adds to that). Costs 16 bytes a source.
-   Returns: SPDL_OK; SPDL_E_INVALID: desc->error names the field; SPDL_E_NOMEM. */
+/* Makes a mixture: the source of each position. It does not end: `draws` of the sampler says how
+   long an epoch is. At no position is a source off its share by 1.7 items or more (beyond 2^50
+   positions rounding adds to that).
+   Returns: the results of create. */
 SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
 
-/* Frees a mixture. NULL is allowed. */
+/* Frees a mixture. */
 SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
 
-/* Which source a position, less than 2^63, takes its item from, and which item of that source, from
-   0.
-   Returns: SPDL_OK, SPDL_E_INVALID.
+/* The source of a position below 2^63, and the item of that source, from 0.
+   Returns: SPDL_OK.
    Threads: any number at a time. */
 SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
                                      uint32_t *source, uint64_t *index);
 
-/* A source of a pipeline: the items of a sampler, of type spdl_index, in its order for any number
-   of workers; SPDL_END after those of an epoch.
+/* A source of spdl_index: the items of a sampler, in its order for any number of workers, then
+   SPDL_END.
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
@@ -1830,192 +1546,167 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 
 /* ============================================================================================= */
 /* >>loader
-   A pipeline in a process of its own, which writes its batches where the trainer reads them: in
-   shared memory. Nothing is copied, and what a stage does to its process stays there: a crash, a
-   leak, a library that is not thread-safe. Linux; elsewhere open returns SPDL_E_UNSUPPORTED.
-
-   Which to use. A pipeline with polite workers (spdl_policy) protects the trainer's speed at least
-   as well, and costs less. A loader is for stages that crash, leak, or may not share a process.
-
-       spdl_loader_desc desc = { 0 };
-       desc.pipeline.workers = 4;
-       if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
-               SPDL_SOURCE(list), SPDL_PIPE(decode, .concurrency = 4),
-               SPDL_BATCH(32, .item_bytes = sizeof(image)), SPDL_SINK(2))) != SPDL_OK) return 1;
-       while (spdl_loader_next(loader, &batch, SPDL_FOREVER) == SPDL_OK) {
-           train(batch.data, batch.count);
-           spdl_loader_done(loader, &batch);
-       }
-       if (spdl_loader_error(loader)->result != SPDL_OK) puts(spdl_loader_error(loader)->text);
-       spdl_loader_close(loader);
+   A pipeline in a process of its own, which writes its batches into memory that the consumer reads:
+   nothing is copied. A crash, a leak or a library that is not thread-safe stays in that process.
+   Only on Linux. Polite workers (spdl_policy) protect the consumer's speed as well, and cost less.
+   examples/loader_process.c shows one.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
-   spdl_buffer. Rows after it hand on what they get. Its blocks are slots of the shared memory (the
-   arena): as many as the pipeline itself can have in use, and desc.slots.
+   spdl_buffer; rows after it hand them on. Its blocks are slots of the shared memory (the arena):
+   as many as the pipeline can use, and desc.slots.
 
-   Processes. Open forks a supervisor, and that forks the child, now and when it has to be started
-   again: rows, ctx and all memory are there as they were at open. A fork copies one thread alone,
-   so open refuses when the process has others. Open loaders first of all, before threads, CUDA and
-   large allocations. Both processes ignore SIGINT, SIGTERM and the like; they end with the process
-   that opened the loader, however it ends, and so do programs that a stage has started. Several
-   children are several loaders, taken in turn: examples/loaders_in_turn.c.
+   Processes. open forks a supervisor, which forks the child, now and for each restart: rows, ctx
+   and all memory are as they were at open. A fork copies only one thread, so open refuses a process
+   with more: open loaders first, before threads, CUDA and large allocations. Both processes ignore
+   SIGINT, SIGTERM and the like. They end with the process that opened the loader, however it ends,
+   and so do programs that a stage started. For several children take several loaders in turn:
+   examples/loaders_in_turn.c.
 
-   Failures. What the child has handed out before is delivered first. Then spdl_loader_next returns
-   what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal or
-   with which code (0 is one, too), in which call of which stage, or which calls were running. With
-   max_restarts the child is started again after the last batch that was handed out, if the table
-   has a position (see spdl_state_save). The trainer trusts nothing that a child can write.
+   Failures. The consumer first gets the batches that the child has handed out. Then it gets the
+   failure of the pipeline, or SPDL_E_PROCESS when the child has ended, with the signal or exit code
+   (0 too) and the stage, or the calls that were running. With max_restarts the child starts again
+   after the last batch that it handed out, if the table has a position (see >>state). The consumer
+   trusts nothing that a child can write.
 
-   Memory. Open reserves the arena: if the cgroup or the machine has no room for it, open says so,
-   and no page of it can be missing later. To bound what a child uses of its own, call setrlimit in
-   .init of a row. When a cgroup runs out of memory the system kills one process in it or, in a
-   Kubernetes pod, all of them: then no one is left to report it.
+   Memory. open reserves the arena, or says that the cgroup or the machine has no room for it: no
+   page is missing later. To bound other memory of a child, call setrlimit in .init of a row.
 
-   Seeing inside. Reports, statistics and traces of desc.pipeline are made in the child, and its
-   log_fn, report_fn and event_fn are called there. There is no doctor in a child.
+   The child makes reports, statistics and traces of desc.pipeline, and calls log_fn, report_fn and
+   event_fn. It has no doctor.
 
-   Unless a block says otherwise: the trainer calls (one thread at a time), nothing blocks, and what
-   a function hands out is the loader's, valid until it is closed. In the child of a fork of the
-   trainer all calls return SPDL_E_INVALID. */
+   Only the consumer calls, one thread at a time. The loader owns what a function returns, until
+   close. In the child of a fork of the consumer all calls return SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
     spdl_pipeline_desc pipeline; /* of the child; without pool */
-    int slots;                /* batches that are ready or the trainer's; default 4 */
-    uint64_t arena_bytes;     /* the most that may be shared; 0: what there is room for */
-    double hang_timeout;      /* seconds for which the trainer waits, in one call or in several that
-                                 time out, before the child is killed; 0: for ever */
+    int slots;                /* batches that are ready or the consumer's; default 4 */
+    uint64_t arena_bytes;     /* at most so much shared memory; 0: what there is room for */
+    double hang_timeout;      /* seconds of waiting, in one call or in several that time out, before
+                                 the child is killed; 0: for ever */
     int max_restarts;
     bool fork_with_threads;   /* open all the same: no stage takes a lock that they hold */
     const char *name;         /* for messages; default "spdl" */
     spdl_logger logger;       /* in this process */
-    spdl_error *error;        /* optional: says why open failed */
+    spdl_error *error;
 } spdl_loader_desc;
-
 typedef struct spdl_loader spdl_loader;
 
-/* Zero before it is filled in. What it points to is there until spdl_loader_done. */
+/* Zero before it is filled in. `data` is valid until spdl_loader_done. */
 typedef struct spdl_loader_batch {
-    void *data;      /* at a multiple of 64; may be written, too */
-    size_t bytes;    /* of it: items of SPDL_BATCH, or item_bytes */
-    size_t count;    /* items of SPDL_BATCH; else 1 */
-    uint64_t number; /* in its epoch, from 0 */
+    void *data;        /* at a multiple of 64; may be written, too */
+    size_t bytes;      /* of the items of SPDL_BATCH, or item_bytes */
+    size_t count;      /* items of SPDL_BATCH; else 1 */
+    uint64_t sequence; /* number of the batch in its epoch, from 0 */
     uint64_t epoch;
-    int slot;        /* where it lies: data is the same again for the same slot */
-    uint64_t ticket; /* of the library */
-    spdl_loader *loader;
+    int slot_;         /* private, as are those below */
+    uint64_t ticket_;
+    spdl_loader *loader_;
 } spdl_loader_batch;
 
 typedef struct spdl_loader_status {
-    int slots;                /* those that the pipeline uses, too */
-    int64_t supervisor, pid;  /* process ids; 0: there is none now */
+    int slots;                /* those of the pipeline, too */
+    int64_t supervisor, pid;  /* process ids; 0: none now */
     int restarts;
-    uint64_t taken;           /* batches that the trainer got */
+    uint64_t taken;           /* batches that the consumer got */
     uint64_t held;            /* and has now */
     uint64_t wait_ns;         /* time it waited for them */
 } spdl_loader_status;
 
-/* Checks the rows as spdl_pipeline_create does, reserves the arena, and starts the processes, whose
-   failures come with spdl_loader_next. ctx pointers must outlive the loader.
-   Returns: SPDL_OK; what spdl_pipeline_create returns for wrong rows; SPDL_E_INVALID (a field, or
-            threads); SPDL_E_NOMEM; SPDL_E_LIMIT (arena_bytes, or no room); SPDL_E_PROCESS (no
-            process could be started); SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
-   Threads: any.
-   Owns:    the caller closes *loader; on failure it is NULL. */
+/* Checks the rows as spdl_pipeline_create does, reserves the arena and starts the processes; their
+   failures come with spdl_loader_next. The memory behind ctx must outlive the loader.
+   Returns: the results of spdl_pipeline_create; SPDL_E_INVALID also for threads; SPDL_E_LIMIT
+            (arena_bytes, or no room); SPDL_E_PROCESS (no process could be started);
+            SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
+   Threads: any. */
 SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
                                       const spdl_stage *stages, size_t stage_count);
 
-/* Ends the processes, and frees the arena with all batches. NULL is allowed.
-   Blocks:  until they have ended: the child has a second for that, then it is killed. */
+/* Ends the processes, and frees the arena with all batches.
+   Blocks:  until they have ended; after a second it kills the child. */
 SPDL_API void spdl_loader_close(spdl_loader *loader);
 
-/* The next batch: a view of shared memory. After the last one each call returns SPDL_END; with a
-   continuous source it does once for each epoch. A failure is returned again and again. A batch
-   that is ready costs no system call.
+/* The next batch, in shared memory. After the last one each call returns SPDL_END; with .continuous
+   one call for each epoch. A failure stays. A batch that is ready costs no system call.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
-            failure, which spdl_loader_error describes; SPDL_E_PROCESS: a process has ended, or
-            hung, or has overwritten what is shared; SPDL_E_LIMIT: the trainer holds all desc.slots
-            batches: when it has given one back, it may go on.
-   Blocks:  until there is a batch, an end or a failure, or up to timeout_ns. */
+            failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, or hung, or has
+            overwritten shared data; SPDL_E_LIMIT: the consumer holds all desc.slots batches, and
+            may go on when it has given one back.
+   Blocks:  until there is one of these. */
 SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
                                       int64_t timeout_ns);
 
-/* Gives the slot of a batch back, in any order.
-   Returns: SPDL_OK; SPDL_E_INVALID: it was given back already, or is none of this loader's.
+/* Gives the memory of a batch back, in any order.
+   Returns: SPDL_OK; SPDL_E_INVALID: it was given back before, or is of another loader.
    Threads: one at a time, also beside spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_batch *batch);
 
-/* spdl_loader_next with the type of spdl_next_fn, for >>cache, >>headspace and SPDL_FROM: the item
-   is a spdl_loader_batch *, to be freed with spdl_loader_batch_free.
-   Returns: as spdl_loader_next.
-   Blocks:  as spdl_loader_next. */
+/* spdl_loader_next as a spdl_next_fn, for >>cache, >>headspace and SPDL_FROM: the item is a
+   spdl_loader_batch *, which spdl_loader_batch_free frees.
+   Returns: as spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
 
-/* spdl_loader_done of what spdl_loader_next_fn gave. NULL is allowed; fits free_item. */
+/* spdl_loader_done for a batch of spdl_loader_next_fn. */
 SPDL_API void spdl_loader_batch_free(void *batch);
 
-/* The position after what spdl_loader_next returned last: the text of spdl_state_save. A run may go
-   on with a loader or without.
+/* Writes the position after the last batch, as spdl_state_save does. A run may go on with a loader
+   or without.
    Returns: as spdl_state_save; SPDL_E_PROCESS; SPDL_E_CHECKSUM: the child's text makes no sense.
    Blocks:  before the first batch: until the child has begun. */
 SPDL_API int spdl_loader_state_save(spdl_loader *loader, char *text, size_t bytes);
 
-/* Goes on at the position of a text, in the same process, as spdl_state_load. Batches that are
-   ready are dropped; those that the trainer holds stay its. A failure of the pipeline is forgotten;
-   a process that has ended stays gone. After a refusal all is as before.
+/* Goes to the position of a text, in the same process, as spdl_state_load does. It drops batches
+   that are ready, and forgets a failure of the pipeline, but not the end of a process.
    Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on; SPDL_E_LIMIT: texts of more
             than some 150 ranks; SPDL_E_PROCESS.
-   Blocks:  until the calls at hand have returned, or up to timeout_ns. */
-SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *const *texts, int count,
-                                      int64_t timeout_ns, spdl_error *error);
+   Blocks:  until the running calls have returned. */
+SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *const *texts,
+                                            int count, int64_t timeout_ns, spdl_error *error);
 
-/* The same, at item `sequence` of epoch 0, as spdl_pipeline_rewind: tables without a position, too.
-   Returns: as spdl_pipeline_rewind and spdl_loader_state_load.
-   Blocks:  as spdl_loader_state_load. */
+/* Goes to item `sequence` of epoch 0, as spdl_pipeline_rewind does, without a position, too.
+   Returns: as spdl_loader_state_load. */
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
                                         int64_t timeout_ns);
 
 /* The failure that spdl_loader_next has returned.
-   Returns: never NULL; result is SPDL_OK when there was none. stage -1: it is of no stage. */
+   Returns: never NULL; result is SPDL_OK without a failure. stage -1: it is of no stage. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 
-/* The statistics of the child's pipeline, some 50 ms old. Its trainer is the child's main thread,
-   which takes a batch when fewer than desc.slots are ready or held: it waits when the trainer does.
+/* The statistics of the child's pipeline, about 50 ms old. Its consumer is the main thread of the
+   child, which waits when yours does.
    Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none yet.
    Threads: any. */
 SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
-/* Who runs, and what the trainer has taken. */
+/* Which processes run, and what the consumer has taken. */
 SPDL_API void spdl_loader_get_status(const spdl_loader *loader, spdl_loader_status *status);
 
-/* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
-   other: for spdl_cuda_adopt(cuda, base, bytes). Each pointer may be NULL.
+/* Where the slots are: one block at a page border, a slot every *slot_bytes, for
+   spdl_cuda_adopt(cuda, base, bytes). Each pointer may be NULL.
    Threads: any. */
 SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
                                 size_t *slot_bytes);
 
 /* ============================================================================================= */
 /* >>npz
-   Arrays as NumPy writes them: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64),
-   read and written. Reading gives C order (the last index varies fastest) and numbers in the byte
-   order of this machine, whatever the file has; structured elements stay as they are. A .npy file
-   is an archive of one array named "arr_0". Every length is compared with the bytes that are there
-   before it is used or allocated for, and every product is checked.
+   Arrays as NumPy writes them, read and written: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated
+   members, ZIP64). Reading gives C order (the last index varies fastest) and the byte order of this
+   machine, whatever the file has; structured elements stay as they are. A .npy file is an archive
+   of one array named "arr_0". Every length is compared with the bytes that are there before its
+   use.
 
-   For all functions here, where nothing else is said: any thread may call them, several at a time
-   on one archive, but only one at a time on a writer. They wait for the file system alone. What is
-   passed in stays the caller's; desc, error and the index of find may be NULL. A function that
-   makes something sets the pointer to it to NULL when it fails. A spdl_result is SPDL_OK or, with
-   an error that names file, member and byte, one of SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND,
-   SPDL_E_IO, SPDL_E_FORMAT (damaged), SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_LIMIT (of the
-   desc; or over 2^20 members, 64 dimensions, a header of 64 KB) and SPDL_E_NOMEM.
+   Several threads at a time may read one archive; a writer takes one. A call waits only for the
+   file system. desc and the index of find may be NULL. A spdl_result is SPDL_OK or, with an error
+   that names file, member and byte, SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND, SPDL_E_IO,
+   SPDL_E_FORMAT (damaged), SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_LIMIT (of the desc; or over
+   2^20 members, 64 dimensions, a header of 64 KB) or SPDL_E_NOMEM. load and open set the pointer to
+   NULL when they fail.
 
-   A file of at most 256 KB is read when it is opened, and closed. Of a larger one the directory is
-   read; reading copies straight to the caller's memory, and the first view maps the file. When a
-   file is truncated meanwhile, reading fails with SPDL_E_IO, and only looking at bytes of a view
-   that are gone raises SIGBUS.
+   open reads a file of at most 256 KB and closes it. Of a larger one it reads the directory; the
+   first view maps the file. If a file is truncated meanwhile, reading returns SPDL_E_IO; only
+   access to lost bytes of a view raises SIGBUS.
 
-   The CRC-32 of an array is verified in the pass that reads it as a whole; views, rows and .npy
-   files have none. Bytes after an array are skipped, as by NumPy, but belong to its CRC. */
+   Reading a whole array verifies its CRC-32; views, rows and .npy files have none. Bytes after an
+   array are skipped, as by NumPy, but belong to its CRC. */
 
 #ifndef SPDL_NO_NPZ
 
@@ -2023,24 +1714,24 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
 
 /* An array, as it is read. */
 typedef struct spdl_npy_info {
-    char kind;      /* as NumPy's dtype.kind: b i u f c S U V M m; V also for structs */
+    char kind;      /* NumPy's dtype.kind: b i u f c S U V M m; V also for structs */
     bool stored;    /* not deflated: spdl_npz_read_rows and spdl_npz_view can work */
     int ndim;       /* 0 to SPDL_NPY_MAX_DIMS */
     uint64_t itemsize; /* bytes of one element */
     uint64_t shape[SPDL_NPY_MAX_DIMS];
     uint64_t count;    /* elements: the product of shape, 1 for ndim 0 */
     uint64_t bytes;    /* count * itemsize */
-    char descr[256];   /* "<f4", "|S12" or "[('x', '<f4'), ...]"; cut if longer */
+    char dtype[256];   /* "<f4", "|S12" or "[('x', '<f4'), ...]"; cut if longer */
 } spdl_npy_info;
 
 typedef struct spdl_npz_desc {
-    uint64_t max_bytes; /* refuse an array, or with load all arrays, over this; default 2^40 */
-    bool no_crc;        /* trust the file: verify nothing; load maps what need not be copied */
+    uint64_t max_bytes; /* refuse larger arrays, with load a larger sum; default 2^40 */
+    bool no_crc;        /* trust the file: verify nothing; load maps arrays that need no copy */
     spdl_allocator allocator;
-    spdl_error *error;  /* optional: why open or load failed */
+    spdl_error *error;
 } spdl_npz_desc;
 
-/* Loading whole files: all arrays of one. */
+/* All arrays of a file, in one allocation. */
 typedef struct spdl_npz_array {
     const char *name; /* without ".npy" */
     void *data;       /* aligned to 64 bytes; may be changed */
@@ -2050,41 +1741,40 @@ typedef struct spdl_npz_array {
 typedef struct spdl_npz_bundle {
     spdl_npz_array *arrays;
     size_t count;
-    size_t bytes; /* of the allocation that holds it all */
+    size_t bytes; /* of the allocation */
     spdl_allocator allocator;
-    const void *mapping; /* with no_crc: the file, of which some arrays are views; or NULL */
-    uint64_t mapped;
+    const void *mapping_; /* private, as is the next: the file that arrays are views of */
+    uint64_t mapped_;
 } spdl_npz_bundle;
 
 /* Reads all arrays of a file. With no_crc, stored arrays of 64 KB and more that are aligned to 64
-   bytes (as spdl_npz_writer_add does) are views: do not truncate the file while the bundle is in use.
-   Returns: as the section says. The caller frees *bundle. */
+   bytes (as a spdl_npz_writer does) are views: do not truncate the file while the bundle is in use.
+   Returns: see above. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
 
-/* The same from memory, of which nothing is kept. `name` is used in messages.
-   Returns: as the section says. The caller frees *bundle. */
+/* The same from memory, which it copies. Messages use `name`.
+   Returns: see above. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc);
 
-/* The array of this name; if there is none, the array whose name this is with ".npy" after it.
+/* The array of this name, or else of this name with ".npy" after it.
    Returns: the array, or NULL. */
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name);
 
-/* Whether an array has this type and shape. dtype is as NumPy's, "<f4", or without byte order; it
-   does not matter, since numbers are those of this machine. A dimension of 0 fits any.
+/* Whether an array has this type and shape. dtype is as NumPy's, "<f4"; its byte order does not
+   matter. A dimension of 0 fits any.
    Returns: SPDL_OK, SPDL_E_NOT_FOUND (array is NULL), SPDL_E_INVALID; error says what it has. */
 SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dtype, int ndim,
                                      const uint64_t *shape, spdl_error *error);
 
-/* Frees a bundle with all its arrays; NULL is allowed. Fits free_item. */
+/* Frees a bundle with its arrays. */
 SPDL_API void spdl_npz_bundle_free(void *bundle);
 
-/* A row of a pipeline that loads files: it takes a path (char, a C string) and makes a
-   spdl_npz_bundle, as spdl_npz_load does; its free_item is spdl_npz_bundle_free.
+/* A pipe that takes a path (char, a C string) and makes a spdl_npz_bundle, as spdl_npz_load does.
        SPDL_NPZ(NULL, .concurrency = 4)
-   The first argument may be the address of a spdl_npz_desc, which must outlive the pipeline, and
-   whose error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
+   The first argument may be the address of a spdl_npz_desc, which must outlive the pipeline; its
+   error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
 /* clang-format off */
 #define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
@@ -2105,24 +1795,22 @@ SPDL_API const spdl_function spdl_npz_load_spdl;
 SPDL__UNUSED static const spdl_function spdl_npz_load_spdl;
 #endif
 
-/* One array at a time, out of an archive that is open. */
+/* One array at a time, out of an open archive. */
 typedef struct spdl_npz spdl_npz;
 
 /* Opens an .npz or .npy file and reads its directory.
-   Returns: as the section says. The caller closes *npz. */
-SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path,
-                                        const spdl_npz_desc *desc);
+   Returns: see above. */
+SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path, const spdl_npz_desc *desc);
 
-/* The same from memory, which must stay unchanged until close. `name` is used in messages.
-   Returns: as the section says. The caller closes *npz. */
+/* The same from memory, which must stay unchanged until close. Messages use `name`.
+   Returns: see above. */
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc);
 
-/* Closes the archive; NULL is allowed. Views of it end. No other call on it may be running. */
+/* Closes the archive and ends its views. */
 SPDL_API void spdl_npz_close(spdl_npz *npz);
 
-/* How many arrays there are. Of several with one name only the last counts, as in NumPy.
-   Returns: the number of arrays. */
+/* Returns: the number of arrays. Of several with one name only the last counts, as in NumPy. */
 SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
 
 /* The name of array `index`: without ".npy", if no other array has that name.
@@ -2133,231 +1821,183 @@ SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index);
    Returns: SPDL_OK with *index, or SPDL_E_NOT_FOUND. */
 SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index);
 
-/* Type and shape of array `index`; of a deflated member only the head is inflated.
-   Returns: as the section says. */
+/* Type and shape of array `index`; of a deflated member it inflates only the head.
+   Returns: see above. */
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
                                    spdl_error *error);
 
-/* Reads array `index`, info.bytes of data, to memory of at least so many `bytes`.
-   Returns: as the section says; after a failure the content of `data` is undefined. */
+/* Reads array `index` (info.bytes) into `data`, which has room for `bytes`.
+   Returns: see above; after a failure the content of `data` is undefined. */
 SPDL_API spdl_result spdl_npz_read(const spdl_npz *npz, size_t index, void *data, size_t bytes,
                                    spdl_error *error);
 
-/* Reads the rows `first` to `first + count - 1` of a stored array: the elements with these first
-   indices, each bytes / shape[0] large. Nothing else is read.
+/* Reads only `count` rows of a stored array: the elements with first indices from `first`, each row
+   bytes / shape[0] large.
    Returns: as spdl_npz_read; SPDL_E_UNSUPPORTED for an array that is deflated, or in Fortran order
             in the file; SPDL_E_INVALID for rows that are not there. */
 SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint64_t first,
                                         uint64_t count, void *data, size_t bytes,
                                         spdl_error *error);
 
-/* The data of a stored array without a copy. NumPy's own files are not aligned in an .npz: look at
-   *aligned (to 64 bytes; may be NULL) before using it as anything but bytes.
-   Returns: as the section says; the archive keeps the data, until close. SPDL_E_UNSUPPORTED for an
-            array that is deflated, or in another order of bytes or indices in the file. */
+/* The data of a stored array without a copy, valid until close. NumPy does not align arrays in an
+   .npz: look at *aligned (to 64 bytes; may be NULL) before you use them as anything but bytes.
+   Returns: see above; SPDL_E_UNSUPPORTED for an array that is deflated, or in another order of
+            bytes or indices in the file. */
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error);
 
-/* Writing. The arrays go to a file beside `path`, which takes its place when everything is written:
-   a program that opens `path` sees the old file or the whole new one. Members are stored, and their
-   data aligned to 64 bytes, so that they can be viewed; NumPy reads them. */
+/* Writing. Arrays go to a file beside `path`; finish puts it in the place of `path`, so a program
+   that opens `path` sees the old file or the whole new one. Members are stored, their data aligned
+   to 64 bytes; NumPy reads them. */
 typedef struct spdl_npz_writer_desc {
     bool npy;          /* a .npy file, of exactly one array */
-    bool sync;         /* have it on the disk before it takes its place */
+    bool sync;         /* write it to the disk before it takes its place */
     spdl_allocator allocator;
-    spdl_error *error; /* optional: why create failed */
+    spdl_error *error;
 } spdl_npz_writer_desc;
-
 typedef struct spdl_npz_writer spdl_npz_writer;
 
 /* Begins a file.
-   Returns: as the section says. The caller closes *writer. */
+   Returns: see above. */
 SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
-                                     const spdl_npz_writer_desc *desc);
+                                          const spdl_npz_writer_desc *desc);
 
-/* Writes an array in C order. The name is UTF-8, without ".npy". dtype is what stands in the file:
+/* Writes an array in C order. The name is UTF-8, without ".npy". dtype is the text in the file:
    "<f4", "|u1", "<M8[ns]", "[('x', '<f4')]"; "f4" has the byte order of this machine. `data` has
-   the bytes that it and the shape need.
-   Returns: as the section says; after SPDL_E_IO and SPDL_E_NOMEM the writer can only be closed. */
-SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *writer, const char *name, const char *dtype,
-                                    int ndim, const uint64_t *shape, const void *data,
-                                    spdl_error *error);
+   the bytes that dtype and shape need.
+   Returns: see above; after SPDL_E_IO and SPDL_E_NOMEM the writer can only be closed. */
+SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *writer, const char *name,
+                                         const char *dtype, int ndim, const uint64_t *shape,
+                                         const void *data, spdl_error *error);
 
 /* Writes the directory and puts the file in its place.
-   Returns: as the section says; SPDL_E_INVALID when two arrays have one name. */
+   Returns: see above; SPDL_E_INVALID when two arrays have one name. */
 SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *writer, spdl_error *error);
 
-/* Frees the writer; NULL is allowed. Without a finish that succeeded nothing of it remains. */
+/* Frees the writer, and the file unless finish succeeded. */
 SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 #endif /* SPDL_NO_NPZ */
 
 /* ============================================================================================= */
 /* >>files
-   Data sets in files: lists of files, tar archives, lines of text, shards of tokens. Sizes and
-   places have 64 bits. Every length is compared with the bytes that are there before it is used.
-   What is cut off is an error, and an error names the file and the byte. Rows are at the end.
-
-   Unless a block says otherwise: any thread may call; open, next and read block on the file system;
-   any `desc` and any `error` may be NULL; *_open gives what the caller closes, or NULL; the first
-   argument of all other functions owns what they return. */
+   Data sets in files: lists of files, tar archives, lines of text, shards of tokens. Every length
+   is compared with the bytes that are there before its use. Missing data are an error, and an error
+   names the file and the byte. open and read wait for the file system; `desc` may be NULL; the
+   first argument of all other functions owns what they return. The rows are at the end. */
 
 typedef struct spdl_files_desc {
-    bool recursive;     /* of a folder: also what is in the folders below it */
+    bool recursive;     /* of a folder: the folders below it, too */
     uint64_t max_files; /* refuse more files and folders; default 2^24 */
     spdl_allocator allocator;
-    spdl_error *error;  /* optional: why open failed */
+    spdl_error *error;
 } spdl_files_desc;
-
 typedef struct spdl_files spdl_files;
 
-/* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also for
-   folders, as "train-?/a*.tar"; or @list.txt, which has a path on each line, relative to its own
-   folder. Files come in the order of the bytes of their paths, the same on every machine; those of
-   a list in its order. Names that begin with a dot need one in the pattern or the list.
-   Returns: SPDL_OK; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the list),
-            SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep), SPDL_E_NOMEM,
-            SPDL_E_INVALID. With SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
+/* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also in
+   folders, as "train-?/a*.tar"; or @list.txt, with a path on each line, relative to its own folder.
+   Files come in the order of the bytes of their paths; those of a list in its order. A name that
+   begins with a dot needs a dot in the pattern or the list.
+   Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the
+            list), SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep). With
+            SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc);
 
-/* Frees a list and its paths, when nothing that was opened with it is in use. NULL is allowed. */
+/* Frees a list and its paths, when nothing that was opened with it is in use. */
 SPDL_API void spdl_files_close(spdl_files *files);
 
-/* How many files there are.
-   Returns: the number. */
+/* Returns: the number of files. */
 SPDL_API uint64_t spdl_files_count(const spdl_files *files);
 
-/* The path of file `index`.
-   Returns: a string, or NULL when there is no such file. */
+/* Returns: the path of file `index`, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
 
-/* A hash of names, sizes and order, for a pipeline's data_hash: a state of other data is refused.
-   Names count from the folder on that all paths share: where that lies does not matter.
-   Returns: the hash, the same on every machine. */
+/* Returns: a hash of names, sizes and order, the same on every machine, for data_hash: a state of
+            other data is refused. Names count from the folder that all paths share. */
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
-/* Bytes out of a file: a member of an archive, or a line. One allocation. */
+/* Bytes of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
     const char *name; /* of the member; else the path of the file */
     uint8_t *data;    /* aligned to 64 bytes; a zero follows the last one */
     size_t bytes;
     uint64_t offset;  /* of the data in the file */
-    struct spdl_record *next; /* the other members of a sample (.group), or NULL */
+    struct spdl_record *next; /* the next member of a sample (.group), or NULL */
 } spdl_record;
 
-/* Frees a record and those that follow it. NULL is allowed; fits free_item. */
+/* Frees a record and those that follow it. */
 SPDL_API void spdl_record_free(void *record);
 
-/* The member of a sample whose name has this after the first dot: "jpg", "seg.png".
-   Returns: the record, or NULL. */
-SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension);
-
-/* Files that are read record by record. Tar archives may be ustar, GNU, pax or older; the plain
-   files in them are handed on. Checksums are verified; an archive without an empty block at its end
-   was cut off. Lines end in LF or CR LF, or with the file. Memory: 64 KB and a record. */
-typedef enum spdl__records_kind { SPDL__RECORDS_TAR, SPDL__RECORDS_LINES } spdl__records_kind;
-
+/* For SPDL_TAR and SPDL_LINES, which need memory for 64 KB and a record. Tar archives may be ustar,
+   GNU, pax or older; only plain files are handed on. Checksums are verified; an archive without an
+   empty block at its end was cut off. Lines end in LF or CR LF, or with the file. */
 typedef struct spdl_records_desc {
-    spdl__records_kind kind; /* the rows set it themselves */
-    bool group;             /* tar: members that follow each other and have the same path up to the
-                               first dot of the file's name are one sample: a row of records */
+    bool group;             /* tar: members in a row with the same path up to the first dot of the
+                               name are one sample: a list of records */
     uint64_t max_bytes;     /* refuse a larger member, sample or line; default 2^30, lines 2^24 */
     spdl_allocator allocator;
-    spdl_error *error;      /* optional: why open failed */
+    spdl_error *error;      /* not used by the rows */
 } spdl_records_desc;
 
-typedef struct spdl__records spdl__records;
-
-/* Opens a file to be read record by record.
-   Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID. */
-SPDL_API spdl_result spdl__records_open(spdl__records **records, const char *path,
-                                       const spdl_records_desc *desc);
-
-/* Reads the next record.
-   Returns: SPDL_OK, SPDL_END; SPDL_E_FORMAT, SPDL_E_UNSUPPORTED (sparse files, parts of archives),
-            SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM, and the same again if it is called again.
-   Threads: one at a time.
-   Owns:    the caller frees *record. */
-SPDL_API spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
-                                       spdl_error *error);
-
-/* Closes the file; records stay. NULL is allowed; fits free_state. */
-SPDL_API void spdl__records_close(void *records);
-
-/* Tokens in shards: the files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
-   20240801, version 7 with uint32), or raw ones as those of nanoGPT. All shards one after the other
-   are one row of tokens. Window i is the tokens i * length to i * length + length, one more than
-   `length`: the last one is the last target, and the first input of the next window. */
+/* Tokens in shards: files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
+   20240801, version 7 with uint32), or raw ones as of nanoGPT. All shards together are one row of
+   tokens. Window i has the tokens i * length to i * length + length, one more than `length`: the
+   last one is the last target, and the first input of the next window. */
 typedef struct spdl_tokens_desc {
     uint64_t length; /* of a window: needed */
     int raw_bytes;   /* the shards have no header, and tokens of 2 or 4 bytes; 0: of llm.c */
     spdl_allocator allocator;
-    spdl_error *error; /* optional: why open failed */
+    spdl_error *error;
 } spdl_tokens_desc;
-
 typedef struct spdl_tokens spdl_tokens;
 
-/* Opens the shards of a list and checks their lengths. They stay open.
-   Returns: SPDL_OK, SPDL_E_INVALID, SPDL_E_IO, SPDL_E_NOMEM; SPDL_E_FORMAT: no such shard, or it is
-            longer or shorter than it says, or all have too few tokens for a window.
-   Owns:    `files` has to outlive *tokens. */
+/* Opens the shards of a list, which must outlive *tokens, and checks their lengths.
+   Returns: the results of open; SPDL_E_IO; SPDL_E_FORMAT: no shard, or it is longer or shorter than
+            it says, or all have too few tokens for a window. */
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
                                       const spdl_tokens_desc *desc);
 
-/* Closes the shards, when no other call is running. NULL is allowed. */
+/* Closes the shards. */
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
 
-/* How many windows there are; what is left at the end is no window.
-   Returns: the number. */
+/* Returns: the number of windows; tokens left at the end make none. */
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
 
-/* The size of a window of uint32_t in memory, for .item_bytes. One of uint16_t takes half of it.
-   Returns: 4 * (length + 1). */
-SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens);
+/* Reads window `index`: length + 1 tokens of token_bytes, 4 (uint32_t) or 2 (uint16_t, which needs
+   shards with 2 bytes a token).
+   Returns: SPDL_OK, SPDL_E_INVALID (no such window, or token_bytes), SPDL_E_IO: then the content of
+            `window` is undefined. */
+SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
+                                      size_t token_bytes, spdl_error *error);
 
-/* Reads window `index`, as uint32_t or as uint16_t. The second form needs shards of 2 bytes a
-   token, whose bytes it reads as they are.
-   Returns: SPDL_OK, SPDL_E_INVALID (no such window, or shards of 4 bytes a token), SPDL_E_IO: then
-            the content of `window` is undefined. */
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
-                                      spdl_error *error);
-/* See spdl_tokens_read.
-   Returns: the same. */
-SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
-                                        uint16_t *window, spdl_error *error);
-
-/* Rows. The first argument has to outlive the pipeline; fields follow, as in all rows.
-       SPDL_FILES(files)       a source of paths (char), which belong to the list
-       SPDL_TOKENS(tokens)     a source of windows (uint32_t), in memory of spdl_buffer: it, or the
-                               SPDL_BATCH after it, says .item_bytes = spdl_tokens_bytes(tokens)
-       SPDL_TOKENS16(tokens)   the same of uint16_t, with half of these .item_bytes
-       SPDL_FILES_AT(files), SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
-                               pipes: the path or the window that an spdl_index names
+/* Rows. The first argument must outlive the pipeline; fields follow, as in all rows.
+       SPDL_FILES(files)       a source of paths (char), which belong to the list, in its order
+       SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
+       SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
+                               pipes: the window for each spdl_index, as uint32_t or uint16_t, in
+                               memory of spdl_buffer: it, or the SPDL_BATCH after it, says
+                               .item_bytes = 4 * (length + 1), or half of that
        SPDL_READ()             a pipe: the bytes of each path (char), as a record (spdl_record) with
                                its name; up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
-                               desc is NULL or the address of a spdl_records_desc, whose error is
-                               not used. In input order one file at a time; storage that is slow
-                               to answer gains by completion order with .concurrency = 2 or more
-   Item spdl_sequence of a source is file or window spdl_sequence: a rewind goes to any of them. */
+                               desc is NULL or the address of a spdl_records_desc. In input order
+                               they read one file at a time; with completion order .concurrency */
 /* clang-format off */
 #define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS(...)      SPDL__FILE_ROW(SOURCE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS16(...)    SPDL__FILE_ROW(SOURCE, 4, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 5, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_READ(...)  SPDL__READ_ROW(__VA_ARGS__)
-#define SPDL_TAR(...)   SPDL__RECORDS_ROW(6, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...) SPDL__RECORDS_ROW(7, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)   SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...) SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
     SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,         \
       .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
 #define SPDL__READ_ROW(...)                                                                        \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[8],                                   \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6],                                   \
       .file = __FILE__ ":" SPDL__EXPAND(__LINE__), .free_item = spdl_record_free, __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,            \
@@ -2369,12 +2009,12 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
     spdl_stage{ .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,       \
                 __VA_ARGS__ }
 #define SPDL__READ_ROW(...)                                                                        \
-    spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[8],                                 \
+    spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6],                                 \
                 .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }                         \
         .with_free_item(spdl_record_free)
 #else
 #define SPDL__READ_ROW(...)                                                                        \
-    spdl__row(SPDL_KIND_PIPE, &spdl__file_rows[8], __FILE__,                                       \
+    spdl__row(SPDL_KIND_PIPE, &spdl__file_rows[6], __FILE__,                                       \
               SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL).with_free_item(spdl_record_free)
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
     spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
@@ -2388,10 +2028,13 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #endif
 /* clang-format on */
 
+/* free_state of SPDL_TAR and SPDL_LINES. */
+SPDL_API void spdl__records_close(void *records);
+
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[9];
+SPDL_API const spdl_function spdl__file_rows[7];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[9];
+SPDL__UNUSED static const spdl_function spdl__file_rows[7];
 #endif
 
 #ifdef __cplusplus
@@ -2425,7 +2068,7 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[9];
+extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[7];
 #ifndef SPDL_NO_NPZ
 extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
 #endif
@@ -3163,10 +2806,23 @@ SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
 
+/* The process at one moment. From a to b it used (b.cpu_ns - a.cpu_ns) / (b.time_ns - a.time_ns)
+   cores. */
+typedef struct spdl__process_stats {
+    uint64_t time_ns;        /* spdl_time_ns of the reading */
+    uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
+    uint64_t others_ns;      /* and of everything else on the machine (Linux, Windows; else 0) */
+    int cores;               /* of the machine */
+    double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: all cores) */
+    uint64_t resident_bytes; /* memory in use (Linux, Windows; else 0) */
+    uint64_t minor_faults;   /* pages mapped or zeroed on first use */
+    uint64_t major_faults;   /* pages read from a disk */
+} spdl__process_stats;
+
 /* Its number, which no other process has now. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(void);
-/* spdl__process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
-   by the process and by others, in a tenth of the 100 microseconds. */
+/* spdl__process_read, *stats being zeros; without `whole` only the time and what was used, by the
+   process and by others, in a tenth of the 100 microseconds. */
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole);
 /* An environment variable; NULL when it is empty, not there, too long, or set by a user with fewer
    rights. It may be kept in `room`. */
@@ -5014,7 +4670,8 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
-SPDL_API void spdl__process_read(spdl__process_stats *stats) {
+/* Reads /proc and the cgroup, in 50 to 200 microseconds. Unknown numbers are 0. */
+SPDL__PRIVATE void spdl__process_read(spdl__process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
 }
@@ -5692,13 +5349,13 @@ SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *item
     return result;
 }
 
-SPDL_API spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                          uint64_t *moved) {
+SPDL__PRIVATE spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+                                                uint64_t *moved) {
     return spdl__ring_try(ring, true, SPDL__UNCONST(items), n, moved);
 }
 
-SPDL_API spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
-                                         uint64_t *moved) {
+SPDL__PRIVATE spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
+                                               uint64_t *moved) {
     return spdl__ring_try(ring, false, items, n, moved);
 }
 
@@ -5851,8 +5508,6 @@ SPDL_API void spdl_ring_close(spdl_ring *ring) {
 }
 
 SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring) { return spdl__ring_inside(&ring->core); }
-
-SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.capacity; }
 
 /* --- making and ending --- */
 
@@ -6402,8 +6057,6 @@ SPDL__PRIVATE bool spdl__pool_help(spdl_pool *pool) {
 }
 
 /* --- jobs --- */
-
-SPDL_API int spdl_pool_workers(const spdl_pool *pool) { return pool->desc.workers; }
 
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns) {
@@ -7024,7 +6677,8 @@ struct spdl__batch {
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row of the stage that made each item; in place: the parts that are given */
     uint64_t range;   /* of what is in it: see >>position-impl */
-    spdl__batch *next; /* of a spare one: as above; in place: under place_lock */
+    spdl__batch *next; /* of a spare one: as above; in place: under place_lock, as are sequence and
+                          epoch, which say what batch it will be */
 };
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
@@ -8245,7 +7899,7 @@ SPDL_API void *spdl_local(const spdl_task *task) {
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
 
-SPDL_API int spdl__task_worker(const spdl_task *task) {
+SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
     return task->node->own_thread ? 0 : task->worker;
 }
 
@@ -9512,7 +9166,11 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
 /* The batch that the next item goes to; NULL: there is no memory for it. */
 SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
     spdl__batch *batch;
-    if (node->row.item_bytes == 0) return spdl__batch_get(node->batches);
+    if (node->row.item_bytes == 0) {
+        batch = spdl__batch_get(node->batches);
+        if (batch != NULL) batch->shown.epoch = spdl__load_relaxed(&node->epoch);
+        return batch;
+    }
     spdl__lock(&node->place_lock, node->locks);
     batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
                               node->number - node->number_first);
@@ -9527,6 +9185,7 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     spdl__counters *counters = &node->counters[task->worker];
     batch->shown.sequence = task->sequence = node->number++;
     batch->shown.epoch = spdl__load_relaxed(&node->epoch);
+    batch->shown.bytes = batch->shown.count * node->row.item_bytes;
     if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
     task->in.range = batch->range;
     node->open_batch = NULL;
@@ -9548,6 +9207,7 @@ SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__bat
     if (copy == NULL) return NULL;
     copy->range = batch->range;
     copy->shown.count = batch->shown.count;
+    copy->shown.epoch = batch->shown.epoch;
     memcpy(copy->shown.data, batch->shown.data, batch->shown.count * bytes);
     for (i = 0; i < batch->shown.count; ++i) {
         copy->owner[i] = SPDL__IN_PLACE;
@@ -9647,8 +9307,8 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
                                                     "spdl_batch", 0 };
 
-/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_call_state has is the number
-   of those that were handed on or left out. */
+/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_call_state has is the
+   number of those that were handed on or left out. */
 SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **out) {
     spdl__batch *batch = (spdl__batch *)in;
     uintptr_t i = (uintptr_t)task->parked->user;
@@ -10209,7 +9869,8 @@ SPDL__COLD spdl_result spdl__inside(const spdl_pipeline *p, const char *function
     return SPDL_E_INVALID;
 }
 
-SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t timeout_ns) {
+SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
+    spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0))
@@ -10261,10 +9922,6 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeou
     return spdl_pipeline_next(p, item, timeout_ns);
 }
 
-SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
-    return spdl_pipeline_next((spdl_pipeline *)pipeline, item, timeout_ns);
-}
-
 /* Time the consumer has waited, an open wait too. The sum is read first: it pairs with next, which
    ends a wait before it adds it, so none is counted twice. */
 SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
@@ -10274,10 +9931,6 @@ SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
 }
 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
-
-SPDL_API uint32_t spdl_pipeline_failed_stages(const spdl_pipeline *p) {
-    return spdl__load32(&p->failed);
-}
 
 /* That of the mark which the consumer has met; before that, of the row furthest downstream. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
@@ -10413,7 +10066,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
 #endif
 
-SPDL_API int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
+SPDL__PRIVATE int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
     int i;
     for (i = 0; name != NULL && i < p->count; ++i)
         if (strcmp(p->node[i].name, name) == 0) return i;
@@ -11686,7 +11339,12 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* --- histograms --- */
 
-typedef char spdl__histogram_fits[SPDL__HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
+/* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
+   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
+typedef struct spdl__histogram {
+    uint64_t count, sum_ns, max_ns; /* exact */
+    uint64_t bucket[SPDL__BUCKETS];
+} spdl__histogram;
 
 /* The shortest time that falls into a bucket. */
 SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
@@ -11694,7 +11352,7 @@ SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
     return power == 0 ? bucket : (uint64_t)(sub + bucket % sub) << (power - 1);
 }
 
-SPDL_API uint64_t spdl__histogram_percentile(const spdl__histogram *histogram, double share) {
+SPDL__PRIVATE uint64_t spdl__histogram_percentile(const spdl__histogram *histogram, double share) {
     const double part = !(share > 0) ? 0 : share < 1 ? share : 1;
     const uint64_t rank = (uint64_t)(part * (double)histogram->count);
     uint64_t seen = 0;
@@ -11742,8 +11400,8 @@ SPDL__COLD void spdl__counters_merge(spdl__histogram *times, const spdl__counter
     }
 }
 
-SPDL_API spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int stage,
-                                             spdl__histogram *histogram) {
+SPDL__PRIVATE spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int stage,
+                                                   spdl__histogram *histogram) {
     int i;
     if (stage < 0 || stage >= p->count) return SPDL_E_NOT_FOUND;
     memset(histogram, 0, sizeof(*histogram));
@@ -12742,7 +12400,7 @@ typedef struct spdl__field {
 #define SPDL__FIELDS_END { '\0', NULL, 0, NULL }
 
 static const char *const spdl__limit_names[] = {
-    "not_known", "trainer", "concurrency", "machine", "lock", "serial", "order", "batch",
+    "not_known", "consumer", "concurrency", "machine", "lock", "serial", "order", "batch",
     "workers", "harm", "foreign", NULL
 };
 
@@ -12891,16 +12549,24 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
     spdl__text_add(text, "}");
 }
 
-SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__json_stats(&text, stats);
-    return (int)text.length;
-}
-
 /* ============================================================================================= */
 /* >>report-impl
    One thread for each pipeline that was asked for reports: it sleeps, takes snapshots as anybody
-   may, and writes. Only destroy waits for it. Files are opened and buffers allocated by create. */
+   may, and writes. Only destroy waits for it. Files are opened and buffers allocated by create.
+   JSON lines, schema "spdl.stats.1", one object for each interval:
+       schema     "spdl.stats.1"
+       version    of the library
+       pipeline   the name in its desc
+       pid, run   the process; when the pipeline was created (Unix time in ms): unique together
+       time       when the line was written (Unix time in s)
+       final      whether this is the last line of the pipeline
+       interval   spdl_stats since the line before, by the names of its fields: "stages" and "edges"
+                  are arrays; "verdict" and "finding" are added, with a "limit" of not_known,
+                  consumer, concurrency, machine, lock, serial, order, batch, workers, harm or
+                  foreign. max_ns is the upper end of a bucket of durations
+       total      the same since the start
+       process    spdl__process_stats, with cores_used and others_cores over the interval
+   Later versions may add fields; none changes its meaning under this name. */
 
 /* What has changed since the snapshot before: of reports, and of the doctor. */
 typedef struct spdl__since {
@@ -13325,7 +12991,8 @@ SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item
     return SPDL_OK;
 }
 
-SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t timeout_ns) {
+SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeout_ns) {
+    spdl_cache *cache = (spdl_cache *)iterator;
     spdl_result result;
     if (cache == NULL || item == NULL) return SPDL_E_INVALID;
     if (cache->desc.stop_after != 0 && cache->given >= cache->desc.stop_after) return SPDL_END;
@@ -13342,10 +13009,6 @@ SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t tim
     result = spdl__cache_give(cache, cache->item[cache->position], item);
     if (result == SPDL_OK) cache->position = (cache->position + 1) % cache->kept;
     return result;
-}
-
-SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_ns) {
-    return spdl_cache_next((spdl_cache *)cache, item, timeout_ns);
 }
 
 /* ============================================================================================= */
@@ -14111,6 +13774,55 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__FOLLOWS 0.97   /* throughput under this share has followed */
 #define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* over this it has not followed all the way */
 
+typedef enum spdl__doctor_method {
+    SPDL__DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
+    SPDL__DOCTOR_REPLAYED,
+    SPDL__DOCTOR_SLOWED
+} spdl__doctor_method;
+
+/* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
+typedef struct spdl__doctor_row {
+    char name[SPDL_NAME_BYTES];
+    spdl_kind kind;
+    int concurrency;
+    spdl__doctor_method method;
+    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
+    double load;            /* share of the time that as many calls ran as can */
+    double delay_ns;        /* by which each call was longer */
+    spdl_interval replayed; /* everything up to this row replayed */
+    spdl_interval computing, asleep; /* each call took delay_ns longer */
+} spdl__doctor_row;
+
+/* Plain data without pointers. */
+typedef struct spdl__doctor_report {
+    char name[SPDL_NAME_BYTES]; /* of the pipeline */
+    bool done;
+    spdl_finding finding;  /* of the time of observing, after the experiments */
+    bool tried, kept;      /* its settings were; and are in force */
+    spdl_interval measured; /* with them */
+    double seconds;        /* that it took */
+    int workers;
+    double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
+    double step_ns;        /* of the consumer */
+    double today;          /* items/s as it is */
+    double ceiling;        /* items/s if loading cost nothing */
+    double waiting;        /* share of the time that the consumer waited */
+    double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
+    bool replays;          /* items were given out more than once */
+    bool raises;           /* as `raise` said */
+    spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
+    spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
+    int rounds, dropped;   /* rounds of windows; of them made again */
+    int row_count;
+    spdl__doctor_row row[SPDL_MAX_STAGES];
+    char verdict[1024];
+} spdl__doctor_report;
+
+/* In >>doctor-text-impl: for a terminal of 80 columns, and as a line of JSON with the fields by
+   their names, in which unknown numbers are null. */
+SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes);
+SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes);
+
 typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
     SPDL__ARM_KEPT,    /* the consumer works on what it has, the pipeline is not asked */
@@ -14603,14 +14315,7 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     }
 }
 
-SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *p, spdl__doctor_report *report) {
-    if (p == NULL || report == NULL || p->doctor == NULL) return SPDL_E_NOT_FOUND;
-    *report = p->doctor->report;
-    return p->doctor->phase == SPDL__DOCTOR_DONE ? SPDL_OK : SPDL_TIMEOUT;
-}
-
-SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *ctx,
-                                     spdl__doctor_report *report) {
+SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *ctx) {
     spdl__doctor *d = p != NULL ? p->doctor : NULL;
     spdl_result result = SPDL_OK;
     uint64_t turn = 0, before = 0;
@@ -14636,7 +14341,6 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
         }
     }
     spdl__doctor_break_off(d);
-    if (report != NULL) *report = d->report;
     return result == SPDL_END ? SPDL_OK : result;
 }
 
@@ -14805,7 +14509,7 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl__doctor_report *
                    spdl__found_result(&cell[1], &report->same, true));
 }
 
-SPDL_API int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes) {
+SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__cell cell;
     spdl__text_add(&text, "spdl doctor: ");
@@ -14852,7 +14556,7 @@ static const spdl__field spdl__row_fields[] = {
     SPDL__V(spdl__doctor_row, asleep), SPDL__FIELDS_END
 };
 
-SPDL_API int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes) {
+SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__json_head(&text, "spdl.doctor.1", report->name[0] != '\0' ? report->name : "spdl");
     spdl__json_fields(&text, ",\"finding\":{", &report->finding, spdl__finding_fields);
@@ -15325,6 +15029,9 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 /* --- which index is at a position --- */
 
+SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch,
+                                           uint64_t position, spdl_index *item);
+
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
                                              spdl_index *item) {
     uint64_t at, length;
@@ -15379,8 +15086,9 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
 }
 
-SPDL_API spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
-                                     spdl_index *item) {
+/* What is at a position, whoever's it is. */
+SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch,
+                                           uint64_t position, spdl_index *item) {
     if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
     if (position >= sampler->length) return SPDL_END;
     return spdl__sampler_get(sampler, epoch, position, item);
@@ -19968,7 +19676,8 @@ SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *
     if (desc != NULL) full = *desc;
     if (writer != NULL) *writer = NULL;
     if (writer == NULL || path == NULL)
-        return spdl__error_set(full.error, SPDL_E_INVALID, "spdl_npz_writer_open: an argument is NULL");
+        return spdl__error_set(full.error, SPDL_E_INVALID,
+                               "spdl_npz_writer_open: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
         return SPDL_E_INVALID;
     w = (spdl_npz_writer *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*w), 64);
@@ -20148,23 +19857,20 @@ SPDL__PRIVATE const char *spdl__extension(const char *name) {
     return dot != NULL ? dot + 1 : name + strlen(name);
 }
 
-SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extension) {
-    while (sample != NULL && strcmp(spdl__extension(sample->name), extension) != 0)
-        sample = sample->next;
-    return sample;
-}
-
 /* --- records one after the other --- */
 
-struct spdl__records {
+typedef enum spdl__records_kind { SPDL__RECORDS_TAR, SPDL__RECORDS_LINES } spdl__records_kind;
+
+typedef struct spdl__records {
     spdl__reader reader;
+    spdl__records_kind kind;
     spdl_records_desc desc; /* with its defaults */
     uint64_t at;            /* of what is read next */
     spdl_record *sample;    /* .group: the sample under way */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
     char path[1]; /* all of it */
-};
+} spdl__records;
 
 /* What the headers in front of a member say. */
 typedef struct spdl__tar_member {
@@ -20406,25 +20112,26 @@ SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *
     return desc;
 }
 
-SPDL_API spdl_result spdl__records_open(spdl__records **records, const char *path,
-                                       const spdl_records_desc *given) {
-    const spdl_records_desc desc =
-        spdl__records_defaults(given, given != NULL ? given->kind : SPDL__RECORDS_TAR);
+SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char *path,
+                                             spdl__records_kind kind,
+                                             const spdl_records_desc *given) {
+    const spdl_records_desc desc = spdl__records_defaults(given, kind);
     spdl__records *s;
     size_t block_bytes;
     spdl_result result;
     if (records != NULL) *records = NULL;
     if (records == NULL || path == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl__records_open: %s is NULL",
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "records: %s is NULL",
                                path == NULL ? "path" : "records");
     result = spdl__allocator_check(&desc.allocator, "records", desc.error);
     if (result != SPDL_OK) return result;
     block_bytes = sizeof(*s) + strlen(path);
     s = (spdl__records *)spdl__alloc(&desc.allocator, block_bytes, 64);
     if (s == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl__records_open: out of memory");
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "records: out of memory");
     memset(s, 0, offsetof(spdl__records, window));
     s->desc = desc;
+    s->kind = kind;
     s->block_bytes = block_bytes;
     result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc.error);
     s->reader.window = s->window;
@@ -20434,14 +20141,14 @@ SPDL_API spdl_result spdl__records_open(spdl__records **records, const char *pat
     return result;
 }
 
-SPDL_API spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
-                                       spdl_error *error) {
+SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
+                                             spdl_error *error) {
     spdl__records *s = records;
     uint64_t bytes = 0, next = 0;
     spdl_result result;
     spdl__error_clear(error);
     s->reader.error = error;
-    if (s->desc.kind != SPDL__RECORDS_LINES)
+    if (s->kind != SPDL__RECORDS_LINES)
         return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
     if (s->at == s->reader.bytes) return SPDL_END;
     result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
@@ -20617,11 +20324,10 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     spdl__records *lines = NULL;
     spdl_record *line = NULL;
     memset(&desc, 0, sizeof(desc));
-    desc.kind = SPDL__RECORDS_LINES;
     desc.max_bytes = SPDL__LISTED_BYTES;
     desc.allocator = f->desc.allocator;
     desc.error = f->desc.error;
-    f->result = spdl__records_open(&lines, list, &desc);
+    f->result = spdl__records_open(&lines, list, SPDL__RECORDS_LINES, &desc);
     while (f->result == SPDL_OK) {
         f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
@@ -20842,10 +20548,6 @@ SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
 
-SPDL_API size_t spdl_tokens_bytes(const spdl_tokens *tokens) {
-    return ((size_t)tokens->length + 1) * sizeof(uint32_t);
-}
-
 /* So many bytes of a shard. */
 SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
                                            size_t bytes, spdl_error *error) {
@@ -20896,8 +20598,8 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
 }
 
 /* A window, over as many shards as it takes, of tokens of `wide` bytes. */
-SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_t index,
-                                              void *window, size_t wide, spdl_error *error) {
+SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
+                                      size_t wide, spdl_error *error) {
     const size_t width = tokens->width, count = (size_t)tokens->length + 1;
     const spdl__shard *shard = tokens->at, *end = tokens->at + tokens->count, *middle;
     size_t done, part;
@@ -20906,9 +20608,9 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     if (index >= tokens->windows)
         return spdl__error_set(error, SPDL_E_INVALID, "no window %llu: there are %llu",
                                (spdl__llu)index, (spdl__llu)tokens->windows);
-    if (wide < width)
-        return spdl__error_set(error, SPDL_E_INVALID, "windows of uint16_t, but the shards "
-                               "have 4 bytes a token");
+    if (wide != 4 && wide != width)
+        return spdl__error_set(error, SPDL_E_INVALID, "a window with %llu bytes a token, but the "
+                               "shards have %llu", (spdl__llu)wide, (spdl__llu)width);
     while (end - shard > 1) { /* the last one that begins there or before */
         middle = shard + (end - shard) / 2;
         if (middle->first <= index * tokens->length) shard = middle;
@@ -20928,15 +20630,6 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     return result;
 }
 
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, uint32_t *window,
-                                      spdl_error *error) {
-    return spdl__tokens_window(tokens, index, window, 4, error);
-}
-
-SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t index,
-                                        uint16_t *window, spdl_error *error) {
-    return spdl__tokens_window(tokens, index, window, 2, error);
-}
 
 /* --- rows --- */
 
@@ -20969,20 +20662,19 @@ SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
     return (task->node + task->node->places)->row.item_bytes;
 }
 
-SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, bool source, size_t wide,
-                                           void **out) {
+SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, size_t wide, void **out) {
     const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
-    const size_t bytes = spdl_tokens_bytes(tokens) / 4 * wide, room = spdl__row_bytes(task);
+    const size_t bytes = ((size_t)tokens->length + 1) * wide, room = spdl__row_bytes(task);
     uint64_t index = 0;
     spdl_error error;
-    spdl_result result = spdl__row_index(task, in, source, "window", tokens->windows, &index);
+    spdl_result result = spdl__row_index(task, in, false, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
     if (room > 0 && room < bytes)
         return spdl_fail(task, "item_bytes is %llu, and a window takes %llu", (spdl__llu)room,
                          (spdl__llu)bytes);
     *out = spdl_buffer(task);
     if (*out == NULL) return SPDL_E_NOMEM;
-    result = spdl__tokens_window(tokens, index, *out, wide, &error);
+    result = spdl_tokens_read(tokens, index, *out, wide, &error);
     return spdl__row_result(task, result, &error);
 }
 
@@ -20997,10 +20689,9 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__rec
     spdl_result result = SPDL_OK;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    desc.kind = kind;
     desc.error = &error;
     if (*state == NULL) {
-        result = spdl__records_open(&opened, (const char *)in, &desc);
+        result = spdl__records_open(&opened, (const char *)in, kind, &desc);
         *state = opened;
     }
     if (result == SPDL_OK) result = spdl__records_next((spdl__records *)*state, &record, &error);
@@ -21013,10 +20704,8 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__rec
     SPDL__PRIVATE spdl_result name(spdl_task *task, void *in, void **out) { return call; }
 SPDL__ROW_FN(spdl__files_source, spdl__files_row(task, in, true, out))
 SPDL__ROW_FN(spdl__files_pipe, spdl__files_row(task, in, false, out))
-SPDL__ROW_FN(spdl__tokens_source, spdl__tokens_row(task, in, true, 4, out))
-SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, false, 4, out))
-SPDL__ROW_FN(spdl__tokens16_source, spdl__tokens_row(task, in, true, 2, out))
-SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, false, 2, out))
+SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, 4, out))
+SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, 2, out))
 SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL__RECORDS_TAR, out))
 SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, out))
 
@@ -21046,12 +20735,10 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[9] = {
+const spdl_function spdl__file_rows[7] = {
     { spdl__files_source, "files", "void", "char", 0 },
     { spdl__files_pipe, "files_at", "spdl_index", "char", 0 },
-    { spdl__tokens_source, "tokens", "void", "uint32_t", 0 },
     { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t", 0 },
-    { spdl__tokens16_source, "tokens16", "void", "uint16_t", 0 },
     { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t", 0 },
     { spdl__tar_pipe, "tar", "char", "spdl_record", 0 },
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0 },
@@ -21444,12 +21131,6 @@ SPDL_API void spdl_trace_end(spdl_task *task) {
     spdl__trace *trace = task->pipeline->trace;
     if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_end"))
         spdl__span_end(&trace->track[task->worker], spdl_time_ns());
-}
-
-SPDL_API void spdl_trace_counter(spdl_task *task, const char *name, double value) {
-    spdl__trace *trace = task->pipeline->trace;
-    if (SPDL__TRACED(trace) && spdl__task_allows(task, "spdl_trace_counter"))
-        spdl__trace_value(&trace->track[task->worker], name, value);
 }
 
 SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *p, const char *name) {

@@ -7,10 +7,9 @@
        #define SPDL_CUDA_IMPLEMENTATION
        #include "spdl_cuda.h"
 
-   There is nothing to link with (but -ldl before glibc 2.34), and no CUDA header or nvcc is needed:
-   the functions are those of the driver, libcuda.so.1, which the first spdl_cuda opens
-   ($SPDL_LIBCUDA names another file). Streams are those of the CUDA runtime: pass cudaStream_t.
-   Without a driver or a device spdl_cuda_open fails, with the reason. With SPDL_CUDA_NONE defined
+   Link with nothing (-ldl before glibc 2.34); no CUDA header or nvcc is needed. The first spdl_cuda
+   opens the driver, libcuda.so.1 ($SPDL_LIBCUDA names another file). A stream is a cudaStream_t.
+   Without a driver or a device spdl_cuda_open fails, with the reason; with SPDL_CUDA_NONE defined
    before the implementation it always does.
 
    A TRAINING LOOP
@@ -18,15 +17,15 @@
        while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
            train<<<grid, block, 0, stream>>>((const float *)batch.data);
 
-   MEMORY THAT IS SENT lies in pinned memory from the start, so the CPU copies nothing:
+   PINNED MEMORY: batches lie in it from the start, so the CPU copies nothing:
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda): stages write into the batches of
                     SPDL_BATCH(n, .item_bytes = b), or into spdl_buffer(task)
        a loader     spdl_cuda_adopt(cuda, ...) pins the arena of spdl_loader_arena
        by hand      take memory from the allocator, and give it back in `release` of the view
    Any other memory is sent too, only slower.
 
-   THE EDGES that every ring of slots must have; here no call can leave one out.
-       E1  memory that is sent is released only after its copy has been seen to be done; E4: also
+   THE EDGES that every ring of slots needs. No call can leave one out.
+       E1  the library releases sent memory after it has seen the end of the copy; E4: also
            when it is not pinned
        E2  the stream that reads a batch waits for its copy
        E3  a copy into a device slot waits for everybody who read the batch that was there
@@ -50,14 +49,13 @@
        lost          a CUDA error that no call can clear; only a new process helps
 
    THREADS
-       Any thread may send. A process that forks may not use an open spdl_cuda in the child: every
-       call there returns SPDL_E_CUDA_FORKED and touches nothing. (Map memory that you adopt
+       Any thread may send. In the child of a fork every call on an open spdl_cuda returns
+       SPDL_E_CUDA_FORKED and touches nothing. (Map memory that you adopt
        MAP_SHARED if the process forks: before Linux 5.9 a fork moves private pages away from under
        the device.)
-       Calls are made on the device of the spdl_cuda and on no other, whichever is current for the
-       thread, and that stays what it is. Errors of earlier CUDA calls of the caller stay where they
-       are. Captures of CUDA graphs on other threads and streams are not disturbed; a stream that is
-       being captured is refused.
+       Calls use the device of the spdl_cuda, and leave the current device of the thread and errors
+       of its earlier CUDA calls as they are. Captures of CUDA graphs on other threads and streams
+       are not disturbed; a stream that is being captured is refused.
 
    STREAMS are any of the same device: 0 and cudaStreamLegacy (where the file of the implementation
        has CUDA_API_PER_THREAD_DEFAULT_STREAM 0 is the next), cudaStreamPerThread, which is known
@@ -104,20 +102,17 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
 
 /* ============================================================================================= */
 /* >>slots
-   Level 1. A view is sent to a device slot (spdl_cuda_send); its memory is released when the copy
-   has been seen to be done (E1). The batch is made ready on each stream that reads it (E2), kernels
-   are put there, and it is done with on the same streams (spdl_cuda_done); the next copy into the
-   slot waits on the device for all of them (E3). Any other order is refused with SPDL_E_INVALID,
-   and nothing happens.
+   Level 1. spdl_cuda_send copies a view to a device slot, and the library releases its memory after
+   the copy (E1). spdl_cuda_ready makes the batch ready on each stream that reads it (E2). Kernels
+   go there, then spdl_cuda_done on the same streams; the next copy into the slot waits on the
+   device for all of them (E3). Any other order returns SPDL_E_INVALID and does nothing.
 
-   send, ready and done put work on streams and do not wait for it. Where waiting is meant it has a
-   timeout. When a wait for a slot has lasted 1 s, a warning says once who has the slots.
+   send, ready and done put work on streams and do not wait for it. When a wait for a slot has
+   lasted 1 s, a warning says once who has the slots.
 
-   In this section and the next, any thread may make a call, on its own batch or output. No call
-   waits unless it says so. Pointers that are passed in stay the caller's. Where there is a result,
-   these are possible beside what stands there: SPDL_E_INVALID (an argument; spdl_cuda_error says
-   which), SPDL_E_CUDA (a call of CUDA failed: what was meant did not happen), SPDL_E_CUDA_LOST,
-   SPDL_E_CUDA_FORKED. */
+   The defaults of spdl.h hold. Every result may also be SPDL_E_INVALID (an argument;
+   spdl_cuda_error says which), SPDL_E_CUDA (a call of CUDA failed, and had no effect),
+   SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED. */
 
 typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
@@ -133,7 +128,7 @@ typedef struct spdl_cuda_desc {
     int output_slots;    /* default 4 when there are outputs */
     spdl_allocator allocator;
     spdl_logger logger;
-    spdl_error *error;   /* optional: says why open failed */
+    spdl_error *error;
 } spdl_cuda_desc;
 
 /* What is to be sent. release(item) is called once, when the memory has been read. */
@@ -147,7 +142,7 @@ typedef struct spdl_cuda_view {
 
 /* A batch on the device. */
 typedef struct spdl_cuda_batch {
-    void *dev;
+    void *data;        /* memory of the device */
     size_t bytes;
     int slot;          /* from 0: always the same `dev`, as for a CUDA graph for each */
     uint64_t sequence; /* of its copy, from 0 */
@@ -168,8 +163,8 @@ typedef struct spdl_cuda_stats {
     uint64_t wait_slot_ns;         /* for a device slot or an output to be given back */
 } spdl_cuda_stats;
 
-/* Makes the slots, and with them everything that sending will ever use: device memory, events,
-   streams, and pinned memory for outputs. Which device it is, and why, is logged as SPDL_LOG_INFO.
+/* Makes the slots and all that sending will use: device memory, events, streams, and pinned memory
+   for outputs. Logs which device it is, and why, as SPDL_LOG_INFO.
    Returns: SPDL_OK, SPDL_E_NOT_FOUND (no device, or not that one; desc->error says why),
             SPDL_E_NOMEM (of host or device), or one of those above.
    Blocks:  while the driver starts and memory is pinned.
@@ -193,9 +188,9 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
             the log. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
-/* Pins memory of the caller where it is, such as the arena of a loader process
-   (spdl_loader_arena): `bytes` from `base`, at a page border. A mapping that may only be read will
-   do. Memory that cannot be pinned is used as it is, with a line in the log.
+/* Pins memory of the caller where it is, such as the arena of a loader process (spdl_loader_arena):
+   `bytes` from `base`, at a page border. A mapping that may only be read will do. Memory that
+   cannot be pinned is used as it is, with a line in the log.
    Returns: SPDL_OK, SPDL_E_INVALID (also: a part of it is pinned already, by this or another
             spdl_cuda or by you: then it can be sent as it is), SPDL_E_NOMEM, or as above.
    Blocks:  while memory is pinned.
@@ -218,8 +213,8 @@ SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base);
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Releases what has been read. Sending does so when it has to wait, and an iterator when its source
-   has nothing; this is for who sends by hand and waits for memory to come back.
+/* Releases memory whose copy is done. Sending does so when it has to wait, and an iterator when its
+   source has nothing; this is for programs that send by hand and wait for memory.
    Returns: SPDL_OK (at least one came back), SPDL_EMPTY (no copy is under way), SPDL_TIMEOUT, or as
             above.
    Blocks:  until a copy is done, or up to timeout_ns. */
@@ -231,7 +226,7 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
             SPDL_E_LIMIT (a fifth stream), or as above. */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Whether a batch is there, for those who have no stream that waits for it.
+/* Whether a batch is there, for a program without a stream that waits for it.
    Returns: SPDL_OK, SPDL_TIMEOUT, or as above.
    Blocks:  until its copy is done, or up to timeout_ns. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
@@ -240,30 +235,30 @@ SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t tim
    made ready on are done with it, its slot is free.
    Returns: SPDL_OK, SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream
             is being captured, or cudaStreamPerThread of another thread), or as above.
-   Owns:    with the last stream the batch is the library's; after a failure it stays the
-            caller's, who may try again. */
+   Owns:    with the last stream the batch is the library's; after a failure it stays the caller's,
+            who may try again. */
 SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Gives back a batch that is not wanted, done with on the streams it was made ready on. NULL and a
-   batch that was done with are ignored. Fits free_item.
+/* Gives back an unwanted batch, done with on the streams it was made ready on. NULL and a batch
+   that was done with are ignored. Fits free_item.
    Blocks:  if the end of its readers cannot be recorded, until they are idle. */
 SPDL_API void spdl_cuda_batch_free(void *batch);
 
 /* The last failure: a sentence with the call, the device and what CUDA says. Once the device is
-   lost it stays what it was at the first failing call. Without a failure error->result is
-   SPDL_OK. */
+   lost it stays what it was at the first failing call. Without a failure error->result is SPDL_OK.
+   */
 SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error);
 
-/* Copies the statistics as they stand. */
+/* Copies the statistics. */
 SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats);
 
 /* ============================================================================================= */
 /* >>outputs
-   What comes back. An output is memory of the device, for kernels to write, with pinned memory of
-   the same size that it is copied to, by a copy stream of its own. It goes round: get on the stream
-   of the kernels (D3), the kernels, send (D1), wait (D2), reading out->host, free (D4). Any other
-   order is refused with SPDL_E_INVALID. examples/cuda_infer.cu answers each batch of a pipeline.
-   Threads, waiting and results are as in >>slots. */
+   Results. An output is memory of the device, for kernels to write, with pinned memory of the same
+   size for its copy. The order: get on the stream of the kernels (D3), the kernels, send (D1), wait
+   (D2), reading out->host, free (D4). Any other order returns SPDL_E_INVALID.
+   examples/cuda_infer.cu answers each batch of a pipeline. Threads, waiting and results are as in
+   >>slots. */
 
 typedef struct spdl_cuda_output {
     void *dev;    /* for kernels to write */
@@ -282,7 +277,7 @@ typedef struct spdl_cuda_output {
 SPDL_API spdl_result spdl_cuda_output_get(spdl_cuda *cuda, spdl_cuda_stream stream,
                                           spdl_cuda_output **out, int64_t timeout_ns);
 
-/* Has the output copied to the host behind the work on the stream it was got on.
+/* Copies the output to the host, behind the work on the stream of get.
    Returns: SPDL_OK, SPDL_E_INVALID (also: it was sent or freed, bytes is more than output_bytes;
             the stream as in spdl_cuda_done), or as above. */
 SPDL_API spdl_result spdl_cuda_output_send(spdl_cuda_output *out);
@@ -299,13 +294,13 @@ SPDL_API void spdl_cuda_output_free(void *out);
 
 /* ============================================================================================= */
 /* >>iterator
-   Level 2: what a training loop uses. It takes items from anything with a next function, sends them
-   ahead of time, hands out batches that are ready on the trainer's stream, and is done with the
-   last one on that stream when the next is asked for. CUDA is called inside spdl_cuda_iter_next, on the
-   trainer's thread: no other thread contends with its kernel launches. It holds as many items of
-   the source as there are device slots; give a loader more slots than that.
+   Level 2, for a loop. It takes items from any next function, sends them ahead of time, and hands
+   out batches that are ready on the consumer's stream; the next call is done with the last batch.
+   It calls CUDA inside spdl_cuda_iter_next, on the consumer's thread, so no other thread contends
+   with its kernel launches. It holds as many items of the source as there are device slots; give a
+   loader more slots than that.
 
-   All calls are the trainer's: one at a time. Results are as in >>slots. */
+   Only the consumer calls, one thread at a time. Results are as in >>slots. */
 
 /* Describes an item of the source; view->item and view->release are already set. */
 typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
@@ -318,7 +313,7 @@ typedef struct spdl_cuda_iter_desc {
     spdl_free_fn free_item; /* destroys an item, when its memory has been read; without view
                                spdl_batch_free */
     int depth;              /* batches sent ahead; default and at most device_slots - 1 */
-    spdl_error *error;      /* optional: says why open failed */
+    spdl_error *error;
 } spdl_cuda_iter_desc;
 
 typedef struct spdl_cuda_iter spdl_cuda_iter;

@@ -262,8 +262,9 @@ static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more
     spdl__process_read(&before);
     found = watched(is, text, sizeof text);
     open_or_fail(&run, is, NULL, &doctor);
-    if (spdl_doctor_run(run.pipeline, planted_step, &run, &r) != SPDL_OK)
+    if (spdl_doctor_run(run.pipeline, planted_step, &run) != SPDL_OK)
         bench_fail("spdl_doctor_run has failed");
+    r = run.pipeline->doctor->report;
     spdl__process_read(&after);
     planted_close(&run);
     b->verdict = planted_right(is, &found, &run, true);
@@ -428,7 +429,6 @@ static void row_overhead(void) {
                                    0, 0, 0, NULL };
     const bench_row row = { quick.name, "%", NULL, false, 0, false, 0 };
     static planted_run run[2];
-    static spdl__doctor_report report;
     spdl_doctor_desc doctor;
     spdl_interval is;
     char text[64];
@@ -439,7 +439,7 @@ static void row_overhead(void) {
     doctor.quiet = true;
     open_or_fail(&run[0], &quick, NULL, &doctor);
     open_or_fail(&run[1], &quick, NULL, NULL);
-    BENCH_CHECK(spdl_doctor_run(run[0].pipeline, planted_step, &run[0], &report) == SPDL_OK);
+    BENCH_CHECK(spdl_doctor_run(run[0].pipeline, planted_step, &run[0]) == SPDL_OK);
     is = compared(run, bench_opt.quick ? 6 : 20);
     planted_close(&run[0]);
     planted_close(&run[1]);

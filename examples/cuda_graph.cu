@@ -62,7 +62,8 @@ static void train(Model *m, spdl_cuda *cuda, spdl_pipeline *pipeline) {
     ahead.view = describe;
     ahead.free_item = spdl_buffer_free;
     if (spdl_cuda_iter_create(&it, cuda, &ahead) != SPDL_OK) return;
-    while (spdl_cuda_iter_next(it, m->stream, &batch, SPDL_FOREVER) == SPDL_OK && step(m, &batch)) {}
+    while (spdl_cuda_iter_next(it, m->stream, &batch, SPDL_FOREVER) == SPDL_OK &&
+           step(m, &batch)) {}
     spdl_cuda_iter_destroy(it);
 }
 

@@ -50,7 +50,8 @@ static uint64_t run(spdl_cuda *cuda, spdl_pipeline *pipeline) {
     spdl_cuda_iter *it;
     spdl_cuda_batch batch;
     if (spdl_cuda_iter_create(&it, cuda, &ahead) != SPDL_OK) return 0;
-    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK && train(&batch, n)) n++;
+    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK && train(&batch, n))
+        n++;
     spdl_cuda_iter_destroy(it);
     report(cuda, spdl_time_ns() - start);
     return n;

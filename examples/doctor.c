@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
             SPDL_BATCH(BATCH / SHARD, .buffer_size = 1),
             SPDL_PIPE(collate, .concurrency = 1, .item_bytes = sizeof(Batch)),
             SPDL_SINK(1)));
-    if (result == SPDL_OK) result = spdl_doctor_run(p, step, NULL, NULL);
+    if (result == SPDL_OK) result = spdl_doctor_run(p, step, NULL);
     spdl_pipeline_destroy(p);
     return result == SPDL_OK ? 0 : 1;
 }

@@ -21,9 +21,18 @@ typedef struct Example {
     int32_t label;
 } Example;
 
-/* A sample is a row of records; spdl_record_find takes them by what follows the key. */
+/* The member of a sample whose name has this behind its first dot. */
+static const spdl_record *member(const spdl_record *sample, const char *extension) {
+    for (; sample != NULL; sample = sample->next) {
+        const char *slash = strrchr(sample->name, '/');
+        const char *dot = strchr(slash != NULL ? slash : sample->name, '.');
+        if (dot != NULL && strcmp(dot + 1, extension) == 0) break;
+    }
+    return sample;
+}
+
 SPDL_FN(decode, spdl_record, Example) {
-    const spdl_record *image = spdl_record_find(in, "img"), *label = spdl_record_find(in, "cls");
+    const spdl_record *image = member(in, "img"), *label = member(in, "cls");
     if (image == NULL || label == NULL || image->bytes != PIXELS)
         return spdl_fail(task, "%s: no image of %d bytes with a label", in->name, PIXELS);
     if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM; /* its place in the batch */

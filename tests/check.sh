@@ -64,6 +64,7 @@ export MAKEFLAGS
 make=${MAKE:-make}
 part lint "$make" -s lint
 part docs "$make" -s check-docs
+part surface "$make" -s check-surface
 part warnings "$make" -s check-warnings
 part gcc "$make" -s test CC=gcc WERROR=1
 part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1

@@ -38,14 +38,15 @@ static void check_record(const spdl_record *record, const uint8_t *data, size_t 
 }
 
 /* How many records there are. */
-static uint64_t try_records(const uint8_t *data, size_t bytes, spdl__records_kind kind, bool group) {
-    spdl_records_desc desc = { kind, group, kind == SPDL__RECORDS_LINES ? 1000 : 20000,
+static uint64_t try_records(const uint8_t *data, size_t bytes, spdl__records_kind kind,
+                            bool group) {
+    spdl_records_desc desc = { group, kind == SPDL__RECORDS_LINES ? 1000 : 20000,
                                { NULL, NULL, NULL }, &error };
     spdl__records *records;
     spdl_record *record = NULL;
     spdl_result result;
     uint64_t count = 0, last = 0;
-    FUZZ_CHECK(spdl__records_open(&records, path, &desc) == SPDL_OK);
+    FUZZ_CHECK(spdl__records_open(&records, path, kind, &desc) == SPDL_OK);
     while ((result = spdl__records_next(records, &record, &error)) == SPDL_OK) {
         const spdl_record *r = record;
         for (; r != NULL; r = r->next, ++count) {
@@ -70,7 +71,7 @@ static void try_tokens(const spdl_files *files, int raw_bytes, size_t bytes) {
     if (tokens == NULL) return;
     FUZZ_CHECK(spdl_tokens_count(tokens) * LENGTH < bytes);
     for (i = 0; i < spdl_tokens_count(tokens); ++i)
-        FUZZ_CHECK(spdl_tokens_read(tokens, i, window, &error) == SPDL_OK);
+        FUZZ_CHECK(spdl_tokens_read(tokens, i, window, 4, &error) == SPDL_OK);
     spdl_tokens_close(tokens);
 }
 

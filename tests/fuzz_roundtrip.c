@@ -103,7 +103,8 @@ static spdl_result write_array(spdl_npz_writer *writer, const array *a) {
     spdl_error error;
     spdl_result result;
     memset(&error, 0, sizeof error);
-    result = spdl_npz_writer_add(writer, a->name, a->type->descr, a->ndim, a->shape, a->data, &error);
+    result = spdl_npz_writer_add(writer, a->name, a->type->descr, a->ndim, a->shape, a->data,
+                                 &error);
     FUZZ_CHECK((result == SPDL_OK) == (error.text[0] == '\0'));
     FUZZ_CHECK(result == SPDL_OK || result == SPDL_E_INVALID);
     return result;

@@ -208,7 +208,7 @@ static bool can_be_fed() {
 
 // A list of files, and what their rows make of them: lines here.
 static bool can_be_files() {
-    static const spdl_records_desc short_lines = { SPDL__RECORDS_LINES, false, 200,
+    static const spdl_records_desc short_lines = { false, 200,
                                                    { nullptr, nullptr, nullptr }, nullptr };
     spdl_pipeline_desc desc = {};
     spdl_files *files = nullptr;
@@ -227,9 +227,9 @@ static bool can_be_files() {
 #endif
         SPDL_SINK(3),
     };
-    const spdl_stage others[] = { SPDL_FILES_AT(files), SPDL_TOKENS(nullptr),
+    const spdl_stage others[] = { SPDL_FILES_AT(files), SPDL_TOKENS_AT(nullptr),
                                   SPDL_TOKENS16_AT(nullptr), SPDL_TAR(nullptr), SPDL_READ() };
-    if (others[0].ctx != files || others[1].kind != SPDL_KIND_SOURCE || others[1].again ||
+    if (others[0].ctx != files || others[1].kind != SPDL_KIND_PIPE || others[1].again ||
         others[3].free_item != spdl_record_free || others[3].free_state != spdl__records_close ||
         !others[3].again || others[4].free_item != spdl_record_free ||
         others[4].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)

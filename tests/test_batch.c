@@ -84,6 +84,8 @@ static size_t batch_read(spdl_batch *batch, long *next, const pen *with, bool an
     return in_place;
 }
 
+static uint64_t parts_epoch; /* of the batches that are taken apart */
+
 /* Takes one epoch of batches of `size`, up to the end; how many items lay in place. */
 static size_t take_parts(spdl_pipeline *p, size_t size, const pen *with, bool any_order,
                          bool last_too) {
@@ -93,6 +95,8 @@ static size_t take_parts(spdl_pipeline *p, size_t size, const pen *with, bool an
     long next = 0;
     while ((result = SPDL_NEXT(p, &batch, SPDL_SECONDS(15))) == SPDL_OK) {
         CHECK_EQ(batch->sequence, batches++);
+        CHECK_EQ(batch->epoch, parts_epoch);
+        CHECK_EQ(batch->bytes, batch->count * PART);
         whole += batch->count == size;
         count += batch->count;
         in_place += batch_read(batch, &next, with, any_order);
@@ -172,10 +176,11 @@ static void epochs_do_not_share_a_batch(void) {
                 };
                 spdl_pipeline *p = piped ? start(crowds[i], NULL, SPDL_TABLE(through))
                                          : start(crowds[i], NULL, SPDL_TABLE(direct));
-                for (int epoch = 0; epoch < 20; ++epoch) {
+                for (parts_epoch = 0; parts_epoch < 20; ++parts_epoch) {
                     const size_t in_place = take_parts(p, 4, &with, false, !drop_last);
                     if (!with.every) CHECK_EQ(in_place, drop_last ? count / 4 * 4 : count);
                 }
+                parts_epoch = 0;
                 spdl_pipeline_destroy(p);
                 CHECK_EQ(items_alive(), 0);
             }
@@ -527,7 +532,7 @@ static void buffers_in_a_batch_come_back(void) {
             crowds[i], SPDL_SOURCE(write_down, .ctx = &with, .item_bytes = PART, .free_item = free),
             SPDL_BATCH(9), SPDL_SINK(2));
         while (SPDL_NEXT(p, &batch, SPDL_SECONDS(15)) == SPDL_OK) {
-            CHECK(batch->data == NULL);
+            CHECK(batch->data == NULL && batch->bytes == 0);
             for (size_t k = 0; k < batch->count; ++k)
                 part_check((const part *)batch->items[k], next++);
             spdl_buffer_free(mine);

@@ -616,7 +616,8 @@ static void *is_done_elsewhere(void *arg) {
     other_thread *o = (other_thread *)arg;
     spdl_cuda_batch batch;
     if (o->batch != NULL) o->done = spdl_cuda_done(o->batch, cudaStreamPerThread);
-    if (o->it != NULL) o->next = spdl_cuda_iter_next(o->it, cudaStreamPerThread, &batch, SPDL_FOREVER);
+    if (o->it != NULL)
+        o->next = spdl_cuda_iter_next(o->it, cudaStreamPerThread, &batch, SPDL_FOREVER);
     return NULL;
 }
 
@@ -1408,7 +1409,8 @@ static double overlap(uint64_t copy_ns, uint64_t kernel_ns) {
     REQUIRE(spdl_cuda_adopt(cuda, s.seen, 8 * FLOW_SLOT) == SPDL_OK);
     iter_desc = flow_iter_desc(&s);
     REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
-    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) kit_spin(stream, kernel_ns);
+    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
+        kit_spin(stream, kernel_ns);
     spdl_cuda_iter_destroy(it);
     CHECK_EQ(kit_wrong(), 0);
     sim_get_stats(&stats);

@@ -200,7 +200,8 @@ static bool heals(const char *name, const char *words) {
     for (size_t i = 0; i < PLANTED_PROGRAMS; ++i) {
         if (strcmp(planted_programs[i].name, name) != 0) continue;
         REQUIRE(planted_open(&run, &planted_programs[i], NULL, &doctor, &error) == SPDL_OK);
-        CHECK_EQ(spdl_doctor_run(run.pipeline, planted_step, &run, &report), SPDL_OK);
+        CHECK_EQ(spdl_doctor_run(run.pipeline, planted_step, &run), SPDL_OK);
+        report = run.pipeline->doctor->report;
         planted_close(&run);
         if (says(report.verdict, words) || report.finding.limit == SPDL_LIMIT_FOREIGN ||
             report.finding.limit == SPDL_LIMIT_MACHINE)

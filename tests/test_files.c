@@ -407,28 +407,27 @@ static void windows_across_shards(void) {
             spdl_tokens *tokens = NULL;
             REQUIRE(open_tokens(&tokens, files, desc) == SPDL_OK);
             CHECK_EQ(spdl_tokens_count(tokens), (total - 1) / lengths[k]);
-            CHECK_EQ(spdl_tokens_bytes(tokens), 4 * (lengths[k] + 1));
             for (uint64_t i = 0; i < spdl_tokens_count(tokens); ++i) {
                 bool same = true;
                 memset(window, 0xee, sizeof window);
-                CHECK_EQ(spdl_tokens_read(tokens, i, window, &error), SPDL_OK);
+                CHECK_EQ(spdl_tokens_read(tokens, i, window, 4, &error), SPDL_OK);
                 for (uint32_t j = 0; j <= lengths[k]; ++j)
                     same = same && window[j] == token_of(i * lengths[k] + j, width);
                 CHECK(same && window[lengths[k] + 1] == 0xeeeeeeee);
                 memset(window, 0xee, sizeof window);
                 if (width == 4) continue;
-                CHECK_EQ(spdl_tokens_read16(tokens, i, narrow, &error), SPDL_OK);
+                CHECK_EQ(spdl_tokens_read(tokens, i, narrow, 2, &error), SPDL_OK);
                 for (uint32_t j = 0; j <= lengths[k]; ++j)
                     same = same && narrow[j] == token_of(i * lengths[k] + j, width);
                 CHECK(same && narrow[lengths[k] + 1] == 0xeeee);
             }
-            CHECK_EQ(spdl_tokens_read16(tokens, 0, narrow, &error),
+            CHECK_EQ(spdl_tokens_read(tokens, 0, narrow, 2, &error),
                      width == 2 ? SPDL_OK : SPDL_E_INVALID);
-            if (width == 4) told("windows of uint16_t, but the shards have 4 bytes a token");
-            CHECK_EQ(spdl_tokens_read(tokens, spdl_tokens_count(tokens), window, &error),
+            if (width == 4) told("a window with 2 bytes a token, but the shards have 4");
+            CHECK_EQ(spdl_tokens_read(tokens, spdl_tokens_count(tokens), window, 4, &error),
                      SPDL_E_INVALID);
             told("no window*there are");
-            CHECK_EQ(spdl_tokens_read(tokens, UINT64_MAX, window, NULL), SPDL_E_INVALID);
+            CHECK_EQ(spdl_tokens_read(tokens, UINT64_MAX, window, 4, NULL), SPDL_E_INVALID);
             spdl_tokens_close(tokens);
         }
         spdl_files_close(files);
@@ -513,10 +512,10 @@ static void tokens_over_4_gib(void) {
     REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = length, .raw_bytes = 2 }) ==
             SPDL_OK);
     CHECK_EQ(spdl_tokens_count(tokens), 2560);
-    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, &error), SPDL_OK);
+    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, 4, &error), SPDL_OK);
     CHECK(window[length] == 4321 && window[length - 1] == 1234 && window[length - 2] == 0);
     REQUIRE(ftruncate(fileno(file), (off_t)size - 100) == 0);
-    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, &error), SPDL_E_IO);
+    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, 4, &error), SPDL_E_IO);
     told("big.bin: at byte 5368709022: it ended while it was read");
     spdl_tokens_close(tokens);
     spdl_files_close(files);
@@ -530,13 +529,15 @@ static void rows_of_tokens(void) {
     spdl_pipeline *p;
     spdl_batch *batch;
     uint32_t *window;
+    spdl_sampler *order;
     spdl_result result;
     put_shard("0.bin", 0, 40, 2, false);
     put_shard("1.bin", 40, 51, 2, false);
     files = files_of(path_of("*.bin"));
     REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10 }) == SPDL_OK);
     CHECK_EQ(spdl_tokens_count(tokens), 9);
-    p = START(SPDL_TOKENS(tokens), SPDL_BATCH(4, .item_bytes = spdl_tokens_bytes(tokens)),
+    REQUIRE(spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = 9 }) == SPDL_OK);
+    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_BATCH(4, .item_bytes = 44),
               SPDL_SINK(3));
     for (uint64_t i = 0; i < 9; i += 4) {
         REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
@@ -548,7 +549,7 @@ static void rows_of_tokens(void) {
     CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_END);
     spdl_pipeline_destroy(p);
     p = START(SPDL_SOURCE(backwards, .free_item = free),
-              SPDL_TOKENS_AT(tokens, .concurrency = 2, .item_bytes = spdl_tokens_bytes(tokens)),
+              SPDL_TOKENS_AT(tokens, .concurrency = 2, .item_bytes = 44),
               SPDL_SINK(3));
     for (uint64_t i = 9; i-- > 0;) {
         REQUIRE(SPDL_NEXT(p, &window, SPDL_FOREVER) == SPDL_OK);
@@ -558,7 +559,7 @@ static void rows_of_tokens(void) {
     }
     result = SPDL_NEXT(p, &window, SPDL_FOREVER);
     ends(p, result, SPDL_E_STAGE, "no window 18446744073709551615: there are 9");
-    p = START(SPDL_TOKENS16(tokens), SPDL_BATCH(9, .item_bytes = spdl_tokens_bytes(tokens) / 2),
+    p = START(SPDL_INDEX(order), SPDL_TOKENS16_AT(tokens), SPDL_BATCH(9, .item_bytes = 22),
               SPDL_SINK(3));
     REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
     for (uint64_t k = 0; k < 99; ++k)
@@ -569,15 +570,17 @@ static void rows_of_tokens(void) {
               SPDL_TOKENS16_AT(tokens, .item_bytes = 21), SPDL_SINK(3));
     result = SPDL_NEXT(p, &window, SPDL_FOREVER);
     ends(p, result, SPDL_E_STAGE, "item_bytes is 21, and a window takes 22");
-    p = START(SPDL_TOKENS(tokens, .item_bytes = 43), SPDL_SINK(3));
+    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens, .item_bytes = 43), SPDL_SINK(3));
     result = SPDL_NEXT(p, &window, SPDL_FOREVER);
     ends(p, result, SPDL_E_STAGE, "item_bytes is 43, and a window takes 44");
-    p = START(SPDL_TOKENS(tokens), SPDL_BATCH(4, .item_bytes = 40), SPDL_SINK(3));
+    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_BATCH(4, .item_bytes = 40),
+              SPDL_SINK(3));
     result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
     ends(p, result, SPDL_E_STAGE, "item_bytes is 40, and a window takes 44");
-    p = START(SPDL_TOKENS(tokens), SPDL_SINK(3));
+    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_SINK(3));
     result = SPDL_NEXT(p, &window, SPDL_FOREVER);
     ends(p, result, SPDL_E_NOMEM, "does not say .item_bytes");
+    spdl_sampler_destroy(order);
     spdl_tokens_close(tokens);
     spdl_files_close(files);
 }
@@ -643,18 +646,20 @@ static void tar_end(blob *tar) {
     tar->count += 1024;
 }
 
-static spdl__records *records_of(const char *path, spdl_records_desc desc) {
+static spdl__records *records_of(const char *path, spdl__records_kind kind,
+                                 spdl_records_desc desc) {
     spdl__records *records = NULL;
     desc.error = &error;
-    if (!CHECK_EQ(spdl__records_open(&records, path, &desc), SPDL_OK)) told("");
+    if (!CHECK_EQ(spdl__records_open(&records, path, kind, &desc), SPDL_OK)) told("");
     REQUIRE(records != NULL);
     return records;
 }
 
 /* All records as text: "name:bytes name:bytes", those of a sample joined by +, and how it ended. */
-static const char *read_records(const char *path, spdl_records_desc desc, spdl_result *result) {
+static const char *read_records(const char *path, spdl__records_kind kind, spdl_records_desc desc,
+                                spdl_result *result) {
     static char text[9000];
-    spdl__records *records = records_of(path, desc);
+    spdl__records *records = records_of(path, kind, desc);
     spdl_record *record = NULL;
     size_t length = 0;
     text[0] = '\0';
@@ -678,14 +683,14 @@ static const char *read_records(const char *path, spdl_records_desc desc, spdl_r
 static void tar_reads(const blob *tar, const char *wanted) {
     spdl_result result;
     const spdl_records_desc desc = { .max_bytes = 0 };
-    CHECK_STR(read_records(put_bytes("x.tar", tar), desc, &result), wanted);
+    CHECK_STR(read_records(put_bytes("x.tar", tar), SPDL__RECORDS_TAR, desc, &result), wanted);
     if (!CHECK_EQ(result, SPDL_END)) fprintf(stderr, "  %s\n", error.text);
 }
 
 static void tar_fails(const blob *tar, const char *before, spdl_result wanted, const char *words) {
     spdl_result result;
     const spdl_records_desc desc = { .max_bytes = 90000 };
-    CHECK_STR(read_records(put_bytes("x.tar", tar), desc, &result), before);
+    CHECK_STR(read_records(put_bytes("x.tar", tar), SPDL__RECORDS_TAR, desc, &result), before);
     CHECK_STR(spdl_result_text(result), spdl_result_text(wanted));
     told(words);
 }
@@ -720,7 +725,8 @@ static void tar_of_all_kinds(void) {
     tar_end(&tar);
     tar_reads(&tar, "a/empty:0 one:1 block:512 more:513 old:3 prefix/rest:5 gnu:5 seven:5 "
                     "blanks:6 base256:7 last:4");
-    records = records_of(path_of("x.tar"), (spdl_records_desc){ .max_bytes = 0 });
+    records = records_of(path_of("x.tar"), SPDL__RECORDS_TAR,
+                         (spdl_records_desc){ .max_bytes = 0 });
     for (int i = 0; i < 4; ++i) {
         spdl_record_free(record);
         REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
@@ -803,7 +809,8 @@ static void bad_pax_headers(void) {
         ADD(&tar, .name = "last");
         tar_end(&tar);
         put_bytes("x.tar", &tar);
-        read_records(path_of("x.tar"), (spdl_records_desc){ .max_bytes = 0 }, &result);
+        read_records(path_of("x.tar"), SPDL__RECORDS_TAR,
+                     (spdl_records_desc){ .max_bytes = 0 }, &result);
         CHECK_EQ(result, length == 4095 ? SPDL_END : SPDL_E_FORMAT);
     }
     for (int kind = 0; kind < 4; ++kind) { /* too long a name, and too long a header */
@@ -878,7 +885,8 @@ static void bad_tars(void) {
         spdl_result result;
         const char *text;
         put_file("cut.tar", tar.at, cut);
-        text = read_records(path_of("cut.tar"), (spdl_records_desc){ .max_bytes = 0 }, &result);
+        text = read_records(path_of("cut.tar"), SPDL__RECORDS_TAR,
+                            (spdl_records_desc){ .max_bytes = 0 }, &result);
         CHECK_EQ(result, SPDL_E_FORMAT);
         told("cut.tar: at byte*cut off: ");
         CHECK_STR(text, cut < 1536 + 3 ? "" : cut < 2560 + 513 ? "x:3" : "x:3 z:513");
@@ -903,7 +911,7 @@ static void tar_over_4_gib(void) {
     tar_end(&tar);
     REQUIRE(fseeko(file, (off_t)(512 + ((skipped + 511) & ~(uint64_t)511)), SEEK_SET) == 0);
     REQUIRE(fwrite(tar.at, 1, tar.count, file) == tar.count && fflush(file) == 0);
-    records = records_of(path, (spdl_records_desc){ .max_bytes = 0 });
+    records = records_of(path, SPDL__RECORDS_TAR, (spdl_records_desc){ .max_bytes = 0 });
     REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
     CHECK_STR(record->name, "last");
     CHECK_EQ(record->offset, 5368710656);
@@ -911,7 +919,7 @@ static void tar_over_4_gib(void) {
     spdl_record_free(record);
     CHECK_EQ(spdl__records_next(records, &record, &error), SPDL_END);
     spdl__records_close(records);
-    records = records_of(path, (spdl_records_desc){ .max_bytes = 0 });
+    records = records_of(path, SPDL__RECORDS_TAR, (spdl_records_desc){ .max_bytes = 0 });
     REQUIRE(ftruncate(fileno(file), 5368710656 + 70000) == 0);
     CHECK_EQ(spdl__records_next(records, &record, &error), SPDL_E_IO);
     told("big.tar: at byte 5368780656: it ended while it was read");
@@ -941,16 +949,12 @@ static void samples(void) {
     ADD(&tar, .name = "last.a", .size = 2);
     ADD(&tar, .name = "last.b", .size = 2);
     tar_end(&tar);
-    CHECK_STR(read_records(put_bytes("x.tar", &tar), grouped, &result),
+    CHECK_STR(read_records(put_bytes("x.tar", &tar), SPDL__RECORDS_TAR, grouped, &result),
               "d.x/1.jpg:9+d.x/1.seg.png:8+d.x/1.cls:1 d.x/10.jpg:2 e/10.jpg:2 README:2 README2:2 "
               "READ.me:2 READ:2 last.a:2+last.b:2");
     CHECK_EQ(result, SPDL_END);
-    records = records_of(path_of("x.tar"), grouped);
+    records = records_of(path_of("x.tar"), SPDL__RECORDS_TAR, grouped);
     REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
-    CHECK(spdl_record_find(record, "jpg") == record);
-    CHECK(spdl_record_find(record, "seg.png") == record->next);
-    CHECK(spdl_record_find(record, "cls") == record->next->next);
-    CHECK(spdl_record_find(record, "png") == NULL && spdl_record_find(NULL, "x") == NULL);
     spdl__records_close(records); /* which has the next one already */
     spdl_record_free(record);
     tar.count = 0;
@@ -958,11 +962,13 @@ static void samples(void) {
     ADD(&tar, .name = "b.1", .size = 1000);
     ADD(&tar, .name = "b.2", .size = 1000);
     tar_end(&tar);
-    CHECK_STR(read_records(put_bytes("x.tar", &tar), grouped, &result), "a.1:900");
+    CHECK_STR(read_records(put_bytes("x.tar", &tar), SPDL__RECORDS_TAR, grouped, &result),
+              "a.1:900");
     CHECK_EQ(result, SPDL_E_LIMIT);
     told("x.tar: at byte*a sample with more than max_bytes, which is 2000");
     tar.count -= 1024;
-    CHECK_STR(read_records(put_bytes("x.tar", &tar), (spdl_records_desc){ .group = true }, &result),
+    CHECK_STR(read_records(put_bytes("x.tar", &tar), SPDL__RECORDS_TAR,
+                           (spdl_records_desc){ .group = true }, &result),
               "a.1:900");
     CHECK_EQ(result, SPDL_E_FORMAT); /* the last one may lack a member: it is not handed on */
 }
@@ -1145,8 +1151,8 @@ static void line_is(const spdl_record *line, const char *text, size_t begin, siz
 static void lines_are(const char *text, size_t bytes) {
     static size_t begin[300000], length[300000];
     const size_t count = split(text, bytes, begin, length);
-    spdl__records *records = records_of(put_file("1.txt", text, bytes),
-                                       (spdl_records_desc){ .kind = SPDL__RECORDS_LINES });
+    spdl__records *records = records_of(put_file("1.txt", text, bytes), SPDL__RECORDS_LINES,
+                                        (spdl_records_desc){ .group = false });
     spdl_record *line = NULL;
     for (size_t i = 0; i < count; ++i) {
         REQUIRE(spdl__records_next(records, &line, &error) == SPDL_OK);
@@ -1186,28 +1192,28 @@ static void lines_of_all_kinds(void) {
 }
 
 static void bad_lines(void) {
-    const spdl_records_desc desc = { .kind = SPDL__RECORDS_LINES, .max_bytes = 5, .error = &error };
-    const spdl_records_desc none = { .kind = SPDL__RECORDS_LINES, .error = &error };
+    const spdl_records_desc desc = { .max_bytes = 5, .error = &error };
+    const spdl_records_desc none = { .error = &error };
     static char text[200000];
     spdl_result result;
     spdl__records *records;
     spdl_record *line = NULL;
     FILE *file;
     const char *path = put_text("x.txt", "12345\r\n12345\n123456\n1\n");
-    read_records(path, desc, &result);
+    read_records(path, SPDL__RECORDS_LINES, desc, &result);
     CHECK_EQ(result, SPDL_E_LIMIT);
     told("x.txt: at byte 13: a line of more than max_bytes, which is 5");
     memset(text, 'x', sizeof text);
     put_file("x.txt", text, sizeof text);
-    read_records(path, desc, &result);
+    read_records(path, SPDL__RECORDS_LINES, desc, &result);
     CHECK_EQ(result, SPDL_E_LIMIT);
-    CHECK_EQ(spdl__records_open(&records, NULL, &none), SPDL_E_INVALID);
-    CHECK_EQ(spdl__records_open(NULL, path, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl__records_open(&records, folder, &none), SPDL_E_IO);
+    CHECK_EQ(spdl__records_open(&records, NULL, SPDL__RECORDS_LINES, &none), SPDL_E_INVALID);
+    CHECK_EQ(spdl__records_open(NULL, path, SPDL__RECORDS_TAR, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl__records_open(&records, folder, SPDL__RECORDS_LINES, &none), SPDL_E_IO);
     told("a directory");
     for (size_t i = 999; i < sizeof text; i += 1000) text[i] = '\n';
     put_file("x.txt", text, sizeof text);
-    records = records_of(path, none); /* and the file shrinks */
+    records = records_of(path, SPDL__RECORDS_LINES, none); /* and the file shrinks */
     REQUIRE(spdl__records_next(records, &line, &error) == SPDL_OK);
     spdl_record_free(line);
     file = fopen(path, "r+b");
@@ -1257,7 +1263,8 @@ static bool with_memory(int allocations) {
     result = spdl_files_open(&tar, path_of("x.tar"), &by);
     if (result == SPDL_OK) result = spdl_files_open(&text, list, &by);
     if (result == SPDL_OK) result = spdl_files_open(&bin, path_of("*.bin"), &by);
-    if (result == SPDL_OK) result = spdl__records_open(&records, path_of("x.tar"), &read);
+    if (result == SPDL_OK)
+        result = spdl__records_open(&records, path_of("x.tar"), SPDL__RECORDS_TAR, &read);
     while (result == SPDL_OK) {
         result = spdl__records_next(records, &record, &error);
         if (result == SPDL_OK) spdl_record_free(record);
@@ -1300,7 +1307,8 @@ static void no_memory(void) {
         spdl__records *records;
         spdl_tokens *tokens;
         CHECK_EQ(half == 0   ? spdl_files_open(&none, path_of("x.tar"), &by)
-                 : half == 1 ? spdl__records_open(&records, path_of("x.tar"), &read)
+                 : half == 1 ? spdl__records_open(&records, path_of("x.tar"), SPDL__RECORDS_TAR,
+                                                  &read)
                              : spdl_tokens_open(&tokens, files, &windows), SPDL_E_INVALID);
         told("both functions of the allocator");
         spdl_files_close(files);

@@ -131,7 +131,7 @@ static void guests_do_all_the_work(void) {
             spdl_stats stats;
             spdl_pipeline *p;
             crew c;
-            CHECK_EQ(spdl_pool_workers(pool), workers[i]);
+            CHECK_EQ(pool->desc.workers, workers[i]);
             crew_start(&c, pool, 3, 200000);
             REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
                 ITEMS(500, .continuous = true, .buffer_size = buffer),

@@ -125,7 +125,7 @@ static void jobs_run_once_each(void) {
     for (size_t w = 0; w < 4; ++w) {
         spdl_pool *pool = pool_of(workers[w], 16);
         int *runs = (int *)calloc(JOBS, sizeof *runs);
-        CHECK_EQ(spdl_pool_workers(pool), workers[w]);
+        CHECK_EQ(pool->desc.workers, workers[w]);
         for (int i = 0; i < JOBS; ++i)
             CHECK_EQ(spdl_pool_submit(pool, count_job, &runs[i], SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
@@ -727,7 +727,7 @@ static void signals_go_to_the_programs_threads(void) {
 static void as_many_workers_as_allowed(void) {
     spdl_pool *pool = pool_of(256, 0);
     int ran = 0;
-    CHECK_EQ(spdl_pool_workers(pool), 256);
+    CHECK_EQ(pool->desc.workers, 256);
     CHECK(!TEST_LINUX || named("spdl-255", 1));
     for (int i = 0; i < 500; ++i)
         CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, SPDL_FOREVER), SPDL_OK);

@@ -416,7 +416,6 @@ static void json_of_the_largest_pipeline(void) {
     spdl__json_stats(&twice, &stats);
     spdl__json_stats(&twice, &stats);
     CHECK(twice.length + 2048 < bytes);
-    CHECK_EQ(spdl_stats_json(&stats, NULL, 0) * 2, twice.length);
     CHECK(json_skip(text) == text + twice.length / 2);
     free(text);
 }

@@ -1181,7 +1181,8 @@ static void texts_of_requests(void) {
                      "   -"));
     CHECK(says(text, "\n> find_path "));
     CHECK(!says(text, "trainer"));
-    spdl_stats_json(&stats, text, sizeof text);
+    spdl__text json = spdl__text_start(text, sizeof text);
+    spdl__json_stats(&json, &stats);
     CHECK(says(text, "\"finding\":{\"limit\":\"concurrency\",\"stage\":1,"));
     CHECK(says(text, "\"answer_wait_ns\":5000000000,"));
     CHECK(says(text, "\"p50_ns\":38000000,"));

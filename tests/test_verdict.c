@@ -264,9 +264,9 @@ static void consumers_that_have_enough(void) {
     s.step_ns = 960000000;
     s.wait_ns = 49000000;
     busy(&s, 2, 0.99, 1);
-    CHECK(is(&s, SPDL_LIMIT_CONSUMER, -1, "Loading keeps up: the consumer waited 4.9 % of its time. "
-                                         "What its own steps lose to loading only spdl_headspace "
-                                         "measures."));
+    CHECK(is(&s, SPDL_LIMIT_CONSUMER, -1,
+             "Loading keeps up: the consumer waited 4.9 % of its time. What its own steps lose to "
+             "loading only spdl_headspace measures."));
     s.consumer_runnable_ns = 48000000;
     CHECK(is(&s, SPDL_LIMIT_HARM, -1, "But for 5 % of its own steps other threads of this program "
                                       "had its processor: write .policy.polite"));
