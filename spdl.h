@@ -2417,6 +2417,11 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #else
 #define SPDL__X86 0
 #endif
+#if SPDL__X86 && !defined(_WIN32) /* where gcc keeps 32 bytes on a stack that is aligned to 16 */
+#define SPDL__X86_WIDE 1
+#else
+#define SPDL__X86_WIDE 0
+#endif
 #if defined(__aarch64__) && SPDL__GNU
 #define SPDL__ARM64 1
 #else
@@ -16725,7 +16730,7 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
     return __builtin_ia32_pclmulqdq128(x, by, 0x00) ^ __builtin_ia32_pclmulqdq128(x, by, 0x11);
 }
 
-#ifndef _WIN32 /* where gcc keeps them on a stack that is aligned to 16 */
+#if SPDL__X86_WIDE
 /* Two numbers of 128 bits, each with its own product. */
 typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
 #define SPDL__CRC_WIDE_TARGET SPDL__TARGET("avx2,pclmul,vpclmulqdq")
