@@ -340,7 +340,8 @@ static bool as_written; /* the file is as spdl_npz_write made it, which has C or
 static bool is_right(int i, const void *read) {
     const array *a = &arrays[i];
     const uint8_t *out = (const uint8_t *)read;
-    const bool swapped = a->descr[0] == '>' && SPDL__NPY_HOST_ORDER == '<';
+    const char order = a->descr[0];
+    const bool swapped = (order == '<' || order == '>') && order != SPDL__NPY_HOST_ORDER;
     bool right = true;
     for (size_t k = 0; k < bytes_of(a) && right; ++k) {
         const size_t size = (size_t)a->itemsize, element = k / size, within = k % size;

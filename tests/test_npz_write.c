@@ -454,7 +454,7 @@ static void names_in_any_order(void) {
     enum { COUNT = 2000 };
     static unsigned at[4 * COUNT]; /* 0: not written, else the element + 1 */
     spdl_npz_writer *w = create(make_path("names.npz"), NULL);
-    const array info = type("<u4", 0, 0, 0);
+    const array info = type("u4", 0, 0, 0); /* the numbers of this machine */
     uint64_t state = test_seed();
     unsigned count = 0, got = 0;
     spdl_npz *npz;
@@ -471,7 +471,7 @@ static void names_in_any_order(void) {
     for (unsigned i = 0; i < 4 * COUNT; ++i) {
         if (!at[i]) continue;
         CHECK_EQ(spdl_npz_read(npz, index_of(npz, any_name(i)), &got, 4, NULL), SPDL_OK);
-        if (SPDL__NPY_HOST_ORDER == '<') CHECK_EQ(got + 1, at[i]);
+        CHECK_EQ(got + 1, at[i]);
     }
     spdl_npz_close(npz);
     remove_last("names.npz");

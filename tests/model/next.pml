@@ -6,12 +6,12 @@
    order of their tickets and steps over holes. It waits: `waiting` by an exchange, counted among
    the sleepers, a second look, sleep on `fed`. Who has put something wakes it if its next slot is
    ready, and if it was the one who cleared `waiting`. A hole is ready, too: so a second look that
-   has only stepped over holes needs no third one. The input may end or never end; a stop comes at
-   some moment. Each sleep may last for ever or end with a timeout, after which the trainer asks
+   has only stepped over holes needs no third one. Behind the last ticket comes a mark, END, which
+   the consumer never passes, or nothing for ever; a stop comes at some moment. Each sleep may last for ever or end with a timeout, after which the trainer asks
    again.
 
    Checked: when nothing moves any more, the trainer does not sleep while the ticket it waits for is
-   there, while there is an end to be told, or after a stop; and without a stop it got every item.
+   there, be it the end, or after a stop; and without a stop it got every item.
 
    Switches that take out one part of the protocol, and must fail:
      PLAIN_WAITING  `waiting` is stored, without a full barrier before the second look
@@ -31,13 +31,13 @@
 #endif
 #define PROCS 3
 #define TRAINER 2
-#define STAMP(t) (t) /* 0: not there, else ITEM or HOLE */
+#define STAMP(t) (t) /* 0: not there, else ITEM, HOLE or END */
 #define HEAD (TICKETS + 1)
-#define END (TICKETS + 2)
-#define WAITING (TICKETS + 3)
-#define ADDRESSES (TICKETS + 4)
+#define WAITING (TICKETS + 2)
+#define ADDRESSES (TICKETS + 3)
 #define ITEM 1
 #define HOLE 2
+#define END 3
 
 /* only ever changed by read-modify-writes */
 byte claimed, put, items;
@@ -99,10 +99,10 @@ proctype Putter(byte me) {
     :: finish -> /* the row finishes, unless the input goes on some day */
         if
         :: true
-        :: store(me, END, 1);
+        :: store(me, STAMP(TICKETS), END);
             FENCED(me);
 #ifndef NO_END_HINT
-            hint(me, true)
+            hint(me, false)
 #endif
         fi
     :: else
@@ -113,15 +113,15 @@ proctype Putter(byte me) {
 /* spdl__sink_take: `moved` tells whether the head went on, over an item or over holes only */
 inline sink_take() {
     halted = stopping;
-    ended = LOAD(TRAINER, END) != 0;
     got = false;
     at = LOAD(TRAINER, HEAD);
     do
     :: LOAD(TRAINER, STAMP(at)) == HOLE -> at++
     :: LOAD(TRAINER, STAMP(at)) == ITEM -> at++; got = true; break
+    :: LOAD(TRAINER, STAMP(at)) == END -> ended = true; break
     :: LOAD(TRAINER, STAMP(at)) == 0 -> break
     od;
-    atomic { moved = at != LOAD(TRAINER, HEAD); ended = ended && at == TICKETS && !got };
+    moved = at != LOAD(TRAINER, HEAD);
     if
     :: moved -> d_step { FENCED(TRAINER); mem[HEAD] = at } /* its word */
     :: else
@@ -226,6 +226,6 @@ init {
     }
     timeout;
     assert(!(asleep && mem[STAMP(mem[HEAD])] != 0));
-    assert(!(asleep && (stopping || (mem[END] != 0 && mem[HEAD] == TICKETS))));
+    assert(!(asleep && stopping));
     assert(stopping || taken == items)
 }

@@ -1,13 +1,14 @@
 /* A producer that waits for room: spdl__push_try and spdl__push_wait of >>next-impl, against
    the takes of the row behind the feed, a failure or a stop, and with drop_oldest.
 
-   One producer pushes ITEMS items into an edge with room for CAPACITY, then ends it (END). Two
+   One producer pushes ITEMS items into an edge with room for CAPACITY, then a mark, END, for which
+   there is always a slot. Two
    workers run the row behind it, concurrency LIM, with the protocol of sit.pml for who sleeps; a
    call may never end. The producer waits as the trainer does: `waiting` by an exchange, counted
    among the sleepers, a second look, sleep on a word of its own; who makes room clears `waiting` by
    a compare-and-swap and wakes it. Somebody closes the pipeline at some moment, or never. With
-   -DDROP  the producer never waits: when there is no room it passes the oldest item, HELD, which
-   needs no place in the row; it tries again when another one takes meanwhile
+   -DDROP  the producer never waits: when there is no room it takes the oldest item by the row's own
+   swap, which needs no place in the row; it tries again when another one takes meanwhile
 
    Checked: when nothing moves any more, the producer does not sleep although there is room or the
    pipeline is closed, no worker sleeps while the row is runnable or has to finish; each item was
@@ -39,9 +40,10 @@
 #define W 0
 #define WAITING 1
 #define CLOSED 2
-#define END 3
-#define STAMP(t) (4 + (t))
+#define STAMP(t) (3 + (t)) /* 0: not there, else ITEM or END */
 #define ADDRESSES (4 + ITEMS)
+#define ITEM 1
+#define END 2
 
 /* only ever changed by read-modify-writes; sleepers: workers, and 16 for the producer */
 byte sleepers, bell, room;
@@ -50,15 +52,14 @@ bit waking;
 bool asleep[2], producer_asleep, pushed_all;
 byte pushed, settled; /* the producer's own; items called or dropped */
 
-#define HELD 4
 #define FINISHED 8
 #define HD(w) ((w) / 16)
 #define AC(w) ((w) & 3)
-#define FLAGS(w) ((w) & 12)
-#define THERE(p, h) ((h) < ITEMS && LOAD(p, STAMP(((h) < ITEMS -> (h) : 0))) == 1)
-#define ENDED(p, h) (LOAD(p, END) == (h) + 1)
+#define OPEN(w) (((w) & FINISHED) == 0)
+#define THERE(p, h) (LOAD(p, STAMP(h)) == ITEM)
+#define ENDED(p, h) (LOAD(p, STAMP(h)) == END)
 #define RUNS(p, w)                                                                                 \
-    (FLAGS(w) == 0 && AC(w) < LIM && (THERE(p, HD(w)) || (AC(w) == 0 && ENDED(p, HD(w)))))
+    (OPEN(w) && AC(w) < LIM && (THERE(p, HD(w)) || (AC(w) == 0 && ENDED(p, HD(w)))))
 
 #include "tso.pml"
 
@@ -110,7 +111,7 @@ step:
 take:
     w1 = LOAD(me, W);
     if
-    :: FLAGS(w1) == 0 && (mine || AC(w1) < LIM) && THERE(me, HD(w1)) ->
+    :: OPEN(w1) && (mine || AC(w1) < LIM) && THERE(me, HD(w1)) ->
         h = HD(w1);
 #ifdef EARLY_HINT
         wake_producer(me);
@@ -148,7 +149,7 @@ end_in_call:
             goto take
         :: else
         fi
-    :: FLAGS(w1) == 0 && AC(w1) == 0 && !THERE(me, HD(w1)) && ENDED(me, HD(w1)) ->
+    :: OPEN(w1) && AC(w1) == 0 && ENDED(me, HD(w1)) ->
         d_step {
             FENCED(me);
             mem[W] = (mem[W] == w1 -> w1 + FINISHED : mem[W]);
@@ -193,7 +194,7 @@ inline push_try() {
     :: else ->
         if
         :: pushed - HD(LOAD(PRODUCER, W)) < CAPACITY ->
-            store(PRODUCER, STAMP(pushed), 1);
+            store(PRODUCER, STAMP(pushed), ITEM);
             pushed++;
             hint_put();
             got = true
@@ -217,9 +218,9 @@ proctype Producer() {
             word = LOAD(PRODUCER, W);
             if
 #ifdef NEEDS_PLACE
-            :: FLAGS(word) == 0 && AC(word) < LIM && THERE(PRODUCER, HD(word)) ->
+            :: OPEN(word) && AC(word) < LIM && THERE(PRODUCER, HD(word)) ->
 #else
-            :: FLAGS(word) == 0 && THERE(PRODUCER, HD(word)) ->
+            :: OPEN(word) && THERE(PRODUCER, HD(word)) ->
 #endif
                 d_step {
                     FENCED(PRODUCER);
@@ -227,7 +228,7 @@ proctype Producer() {
 #ifdef PLAIN_DROP
                     found = true
 #else
-                    mem[W] = (found -> word + HELD : mem[W])
+                    mem[W] = (found -> word + 16 : mem[W])
 #endif
                 };
                 if
@@ -239,8 +240,6 @@ proctype Producer() {
                     };
 #ifdef PLAIN_DROP
                     d_step { FENCED(PRODUCER); mem[W] = word + 16 };
-#else
-                    d_step { FENCED(PRODUCER); mem[W] = mem[W] + 16 - HELD };
 #endif
                     word = 0;
                     hint_row(PRODUCER)
@@ -292,8 +291,7 @@ end_asleep:
 #endif
     od;
     pushed_all = pushed == ITEMS;
-    pushed++;
-    store(PRODUCER, END, pushed);
+    store(PRODUCER, STAMP(pushed), END);
 #ifndef NO_END_HINT
     hint_put()
 #endif

@@ -147,6 +147,8 @@ model holds branch -DITEMS=2
 large holds parked -DITEMS=1
 large holds parked -DAGAIN -DITEMS=1
 model holds leave
+model holds quiet
+model holds quiet -DALONE
 large holds push -DITEMS=2 -DNO_CLOSE
 large holds push -DDROP -DNO_CLOSE
 large holds event -DNO_CLOSE
@@ -251,6 +253,10 @@ model breaks next -DTICKETS=2 -DEARLY_STOP
 for mutant in PLAIN_CALLING NO_LOOK BLIND_RETURN LATE_WORD NO_REFERENCE; do
     model breaks leave "-D$mutant"
 done
+for mutant in NO_SECOND_LOOK PLAIN_BIT NO_STIR LATE_STIR NO_PUT_FENCE; do
+    model breaks quiet "-D$mutant"
+done
+model breaks quiet -DALONE -DNO_WAKE_ALL
 for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END_HINT; do
     model breaks push -DITEMS=2 -DNO_CLOSE "-D$mutant"
 done
