@@ -9401,7 +9401,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__store_relaxed(&node->failures, 0);
 }
 
-/* What a load makes of the sampler. (>>state-impl) */
+/* What a load makes of the sampler, or a rewind, of NULL. (>>state-impl) */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
 
 /* SHUT goes: pairs with the acquire of who enters. */
@@ -9420,7 +9420,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i)
         spdl__rewind_edge(&p->node[i], ticket[i], now, i == p->count - 1);
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
-    if (start->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
+    if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
     spdl__store32(&p->late, 0);
     p->closed_returned = false;
@@ -20089,8 +20089,8 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
 
 /* The run begins: nothing asks the sampler now. */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from) {
-    sampler->from_epoch = from->from_epoch;
-    sampler->from = from->from;
+    sampler->from_epoch = from != NULL ? from->from_epoch : 0;
+    sampler->from = from != NULL ? from->from : 0;
 }
 
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts, int count,

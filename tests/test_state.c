@@ -948,7 +948,12 @@ static void level_ranks_keep_the_order(void) {
                     CHECK_EQ(rank_take(&now[i], 0, &value, 1), 1);
                     CHECK_EQ(value, at++);
                 }
-            for (int i = 0; i < to; ++i) rank_close(&now[i]);
+            for (int i = 0; i < to; ++i) { /* back to all items */
+                CHECK_EQ(spdl_pipeline_rewind(now[i].p, 0, SPDL_SECONDS(15)), SPDL_OK);
+                CHECK_EQ(rank_take(&now[i], 0, &value, 1), 1);
+                CHECK_EQ(value, i);
+                rank_close(&now[i]);
+            }
         }
 }
 
