@@ -3768,13 +3768,26 @@ SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
     return text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : SPDL__NEVER;
 }
 
+/* Of what a cgroup uses: copies of files, which go when there is need. */
+SPDL__PRIVATE uint64_t spdl__os_idle_files(const char *at) {
+    char path[640], text[8192];
+    const char *found;
+    (void)snprintf(path, sizeof(path), "%s/memory.stat", at);
+    (void)spdl__os_text(NULL, path, text, sizeof(text));
+    found = strstr(text, "total_inactive_file "); /* version 1: with the cgroups below */
+    if (found == NULL) found = strstr(text, "inactive_file ");
+    return found != NULL ? strtoull(strchr(found, ' '), NULL, 10) : 0;
+}
+
 SPDL__PRIVATE void spdl__os_room_at(const char *at, void *data) {
     uint64_t limit = spdl__os_number_at(at, "memory.max");
-    uint64_t used = spdl__os_number_at(at, "memory.current");
+    uint64_t used = spdl__os_number_at(at, "memory.current"), idle;
     if (limit == SPDL__NEVER) limit = spdl__os_number_at(at, "memory.limit_in_bytes");
     if (used == SPDL__NEVER) used = spdl__os_number_at(at, "memory.usage_in_bytes");
-    if (limit != SPDL__NEVER && used != SPDL__NEVER)
-        spdl__os_room_least((spdl__os_room *)data, "memory.max of the cgroup", limit, used);
+    if (limit == SPDL__NEVER || used == SPDL__NEVER) return;
+    idle = spdl__os_idle_files(at);
+    spdl__os_room_least((spdl__os_room *)data, "memory.max of the cgroup", limit,
+                        used > idle ? used - idle : 0);
 }
 
 /* A line "name: number kB" of /proc/meminfo. */
@@ -3862,17 +3875,29 @@ SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
     if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
-/* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. */
-SPDL__PRIVATE void spdl__os_signal_nothing(int number) { (void)number; }
+/* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. Where the
+   language is C alone a signal takes its handler off. */
+SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
+    (void)signal(number, spdl__os_signal_nothing);
+}
 
 #ifdef __GLIBC__
-#ifndef __cplusplus /* there it is declared */
+#ifndef __cplusplus /* there they are declared */
 extern int on_exit(void (*fn)(int code, void *data), void *data);
+extern int ftrylockfile(FILE *file);
+extern void funlockfile(FILE *file);
 #endif
-/* What the program wants done at its end is for the process that it began in. */
+/* What the program wants done at its end is for the process that it began in. Other threads run on,
+   and may have a FILE for ever. */
 SPDL__PRIVATE void spdl__os_exit_now(int code, void *data) {
+    FILE *const files[] = { stdout, stderr };
+    size_t i;
     (void)data;
-    (void)fflush(NULL);
+    for (i = 0; i < 2; ++i) {
+        if (ftrylockfile(files[i]) != 0) continue;
+        (void)fflush(files[i]);
+        funlockfile(files[i]);
+    }
     _exit(code);
 }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return on_exit(spdl__os_exit_now, NULL) == 0; }
@@ -3920,6 +3945,7 @@ SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
 SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
     int status = 0;
     long got;
+    if (process <= 0) return 1;
     do got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
     while (got < 0 && errno == EINTR);
     *end = (status & 0x7f) != 0 ? -(status & 0x7f) : status >> 8 & 0xff;
@@ -3958,16 +3984,23 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
 
 #ifdef SA_ONSTACK
 #define SPDL__OS_STACK_BYTES 65536
+#define SPDL__OS_STACK_OURS 0x7370646c20737461u
 
-/* On the stack that the thread has for faults, whose first words say where to note `value`. */
+/* The first words of a stack of ours. */
+typedef struct spdl__os_stack {
+    uint64_t ours; /* a thread may have put one of others' in its place */
+    uint32_t *to, value;
+} spdl__os_stack;
+
+/* On the stack that the thread has for faults. */
 SPDL__PRIVATE void spdl__os_fault(int number) {
-    stack_t stack;
+    stack_t now;
     (void)signal(number, SIG_DFL);
-    if (sigaltstack(NULL, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) {
-        uint32_t *to, value, none = 0;
-        memcpy(&to, stack.ss_sp, sizeof(to));
-        memcpy(&value, (char *)stack.ss_sp + sizeof(to), sizeof(value));
-        (void)spdl__cas32(to, &none, value);
+    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE) == 0) {
+        spdl__os_stack stack;
+        uint32_t none = 0;
+        memcpy(&stack, now.ss_sp, sizeof(stack));
+        if (stack.ours == SPDL__OS_STACK_OURS) (void)spdl__cas32(stack.to, &none, stack.value);
     }
     (void)raise(number); /* comes when we return */
 }
@@ -3990,12 +4023,13 @@ SPDL__PRIVATE void spdl__os_faults_watch(void) {
    others' for that. */
 SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     stack_t now;
-    void *stack;
+    spdl__os_stack *stack;
     if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;
-    stack = SPDL_MALLOC(SPDL__OS_STACK_BYTES);
+    stack = (spdl__os_stack *)SPDL_MALLOC(SPDL__OS_STACK_BYTES);
     if (stack == NULL) return;
-    memcpy(stack, &to, sizeof(to));
-    memcpy((char *)stack + sizeof(to), &value, sizeof(value));
+    stack->ours = SPDL__OS_STACK_OURS;
+    stack->to = to;
+    stack->value = value;
     memset(&now, 0, sizeof(now));
     now.ss_sp = stack;
     now.ss_size = SPDL__OS_STACK_BYTES;
