@@ -14507,6 +14507,7 @@ typedef struct spdl__ledger {
     /* written by the supervisor */
     uint32_t ends;  /* lives that have ended */
     uint32_t gone;  /* for good */
+    uint32_t hangs_seen; /* of `hangs`: it was killed */
     uint32_t restarts;
     int64_t process; /* by the child, too, as it begins: it may publish first */
     spdl_error end; /* how the last one has ended */
@@ -15043,24 +15044,37 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     _exit(0);
 }
 
-/* Which calls it was in, or the one that has raised a fault. The error is that of the first
-   item. */
-SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
+/* The next call that the child was in, by items; NULL: there is none. Of a fault only the one that
+   has raised it. */
+SPDL__COLD const spdl__shared_note *spdl__supervisor_call(const spdl_loader *l,
+                                                          const spdl__shared_note *last) {
     const uint32_t raised = spdl__load32(&l->shared->fault);
+    const spdl__shared_note *note, *next = NULL;
+    for (note = l->notes; note < l->notes + SPDL__LOADER_NOTES; ++note) {
+        if (raised > 0 && raised <= SPDL__LOADER_NOTES && note != &l->notes[raised - 1]) continue;
+        if (spdl__load32(&note->stage) == 0) continue;
+        if (last != NULL && (note->item < last->item || (note->item == last->item && note <= last)))
+            continue;
+        if (next == NULL || note->item < next->item) next = note;
+    }
+    return next;
+}
+
+/* Which calls it was in, the first of them. The error is that of the first. */
+SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
+    const spdl__shared_note *call = NULL;
     char words[SPDL_TEXT_BYTES / 2];
     spdl__text calls = spdl__text_start(words, sizeof(words));
-    uint32_t i, stage;
     int count = 0;
-    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
-        if (raised > 0 && raised <= SPDL__LOADER_NOTES && i != raised - 1) continue;
-        stage = spdl__load32(&l->notes[i].stage);
-        if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        spdl__text_add(&calls, "%s stage %u '%s', item %llu", count > 0 ? "," : "", stage - 1,
-                       l->stage_name[stage - 1], (spdl__llu)l->notes[i].item);
-        if (count++ > 0 && l->notes[i].item >= end->item) continue;
-        end->stage = (int)stage - 1;
-        end->item = l->notes[i].item;
-        spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
+    while (count < 8 && (call = spdl__supervisor_call(l, call)) != NULL) {
+        const uint32_t stage = spdl__load32(&call->stage) - 1;
+        if (stage >= (uint32_t)l->layout.stages) continue;
+        spdl__text_add(&calls, "%s stage %u '%s', item %llu", count > 0 ? "," : "", stage,
+                       l->stage_name[stage], (spdl__llu)call->item);
+        if (count++ > 0) continue;
+        end->stage = (int)stage;
+        end->item = call->item;
+        spdl__name_copy(end->stage_name, l->stage_name[stage]);
     }
     spdl__text_add(t, "%s%s", count == 0   ? ", outside of calls of stages"
                               : count == 1 ? ", in" : "; calls that ran:", words);
@@ -15070,10 +15084,9 @@ SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, 
 SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end, bool gone) {
     spdl__ledger *ledger = v->l->ledger;
     ledger->end = *end;
-    ledger->process = 0;
     if (!gone) spdl__store32(&ledger->restarts, ledger->restarts + 1);
+    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep; log_ends sees it, too */
     spdl__store32(&ledger->ends, ledger->ends + 1);
-    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep */
     spdl__os_shared_wake(&v->l->shared->filled.word);
 }
 
@@ -15121,6 +15134,7 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
         if (v->why == NULL && spdl__load32(&ledger->hangs) == ledger->ends + 1) {
             v->why = "made nothing for hang_timeout";
             spdl__os_process_signal(-child, SIGKILL);
+            spdl__store32(&ledger->hangs_seen, ledger->ends + 1);
         }
         spdl__os_signal_wait(v->quits_ns != 0 ? spdl__grown(now, v->quits_ns)
                                               : SPDL__LOADER_GRACE_NS);
@@ -15151,7 +15165,8 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
         spdl__os_group_make(child); /* as it does itself: whoever is first */
         l->ledger->process = child;
         how = spdl__supervisor_watch(&v, child);
-        if (v.quits_ns != 0 || spdl__os_parent() != parent) _exit(0);
+        l->ledger->process = 0;
+        if (spdl__load32(&l->ledger->quits) != 0 || spdl__os_parent() != parent) _exit(0);
         again = spdl__supervisor_ended(&v, how);
     }
     if (reason != NULL) {
@@ -15233,12 +15248,12 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
     /* pairs with child_publish: the entry is written, and the batch */
     if (spdl__load(&entry->stamp) != l->at + 1) return SPDL_EMPTY;
     result = (spdl_result)entry->result;
-    if (result == SPDL_CLOSED) return result;
-    if (result != SPDL_OK && result != SPDL_END)
+    if (result != SPDL_OK && result != SPDL_END && result != SPDL_CLOSED)
         return spdl__loader_failed(l, &l->shared->error, entry->result);
     if (entry->number != l->number || entry->epoch != l->epoch)
         return spdl__loader_torn(l, result == SPDL_OK ? "the number of a batch"
                                                       : "the number of batches at an end");
+    if (result == SPDL_CLOSED) return result;
     if (result == SPDL_OK && spdl__loader_take(l, entry, batch) != SPDL_OK) return SPDL_E_PROCESS;
     spdl__text_take(l->text, entry->text);
     ++l->number;
@@ -15525,8 +15540,8 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
         spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? (size_t)node->row.size : 0);
     y->item = node->row.kind == SPDL_KIND_BATCH ? node->row.item_bytes : 0;
     y->room = y->item > 0 ? (uint64_t)node->row.size * y->item : node->row.item_bytes;
-    y->slots = (int)spdl__min(spdl__node_blocks(p, node) + (uint64_t)y->quota, SPDL__MAX_SPARE);
-    if (spdl__layout_plan(y)) return SPDL_OK;
+    y->slots = (int)spdl__node_blocks(p, node) + y->quota;
+    if (y->slots <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
     return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
                              y->slots, (spdl__llu)y->room);
 }
@@ -15676,9 +15691,9 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
     const uint64_t until = spdl_time_ns() + SPDL__LOADER_GRACE_NS * 3 / 2;
     int how;
     if (l == NULL || l->process != spdl__os_process_id(NULL)) return; /* a fork's: not ours */
+    spdl__store32(&l->ledger->quits, 1); /* first: a child that quits is not started again */
     spdl__store32(&l->shared->quits, 1);
     spdl__os_shared_wake(&l->shared->emptied.word);
-    spdl__store32(&l->ledger->quits, 1);
     spdl__os_process_signal(l->supervisor, SIGCHLD);
     while (l->supervisor > 0) {
         const int ended = spdl__os_process_ended(l->supervisor, &how);
@@ -15688,6 +15703,7 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
         if (ended < 0) break;
         spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
     }
+    spdl__os_process_signal(-l->ledger->process, SIGKILL); /* that it has left, as it was killed */
     spdl__loader_release(l);
 }
 #else /* no processes: nothing can be opened */
