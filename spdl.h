@@ -1635,9 +1635,9 @@ SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, si
    An epoch has positions from 0, and the order puts an index on each. Rank r of w takes the
    positions r, r + w, r + 2w and so on: its items number 0, 1, 2. (Of a mixture it takes one of
    each w, but not always the same one: its share of each source is that of all.) The order depends
-   on the desc and the epoch alone; no two pairs of seed and epoch share one. An index takes 10 to
-   15 ns, a sampler 1.3 KB. Up to 4,096 indices or blocks are shuffled in a table of 8 KB, as a true
-   shuffle; more by a permutation made of hashes.
+   on the desc and the epoch alone; each pair of seed and epoch is shuffled anew. An index takes 10
+   to 15 ns, a sampler 0.5 KB. Up to 4,096 indices or blocks are shuffled in a table of 8 KB, as a
+   true shuffle; more by a permutation made of hashes.
 
    Unless a block says otherwise: any thread may call, nothing blocks, what is passed is only read,
    and *_create gives what the caller destroys, or NULL with a text in desc->error. Calls for one
@@ -1806,8 +1806,8 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    again: rows, ctx and all memory are there as they were at open. A fork copies one thread alone,
    so open refuses when the process has others. Open loaders first of all, before threads, CUDA and
    large allocations. Both processes ignore SIGINT, SIGTERM and the like; they end with the process
-   that opened the loader, however it ends, and so do programs that a stage has started. Several
-   children are several loaders, taken in turn: examples/loaders_in_turn.c.
+   that opened the loader, however it ends, and so do programs of a stage that stay in its process
+   group. Several children are several loaders, taken in turn: examples/loaders_in_turn.c.
 
    Failures. What the child has handed out before is delivered first. Then spdl_loader_next returns
    what the pipeline failed with, or SPDL_E_PROCESS when the child has ended: by which signal or
@@ -1825,7 +1825,7 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 
    Unless a block says otherwise: the trainer calls (one thread at a time), nothing blocks, and what
    a function hands out is the loader's, valid until it is closed. In the child of a fork of the
-   trainer all calls return SPDL_E_INVALID. */
+   trainer next, done, save, load and rewind return SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
     spdl_pipeline_desc pipeline; /* of the child; without pool */
@@ -1874,7 +1874,8 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
                                       const spdl_stage *stages, size_t stage_count);
 
 /* Ends the processes, and frees the arena with all batches. NULL is allowed.
-   Blocks:  until they have ended: the child has a second for that, then it is killed. */
+   Blocks:  until they have ended or were killed: the child has a second for that, a supervisor that
+            stands still 1.5. */
 SPDL_API void spdl_loader_close(spdl_loader *loader);
 
 /* The next batch: a view of shared memory. After the last one each call returns SPDL_END; with a
@@ -1911,8 +1912,9 @@ SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
 /* Goes on at the position of a text, in the same process, as spdl_state_load. Batches that are
    ready are dropped; those that the trainer holds stay its. A failure of the pipeline is forgotten;
    a process that has ended stays gone. After a refusal all is as before.
-   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on; SPDL_E_LIMIT: texts of more
-            than some 150 ranks; SPDL_E_PROCESS.
+   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on, and returns a refusal; of
+            several the last one counts; SPDL_E_LIMIT: texts of more than some 150 ranks;
+            SPDL_E_PROCESS.
    Blocks:  until the calls at hand have returned, or up to timeout_ns. */
 SPDL_API spdl_result spdl_loader_load(spdl_loader *loader, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error);
@@ -2211,7 +2213,8 @@ typedef struct spdl_records_desc {
     spdl_records_kind kind; /* the rows set it themselves */
     bool group;             /* tar: members that follow each other and have the same path up to the
                                first dot of the file's name are one sample: a row of records */
-    uint64_t max_bytes;     /* refuse a larger member, sample or line; default 2^30, lines 2^24 */
+    uint64_t max_bytes;     /* refuse a larger member, sample (of each member 512 bytes more) or
+                               line; default 2^30, lines 2^24 */
     spdl_allocator allocator;
     spdl_error *error;      /* optional: why open failed */
 } spdl_records_desc;
