@@ -14440,10 +14440,17 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
    count have been overwritten. A batch that is only taken wakes nobody: the ring has room for more
    entries than there are batches; only ends fill it.
 
-   Commands. The trainer writes a position, where the ring is at, and `command`; the child starts
-   its pipeline there, takes back what was published since, and writes `ack`. A child that begins
-   obeys the last command, or goes on where the last entry says: a load, a rewind and a restart are
-   one call (spdl__child_go).
+   Commands. The trainer writes a position (text, sequence), where the ring is at (start_at), and
+   `command`, and writes none of them again before it has seen `ack`: what it wants meanwhile it
+   keeps, the last one wins. The child starts its pipeline there, takes back what was published from
+   start_at on, and writes `begun`, `begun_at` and `ack`; if it refuses, nothing but `refusal` and
+   `ack`. So a position that was only asked for is never one to go on from.
+       ack == 0         no life has begun: the first command is the beginning, a new pipeline's
+       ack == command   nothing is asked
+       else             a life obeys in its first turn, after it went where it was: to the last
+                        entry if there is one from begun_at on, or to `begun`
+   Killed before `begun` the next life obeys again, and nobody has seen the difference: until `ack`
+   the trainer looks at no entry. A load, a rewind and a restart are one call (spdl__child_go).
 
    Threads: in the child all of this runs on its main thread, which is its pipeline's trainer, but
    for notes (any worker). The supervisor has one thread. In the trainer's process it is the
@@ -14488,8 +14495,10 @@ typedef struct spdl__shared {
     uint32_t fault;   /* 1 + the note whose call raised one */
     uint64_t version; /* of stats: odd while they are written */
     spdl_stats stats;
-    spdl_error error;
+    spdl_error error;   /* of the entry that is a failure */
+    spdl_error refusal; /* of the command that was refused last */
     char begun[SPDL_STATE_BYTES]; /* as text of an entry: where the last command has led */
+    uint64_t begun_at;            /* and its start_at */
     char pad0[SPDL_CACHE_LINE];
     /* written by the trainer */
     spdl__shared_event emptied; /* waiters: by the child */
@@ -14552,12 +14561,16 @@ struct spdl_loader {
     bool last;          /* no epoch follows */
     bool slept;         /* the last wait did */
     bool commanded;     /* until the child has obeyed `command` */
+    bool wants;         /* one more command, which waits for that */
     uint32_t command, ends; /* ends: of lives, that were logged */
-    uint64_t since;     /* when the wait has begun, or 0 */
+    uint64_t since;     /* when the wait has begun, or 0: the child owes nothing */
+    uint64_t looked_ns; /* when it has looked around last */
     uint64_t asked_ns;  /* when the supervisor was asked to end a child that hangs, or 0 */
     uint64_t taken, wait_ns;
     char text[SPDL_STATE_BYTES]; /* of the last entry */
     spdl_error error;
+    uint64_t wanted_sequence, wanted_texts; /* of the command to come: as spdl__shared has them */
+    char wanted[SPDL__LOADER_TEXTS];
 };
 
 #if SPDL__OS_PROCESSES
@@ -14750,9 +14763,10 @@ SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
            child->published - spdl__load(&l->shared->passed) + 1 < l->layout.ring;
 }
 
-/* Starts the pipeline where the texts say, or at an item; a new one is at item 0. */
+/* Starts the pipeline where the texts say, or at an item. Before the first command it is new, and
+   at item 0. */
 SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint64_t texts,
-                                      uint64_t sequence, bool is_new, spdl_error *error) {
+                                      uint64_t sequence, spdl_error *error) {
     const char *at[SPDL__LOADER_TEXTS / 64];
     const char *const end = text + SPDL__LOADER_TEXTS;
     spdl_result result = SPDL_OK;
@@ -14762,7 +14776,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
         return error->result;
     }
     spdl__error_clear(error);
-    if (texts == 0 && (sequence > 0 || !is_new)) {
+    if (texts == 0 && (sequence > 0 || child->command > 0)) {
         result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
         if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
         if (result != SPDL_OK && error->result != result)
@@ -14802,18 +14816,18 @@ SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES
 }
 
 /* Does what the trainer commands. If that is refused all is as before. */
-SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command, bool is_new) {
+SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     spdl__shared *s = child->loader->shared;
     spdl_error error;
-    const spdl_result result =
-        spdl__child_go(child, s->text, s->texts, s->sequence, is_new, &error);
+    const spdl_result result = spdl__child_go(child, s->text, s->texts, s->sequence, &error);
     child->command = command;
     if (result == SPDL_OK) {
         spdl__child_take_back(child, spdl__load_relaxed(&s->start_at));
         child->over = false;
         spdl__child_count(child, s->begun);
+        s->begun_at = s->start_at;
     } else {
-        s->error = error;
+        s->refusal = error;
     }
     s->ack_result = (int32_t)result;
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed: the entries are as they will be */
@@ -14847,7 +14861,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
     spdl_result result;
     void *item;
-    if (command != child->command) spdl__child_obey(child, command, false);
+    if (command != child->command) spdl__child_obey(child, command);
     spdl__child_reclaim(child);
     spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
@@ -14968,35 +14982,25 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     SPDL_FREE(rows);
 }
 
-/* Obeys the command that nobody has, or goes on after what was published last. If that fails a
-   failure is published. */
+/* Goes on after what was published last, or where the last command has led. If that fails a failure
+   is published. A command that nobody has obeyed comes next. */
 SPDL__COLD void spdl__child_begin(spdl__child *child) {
     const spdl_loader *l = child->loader;
-    const spdl__shared *s = l->shared;
-    const spdl__shared_entry *last;
-    const uint32_t command = spdl__load32(&s->command);
+    const char *from = l->shared->begun;
     char text[SPDL_STATE_BYTES];
     spdl__child_inherit(child);
-    last = spdl__loader_entry(l, child->published - 1);
-    if (child->published <= s->start_at) last = NULL; /* of the run before the command */
     spdl__child_create(child);
-    if (command != child->command) {
-        spdl__child_obey(child, command, true);
-        if (child->pipeline == NULL) spdl__child_fail(child, &child->failure);
-        return;
+    if (child->published > l->shared->begun_at) {
+        const spdl__shared_entry *last = spdl__loader_entry(l, child->published - 1);
+        from = last->text;
+        child->over = last->last != 0;
     }
-    if (last != NULL && last->last) {
-        child->over = true;
-        return;
-    }
-    if (last != NULL) spdl__text_take(text, last->text);
-    if ((last != NULL ? spdl__child_go(child, text, 1, 0, true, &child->failure)
-                      : spdl__child_go(child, s->text, s->texts, s->sequence, true,
-                                       &child->failure)) != SPDL_OK) {
+    if (child->over || (child->command == 0 && child->pipeline != NULL)) return;
+    spdl__text_take(text, from);
+    if (spdl__child_go(child, text, 1, 0, &child->failure) != SPDL_OK)
         spdl__child_fail(child, &child->failure);
-        return;
-    }
-    spdl__child_count(child, text);
+    else
+        spdl__child_count(child, text);
 }
 
 /* --- the supervisor --- */
@@ -15285,14 +15289,17 @@ SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
                l->ledger->end.text, l->ledger->restarts);
 }
 
-/* Whether the supervisor is still there, and whether the child hangs. */
-SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
-    const uint64_t now = spdl_time_ns();
+/* Whether the supervisor is still there, and whether the child hangs. A supervisor that was asked
+   to end one has a second to do it; what it has killed may take longer to go. */
+SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l, uint64_t now) {
+    const uint64_t most = spdl__load32(&l->ledger->hangs_seen) == l->ledger->hangs ? 30 : 1;
     int how;
-    if (l->asked_ns != 0 && now - l->asked_ns > SPDL__LOADER_GRACE_NS)
+    l->looked_ns = now;
+    if (l->asked_ns != 0 && now - l->asked_ns > most * SPDL__LOADER_GRACE_NS)
         spdl__os_process_signal(l->supervisor, SIGKILL); /* it does nothing, either */
     if (spdl__os_process_ended(l->supervisor, &how) == 1) {
         spdl__os_process_signal(-l->ledger->process, SIGKILL); /* and what it has started */
+        l->ledger->process = 0;
         how = (int)l->supervisor;
         l->supervisor = 0;
         return spdl__loader_fail(l, SPDL_E_PROCESS,
@@ -15308,10 +15315,12 @@ SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
     return SPDL_OK;
 }
 
-/* Sleeps until something has changed, or a while. What it finds out is a failure. */
+/* Sleeps until something has changed, or a while; after the deadline not at all. What it finds out
+   is a failure. */
 SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) {
     spdl__shared *s = l->shared;
-    const uint64_t until = spdl__min(deadline, spdl_time_ns() + SPDL__LOADER_LOOK_NS);
+    uint64_t now = spdl_time_ns();
+    const uint64_t until = spdl__min(deadline, now + SPDL__LOADER_LOOK_NS);
     const uint32_t word = spdl__load32(&s->filled.word);
     bool gone, waits;
     spdl__add32(&s->filled.waiters, 1);
@@ -15320,19 +15329,27 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
                          : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
     SPDL_TEST_POINT("loader trainer about to sleep");
-    if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
+    if (waits && !gone && now < until) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
     spdl__loader_log_ends(l);
     if (waits && gone) { /* for good, and all it has published was taken */
         spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->ledger->end.text);
         return spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS);
     }
-    return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
+    now = spdl_time_ns();
+    return waits && now - l->looked_ns >= SPDL__LOADER_LOOK_NS ? spdl__loader_look_around(l, now)
+                                                               : SPDL_OK;
 }
 
-/* Until something has changed, or the deadline, or a while. After a wait that was long the next one
-   will be, too: no turns are given away then. */
+/* Until something has changed, or a while: SPDL_OK; SPDL_TIMEOUT behind the deadline; or a failure.
+   After a wait that was long the next one will be, too: no turns are given away then. Who only
+   looks, again and again, learns of failures and hangs, too. */
 SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
+    spdl_result result;
+    if (spdl__late(deadline)) {
+        result = spdl__loader_sleep(l, deadline);
+        return result == SPDL_OK ? SPDL_TIMEOUT : result;
+    }
     if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT,
                                  "the trainer holds all %d slots: give batches back, or raise "
@@ -15341,28 +15358,29 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
     return spdl__loader_sleep(l, deadline);
 }
 
-/* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
-   a failure. */
-SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
-                                              spdl_error *error) {
-    spdl_result result = SPDL_OK;
-    spdl_error was = l->error;
-    int round = 0;
-    if (!l->commanded) return SPDL_OK;
-    if (l->since == 0) l->since = spdl_time_ns();
-    while (spdl__load32(&l->shared->ack) != l->command) { /* pairs with child_obey */
-        if (result == SPDL_OK) result = spdl__loader_wait(l, deadline, &round);
-        if (result == SPDL_OK && spdl__late(deadline)) return SPDL_TIMEOUT;
-        if (result == SPDL_OK) continue;
-        if (error != NULL && error != &l->error) *error = l->error;
-        return result;
-    }
+/* Tells the child what is wanted. */
+SPDL__COLD void spdl__loader_send(spdl_loader *l) {
+    spdl__shared *s = l->shared;
+    memcpy(s->text, l->wanted, sizeof(s->text));
+    s->texts = l->wanted_texts;
+    s->sequence = l->wanted_sequence;
+    spdl__store_relaxed(&s->start_at, l->at);
+    l->wants = false;
+    l->commanded = true;
+    l->since = l->asked_ns = 0;
+    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
+    spdl__shared_notify(&s->emptied);
+}
+
+/* The child has answered: SPDL_OK, or what it was refused with, and all is as before. */
+SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
+    spdl_result result = (spdl_result)l->shared->ack_result;
+    const spdl_error was = l->error;
     l->commanded = false;
     l->since = 0;
-    result = (spdl_result)l->shared->ack_result;
-    if (result != SPDL_OK) { /* refused: as before */
-        result = spdl__loader_failed(l, &l->shared->error, (int32_t)result);
-        if (error != NULL && error != &l->error) *error = l->error;
+    if (result != SPDL_OK) {
+        result = spdl__loader_failed(l, &l->shared->refusal, (int32_t)result);
+        *error = l->error;
         if (result != SPDL_E_PROCESS && error != &l->error) l->error = was;
         return result;
     }
@@ -15371,6 +15389,31 @@ SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
     spdl__text_take(l->text, l->shared->begun);
     spdl__text_numbers(l->text, &l->number, &l->epoch);
     return SPDL_OK;
+}
+
+/* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
+   a failure. One that another one has followed is nobody's. */
+SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
+                                              spdl_error *error) {
+    spdl_error unread;
+    spdl_result result = SPDL_OK;
+    int round = 0;
+    while (l->commanded && result == SPDL_OK) {
+        if (l->since == 0) l->since = spdl_time_ns();
+        if (l->error.result == SPDL_E_PROCESS) {
+            result = SPDL_E_PROCESS;
+        } else if (spdl__load32(&l->shared->ack) != l->command) { /* pairs with child_obey */
+            result = spdl__loader_wait(l, deadline, &round);
+        } else if (l->wants) {
+            result = spdl__loader_answer(l, &unread);
+            if (result != SPDL_E_PROCESS) result = SPDL_OK;
+            if (result == SPDL_OK) spdl__loader_send(l);
+        } else {
+            return spdl__loader_answer(l, error);
+        }
+    }
+    if (result < 0 && error != &l->error) *error = l->error;
+    return result;
 }
 
 /* There is nothing yet. */
@@ -15383,7 +15426,7 @@ SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *
     while (result == SPDL_OK) {
         result = spdl__loader_look(l, batch);
         if (result != SPDL_EMPTY) break;
-        result = spdl__late(deadline) ? SPDL_TIMEOUT : spdl__loader_wait(l, deadline, &round);
+        result = spdl__loader_wait(l, deadline, &round);
     }
     l->slept = round >= SPDL_SPINS + (l->slept ? 0 : SPDL__IDLE_YIELDS);
     l->wait_ns += spdl_time_ns() - since;
@@ -15400,11 +15443,15 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
                                       int64_t timeout_ns) {
     spdl_result result = SPDL_EMPTY;
     if (l == NULL || batch == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
-    if (SPDL__UNLIKELY(l->error.result != SPDL_OK && l->error.result != SPDL_E_LIMIT))
-        return l->error.result;
+    if (SPDL__UNLIKELY(l->error.result != SPDL_OK)) {
+        if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
+        spdl__error_clear(&l->error); /* a failure of the pipeline is still there */
+    }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
-    if (result != SPDL_TIMEOUT) l->since = l->asked_ns = 0;
+    if (result != SPDL_TIMEOUT ||
+        (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota))
+        l->since = l->asked_ns = 0;
     return result;
 }
 
@@ -15426,39 +15473,34 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
 
 /* --- positions --- */
 
-/* Tells the child where to go on. */
+/* Tells the child where to go on, once it has obeyed the command before. */
 SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *texts, int count,
                                             uint64_t sequence, uint64_t deadline,
                                             spdl_error *error) {
-    spdl__shared *s = l->shared;
-    size_t at = 0, length;
+    size_t at = 0;
     int i;
-    spdl_result result;
     if (l->error.result == SPDL_E_PROCESS) {
-        if (error != NULL) *error = l->error;
+        *error = l->error;
         return SPDL_E_PROCESS;
     }
-    result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
-    if (result != SPDL_OK && (l->commanded || l->error.result == SPDL_E_PROCESS)) return result;
-    for (i = 0; i < count; ++i, at += length + 1) {
-        length = strlen(texts[i]);
-        if (i >= SPDL__LOADER_TEXTS / 64 || length >= sizeof(s->text) - at)
-            return spdl__error_set(error, SPDL_E_LIMIT, "spdl: loader '%s': %d texts are more than "
-                                   "a loader takes", l->name, count);
-        memcpy(s->text + at, texts[i], length + 1);
-    }
-    s->texts = (uint64_t)count;
-    s->sequence = sequence;
-    spdl__store_relaxed(&s->start_at, l->at);
-    l->commanded = true;
-    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
-    spdl__shared_notify(&s->emptied);
+    for (i = 0; i < count && at <= sizeof(l->wanted); ++i) at += strlen(texts[i]) + 1;
+    if (count > SPDL__LOADER_TEXTS / 64 || at > sizeof(l->wanted))
+        return spdl__error_set(error, SPDL_E_LIMIT, "spdl: loader '%s': %d texts are more than a "
+                               "loader takes", l->name, count);
+    for (i = 0, at = 0; i < count; at += strlen(texts[i]) + 1, ++i)
+        memcpy(l->wanted + at, texts[i], strlen(texts[i]) + 1);
+    l->wanted_texts = (uint64_t)count;
+    l->wanted_sequence = sequence;
+    l->wants = true;
+    if (!l->commanded) spdl__loader_send(l);
     return spdl__loader_obeyed(l, deadline, error);
 }
 
 SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
+    spdl_error unread;
     int i = 0;
+    if (error == NULL) error = &unread;
     spdl__error_clear(error);
     while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count || spdl__loader_forked(l))
