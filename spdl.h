@@ -2804,19 +2804,18 @@ SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread);
 SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread);
 /* A number for the calling thread that no other one has now; not 0. Takes some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
-/* The processor time of a thread that is not joined (NULL: of the caller), and how long it was
-   ready to run while others had the processors; SPDL__NEVER: unknown. Either pointer may be NULL.
-   *file keeps what is open between calls for the same thread, SPDL__NO_FILE at first; or NULL.
-   Takes some microseconds. */
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns);
+/* The processor time of this thread, and how long it was ready to run while others had the
+   processors; SPDL__NEVER: unknown. Either pointer may be NULL. *file keeps what is open between
+   calls of the same thread, SPDL__NO_FILE at first; or NULL. Takes some microseconds. */
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns);
 /* Gives the processor away for a moment. */
 SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
 
-/* Its number; *started, unless NULL: when it was, or 0. No two processes have both the same. */
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started);
+/* Its number. */
+SPDL__PRIVATE uint64_t spdl__os_process_id(void);
 /* spdl_process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
    by the process and by others, in a tenth of the 100 microseconds. */
 SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
@@ -2935,17 +2934,14 @@ SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)threa
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
 SPDL__PRIVATE void spdl__os_yield(void) {}
 
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
-    (void)thread, (void)file;
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    (void)file;
     if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
-    if (started != NULL) *started = (uint64_t)time(NULL); /* roughly: it is written into files */
-    return 1;
-}
+SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return 1; }
 
 SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
     (void)whole;
@@ -3137,7 +3133,6 @@ struct spdl__os_thread {
     void *(*entry)(void *arg);
     void *arg;
     /* written by the thread */
-    uint32_t number; /* that the system knows it by; 0 until it runs */
     bool refused;
 };
 
@@ -3229,7 +3224,6 @@ SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
 SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
     const long pr_set_name = 15;
     (void)syscall(SYS_prctl, pr_set_name, thread->name, 0L, 0L, 0L);
-    spdl__store32(&thread->number, (uint32_t)syscall(SYS_gettid));
 }
 
 /* The first bytes of a small file, with a zero at the end; returns how many. *file keeps it open
@@ -3248,17 +3242,14 @@ SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *
 
 /* Runnable is the second number in a schedstat. (The first is no processor clock: it stands still
    between ticks.) */
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
-    const int number = thread != NULL ? (int)spdl__load32(&thread->number) : 0;
-    const int clock = thread != NULL ? -8 * number - 2 : 3; /* as pthread_getcpuclockid has it */
-    const bool known = thread == NULL || number != 0;
-    char path[64] = "/proc/thread-self/schedstat", text[64], *at;
-    if (cpu_ns != NULL) *cpu_ns = known ? spdl__os_clock_read(clock) : SPDL__NEVER;
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    const int thread_clock = 3;
+    char text[64], *at;
+    if (cpu_ns != NULL) *cpu_ns = spdl__os_clock_read(thread_clock);
     if (queued_ns == NULL) return;
     *queued_ns = SPDL__NEVER;
-    if (thread != NULL) (void)snprintf(path, sizeof(path), "/proc/self/task/%d/schedstat", number);
-    if (!known || spdl__os_text(file, path, text, sizeof(text)) == 0) return;
+    if (spdl__os_text(file, "/proc/thread-self/schedstat", text, sizeof(text)) == 0) return;
     (void)strtoull(text, &at, 10);
     *queued_ns = strtoull(at, NULL, 10);
 }
@@ -3272,8 +3263,6 @@ SPDL__PRIVATE uint64_t spdl__os_process_field(int wanted) {
     for (field = 2; at != NULL && field < wanted; ++field) at = strchr(at + 1, ' ');
     return at != NULL ? strtoull(at, NULL, 10) : 0;
 }
-
-SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return spdl__os_process_field(22); }
 
 /* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has
    "quota period" or "max period" in one file, version 1 two files, and -1 for no quota. */
@@ -3467,22 +3456,12 @@ SPDL__PRIVATE void spdl__os_thread_begins(spdl__os_thread *thread) {
     (void)thread;
 }
 
-SPDL__PRIVATE void spdl__os_thread_times(const spdl__os_thread *thread, spdl__os_file *file,
-                                         uint64_t *cpu_ns, uint64_t *queued_ns) {
-    clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
-    bool known = true;
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
     (void)file;
     if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
-    if (cpu_ns == NULL) return;
-#if defined(__APPLE__)
-    known = thread == NULL;
-#else
-    if (thread != NULL) known = pthread_getcpuclockid(thread->handle, &clock) == 0;
-#endif
-    *cpu_ns = known ? spdl__os_clock_read(clock) : SPDL__NEVER;
+    if (cpu_ns != NULL) *cpu_ns = spdl__os_clock_read(CLOCK_THREAD_CPUTIME_ID);
 }
-
-SPDL__PRIVATE uint64_t spdl__os_process_start(void) { return 0; }
 
 SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
     (void)stats, (void)whole;
@@ -3505,7 +3484,6 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
     pthread_attr_t attributes;
     spdl__os_signals old;
     int error;
-    thread->number = 0;
     (void)snprintf(thread->name, sizeof(thread->name), "%s", name);
     thread->policy = policy;
     thread->entry = entry;
@@ -3534,10 +3512,7 @@ SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return (uint64_t)(uintptr_t)pt
 
 SPDL__PRIVATE void spdl__os_yield(void) { (void)sched_yield(); }
 
-SPDL__PRIVATE uint64_t spdl__os_process_id(uint64_t *started) {
-    if (started != NULL) *started = spdl__os_process_start();
-    return (uint64_t)getpid();
-}
+SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return (uint64_t)getpid(); }
 
 SPDL__PRIVATE const char *spdl__os_environment(const char *name) {
     const char *value = getuid() == geteuid() && getgid() == getegid() ? getenv(name) : NULL;
@@ -5763,9 +5738,9 @@ SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
         meter->thread = spdl__os_thread_id();
         meter->last_wait_ns = SPDL__NEVER;
     }
-    spdl__os_thread_times(NULL, &meter->file, NULL, &meter->wait_ns);
+    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
     spdl__meter_waited(meter, meter->wait_ns);
-    spdl__os_thread_times(NULL, NULL, &meter->cpu_ns, NULL);
+    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
 }
 
 /* --- what the pipeline calls; >>trace-impl has them --- */
@@ -7822,8 +7797,8 @@ SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counter
                                      uint64_t ns) {
     uint64_t cpu, wait, cpu_ns;
     bool cpu_known, wait_known;
-    spdl__os_thread_times(NULL, NULL, &cpu, NULL);
-    spdl__os_thread_times(NULL, &meter->file, NULL, &wait);
+    spdl__os_thread_times(NULL, &cpu, NULL);
+    spdl__os_thread_times(&meter->file, NULL, &wait);
     cpu_known = meter->cpu_ns != SPDL__NEVER && cpu != SPDL__NEVER;
     wait_known = meter->wait_ns != SPDL__NEVER && wait != SPDL__NEVER;
     spdl__meter_waited(meter, wait);
@@ -8894,7 +8869,7 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL 
 
 /* Whether this is the child of a fork: it has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
-    return p->threaded && p->process != spdl__os_process_id(NULL);
+    return p->threaded && p->process != spdl__os_process_id();
 }
 
 /* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
@@ -8926,7 +8901,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
 /* The consumer: for how long it has been on a run queue since the first item. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
-    spdl__os_thread_times(NULL, NULL, NULL, &queued);
+    spdl__os_thread_times(NULL, NULL, &queued);
     if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
         spdl__store_relaxed(&p->trainer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
@@ -8936,7 +8911,7 @@ SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
     const uint64_t since = p->wait_since;
     spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
     spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
-    spdl__os_thread_times(NULL, NULL, NULL, &p->taker_queued_ns);
+    spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
     spdl__store(&p->taker, spdl__os_thread_id());
 }
 
@@ -10362,7 +10337,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
 /* The clock starts, every edge is empty and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     int i;
-    p->process = spdl__os_process_id(NULL);
+    p->process = spdl__os_process_id();
     if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
     p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
@@ -11832,7 +11807,7 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
     spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
                    spdl_version());
     spdl__json_string(text, name);
-    spdl__text_add(text, ",\"pid\":%llu,\"time\":%s", (spdl__llu)spdl__os_process_id(NULL),
+    spdl__text_add(text, ",\"pid\":%llu,\"time\":%s", (spdl__llu)spdl__os_process_id(),
                    spdl__json_double(&cell, (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9));
 }
 
@@ -12397,7 +12372,7 @@ SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uin
     const uint64_t start = spdl_time_ns();
     spdl__window w = { 0, 0, 0, 0, 0 };
     uint64_t queued[2] = { 0, 0 };
-    spdl__os_thread_times(NULL, NULL, NULL, &queued[0]);
+    spdl__os_thread_times(NULL, NULL, &queued[0]);
     for (; w.ns < ns || w.steps < steps; ++w.steps) {
         void *item = live ? NULL : h->item[h->position];
         uint64_t now;
@@ -12413,7 +12388,7 @@ SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uin
         w.gap_ns = spdl__max(w.gap_ns, now - w.ns);
         w.ns = now;
     }
-    spdl__os_thread_times(NULL, NULL, NULL, &queued[1]);
+    spdl__os_thread_times(NULL, NULL, &queued[1]);
     w.queued_ns = queued[0] == SPDL__NEVER ? 0 : queued[1] - queued[0];
     return w;
 }
@@ -15023,7 +14998,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl__child_slot *slots =
         (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slots * sizeof(*slots));
     int slot;
-    l->ledger->process = (int64_t)spdl__os_process_id(NULL); /* whoever is first */
+    l->ledger->process = (int64_t)spdl__os_process_id(); /* whoever is first */
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL || slots == NULL) {
@@ -15154,7 +15129,7 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
 
 /* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
 SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
-    const int64_t self = (int64_t)spdl__os_process_id(NULL);
+    const int64_t self = (int64_t)spdl__os_process_id();
     spdl__supervisor v;
     const char *reason;
     spdl_error end;
@@ -15436,7 +15411,7 @@ SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *
 /* In the child of a fork: what is shared is the trainer's. */
 SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
     return l->mark != NULL ? spdl__load_relaxed32(l->mark) == 0
-                           : l->process != spdl__os_process_id(NULL);
+                           : l->process != spdl__os_process_id();
 }
 
 SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
@@ -15714,7 +15689,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     }
     l->desc = known;
     l->desc.pipeline.error = &l->error;
-    l->process = spdl__os_process_id(NULL);
+    l->process = spdl__os_process_id();
     l->rows = stages;
     l->count = stage_count;
     spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");
@@ -15735,7 +15710,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
 SPDL_API void spdl_loader_close(spdl_loader *l) {
     const uint64_t until = spdl_time_ns() + SPDL__LOADER_GRACE_NS * 3 / 2;
     int how;
-    if (l == NULL || l->process != spdl__os_process_id(NULL)) return; /* a fork's: not ours */
+    if (l == NULL || l->process != spdl__os_process_id()) return; /* a fork's: not ours */
     spdl__store32(&l->ledger->quits, 1); /* first: a child that quits is not started again */
     spdl__store32(&l->shared->quits, 1);
     spdl__os_shared_wake(&l->shared->emptied.word);
@@ -18847,7 +18822,7 @@ SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
     spdl__crc_init(&w->crc);
     for (tries = 0; reason == spdl__os_in_use && tries < 100; tries++) {
         const uint64_t chance =
-            spdl__os_process_id(NULL) << 32 ^ spdl_time_ns() * 0x9e3779b97f4a7c15u;
+            spdl__os_process_id() << 32 ^ spdl_time_ns() * 0x9e3779b97f4a7c15u;
         snprintf(w->temporary, length + 31, "%s.%016llx.tmp", path, (spdl__llu)chance);
         reason = spdl__os_file_open(&w->file, w->temporary, SPDL__OS_NEW, NULL);
     }
@@ -20358,7 +20333,7 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
                                          int track, uint64_t when) {
     if (out->text.length + 1000 >= out->text.bytes) spdl__out_flush(out); /* more than it takes */
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
-                   (spdl__llu)spdl__os_process_id(NULL), track + 1);
+                   (spdl__llu)spdl__os_process_id(), track + 1);
     if (when != SPDL__NEVER)
         spdl__trace_time(&out->text, "ts", when - p->start_ns);
     return &out->text;
@@ -20426,7 +20401,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
                    "{\"name\":\"spdl ", spdl_version(), (spdl__llu)kept,
-                   (spdl__llu)dropped, (spdl__llu)spdl__os_process_id(NULL));
+                   (spdl__llu)dropped, (spdl__llu)spdl__os_process_id());
     spdl__json_escape(text, p->trace->name);
     spdl__text_add(text, "\"}}");
     for (track = 0; track < p->trace->tracks && out.failure == NULL; ++track) {
@@ -20518,7 +20493,7 @@ SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
     const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
     char number[24] = "";
     if (mark != NULL)
-        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id(NULL));
+        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id());
     return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, from, number,
                     mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
 }

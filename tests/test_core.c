@@ -155,9 +155,9 @@ static void locks_exclude_and_wake(void) {
 static void *wait_for_the_lock(void *arg) {
     locked *l = (locked *)arg;
     uint64_t before, after;
-    spdl__os_thread_times(NULL, NULL, &before, NULL);
+    spdl__os_thread_times(NULL, &before, NULL);
     spdl__lock(&l->lock[0], &l->parked);
-    spdl__os_thread_times(NULL, NULL, &after, NULL);
+    spdl__os_thread_times(NULL, &after, NULL);
     spdl__unlock(&l->lock[0], &l->parked);
     l->count[0] = (long)(after - before);
     return NULL;

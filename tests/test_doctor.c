@@ -481,6 +481,7 @@ static void epochs_keep_their_items(void) {
                              : EXAMINE(&replays, many[round / 3 % 4], FROM(.continuous = true),
                                        SPDL_PIPE(renew, .concurrency = 3, COPIED), SPDL_BATCH(7),
                                        SPDL_UNBATCH(), SPDL_SINK(2));
+        spdl__store32(&p->hand->keeps, 1);
         for (int epoch = 0; epoch < 6; ++epoch) {
             CHECK_EQ(audit_take(&a, p, 1000000, false), SPDL_END);
             CHECK_EQ(a.next, 31);
@@ -568,6 +569,7 @@ static void one_item_is_no_sample(void) {
     for (int i = 0; i < 2 * SHAPES; ++i) {
         audit a = audit_of(i % SHAPES, test_seed());
         spdl_pipeline *p = shape(i % SHAPES, &replays, many[i % 4], 1, 1);
+        spdl__store32(&p->hand->keeps, 1);
         CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(audit_take(&a, p, 1000, false), SPDL_END);
         spdl__kept_close(p->hand);
@@ -637,6 +639,7 @@ static void a_cut_ends_by_itself(void) {
                                                COPIED),
                                    WEIGH(&s), SPDL_SINK(1));
         item *it = NULL;
+        spdl__store32(&p->hand->keeps, 1);
         for (int epoch = 0; epoch < 14; ++epoch) {
             CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
             if (epoch < 8) CHECK_EQ(it->value, 49 * 25);
