@@ -4141,7 +4141,7 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                                                 spdl_error *error) {
     if ((allocator->alloc_fn == NULL) == (allocator->free_fn == NULL)) return SPDL_OK;
     return spdl__error_set(error, SPDL_E_INVALID,
-                           "spdl: %s: set both functions of the allocator or none", what);
+                           "%s: set both functions of the allocator or none", what);
 }
 
 SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
@@ -4653,7 +4653,7 @@ struct spdl_ring {
 SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side) {
     const bool entered = !SPDL__DEBUGS || ring->core.mode != SPDL_RING_SPSC ||
                          spdl__exchange32(&side->inside, 1) == 0;
-    SPDL__ASSERT(entered && "spdl: two threads on a side of a ring that is for one");
+    SPDL__ASSERT(entered && "two threads on a side of a ring that is for one");
     return entered;
 }
 
@@ -4866,15 +4866,15 @@ SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring) { return ring->core.
 SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     if (desc->capacity < 1 || desc->capacity > SPDL__RING_MAX_CAPACITY)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: capacity is %llu, must be 1 to %llu",
+                               "ring: capacity is %llu, must be 1 to %llu",
                                (spdl__llu)desc->capacity, (spdl__llu)SPDL__RING_MAX_CAPACITY);
     if (desc->item_bytes > SPDL__RING_MAX_ITEM)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: item_bytes is %llu, must be at most %d",
+                               "ring: item_bytes is %llu, must be at most %d",
                                (spdl__llu)desc->item_bytes, SPDL__RING_MAX_ITEM);
     if (desc->mode != SPDL_RING_MPMC && desc->mode != SPDL_RING_SPSC)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: ring: mode is %d, must be SPDL_RING_MPMC or SPDL_RING_SPSC",
+                               "ring: mode is %d, must be SPDL_RING_MPMC or SPDL_RING_SPSC",
                                (int)desc->mode);
     return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
@@ -4918,7 +4918,7 @@ no_second_event:
 no_event:
     spdl__free(&desc->allocator, made, spdl__ring_strides(&core) * core.stride);
 no_ring:
-    return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: ring: out of memory");
+    return spdl__error_set(desc->error, SPDL_E_NOMEM, "ring: out of memory");
 }
 
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
@@ -5454,14 +5454,14 @@ SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const ch
                                               spdl_error *error) {
     if (policy->nice < -20 || policy->nice > 19)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: %s: policy.nice is %d, must be -20 to 19", whose,
+                               "%s: policy.nice is %d, must be -20 to 19", whose,
                                policy->nice);
     if (policy->sched < SPDL_SCHED_DEFAULT || policy->sched > SPDL_SCHED_IDLE)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: %s: policy.sched is %d, which is no class", whose,
+                               "%s: policy.sched is %d, which is no class", whose,
                                (int)policy->sched);
     if (policy->cpu_count < 0 || (policy->cpu_count > 0 && policy->cpus == NULL))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: %s: policy.cpu_count is %d%s", whose,
+        return spdl__error_set(error, SPDL_E_INVALID, "%s: policy.cpu_count is %d%s", whose,
                                policy->cpu_count,
                                policy->cpus == NULL ? ", but policy.cpus is NULL" : "");
     return SPDL_OK;
@@ -5480,7 +5480,7 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     for (i = 0; i < 3; ++i)
         if (number[i].value < number[i].least || number[i].value > number[i].most)
             return spdl__error_set(desc->error, SPDL_E_INVALID,
-                                   "spdl: pool: %s is %d, must be %d to %d", number[i].name,
+                                   "pool: %s is %d, must be %d to %d", number[i].name,
                                    number[i].value, number[i].least, number[i].most);
     result = spdl__policy_check(&desc->policy, "pool", desc->error);
     if (result != SPDL_OK) return result;
@@ -5545,7 +5545,7 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
         if (!spdl__os_thread_start(&worker->thread, name, policy, desc->stack_bytes,
                                    spdl__worker_main, worker))
             return spdl__error_set(desc->error, SPDL_E_THREAD,
-                                   "spdl: pool '%s': thread %d of %d could not be created%s",
+                                   "pool '%s': thread %d of %d could not be created%s",
                                    pool->name, pool->threads, desc->workers, SPDL__OS_NO_THREAD);
     }
     for (i = desc->workers; i < pool->places && spdl__load32(&pool->init_result) == 0;
@@ -5557,11 +5557,11 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     spdl__pool_await32(pool, &pool->started, (uint32_t)desc->workers);
     result = (spdl_result)(int)spdl__load32(&pool->init_result);
     if (result != SPDL_OK)
-        return spdl__error_set(desc->error, result, "spdl: pool '%s': init of a worker failed: %s",
+        return spdl__error_set(desc->error, result, "pool '%s': init of a worker failed: %s",
                                pool->name, spdl_result_text(result));
     if (!spdl__load32(&pool->policy_refused)) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pool '%s': the system refuses the policy of its threads"
+                           "pool '%s': the system refuses the policy of its threads"
                            " (nice %d, sched %d, %d cpus)",
                            pool->name, policy->nice, (int)policy->sched, policy->cpu_count);
 }
@@ -5583,7 +5583,7 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
     if (made != NULL) made->desc = *desc;
     result = made != NULL ? spdl__pool_build(made) : SPDL_E_NOMEM;
     if (result != SPDL_OK)
-        spdl__error_set(desc->error, result, "spdl: pool: out of memory");
+        spdl__error_set(desc->error, result, "pool: out of memory");
     else
         result = spdl__pool_start(made);
     if (result == SPDL_OK) {
@@ -5602,7 +5602,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
     if (spdl__load32(&pool->clients) > 0) why = "a pipeline is still on the pool";
     if (why != NULL) {
         spdl__logf(&pool->desc.logger, SPDL_LOG_ERROR,
-                   "spdl: spdl_pool_destroy: %s, nothing was done", why);
+                   "spdl_pool_destroy: %s, nothing was done", why);
         return;
     }
     spdl_pool_stop(pool, SPDL_FOREVER);
@@ -7035,7 +7035,7 @@ SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t ne
 /* What is known of a failed call. */
 SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_result result,
                                     const char *text, spdl_error *error) {
-    spdl__error_set(error, result, "spdl: stage %d '%s', item %llu: %s", node->index, node->name,
+    spdl__error_set(error, result, "stage %d '%s', item %llu: %s", node->index, node->name,
                     (spdl__llu)item, text);
     error->stage = node->index;
     error->item = item;
@@ -7088,7 +7088,7 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
         for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
         if (spdl__exchange(&node->logged, dropped) != dropped)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu of %llu %s of stage %d '%s' %s, the first: %s",
+                       "%llu of %llu %s of stage %d '%s' %s, the first: %s",
                        (spdl__llu)dropped, (spdl__llu)calls, items ? "items" : "calls", i,
                        node->name, items ? "were dropped" : "failed", node->first_text);
     }
@@ -7155,7 +7155,7 @@ SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
 SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
     if (spdl__task_running(task)) return true;
     spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-               "spdl: %s: not inside of a call of this stage", function);
+               "%s: not inside of a call of this stage", function);
     return false;
 }
 
@@ -7168,7 +7168,7 @@ SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
     va_end(args);
     if (!running)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-                   "spdl: spdl_fail: not inside of a call of this stage: %s", text);
+                   "spdl_fail: not inside of a call of this stage: %s", text);
     return SPDL_E_STAGE;
 }
 
@@ -7238,7 +7238,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     const spdl_stage *row = &task->node->row;
     const bool again = result == SPDL_AGAIN && row->again;
     if (result == SPDL_PENDING && row->deferred) {
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "spdl: stage %d '%s', item %llu: %s",
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "stage %d '%s', item %llu: %s",
                    task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
         task->call_error = task->row_error = false;
     }
@@ -7370,7 +7370,7 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
         (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
                        (spdl__llu)task->sequence, task->text);
     if (p->logger.log_fn != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: stage %d '%s', item %llu: %.300s (tolerated)",
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "stage %d '%s', item %llu: %.300s (tolerated)",
                    node->index, node->name, (spdl__llu)task->sequence, task->text);
     return false;
 }
@@ -7416,7 +7416,7 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
         spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
-                   "spdl: stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
+                   "stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
                    node->index, node->name, SPDL__NULLS);
 }
 
@@ -7629,7 +7629,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
 SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
     spdl__parked *call = task->parked;
     spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
-              "spdl: a call that did not return SPDL_PENDING was completed with spdl_complete");
+              "a call that did not return SPDL_PENDING was completed with spdl_complete");
     if (call->result == SPDL_OK && call->completed != task->in.item && call->completed != out &&
         call->completed != task->buffer)
         spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
@@ -7707,7 +7707,7 @@ SPDL__PRIVATE spdl_result spdl__complete(spdl_deferred deferred, spdl_result res
         if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
     } else {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl: spdl_complete: no such call, or it was completed before");
+                  "spdl_complete: no such call, or it was completed before");
     }
     spdl__sub32(&p->completing, 1);
     return found ? SPDL_OK : SPDL_E_INVALID;
@@ -9066,7 +9066,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0)) {
-        spdl__log(&p->logger, SPDL_LOG_ERROR, "spdl: spdl_pipeline_next: another thread is inside");
+        spdl__log(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_next: another thread is inside");
         return SPDL_E_INVALID;
     }
     result = spdl__sink_take(p, item);
@@ -9525,7 +9525,7 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
                 items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
         if (items > 0)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "spdl: %llu items of stage %d '%s' were freed by nobody: its row has no "
+                       "%llu items of stage %d '%s' were freed by nobody: its row has no "
                        "free_item", (spdl__llu)items, i, p->node[i].name);
     }
 }
@@ -9593,7 +9593,7 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
         const spdl__node *node = &p->node[i];
         if ((spdl__load(node->word) & SPDL__ACTIVE) == 0) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
+                   "spdl_pipeline_destroy %s a call of stage %d '%s' to return%s",
                    node->own_thread ? "no longer waits for" : "waits for", i, node->name,
                    node->row.deferred ? " and be completed" : "");
     }
@@ -9615,7 +9615,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (p == NULL || spdl__pipeline_forked(p)) return;
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
-                  "spdl: spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
+                  "spdl_pipeline_destroy: called on a worker of its pool, nothing was done");
         return;
     }
     spdl__doctor_close(p);
@@ -9687,7 +9687,7 @@ SPDL__COLD spdl__place spdl__row_place(const spdl_stage *row) {
     return place;
 }
 
-/* "spdl: file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
+/* "file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
    about types: "... 'decode' takes ...", SPDL_E_TYPE. */
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char *format, ...) {
@@ -9698,7 +9698,7 @@ SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__error_set(plan->desc->error, result, "spdl: %s: stage %d '%s'%s%s",
+    spdl__error_set(plan->desc->error, result, "%s: stage %d '%s'%s%s",
                     spdl__row_place(row).text, i, spdl__row_name(row),
                     result == SPDL_E_TYPE ? "" : ": ", text);
     plan->desc->error->stage = i;
@@ -9982,7 +9982,7 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
         (void)snprintf(why, sizeof(why), "too many stages: %d rows, at most %d and a sink",
                        plan->count, SPDL_MAX_STAGES);
     if (why[0] == '\0') return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: pipeline: %s", why);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
 }
 
 SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
@@ -10319,7 +10319,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
     if (!spdl__os_thread_start(&p->producer_thread, name, policy, desc->stack_bytes,
                                spdl__producer_main, p))
         return spdl__error_set(desc->error, SPDL_E_THREAD,
-                               "spdl: pipeline: the thread of stage 0 '%s' could not be created%s",
+                               "pipeline: the thread of stage 0 '%s' could not be created%s",
                                p->producer->name, SPDL__OS_NO_THREAD);
     p->producer_started = true;
     if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
@@ -10330,7 +10330,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
     spdl__os_thread_join(&p->producer_thread);
     p->producer_started = false;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
-                           "spdl: pipeline: the system refuses the policy of the thread of stage 0 "
+                           "pipeline: the system refuses the policy of the thread of stage 0 "
                            "'%s'", p->producer->name);
 }
 
@@ -10353,7 +10353,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
         p->slot = spdl__pool_attach(p->pool, &p->client, &p->bit);
         if (p->slot == NULL)
             return spdl__error_set(desc->error, SPDL_E_LIMIT,
-                                   "spdl: pipeline: the pool has %d pipelines already",
+                                   "pipeline: the pool has %d pipelines already",
                                    SPDL__MAX_CLIENTS);
     }
     return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
@@ -10378,7 +10378,7 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
         const spdl__node *node = &p->node[i];
         if (node->row.deferred || node->row.concurrency <= threads) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: %s: stage %d '%s': concurrency is %d, but no more calls than its %d "
+                   "%s: stage %d '%s': concurrency is %d, but no more calls than its %d "
                    "worker%s can run at the same time",
                    spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
                    threads, threads > 1 ? "s" : "");
@@ -10390,7 +10390,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     const spdl_pipeline_desc *desc = plan->desc;
     spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*p),
                                                            SPDL_CACHE_LINE);
-    static const char *const no_memory = "spdl: pipeline: out of memory";
+    static const char *const no_memory = "pipeline: out of memory";
     spdl_result result;
     if (p == NULL || !spdl__pipeline_events(p)) {
         spdl__free(&desc->allocator, p, sizeof(*p));
@@ -10448,7 +10448,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
-        spdl__log(&known.logger, SPDL_LOG_WARN, "spdl: no doctor where items are pushed: the "
+        spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: the "
                                                 "statistics say how soon they are answered");
         plan.doctor = NULL;
     }
@@ -11740,7 +11740,7 @@ SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, con
     if (snprintf(to, SPDL__PATH_BYTES, "%s", from != NULL ? from : "") < SPDL__PATH_BYTES)
         return true;
     to[0] = '\0';
-    spdl__logf(logger, SPDL_LOG_WARN, "spdl: %s: the name has more than %d bytes: \"%.60s...\"",
+    spdl__logf(logger, SPDL_LOG_WARN, "%s: the name has more than %d bytes: \"%.60s...\"",
                what, SPDL__PATH_BYTES - 1, from);
     return false;
 }
@@ -11770,7 +11770,7 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
         if (plan->desc.table)
             plan->desc.every = every;
         else
-            spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_STATS is \"%.200s\", but not a number of "
+            spdl__logf(logger, SPDL_LOG_WARN, "SPDL_STATS is \"%.200s\", but not a number of "
                                               "seconds: no reports", stats);
     }
     if (json != NULL) (void)spdl__path_copy(plan->json, json, "SPDL_REPORT", logger);
@@ -11821,7 +11821,7 @@ static const spdl__field spdl__process_fields[] = {
 /* After a `reason`, which may be NULL, nothing more is written to the file. */
 SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const char *reason) {
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no %s in %.400s: %s", what, r->plan.json,
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no %s in %.400s: %s", what, r->plan.json,
                reason);
     (void)spdl__os_file_close(r->json_file);
     r->json_file = SPDL__NO_FILE;
@@ -11860,7 +11860,7 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "spdl: no more statistics on stderr: %s",
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no more statistics on stderr: %s",
                reason);
     r->plan.desc.table = false;
 }
@@ -11937,7 +11937,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
     } else {
         spdl__free(&p->allocator, r, bytes);
     }
-    spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: no memory or thread for reports: there are none");
+    spdl__logf(&p->logger, SPDL_LOG_WARN, "no memory or thread for reports: there are none");
 }
 
 /* Before the pipeline is freed: the last reports are written, the thread ends. */
@@ -11964,7 +11964,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
     if (asked != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: %s is ignored: this program was built with "
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "%s is ignored: this program was built with "
                                               "SPDL_NO_REPORT, without reports, traces or doctor",
                    asked);
 }
@@ -12008,19 +12008,19 @@ struct spdl_cache { /* written by the owner */
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
     const uint64_t after = spdl__max(desc->num_caches, desc->return_caches_after);
     if (desc->next == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: cache: next is NULL");
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "cache: next is NULL");
     if (desc->num_caches < 1 || desc->num_caches > SIZE_MAX / sizeof(void *))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: num_caches is %llu, must be at least 1 and fit memory",
+                               "cache: num_caches is %llu, must be at least 1 and fit memory",
                                (spdl__llu)desc->num_caches);
     if (desc->return_caches_after != 0 && desc->return_caches_after < desc->num_caches)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: return_caches_after is %llu, must be at least "
+                               "cache: return_caches_after is %llu, must be at least "
                                "num_caches, %llu", (spdl__llu)desc->return_caches_after,
                                (spdl__llu)desc->num_caches);
     if (desc->stop_after != 0 && desc->stop_after < after)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: cache: stop_after is %llu, must be at least "
+                               "cache: stop_after is %llu, must be at least "
                                "return_caches_after, %llu", (spdl__llu)desc->stop_after,
                                (spdl__llu)after);
     return spdl__allocator_check(&desc->allocator, "cache", desc->error);
@@ -12041,7 +12041,7 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
             &desc->allocator, (size_t)desc->num_caches * sizeof(void *), sizeof(void *));
     if (made == NULL || made->item == NULL) {
         spdl__free(&desc->allocator, made, sizeof(*made));
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: cache: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "cache: out of memory");
     }
     made->desc = *desc;
     made->desc.error = NULL; /* the caller's, for this call only */
@@ -12342,13 +12342,13 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
 
 SPDL__COLD spdl_result spdl__headspace_check(const spdl_headspace_desc *desc) {
     if (desc->next == NULL || desc->step == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: %s is NULL",
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "headspace: %s is NULL",
                                desc->next == NULL ? "next" : "step");
     if (desc->kept < 0)
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "spdl: headspace: kept is %d, must be at least 1", desc->kept);
+                               "headspace: kept is %d, must be at least 1", desc->kept);
     if (!(desc->seconds <= 86400 && (desc->seconds >= 0.1 || desc->seconds == 0)))
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: headspace: seconds is %g, "
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "headspace: seconds is %g, "
                                                             "must be 0.1 to 86400", desc->seconds);
     return spdl__allocator_check(&desc->allocator, "headspace", desc->error);
 }
@@ -12453,7 +12453,7 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     drop = others > SPDL__FOREIGN && waited >= SPDL__QUEUED;
     h->report->others = spdl__larger(h->report->others, others);
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
-               "spdl: headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
+               "headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
                "processors%s", r->round + 1,
                1e9 * spdl__share(w[SPDL__LIVE].steps, w[SPDL__LIVE].ns),
                1e9 * spdl__share(w[SPDL__STILL].steps, w[SPDL__STILL].ns), others,
@@ -12587,7 +12587,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
     h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
     if (h == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: headspace: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
     h->desc = desc;
     h->report = report;
     h->item = (void **)(h + 1);
@@ -12601,7 +12601,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     spdl__free(&desc->allocator, h, bytes);
     if (result == SPDL_OK || report->ended) return SPDL_OK;
     return spdl__error_set(desc->error, result,
-                           "spdl: headspace: next returned '%s' after %llu items",
+                           "headspace: next returned '%s' after %llu items",
                            spdl_result_text(result), (spdl__llu)report->items);
 }
 
@@ -12954,7 +12954,7 @@ struct spdl__doctor {
 
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) SPDL__PRINTF(2, 3);
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
-    char line[256] = "spdl: doctor: ";
+    char line[256] = "doctor: ";
     const size_t length = strlen(line);
     va_list args;
     if (d->plan.desc.quiet) return;
@@ -13287,7 +13287,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
     (void)spdl__os_file_close(file);
     spdl__free(&d->p->allocator, buffer, room);
     if (reason != NULL)
-        spdl__logf(&d->p->logger, SPDL_LOG_WARN, "spdl: doctor: no report in %.400s: %s",
+        spdl__logf(&d->p->logger, SPDL_LOG_WARN, "doctor: no report in %.400s: %s",
                    path != NULL ? path : "stderr", reason);
 }
 
@@ -13450,7 +13450,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         (void)snprintf(word, sizeof(word), "%.*s", length, at);
         if (!spdl__doctor_word(plan, word)) {
             spdl__logf(logger, SPDL_LOG_WARN,
-                       "spdl: SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
+                       "SPDL_DOCTOR is \"%.200s\", but \"%s\" is neither a number of seconds "
                        "nor replay or raise: no doctor", value, word);
             return false;
         }
@@ -13890,25 +13890,25 @@ SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc
     uint64_t bits;
     bool some = false;
     if (desc->weights == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights is NULL");
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights is NULL");
     for (i = 0; i < desc->sources; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: weights[%llu] is "
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights[%llu] is "
                                    "%g, must be a number that is not negative", (spdl__llu)i,
                                    desc->weights[i]);
         some = some || bits << 1 != 0;
     }
     if (some) return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_INVALID,
-                           "spdl: mixture: the sum of weights is 0");
+                           "mixture: the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
     if (result != SPDL_OK) return result;
     if (desc->sources < 1 || desc->sources > 65536)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: mixture: sources is %llu, "
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: sources is %llu, "
                                "must be from 1 to 65536", (spdl__llu)desc->sources);
     return spdl__mixture_check_weights(desc);
 }
@@ -13933,7 +13933,7 @@ SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixt
     if (m == NULL || leaves == NULL) {
         spdl__free(&desc->allocator, m, bytes);
         spdl__free(&desc->allocator, leaves, n * work_bytes);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: mixture: no memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "mixture: no memory");
     }
     m->allocator = desc->allocator;
     m->bytes = bytes;
@@ -13973,7 +13973,7 @@ struct spdl_sampler {
 };
 
 SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: %s", why);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: %s", why);
 }
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
@@ -13990,7 +13990,7 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
         const char *why = source == NULL ? "is NULL"
                           : "has ranks of its own; give them to the one of the mixture";
         if (source == NULL || source->desc.ranks.world != 1)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: samplers[%llu] %s",
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
     return SPDL_OK;
@@ -14001,7 +14001,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
     if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: rank is %d, must be "
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: rank is %d, must be "
                                "from 0 to world - 1, which is %d", rank, world - 1);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
         return spdl__sampler_refuse(desc, "order or tail is none that there is");
@@ -14015,7 +14015,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_FUNCTION)
         return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
     if (desc->draws <= desc->count) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "spdl: sampler: draws is %llu, but each of "
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: draws is %llu, but each of "
                            "the %llu indices comes once", (spdl__llu)desc->draws,
                            (spdl__llu)desc->count);
 }
@@ -14081,7 +14081,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     }
     if (s == NULL || !spdl__sampler_build(s, desc)) {
         spdl_sampler_destroy(s);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: sampler: no memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
     }
     s->length = desc->draws != 0 ? desc->draws : desc->count;
     world = (uint64_t)s->desc.ranks.world;
@@ -14336,12 +14336,12 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
         const char *world = spdl__os_environment(names[i][1]);
         if (rank == NULL) continue;
         if (world == NULL)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is set, but %s is not",
+            return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is set, but %s is not",
                                    names[i][0], names[i][1]);
         if (spdl__text_number(rank, 10, "", &first) == NULL ||
             spdl__text_number(world, 10, "", &second) == NULL || second > INT32_MAX ||
             first >= second)
-            return spdl__error_set(error, SPDL_E_INVALID, "spdl: ranks: %s is %.32s and %s is "
+            return spdl__error_set(error, SPDL_E_INVALID, "ranks: %s is %.32s and %s is "
                                    "%.32s, must be a number and a larger one", names[i][0], rank,
                                    names[i][1], world);
         ranks->rank = (int)first;
@@ -14715,7 +14715,7 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     if (slot >= (uint64_t)y->slots || at % y->stride != (y->item > 0 ? 0 : y->head)) {
         spdl__error_clear(&error);
         (void)spdl__error_set(&error, SPDL_E_INVALID,
-                              "spdl: loader '%s': an item does not lie in a slot: rows after stage "
+                              "loader '%s': an item does not lie in a slot: rows after stage "
                               "%d '%s', the last one with .item_bytes, may only hand on what it "
                               "makes", l->name, y->row, l->stage_name[y->row]);
         spdl__child_fail(child, &error);
@@ -14755,7 +14755,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
         result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
         if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
         if (result != SPDL_OK && error->result != result)
-            (void)spdl__error_set(error, result, "spdl: loader '%s': its pipeline cannot be "
+            (void)spdl__error_set(error, result, "loader '%s': its pipeline cannot be "
                                   "rewound: %s", child->loader->name, spdl_result_text(result));
     } else if (texts > 0) {
         for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; ++i) {
@@ -14937,7 +14937,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_stage *rows = (spdl_stage *)SPDL_MALLOC(l->count * sizeof(*rows));
     size_t i;
     if (rows == NULL) {
-        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "loader: out of memory");
         return;
     }
     memcpy(rows, l->rows, l->count * sizeof(*rows));
@@ -15002,7 +15002,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL || slots == NULL) {
-        (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
+        (void)fprintf(stderr, "loader '%s': the child cannot begin: %s\n", l->name,
                       reason != NULL ? reason : "out of memory");
         _exit(1);
     }
@@ -15081,7 +15081,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     spdl__text t = spdl__text_start(end.text, sizeof(end.text));
     spdl__error_clear(&end);
     end.result = SPDL_E_PROCESS;
-    spdl__text_add(&t, "spdl: loader '%s': the child ", l->name);
+    spdl__text_add(&t, "loader '%s': the child ", l->name);
     if (v->why != NULL)
         spdl__text_add(&t, "was killed, as it %s", v->why);
     else if (how < 0)
@@ -15091,7 +15091,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
                        how == 0 ? ", but not its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
     spdl__text_take(begun, l->shared->begun);
-    if (again && strncmp(begun, "spdl: ", 6) == 0) {
+    if (again && strncmp(begun, "", 6) == 0) {
         spdl__text_add(&t, "; it is not started again: %.200s", begun + 6);
         again = false;
     }
@@ -15154,7 +15154,7 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     if (reason != NULL) {
         spdl__error_clear(&end);
         (void)spdl__error_set(&end, SPDL_E_PROCESS,
-                              "spdl: loader '%s': the child could not be started: %.60s", l->name,
+                              "loader '%s': the child could not be started: %.60s", l->name,
                               reason);
         spdl__supervisor_gone(&v, &end, true);
     }
@@ -15175,7 +15175,7 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     spdl__error_clear(&l->error);
-    (void)spdl__error_set(&l->error, result, "spdl: loader '%s': %s", l->name, text);
+    (void)spdl__error_set(&l->error, result, "loader '%s': %s", l->name, text);
     spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
@@ -15460,7 +15460,7 @@ SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *t
     }
     for (i = 0; i < count && at <= sizeof(l->wanted); ++i) at += strlen(texts[i]) + 1;
     if (count > SPDL__LOADER_TEXTS / 64 || at > sizeof(l->wanted))
-        return spdl__error_set(error, SPDL_E_LIMIT, "spdl: loader '%s': %d texts are more than a "
+        return spdl__error_set(error, SPDL_E_LIMIT, "loader '%s': %d texts are more than a "
                                "loader takes", l->name, count);
     for (i = 0, at = 0; i < count; at += strlen(texts[i]) + 1, ++i)
         memcpy(l->wanted + at, texts[i], strlen(texts[i]) + 1);
@@ -15480,7 +15480,7 @@ SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, 
     while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count || spdl__loader_forked(l))
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_loader_load: no loader, or text %d is not there", i);
+                               "spdl_loader_load: no loader, or text %d is not there", i);
     return spdl__loader_command(l, texts, count, 0, spdl__deadline(timeout_ns), error);
 }
 
@@ -15500,11 +15500,11 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
     sum = spdl__text_field(l->text, "sum");
     (void)snprintf(text, bytes, "%s", result == SPDL_OK ? l->text : error.text);
     if (result != SPDL_OK) return result;
-    if (strncmp(l->text, "spdl: ", 6) == 0) return SPDL_E_UNSUPPORTED;
+    if (strncmp(l->text, "", 6) == 0) return SPDL_E_UNSUPPORTED;
     if (sum != NULL && spdl__text_number(sum, 16, "", &number) != NULL &&
         number == spdl__state_sum(l->text, (size_t)(sum - 5 - l->text)))
         return (int)strlen(l->text);
-    (void)snprintf(text, bytes, "spdl: loader '%s': the position that the child has written makes "
+    (void)snprintf(text, bytes, "loader '%s': the position that the child has written makes "
                    "no sense", l->name);
     return SPDL_E_CHECKSUM;
 }
@@ -15627,7 +15627,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     if (l->ledger == NULL || l->held == NULL)
         return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
-               "spdl: loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
+               "loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
                "were left", l->name, bytes, y->slots, slot, (double)room.left / mib);
     return SPDL_OK;
 }
@@ -15644,7 +15644,7 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
                                  (spdl__llu)threads);
     if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR") != NULL)
         spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-                   "spdl: loader '%s': no doctor in another process: create a pipeline of the same "
+                   "loader '%s': no doctor in another process: create a pipeline of the same "
                    "rows for one", l->name);
     l->command = l->shared->command = 1; /* to begin at the beginning */
     l->commanded = true;
@@ -15681,7 +15681,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
     if (result == SPDL_OK) {
         l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
-        if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "spdl: loader: out of memory");
+        if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "loader: out of memory");
     }
     if (l == NULL) {
         spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
@@ -15733,7 +15733,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     if (loader == NULL) return SPDL_E_INVALID;
     *loader = NULL;
     return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_UNSUPPORTED,
-                           "spdl: loader: there are no processes that share memory here: create a "
+                           "loader: there are no processes that share memory here: create a "
                            "pipeline of the same rows");
 }
 SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
@@ -15753,7 +15753,7 @@ SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
 SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_load: no loader");
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl_loader_load: no loader");
 }
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     (void)l, (void)sequence, (void)timeout_ns;
@@ -18128,7 +18128,7 @@ SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
                                    spdl_error *error) {
     spdl__npz_reader r;
-    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: info is NULL");
+    if (info == NULL) return spdl__error_set(error, SPDL_E_INVALID, "npz: info is NULL");
     spdl__npz_init_reader(&r, npz, error);
     r.info = info;
     (void)spdl__npz_start(&r, index);
@@ -18201,7 +18201,7 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
                                    bool *aligned, spdl_error *error) {
     const uint8_t *found = NULL;
     spdl__npz_reader r;
-    if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "spdl: npz: data is NULL");
+    if (data == NULL) return spdl__error_set(error, SPDL_E_INVALID, "npz: data is NULL");
     spdl__npz_init_reader(&r, npz, error);
     if (spdl__npz_start(&r, index) && spdl__npz_find_data(&r, &found)) {
         *data = found;
@@ -19635,7 +19635,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
     tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
                                                    sizeof(*tokens->at), 64);
     if (tokens->at == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "tokens: out of memory");
     while (result == SPDL_OK && tokens->opened < tokens->count) {
         spdl__shard *shard = &tokens->at[tokens->opened];
         result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
@@ -19660,18 +19660,18 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
     spdl__error_clear(desc.error);
     if (tokens != NULL) *tokens = NULL;
     if (tokens == NULL || files == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: an argument is NULL");
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: an argument is NULL");
     if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl: tokens: length is %llu",
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: length is %llu",
                                (spdl__llu)desc.length);
     if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
         return spdl__error_set(desc.error, SPDL_E_INVALID,
-                               "spdl: tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
+                               "tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
     result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
     if (result != SPDL_OK) return result;
     made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
     if (made == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl: tokens: out of memory");
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "tokens: out of memory");
     made->allocator = desc.allocator;
     result = spdl__tokens_fill(made, files, &desc);
     if (result == SPDL_OK) *tokens = made;
@@ -19753,10 +19753,10 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(const spdl_tokens *tokens, uint64_
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     if (index >= tokens->windows)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: no window %llu: there are %llu",
+        return spdl__error_set(error, SPDL_E_INVALID, "no window %llu: there are %llu",
                                (spdl__llu)index, (spdl__llu)tokens->windows);
     if (wide < width)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl: windows of uint16_t, but the shards "
+        return spdl__error_set(error, SPDL_E_INVALID, "windows of uint16_t, but the shards "
                                "have 4 bytes a token");
     while (end - shard > 1) { /* the last one that begins there or before */
         middle = shard + (end - shard) / 2;
@@ -19932,7 +19932,7 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
     if (p == NULL || text == NULL || bytes == 0) return SPDL_E_INVALID;
     why = spdl__state_write(p, &line);
     if (why != NULL) {
-        (void)snprintf(text, bytes, "spdl: the position of this pipeline cannot be saved: %s", why);
+        (void)snprintf(text, bytes, "the position of this pipeline cannot be saved: %s", why);
         return SPDL_E_UNSUPPORTED;
     }
     bytes = (size_t)spdl__min(bytes - 1, line.length);
@@ -19960,7 +19960,7 @@ SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return spdl__error_set(l->error, result, "spdl: spdl_state_load: text %d %s", l->at, text);
+    return spdl__error_set(l->error, result, "spdl_state_load: text %d %s", l->at, text);
 }
 
 /* A field that has to be there. */
@@ -20149,7 +20149,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     l->sampler.length = l->p->sampler->length;
     there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
     if (there == NULL)
-        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl: spdl_state_load: no memory");
+        return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl_state_load: no memory");
     result = spdl__state_pick(l, there, &own);
     spdl__free(heap, there, (size_t)l->count * sizeof(*there));
     if (result != SPDL_OK) return result;
@@ -20176,11 +20176,11 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     while (p != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count)
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_state_load: no pipeline, or text %d is not there", i);
+                               "spdl_state_load: no pipeline, or text %d is not there", i);
     why = p->unsaved;
     if (why != NULL)
         return spdl__error_set(error, SPDL_E_UNSUPPORTED,
-                               "spdl: spdl_state_load: this pipeline has no position: %s", why);
+                               "spdl_state_load: this pipeline has no position: %s", why);
     l.p = p;
     l.texts = texts;
     l.count = count;
@@ -20194,7 +20194,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
           : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
                                      : "not in a stage, beside next or push, or after a fork";
-    return spdl__error_set(error, result, "spdl: spdl_state_load: %s", why);
+    return spdl__error_set(error, result, "spdl_state_load: %s", why);
 }
 
 /* --- random numbers --- */
@@ -20437,14 +20437,14 @@ SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
     }
     failure = spdl__trace_print(p, kept, dropped);
     if (failure != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s", path, failure);
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s", path, failure);
     else if (dropped > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "spdl: trace '%s': the latest %llu events are there, %llu were dropped "
+                   "trace '%s': the latest %llu events are there, %llu were dropped "
                    "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
                    path, (spdl__llu)kept, (spdl__llu)dropped);
     else
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "spdl: trace '%s': %llu events", path,
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "trace '%s': %llu events", path,
                    (spdl__llu)kept);
 }
 
@@ -20508,10 +20508,10 @@ SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint6
         *events = number;
     else
         spdl__logf(logger, SPDL_LOG_WARN,
-                   "spdl: SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
+                   "SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
                    SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
     if (option == value)
-        spdl__logf(logger, SPDL_LOG_WARN, "spdl: SPDL_TRACE: there is no file in front of '%s'",
+        spdl__logf(logger, SPDL_LOG_WARN, "SPDL_TRACE: there is no file in front of '%s'",
                    value);
     *option = '\0';
 }
@@ -20537,7 +20537,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         (void)spdl__os_file_close(file);
     }
     if (failure == NULL) return;
-    spdl__logf(&p->logger, SPDL_LOG_WARN, "spdl: trace '%s': %s; there will be none", path,
+    spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path,
                failure);
     spdl__trace_free(p);
 }
