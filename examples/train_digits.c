@@ -139,7 +139,7 @@ int main(int argc, char **argv) {
 
     samples *test = read_samples(text, &error);
     spdl_pipeline *p = test ? open_pipeline(&files, &error) : NULL;
-    if (p) today = train(&trained, spdl_pipeline_next_fn, p, spdl_batch_free);
+    if (p) today = train(&trained, spdl_pipeline_next, p, spdl_batch_free);
     if (p) spdl_pipeline_stats(p, &stats);
     if (p && spdl_pipeline_failed(p)) error = *spdl_pipeline_error(p);
     spdl_pipeline_destroy(p);
