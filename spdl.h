@@ -158,7 +158,7 @@ extern "C" {
        row with .allocator. Items of a batch in place are copied there, so that each is watched
        items that the library had to free, though the row that made them has no .free_item: a
        warning for each row at destroy; harmless if the items need no free
-   It does not find a stage that frees its input: build with -fsanitize=address, which shows where. */
+   It does not find a stage that frees its input: -fsanitize=address shows where. */
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -259,8 +259,8 @@ typedef struct spdl_allocator {
 
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
-/* Where messages go: all zero is stderr for errors and warnings, with "spdl: " in front, and nowhere
-   for the rest. `text` is one line without a newline. Any thread may call log_fn. */
+/* Where messages go: all zero is stderr for errors and warnings, "spdl: " in front, and nowhere for
+   the rest. `text` is one line without a newline. Any thread may call log_fn. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user);
     void *user;
@@ -822,8 +822,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    Blocks:  up to timeout_ns; stages that run inside of this call are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
 
-/* Returns: the epoch that the consumer is in, from 0: that of the last item; after SPDL_END the next
-            one; after spdl_state_load that of the text; 0 without .continuous.
+/* Returns: the epoch that the consumer is in, from 0: that of the last item; after SPDL_END the
+            next one; after spdl_state_load that of the text; 0 without .continuous.
    Threads: the consumer. */
 SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 
@@ -1412,8 +1412,8 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
    An epoch has positions from 0, and the order gives each an index. Rank r of w gets the positions
    r, r + w, r + 2w and so on as its items 0, 1, 2. (Of a mixture it gets one of each w, at changing
    places, so its share of each source is that of all.) The order depends only on the desc and the
-   epoch; no two pairs of seed and epoch share one. An index takes 10 to 15 ns, a sampler 1.3 KB and
-   up to 8 KB for a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
+   epoch; each pair of seed and epoch is shuffled anew. An index takes 10 to 15 ns, a sampler 0.5 KB
+   and up to 8 KB for a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
 
    One call at a time on a sampler; a running pipeline with SPDL_INDEX is such a call. */
 
@@ -1559,8 +1559,8 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    and all memory are as they were at open. A fork copies only one thread, so open refuses a process
    with more: open loaders first, before threads, CUDA and large allocations. Both processes ignore
    SIGINT, SIGTERM and the like. They end with the process that opened the loader, however it ends,
-   and so do programs that a stage started. For several children take several loaders in turn:
-   examples/loaders_in_turn.c.
+   and so do programs of a stage that stay in its process group. For several children take several
+   loaders in turn: examples/loaders_in_turn.c.
 
    Failures. The consumer first gets the batches that the child has handed out. Then it gets the
    failure of the pipeline, or SPDL_E_PROCESS when the child has ended, with the signal or exit code
@@ -1575,7 +1575,8 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    event_fn. It has no doctor.
 
    Only the consumer calls, one thread at a time. The loader owns what a function returns, until
-   close. In the child of a fork of the consumer all calls return SPDL_E_INVALID. */
+   close. In the child of a fork of the consumer next, done, rewind, save and load return
+   SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
     spdl_pipeline_desc pipeline; /* of the child; without pool */
@@ -1622,7 +1623,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
                                       const spdl_stage *stages, size_t stage_count);
 
 /* Ends the processes, and frees the arena with all batches.
-   Blocks:  until they have ended; after a second it kills the child. */
+   Blocks:  until they have ended; it kills the child after 1 s, and the supervisor after 1.5. */
 SPDL_API void spdl_loader_close(spdl_loader *loader);
 
 /* The next batch, in shared memory. After the last one each call returns SPDL_END; with .continuous
@@ -1656,8 +1657,9 @@ SPDL_API int spdl_loader_state_save(spdl_loader *loader, char *text, size_t byte
 
 /* Goes to the position of a text, in the same process, as spdl_state_load does. It drops batches
    that are ready, and forgets a failure of the pipeline, but not the end of a process.
-   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on; SPDL_E_LIMIT: texts of more
-            than some 150 ranks; SPDL_E_PROCESS.
+   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on, and returns a refusal (of
+            several loads the last one counts); SPDL_E_LIMIT: texts of more than some 150 ranks;
+            SPDL_E_PROCESS.
    Blocks:  until the running calls have returned. */
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *const *texts,
                                             int count, int64_t timeout_ns, spdl_error *error);
@@ -1935,7 +1937,8 @@ SPDL_API void spdl_record_free(void *record);
 typedef struct spdl_records_desc {
     bool group;             /* tar: members in a row with the same path up to the first dot of the
                                name are one sample: a list of records */
-    uint64_t max_bytes;     /* refuse a larger member, sample or line; default 2^30, lines 2^24 */
+    uint64_t max_bytes;     /* refuse a larger member, sample (512 bytes more a member) or line;
+                               default 2^30, lines 2^24 */
     spdl_allocator allocator;
     spdl_error *error;      /* not used by the rows */
 } spdl_records_desc;
@@ -4405,13 +4408,26 @@ SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
     return text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : SPDL__NEVER;
 }
 
+/* Of what a cgroup uses: copies of files, which go when there is need. */
+SPDL__PRIVATE uint64_t spdl__os_idle_files(const char *at) {
+    char path[640], text[8192];
+    const char *found;
+    (void)snprintf(path, sizeof(path), "%s/memory.stat", at);
+    (void)spdl__os_text(NULL, path, text, sizeof(text));
+    found = strstr(text, "total_inactive_file "); /* version 1: with the cgroups below */
+    if (found == NULL) found = strstr(text, "inactive_file ");
+    return found != NULL ? strtoull(strchr(found, ' '), NULL, 10) : 0;
+}
+
 SPDL__PRIVATE void spdl__os_room_at(const char *at, void *data) {
     uint64_t limit = spdl__os_number_at(at, "memory.max");
-    uint64_t used = spdl__os_number_at(at, "memory.current");
+    uint64_t used = spdl__os_number_at(at, "memory.current"), idle;
     if (limit == SPDL__NEVER) limit = spdl__os_number_at(at, "memory.limit_in_bytes");
     if (used == SPDL__NEVER) used = spdl__os_number_at(at, "memory.usage_in_bytes");
-    if (limit != SPDL__NEVER && used != SPDL__NEVER)
-        spdl__os_room_least((spdl__os_room *)data, "memory.max of the cgroup", limit, used);
+    if (limit == SPDL__NEVER || used == SPDL__NEVER) return;
+    idle = spdl__os_idle_files(at);
+    spdl__os_room_least((spdl__os_room *)data, "memory.max of the cgroup", limit,
+                        used > idle ? used - idle : 0);
 }
 
 /* A line "name: number kB" of /proc/meminfo. */
@@ -4499,17 +4515,29 @@ SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
     if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
-/* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. */
-SPDL__PRIVATE void spdl__os_signal_nothing(int number) { (void)number; }
+/* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. Where the
+   language is C alone a signal takes its handler off. */
+SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
+    (void)signal(number, spdl__os_signal_nothing);
+}
 
 #ifdef __GLIBC__
-#ifndef __cplusplus /* there it is declared */
+#ifndef __cplusplus /* there they are declared */
 extern int on_exit(void (*fn)(int code, void *data), void *data);
+extern int ftrylockfile(FILE *file);
+extern void funlockfile(FILE *file);
 #endif
-/* What the program wants done at its end is for the process that it began in. */
+/* What the program wants done at its end is for the process that it began in. Other threads run on,
+   and may have a FILE for ever. */
 SPDL__PRIVATE void spdl__os_exit_now(int code, void *data) {
+    FILE *const files[] = { stdout, stderr };
+    size_t i;
     (void)data;
-    (void)fflush(NULL);
+    for (i = 0; i < 2; ++i) {
+        if (ftrylockfile(files[i]) != 0) continue;
+        (void)fflush(files[i]);
+        funlockfile(files[i]);
+    }
     _exit(code);
 }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return on_exit(spdl__os_exit_now, NULL) == 0; }
@@ -4557,6 +4585,7 @@ SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
 SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
     int status = 0;
     long got;
+    if (process <= 0) return 1;
     do got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
     while (got < 0 && errno == EINTR);
     *end = (status & 0x7f) != 0 ? -(status & 0x7f) : status >> 8 & 0xff;
@@ -4595,16 +4624,23 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
 
 #ifdef SA_ONSTACK
 #define SPDL__OS_STACK_BYTES 65536
+#define SPDL__OS_STACK_OURS 0x7370646c20737461u
 
-/* On the stack that the thread has for faults, whose first words say where to note `value`. */
+/* The first words of a stack of ours. */
+typedef struct spdl__os_stack {
+    uint64_t ours; /* a thread may have put one of others' in its place */
+    uint32_t *to, value;
+} spdl__os_stack;
+
+/* On the stack that the thread has for faults. */
 SPDL__PRIVATE void spdl__os_fault(int number) {
-    stack_t stack;
+    stack_t now;
     (void)signal(number, SIG_DFL);
-    if (sigaltstack(NULL, &stack) == 0 && (stack.ss_flags & SS_DISABLE) == 0) {
-        uint32_t *to, value, none = 0;
-        memcpy(&to, stack.ss_sp, sizeof(to));
-        memcpy(&value, (char *)stack.ss_sp + sizeof(to), sizeof(value));
-        (void)spdl__cas32(to, &none, value);
+    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE) == 0) {
+        spdl__os_stack stack;
+        uint32_t none = 0;
+        memcpy(&stack, now.ss_sp, sizeof(stack));
+        if (stack.ours == SPDL__OS_STACK_OURS) (void)spdl__cas32(stack.to, &none, stack.value);
     }
     (void)raise(number); /* comes when we return */
 }
@@ -4627,12 +4663,13 @@ SPDL__PRIVATE void spdl__os_faults_watch(void) {
    others' for that. */
 SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     stack_t now;
-    void *stack;
+    spdl__os_stack *stack;
     if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0) return;
-    stack = SPDL_MALLOC(SPDL__OS_STACK_BYTES);
+    stack = (spdl__os_stack *)SPDL_MALLOC(SPDL__OS_STACK_BYTES);
     if (stack == NULL) return;
-    memcpy(stack, &to, sizeof(to));
-    memcpy((char *)stack + sizeof(to), &value, sizeof(value));
+    stack->ours = SPDL__OS_STACK_OURS;
+    stack->to = to;
+    stack->value = value;
     memset(&now, 0, sizeof(now));
     now.ss_sp = stack;
     now.ss_size = SPDL__OS_STACK_BYTES;
@@ -10244,7 +10281,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__thrown_drop(&node->thrown);
 }
 
-/* What a load makes of the sampler. (>>state-impl) */
+/* What a load makes of the sampler, or a rewind, of NULL. (>>state-impl) */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
 
 /* SHUT goes: pairs with the acquire of who enters. */
@@ -10263,7 +10300,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i)
         spdl__rewind_edge(&p->node[i], ticket[i], now, i == p->count - 1);
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
-    if (start->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
+    if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
     spdl__store32(&p->late, 0);
     p->closed_returned = false;
@@ -15351,10 +15388,17 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
    count have been overwritten. A batch that is only taken wakes nobody: the ring has room for more
    entries than there are batches; only ends fill it.
 
-   Commands. The trainer writes a position, where the ring is at, and `command`; the child starts
-   its pipeline there, takes back what was published since, and writes `ack`. A child that begins
-   obeys the last command, or goes on where the last entry says: a load, a rewind and a restart are
-   one call (spdl__child_go).
+   Commands. The trainer writes a position (text, sequence), where the ring is at (start_at), and
+   `command`, and writes none of them again before it has seen `ack`: what it wants meanwhile it
+   keeps, the last one wins. The child starts its pipeline there, takes back what was published from
+   start_at on, and writes `begun`, `begun_at` and `ack`; if it refuses, nothing but `refusal` and
+   `ack`. So a position that was only asked for is never one to go on from.
+       ack == 0         no life has begun: the first command is the beginning, a new pipeline's
+       ack == command   nothing is asked
+       else             a life obeys in its first turn, after it went where it was: to the last
+                        entry if there is one from begun_at on, or to `begun`
+   Killed before `begun` the next life obeys again, and nobody has seen the difference: until `ack`
+   the trainer looks at no entry. A load, a rewind and a restart are one call (spdl__child_go).
 
    Threads: in the child all of this runs on its main thread, which is its pipeline's trainer, but
    for notes (any worker). The supervisor has one thread. In the trainer's process it is the
@@ -15399,8 +15443,10 @@ typedef struct spdl__shared {
     uint32_t fault;   /* 1 + the note whose call raised one */
     uint64_t version; /* of stats: odd while they are written */
     spdl_stats stats;
-    spdl_error error;
+    spdl_error error;   /* of the entry that is a failure */
+    spdl_error refusal; /* of the command that was refused last */
     char begun[SPDL_STATE_BYTES]; /* as text of an entry: where the last command has led */
+    uint64_t begun_at;            /* and its start_at */
     char pad0[SPDL_CACHE_LINE];
     /* written by the trainer */
     spdl__shared_event emptied; /* waiters: by the child */
@@ -15421,6 +15467,7 @@ typedef struct spdl__ledger {
     /* written by the supervisor */
     uint32_t ends;  /* lives that have ended */
     uint32_t gone;  /* for good */
+    uint32_t hangs_seen; /* of `hangs`: it was killed */
     uint32_t restarts;
     int64_t process; /* by the child, too, as it begins: it may publish first */
     spdl_error end; /* how the last one has ended */
@@ -15463,12 +15510,16 @@ struct spdl_loader {
     bool last;          /* no epoch follows */
     bool slept;         /* the last wait did */
     bool commanded;     /* until the child has obeyed `command` */
+    bool wants;         /* one more command, which waits for that */
     uint32_t command, ends; /* ends: of lives, that were logged */
-    uint64_t since;     /* when the wait has begun, or 0 */
+    uint64_t since;     /* when the wait has begun, or 0: the child owes nothing */
+    uint64_t looked_ns; /* when it has looked around last */
     uint64_t asked_ns;  /* when the supervisor was asked to end a child that hangs, or 0 */
     uint64_t taken, wait_ns;
     char text[SPDL_STATE_BYTES]; /* of the last entry */
     spdl_error error;
+    uint64_t wanted_sequence, wanted_texts; /* of the command to come: as spdl__shared has them */
+    char wanted[SPDL__LOADER_TEXTS];
 };
 
 #if SPDL__OS_PROCESSES
@@ -15661,9 +15712,10 @@ SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
            child->published - spdl__load(&l->shared->passed) + 1 < l->layout.ring;
 }
 
-/* Starts the pipeline where the texts say, or at an item; a new one is at item 0. */
+/* Starts the pipeline where the texts say, or at an item. Before the first command it is new, and
+   at item 0. */
 SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint64_t texts,
-                                      uint64_t sequence, bool is_new, spdl_error *error) {
+                                      uint64_t sequence, spdl_error *error) {
     const char *at[SPDL__LOADER_TEXTS / 64];
     const char *const end = text + SPDL__LOADER_TEXTS;
     spdl_result result = SPDL_OK;
@@ -15673,7 +15725,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
         return error->result;
     }
     spdl__error_clear(error);
-    if (texts == 0 && (sequence > 0 || !is_new)) {
+    if (texts == 0 && (sequence > 0 || child->command > 0)) {
         result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
         if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
         if (result != SPDL_OK && error->result != result)
@@ -15713,18 +15765,18 @@ SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES
 }
 
 /* Does what the trainer commands. If that is refused all is as before. */
-SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command, bool is_new) {
+SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     spdl__shared *s = child->loader->shared;
     spdl_error error;
-    const spdl_result result =
-        spdl__child_go(child, s->text, s->texts, s->sequence, is_new, &error);
+    const spdl_result result = spdl__child_go(child, s->text, s->texts, s->sequence, &error);
     child->command = command;
     if (result == SPDL_OK) {
         spdl__child_take_back(child, spdl__load_relaxed(&s->start_at));
         child->over = false;
         spdl__child_count(child, s->begun);
+        s->begun_at = s->start_at;
     } else {
-        s->error = error;
+        s->refusal = error;
     }
     s->ack_result = (int32_t)result;
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed: the entries are as they will be */
@@ -15758,7 +15810,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
     spdl_result result;
     void *item;
-    if (command != child->command) spdl__child_obey(child, command, false);
+    if (command != child->command) spdl__child_obey(child, command);
     spdl__child_reclaim(child);
     spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
@@ -15880,35 +15932,25 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     SPDL_FREE(rows);
 }
 
-/* Obeys the command that nobody has, or goes on after what was published last. If that fails a
-   failure is published. */
+/* Goes on after what was published last, or where the last command has led. If that fails a failure
+   is published. A command that nobody has obeyed comes next. */
 SPDL__COLD void spdl__child_begin(spdl__child *child) {
     const spdl_loader *l = child->loader;
-    const spdl__shared *s = l->shared;
-    const spdl__shared_entry *last;
-    const uint32_t command = spdl__load32(&s->command);
+    const char *from = l->shared->begun;
     char text[SPDL_STATE_BYTES];
     spdl__child_inherit(child);
-    last = spdl__loader_entry(l, child->published - 1);
-    if (child->published <= s->start_at) last = NULL; /* of the run before the command */
     spdl__child_create(child);
-    if (command != child->command) {
-        spdl__child_obey(child, command, true);
-        if (child->pipeline == NULL) spdl__child_fail(child, &child->failure);
-        return;
+    if (child->published > l->shared->begun_at) {
+        const spdl__shared_entry *last = spdl__loader_entry(l, child->published - 1);
+        from = last->text;
+        child->over = last->last != 0;
     }
-    if (last != NULL && last->last) {
-        child->over = true;
-        return;
-    }
-    if (last != NULL) spdl__text_take(text, last->text);
-    if ((last != NULL ? spdl__child_go(child, text, 1, 0, true, &child->failure)
-                      : spdl__child_go(child, s->text, s->texts, s->sequence, true,
-                                       &child->failure)) != SPDL_OK) {
+    if (child->over || (child->command == 0 && child->pipeline != NULL)) return;
+    spdl__text_take(text, from);
+    if (spdl__child_go(child, text, 1, 0, &child->failure) != SPDL_OK)
         spdl__child_fail(child, &child->failure);
-        return;
-    }
-    spdl__child_count(child, text);
+    else
+        spdl__child_count(child, text);
 }
 
 /* --- the supervisor --- */
@@ -15959,24 +16001,37 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     _exit(0);
 }
 
-/* Which calls it was in, or the one that has raised a fault. The error is that of the first
-   item. */
-SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
+/* The next call that the child was in, by items; NULL: there is none. Of a fault only the one that
+   has raised it. */
+SPDL__COLD const spdl__shared_note *spdl__supervisor_call(const spdl_loader *l,
+                                                          const spdl__shared_note *last) {
     const uint32_t raised = spdl__load32(&l->shared->fault);
+    const spdl__shared_note *note, *next = NULL;
+    for (note = l->notes; note < l->notes + SPDL__LOADER_NOTES; ++note) {
+        if (raised > 0 && raised <= SPDL__LOADER_NOTES && note != &l->notes[raised - 1]) continue;
+        if (spdl__load32(&note->stage) == 0) continue;
+        if (last != NULL && (note->item < last->item || (note->item == last->item && note <= last)))
+            continue;
+        if (next == NULL || note->item < next->item) next = note;
+    }
+    return next;
+}
+
+/* Which calls it was in, the first of them. The error is that of the first. */
+SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
+    const spdl__shared_note *call = NULL;
     char words[SPDL_TEXT_BYTES / 2];
     spdl__text calls = spdl__text_start(words, sizeof(words));
-    uint32_t i, stage;
     int count = 0;
-    for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
-        if (raised > 0 && raised <= SPDL__LOADER_NOTES && i != raised - 1) continue;
-        stage = spdl__load32(&l->notes[i].stage);
-        if (stage == 0 || stage > (uint32_t)l->layout.stages) continue;
-        spdl__text_add(&calls, "%s stage %u '%s', item %llu", count > 0 ? "," : "", stage - 1,
-                       l->stage_name[stage - 1], (spdl__llu)l->notes[i].item);
-        if (count++ > 0 && l->notes[i].item >= end->item) continue;
-        end->stage = (int)stage - 1;
-        end->item = l->notes[i].item;
-        spdl__name_copy(end->stage_name, l->stage_name[end->stage]);
+    while (count < 8 && (call = spdl__supervisor_call(l, call)) != NULL) {
+        const uint32_t stage = spdl__load32(&call->stage) - 1;
+        if (stage >= (uint32_t)l->layout.stages) continue;
+        spdl__text_add(&calls, "%s stage %u '%s', item %llu", count > 0 ? "," : "", stage,
+                       l->stage_name[stage], (spdl__llu)call->item);
+        if (count++ > 0) continue;
+        end->stage = (int)stage;
+        end->item = call->item;
+        spdl__name_copy(end->stage_name, l->stage_name[stage]);
     }
     spdl__text_add(t, "%s%s", count == 0   ? ", outside of calls of stages"
                               : count == 1 ? ", in" : "; calls that ran:", words);
@@ -15986,10 +16041,9 @@ SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, 
 SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end, bool gone) {
     spdl__ledger *ledger = v->l->ledger;
     ledger->end = *end;
-    ledger->process = 0;
     if (!gone) spdl__store32(&ledger->restarts, ledger->restarts + 1);
+    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep; log_ends sees it, too */
     spdl__store32(&ledger->ends, ledger->ends + 1);
-    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep */
     spdl__os_shared_wake(&v->l->shared->filled.word);
 }
 
@@ -16037,6 +16091,7 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
         if (v->why == NULL && spdl__load32(&ledger->hangs) == ledger->ends + 1) {
             v->why = "made nothing for hang_timeout";
             spdl__os_process_signal(-child, SIGKILL);
+            spdl__store32(&ledger->hangs_seen, ledger->ends + 1);
         }
         spdl__os_signal_wait(v->quits_ns != 0 ? spdl__grown(now, v->quits_ns)
                                               : SPDL__LOADER_GRACE_NS);
@@ -16067,7 +16122,8 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
         spdl__os_group_make(child); /* as it does itself: whoever is first */
         l->ledger->process = child;
         how = spdl__supervisor_watch(&v, child);
-        if (v.quits_ns != 0 || spdl__os_parent() != parent) _exit(0);
+        l->ledger->process = 0;
+        if (spdl__load32(&l->ledger->quits) != 0 || spdl__os_parent() != parent) _exit(0);
         again = spdl__supervisor_ended(&v, how);
     }
     if (reason != NULL) {
@@ -16149,12 +16205,12 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
     /* pairs with child_publish: the entry is written, and the batch */
     if (spdl__load(&entry->stamp) != l->at + 1) return SPDL_EMPTY;
     result = (spdl_result)entry->result;
-    if (result == SPDL_CLOSED) return result;
-    if (result != SPDL_OK && result != SPDL_END)
+    if (result != SPDL_OK && result != SPDL_END && result != SPDL_CLOSED)
         return spdl__loader_failed(l, &l->shared->error, entry->result);
     if (entry->number != l->number || entry->epoch != l->epoch)
         return spdl__loader_torn(l, result == SPDL_OK ? "the number of a batch"
                                                       : "the number of batches at an end");
+    if (result == SPDL_CLOSED) return result;
     if (result == SPDL_OK && spdl__loader_take(l, entry, batch) != SPDL_OK) return SPDL_E_PROCESS;
     spdl__text_take(l->text, entry->text);
     ++l->number;
@@ -16183,14 +16239,17 @@ SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
                l->ledger->end.text, l->ledger->restarts);
 }
 
-/* Whether the supervisor is still there, and whether the child hangs. */
-SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
-    const uint64_t now = spdl_time_ns();
+/* Whether the supervisor is still there, and whether the child hangs. A supervisor that was asked
+   to end one has a second to do it; what it has killed may take longer to go. */
+SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l, uint64_t now) {
+    const uint64_t most = spdl__load32(&l->ledger->hangs_seen) == l->ledger->hangs ? 30 : 1;
     int how;
-    if (l->asked_ns != 0 && now - l->asked_ns > SPDL__LOADER_GRACE_NS)
+    l->looked_ns = now;
+    if (l->asked_ns != 0 && now - l->asked_ns > most * SPDL__LOADER_GRACE_NS)
         spdl__os_process_signal(l->supervisor, SIGKILL); /* it does nothing, either */
     if (spdl__os_process_ended(l->supervisor, &how) == 1) {
         spdl__os_process_signal(-l->ledger->process, SIGKILL); /* and what it has started */
+        l->ledger->process = 0;
         how = (int)l->supervisor;
         l->supervisor = 0;
         return spdl__loader_fail(l, SPDL_E_PROCESS,
@@ -16206,10 +16265,12 @@ SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l) {
     return SPDL_OK;
 }
 
-/* Sleeps until something has changed, or a while. What it finds out is a failure. */
+/* Sleeps until something has changed, or a while; after the deadline not at all. What it finds out
+   is a failure. */
 SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) {
     spdl__shared *s = l->shared;
-    const uint64_t until = spdl__min(deadline, spdl_time_ns() + SPDL__LOADER_LOOK_NS);
+    uint64_t now = spdl_time_ns();
+    const uint64_t until = spdl__min(deadline, now + SPDL__LOADER_LOOK_NS);
     const uint32_t word = spdl__load32(&s->filled.word);
     bool gone, waits;
     spdl__add32(&s->filled.waiters, 1);
@@ -16218,19 +16279,27 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
                          : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
     SPDL_TEST_POINT("loader trainer about to sleep");
-    if (waits && !gone) spdl__os_shared_sleep(&s->filled.word, word, until);
+    if (waits && !gone && now < until) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
     spdl__loader_log_ends(l);
     if (waits && gone) { /* for good, and all it has published was taken */
         spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->ledger->end.text);
         return spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS);
     }
-    return waits && spdl_time_ns() >= until ? spdl__loader_look_around(l) : SPDL_OK;
+    now = spdl_time_ns();
+    return waits && now - l->looked_ns >= SPDL__LOADER_LOOK_NS ? spdl__loader_look_around(l, now)
+                                                               : SPDL_OK;
 }
 
-/* Until something has changed, or the deadline, or a while. After a wait that was long the next one
-   will be, too: no turns are given away then. */
+/* Until something has changed, or a while: SPDL_OK; SPDL_TIMEOUT behind the deadline; or a failure.
+   After a wait that was long the next one will be, too: no turns are given away then. Who only
+   looks, again and again, learns of failures and hangs, too. */
 SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
+    spdl_result result;
+    if (spdl__late(deadline)) {
+        result = spdl__loader_sleep(l, deadline);
+        return result == SPDL_OK ? SPDL_TIMEOUT : result;
+    }
     if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT,
                                  "the trainer holds all %d slots: give batches back, or raise "
@@ -16239,28 +16308,29 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
     return spdl__loader_sleep(l, deadline);
 }
 
-/* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
-   a failure. */
-SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
-                                              spdl_error *error) {
-    spdl_result result = SPDL_OK;
-    spdl_error was = l->error;
-    int round = 0;
-    if (!l->commanded) return SPDL_OK;
-    if (l->since == 0) l->since = spdl_time_ns();
-    while (spdl__load32(&l->shared->ack) != l->command) { /* pairs with child_obey */
-        if (result == SPDL_OK) result = spdl__loader_wait(l, deadline, &round);
-        if (result == SPDL_OK && spdl__late(deadline)) return SPDL_TIMEOUT;
-        if (result == SPDL_OK) continue;
-        if (error != NULL && error != &l->error) *error = l->error;
-        return result;
-    }
+/* Tells the child what is wanted. */
+SPDL__COLD void spdl__loader_send(spdl_loader *l) {
+    spdl__shared *s = l->shared;
+    memcpy(s->text, l->wanted, sizeof(s->text));
+    s->texts = l->wanted_texts;
+    s->sequence = l->wanted_sequence;
+    spdl__store_relaxed(&s->start_at, l->at);
+    l->wants = false;
+    l->commanded = true;
+    l->since = l->asked_ns = 0;
+    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
+    spdl__shared_notify(&s->emptied);
+}
+
+/* The child has answered: SPDL_OK, or what it was refused with, and all is as before. */
+SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
+    spdl_result result = (spdl_result)l->shared->ack_result;
+    const spdl_error was = l->error;
     l->commanded = false;
     l->since = 0;
-    result = (spdl_result)l->shared->ack_result;
-    if (result != SPDL_OK) { /* refused: as before */
-        result = spdl__loader_failed(l, &l->shared->error, (int32_t)result);
-        if (error != NULL && error != &l->error) *error = l->error;
+    if (result != SPDL_OK) {
+        result = spdl__loader_failed(l, &l->shared->refusal, (int32_t)result);
+        *error = l->error;
         if (result != SPDL_E_PROCESS && error != &l->error) l->error = was;
         return result;
     }
@@ -16269,6 +16339,31 @@ SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
     spdl__text_take(l->text, l->shared->begun);
     spdl__text_numbers(l->text, &l->number, &l->epoch);
     return SPDL_OK;
+}
+
+/* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
+   a failure. One that another one has followed is nobody's. */
+SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
+                                              spdl_error *error) {
+    spdl_error unread;
+    spdl_result result = SPDL_OK;
+    int round = 0;
+    while (l->commanded && result == SPDL_OK) {
+        if (l->since == 0) l->since = spdl_time_ns();
+        if (l->error.result == SPDL_E_PROCESS) {
+            result = SPDL_E_PROCESS;
+        } else if (spdl__load32(&l->shared->ack) != l->command) { /* pairs with child_obey */
+            result = spdl__loader_wait(l, deadline, &round);
+        } else if (l->wants) {
+            result = spdl__loader_answer(l, &unread);
+            if (result != SPDL_E_PROCESS) result = SPDL_OK;
+            if (result == SPDL_OK) spdl__loader_send(l);
+        } else {
+            return spdl__loader_answer(l, error);
+        }
+    }
+    if (result < 0 && error != &l->error) *error = l->error;
+    return result;
 }
 
 /* There is nothing yet. */
@@ -16281,7 +16376,7 @@ SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *
     while (result == SPDL_OK) {
         result = spdl__loader_look(l, batch);
         if (result != SPDL_EMPTY) break;
-        result = spdl__late(deadline) ? SPDL_TIMEOUT : spdl__loader_wait(l, deadline, &round);
+        result = spdl__loader_wait(l, deadline, &round);
     }
     l->slept = round >= SPDL_SPINS + (l->slept ? 0 : SPDL__IDLE_YIELDS);
     l->wait_ns += spdl_time_ns() - since;
@@ -16298,11 +16393,15 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
                                       int64_t timeout_ns) {
     spdl_result result = SPDL_EMPTY;
     if (l == NULL || batch == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
-    if (SPDL__UNLIKELY(l->error.result != SPDL_OK && l->error.result != SPDL_E_LIMIT))
-        return l->error.result;
+    if (SPDL__UNLIKELY(l->error.result != SPDL_OK)) {
+        if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
+        spdl__error_clear(&l->error); /* a failure of the pipeline is still there */
+    }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
-    if (result != SPDL_TIMEOUT) l->since = l->asked_ns = 0;
+    if (result != SPDL_TIMEOUT ||
+        (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota))
+        l->since = l->asked_ns = 0;
     return result;
 }
 
@@ -16324,39 +16423,34 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
 
 /* --- positions --- */
 
-/* Tells the child where to go on. */
+/* Tells the child where to go on, once it has obeyed the command before. */
 SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *texts, int count,
                                             uint64_t sequence, uint64_t deadline,
                                             spdl_error *error) {
-    spdl__shared *s = l->shared;
-    size_t at = 0, length;
+    size_t at = 0;
     int i;
-    spdl_result result;
     if (l->error.result == SPDL_E_PROCESS) {
-        if (error != NULL) *error = l->error;
+        *error = l->error;
         return SPDL_E_PROCESS;
     }
-    result = spdl__loader_obeyed(l, deadline, error); /* the command before it */
-    if (result != SPDL_OK && (l->commanded || l->error.result == SPDL_E_PROCESS)) return result;
-    for (i = 0; i < count; ++i, at += length + 1) {
-        length = strlen(texts[i]);
-        if (i >= SPDL__LOADER_TEXTS / 64 || length >= sizeof(s->text) - at)
-            return spdl__error_set(error, SPDL_E_LIMIT, "loader '%s': %d texts are more than "
-                                   "a loader takes", l->name, count);
-        memcpy(s->text + at, texts[i], length + 1);
-    }
-    s->texts = (uint64_t)count;
-    s->sequence = sequence;
-    spdl__store_relaxed(&s->start_at, l->at);
-    l->commanded = true;
-    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
-    spdl__shared_notify(&s->emptied);
+    for (i = 0; i < count && at <= sizeof(l->wanted); ++i) at += strlen(texts[i]) + 1;
+    if (count > SPDL__LOADER_TEXTS / 64 || at > sizeof(l->wanted))
+        return spdl__error_set(error, SPDL_E_LIMIT, "loader '%s': %d texts are more than a "
+                               "loader takes", l->name, count);
+    for (i = 0, at = 0; i < count; at += strlen(texts[i]) + 1, ++i)
+        memcpy(l->wanted + at, texts[i], strlen(texts[i]) + 1);
+    l->wanted_texts = (uint64_t)count;
+    l->wanted_sequence = sequence;
+    l->wants = true;
+    if (!l->commanded) spdl__loader_send(l);
     return spdl__loader_obeyed(l, deadline, error);
 }
 
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
+    spdl_error unread;
     int i = 0;
+    if (error == NULL) error = &unread;
     spdl__error_clear(error);
     while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count || spdl__loader_forked(l))
@@ -16441,8 +16535,8 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
         spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? (size_t)node->row.size : 0);
     y->item = node->row.kind == SPDL_KIND_BATCH ? node->row.item_bytes : 0;
     y->room = y->item > 0 ? (uint64_t)node->row.size * y->item : node->row.item_bytes;
-    y->slots = (int)spdl__min(spdl__node_blocks(p, node) + (uint64_t)y->quota, SPDL__MAX_SPARE);
-    if (spdl__layout_plan(y)) return SPDL_OK;
+    y->slots = (int)spdl__node_blocks(p, node) + y->quota;
+    if (y->slots <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
     return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
                              y->slots, (spdl__llu)y->room);
 }
@@ -16595,9 +16689,9 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
     const uint64_t until = spdl_time_ns() + SPDL__LOADER_GRACE_NS * 3 / 2;
     int how;
     if (l == NULL || l->process != spdl__os_process_id()) return; /* a fork's: not ours */
+    spdl__store32(&l->ledger->quits, 1); /* first: a child that quits is not started again */
     spdl__store32(&l->shared->quits, 1);
     spdl__os_shared_wake(&l->shared->emptied.word);
-    spdl__store32(&l->ledger->quits, 1);
     spdl__os_process_signal(l->supervisor, SIGCHLD);
     while (l->supervisor > 0) {
         const int ended = spdl__os_process_ended(l->supervisor, &how);
@@ -16607,6 +16701,7 @@ SPDL_API void spdl_loader_close(spdl_loader *l) {
         if (ended < 0) break;
         spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
     }
+    spdl__os_process_signal(-l->ledger->process, SIGKILL); /* that it has left, as it was killed */
     spdl__loader_release(l);
 }
 #else /* no processes: nothing can be opened */
@@ -21025,8 +21120,8 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
 
 /* The run begins: nothing asks the sampler now. */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from) {
-    sampler->from_epoch = from->from_epoch;
-    sampler->from = from->from;
+    sampler->from_epoch = from != NULL ? from->from_epoch : 0;
+    sampler->from = from != NULL ? from->from : 0;
 }
 
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts, int count,

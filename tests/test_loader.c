@@ -35,6 +35,8 @@ static int fork_or_not(void) {
    time for us. */
 #define PATIENCE (TEST_SANITIZED ? 1.0 : 0.3)
 
+static const char *const nonsense = "spdl.state.1 table=0"; /* no position */
+
 /* --- in general --- */
 
 SPDL_FN(none_at_all, record, record) {
@@ -645,7 +647,8 @@ static void positions_that_are_not_there(void) {
     spdl_loader_close(l);
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40, .init = refuses),
                 SPDL_SINK(2))) == SPDL_OK);
-    (void)spdl_loader_state_save(l, text, sizeof text);
+    CHECK(spdl_loader_state_save(l, text, sizeof text) > 0);
+    CHECK(strstr(text, " item=0 ") != NULL);
     spdl_loader_close(l);
     all_gone();
 }
@@ -735,7 +738,7 @@ SPDL_FN(starts_a_program, record, record) {
 static void programs_end_with_the_child(void) {
     TEST_NEEDS_PROCESSES();
     CHECK_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), 0);
-    for (int how = 0; how < 4; ++how) {
+    for (int how = 0; how < 5; ++how) {
         spdl_loader_desc desc = desc_of(1);
         spdl_loader_batch batch;
         spdl_loader_status status;
@@ -761,7 +764,8 @@ static void programs_end_with_the_child(void) {
         CHECK(strstr(line, "SigBlk:\t0000000000000000") != NULL || SPDL__TSAN);
         CHECK((strtoull(strstr(line, "SigIgn:") + 7, NULL, 16) >> (SIGTERM - 1) & 1) == 0);
         CHECK_EQ(kill(program, 0), 0);
-        if (how == 0) spdl_loader_close(l);
+        if (how == 4) kill((pid_t)status.supervisor, SIGKILL);
+        if (how == 0 || how == 4) spdl_loader_close(l);
         if (how == 1)
             while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
                 CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
@@ -957,11 +961,13 @@ static void it_minds_its_own_children(void) {
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50), SPDL_SINK(2))) == SPDL_OK);
         while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(100);
         if (how == 0) (void)signal(SIGCHLD, SIG_IGN);
-        if (how == 1) {
+        for (int i = 0; how == 1 && i < 2; ++i) {
             kill((pid_t)status.pid, SIGINT);
             kill((pid_t)status.pid, SIGTERM);
+            kill((pid_t)status.pid, SIGPIPE);
             kill((pid_t)status.supervisor, SIGINT);
             kill((pid_t)status.supervisor, SIGQUIT);
+            usleep(20000); /* else two are one */
         }
         for (int n = 0; n < 50; ++n) {
             REQUIRE(spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK);
@@ -995,9 +1001,15 @@ static void a_fork_has_no_loader(void) {
     child = fork();
     if (child == 0) {
         spdl_loader_batch batch;
+        spdl_loader_status seen;
+        char text[SPDL_STATE_BYTES];
         if (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) != SPDL_E_INVALID) _exit(3);
         if (spdl_loader_done(l, &held) != SPDL_E_INVALID) _exit(4);
         if (spdl_loader_rewind(l, 0, 0) != SPDL_E_INVALID) _exit(2);
+        if (spdl_loader_state_save(l, text, sizeof text) != SPDL_E_INVALID) _exit(5);
+        if (spdl_loader_state_load(l, &nonsense, 1, 0, NULL) != SPDL_E_INVALID) _exit(6);
+        spdl_loader_get_status(l, &seen); /* only looks */
+        if (seen.taken != 1 || spdl_loader_error(l)->result != SPDL_OK) _exit(7);
         spdl_loader_close(l);
         _exit(0);
     }
@@ -1092,6 +1104,7 @@ static void wrong_things_are_refused(void) {
     REFUSES((void)0, feed, SPDL_E_UNSUPPORTED, "SPDL_FEED");
     REFUSES((void)0, wrong, SPDL_E_INVALID, "the last row must be SPDL_SINK");
     if (SPDL__OS_PROCESSES) {
+        REFUSES(desc.slots = 1 << 16, good, SPDL_E_LIMIT, "are more than there can be");
         REFUSES(desc.arena_bytes = 4096, good, SPDL_E_LIMIT, "MiB wanted (");
         REFUSES(desc.arena_bytes = 4096, good, SPDL_E_LIMIT, "arena_bytes is 0.0 MiB");
         REQUIRE(pthread_create(&thread, NULL, sleeper, &over) == 0);
@@ -1186,6 +1199,10 @@ static void room_is_the_least_of_all(void) {
     CHECK_STR(room.what, "memory.max of the cgroup");
     CHECK_EQ(room.limit, 200000000);
     CHECK_EQ(room.left, 50000000);
+    file_at(folder, "memory.stat", "file 90\ninactive_anon 7\ninactive_file 30000000\nslab 5\n");
+    CHECK_EQ(spdl__os_room_in(folder, self).left, 80000000); /* copies of files go */
+    file_at(folder, "memory.stat", "inactive_file 7\ntotal_inactive_file 999999999\n");
+    CHECK_EQ(spdl__os_room_in(folder, self).left, 200000000);
     file_at(folder, "memory.max", "max\n");
     room = spdl__os_room_in(folder, self);
     CHECK(strcmp(room.what, "memory.max of the cgroup") != 0);
@@ -1289,7 +1306,7 @@ static void scribbles_are_survived(void) {
         desc.pipeline.logger.log_fn = log_nothing;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(400),
                     SPDL_PIPE(copied, .item_bytes = sizeof(record)),
-                    SPDL_PIPE(scribbles, .ctx = &places.words), SPDL_SINK(2))) == SPDL_OK);
+                    SPDL_PIPE(scribbles, .ctx = &places.data), SPDL_SINK(2))) == SPDL_OK);
         while ((result = spdl_loader_next(l, &batch, SPDL_FOREVER)) == SPDL_OK) {
             ++taken;
             (void)spdl_loader_state_save(l, text, sizeof text);
@@ -1307,7 +1324,7 @@ static void scribbles_are_survived(void) {
 /* Every number that is read is looked at. */
 static void wrong_numbers_are_seen(void) {
 #if SPDL__OS_PROCESSES
-    for (int k = 0; k < 6; ++k) {
+    for (int k = 0; k < 7; ++k) {
         spdl_loader_desc desc = desc_of(1);
         spdl_loader_batch batch;
         spdl_loader *l;
@@ -1320,7 +1337,8 @@ static void wrong_numbers_are_seen(void) {
         if (k == 1) entry->bytes = 137;
         if (k == 2) entry->result = SPDL_END; /* of 0 batches: so it is, but not of the second */
         if (k == 3) entry->result = -5; /* no such failure is there */
-        if (k == 4) entry->number = 1;
+        if (k == 4 || k == 6) entry->number = 1;
+        if (k == 6) entry->result = SPDL_CLOSED;
         if (k == 5) entry->epoch = 1;
         if (k == 2) {
             entry->result = SPDL_OK;
@@ -1604,6 +1622,308 @@ static void a_wrong_count_is_seen(void) {
 #endif
 }
 
+/* --- commands, and ends between them --- */
+
+/* Batches of one record, from `next` on. */
+static void takes(spdl_loader *l, uint64_t next, int count) {
+    spdl_loader_batch batch;
+    while (count-- > 0) {
+        const spdl_result result = spdl_loader_next(l, &batch, SPDL_SECONDS(15));
+        if (!CHECK_EQ(result, SPDL_OK)) {
+            fprintf(stderr, "    %s\n", spdl_loader_error(l)->text);
+            return;
+        }
+        CHECK(record_is((const record *)batch.data, next++, 0));
+        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+    }
+}
+
+static void child_signal(const spdl_loader *l, int number) {
+    spdl_loader_status status;
+    while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(100);
+    CHECK_EQ(kill((pid_t)status.pid, number), 0);
+}
+
+/* A trainer that only looks, and never waits, learns of every end. */
+static void who_only_looks_learns_of_ends(void) {
+    TEST_NEEDS_PROCESSES();
+    CHECK_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), 0);
+    for (int how = 0; how < 4; ++how) {
+        spdl_loader_desc desc = desc_of(1);
+        fate harm = { .at = 3, .how = how == 0 ? KILL : HANG };
+        spdl_loader_status status;
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        spdl_result result = SPDL_TIMEOUT;
+        const uint64_t since = spdl_time_ns();
+        if (how == 1 || how == 3) desc.hang_timeout = PATIENCE;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100),
+                    SPDL_PIPE(meets_its_fate, .ctx = &harm), SPDL_SINK(2))) == SPDL_OK);
+        if (how > 0) takes(l, 0, 2);
+        spdl_loader_get_status(l, &status);
+        if (how == 2) kill((pid_t)status.supervisor, SIGKILL);
+        if (how == 3) {
+            kill((pid_t)status.pid, SIGSTOP);
+            CHECK_EQ(spdl_loader_rewind(l, 0, 0), SPDL_TIMEOUT);
+        }
+        while (result >= 0 && spdl_time_ns() - since < (uint64_t)SPDL_SECONDS(10)) {
+            result = spdl_loader_next(l, &batch, 0);
+            if (result == SPDL_OK) CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+            usleep(500);
+        }
+        CHECK_EQ(result, SPDL_E_PROCESS);
+        spdl_loader_close(l);
+        while (waitpid(-1, NULL, 0) > 0) {}
+    }
+}
+
+/* What was refused is no position: the next life goes on where the run is. */
+static void a_refused_position_is_never_begun_at(void) {
+    TEST_NEEDS_PROCESSES();
+    for (int how = 0; how < 2; ++how) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch held[2];
+        spdl_loader_status status;
+        spdl_error error;
+        spdl_loader *l;
+        desc.slots = 2;
+        desc.max_restarts = 1;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+        if (how == 0) { /* all that was published is taken */
+            for (int i = 0; i < 2; ++i)
+                REQUIRE(spdl_loader_next(l, &held[i], SPDL_SECONDS(15)) == SPDL_OK);
+            CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, SPDL_SECONDS(15), &error), SPDL_E_FORMAT);
+            child_signal(l, SIGKILL);
+            for (int i = 0; i < 2; ++i) CHECK_EQ(spdl_loader_done(l, &held[i]), SPDL_OK);
+            takes(l, 2, 38);
+        } else { /* it ends before it answers */
+            CHECK_EQ(spdl_loader_rewind(l, 10, SPDL_SECONDS(15)), SPDL_OK);
+            child_signal(l, SIGSTOP);
+            CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
+            child_signal(l, SIGKILL);
+            CHECK_EQ(spdl_loader_next(l, &held[0], SPDL_SECONDS(15)), SPDL_E_FORMAT);
+            takes(l, 10, 30);
+        }
+        CHECK_EQ(spdl_loader_next(l, &held[0], SPDL_SECONDS(15)), SPDL_END);
+        spdl_loader_get_status(l, &status);
+        CHECK_EQ(status.restarts, 1);
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
+/* A failure that waits behind batches is what it was after a refusal. */
+static void a_refusal_keeps_the_failure(void) {
+    spdl_loader_desc desc = desc_of(1);
+    fate harm = { .at = 2, .how = FAIL };
+    spdl_loader_batch batch;
+    spdl_error error;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    desc.pipeline.logger.log_fn = log_nothing;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40),
+                SPDL_PIPE(meets_its_fate, .ctx = &harm), SPDL_SINK(2))) == SPDL_OK);
+    while (spdl__load(&spdl__loader_entry(l, 2)->stamp) != 3) usleep(100);
+    CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, SPDL_SECONDS(15), &error), SPDL_E_FORMAT);
+    takes(l, 0, 2);
+    for (int i = 0; i < 2; ++i) {
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_STAGE);
+        CHECK(strstr(spdl_loader_error(l)->text, "as planned") != NULL);
+        CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, SPDL_SECONDS(15), NULL), SPDL_E_FORMAT);
+    }
+    spdl_loader_close(l);
+    all_gone();
+}
+
+/* Of commands that time out the last one counts; a refusal that comes late is told once. */
+static void the_last_command_counts(void) {
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch batch;
+    spdl_error error;
+    spdl_loader *l;
+    char text[SPDL_STATE_BYTES];
+    const char *const texts[] = { text };
+    TEST_NEEDS_PROCESSES();
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+    takes(l, 0, 3);
+    CHECK(spdl_loader_state_save(l, text, sizeof text) > 0);
+    child_signal(l, SIGSTOP);
+    for (int i = 1; i < 4; ++i) CHECK_EQ(spdl_loader_rewind(l, 5 * (uint64_t)i, 0), SPDL_TIMEOUT);
+    child_signal(l, SIGCONT);
+    takes(l, 15, 2);
+    child_signal(l, SIGSTOP);
+    CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
+    child_signal(l, SIGCONT);
+    CHECK_EQ(spdl_loader_state_load(l, texts, 1, SPDL_SECONDS(15), &error), SPDL_OK);
+    CHECK_EQ(error.result, SPDL_OK);
+    takes(l, 3, 2);
+    child_signal(l, SIGSTOP);
+    CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
+    child_signal(l, SIGCONT);
+    CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_FORMAT);
+    CHECK_EQ(spdl_loader_error(l)->result, SPDL_E_FORMAT);
+    takes(l, 5, 35);
+    CHECK_EQ(spdl_loader_error(l)->result, SPDL_OK);
+    spdl_loader_close(l);
+    all_gone();
+}
+
+static pid_t trainer;
+static void *waits_in_a_child(size_t bytes, size_t align, void *user) {
+    void *memory = NULL;
+    (void)user;
+    while (getpid() != trainer) pause();
+    return posix_memalign(&memory, align < 8 ? 8 : align, bytes) == 0 ? memory : NULL;
+}
+static void frees(void *memory, size_t bytes, void *user) { (void)bytes, (void)user; free(memory); }
+
+/* Without a supervisor, before the child has begun: nobody is waited for. */
+static void a_save_without_processes_returns(void) {
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_status status;
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    char text[SPDL_STATE_BYTES];
+    pid_t other;
+    TEST_NEEDS_PROCESSES();
+    CHECK_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), 0);
+    trainer = getpid();
+    desc.pipeline.allocator.alloc_fn = waits_in_a_child;
+    desc.pipeline.allocator.free_fn = frees;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+    while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(100);
+    kill((pid_t)status.supervisor, SIGKILL);
+    CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+    while (waitpid(-1, NULL, 0) > 0) {}
+    if ((other = fork()) == 0) _exit(0);
+    usleep(20000);
+    CHECK_EQ(spdl_loader_state_save(l, text, sizeof text), SPDL_E_PROCESS);
+    CHECK(strstr(text, "its supervisor") != NULL);
+    CHECK_EQ(waitpid(other, NULL, 0), other);
+    spdl_loader_close(l);
+    all_gone();
+}
+
+/* The child stands still for so long that the trainer looks around. */
+static pid_t stands_still(const spdl_loader *l) {
+    pid_t helper;
+    child_signal(l, SIGSTOP);
+    if ((helper = fork()) != 0) return helper;
+    usleep((useconds_t)(0.3e6 * PATIENCE));
+    child_signal(l, SIGCONT);
+    _exit(0);
+}
+
+/* A look long ago is no wait, if nothing was due since: neither with all slots held, nor before a
+   rewind. */
+static void an_old_look_is_no_wait(void) {
+    TEST_NEEDS_PROCESSES();
+    for (int rewinds = 0; rewinds < 2; ++rewinds) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch held[2], batch;
+        spdl_loader *l;
+        pid_t helper;
+        desc.slots = 2;
+        desc.hang_timeout = PATIENCE;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(4), SPDL_SINK(1))) == SPDL_OK);
+        for (int i = 0; i < 2; ++i)
+            REQUIRE(spdl_loader_next(l, &held[i], SPDL_SECONDS(15)) == SPDL_OK);
+        if (rewinds) {
+            helper = stands_still(l);
+            for (int i = 0; i < 2; ++i) CHECK_EQ(spdl_loader_done(l, &held[i]), SPDL_OK);
+            CHECK_EQ(spdl_loader_next(l, &batch, 0), SPDL_TIMEOUT);
+            CHECK_EQ(waitpid(helper, NULL, 0), helper);
+        } else {
+            CHECK_EQ(spdl_loader_next(l, &batch, 0), SPDL_TIMEOUT);
+        }
+        usleep((useconds_t)(1.5e6 * PATIENCE));
+        helper = stands_still(l);
+        if (rewinds) CHECK_EQ(spdl_loader_rewind(l, 2, SPDL_SECONDS(15)), SPDL_OK);
+        else for (int i = 0; i < 2; ++i) CHECK_EQ(spdl_loader_done(l, &held[i]), SPDL_OK);
+        takes(l, 2, 2);
+        CHECK_EQ(waitpid(helper, NULL, 0), helper);
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
+static void *keeps_a_file(void *arg) {
+    flockfile(stdin);
+    __atomic_store_n((int *)arg, 1, __ATOMIC_RELEASE);
+    while (forever) pause();
+    return NULL;
+}
+
+SPDL_FN(exits_beside_a_lock, record, record) {
+    static int locked;
+    pthread_t thread;
+    *out = in;
+    if (in->number != 4 || pthread_create(&thread, NULL, keeps_a_file, &locked) != 0)
+        return SPDL_OK;
+    while (!__atomic_load_n(&locked, __ATOMIC_ACQUIRE)) usleep(100);
+    exit(9);
+}
+
+SPDL_FN(aborts_on_a_stack, record, record) {
+    static char words[1 << 16];
+    const stack_t stack = { .ss_sp = words, .ss_size = sizeof words };
+    *out = in;
+    if (in->number != 4) return SPDL_OK;
+    memset(words, 0xff, 64);
+    (void)sigaltstack(&stack, NULL);
+    abort();
+}
+
+/* A thread that has a FILE for ever, or a stack of a library's: the end is what it was. */
+static void ends_beside_what_others_hold(void) {
+    const spdl_stage rows[] = { SPDL_PIPE(exits_beside_a_lock), SPDL_PIPE(aborts_on_a_stack) };
+    const char *says[] = { "has ended with code 9", "was killed by SIGABRT, " };
+    TEST_NEEDS_PROCESSES();
+    for (int i = 0; i < (TEST_FAULTS_CAUGHT ? 1 : 2); ++i) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        spdl_result result;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), rows[i], SPDL_SINK(2))) ==
+                SPDL_OK);
+        while ((result = spdl_loader_next(l, &batch, SPDL_SECONDS(5))) == SPDL_OK)
+            CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+        CHECK_EQ(result, SPDL_E_PROCESS);
+        if (!CHECK(strstr(spdl_loader_error(l)->text, says[i]) != NULL))
+            fprintf(stderr, "    %s\n", spdl_loader_error(l)->text);
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
+SPDL_FN(stays, record, record) {
+    *out = in;
+    if (in->number < 4) return SPDL_OK;
+    __atomic_add_fetch((uint32_t *)spdl_ctx(task), 1, __ATOMIC_SEQ_CST);
+    for (;;) pause();
+}
+
+/* Of many calls the first are named. */
+static void the_first_calls_are_named(void) {
+    spdl_loader_desc desc = desc_of(12);
+    uint32_t *inside = shared_flag();
+    spdl_loader *l;
+    spdl_loader_batch batch;
+    TEST_NEEDS_PROCESSES();
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100), SPDL_PIPE(stays,
+                .concurrency = 11, .ctx = inside), SPDL_SINK(12))) == SPDL_OK);
+    while (__atomic_load_n(inside, __ATOMIC_ACQUIRE) < 11) usleep(100);
+    child_signal(l, SIGKILL);
+    while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+    CHECK_EQ(spdl_loader_error(l)->item, 4);
+    if (!CHECK(strstr(spdl_loader_error(l)->text, "; calls that ran: stage 1 'stays', item 4, "
+                      "stage 1 'stays', item 5, stage 1 'stays', item 6") != NULL))
+        fprintf(stderr, "    %s\n", spdl_loader_error(l)->text);
+    spdl_loader_close(l);
+    all_gone();
+}
+
 TEST_TABLE(loader) {
     TEST_CASE(batches_come_whole_and_in_order),
     TEST_CASE(epochs_end_one_by_one),
@@ -1648,5 +1968,13 @@ TEST_TABLE(loader) {
     TEST_CASE(only_a_trainer_that_waits_finds_a_hang),
     TEST_CASE(a_hang_is_found_between_short_waits),
     TEST_CASE(a_wrong_count_is_seen),
+    TEST_CASE(who_only_looks_learns_of_ends),
+    TEST_CASE(a_refused_position_is_never_begun_at),
+    TEST_CASE(a_refusal_keeps_the_failure),
+    TEST_CASE(the_last_command_counts),
+    TEST_CASE(a_save_without_processes_returns),
+    TEST_CASE(an_old_look_is_no_wait),
+    TEST_CASE(ends_beside_what_others_hold),
+    TEST_CASE(the_first_calls_are_named),
     TEST_END
 };

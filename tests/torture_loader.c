@@ -262,8 +262,15 @@ static void is_scribbled_over(int points) {
             const spdl_result result = spdl_loader_next(l, &batch, 1000000);
             char *at = (char *)l->shared + throw_dice(l->layout.data / 8) * 8;
             const uint64_t with = throw_dice(3) ? throw_dice(UINT64_MAX) : throw_dice(40);
-            if (result == SPDL_OK) (void)spdl_loader_done(l, &batch);
-            else if (result != SPDL_TIMEOUT) break;
+            HOLDS(result == SPDL_OK || result == SPDL_TIMEOUT || result < 0);
+            HOLDS(result >= 0 || spdl_loader_error(l)->result == result);
+            if (result == SPDL_OK) {
+                HOLDS((char *)batch.data >= l->slots && batch.count <= 3 &&
+                      (char *)batch.data + batch.bytes <= (char *)l->shared + l->layout.bytes);
+                HOLDS(spdl_loader_done(l, &batch) == SPDL_OK);
+            } else if (result != SPDL_TIMEOUT) {
+                break;
+            }
             memcpy(at, &with, 1 + throw_dice(8));
         }
         spdl_loader_close(l);
