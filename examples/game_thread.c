@@ -3,13 +3,14 @@
    make way for those that are too many.
 
    Build:  cc -O2 -I. examples/game_thread.c -o game_thread -lpthread
+   Windows: gcc -O2 -I. examples/game_thread.c -o game_thread.exe
+        or: cl /O2 /std:c11 /I. examples\game_thread.c
    Run:    ./game_thread */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
+#include "thread.h"
 
 #include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -86,7 +87,7 @@ int main(void) {
     spdl_pipeline_desc desc = { 0 };
     uint64_t asked = 0, found = 0;
     int oldest = 0;
-    pthread_t thread[THREADS];
+    thread own[THREADS];
     spdl_pipeline *p;
     spdl_ring *jobs;
     if (spdl_ring_create(&jobs, &jobs_desc) != SPDL_OK ||
@@ -95,17 +96,17 @@ int main(void) {
             SPDL_FEED(Request, .drop_oldest = true, .buffer_size = 16, .free_item = free),
             SPDL_PIPE(find_path, .concurrency = THREADS),
             SPDL_SINK(16))) != SPDL_OK) return 1;
-    for (int i = 0; i < THREADS; i++) pthread_create(&thread[i], NULL, job_thread, jobs);
+    for (int i = 0; i < THREADS; i++) thread_start(&own[i], job_thread, jobs);
     for (int frame = 0; frame < FRAMES; frame++) {
         const Job work = { physics, NULL }, help = { lend, desc.pool };
         for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &work, 0);
         for (int i = 0; i < ASKED; i++) asked += ask(p, frame);
         for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &help, 0);
         (void)collect(p, frame, &found, &oldest);
-        poll(NULL, 0, FRAME_MS); /* the rest of the frame: drawing, the display */
+        thread_sleep_ms(FRAME_MS); /* the rest of the frame: drawing, the display */
     }
     spdl_ring_close(jobs);
-    for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
+    for (int i = 0; i < THREADS; i++) thread_join(&own[i]);
     spdl_pipeline_push_end(p);
     while (collect(p, FRAMES, &found, &oldest) == SPDL_TIMEOUT) lend(desc.pool); /* only us now */
     if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text);

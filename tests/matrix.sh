@@ -6,7 +6,7 @@
 cd "$(dirname "$0")/.." || exit 1
 B=build/matrix
 mkdir -p $B
-cells="mingw-x64 armhf i686 mingw-x86 mingw-c++ riscv64 ppc64le s390x musl-x64 musl-x86 musl-arm
+cells="mingw-x64 armhf i686 mingw-examples mingw-x86 mingw-c++ riscv64 ppc64le s390x musl-x64 musl-x86 musl-arm
     i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd wasm32 tcc musl-gcc
     msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++ clang-c clang-c++
     three-units shared-libraries"
@@ -163,6 +163,21 @@ one() {
         need wine wine wine64
         export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
         wine "$B/$cell.exe" </dev/null && say "tests run: 1 passed"
+        ;;
+    mingw-examples)
+        need x86_64-w64-mingw32-g++ g++-mingw-w64-x86-64
+        need wine wine wine64
+        export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
+        x86_64-w64-mingw32-g++ -std=c++17 -O1 -I. -static $warnings examples/pipeline_cpp.cpp \
+            -o $B/pipeline_cpp.exe && wine $B/pipeline_cpp.exe </dev/null || return
+        for name in quickstart train_digits npz_info ring_spsc ring_batches game_thread; do
+            x86_64-w64-mingw32-gcc -std=gnu11 -O1 -I. $warnings -D__USE_MINGW_ANSI_STDIO=1 \
+                examples/$name.c -o $B/$name.exe || return
+            argument=
+            [ $name != npz_info ] || argument=examples/data/digits_test.npz
+            wine $B/$name.exe $argument </dev/null || return
+        done
+        say "examples run: 7 passed"
         ;;
     windows-arm64) links zig aarch64-windows-gnu ;;
     macos-arm64) links zig aarch64-macos ;;
