@@ -2689,6 +2689,11 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #else
 #define SPDL__X86 0
 #endif
+#if SPDL__X86 && !defined(_WIN32) /* where gcc keeps 32 bytes on a stack that is aligned to 16 */
+#define SPDL__X86_WIDE 1
+#else
+#define SPDL__X86_WIDE 0
+#endif
 #if defined(__aarch64__) && SPDL__GNU
 #define SPDL__ARM64 1
 #else
@@ -2704,9 +2709,9 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #if SPDL__ARM64 && SPDL__LINUX
 #include <sys/auxv.h>
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
-#elif defined(__APPLE__)
+#elif SPDL__ARM64 && defined(__APPLE__)
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
-#else
+#elif SPDL__ARM64
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 #endif
 
@@ -2875,7 +2880,8 @@ SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
 SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
 #endif
 
-#elif SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2)
+#elif defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_8) ||                                               \
+    (SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2))
 /* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
    atomic word that is aligned so. spdl__alloc aligns to 8, too. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
@@ -4244,8 +4250,7 @@ SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
         long(__stdcall *set)(void *thread, const wchar_t *name);
     } call;
     wchar_t wide[SPDL_NAME_BYTES];
-    call.any = spdl__win_find(L"kernel32.dll", "SetThreadDescription");
-    if (call.any == NULL) call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
+    call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
     if (call.any == NULL) return;
     if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
     (void)call.set(thread, wide);
@@ -4291,9 +4296,7 @@ SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) {
 SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) {
     (void)CloseHandle(thread->handle);
 }
-
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
-
 SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
 
 /* What x86 counts are ticks of one clock, whose speed Windows has measured. The cycles of other
@@ -4547,10 +4550,9 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
 }
 
 SPDL__PRIVATE const char *spdl__os_file_truncate(spdl__os_file file) {
-    const spdl__win_u32 on_disk = 1, from_start = 0;
+    const spdl__win_u32 on_disk = 1;
     if (GetFileType((void *)file) != on_disk) return NULL;
-    if (SetFilePointer((void *)file, 0, NULL, from_start) == 0 && SetEndOfFile((void *)file))
-        return NULL;
+    if (SetFilePointer((void *)file, 0, NULL, 0) == 0 && SetEndOfFile((void *)file)) return NULL;
     return spdl__win_why(GetLastError());
 }
 
@@ -4602,8 +4604,7 @@ SPDL__PRIVATE bool spdl__os_terminal(void) {
            SetConsoleMode(spdl__win_stderr(), mode | with_colours);
 }
 
-/* A pipe takes what it has room for, and does not wait, during this one call. What is no pipe is
-   written as usual. */
+/* A pipe takes what it has room for, and does not wait, during this one call. */
 SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
                                         spdl__win_u32 *put) {
     spdl__win_u32 mode, no_wait;
@@ -17105,7 +17106,7 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
     return __builtin_ia32_pclmulqdq128(x, by, 0x00) ^ __builtin_ia32_pclmulqdq128(x, by, 0x11);
 }
 
-#ifndef _WIN32 /* where gcc keeps them on a stack that is aligned to 16 */
+#if SPDL__X86_WIDE
 /* Two numbers of 128 bits, each with its own product. */
 typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
 #define SPDL__CRC_WIDE_TARGET SPDL__TARGET("avx2,pclmul,vpclmulqdq")
@@ -21892,6 +21893,7 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
 
 #if SPDL__MSVC
 #pragma warning(pop)
+#pragma warning(disable : 4505) /* it comes at the end of the file that includes this one */
 #endif
 #endif /* SPDL_IMPLEMENTATION */
 
