@@ -1,16 +1,16 @@
 #!/bin/bash
-# Systems, processors, compilers: a line for each cell, which says whether tests ran there, a program
+# Systems, processors, compilers: a line for each cell. It says whether tests ran there, a program
 # was linked, or the header was compiled; a warning is a failure. A tool that is missing is named.
 # Python's tools (zig, wasmtime) go into build/matrix/venv, or come from $MATRIX_PYTHON.
 # usage: tests/matrix.sh [--quick] [CELL ...]     --quick: what takes seconds, and no test twice
 cd "$(dirname "$0")/.." || exit 1
 B=build/matrix
 mkdir -p $B
-cells="mingw-x64 armhf i686 mingw-examples mingw-x86 mingw-c++ riscv64 ppc64le s390x musl-x64 musl-x86 musl-arm
-    i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd wasm32 tcc musl-gcc
-    msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++ clang-c clang-c++
+cells="mingw-x64 armhf i686 mingw-examples mingw-x86 mingw-c++ riscv64 ppc64le s390x
+    musl-x64 musl-x86 musl-arm i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd
+    wasm32 tcc musl-gcc msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++ clang-c clang-c++
     three-units shared-libraries"
-quick="windows-arm64 macos-arm64 freebsd netbsd openbsd wasm32 tcc musl-gcc msvc-c11 msvc-c++20
+quick="windows-arm64 macos-arm64 freebsd wasm32 tcc musl-gcc msvc-c11 msvc-c++20
     msvc-x86 msvc-arm64 gcc-c23 three-units shared-libraries"
 family="pipeline. rows. lifetime. next. flow. batch. branch. again. rewind. state. source. defer.
     fail. push. contract."
@@ -202,9 +202,14 @@ one() {
     musl-gcc) need musl-gcc musl-tools && links musl-gcc -static ;;
     armhf) tests=$(sources) && qemu arm arm-linux-gnueabihf "gcc-arm-linux-gnueabihf" $ours ;;
     i686) tests=$(sources) && qemu i386 i686-linux-gnu "gcc-i686-linux-gnu" $ours ;;
-    riscv64) tests=$few && qemu riscv64 riscv64-linux-gnu gcc-riscv64-linux-gnu alloc. pool. pipeline. ;;
-    ppc64le) tests=$few && qemu ppc64le powerpc64le-linux-gnu gcc-powerpc64le-linux-gnu alloc. pool. pipeline. ;;
-    s390x) tests=$few && qemu s390x s390x-linux-gnu gcc-s390x-linux-gnu alloc. pool. pipeline. ;;
+    riscv64 | s390x)
+        tests=$few
+        qemu "$cell" "$cell-linux-gnu" "gcc-$cell-linux-gnu" alloc. pool. pipeline.
+        ;;
+    ppc64le)
+        tests=$few
+        qemu ppc64le powerpc64le-linux-gnu gcc-powerpc64le-linux-gnu alloc. pool. pipeline.
+        ;;
     i686-sanitized)
         tests="$few tests/test_inflate.c tests/test_npz.c tests/test_sampler.c"
         more="-fsanitize=undefined -fno-sanitize-recover -fsanitize-undefined-trap-on-error"
