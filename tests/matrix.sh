@@ -6,10 +6,10 @@
 cd "$(dirname "$0")/.." || exit 1
 B=build/matrix
 mkdir -p $B
-cells="mingw-x64 armhf i686 mingw-examples mingw-x86 mingw-c++ riscv64 ppc64le s390x
-    musl-x64 musl-x86 musl-arm i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd
-    wasm32 tcc musl-gcc msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++ clang-c clang-c++
-    three-units shared-libraries"
+cells="mingw-x64 armhf i686 mingw-examples mingw-x86 mingw-c++ riscv64 ppc64le s390x musl-x64
+    musl-x86 musl-arm i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd
+    wasm32 tcc musl-gcc msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++
+    clang-c clang-c++ three-units shared-libraries"
 quick="windows-arm64 macos-arm64 freebsd wasm32 tcc musl-gcc msvc-c11 msvc-c++20
     msvc-x86 msvc-arm64 gcc-c23 three-units shared-libraries"
 family="pipeline. rows. lifetime. next. flow. batch. branch. again. rewind. state. source. defer.
@@ -217,7 +217,7 @@ one() {
         ;;
     wasm32)
         need_python wasmtime
-        zig wasm32-wasi -std=c99 -O1 -I. $warnings -DSPDL_NO_THREADS tests/switches.c \
+        zig wasm32-wasi -std=gnu11 -O1 -I. $warnings -DSPDL_NO_THREADS tests/switches.c \
             -o "$B/$cell.wasm" && "$python" tests/wasm_run.py "$B/$cell.wasm" &&
             say "tests run: 1 passed"
         ;;
