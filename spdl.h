@@ -191,7 +191,7 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
-#define SPDL_RESULT_LIST(X)                                                                        \
+#define SPDL__RESULT_LIST(X)                                                                        \
     X(SPDL_OK, 0, "ok")                                                                            \
     X(SPDL_END, 1, "end of data")                                                                  \
     X(SPDL_SKIP, 2, "item skipped")                                                                \
@@ -219,7 +219,7 @@ SPDL_API uint64_t spdl_time_ns(void);
 
 typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,
-    SPDL_RESULT_LIST(SPDL__ENUM)
+    SPDL__RESULT_LIST(SPDL__ENUM)
 #undef SPDL__ENUM
 } spdl_result;
 
@@ -327,12 +327,12 @@ SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_
 /* Pushes up to n items that lie one after the other. *moved: how many went in, from the first on;
    the rest stays the caller's.
    Returns: SPDL_OK (at least one, or n is 0), SPDL_FULL, SPDL_CLOSED. */
-SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+SPDL_API spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                           uint64_t *moved);
 
 /* Pops up to n items to `items`, one after the other. *moved: how many.
    Returns: SPDL_OK (at least one, or n is 0), SPDL_EMPTY, SPDL_CLOSED. */
-SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
+SPDL_API spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved);
 
 /* Pushes n items, and waits for room as often as it must. *moved: how many went in, whatever the
@@ -369,7 +369,7 @@ SPDL_API uint64_t spdl_ring_capacity(const spdl_ring *ring);
    caller's. Only exceptions are written.
 
    Guests. A program with a job system lends its threads: a pool with guests = n has places for n of
-   them at a time, and a thread takes one by spdl_pool_run. Statistics, traces, spdl_worker and the
+   them at a time, and a thread takes one by spdl_pool_run. Statistics, traces, spdl__task_worker and the
    `worker` of a job count these places after the workers. Nobody wakes a thread that is outside: it
    should come when there may be something to do, as once a frame. With workers = 0 next and push
    wait for guests. What init stores for a place must not belong to a thread: any thread may take
@@ -517,7 +517,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
    One to many. A stage with .again may return SPDL_AGAIN: the item in *out goes on at once, and the
    stage is called again with the same input when there is room for the next result, until it
    returns SPDL_OK with the last one, SPDL_SKIP without one, or fails. So an archive of many files
-   or a video flows in bounded memory. spdl_state(task) keeps what the calls for one input share.
+   or a video flows in bounded memory. spdl_call_state(task) keeps what the calls for one input share.
    Such a stage has one call at a time, or completion order. To do the slow part in parallel and
    keep the order, put a stage before it that opens or reads ahead. SPDL_UNBATCH() hands on the
    items of each batch that are not NULL, one by one. A stage with .flush is called once more when
@@ -558,7 +558,7 @@ SPDL_API int spdl_pool_workers(const spdl_pool *pool);
 
    Sources that block. A source that may block has .threads = 1: a thread of its own calls it.
    SPDL_FROM(Type, next_fn, source) is such a source; its items are what next_fn(source, &item,
-   timeout) yields: with spdl_pipeline_next_fn, another pipeline. It asks for at most 50 ms at a
+   timeout) yields: with spdl_pipeline_next, another pipeline. It asks for at most 50 ms at a
    time, so next_fn has to keep to its timeout. SPDL_END ends it (or an epoch), SPDL_TIMEOUT is
    asked again, anything else fails, with the text of the other pipeline's failure. `source` has to
    outlive the pipeline. To rewind both, stop this one, rewind the other one, and then this one.
@@ -597,7 +597,7 @@ typedef struct spdl_function {
 typedef void (*spdl_free_fn)(void *item); /* destroys an item; never gets NULL */
 typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 
-/* Anything that yields items, such as spdl_pipeline_next_fn. */
+/* Anything that yields items, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
 /* A call has failed, whether that is tolerated or ends the pipeline: the place to note what was
@@ -654,7 +654,7 @@ typedef struct spdl_stage {
                                            number is. See Failures above */
     spdl_drop_fn on_drop SPDL__ZERO;    /* sees the input of a failed call; gets the row's ctx */
     spdl_free_fn free_item SPDL__ZERO;  /* destroys what this stage makes; default: nothing to do */
-    spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_state holds */
+    spdl_free_fn free_state SPDL__ZERO; /* again: destroys what spdl_call_state holds */
     spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: another item like this one: see >>doctor */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before its first call of this stage */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
@@ -907,7 +907,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
 /* The row of a stage, by its name: what stats and errors call `stage`.
    Returns: the row from 0, or -1 when there is no such name. */
-SPDL_API int spdl_pipeline_find(const spdl_pipeline *pipeline, const char *name);
+SPDL_API int spdl__pipeline_find(const spdl_pipeline *pipeline, const char *name);
 
 /* Changes the concurrency of a stage while the pipeline runs, for calls that begin from now on. A
    row that is to be raised later is created with the highest value.
@@ -971,7 +971,7 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task);
 /* The worker that runs this call.
    Returns: from 0, less than workers and guests of the pool; a consumer that works comes after
             them; 0 with workers = 0 and in a source with .threads. */
-SPDL_API int spdl_worker(const spdl_task *task);
+SPDL_API int spdl__task_worker(const spdl_task *task);
 
 /* Whether the pipeline is being stopped; a stage function that takes long should return early.
    Returns: true once it is. */
@@ -985,7 +985,7 @@ SPDL_API void spdl_take(spdl_task *task);
    stored there is destroyed with free_state of the row, before the input, when the last of the
    calls has returned, or the pipeline stops.
    Returns: where it is; never NULL. */
-SPDL_API void **spdl_state(spdl_task *task);
+SPDL_API void **spdl_call_state(spdl_task *task);
 
 /* Sends the result of this call down a path, in an SPDL_BRANCH; without it path 0 is taken.
    Returns: SPDL_OK, so that it can be what the function returns; SPDL_E_INVALID when there is no
@@ -1096,17 +1096,17 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
    6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
-#define SPDL_HISTOGRAM_BUCKETS 328
+#define SPDL__HISTOGRAM_BUCKETS 328
 
-typedef struct spdl_histogram {
+typedef struct spdl__histogram {
     uint64_t count, sum_ns, max_ns; /* exact */
-    uint64_t bucket[SPDL_HISTOGRAM_BUCKETS];
-} spdl_histogram;
+    uint64_t bucket[SPDL__HISTOGRAM_BUCKETS];
+} spdl__histogram;
 
 /* The duration that `share` (0 to 1) of the durations did not exceed: the middle of its bucket, but
    never more than the maximum.
    Returns: nanoseconds; 0 for an empty histogram. */
-SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share);
+SPDL_API uint64_t spdl__histogram_percentile(const spdl__histogram *histogram, double share);
 
 /* These three are written by spdl_pipeline_stats. */
 typedef struct spdl_stage_stats {
@@ -1154,7 +1154,7 @@ typedef struct spdl_edge_stats {
 /* What holds a consumer back. */
 typedef enum spdl_limit {
     SPDL_LIMIT_NOT_KNOWN,
-    SPDL_LIMIT_TRAINER,     /* nothing: loading keeps up */
+    SPDL_LIMIT_CONSUMER,     /* nothing: loading keeps up */
     SPDL_LIMIT_CONCURRENCY, /* a stage that more calls at a time help, computing or asleep */
     SPDL_LIMIT_MACHINE,     /* the processors are used up */
     SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
@@ -1194,21 +1194,21 @@ typedef struct spdl_stats {
     uint64_t step_ns;       /* time since the first item that it did not: its own steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink until they were taken */
-    uint64_t trainer_runnable_ns; /* since the first item: the consumer was ready to run, but other
+    uint64_t consumer_runnable_ns; /* since the first item: the consumer was ready to run, but other
                                threads had the processors (known to its own snapshots; else 0) */
     /* The process since the start, read at most every 10 ms; 0: not known. */
     uint64_t process_ns;    /* from the start to that reading */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
     uint64_t others_cpu_ns; /* and of other programs on the machine */
     uint64_t minor_faults;
-    double cores_allowed;   /* see spdl_process_stats */
+    double cores_allowed;   /* see spdl__process_stats */
     int cores;
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
 /* Copies the counters while the pipeline runs on, some microseconds for each stage, and every 10 ms
-   what spdl_process_read knows. Each is exact, and none goes backwards from one snapshot to the
+   what spdl__process_read knows. Each is exact, and none goes backwards from one snapshot to the
    next. A worker is woken if the last row can be called: a consumer may wait for its buffer to
    fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
@@ -1216,12 +1216,12 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
 /* The durations of the calls of one stage so far, failed calls left out; of a feed those from push
    to answer.
    Returns: SPDL_OK, SPDL_E_NOT_FOUND (there is no such stage). */
-SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *pipeline, int stage,
-                                             spdl_histogram *histogram);
+SPDL_API spdl_result spdl__pipeline_histogram(const spdl_pipeline *pipeline, int stage,
+                                             spdl__histogram *histogram);
 
-/* The process at one moment, by spdl_process_read. Between readings a and b it used (b.cpu_ns -
+/* The process at one moment, by spdl__process_read. Between readings a and b it used (b.cpu_ns -
    a.cpu_ns) / (b.time_ns - a.time_ns) cores, others the same of others_ns. */
-typedef struct spdl_process_stats {
+typedef struct spdl__process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
     uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
     uint64_t others_ns;      /* and of everything else on the machine (Linux, Windows; else 0) */
@@ -1230,12 +1230,12 @@ typedef struct spdl_process_stats {
     uint64_t resident_bytes; /* memory in use (Linux, Windows; else 0) */
     uint64_t minor_faults;   /* pages that were mapped or zeroed on first use */
     uint64_t major_faults;   /* pages that were read from a disk */
-} spdl_process_stats;
+} spdl__process_stats;
 
 /* Reads what the system knows about this process: files of /proc and of the cgroup, some 50 to 200
    microseconds; what cannot be had is 0. The first snapshot of a pipeline reads it, and those
    after it. */
-SPDL_API void spdl_process_read(spdl_process_stats *stats);
+SPDL_API void spdl__process_read(spdl__process_stats *stats);
 
 /* The advisor: the verdict says it in words, and the doctor tries it. `finding` may be NULL.
    Returns: its limit; SPDL_LIMIT_NOT_KNOWN when the numbers do not decide. */
@@ -1294,7 +1294,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
        interval   what spdl_stats_json writes, since the line before: differences; percentiles are
                   of the calls that ended in it, max_ns is the end of the largest one's bucket
        total      the same since the start
-       process    spdl_process_stats, with cores_used and others_cores over the interval */
+       process    spdl__process_stats, with cores_used and others_cores over the interval */
 
 #ifndef SPDL_NO_REPORT
 /* Runs on the thread of the reports, at the end once more; `interval` is since the last call. Must
@@ -1420,13 +1420,13 @@ SPDL_API bool spdl_cache_warm(const spdl_cache *cache);
    Threads: one at a time.
    Blocks:  as spdl_pipeline_next.
    Owns:    as spdl_pipeline_next. */
-SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns);
+SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
 
 /* spdl_cache_next with the same type, so that one training loop runs on either.
    Returns: as spdl_cache_next.
    Blocks:  as spdl_cache_next.
    Owns:    as spdl_cache_next. */
-SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns);
+SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_ns);
 
 /* ============================================================================================= */
 /* >>headspace
@@ -1514,7 +1514,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
                                      learns in this run is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict: may change the concurrency
                                      of every stage that does not say .concurrency = 1, and has
-                                     twice as many workers made; spdl_worker may be so large then
+                                     twice as many workers made; spdl__task_worker may be so large then
        SPDL_DOCTOR=1,steps=100000    steps of the whole run: to say how many hours it could gain
 
    What it does, in next, on the thread of the consumer. It observes for a tenth of the time. Then
@@ -1540,27 +1540,27 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    known, is freed with the pipeline. A process that ends without spdl_pipeline_destroy before the
    time is over prints nothing. */
 
-typedef enum spdl_doctor_method {
-    SPDL_DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
-    SPDL_DOCTOR_REPLAYED,
-    SPDL_DOCTOR_SLOWED
-} spdl_doctor_method;
+typedef enum spdl__doctor_method {
+    SPDL__DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
+    SPDL__DOCTOR_REPLAYED,
+    SPDL__DOCTOR_SLOWED
+} spdl__doctor_method;
 
 /* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
-typedef struct spdl_doctor_row {
+typedef struct spdl__doctor_row {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;
-    spdl_doctor_method method;
+    spdl__doctor_method method;
     double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
     double load;            /* share of the time that as many calls ran as can */
     double delay_ns;        /* by which each call was longer */
     spdl_interval replayed; /* everything up to this row replayed */
     spdl_interval computing, asleep; /* each call took delay_ns longer */
-} spdl_doctor_row;
+} spdl__doctor_row;
 
 /* Plain data without pointers. */
-typedef struct spdl_doctor_report {
+typedef struct spdl__doctor_report {
     char name[SPDL_NAME_BYTES]; /* of the pipeline */
     bool done;
     spdl_finding finding;  /* of the time of observing, after the experiments */
@@ -1580,9 +1580,9 @@ typedef struct spdl_doctor_report {
     spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
     int rounds, dropped;   /* rounds of windows; of them made again */
     int row_count;
-    spdl_doctor_row row[SPDL_MAX_STAGES];
+    spdl__doctor_row row[SPDL_MAX_STAGES];
     char verdict[1024];
-} spdl_doctor_report;
+} spdl__doctor_report;
 
 /* What SPDL_DOCTOR says, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -1599,7 +1599,7 @@ typedef struct spdl_doctor_desc {
             it has none.
    Threads: the consumer. */
 SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
-                                          spdl_doctor_report *report);
+                                          spdl__doctor_report *report);
 
 /* Runs a training loop until the doctor is done: takes items, calls `step` with each, and frees
    them as the pipeline would. Starts over with spdl_pipeline_rewind when the items end.
@@ -1608,16 +1608,16 @@ SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *pipeline,
    Threads: the consumer.
    Blocks:  for as long as the doctor takes. */
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx,
-                                     spdl_doctor_report *report);
+                                     spdl__doctor_report *report);
 
 /* The report for a terminal of 80 columns.
    Returns: the length of the whole text, as snprintf does; buffer holds what fits. */
-SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes);
+SPDL_API int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes);
 
 /* The report as a line of JSON, "schema" being "spdl.doctor.1": the fields of the structs by their
    names. What is not known, as the interval of too few rounds, is null.
-   Returns: as spdl_doctor_text. */
-SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes);
+   Returns: as spdl__doctor_text. */
+SPDL_API int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes);
 #endif
 
 /* ============================================================================================= */
@@ -1711,7 +1711,7 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 
 /* How many items this rank has in an epoch.
    Returns: the number. */
-SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch);
+SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch);
 
 /* This rank's item `number` of an epoch, from 0: what SPDL_INDEX makes.
    Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: what index_fn returned is in
@@ -1721,7 +1721,7 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 
 /* What comes at a position of an epoch, on whatever rank.
    Returns: as spdl_sampler_item; SPDL_END: the epoch has fewer positions. */
-SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
+SPDL_API spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
                                      spdl_index *item);
 
 /* Rank and world as a launcher has set them: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
@@ -1928,7 +1928,7 @@ SPDL_API void spdl_loader_batch_free(void *batch);
    on with a loader or without.
    Returns: as spdl_state_save; SPDL_E_PROCESS; SPDL_E_CHECKSUM: the child's text makes no sense.
    Blocks:  before the first batch: until the child has begun. */
-SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
+SPDL_API int spdl_loader_state_save(spdl_loader *loader, char *text, size_t bytes);
 
 /* Goes on at the position of a text, in the same process, as spdl_state_load. Batches that are
    ready are dropped; those that the trainer holds stay its. A failure of the pipeline is forgotten;
@@ -1936,12 +1936,12 @@ SPDL_API int spdl_loader_save(spdl_loader *loader, char *text, size_t bytes);
    Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on; SPDL_E_LIMIT: texts of more
             than some 150 ranks; SPDL_E_PROCESS.
    Blocks:  until the calls at hand have returned, or up to timeout_ns. */
-SPDL_API spdl_result spdl_loader_load(spdl_loader *loader, const char *const *texts, int count,
+SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error);
 
 /* The same, at item `sequence` of epoch 0, as spdl_pipeline_rewind: tables without a position, too.
-   Returns: as spdl_pipeline_rewind and spdl_loader_load.
-   Blocks:  as spdl_loader_load. */
+   Returns: as spdl_pipeline_rewind and spdl_loader_state_load.
+   Blocks:  as spdl_loader_state_load. */
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
                                         int64_t timeout_ns);
 
@@ -1956,7 +1956,7 @@ SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
 /* Who runs, and what the trainer has taken. */
-SPDL_API void spdl_loader_read(const spdl_loader *loader, spdl_loader_status *status);
+SPDL_API void spdl_loader_get_status(const spdl_loader *loader, spdl_loader_status *status);
 
 /* Where the slots are: one block of memory, at a page border, with a slot of *slot_bytes after the
    other: for spdl_cuda_adopt(cuda, base, bytes). Each pointer may be NULL.
@@ -2028,7 +2028,7 @@ typedef struct spdl_npz_bundle {
 } spdl_npz_bundle;
 
 /* Reads all arrays of a file. With no_crc, stored arrays of 64 KB and more that are aligned to 64
-   bytes (as spdl_npz_write does) are views: do not truncate the file while the bundle is in use.
+   bytes (as spdl_npz_writer_add does) are views: do not truncate the file while the bundle is in use.
    Returns: as the section says. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -2081,7 +2081,7 @@ typedef struct spdl_npz spdl_npz;
 
 /* Opens an .npz or .npy file and reads its directory.
    Returns: as the section says. The caller closes *npz. */
-SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
+SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc);
 
 /* The same from memory, which must stay unchanged until close. `name` is used in messages.
@@ -2132,31 +2132,31 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 /* Writing. The arrays go to a file beside `path`, which takes its place when everything is written:
    a program that opens `path` sees the old file or the whole new one. Members are stored, and their
    data aligned to 64 bytes, so that they can be viewed; NumPy reads them. */
-typedef struct spdl_npz_write_desc {
+typedef struct spdl_npz_writer_desc {
     bool npy;          /* a .npy file, of exactly one array */
     bool sync;         /* have it on the disk before it takes its place */
     spdl_allocator allocator;
     spdl_error *error; /* optional: why create failed */
-} spdl_npz_write_desc;
+} spdl_npz_writer_desc;
 
 typedef struct spdl_npz_writer spdl_npz_writer;
 
 /* Begins a file.
    Returns: as the section says. The caller closes *writer. */
-SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
-                                     const spdl_npz_write_desc *desc);
+SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
+                                     const spdl_npz_writer_desc *desc);
 
 /* Writes an array in C order. The name is UTF-8, without ".npy". dtype is what stands in the file:
    "<f4", "|u1", "<M8[ns]", "[('x', '<f4')]"; "f4" has the byte order of this machine. `data` has
    the bytes that it and the shape need.
    Returns: as the section says; after SPDL_E_IO and SPDL_E_NOMEM the writer can only be closed. */
-SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *writer, const char *name, const char *dtype,
+SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *writer, const char *name, const char *dtype,
                                     int ndim, const uint64_t *shape, const void *data,
                                     spdl_error *error);
 
 /* Writes the directory and puts the file in its place.
    Returns: as the section says; SPDL_E_INVALID when two arrays have one name. */
-SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *writer, spdl_error *error);
+SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *writer, spdl_error *error);
 
 /* Frees the writer; NULL is allowed. Without a finish that succeeded nothing of it remains. */
 SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
@@ -2231,10 +2231,10 @@ SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extensio
 /* Files that are read record by record. Tar archives may be ustar, GNU, pax or older; the plain
    files in them are handed on. Checksums are verified; an archive without an empty block at its end
    was cut off. Lines end in LF or CR LF, or with the file. Memory: 64 KB and a record. */
-typedef enum spdl_records_kind { SPDL_RECORDS_TAR, SPDL_RECORDS_LINES } spdl_records_kind;
+typedef enum spdl__records_kind { SPDL__RECORDS_TAR, SPDL__RECORDS_LINES } spdl__records_kind;
 
 typedef struct spdl_records_desc {
-    spdl_records_kind kind; /* the rows set it themselves */
+    spdl__records_kind kind; /* the rows set it themselves */
     bool group;             /* tar: members that follow each other and have the same path up to the
                                first dot of the file's name are one sample: a row of records */
     uint64_t max_bytes;     /* refuse a larger member, sample or line; default 2^30, lines 2^24 */
@@ -2242,11 +2242,11 @@ typedef struct spdl_records_desc {
     spdl_error *error;      /* optional: why open failed */
 } spdl_records_desc;
 
-typedef struct spdl_records spdl_records;
+typedef struct spdl__records spdl__records;
 
 /* Opens a file to be read record by record.
    Returns: SPDL_OK, SPDL_E_IO, SPDL_E_NOMEM, SPDL_E_INVALID. */
-SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
+SPDL_API spdl_result spdl__records_open(spdl__records **records, const char *path,
                                        const spdl_records_desc *desc);
 
 /* Reads the next record.
@@ -2254,11 +2254,11 @@ SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
             SPDL_E_LIMIT, SPDL_E_IO, SPDL_E_NOMEM, and the same again if it is called again.
    Threads: one at a time.
    Owns:    the caller frees *record. */
-SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
+SPDL_API spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
                                        spdl_error *error);
 
 /* Closes the file; records stay. NULL is allowed; fits free_state. */
-SPDL_API void spdl_records_close(void *records);
+SPDL_API void spdl__records_close(void *records);
 
 /* Tokens in shards: the files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
    20240801, version 7 with uint32), or raw ones as those of nanoGPT. All shards one after the other
@@ -2331,7 +2331,7 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     { .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,                    \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
-      .free_item = spdl_record_free, .free_state = spdl_records_close, __VA_ARGS__ }
+      .free_item = spdl_record_free, .free_state = spdl__records_close, __VA_ARGS__ }
 #else
 #if __cplusplus >= 202002L
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
@@ -2346,7 +2346,7 @@ SPDL_API spdl_result spdl_tokens_read16(const spdl_tokens *tokens, uint64_t inde
     spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
-                                     desc_, spdl_record_free, spdl_records_close)
+                                     desc_, spdl_record_free, spdl__records_close)
 #endif
 /* clang-format on */
 
@@ -3085,9 +3085,9 @@ SPDL__PRIVATE void spdl__os_yield(void);
 
 /* Its number, which no other process has now. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(void);
-/* spdl_process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
+/* spdl__process_read (>>stats), *stats being zeros; without `whole` only the time and what was used,
    by the process and by others, in a tenth of the 100 microseconds. */
-SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole);
+SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole);
 /* An environment variable; NULL when it is empty, not there, too long, or set by a user with fewer
    rights. It may be kept in `room`. */
 #define SPDL__OS_VARIABLE 2048
@@ -3223,7 +3223,7 @@ SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
 
 SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return 1; }
 
-SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     (void)whole;
     stats->time_ns = stats->cpu_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     stats->cores_allowed = stats->cores = 1;
@@ -3436,7 +3436,7 @@ SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy);
 /* What POSIX does not know. */
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole);
+SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
 
 SPDL__PRIVATE void *spdl__os_thread_main(void *arg) {
     spdl__os_thread *thread = (spdl__os_thread *)arg;
@@ -3487,7 +3487,7 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL_
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
-SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     const long online = whole ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
     struct rusage used;
     if (getrusage(RUSAGE_SELF, &used) == 0) {
@@ -3771,7 +3771,7 @@ SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
     if (cpu_ns != NULL) *cpu_ns = spdl__os_clock_read(CLOCK_THREAD_CPUTIME_ID);
 }
 
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     (void)stats, (void)whole;
 }
 
@@ -3962,7 +3962,7 @@ SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
     return sum * (1000000000u / (uint64_t)(tick > 0 ? tick : 100));
 }
 
-SPDL__PRIVATE void spdl__os_process_more(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     uint64_t mask[SPDL__CPUS_MAX / 64];
     const uint64_t busy = spdl__os_machine_busy();
     char statm[128], *resident;
@@ -4326,7 +4326,7 @@ SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
 
 SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return GetCurrentProcessId(); }
 
-SPDL__PRIVATE void spdl__os_process_read(spdl_process_stats *stats, bool whole) {
+SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     void *const process = GetCurrentProcess();
     spdl__win_time made, ended, kernel, user, idle;
     spdl__win_memory memory;
@@ -4969,7 +4969,7 @@ SPDL_API const char *spdl_result_text(spdl_result result) {
     switch ((int)result) {
 #define SPDL__CASE(name, value, text)                                                              \
     case value: return text;
-        SPDL_RESULT_LIST(SPDL__CASE)
+        SPDL__RESULT_LIST(SPDL__CASE)
 #undef SPDL__CASE
     default: return spdl__unknown_result;
     }
@@ -4980,7 +4980,7 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
-SPDL_API void spdl_process_read(spdl_process_stats *stats) {
+SPDL_API void spdl__process_read(spdl__process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
 }
@@ -5630,12 +5630,12 @@ SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *item
     return result;
 }
 
-SPDL_API spdl_result spdl_ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
+SPDL_API spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                           uint64_t *moved) {
     return spdl__ring_try(ring, true, SPDL__UNCONST(items), n, moved);
 }
 
-SPDL_API spdl_result spdl_ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
+SPDL_API spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
                                          uint64_t *moved) {
     return spdl__ring_try(ring, false, items, n, moved);
 }
@@ -5644,7 +5644,7 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *i
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
-        return spdl_ring_try_push_n(ring, item, 1, &moved);
+        return spdl__ring_try_push_n(ring, item, 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
     return SPDL_OK;
 }
@@ -5653,7 +5653,7 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
-        return spdl_ring_try_pop_n(ring, item, 1, &moved);
+        return spdl__ring_try_pop_n(ring, item, 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
 }
@@ -7203,7 +7203,7 @@ typedef struct spdl__parked {
     uint64_t sequence, ticket, since;
     bool flush, taken;
     uint64_t handed_on; /* results it has handed on by SPDL_AGAIN */
-    void *user;         /* spdl_state */
+    void *user;         /* spdl_call_state */
     void *buffer;       /* what spdl_buffer gave and was not handed on yet */
     spdl__batch *holder;
     char text[SPDL_TEXT_BYTES]; /* under the lock: why it failed */
@@ -7326,7 +7326,7 @@ struct spdl_task {
     void *buffer;        /* what spdl_buffer gave and was not handed on yet */
     spdl__batch *holder; /* whose block it is, or a part of it */
     spdl__parked *parked; /* of a row with .again or .deferred */
-    void *no_state;      /* what spdl_state returns where there is none */
+    void *no_state;      /* what spdl_call_state returns where there is none */
     uint32_t inits;      /* bit i: init of row i has run here */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
@@ -7433,8 +7433,8 @@ struct spdl_pipeline {
     spdl_error no_error;   /* by create */
     uint64_t seen_runnable_ns; /* what snapshots have reported; written by them */
     uint32_t process_lock;     /* the rest: written under it */
-    spdl_process_stats process_first, process_last;
-    uint64_t trainer_runnable_ns;
+    spdl__process_stats process_first, process_last;
+    uint64_t consumer_runnable_ns;
 };
 
 SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node,
@@ -8115,7 +8115,7 @@ SPDL_API void *spdl_local(const spdl_task *task) {
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
 
-SPDL_API int spdl_worker(const spdl_task *task) {
+SPDL_API int spdl__task_worker(const spdl_task *task) {
     return task->node->own_thread ? 0 : task->worker;
 }
 
@@ -8153,11 +8153,11 @@ SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     const uint32_t bit = (uint32_t)1 << node->index;
     spdl_result result;
     if ((task->inits & bit) != 0) return SPDL_OK;
-    result = node->row.init(node->row.ctx, spdl_worker(task),
+    result = node->row.init(node->row.ctx, spdl__task_worker(task),
                             &p->local[task->worker * p->count + node->index]);
     if (result != SPDL_OK) {
         task->row_error = true; /* no budget is for that */
-        (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl_worker(task),
+        (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl__task_worker(task),
                               spdl_result_text(result));
         return result < 0 ? result : SPDL_E_STAGE;
     }
@@ -8478,10 +8478,10 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *call) {
 
 /* --- SPDL_AGAIN --- */
 
-SPDL_API void **spdl_state(spdl_task *task) {
-    if (!spdl__task_allows(task, "spdl_state")) return &task->no_state;
+SPDL_API void **spdl_call_state(spdl_task *task) {
+    if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
     if (task->node->row.again && task->parked != NULL) return &task->parked->user;
-    (void)spdl__task_row_error(task, "spdl_state in a stage whose row does not say .again");
+    (void)spdl__task_row_error(task, "spdl_call_state in a stage whose row does not say .again");
     return &task->no_state;
 }
 
@@ -9452,7 +9452,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
                                                     "spdl_batch" };
 
-/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_state has is the number
+/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_call_state has is the number
    of those that were handed on or left out. */
 SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **out) {
     spdl__batch *batch = (spdl__batch *)in;
@@ -9773,7 +9773,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     } while (result == SPDL_TIMEOUT);
     if (result == SPDL_OK || result == SPDL_END) return result;
     *out = NULL;
-    if (result < 0 && row->next == spdl_pipeline_next_fn && row->ctx != NULL) {
+    if (result < 0 && row->next == spdl_pipeline_next && row->ctx != NULL) {
         const char *text = spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text;
         if (text[0] != '\0') (void)spdl_fail(task, "%s", text);
     } else if (result > 0) {
@@ -9838,7 +9838,7 @@ SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
     spdl__os_thread_times(NULL, NULL, &queued);
     if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
-        spdl__store_relaxed(&p->trainer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
+        spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
 
 /* The first item was taken. */
@@ -10030,7 +10030,7 @@ SPDL_API spdl_result spdl_pipeline_next(spdl_pipeline *p, void **item, int64_t t
     return result;
 }
 
-SPDL_API spdl_result spdl_pipeline_next_fn(void *pipeline, void **item, int64_t timeout_ns) {
+SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
     return spdl_pipeline_next((spdl_pipeline *)pipeline, item, timeout_ns);
 }
 
@@ -10180,7 +10180,7 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
 #endif
 
-SPDL_API int spdl_pipeline_find(const spdl_pipeline *p, const char *name) {
+SPDL_API int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
     int i;
     for (i = 0; name != NULL && i < p->count; ++i)
         if (strcmp(p->node[i].name, name) == 0) return i;
@@ -11001,7 +11001,7 @@ SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const 
     char text[SPDL_NAME_BYTES + 16];
     int number;
     spdl__name_copy(node->name, name);
-    for (number = 2; spdl_pipeline_find(p, node->name) < node->index; ++number) {
+    for (number = 2; spdl__pipeline_find(p, node->name) < node->index; ++number) {
         (void)snprintf(text, sizeof(text), "%.*s#%d", SPDL_NAME_BYTES - 4, name, number);
         spdl__name_copy(node->name, text);
     }
@@ -11405,7 +11405,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* --- histograms --- */
 
-typedef char spdl__histogram_fits[SPDL_HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
+typedef char spdl__histogram_fits[SPDL__HISTOGRAM_BUCKETS == SPDL__BUCKETS ? 1 : -1];
 
 /* The shortest time that falls into a bucket. */
 SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
@@ -11413,7 +11413,7 @@ SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
     return power == 0 ? bucket : (uint64_t)(sub + bucket % sub) << (power - 1);
 }
 
-SPDL_API uint64_t spdl_histogram_percentile(const spdl_histogram *histogram, double share) {
+SPDL_API uint64_t spdl__histogram_percentile(const spdl__histogram *histogram, double share) {
     const double part = !(share > 0) ? 0 : share < 1 ? share : 1;
     const uint64_t rank = (uint64_t)(part * (double)histogram->count);
     uint64_t seen = 0;
@@ -11437,7 +11437,7 @@ SPDL__COLD uint64_t spdl__part(uint64_t all, uint64_t part, uint64_t whole) {
 }
 
 /* From what to what was counted; `from` becomes it, its maximum the end of the last bucket. */
-SPDL__COLD void spdl__histogram_since(spdl_histogram *from, const spdl_histogram *to) {
+SPDL__COLD void spdl__histogram_since(spdl__histogram *from, const spdl__histogram *to) {
     unsigned i;
     from->sum_ns = spdl__grown(from->sum_ns, to->sum_ns);
     from->count = from->max_ns = 0;
@@ -11450,7 +11450,7 @@ SPDL__COLD void spdl__histogram_since(spdl_histogram *from, const spdl_histogram
 
 /* --- snapshots --- */
 
-SPDL__COLD void spdl__counters_merge(spdl_histogram *times, const spdl__counters *counters) {
+SPDL__COLD void spdl__counters_merge(spdl__histogram *times, const spdl__counters *counters) {
     unsigned i;
     times->sum_ns += spdl__load_relaxed(&counters->timed_ns);
     times->max_ns = spdl__max(times->max_ns, spdl__load_relaxed(&counters->max_ns));
@@ -11461,8 +11461,8 @@ SPDL__COLD void spdl__counters_merge(spdl_histogram *times, const spdl__counters
     }
 }
 
-SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
-                                             spdl_histogram *histogram) {
+SPDL_API spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int stage,
+                                             spdl__histogram *histogram) {
     int i;
     if (stage < 0 || stage >= p->count) return SPDL_E_NOT_FOUND;
     memset(histogram, 0, sizeof(*histogram));
@@ -11472,12 +11472,12 @@ SPDL_API spdl_result spdl_pipeline_histogram(const spdl_pipeline *p, int stage,
 }
 
 /* The fields that follow from the times of the calls. */
-SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl_histogram *times) {
+SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram *times) {
     stats->busy_ns = stats->kind != SPDL_KIND_FEED ? times->sum_ns : 0;
     stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
-    stats->p50_ns = spdl_histogram_percentile(times, 0.50);
-    stats->p90_ns = spdl_histogram_percentile(times, 0.90);
-    stats->p99_ns = spdl_histogram_percentile(times, 0.99);
+    stats->p50_ns = spdl__histogram_percentile(times, 0.50);
+    stats->p90_ns = spdl__histogram_percentile(times, 0.90);
+    stats->p99_ns = spdl__histogram_percentile(times, 0.99);
     stats->max_ns = times->max_ns;
 }
 
@@ -11486,7 +11486,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
                                      spdl_stage_stats *stats) {
     const uint64_t word = spdl__load(node->word);
     uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
-    spdl_histogram times;
+    spdl__histogram times;
     int i;
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
@@ -11498,7 +11498,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
     stats->in_order = node->ordered;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
-    (void)spdl_pipeline_histogram(p, node->index, &times);
+    (void)spdl__pipeline_histogram(p, node->index, &times);
     spdl__stage_times(stats, &times);
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];
@@ -11582,14 +11582,14 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 /* What the process has used. Reading it takes about 0.1 ms, and its clocks tick every 10 ms. After
    the end it is read once. What others had before the first snapshot is taken to be as after it. */
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
-    const spdl_process_stats *first = &p->process_first, *last = &p->process_last;
+    const spdl__process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
     spdl__lock(&p->process_lock, &p->locks);
     if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
-        spdl_process_read(&p->process_last);
+        spdl__process_read(&p->process_last);
     if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
         spdl__taker_look(p);
-    stats->trainer_runnable_ns = spdl__load_relaxed(&p->trainer_runnable_ns);
+    stats->consumer_runnable_ns = spdl__load_relaxed(&p->consumer_runnable_ns);
     stats->process_ns = spdl__grown(p->start_ns, last->time_ns);
     stats->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
     stats->others_cpu_ns = spdl__grown(first->others_ns, last->others_ns);
@@ -12077,10 +12077,10 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
             f.is.stage = busiest;
     } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
         spdl__find_wait(stats, &f);
-    } else if (spdl__share(stats->trainer_runnable_ns, stats->step_ns) >= SPDL__FED) {
+    } else if (spdl__share(stats->consumer_runnable_ns, stats->step_ns) >= SPDL__FED) {
         f.is.limit = spdl__find_harm(stats, &f);
     } else {
-        f.is.limit = SPDL_LIMIT_TRAINER;
+        f.is.limit = SPDL_LIMIT_CONSUMER;
     }
     return f;
 }
@@ -12329,11 +12329,11 @@ SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
                                      const spdl__found *f) {
     spdl__text_add(text, "Loading keeps up: the consumer waited %.1f %% of its time. ",
                    100 * spdl__stats_waiting(stats));
-    if (f->is.limit == SPDL_LIMIT_TRAINER)
+    if (f->is.limit == SPDL_LIMIT_CONSUMER)
         spdl__text_add(text, "What its own steps lose to loading only spdl_headspace measures.");
     else
         spdl__text_add(text, "But for %.0f %% of its own steps other %s.",
-                       100 * spdl__share(stats->trainer_runnable_ns, stats->step_ns),
+                       100 * spdl__share(stats->consumer_runnable_ns, stats->step_ns),
                        f->is.limit == SPDL_LIMIT_FOREIGN
                            ? "programs had its processor: run less beside it"
                            : "threads of this program had its processor: write .policy.polite, by "
@@ -12507,7 +12507,7 @@ static const spdl__field spdl__stats_fields[] = {
     SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns),
     SPDL__U(spdl_stats, ready_ns), SPDL__U(spdl_stats, workers_runnable_ns),
     SPDL__U(spdl_stats, step_ns), SPDL__U(spdl_stats, step_mean_ns),
-    SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, trainer_runnable_ns),
+    SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, consumer_runnable_ns),
     SPDL__U(spdl_stats, process_ns), SPDL__U(spdl_stats, process_cpu_ns),
     SPDL__U(spdl_stats, others_cpu_ns), SPDL__U(spdl_stats, minor_faults), SPDL__FIELDS_END
 };
@@ -12656,7 +12656,7 @@ SPDL_API int spdl_stats_json(const spdl_stats *stats, char *buffer, size_t bytes
 /* What has changed since the snapshot before: of reports, and of the doctor. */
 typedef struct spdl__since {
     spdl_stats last;
-    spdl_histogram times[SPDL_MAX_STAGES];
+    spdl__histogram times[SPDL_MAX_STAGES];
 } spdl__since;
 
 SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__field *field) {
@@ -12672,7 +12672,7 @@ SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__fi
 SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, const spdl_stats *now,
                                  spdl_stats *interval) {
     const spdl_stats *last = &since->last;
-    spdl_histogram times;
+    spdl__histogram times;
     int i;
     *interval = *now;
     spdl__fields_subtract(interval, last, spdl__stats_fields);
@@ -12682,7 +12682,7 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
         spdl_stage_stats *stage = &interval->stage[i];
         spdl__fields_subtract(stage, &last->stage[i], spdl__stage_fields);
         spdl__fields_subtract(&interval->edge[i], &last->edge[i], spdl__edge_fields);
-        (void)spdl_pipeline_histogram(p, i, &times);
+        (void)spdl__pipeline_histogram(p, i, &times);
         spdl__histogram_since(&since->times[i], &times);
         spdl__stage_times(stage, &since->times[i]);
         since->times[i] = times;
@@ -12770,7 +12770,7 @@ typedef struct spdl__reporter {
     /* written by the thread */
     spdl__os_file json_file; /* or SPDL__NO_FILE */
     spdl_stats now, interval;
-    spdl_process_stats process; /* at the last report */
+    spdl__process_stats process; /* at the last report */
     double cores_used, others_cores; /* since the one before */
     spdl__since since;
 } spdl__reporter;
@@ -12785,10 +12785,10 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
 }
 
 static const spdl__field spdl__process_fields[] = {
-    SPDL__U(spdl_process_stats, time_ns), SPDL__D(spdl_process_stats, cores_allowed),
-    SPDL__U(spdl_process_stats, cpu_ns), SPDL__U(spdl_process_stats, others_ns),
-    SPDL__U(spdl_process_stats, resident_bytes), SPDL__U(spdl_process_stats, minor_faults),
-    SPDL__U(spdl_process_stats, major_faults), SPDL__FIELDS_END
+    SPDL__U(spdl__process_stats, time_ns), SPDL__D(spdl__process_stats, cores_allowed),
+    SPDL__U(spdl__process_stats, cpu_ns), SPDL__U(spdl__process_stats, others_ns),
+    SPDL__U(spdl__process_stats, resident_bytes), SPDL__U(spdl__process_stats, minor_faults),
+    SPDL__U(spdl__process_stats, major_faults), SPDL__FIELDS_END
 };
 
 /* After a `reason`, which may be NULL, nothing more is written to the file. */
@@ -12866,10 +12866,10 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
 }
 
 SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
-    const spdl_process_stats before = r->process;
+    const spdl__process_stats before = r->process;
     uint64_t ns;
     spdl_pipeline_stats(r->pipeline, &r->now);
-    spdl_process_read(&r->process);
+    spdl__process_read(&r->process);
     ns = r->process.time_ns - before.time_ns;
     r->cores_used = spdl__share(spdl__grown(before.cpu_ns, r->process.cpu_ns), ns);
     r->others_cores = spdl__share(spdl__grown(before.others_ns, r->process.others_ns), ns);
@@ -12938,7 +12938,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         r->run = spdl__os_clock_ns(SPDL__OS_UNIX) / 1000;
         r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
-        spdl_process_read(&r->process);
+        spdl__process_read(&r->process);
         p->reporter = r;
         spdl__report_open(r);
         if (spdl__os_thread_start(&r->thread, "spdl-report", NULL, 0, spdl__report_main, r)) return;
@@ -13139,7 +13139,7 @@ SPDL_API spdl_result spdl_cache_next(spdl_cache *cache, void **item, int64_t tim
     return result;
 }
 
-SPDL_API spdl_result spdl_cache_next_fn(void *cache, void **item, int64_t timeout_ns) {
+SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_ns) {
     return spdl_cache_next((spdl_cache *)cache, item, timeout_ns);
 }
 
@@ -13295,13 +13295,13 @@ SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap) {
 /* Whether others disturbed a measurement: read before it, asked about after it. */
 typedef struct spdl__clocks {
     uint64_t time_ns;
-    spdl_process_stats process;
+    spdl__process_stats process;
 } spdl__clocks;
 
 SPDL__COLD spdl__clocks spdl__clocks_read(void) {
     spdl__clocks clocks;
     clocks.time_ns = spdl_time_ns();
-    spdl_process_read(&clocks.process);
+    spdl__process_read(&clocks.process);
     return clocks;
 }
 
@@ -13324,7 +13324,7 @@ typedef struct spdl__waiter {
    anew. */
 SPDL__COLD double spdl__waiter_waited(spdl__waiter *w, const spdl_stats *now) {
     const uint64_t runnable = w->row >= 0 ? now->stage[w->row].runnable_ns
-                                          : now->trainer_runnable_ns;
+                                          : now->consumer_runnable_ns;
     const uint64_t ns = w->row >= 0 ? now->stage[w->row].busy_ns : now->elapsed_ns;
     const double share = spdl__share(spdl__grown(w->runnable_ns, runnable),
                                      spdl__grown(w->ns, ns));
@@ -13443,7 +13443,7 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
 /* The share of the round that a processor was waited for: by the busiest row of a pipeline, or by
    the caller. Of another source that is waited for nobody knows: all of it. */
 SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__window *live) {
-    const bool pipeline = h->desc->next == spdl_pipeline_next_fn;
+    const bool pipeline = h->desc->next == spdl_pipeline_next;
     const double queued = spdl__share(live->queued_ns, live->ns);
     double waited = spdl__share(live->wait_ns, live->ns) < SPDL__FED ? 0 : 1;
     if (pipeline) {
@@ -13507,7 +13507,7 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     h->window_ns = spdl__window_ns(h->usual.gap_ns);
     h->window_ns = spdl__max(h->window_ns, budget / (3 * SPDL__ROUNDS));
     h->waiter.row = -1;
-    if (h->desc->next == spdl_pipeline_next_fn) {
+    if (h->desc->next == spdl_pipeline_next) {
         spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
         h->waiter.row = spdl__stats_busiest(&h->stats);
         (void)spdl__waiter_waited(&h->waiter, &h->stats);
@@ -13980,7 +13980,7 @@ struct spdl__doctor {
     spdl__os_event hold;
     spdl__item kept[SPDL__KEPT]; /* of doctor_run, for SPDL__ARM_KEPT */
     int kept_count;
-    spdl_doctor_report report;
+    spdl__doctor_report report;
 };
 
 
@@ -14124,7 +14124,7 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
 
 /* What the windows of this phase say. The first two arms are as it is. */
 SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     const int arms = d->rounds.arms;
     int i;
     if (d->rounds.round == 0) return;
@@ -14140,7 +14140,7 @@ SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *seen = &d->seen.stage[i];
     const double timed = (double)spdl__grown(seen->failures, seen->tasks);
-    spdl_doctor_row *to = &d->report.row[i];
+    spdl__doctor_row *to = &d->report.row[i];
     memcpy(to->name, seen->name, sizeof(to->name));
     to->kind = seen->kind;
     to->concurrency = (int)d->limit[i];
@@ -14155,7 +14155,7 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
 
 /* Observing ends: what limits, and who is watched for rounds that do not count. */
 SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     double visits = 1;
     int i;
     spdl_pipeline_stats(d->p, &d->now);
@@ -14192,7 +14192,7 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
 /* Two windows for the busiest rows that cannot be replayed, one for those that can; at most three
    more than there are rows. */
 SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     const int most = r->row_count + 3;
     uint32_t looked = 0;
     int i, k, row;
@@ -14202,17 +14202,17 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     if (d->kept_count > 0) spdl__doctor_arm(d, SPDL__ARM_KEPT, -1, 0, &r->cached);
     for (i = r->row_count - 1; i >= 0 && d->rounds.arms < most; --i) {
         if (!d->p->hand->probe[i].replays) continue;
-        r->row[i].method = SPDL_DOCTOR_REPLAYED;
+        r->row[i].method = SPDL__DOCTOR_REPLAYED;
         spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0, &r->row[i].replayed);
     }
     for (k = 0; k < r->row_count && d->rounds.arms + 2 <= most; ++k) {
         for (row = -1, i = 0; i < r->row_count; ++i) /* the busiest of those that are left */
             if (!(looked >> i & 1) && (row < 0 || r->row[i].load > r->row[row].load)) row = i;
         looked |= (uint32_t)1 << row;
-        if (r->row[row].method != SPDL_DOCTOR_NO_METHOD || r->row[row].load < SPDL__BUSY_ROW ||
+        if (r->row[row].method != SPDL__DOCTOR_NO_METHOD || r->row[row].load < SPDL__BUSY_ROW ||
             d->p->node[row].row.deferred) /* it takes no worker */
             continue;
-        r->row[row].method = SPDL_DOCTOR_SLOWED;
+        r->row[row].method = SPDL__DOCTOR_SLOWED;
         r->row[row].delay_ns = SPDL__SLOWER * r->row[row].mean_ns;
         spdl__doctor_arm(d, SPDL__ARM_COMPUTE, row, (uint64_t)r->row[row].delay_ns,
                          &r->row[row].computing);
@@ -14226,13 +14226,13 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
     const spdl_finding none = { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 };
-    const spdl_doctor_row *row;
+    const spdl__doctor_row *row;
     bool follows, hides;
     if (f->is.stage < 0 || (f->is.limit != SPDL_LIMIT_CONCURRENCY &&
                             f->is.limit != SPDL_LIMIT_WORKERS && f->is.limit != SPDL_LIMIT_LOCK))
         return;
     row = &d->report.row[f->is.stage];
-    if (row->method != SPDL_DOCTOR_SLOWED || !row->asleep.known) return;
+    if (row->method != SPDL__DOCTOR_SLOWED || !row->asleep.known) return;
     follows = row->asleep.high < SPDL__FOLLOWS;
     hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
     if (hides && row->load > SPDL__HELD_ROW && row->concurrency > 1) {
@@ -14268,7 +14268,7 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
 
 /* What the trial has come to: the settings are kept if they help. */
 SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     spdl_finding *is = &d->found.is;
     const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
     const double promised = is->gain - 1;
@@ -14291,7 +14291,7 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
 
 /* The words before the verdict, where the rounds do not count or are too few. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
     const bool foreign = r->rounds > 0 && !spdl__rounds_clean(&d->rounds);
     if (d->seen.delivered == 0) {
@@ -14311,7 +14311,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
 
 /* Goes to the end of a file, or to stderr. */
 SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
-                                   int (*text)(const spdl_doctor_report *, char *, size_t)) {
+                                   int (*text)(const spdl__doctor_report *, char *, size_t)) {
     const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time may be longer then */
     char *buffer = (char *)spdl__alloc(&d->p->allocator, room, 16);
     spdl__os_file file = SPDL__NO_FILE;
@@ -14335,7 +14335,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
 /* Everything is as it was, or better; what was found is written. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
-    spdl_doctor_report *r = &d->report;
+    spdl__doctor_report *r = &d->report;
     double alone;
     if (d->phase == SPDL__DOCTOR_DONE) return;
     spdl__store32(&d->p->hand->keeps, 0);
@@ -14351,7 +14351,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     r->done = true;
     r->finding = d->found.is;
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
-    alone = r->step_ns - (double)d->seen.trainer_runnable_ns /
+    alone = r->step_ns - (double)d->seen.consumer_runnable_ns /
                              spdl__larger((double)d->seen.delivered, 1);
     r->ceiling = r->cached.rounds > 0 ? r->cached.value * r->today : alone > 0 ? 1e9 / alone : 0;
     if (d->plan.desc.run_steps > 0 && r->today > 0 && r->ceiling > 0) {
@@ -14359,8 +14359,8 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
         r->hours_less = r->hours * (1 - spdl__smaller(1, r->today / r->ceiling));
     }
     spdl__doctor_verdict(d);
-    if (!d->plan.desc.quiet) spdl__doctor_write(d, NULL, spdl_doctor_text);
-    if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl_doctor_json);
+    if (!d->plan.desc.quiet) spdl__doctor_write(d, NULL, spdl__doctor_text);
+    if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl__doctor_json);
 }
 
 /* --- where the consumer passes --- */
@@ -14423,14 +14423,14 @@ SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     }
 }
 
-SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *p, spdl_doctor_report *report) {
+SPDL_API spdl_result spdl_pipeline_doctor(const spdl_pipeline *p, spdl__doctor_report *report) {
     if (p == NULL || report == NULL || p->doctor == NULL) return SPDL_E_NOT_FOUND;
     *report = p->doctor->report;
     return p->doctor->phase == SPDL__DOCTOR_DONE ? SPDL_OK : SPDL_TIMEOUT;
 }
 
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *ctx,
-                                     spdl_doctor_report *report) {
+                                     spdl__doctor_report *report) {
     spdl__doctor *d = p != NULL ? p->doctor : NULL;
     spdl_result result = SPDL_OK;
     uint64_t turn = 0, before = 0;
@@ -14622,7 +14622,7 @@ SPDL__COLD void spdl__found_experiment(spdl__text *text, const char *what, doubl
                    spdl__found_result(&cell, is, share > 0));
 }
 
-SPDL__COLD void spdl__found_row(spdl__text *text, const spdl_doctor_row *row, bool limit) {
+SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, bool limit) {
     const double parts[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
     const double share = row->mean_ns > 0 ? row->delay_ns / row->mean_ns : 0;
     spdl__cell cell;
@@ -14642,7 +14642,7 @@ SPDL__COLD void spdl__found_row(spdl__text *text, const spdl_doctor_row *row, bo
 }
 
 /* From the consumer down to the source, and as it is. */
-SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *report) {
+SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl__doctor_report *report) {
     spdl__cell cell[3];
     int i, lines = 0;
     spdl__text_add(text, "\n  row              conc    mean  cpu runq  asl    experiment      "
@@ -14660,7 +14660,7 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl_doctor_report *r
                    spdl__found_result(&cell[1], &report->same, true));
 }
 
-SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report *report) {
+SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl__doctor_report *report) {
     spdl__cell cell;
     char words[256];
     spdl__text line = spdl__text_start(words, sizeof(words));
@@ -14675,7 +14675,7 @@ SPDL__COLD void spdl__found_headspace(spdl__text *text, const spdl_doctor_report
     spdl__found_wrap(text, words);
 }
 
-SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+SPDL_API int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     char words[1200];
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__text line = spdl__text_start(words, sizeof(words));
@@ -14702,30 +14702,30 @@ SPDL_API int spdl_doctor_text(const spdl_doctor_report *report, char *buffer, si
 }
 
 static const spdl__field spdl__report_fields[] = {
-    SPDL__V(spdl_doctor_report, measured), SPDL__B(spdl_doctor_report, tried),
-    SPDL__B(spdl_doctor_report, kept), SPDL__D(spdl_doctor_report, seconds),
-    SPDL__I(spdl_doctor_report, workers), SPDL__D(spdl_doctor_report, cores),
-    SPDL__D(spdl_doctor_report, cores_used), SPDL__D(spdl_doctor_report, others_used),
-    SPDL__D(spdl_doctor_report, step_ns), SPDL__D(spdl_doctor_report, today),
-    SPDL__D(spdl_doctor_report, ceiling), SPDL__D(spdl_doctor_report, waiting),
-    SPDL__D(spdl_doctor_report, hours), SPDL__D(spdl_doctor_report, hours_less),
-    SPDL__B(spdl_doctor_report, replays), SPDL__B(spdl_doctor_report, raises),
-    SPDL__V(spdl_doctor_report, same), SPDL__V(spdl_doctor_report, cached),
-    SPDL__I(spdl_doctor_report, rounds), SPDL__I(spdl_doctor_report, dropped),
-    SPDL__S(spdl_doctor_report, verdict), SPDL__FIELDS_END
+    SPDL__V(spdl__doctor_report, measured), SPDL__B(spdl__doctor_report, tried),
+    SPDL__B(spdl__doctor_report, kept), SPDL__D(spdl__doctor_report, seconds),
+    SPDL__I(spdl__doctor_report, workers), SPDL__D(spdl__doctor_report, cores),
+    SPDL__D(spdl__doctor_report, cores_used), SPDL__D(spdl__doctor_report, others_used),
+    SPDL__D(spdl__doctor_report, step_ns), SPDL__D(spdl__doctor_report, today),
+    SPDL__D(spdl__doctor_report, ceiling), SPDL__D(spdl__doctor_report, waiting),
+    SPDL__D(spdl__doctor_report, hours), SPDL__D(spdl__doctor_report, hours_less),
+    SPDL__B(spdl__doctor_report, replays), SPDL__B(spdl__doctor_report, raises),
+    SPDL__V(spdl__doctor_report, same), SPDL__V(spdl__doctor_report, cached),
+    SPDL__I(spdl__doctor_report, rounds), SPDL__I(spdl__doctor_report, dropped),
+    SPDL__S(spdl__doctor_report, verdict), SPDL__FIELDS_END
 };
 static const spdl__field spdl__row_fields[] = {
-    SPDL__S(spdl_doctor_row, name), SPDL__FIELD_(spdl_doctor_row, 'e', kind, NULL),
-    SPDL__I(spdl_doctor_row, concurrency),
-    SPDL__FIELD_(spdl_doctor_row, 'e', method, spdl__found_methods),
-    SPDL__D(spdl_doctor_row, mean_ns), SPDL__D(spdl_doctor_row, cpu_ns),
-    SPDL__D(spdl_doctor_row, runnable_ns), SPDL__D(spdl_doctor_row, blocked_ns),
-    SPDL__D(spdl_doctor_row, load), SPDL__D(spdl_doctor_row, delay_ns),
-    SPDL__V(spdl_doctor_row, replayed), SPDL__V(spdl_doctor_row, computing),
-    SPDL__V(spdl_doctor_row, asleep), SPDL__FIELDS_END
+    SPDL__S(spdl__doctor_row, name), SPDL__FIELD_(spdl__doctor_row, 'e', kind, NULL),
+    SPDL__I(spdl__doctor_row, concurrency),
+    SPDL__FIELD_(spdl__doctor_row, 'e', method, spdl__found_methods),
+    SPDL__D(spdl__doctor_row, mean_ns), SPDL__D(spdl__doctor_row, cpu_ns),
+    SPDL__D(spdl__doctor_row, runnable_ns), SPDL__D(spdl__doctor_row, blocked_ns),
+    SPDL__D(spdl__doctor_row, load), SPDL__D(spdl__doctor_row, delay_ns),
+    SPDL__V(spdl__doctor_row, replayed), SPDL__V(spdl__doctor_row, computing),
+    SPDL__V(spdl__doctor_row, asleep), SPDL__FIELDS_END
 };
 
-SPDL_API int spdl_doctor_json(const spdl_doctor_report *report, char *buffer, size_t bytes) {
+SPDL_API int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
     spdl__json_head(&text, "spdl.doctor.1", report->name[0] != '\0' ? report->name : "spdl");
     spdl__json_fields(&text, ",\"finding\":{", &report->finding, spdl__finding_fields);
@@ -15373,7 +15373,7 @@ SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, ui
         pass = at / length;
         at %= length;
     }
-    result = spdl_sampler_at(s->samplers[source], pass, at, item);
+    result = spdl__sampler_at(s->samplers[source], pass, at, item);
     item->position = position;
     item->epoch = epoch;
     item->source = source;
@@ -15419,7 +15419,7 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
 }
 
-SPDL_API spdl_result spdl_sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
+SPDL_API spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch, uint64_t position,
                                      spdl_index *item) {
     if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
     if (position >= sampler->length) return SPDL_END;
@@ -15445,7 +15445,7 @@ SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch
     return begin + (rank >= world ? rank - world : rank);
 }
 
-SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoch) {
+SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch) {
     const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
     const uint64_t world = (uint64_t)sampler->desc.ranks.world;
     const uint64_t left = sampler->length - spdl__sampler_first(sampler, epoch);
@@ -15459,7 +15459,7 @@ SPDL_API uint64_t spdl_sampler_length(const spdl_sampler *sampler, uint64_t epoc
 SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
                                                uint64_t number) {
     uint64_t at;
-    if (number >= spdl_sampler_length(s, epoch)) return SPDL__NEVER;
+    if (number >= spdl_sampler_count(s, epoch)) return SPDL__NEVER;
     at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank, number);
     return at < s->length ? at : at % s->length; /* of the padding */
 }
@@ -16482,16 +16482,16 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
         return spdl__loader_torn(l, "a batch");
     held = &l->held[slot];
-    if (spdl__load_relaxed(&held->ticket) != 0)
+    if (spdl__load_relaxed(&held->ticket_) != 0)
         return spdl__loader_torn(l, "a batch in a slot that we have");
-    held->slot = (int)slot;
+    held->slot_ = (int)slot;
     held->data = l->slots + slot * l->layout.stride + l->layout.head;
     held->bytes = (size_t)bytes;
     held->count = (size_t)count;
-    held->number = l->number;
+    held->sequence = l->number;
     held->epoch = l->epoch;
-    held->loader = l;
-    spdl__store_relaxed(&held->ticket, l->at + 1);
+    held->loader_ = l;
+    spdl__store_relaxed(&held->ticket_, l->at + 1);
     spdl__add32(&l->holds, 1);
     ++l->taken;
     *batch = *held;
@@ -16665,16 +16665,16 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
     spdl_loader_batch *held;
-    if (l == NULL || batch == NULL || batch->loader != l || batch->slot < 0 ||
-        batch->slot >= l->layout.slots)
+    if (l == NULL || batch == NULL || batch->loader_ != l || batch->slot_ < 0 ||
+        batch->slot_ >= l->layout.slots)
         return SPDL_E_INVALID;
-    held = &l->held[batch->slot];
-    if (batch->ticket == 0 || spdl__load_relaxed(&held->ticket) != batch->ticket ||
+    held = &l->held[batch->slot_];
+    if (batch->ticket_ == 0 || spdl__load_relaxed(&held->ticket_) != batch->ticket_ ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->ticket, 0);
+    spdl__store_relaxed(&held->ticket_, 0);
     spdl__sub32(&l->holds, 1);
-    spdl__store(&l->words[batch->slot], 0); /* pairs with child_reclaim: the data were read */
+    spdl__store(&l->words[batch->slot_], 0); /* pairs with child_reclaim: the data were read */
     spdl__shared_notify(&l->shared->emptied);
     return SPDL_OK;
 }
@@ -16683,7 +16683,7 @@ SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t time
     spdl_loader *l = (spdl_loader *)loader;
     spdl_loader_batch batch;
     const spdl_result result = spdl_loader_next(l, &batch, timeout_ns);
-    if (result == SPDL_OK) *item = &l->held[batch.slot];
+    if (result == SPDL_OK) *item = &l->held[batch.slot_];
     return result;
 }
 
@@ -16714,14 +16714,14 @@ SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *t
     return spdl__loader_obeyed(l, deadline, error);
 }
 
-SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
     int i = 0;
     spdl__error_clear(error);
     while (l != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count || spdl__loader_forked(l))
         return spdl__error_set(error, SPDL_E_INVALID,
-                               "spdl: spdl_loader_load: no loader, or text %d is not there", i);
+                               "spdl: spdl_loader_state_load: no loader, or text %d is not there", i);
     if (l->error.result == SPDL_E_PROCESS) {
         if (error != NULL) *error = l->error;
         return SPDL_E_PROCESS;
@@ -16736,7 +16736,7 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64
     return spdl__loader_command(l, NULL, 0, sequence, spdl__deadline(timeout_ns), &error);
 }
 
-SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
     const char *sum;
     uint64_t number;
     spdl_error error;
@@ -16780,7 +16780,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
     return SPDL_OK;
 }
 
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     memset(status, 0, sizeof(*status));
     status->slots = l->layout.slots;
     status->supervisor = l->supervisor;
@@ -17039,14 +17039,14 @@ SPDL_API spdl_result spdl_loader_next_fn(void *l, void **item, int64_t timeout_n
     (void)l, (void)item, (void)timeout_ns;
     return SPDL_E_INVALID;
 }
-SPDL_API int spdl_loader_save(spdl_loader *l, char *text, size_t bytes) {
+SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
     (void)l, (void)text, (void)bytes;
     return SPDL_E_INVALID;
 }
-SPDL_API spdl_result spdl_loader_load(spdl_loader *l, const char *const *texts, int count,
+SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
                                       int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
-    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_load: no loader");
+    return spdl__error_set(error, SPDL_E_INVALID, "spdl: spdl_loader_state_load: no loader");
 }
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
     (void)l, (void)sequence, (void)timeout_ns;
@@ -17056,7 +17056,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
     (void)l, (void)stats;
     return SPDL_E_NOT_FOUND;
 }
-SPDL_API void spdl_loader_read(const spdl_loader *l, spdl_loader_status *status) {
+SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     (void)l;
     memset(status, 0, sizeof(*status));
 }
@@ -17073,7 +17073,7 @@ SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) {
 
 SPDL_API void spdl_loader_batch_free(void *batch) {
     const spdl_loader_batch *whole = (const spdl_loader_batch *)batch;
-    if (whole != NULL) (void)spdl_loader_done(whole->loader, whole);
+    if (whole != NULL) (void)spdl_loader_done(whole->loader_, whole);
 }
 
 #ifndef SPDL_NO_NPZ
@@ -18711,12 +18711,12 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         bytes = (size_t)(t->at - first) - 2;
         first++; /* without its quotes */
     }
-    if (bytes >= sizeof(info->descr)) {
-        bytes = sizeof(info->descr) - 1;
+    if (bytes >= sizeof(info->dtype)) {
+        bytes = sizeof(info->dtype) - 1;
         while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
     }
-    memcpy(info->descr, first, bytes); /* info was cleared */
-    if (t->foreign) info->descr[0] = SPDL__NPY_HOST_ORDER;
+    memcpy(info->dtype, first, bytes); /* info was cleared */
+    if (t->foreign) info->dtype[0] = SPDL__NPY_HOST_ORDER;
     return true;
 }
 
@@ -19339,9 +19339,9 @@ SPDL__PRIVATE spdl_result spdl__npz_opened(spdl_npz **npz, const char *reason) {
     return where.result;
 }
 
-SPDL_API spdl_result spdl_npz_open_file(spdl_npz **npz, const char *path,
+SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc) {
-    spdl_result result = spdl__npz_make(npz, path != NULL, path, "spdl_npz_open_file", desc);
+    spdl_result result = spdl__npz_make(npz, path != NULL, path, "spdl_npz_open", desc);
     spdl__zip *zip = result == SPDL_OK ? &(*npz)->zip : NULL;
     if (zip == NULL) return result;
     return spdl__npz_opened(npz, spdl__os_file_open(&zip->file, path, SPDL__OS_READ, &zip->size));
@@ -19568,8 +19568,8 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
         memcpy(name, zip->members[i].name, strlen(zip->members[i].name) + 1);
         made->arrays[i].name = name;
         if (spdl__load_lend(load, i, &made->arrays[i])) {
-            made->mapping = load->mapping;
-            made->mapped = zip->size;
+            made->mapping_ = load->mapping;
+            made->mapped_ = zip->size;
         } else {
             memset(&made->arrays[i].info, 0, sizeof(made->arrays[i].info));
             made->arrays[i].data = at;
@@ -19669,7 +19669,7 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
         if (load.where.result == SPDL_OK && bytes > npz->desc.max_bytes)
             spdl__load_too_large(&load);
     }
-    if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping == NULL))
+    if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping_ == NULL))
         spdl__os_file_unmap(load.mapping, npz->zip.size);
     if (load.mapping != NULL) npz->zip.data = NULL;
     spdl__free(&npz->zip.allocator, load.windows, SPDL__INFLATE_LANES * SPDL__LOAD_AHEAD);
@@ -19687,7 +19687,7 @@ SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
         return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
                                "spdl_npz_load: an argument is NULL");
     *bundle = NULL;
-    result = spdl_npz_open_file(&npz, path, desc);
+    result = spdl_npz_open(&npz, path, desc);
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
@@ -19742,12 +19742,12 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
     if (dtype == NULL || (shape == NULL && ndim > 0))
         return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_expect: an argument is NULL");
     info = &array->info;
-    fits = info->ndim == ndim && strcmp(info->descr + strspn(info->descr, "<>|="),
+    fits = info->ndim == ndim && strcmp(info->dtype + strspn(info->dtype, "<>|="),
                                         dtype + strspn(dtype, "<>|=")) == 0;
     for (i = 0; i < ndim && fits; i++) fits = shape[i] == 0 || info->shape[i] == shape[i];
     if (fits) return SPDL_OK;
     spdl__printable(name, sizeof(name), array->name);
-    spdl__text_add(&text, "array '%s' is '%.60s' (", name, info->descr);
+    spdl__text_add(&text, "array '%s' is '%.60s' (", name, info->dtype);
     spdl__bundle_shape(&text, info->ndim, info->shape, false);
     spdl__text_add(&text, ", not '%.60s' (", dtype);
     spdl__bundle_shape(&text, ndim, shape, true);
@@ -19759,7 +19759,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle) {
     spdl_allocator allocator;
     if (freed == NULL) return;
     allocator = freed->allocator;
-    spdl__os_file_unmap((const uint8_t *)freed->mapping, freed->mapped);
+    spdl__os_file_unmap((const uint8_t *)freed->mapping_, freed->mapped_);
     spdl__free(&allocator, freed, freed->bytes);
 }
 
@@ -19805,7 +19805,7 @@ SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_n
 
 struct spdl_npz_writer {
     /* Written by create. */
-    spdl_npz_write_desc desc;
+    spdl_npz_writer_desc desc;
     spdl__os_file file;
     char *path, *temporary; /* one allocation of so many bytes */
     size_t path_bytes;
@@ -19960,7 +19960,7 @@ SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, spdl_error *error) {
     return !w->finished || spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has finished");
 }
 
-SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *w, const char *name, const char *dtype,
+SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *w, const char *name, const char *dtype,
                                     int ndim, const uint64_t *shape, const void *data,
                                     spdl_error *error) {
     size_t head_bytes, local_bytes = 0, most;
@@ -19968,7 +19968,7 @@ SPDL_API spdl_result spdl_npz_write(spdl_npz_writer *w, const char *name, const 
     uint8_t *head;
     uint32_t crc;
     if (w == NULL || name == NULL || dtype == NULL || (shape == NULL && ndim > 0))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_write: an argument is NULL");
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_add: an argument is NULL");
     if (!spdl__write_ready(w, error)) return w->where.result;
     if (ndim < 0 || ndim > SPDL_NPY_MAX_DIMS)
         spdl__write_fail(w, SPDL_E_INVALID, name, "ndim is not 0 to 64");
@@ -20045,10 +20045,10 @@ SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
     return spdl__write_bytes(w, w->directory, (size_t)(at - w->directory));
 }
 
-SPDL_API spdl_result spdl_npz_finish(spdl_npz_writer *w, spdl_error *error) {
+SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *w, spdl_error *error) {
     const char *reason;
     if (w == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_finish: writer is NULL");
+        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_finish: writer is NULL");
     if (!spdl__write_ready(w, error)) return w->where.result;
     if (w->desc.npy && w->count == 0)
         spdl__write_fail(w, SPDL_E_INVALID, NULL, "no array was written");
@@ -20091,16 +20091,16 @@ SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
     return reason == NULL || spdl__write_fail(w, SPDL_E_IO, NULL, reason);
 }
 
-SPDL_API spdl_result spdl_npz_create(spdl_npz_writer **writer, const char *path,
-                                     const spdl_npz_write_desc *desc) {
-    spdl_npz_write_desc full;
+SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
+                                     const spdl_npz_writer_desc *desc) {
+    spdl_npz_writer_desc full;
     spdl_npz_writer *w;
     spdl_result result;
     memset(&full, 0, sizeof(full));
     if (desc != NULL) full = *desc;
     if (writer != NULL) *writer = NULL;
     if (writer == NULL || path == NULL)
-        return spdl__error_set(full.error, SPDL_E_INVALID, "spdl_npz_create: an argument is NULL");
+        return spdl__error_set(full.error, SPDL_E_INVALID, "spdl_npz_writer_open: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
         return SPDL_E_INVALID;
     w = (spdl_npz_writer *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*w), 64);
@@ -20286,7 +20286,7 @@ SPDL_API spdl_record *spdl_record_find(spdl_record *sample, const char *extensio
 
 /* --- records one after the other --- */
 
-struct spdl_records {
+struct spdl__records {
     spdl__reader reader;
     spdl_records_desc desc; /* with its defaults */
     uint64_t at;            /* of what is read next */
@@ -20435,7 +20435,7 @@ SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
 }
 
 /* Goes through headers up to the next member that is a plain file: m->at is that of its data. */
-SPDL__PRIVATE spdl_result spdl__tar_find(spdl_records *s, spdl__tar_member *m) {
+SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint8_t *head = NULL;
     bool extends, plain;
@@ -20462,7 +20462,7 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl_records *s, spdl__tar_member *m) {
     }
 }
 
-SPDL__PRIVATE spdl_result spdl__tar_next(spdl_records *s, spdl_record **record) {
+SPDL__PRIVATE spdl_result spdl__tar_next(spdl__records *s, spdl_record **record) {
     spdl__tar_member m;
     char name[80];
     spdl_result result = spdl__tar_find(s, &m);
@@ -20479,7 +20479,7 @@ SPDL__PRIVATE spdl_result spdl__tar_next(spdl_records *s, spdl_record **record) 
 }
 
 /* Members up to one of another key, which waits in s->sample for the next call. */
-SPDL__PRIVATE spdl_result spdl__tar_sample(spdl_records *s, spdl_record **record) {
+SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **record) {
     spdl_record *more = NULL, **end = &s->sample;
     uint64_t bytes = 0;
     for (;;) {
@@ -20527,33 +20527,33 @@ SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t
 }
 
 SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given,
-                                                       spdl_records_kind kind) {
+                                                       spdl__records_kind kind) {
     spdl_records_desc desc;
     memset(&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
-    if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL_RECORDS_TAR ? 1 << 30 : 1 << 24;
+    if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL__RECORDS_TAR ? 1 << 30 : 1 << 24;
     spdl__error_clear(desc.error);
     return desc;
 }
 
-SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
+SPDL_API spdl_result spdl__records_open(spdl__records **records, const char *path,
                                        const spdl_records_desc *given) {
     const spdl_records_desc desc =
-        spdl__records_defaults(given, given != NULL ? given->kind : SPDL_RECORDS_TAR);
-    spdl_records *s;
+        spdl__records_defaults(given, given != NULL ? given->kind : SPDL__RECORDS_TAR);
+    spdl__records *s;
     size_t block_bytes;
     spdl_result result;
     if (records != NULL) *records = NULL;
     if (records == NULL || path == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl_records_open: %s is NULL",
+        return spdl__error_set(desc.error, SPDL_E_INVALID, "spdl__records_open: %s is NULL",
                                path == NULL ? "path" : "records");
     result = spdl__allocator_check(&desc.allocator, "records", desc.error);
     if (result != SPDL_OK) return result;
     block_bytes = sizeof(*s) + strlen(path);
-    s = (spdl_records *)spdl__alloc(&desc.allocator, block_bytes, 64);
+    s = (spdl__records *)spdl__alloc(&desc.allocator, block_bytes, 64);
     if (s == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl_records_open: out of memory");
-    memset(s, 0, offsetof(spdl_records, window));
+        return spdl__error_set(desc.error, SPDL_E_NOMEM, "spdl__records_open: out of memory");
+    memset(s, 0, offsetof(spdl__records, window));
     s->desc = desc;
     s->block_bytes = block_bytes;
     result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc.error);
@@ -20564,14 +20564,14 @@ SPDL_API spdl_result spdl_records_open(spdl_records **records, const char *path,
     return result;
 }
 
-SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **record,
+SPDL_API spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
                                        spdl_error *error) {
-    spdl_records *s = records;
+    spdl__records *s = records;
     uint64_t bytes = 0, next = 0;
     spdl_result result;
     spdl__error_clear(error);
     s->reader.error = error;
-    if (s->desc.kind != SPDL_RECORDS_LINES)
+    if (s->desc.kind != SPDL__RECORDS_LINES)
         return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
     if (s->at == s->reader.bytes) return SPDL_END;
     result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
@@ -20581,8 +20581,8 @@ SPDL_API spdl_result spdl_records_next(spdl_records *records, spdl_record **reco
     return result;
 }
 
-SPDL_API void spdl_records_close(void *records) {
-    spdl_records *s = (spdl_records *)records;
+SPDL_API void spdl__records_close(void *records) {
+    spdl__records *s = (spdl__records *)records;
     spdl_allocator allocator;
     if (s == NULL) return;
     allocator = s->desc.allocator;
@@ -20744,21 +20744,21 @@ SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
 
 SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     spdl_records_desc desc;
-    spdl_records *lines = NULL;
+    spdl__records *lines = NULL;
     spdl_record *line = NULL;
     memset(&desc, 0, sizeof(desc));
-    desc.kind = SPDL_RECORDS_LINES;
+    desc.kind = SPDL__RECORDS_LINES;
     desc.max_bytes = SPDL__LISTED_BYTES;
     desc.allocator = f->desc.allocator;
     desc.error = f->desc.error;
-    f->result = spdl_records_open(&lines, list, &desc);
+    f->result = spdl__records_open(&lines, list, &desc);
     while (f->result == SPDL_OK) {
-        f->result = spdl_records_next(lines, &line, f->desc.error);
+        f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
         (void)spdl__search_line(f, line);
         spdl_record_free(line);
     }
-    spdl_records_close(lines);
+    spdl__records_close(lines);
     if (f->result == SPDL_END) f->result = SPDL_OK;
     return f->result == SPDL_OK;
 }
@@ -21121,11 +21121,11 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, bool sourc
     return spdl__row_result(task, result, &error);
 }
 
-SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl_records_kind kind,
+SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__records_kind kind,
                                             void **out) {
     const spdl_records_desc *given = (const spdl_records_desc *)spdl_ctx(task);
-    void **state = spdl_state(task);
-    spdl_records *opened = NULL;
+    void **state = spdl_call_state(task);
+    spdl__records *opened = NULL;
     spdl_record *record = NULL;
     spdl_records_desc desc;
     spdl_error error;
@@ -21135,10 +21135,10 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl_reco
     desc.kind = kind;
     desc.error = &error;
     if (*state == NULL) {
-        result = spdl_records_open(&opened, (const char *)in, &desc);
+        result = spdl__records_open(&opened, (const char *)in, &desc);
         *state = opened;
     }
-    if (result == SPDL_OK) result = spdl_records_next((spdl_records *)*state, &record, &error);
+    if (result == SPDL_OK) result = spdl__records_next((spdl__records *)*state, &record, &error);
     *out = record;
     return result == SPDL_OK ? SPDL_AGAIN
            : result == SPDL_END ? SPDL_SKIP : spdl__row_result(task, result, &error);
@@ -21152,8 +21152,8 @@ SPDL__ROW_FN(spdl__tokens_source, spdl__tokens_row(task, in, true, 4, out))
 SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, false, 4, out))
 SPDL__ROW_FN(spdl__tokens16_source, spdl__tokens_row(task, in, true, 2, out))
 SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, false, 2, out))
-SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL_RECORDS_TAR, out))
-SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL_RECORDS_LINES, out))
+SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL__RECORDS_TAR, out))
+SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, out))
 
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 namespace {
@@ -21399,7 +21399,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
                                                         "0, or not by the same run");
         }
         level = level && one.source == all.source && (one.results | one.drops) == 0;
-        over = over && one.source >= spdl_sampler_length(&l->sampler, one.epoch) &&
+        over = over && one.source >= spdl_sampler_count(&l->sampler, one.epoch) &&
                (one.results | one.drops) == 0;
     }
     l->at = 0;

@@ -15,8 +15,8 @@
 
    A TRAINING LOOP
 
-       while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
-           train<<<grid, block, 0, stream>>>((const float *)batch.dev);
+       while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
+           train<<<grid, block, 0, stream>>>((const float *)batch.data);
 
    MEMORY THAT IS SENT lies in pinned memory from the start, so the CPU copies nothing:
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda): stages write into the batches of
@@ -301,7 +301,7 @@ SPDL_API void spdl_cuda_output_free(void *out);
 /* >>iterator
    Level 2: what a training loop uses. It takes items from anything with a next function, sends them
    ahead of time, hands out batches that are ready on the trainer's stream, and is done with the
-   last one on that stream when the next is asked for. CUDA is called inside spdl_cuda_next, on the
+   last one on that stream when the next is asked for. CUDA is called inside spdl_cuda_iter_next, on the
    trainer's thread: no other thread contends with its kernel launches. It holds as many items of
    the source as there are device slots; give a loader more slots than that.
 
@@ -311,7 +311,7 @@ SPDL_API void spdl_cuda_output_free(void *out);
 typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
 
 typedef struct spdl_cuda_iter_desc {
-    spdl_next_fn next;      /* spdl_pipeline_next_fn, spdl_loader_next_fn, ... */
+    spdl_next_fn next;      /* spdl_pipeline_next, spdl_loader_next_fn, ... */
     void *source;
     spdl_cuda_view_fn view; /* what an item is; or NULL: a batch in place, */
     size_t item_bytes;      /* of SPDL_BATCH(n, .item_bytes = ...) */
@@ -327,7 +327,7 @@ typedef struct spdl_cuda_iter spdl_cuda_iter;
    Returns: SPDL_OK, SPDL_E_INVALID (a field, or there is an iterator already), SPDL_E_NOMEM, or as
             above.
    Owns:    the caller closes *iter, and keeps the source. */
-SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_cuda *cuda,
+SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc);
 
 /* Is done with the batch of the last call on the stream of that call, and hands out the next, ready
@@ -340,7 +340,7 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_cuda *cuda,
             source: go on when one was given back), what the source or `view` returned, or as above.
    Blocks:  until the source has an item, or up to timeout_ns.
    Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. */
-SPDL_API spdl_result spdl_cuda_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
+SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
 /* Keeps the next n batches on the device and repeats them, without the source and the bus, until it
@@ -352,7 +352,7 @@ SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 /* Ends the iterator: is done with the last batch, waits for its copies and releases the items. Work
    of others on the device is not waited for. NULL is allowed.
    Blocks:  until copies are done, which wait for the readers of batches before (E3). */
-SPDL_API void spdl_cuda_iter_close(spdl_cuda_iter *iter);
+SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter);
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -1160,7 +1160,7 @@ SPDL__PRIVATE int spdl__submit_bytes(spdl_cuda *cuda, uint64_t to, const spdl_cu
 SPDL__PRIVATE spdl_result spdl__submit_calls(spdl_cuda *cuda, const spdl__cuda_slot *slot,
                                              const spdl_cuda_view *view,
                                              const spdl__cuda_slab *slab) {
-    const uint64_t to = (uint64_t)(uintptr_t)slot->batch.dev;
+    const uint64_t to = (uint64_t)(uintptr_t)slot->batch.data;
     void *event = spdl__cuda_transfer_of(cuda, cuda->sent)->event;
     spdl_result result = SPDL_OK;
     int i;
@@ -1800,7 +1800,7 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     if (cuda->desc.device_memory != NULL) device = (uintptr_t)cuda->desc.device_memory;
     for (i = 0; i < slots; ++i) {
         spdl__cuda_slot *slot = &cuda->slot[i];
-        slot->batch.dev = (void *)(device + (size_t)i * cuda->stride);
+        slot->batch.data = (void *)(device + (size_t)i * cuda->stride);
         slot->batch.slot = i;
         slot->batch.cuda = cuda;
         slot->batch.slot_ = slot;
@@ -2099,7 +2099,7 @@ SPDL__PRIVATE spdl_result spdl__iter_finish(spdl_cuda_iter *iter, bool *checked)
     return SPDL_OK;
 }
 
-SPDL_API spdl_result spdl_cuda_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
+SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
                                     spdl_cuda_batch *batch, int64_t timeout_ns) {
     spdl_result result;
     bool checked;
@@ -2167,7 +2167,7 @@ SPDL__PRIVATE size_t spdl__iter_bytes(const spdl_cuda *cuda, int depth) {
     return sizeof(spdl_cuda_iter) + (size_t)(depth + 2 + cuda->desc.device_slots) * sizeof(void *);
 }
 
-SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_cuda *cuda,
+SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) {
     spdl_cuda_iter *made;
     uint32_t none = 0;
@@ -2200,7 +2200,7 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_cuda *cuda,
     return SPDL_OK;
 }
 
-SPDL_API void spdl_cuda_iter_close(spdl_cuda_iter *iter) {
+SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
     spdl_cuda *cuda;
     if (iter == NULL || iter->cuda->process != (long)getpid()) return;
     cuda = iter->cuda;

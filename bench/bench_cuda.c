@@ -223,18 +223,18 @@ static void rig_open(rig *r, size_t bytes, bool live) {
     desc.source = &r->source;
     desc.view = source_view;
     desc.free_item = source_release;
-    BENCH_CHECK(spdl_cuda_iter_open(&r->it, r->cuda, &desc) == SPDL_OK);
+    BENCH_CHECK(spdl_cuda_iter_create(&r->it, r->cuda, &desc) == SPDL_OK);
 }
 
 static void rig_close(rig *r) {
-    spdl_cuda_iter_close(r->it);
+    spdl_cuda_iter_destroy(r->it);
     spdl_cuda_close(r->cuda);
     kit_stream_free(r->stream);
 }
 
 static void rig_next(rig *r, spdl_cuda_batch *batch) {
-    const spdl_result result = spdl_cuda_next(r->it, r->stream, batch, SPDL_FOREVER);
-    if (result != SPDL_OK) bench_fail("spdl_cuda_next: %s", spdl_result_text(result));
+    const spdl_result result = spdl_cuda_iter_next(r->it, r->stream, batch, SPDL_FOREVER);
+    if (result != SPDL_OK) bench_fail("spdl_cuda_iter_next: %s", spdl_result_text(result));
 }
 
 static double gb_per_s(size_t bytes, uint64_t count, uint64_t ns) {
@@ -289,7 +289,7 @@ static void slot_send(spdl_cuda *cuda, size_t bytes, spdl_cuda_stream stream, bo
     if (fill) kit_fill(data, bytes, 5);
     block_send(cuda, data, bytes, &batch);
     BENCH_CHECK(spdl_cuda_ready(&batch, stream) == SPDL_OK);
-    if (look) kit_check(stream, batch.dev, bytes, 5);
+    if (look) kit_check(stream, batch.data, bytes, 5);
     BENCH_CHECK(spdl_cuda_done(&batch, stream) == SPDL_OK);
 }
 
@@ -334,7 +334,7 @@ static double arena_rate(const void *arg) {
     rig_open(&r, bytes, false);
     for (i = 0; i < ARENA_SLOTS; ++i) {
         rig_next(&r, &batch);
-        kit_check(r.stream, batch.dev, bytes, (uint64_t)(uintptr_t)batch.user);
+        kit_check(r.stream, batch.data, bytes, (uint64_t)(uintptr_t)batch.user);
     }
     CUDA(cudaDeviceSynchronize());
     start = bench_ns();
@@ -596,7 +596,7 @@ static uint64_t infer_all(uint64_t kernel_ns) {
         BENCH_CHECK(spdl_cuda_ready(&batch, stream) == SPDL_OK);
         BENCH_CHECK(spdl_cuda_output_get(cuda, stream, o, SPDL_FOREVER) == SPDL_OK);
         if (kernel_ns > 0) kit_spin(stream, kernel_ns);
-        kit_invert(stream, (*o)->dev, batch.dev, 1);
+        kit_invert(stream, (*o)->dev, batch.data, 1);
         BENCH_CHECK(spdl_cuda_done(&batch, stream) == SPDL_OK);
         BENCH_CHECK(spdl_cuda_output_send(*o) == SPDL_OK);
     }
@@ -670,7 +670,7 @@ SPDL_FN(place_item, void, void) {
 /* GB/s, or with *cpu CPU nanoseconds for each byte. */
 static double in_place(bool cpu) {
     spdl_pipeline_desc desc = { .workers = 2 };
-    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn,
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next,
                                       .item_bytes = PLACE_BYTES / PLACES };
     const uint64_t count = count_for(PLACE_BYTES);
     spdl_pipeline *p = NULL;
@@ -687,7 +687,7 @@ static double in_place(bool cpu) {
         SPDL_SOURCE(place_source), SPDL_PIPE(place_item),
         SPDL_BATCH(PLACES, .item_bytes = PLACE_BYTES / PLACES), SPDL_SINK(3))) == SPDL_OK);
     iter_desc.source = p;
-    BENCH_CHECK(spdl_cuda_iter_open(&r.it, r.cuda, &iter_desc) == SPDL_OK);
+    BENCH_CHECK(spdl_cuda_iter_create(&r.it, r.cuda, &iter_desc) == SPDL_OK);
     for (i = 0; i < 8; ++i) {
         spdl_cuda_batch batch;
         rig_next(&r, &batch);
@@ -703,7 +703,7 @@ static double in_place(bool cpu) {
     cpu_ns = bench_cpu_ns() - cpu_ns;
     spdl_cuda_get_stats(r.cuda, &stats);
     BENCH_CHECK(stats.pageable_bytes == 0);
-    spdl_cuda_iter_close(r.it);
+    spdl_cuda_iter_destroy(r.it);
     spdl_pipeline_destroy(p);
     spdl_cuda_close(r.cuda);
     kit_stream_free(r.stream);
@@ -740,7 +740,7 @@ static double close_ms(const void *arg) {
     for (i = 0; i < 8; ++i) rig_next(&r, &batch);
     kit_spin(theirs, kernel_ns);
     start = bench_ns();
-    spdl_cuda_iter_close(r.it);
+    spdl_cuda_iter_destroy(r.it);
     took = bench_ns() - start;
     CUDA(cudaDeviceSynchronize());
     spdl_cuda_close(r.cuda);

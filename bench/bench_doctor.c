@@ -243,11 +243,11 @@ static spdl_finding watched(const planted *is, char *text, size_t bytes) {
 /* NULL, or why the program cannot be had here. What was wrong is added to `more`. */
 static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more, size_t bytes) {
     static planted_run run;
-    static spdl_doctor_report r;
+    static spdl__doctor_report r;
     static char json[1 << 16];
     surroundings around;
     spdl_doctor_desc doctor;
-    spdl_process_stats before, after;
+    spdl__process_stats before, after;
     spdl_finding found;
     char text[1024];
     const char *reason = around_begins(&around, is);
@@ -259,12 +259,12 @@ static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more
     doctor.quiet = true;
     doctor.raise = (is->flags & PLANTED_RAISE) != 0;
     doctor.replay = (is->flags & PLANTED_REPLAY) != 0;
-    spdl_process_read(&before);
+    spdl__process_read(&before);
     found = watched(is, text, sizeof text);
     open_or_fail(&run, is, NULL, &doctor);
     if (spdl_doctor_run(run.pipeline, planted_step, &run, &r) != SPDL_OK)
         bench_fail("spdl_doctor_run has failed");
-    spdl_process_read(&after);
+    spdl__process_read(&after);
     planted_close(&run);
     b->verdict = planted_right(is, &found, &run, true);
     b->doctor = planted_right(is, &r.finding, &run, false);
@@ -292,7 +292,7 @@ static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more
     around_ends(&around);
     if (raw != NULL) {
         const char *comma = ",\"sum\":[";
-        spdl_doctor_json(&r, json, sizeof json);
+        spdl__doctor_json(&r, json, sizeof json);
         json[strcspn(json, "\n")] = '\0';
         fprintf(raw, "{\"program\":\"%s\"", b->program);
 #define BRIEF_WRITE(key) fprintf(raw, "%s%.6g", comma, b->key), comma = ",";
@@ -428,7 +428,7 @@ static void row_overhead(void) {
                                    0, 0, 0, NULL };
     const bench_row row = { quick.name, "%", NULL, false, 0, false, 0 };
     static planted_run run[2];
-    static spdl_doctor_report report;
+    static spdl__doctor_report report;
     spdl_doctor_desc doctor;
     spdl_interval is;
     char text[64];

@@ -141,7 +141,7 @@ static void ours_take(spdl_loader *l, const shape *is, uint64_t count) {
         last = (const char *)b.data + (step - 1) * is->bytes;
         BENCH_CHECK(b.bytes == step * is->bytes);
         if (is->rounds > 0) {
-            BENCH_CHECK(loader_work_is(last, is->bytes, (b.number + 1) * step - 1));
+            BENCH_CHECK(loader_work_is(last, is->bytes, (b.sequence + 1) * step - 1));
         }
         BENCH_CHECK(spdl_loader_done(l, &b) == SPDL_OK);
     }
@@ -484,13 +484,13 @@ static double report_ms(const shape *is, uint32_t chance) {
     killer k;
     memset(&b, 0, sizeof b);
     ours_take(l, is, taken = 2);
-    while (spdl_loader_read(l, &status), status.pid == 0) usleep(20);
+    while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(20);
     k.pid = status.pid;
     k.after_ns = chance % 4000000;
     k.when = is->when;
     if (is->bad < 0) BENCH_CHECK(pthread_create(&thread, NULL, kill_later, &k) == 0);
     while ((result = spdl_loader_next(l, &b, SPDL_FOREVER)) == SPDL_OK) {
-        BENCH_CHECK(b.number == taken++ && loader_work_is(b.data, is->bytes, b.number));
+        BENCH_CHECK(b.sequence == taken++ && loader_work_is(b.data, is->bytes, b.sequence));
         BENCH_CHECK(spdl_loader_done(l, &b) == SPDL_OK);
     }
     ms = (double)(bench_ns() - __atomic_load_n(is->when, __ATOMIC_ACQUIRE)) / 1e6;

@@ -435,7 +435,7 @@ static uint64_t add_up(const uint8_t *data, size_t bytes) {
 
 static spdl_npz *open_path(const char *file) {
     spdl_npz *npz = NULL;
-    BENCH_CHECK(spdl_npz_open_file(&npz, path_of(file), NULL) == SPDL_OK);
+    BENCH_CHECK(spdl_npz_open(&npz, path_of(file), NULL) == SPDL_OK);
     return npz;
 }
 

@@ -18,7 +18,7 @@
    reporter_pct           the same, with a reporter (JSON every 0.1 s) against without
    create_us              spdl_pipeline_create and _destroy of the inline one, which reads no /proc
    snapshot_us            spdl_pipeline_stats of 5 stages and 8 workers, while they run
-   process_us             spdl_process_read */
+   process_us             spdl__process_read */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -154,10 +154,10 @@ static double snapshot_us(const void *arg) {
 static double process_us(const void *arg) {
     enum { CALLS = 200 };
     const uint64_t start = bench_ns();
-    spdl_process_stats stats;
+    spdl__process_stats stats;
     int i;
     (void)arg;
-    for (i = 0; i < CALLS; ++i) spdl_process_read(&stats);
+    for (i = 0; i < CALLS; ++i) spdl__process_read(&stats);
     return (double)(bench_ns() - start) / CALLS / 1e3;
 }
 

@@ -443,9 +443,9 @@ static const planted planted_programs[] = {
       0, IS(WORKERS), 0, NULL },
     /* the consumer */
     { "trainer", "source list; pipe decode calls=2 compute=1500; trainer sleep=6000",
-      PLANTED_RAISE, IS(TRAINER), 0, NULL },
+      PLANTED_RAISE, IS(CONSUMER), 0, NULL },
     { "trainer_computes", "source list; pipe decode compute=500 copies; trainer compute=5000",
-      PLANTED_REPLAY, IS(TRAINER), 0, NULL },
+      PLANTED_REPLAY, IS(CONSUMER), 0, NULL },
     { "harm", "source list; pipe decode calls=1n compute=4000; trainer compute=2200 workers=1n",
       0, IS(HARM) | IS(MACHINE), 0, NULL },
     /* more than one, and uneven */
@@ -488,7 +488,7 @@ static const planted planted_programs[] = {
     { "others_and_lock", "source list; pipe read calls=4 sleep=2000 locked=1;"
       "trainer sleep=500 others=1n workers=6", PLANTED_RAISE, IS(LOCK), UNSURE, "read," },
     { "others_and_trainer", "source list; pipe decode compute=300; trainer sleep=5000 others=1",
-      0, IS(TRAINER), IS(FOREIGN), NULL }
+      0, IS(CONSUMER), IS(FOREIGN), NULL }
 };
 /* clang-format on */
 #undef UNSURE

@@ -46,7 +46,7 @@ SPDL_FN(read_text, Message, Message) {
 
 /* Many in and many out: a call for each message that leaves the batch. */
 SPDL_FN(look_at, spdl_batch, Message) {
-    uintptr_t *at = (uintptr_t *)spdl_state(task); /* 0 in the first call */
+    uintptr_t *at = (uintptr_t *)spdl_call_state(task); /* 0 in the first call */
     *out = (Message *)in->items[*at];
     in->items[*at] = NULL; /* the message is ours */
     snprintf((*out)->label, sizeof (*out)->label, "%d of %d looked at", (int)*at + 1,

@@ -50,12 +50,12 @@ int main(void) {
             SPDL_SOURCE(next_file, .free_item = free),
             SPDL_PIPE(load, .concurrency = 2),
             SPDL_SINK(3))) != SPDL_OK) return 1;
-    today = train(spdl_pipeline_next_fn, p, free);
+    today = train(spdl_pipeline_next, p, free);
     if (spdl_cache_create(&cache, &(spdl_cache_desc){
-            .next = spdl_pipeline_next_fn, .source = p, .num_caches = KEPT,
+            .next = spdl_pipeline_next, .source = p, .num_caches = KEPT,
             .return_caches_after = 2 * KEPT, /* the first ones are slow: let some pass */
             .stop_after = STEPS, .free_item = free }) != SPDL_OK) return 1;
-    cached = train(spdl_cache_next_fn, cache, NULL);
+    cached = train(spdl_cache_next, cache, NULL);
     spdl_cache_destroy(cache);
     spdl_pipeline_destroy(p);
     printf("%.0f steps/s, %.0f on %d items that were kept: headspace %+.0f %%\n", today, cached,

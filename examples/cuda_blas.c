@@ -78,9 +78,9 @@ static int answer(const Blas *blas, spdl_cuda *cuda, spdl_cuda_iter *it) {
     spdl_cuda_output *out, *last = NULL;
     spdl_cuda_batch batch;
     int right = 0, n = 0;
-    for (; spdl_cuda_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK; n++, last = out) {
+    for (; spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK; n++, last = out) {
         if (spdl_cuda_output_get(cuda, NULL, &out, SPDL_FOREVER) != SPDL_OK) break;
-        if (!layer(blas, batch.dev, out->dev) || spdl_cuda_output_send(out) != SPDL_OK) break;
+        if (!layer(blas, batch.data, out->dev) || spdl_cuda_output_send(out) != SPDL_OK) break;
         if (last != NULL) right += check(last, (uint64_t)n - 1);
     }
     if (last != NULL) right += check(last, (uint64_t)n - 1);
@@ -89,7 +89,7 @@ static int answer(const Blas *blas, spdl_cuda *cuda, spdl_cuda_iter *it) {
 
 static int run(const Blas *blas, spdl_cuda *cuda) {
     const spdl_pipeline_desc loader = { .workers = 2, .allocator = spdl_cuda_allocator(cuda) };
-    spdl_cuda_iter_desc ahead = { .next = spdl_pipeline_next_fn, .view = describe,
+    spdl_cuda_iter_desc ahead = { .next = spdl_pipeline_next, .view = describe,
                                   .free_item = spdl_buffer_free };
     spdl_pipeline *pipeline = NULL;
     spdl_cuda_iter *it = NULL;
@@ -98,8 +98,8 @@ static int run(const Blas *blas, spdl_cuda *cuda) {
             SPDL_SOURCE(load, .item_bytes = sizeof(Batch), .free_item = spdl_buffer_free),
             SPDL_SINK(2))) != SPDL_OK) return 0;
     ahead.source = pipeline;
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) == SPDL_OK) right = answer(blas, cuda, it);
-    spdl_cuda_iter_close(it);
+    if (spdl_cuda_iter_create(&it, cuda, &ahead) == SPDL_OK) right = answer(blas, cuda, it);
+    spdl_cuda_iter_destroy(it);
     spdl_pipeline_destroy(pipeline);
     return right;
 }

@@ -48,7 +48,7 @@ static spdl_result stream_assets(Streaming *s, spdl_cuda_stream stream) {
     spdl_result result = SPDL_OK;
     if (s->sent && spdl_cuda_arrived(&s->on_its_way, 0) == SPDL_OK) {
         spdl_cuda_ready(&s->on_its_way, stream); /* at no cost: it has arrived */
-        /* draw<<<..., stream>>>(s->on_its_way.dev) */
+        /* draw<<<..., stream>>>(s->on_its_way.data) */
         spdl_cuda_done(&s->on_its_way, stream);
         s->sent = false;
         s->used++;

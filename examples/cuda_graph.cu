@@ -49,7 +49,7 @@ static bool capture(Model *m, const Batch *batch, cudaGraphExec_t *exec) {
 
 static bool step(Model *m, const spdl_cuda_batch *batch) {
     cudaGraphExec_t *graph = &m->graph[batch->slot];
-    return (*graph || capture(m, (const Batch *)batch->dev, graph)) &&
+    return (*graph || capture(m, (const Batch *)batch->data, graph)) &&
            !cudaGraphLaunch(*graph, m->stream);
 }
 
@@ -57,13 +57,13 @@ static void train(Model *m, spdl_cuda *cuda, spdl_pipeline *pipeline) {
     spdl_cuda_iter_desc ahead = spdl_cuda_iter_desc();
     spdl_cuda_iter *it;
     spdl_cuda_batch batch;
-    ahead.next = spdl_pipeline_next_fn;
+    ahead.next = spdl_pipeline_next;
     ahead.source = pipeline;
     ahead.view = describe;
     ahead.free_item = spdl_buffer_free;
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) != SPDL_OK) return;
-    while (spdl_cuda_next(it, m->stream, &batch, SPDL_FOREVER) == SPDL_OK && step(m, &batch)) {}
-    spdl_cuda_iter_close(it);
+    if (spdl_cuda_iter_create(&it, cuda, &ahead) != SPDL_OK) return;
+    while (spdl_cuda_iter_next(it, m->stream, &batch, SPDL_FOREVER) == SPDL_OK && step(m, &batch)) {}
+    spdl_cuda_iter_destroy(it);
 }
 
 /* What the model has summed up. */

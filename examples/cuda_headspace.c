@@ -37,7 +37,7 @@ static spdl_result describe(void *item, spdl_cuda_view *view) {
 /* Stands for a training step that takes 1 ms. */
 static void train_step(const spdl_cuda_batch *batch) {
     const uint64_t end = spdl_time_ns() + 1000000;
-    while (spdl_time_ns() < end) (void)*(void *const volatile *)&batch->dev;
+    while (spdl_time_ns() < end) (void)*(void *const volatile *)&batch->data;
 }
 
 /* Steps per second, of STEPS steps; 0: it did not come that far. */
@@ -45,23 +45,23 @@ static double rate(spdl_cuda_iter *it) {
     const uint64_t start = spdl_time_ns();
     spdl_cuda_batch batch;
     for (int i = 0; i < STEPS; i++) {
-        if (spdl_cuda_next(it, NULL, &batch, SPDL_FOREVER) != SPDL_OK) return 0;
+        if (spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) != SPDL_OK) return 0;
         train_step(&batch);
     }
     return STEPS * 1e9 / (double)(spdl_time_ns() - start);
 }
 
 static bool compare(spdl_cuda *cuda, spdl_pipeline *pipeline) {
-    const spdl_cuda_iter_desc ahead = { .next = spdl_pipeline_next_fn, .source = pipeline,
+    const spdl_cuda_iter_desc ahead = { .next = spdl_pipeline_next, .source = pipeline,
                                         .view = describe, .free_item = spdl_buffer_free };
     spdl_cuda_iter *it;
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) != SPDL_OK) return false;
+    if (spdl_cuda_iter_create(&it, cuda, &ahead) != SPDL_OK) return false;
     const double today = rate(it);
     spdl_cuda_iter_hold(it, 3);
     const double held = rate(it);
     spdl_cuda_iter_hold(it, 0);
     const double again = rate(it); /* training goes on */
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     if (today <= 0 || held <= 0 || again <= 0) return false;
     printf("on the device  %7.1f steps/s: the ceiling\n", held);
     printf("today          %7.1f steps/s: loading and copying cost %.1f %%\n", today,

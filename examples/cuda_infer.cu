@@ -53,7 +53,7 @@ SPDL_FN(launch, Images, spdl_cuda_output) {
         spdl_take(task); /* `release` frees it, once it has been read */
         result = spdl_cuda_ready(&batch, m->stream);
         if (result == SPDL_OK)
-            look<<<1, IMAGES, 0, m->stream>>>((const Images *)batch.dev, (Answer *)answer->dev);
+            look<<<1, IMAGES, 0, m->stream>>>((const Images *)batch.data, (Answer *)answer->dev);
         spdl_cuda_batch_free(&batch); /* done with, on the stream */
     }
     if (result == SPDL_OK) result = spdl_cuda_output_send(answer);

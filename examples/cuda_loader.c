@@ -45,10 +45,10 @@ static int train(spdl_cuda *cuda, spdl_loader *loader) {
     spdl_cuda_batch batch;
     spdl_cuda_iter *it;
     int n = 0;
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) != SPDL_OK) return 0;
-    while (spdl_cuda_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK)
-        n += batch.bytes == IMAGES * sizeof(Image); /* train<<<...>>>(batch.dev) */
-    spdl_cuda_iter_close(it);
+    if (spdl_cuda_iter_create(&it, cuda, &ahead) != SPDL_OK) return 0;
+    while (spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK)
+        n += batch.bytes == IMAGES * sizeof(Image); /* train<<<...>>>(batch.data) */
+    spdl_cuda_iter_destroy(it);
     return n;
 }
 

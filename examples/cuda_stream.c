@@ -26,7 +26,7 @@ SPDL_FN(load, void, Image) {
     return SPDL_OK;
 }
 
-/* Here a training step would be launched on the stream; batch->dev is an Image[] on the device. */
+/* Here a training step would be launched on the stream; batch->data is an Image[] on the device. */
 static bool train(const spdl_cuda_batch *batch, uint64_t n) {
     return batch->sequence == n && batch->bytes == IMAGES * sizeof(Image);
 }
@@ -42,16 +42,16 @@ static void report(const spdl_cuda *cuda, uint64_t ns) {
 
 /* How many batches were right. */
 static uint64_t run(spdl_cuda *cuda, spdl_pipeline *pipeline) {
-    const spdl_cuda_iter_desc ahead = { .next = spdl_pipeline_next_fn, .source = pipeline,
+    const spdl_cuda_iter_desc ahead = { .next = spdl_pipeline_next, .source = pipeline,
                                         .item_bytes = sizeof(Image) };
     const spdl_cuda_stream stream = NULL; /* or a cudaStream_t of yours */
     const uint64_t start = spdl_time_ns();
     uint64_t n = 0;
     spdl_cuda_iter *it;
     spdl_cuda_batch batch;
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) != SPDL_OK) return 0;
-    while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK && train(&batch, n)) n++;
-    spdl_cuda_iter_close(it);
+    if (spdl_cuda_iter_create(&it, cuda, &ahead) != SPDL_OK) return 0;
+    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK && train(&batch, n)) n++;
+    spdl_cuda_iter_destroy(it);
     report(cuda, spdl_time_ns() - start);
     return n;
 }

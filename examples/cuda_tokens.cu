@@ -46,11 +46,11 @@ static int train(spdl_cuda_iter *it, int *right, cudaStream_t stream) {
     int n = 0, epochs = 0;
     while (epochs < EPOCHS) {
         spdl_cuda_batch batch;
-        const spdl_result result = spdl_cuda_next(it, stream, &batch, SPDL_FOREVER);
+        const spdl_result result = spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER);
         if (result == SPDL_END) epochs++;
         if (result < 0) return -1;
         if (result != SPDL_OK) continue;
-        step<<<1, BATCH, 0, stream>>>((const Window *)batch.dev, right);
+        step<<<1, BATCH, 0, stream>>>((const Window *)batch.data, right);
         n++;
     }
     return n;
@@ -70,11 +70,11 @@ static bool run(spdl_cuda *cuda) {
         SPDL_BATCH(BATCH).with_item_bytes(sizeof(Window)),
         SPDL_PIPE(check).with_free_item(spdl_batch_free), SPDL_SINK(3) };
     if (spdl_pipeline_create(&pipeline, &loader, rows) != SPDL_OK) return false;
-    ahead.next = spdl_pipeline_next_fn;
+    ahead.next = spdl_pipeline_next;
     ahead.source = pipeline;
     ahead.item_bytes = sizeof(Window);
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) == SPDL_OK) n = train(it, right, NULL);
-    spdl_cuda_iter_close(it);
+    if (spdl_cuda_iter_create(&it, cuda, &ahead) == SPDL_OK) n = train(it, right, NULL);
+    spdl_cuda_iter_destroy(it);
     spdl_pipeline_destroy(pipeline);
     cudaMemcpy(counts, right, sizeof counts, cudaMemcpyDeviceToHost);
     for (int i = 0; i < BATCH; i++) sum += counts[i];

@@ -96,8 +96,8 @@ static int train(spdl_cuda_iter *it, State *state, cudaStream_t stream) {
     static int right[MAX_IMAGES];
     spdl_cuda_batch batch;
     int sum = 0;
-    for (int n = 0; spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK; n++) {
-        const Batch *images = (const Batch *)batch.dev;
+    for (int n = 0; spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK; n++) {
+        const Batch *images = (const Batch *)batch.data;
         const int count = (int)(uintptr_t)batch.user;
         run(Normalise{ images, state }, count * PIXELS, stream);
         run(Predict{ images, state }, count, stream);
@@ -129,12 +129,12 @@ static int run(spdl_cuda *cuda, const char *folder, spdl_error *error) {
         SPDL_SOURCE(load).with_ctx((void *)folder).with_item_bytes(sizeof(Batch))
             .with_free_item(spdl_buffer_free), SPDL_SINK(3) };
     if (spdl_pipeline_create(&pipeline, &loader, rows) != SPDL_OK) return -1;
-    ahead.next = spdl_pipeline_next_fn;
+    ahead.next = spdl_pipeline_next;
     ahead.source = pipeline;
     ahead.view = describe;
     ahead.free_item = spdl_buffer_free;
-    if (spdl_cuda_iter_open(&it, cuda, &ahead) == SPDL_OK) right = train(it, state, stream);
-    spdl_cuda_iter_close(it);
+    if (spdl_cuda_iter_create(&it, cuda, &ahead) == SPDL_OK) right = train(it, state, stream);
+    spdl_cuda_iter_destroy(it);
     if (right < 0) *error = *spdl_pipeline_error(pipeline);
     spdl_pipeline_destroy(pipeline);
     cudaFree(state);

@@ -78,7 +78,7 @@ int main(void) {
             SPDL_SOURCE(count),
             SPDL_PIPE(read_ahead, .concurrency = LOADERS, .free_item = free),
             SPDL_SINK(4))) != SPDL_OK) return 1;
-    done = measure("pipeline", spdl_pipeline_next_fn, pipeline) && done;
+    done = measure("pipeline", spdl_pipeline_next, pipeline) && done;
     spdl_pipeline_destroy(pipeline);
     return done ? 0 : 1;
 }

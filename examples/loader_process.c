@@ -93,17 +93,17 @@ int main(int argc, char **argv) {
         model = step(model, (const image *)batch.data, batch.count);
         images += batch.count;
         spdl_loader_done(loader, &batch);
-        spdl_loader_read(loader, &status);
-        if (strcmp(what, "kill") == 0 && batch.number % 20 == 10 && status.pid > 0)
+        spdl_loader_get_status(loader, &status);
+        if (strcmp(what, "kill") == 0 && batch.sequence % 20 == 10 && status.pid > 0)
             kill((pid_t)status.pid, SIGKILL);
-        if (strcmp(what, "resume") != 0 || batch.number != IMAGES / BATCH / 2) continue;
-        if (spdl_loader_save(loader, text, sizeof text) < 0) return puts(text), 1;
+        if (strcmp(what, "resume") != 0 || batch.sequence != IMAGES / BATCH / 2) continue;
+        if (spdl_loader_state_save(loader, text, sizeof text) < 0) return puts(text), 1;
         spdl_loader_close(loader); /* the end of this run; text is beside the model */
         loader = open_loader();
-        if (spdl_loader_load(loader, texts, 1, SPDL_FOREVER, &error) != SPDL_OK)
+        if (spdl_loader_state_load(loader, texts, 1, SPDL_FOREVER, &error) != SPDL_OK)
             return puts(error.text), 1;
     }
-    spdl_loader_read(loader, &status);
+    spdl_loader_get_status(loader, &status);
     if (result != SPDL_END) fprintf(stderr, "%s\n", spdl_loader_error(loader)->text);
     printf("%llu images, model %016llx; started again %s\n", (unsigned long long)images,
            (unsigned long long)model, status.restarts > 0 ? "and again" : "never");

@@ -94,8 +94,8 @@ int main(int argc, char **argv) {
     static const char *const names[] = { "threads", "polite threads", "a process",
                                          "a polite process" };
     const double seconds = argc > 1 ? atof(argv[1]) : 1;
-    spdl_process_stats machine;
-    spdl_process_read(&machine);
+    spdl__process_stats machine;
+    spdl__process_read(&machine);
     turns_of_1_ms = 100000;
     uint64_t best = UINT64_MAX;
     for (int i = 0; i < 20; i++) { /* how many turns take 1 ms */

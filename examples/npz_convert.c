@@ -31,7 +31,7 @@ static spdl_result copy(const spdl_npz *npz, size_t index, spdl_npz_writer *writ
     void *data = malloc((size_t)info.bytes + 1); /* that there is none, the next call reports */
     result = spdl_npz_read(npz, index, data, (size_t)info.bytes, error);
     if (result == SPDL_OK)
-        result = spdl_npz_write(writer, spdl_npz_name(npz, index), info.descr, info.ndim,
+        result = spdl_npz_writer_add(writer, spdl_npz_name(npz, index), info.dtype, info.ndim,
                                 info.shape, data, error);
     free(data);
     return result;
@@ -39,14 +39,14 @@ static spdl_result copy(const spdl_npz *npz, size_t index, spdl_npz_writer *writ
 
 static spdl_result convert(const char *from, const char *to, spdl_error *error) {
     const spdl_npz_desc desc = { .error = error };
-    const spdl_npz_write_desc write_desc = { .error = error };
+    const spdl_npz_writer_desc write_desc = { .error = error };
     spdl_npz *npz = NULL;
     spdl_npz_writer *writer = NULL;
-    spdl_result result = spdl_npz_open_file(&npz, from, &desc);
-    if (result == SPDL_OK) result = spdl_npz_create(&writer, to, &write_desc);
+    spdl_result result = spdl_npz_open(&npz, from, &desc);
+    if (result == SPDL_OK) result = spdl_npz_writer_open(&writer, to, &write_desc);
     for (size_t i = 0; result == SPDL_OK && i < spdl_npz_count(npz); i++)
         result = copy(npz, i, writer, error);
-    if (result == SPDL_OK) result = spdl_npz_finish(writer, error);
+    if (result == SPDL_OK) result = spdl_npz_writer_finish(writer, error);
     spdl_npz_writer_close(writer); /* without a finish it leaves nothing behind */
     spdl_npz_close(npz);
     return result;
@@ -69,7 +69,7 @@ static spdl_result view_and_look(const char *path, spdl_error *error) {
     spdl_npz *npz;
     spdl_npy_info info;
     const void *data = NULL;
-    spdl_result result = spdl_npz_open_file(&npz, path, &desc);
+    spdl_result result = spdl_npz_open(&npz, path, &desc);
     for (size_t i = 0; result == SPDL_OK && i < spdl_npz_count(npz); i++) {
         result = spdl_npz_info(npz, i, &info, error);
         if (result == SPDL_OK) result = spdl_npz_view(npz, i, &data, NULL, error);

@@ -47,7 +47,7 @@ static void print_json(const char *path, const char *name, const spdl_npy_info *
     print_json_string(name);
     printf(", \"kind\": \"%c\", \"itemsize\": %" PRIu64 ", \"descr\": ", info->kind,
            info->itemsize);
-    print_json_string(info->descr);
+    print_json_string(info->dtype);
     print_shape(info->shape, info->ndim, ", \"shape\": [", "], ");
     printf("\"bytes\": %" PRIu64 ", \"stored\": %s}\n", info->bytes,
            info->stored ? "true" : "false");
@@ -61,7 +61,7 @@ static spdl_result print_array(const spdl_npz *npz, const char *path, size_t ind
     if (result != SPDL_OK) return result;
     if (json) print_json(path, spdl_npz_name(npz, index), &info);
     if (json) return SPDL_OK;
-    printf("  %-16s %-8s ", spdl_npz_name(npz, index), info.descr);
+    printf("  %-16s %-8s ", spdl_npz_name(npz, index), info.dtype);
     print_shape(info.shape, info.ndim, "(", info.ndim == 1 ? ",)" : ")");
     printf(" %s, %" PRIu64 " bytes\n", info.stored ? "stored" : "deflated", info.bytes);
     return SPDL_OK;
@@ -71,7 +71,7 @@ static spdl_result print_file(const char *path, bool json) {
     spdl_error error = { .text = "" };
     const spdl_npz_desc desc = { .error = &error };
     spdl_npz *npz;
-    spdl_result result = spdl_npz_open_file(&npz, path, &desc);
+    spdl_result result = spdl_npz_open(&npz, path, &desc);
     if (result == SPDL_OK && !json) printf("%s: %zu arrays\n", path, spdl_npz_count(npz));
     for (size_t i = 0; result == SPDL_OK && i < spdl_npz_count(npz); i++)
         result = print_array(npz, path, i, json, &error);

@@ -18,12 +18,12 @@ typedef struct Batch {
 static spdl_result make(const char *path, spdl_error *error) {
     static float data[SAMPLES][WIDTH];
     spdl_npz_writer *w;
-    spdl_result result = spdl_npz_create(&w, path, &(spdl_npz_write_desc){ .error = error });
+    spdl_result result = spdl_npz_writer_open(&w, path, &(spdl_npz_writer_desc){ .error = error });
     for (int i = 0; i < SAMPLES; i++)
         for (int k = 0; k < WIDTH; k++) data[i][k] = (float)i;
     if (result == SPDL_OK)
-        result = spdl_npz_write(w, "x", "f4", 2, (uint64_t[]){ SAMPLES, WIDTH }, data, error);
-    if (result == SPDL_OK) result = spdl_npz_finish(w, error);
+        result = spdl_npz_writer_add(w, "x", "f4", 2, (uint64_t[]){ SAMPLES, WIDTH }, data, error);
+    if (result == SPDL_OK) result = spdl_npz_writer_finish(w, error);
     spdl_npz_writer_close(w);
     return result;
 }
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     double sum = 0;
     int count = 0;
     if ((argc == 1 && make(path, &error) != SPDL_OK) ||
-        spdl_npz_open_file(&npz, path, &(spdl_npz_desc){ .error = &error }) != SPDL_OK ||
+        spdl_npz_open(&npz, path, &(spdl_npz_desc){ .error = &error }) != SPDL_OK ||
         spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_SOURCE(next_batch, .free_item = free),
             SPDL_PIPE(read_rows, .ctx = npz, .concurrency = 2, .free_item = free),

@@ -40,7 +40,7 @@ SPDL_FN(load, char, samples) {
     spdl_npz_desc desc = { .error = &error };
     spdl_npy_info info[2];
     spdl_npz *npz;
-    bool good = spdl_npz_open_file(&npz, in, &desc) == SPDL_OK;
+    bool good = spdl_npz_open(&npz, in, &desc) == SPDL_OK;
     for (size_t i = 0, at; good && i < 2; i++)
         good = spdl_npz_find(npz, names[i], &at) == SPDL_OK
             && spdl_npz_info(npz, at, &info[i], &error) == SPDL_OK

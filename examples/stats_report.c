@@ -70,7 +70,7 @@ int main(void) {
     spdl_pipeline *p;
     spdl_pipeline_desc desc = { 0 };
     spdl_report_desc report = { 0 };
-    spdl_histogram times;
+    spdl__histogram times;
     void *batch;
 
     report.every = 1;
@@ -91,9 +91,9 @@ int main(void) {
         nap(6); /* a step of the training */
         spdl_batch_free(batch);
     }
-    if (spdl_pipeline_histogram(p, 2, &times) == SPDL_OK)
+    if (spdl__pipeline_histogram(p, 2, &times) == SPDL_OK)
         printf("decode: %llu calls, p99.9 %.2f ms\n", (unsigned long long)times.count,
-               (double)spdl_histogram_percentile(&times, 0.999) * 1e-6);
+               (double)spdl__histogram_percentile(&times, 0.999) * 1e-6);
     const bool failed = spdl_pipeline_failed(p); /* the log says why */
     spdl_pipeline_destroy(p); /* the last reports are written now, and how many were no JPEG */
     puts("see run.html and run.jsonl");

@@ -65,8 +65,8 @@ SPDL_FN(augment, samples, samples) {
 
 static spdl_pipeline *open_pipeline(file_list *files, spdl_error *error) {
     spdl_pipeline *p;
-    spdl_process_stats process;
-    spdl_process_read(&process);
+    spdl__process_stats process;
+    spdl__process_read(&process);
     const int workers = process.cores > 2 ? 2 : 1; /* leave the training a core */
     const spdl_pipeline_desc desc = { .workers = workers, .name = "digits", .error = error };
     files->seed = 1;
@@ -148,7 +148,7 @@ int main(int argc, char **argv) {
 
     samples *test = read_samples(text, &error);
     spdl_pipeline *p = test ? open_pipeline(&files, &error) : NULL;
-    if (p) today = train(&trained, spdl_pipeline_next_fn, p, spdl_batch_free);
+    if (p) today = train(&trained, spdl_pipeline_next, p, spdl_batch_free);
     if (p) spdl_pipeline_stats(p, &stats);
     if (p && spdl_pipeline_failed(p)) error = *spdl_pipeline_error(p);
     spdl_pipeline_destroy(p);

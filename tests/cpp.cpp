@@ -204,7 +204,7 @@ static void what_a_call_asked_for_is_undone(int workers) {
 
 /* Four of each, but a throw at the third of one that is odd. */
 SPDL_FN(streams, Number, Number) {
-    Number **state = reinterpret_cast<Number **>(spdl_state(task));
+    Number **state = reinterpret_cast<Number **>(spdl_call_state(task));
     if (*state == nullptr) *state = new Number(0);
     if (in->value % 2 == 1 && (*state)->value == 2) throw std::runtime_error("cut off");
     *out = new Number(in->value);
@@ -299,7 +299,7 @@ static void rows_may_be_lambdas(int workers) {
                               return SPDL_OK;
                           }),
                           SPDL_SINK(3))) == SPDL_OK);
-    CHECK(spdl_pipeline_find(p, "add") == 1 && spdl_pipeline_find(p, "pass") == 2);
+    CHECK(spdl__pipeline_find(p, "add") == 1 && spdl__pipeline_find(p, "pass") == 2);
     const Taken taken = take(p);
     CHECK(taken.count == 400 && taken.sum == 100000);
     CHECK(seen == 400 && made == 500);

@@ -64,13 +64,13 @@ static inline spdl_cuda_stats flow_stats(const spdl_cuda *cuda) {
 
 /* Work that reads the batch. */
 static inline void flow_read(const spdl_cuda_batch *batch, spdl_cuda_stream stream, uint64_t seed) {
-    kit_check(stream, batch->dev, batch->bytes, seed);
+    kit_check(stream, batch->data, batch->bytes, seed);
 }
 
 /* Bytes of a batch, behind the work on a stream that it is ready on. */
 static inline spdl_result flow_peek(const spdl_cuda_batch *batch, size_t offset, void *to,
                                     size_t bytes, spdl_cuda_stream stream) {
-    const char *from = (const char *)batch->dev + offset;
+    const char *from = (const char *)batch->data + offset;
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream) == 0 &&
                    cudaStreamSynchronize((cudaStream_t)stream) == 0
                ? SPDL_OK
@@ -291,7 +291,7 @@ static inline spdl_result flow_train(spdl_cuda_iter *it, spdl_cuda_stream stream
     spdl_cuda_batch batch;
     spdl_result result;
     *count = 0;
-    while ((result = spdl_cuda_next(it, stream, &batch, SPDL_FOREVER)) == SPDL_OK) {
+    while ((result = spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER)) == SPDL_OK) {
         flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
         ++*count;
     }
@@ -348,7 +348,7 @@ SPDL_FN(flow_launch, flow_filled, spdl_cuda_output) {
         answer->user = batch.user;
         result = spdl_cuda_ready(&batch, a->stream);
         if (result == SPDL_OK && a->kernel_ns > 0) kit_spin(a->stream, a->kernel_ns);
-        if (result == SPDL_OK) kit_invert(a->stream, answer->dev, batch.dev, batch.bytes);
+        if (result == SPDL_OK) kit_invert(a->stream, answer->dev, batch.data, batch.bytes);
         spdl_cuda_batch_free(&batch);
     }
     if (result == SPDL_OK) result = spdl_cuda_output_send(answer);

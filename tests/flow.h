@@ -97,7 +97,7 @@ typedef struct burst {
 /* 3 becomes 300 301 302, and 3 itself when told so. */
 SPDL_FN(scatter, item, item) {
     const burst *b = (const burst *)spdl_ctx(task);
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     const long at = (long)(intptr_t)*state;
     const long count = (b->modulo ? in->value % b->modulo : 0) + b->plus;
     if (at == 0 && in->value % 2 == 0) sleep_us(b->slow);

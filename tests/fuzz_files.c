@@ -38,15 +38,15 @@ static void check_record(const spdl_record *record, const uint8_t *data, size_t 
 }
 
 /* How many records there are. */
-static uint64_t try_records(const uint8_t *data, size_t bytes, spdl_records_kind kind, bool group) {
-    spdl_records_desc desc = { kind, group, kind == SPDL_RECORDS_LINES ? 1000 : 20000,
+static uint64_t try_records(const uint8_t *data, size_t bytes, spdl__records_kind kind, bool group) {
+    spdl_records_desc desc = { kind, group, kind == SPDL__RECORDS_LINES ? 1000 : 20000,
                                { NULL, NULL, NULL }, &error };
-    spdl_records *records;
+    spdl__records *records;
     spdl_record *record = NULL;
     spdl_result result;
     uint64_t count = 0, last = 0;
-    FUZZ_CHECK(spdl_records_open(&records, path, &desc) == SPDL_OK);
-    while ((result = spdl_records_next(records, &record, &error)) == SPDL_OK) {
+    FUZZ_CHECK(spdl__records_open(&records, path, &desc) == SPDL_OK);
+    while ((result = spdl__records_next(records, &record, &error)) == SPDL_OK) {
         const spdl_record *r = record;
         for (; r != NULL; r = r->next, ++count) {
             check_record(r, data, bytes);
@@ -57,7 +57,7 @@ static uint64_t try_records(const uint8_t *data, size_t bytes, spdl_records_kind
     }
     check_result(result);
     FUZZ_CHECK(count <= bytes);
-    spdl_records_close(records);
+    spdl__records_close(records);
     return result == SPDL_END ? count : UINT64_MAX;
 }
 
@@ -113,11 +113,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     FUZZ_CHECK(spdl_files_open(&files, path, &desc) == SPDL_OK);
     FUZZ_CHECK(spdl_files_bytes(files, 0) == bytes);
     switch (how % 8) {
-    case 1: (void)try_records(at, bytes, SPDL_RECORDS_LINES, false); break;
+    case 1: (void)try_records(at, bytes, SPDL__RECORDS_LINES, false); break;
     case 2: try_tokens(files, 0, bytes); break;
     case 3: try_tokens(files, how & 32 ? 2 : 4, bytes); break;
     case 5: try_list(at, bytes); break;
-    default: (void)try_records(at, bytes, SPDL_RECORDS_TAR, (how & 16) != 0); break;
+    default: (void)try_records(at, bytes, SPDL__RECORDS_TAR, (how & 16) != 0); break;
     }
     spdl_files_close(files);
     return 0;

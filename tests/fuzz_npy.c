@@ -19,8 +19,8 @@ static void check_info(const spdl_npy_info *info, size_t bytes) {
     for (i = 0; i < info->ndim; ++i) count *= info->shape[i];
     FUZZ_CHECK(count == info->count && info->bytes == info->count * info->itemsize);
     FUZZ_CHECK(strchr("biufcSUVMm", info->kind) != NULL && info->kind != '\0');
-    FUZZ_CHECK(memchr(info->descr, 0, sizeof info->descr) != NULL);
-    FUZZ_CHECK(info->descr[0] != '[' || info->kind == 'V');
+    FUZZ_CHECK(memchr(info->dtype, 0, sizeof info->dtype) != NULL);
+    FUZZ_CHECK(info->dtype[0] != '[' || info->kind == 'V');
 }
 
 /* The bytes as in the file, where those are in order; a view of them then says where they are. */

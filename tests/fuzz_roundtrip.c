@@ -103,7 +103,7 @@ static spdl_result write_array(spdl_npz_writer *writer, const array *a) {
     spdl_error error;
     spdl_result result;
     memset(&error, 0, sizeof error);
-    result = spdl_npz_write(writer, a->name, a->type->descr, a->ndim, a->shape, a->data, &error);
+    result = spdl_npz_writer_add(writer, a->name, a->type->descr, a->ndim, a->shape, a->data, &error);
     FUZZ_CHECK((result == SPDL_OK) == (error.text[0] == '\0'));
     FUZZ_CHECK(result == SPDL_OK || result == SPDL_E_INVALID);
     return result;
@@ -119,11 +119,11 @@ static bool has_twice(const array *arrays, size_t count) {
 
 /* The arrays that are in the file, 0 when the writer refused one or wants none. */
 static size_t write_file(const char *path, source *s, array *arrays,
-                         const spdl_npz_write_desc *desc) {
+                         const spdl_npz_writer_desc *desc) {
     static uint8_t data[ARRAYS][MOST_BYTES];
     const size_t wanted = desc->npy ? 1 : take(s) % (ARRAYS + 1);
     spdl_npz_writer *writer = NULL;
-    spdl_result result = spdl_npz_create(&writer, path, desc);
+    spdl_result result = spdl_npz_writer_open(&writer, path, desc);
     size_t count;
     FUZZ_CHECK(result == SPDL_OK);
     for (count = 0; count < wanted && result == SPDL_OK; ++count) {
@@ -131,7 +131,7 @@ static size_t write_file(const char *path, source *s, array *arrays,
         result = write_array(writer, &arrays[count]);
     }
     FUZZ_CHECK(access(path, F_OK) != 0);
-    if (result == SPDL_OK) result = spdl_npz_finish(writer, NULL);
+    if (result == SPDL_OK) result = spdl_npz_writer_finish(writer, NULL);
     FUZZ_CHECK((result != SPDL_OK) == has_twice(arrays, count) || count < wanted ||
                result == SPDL_E_INVALID);
     spdl_npz_writer_close(writer);
@@ -150,8 +150,8 @@ static void check_info(const spdl_npy_info *info, const array *wanted) {
     FUZZ_CHECK(info->kind == t->kind && info->itemsize == t->itemsize && info->stored);
     FUZZ_CHECK(info->ndim == wanted->ndim && info->bytes == wanted->bytes);
     FUZZ_CHECK(memcmp(info->shape, wanted->shape, (size_t)info->ndim * sizeof info->shape[0]) == 0);
-    FUZZ_CHECK(strcmp(info->descr + 1, t->descr + 1) == 0);
-    FUZZ_CHECK(info->descr[0] == (is_native(t) ? t->descr[0] : SPDL__NPY_HOST_ORDER));
+    FUZZ_CHECK(strcmp(info->dtype + 1, t->descr + 1) == 0);
+    FUZZ_CHECK(info->dtype[0] == (is_native(t) ? t->descr[0] : SPDL__NPY_HOST_ORDER));
 }
 
 static void check_array(const spdl_npz *npz, size_t index, const array *a, bool npy) {
@@ -177,7 +177,7 @@ static void check_array(const spdl_npz *npz, size_t index, const array *a, bool 
 static void check_file(const char *path, const array *arrays, size_t count, bool npy) {
     spdl_npz *npz = NULL;
     size_t i;
-    FUZZ_CHECK(spdl_npz_open_file(&npz, path, NULL) == SPDL_OK);
+    FUZZ_CHECK(spdl_npz_open(&npz, path, NULL) == SPDL_OK);
     FUZZ_CHECK(spdl_npz_count(npz) == count);
     for (i = 0; i < count; ++i) check_array(npz, i, &arrays[i], npy);
     spdl_npz_close(npz);
@@ -187,7 +187,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     static array arrays[ARRAYS];
     source s = { data, data, bytes, bytes };
     const unsigned how = take(&s);
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     char path[128];
     size_t count;
     make_path(path, sizeof path);

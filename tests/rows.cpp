@@ -39,7 +39,7 @@ SPDL_FN(by_parity, Number, Number) {
 }
 
 SPDL_FN(twice, Number, Number) {
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     *out = make(*state == nullptr ? in->value : in->value + 100);
     if (*state != nullptr) return SPDL_OK;
     *state = make(0);
@@ -208,7 +208,7 @@ static bool can_be_fed() {
 
 // A list of files, and what their rows make of them: lines here.
 static bool can_be_files() {
-    static const spdl_records_desc short_lines = { SPDL_RECORDS_LINES, false, 200,
+    static const spdl_records_desc short_lines = { SPDL__RECORDS_LINES, false, 200,
                                                    { nullptr, nullptr, nullptr }, nullptr };
     spdl_pipeline_desc desc = {};
     spdl_files *files = nullptr;
@@ -230,7 +230,7 @@ static bool can_be_files() {
     const spdl_stage others[] = { SPDL_FILES_AT(files), SPDL_TOKENS(nullptr),
                                   SPDL_TOKENS16_AT(nullptr), SPDL_TAR(nullptr) };
     if (others[0].ctx != files || others[1].kind != SPDL_KIND_SOURCE || others[1].again ||
-        others[3].free_item != spdl_record_free || others[3].free_state != spdl_records_close ||
+        others[3].free_item != spdl_record_free || others[3].free_state != spdl__records_close ||
         !others[3].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
         return false;
     for (; spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK; ++count)
@@ -260,7 +260,7 @@ static bool can_be_sampled() {
         taken += it->index == taken;
         spdl_buffer_free(it);
     }
-    const bool named = spdl_pipeline_find(p, "order") == 0;
+    const bool named = spdl__pipeline_find(p, "order") == 0;
     spdl_pipeline_destroy(p);
     spdl_sampler_destroy(s);
     return taken == 9 && named;

@@ -122,7 +122,7 @@ int main(void) {
 #ifndef SPDL_NO_NPZ
     {
         spdl_npz *npz;
-        if (spdl_npz_open_file(&npz, "/nowhere/a.npz", NULL) == SPDL_OK) return 7;
+        if (spdl_npz_open(&npz, "/nowhere/a.npz", NULL) == SPDL_OK) return 7;
     }
 #endif
     return 0;

@@ -24,7 +24,7 @@ typedef struct tape {
 } tape;
 
 static spdl_result tape_next(spdl_task *task, tape *t, item *in, item **out) {
-    state **s = (state **)spdl_state(task);
+    state **s = (state **)spdl_call_state(task);
     long count, at;
     if (*s == NULL) {
         *s = (state *)calloc(1, sizeof **s);
@@ -155,7 +155,7 @@ static void memory_is_bounded(void) {
 /* Item 0 is with the trainer while item 1 is not yet made: the stage waits for that. */
 SPDL_FN(waits_for_the_trainer, item, item) {
     int *taken = (int *)spdl_ctx(task);
-    uintptr_t *at = (uintptr_t *)spdl_state(task);
+    uintptr_t *at = (uintptr_t *)spdl_call_state(task);
     while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) < (int)*at && !spdl_stopping(task))
         test_yield();
     if (*at == 5) return SPDL_SKIP;
@@ -231,7 +231,7 @@ typedef struct torn {
 
 SPDL_FN(tear, item, item) {
     torn *t = (torn *)spdl_ctx(task);
-    void **mine = spdl_state(task);
+    void **mine = spdl_call_state(task);
     const bool first = *mine == NULL;
     *mine = t;
     if (in->value == 3 && !first) {
@@ -383,7 +383,7 @@ SPDL_FN(routes_and_again, item, item) {
 }
 
 SPDL_FN(state_without, item, item) {
-    CHECK(spdl_state(task) != NULL);
+    CHECK(spdl_call_state(task) != NULL);
     *out = in;
     return SPDL_OK;
 }
@@ -415,7 +415,7 @@ static void misuse_is_a_failure(void) {
                                                   "SPDL_BRANCH"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(state_without), SPDL_SINK(1));
         ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "spdl: stage 1 'state_without', item 0: "
-                                                         "spdl_state in a stage whose row does not "
+                                                         "spdl_call_state in a stage whose row does not "
                                                          "say .again"));
     }
 }

@@ -538,7 +538,7 @@ static void item_gone(void *it) {
 
 /* Each item becomes 20, by SPDL_AGAIN. */
 SPDL_FN(scatter, void, void) {
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     const long k = (long)(intptr_t)*state;
     *out = (char *)in + 1000 * k + 1000;
     *state = (void *)(intptr_t)(k + 1);

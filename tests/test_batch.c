@@ -231,7 +231,7 @@ static void buffers_are_copied_into_batches(void) {
 }
 
 SPDL_FN(three_parts, item, part) {
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     const long k = (long)(intptr_t)*state;
     part *p = (part *)spdl_buffer(task);
     REQUIRE(p != NULL);
@@ -260,7 +260,7 @@ typedef struct strokes {
 
 /* Three of each, one by one; the last of them is the call's own. */
 SPDL_FN(write_again, item, part) {
-    strokes **s = (strokes **)spdl_state(task);
+    strokes **s = (strokes **)spdl_call_state(task);
     if (*s == NULL) *s = (strokes *)calloc(1, sizeof **s);
     REQUIRE(*s != NULL);
     *out = (part *)spdl_buffer(task);

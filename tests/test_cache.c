@@ -470,7 +470,7 @@ static void delete_pipeline(void *pipeline) { spdl_pipeline_destroy((spdl_pipeli
 
 static spdl_cache_desc desc_on(spdl_pipeline *pipeline, uint64_t num_caches, uint64_t after) {
     spdl_cache_desc desc = { 0 };
-    desc.next = spdl_pipeline_next_fn;
+    desc.next = spdl_pipeline_next;
     desc.source = pipeline;
     desc.num_caches = num_caches;
     desc.return_caches_after = after;

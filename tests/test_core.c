@@ -8,7 +8,7 @@ static void result_texts_are_told(void) {
 #define SAME(name, value, text)                                                                    \
     CHECK_EQ(name, value);                                                                         \
     CHECK_STR(spdl_result_text(name), text);
-    SPDL_RESULT_LIST(SAME)
+    SPDL__RESULT_LIST(SAME)
 #undef SAME
 }
 
@@ -16,13 +16,13 @@ static void result_texts_are_told(void) {
 static void result_signs_tell_errors(void) {
     CHECK_EQ(SPDL_OK, 0);
 #define SIGN(name, value, text) CHECK((strncmp(#name, "SPDL_E_", 7) == 0) == (name < 0));
-    SPDL_RESULT_LIST(SIGN)
+    SPDL__RESULT_LIST(SIGN)
 #undef SIGN
 }
 
 static void result_texts_differ(void) {
 #define TEXT(name, value, text) text,
-    static const char *const texts[] = { SPDL_RESULT_LIST(TEXT) };
+    static const char *const texts[] = { SPDL__RESULT_LIST(TEXT) };
 #undef TEXT
     const size_t count = sizeof texts / sizeof texts[0];
     for (size_t i = 0; i < count; ++i) {

@@ -151,7 +151,7 @@ static void device_memory_may_be_the_callers(void) {
     for (i = 0; i < 10; ++i) {
         spdl_cuda_batch batch = sent(cuda, i);
         CHECK(batch.slot >= 0 && batch.slot < 3);
-        CHECK_EQ((char *)batch.dev - (char *)memory, batch.slot * FLOW_SLOT);
+        CHECK_EQ((char *)batch.data - (char *)memory, batch.slot * FLOW_SLOT);
         CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
         flow_read(&batch, stream, i);
         CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
@@ -505,7 +505,7 @@ SPDL_FN(place_item, void, void) {
 /* Stages write into the memory that the device reads: no copy by the CPU. */
 static void batches_in_place_are_pinned(void) {
     spdl_pipeline_desc workers = { .workers = 3 };
-    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn, .item_bytes = ITEM };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next, .item_bytes = ITEM };
     void *stream = kit_stream(false);
     spdl_cuda_iter *it = NULL;
     spdl_pipeline *p = NULL;
@@ -518,16 +518,16 @@ static void batches_in_place_are_pinned(void) {
         SPDL_SOURCE(place_source), SPDL_PIPE(place_item, .concurrency = 3),
         SPDL_BATCH(ITEMS, .item_bytes = ITEM), SPDL_SINK(2))) == SPDL_OK);
     iter_desc.source = p;
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
-    while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) {
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) {
         const uint64_t rows = n < 40 * ITEMS ? ITEMS : 3; /* the last one has fewer */
         CHECK_EQ(batch.bytes, ITEM * rows);
         for (i = 0; i < rows; ++i, ++n)
-            kit_check(stream, (char *)batch.dev + i * ITEM, ITEM, n);
+            kit_check(stream, (char *)batch.data + i * ITEM, ITEM, n);
     }
     CHECK_EQ(n, 40 * ITEMS + 3);
     CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     spdl_pipeline_destroy(p);
     CHECK_EQ(kit_wrong(), 0);
     spdl_cuda_close(cuda);
@@ -543,7 +543,7 @@ SPDL_FN(plain_source, void, void) {
 
 /* What is no batch in place is told, and goes back. */
 static void what_is_not_in_place_is_refused(void) {
-    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next_fn, .item_bytes = ITEM };
+    spdl_cuda_iter_desc iter_desc = { .next = spdl_pipeline_next, .item_bytes = ITEM };
     spdl_cuda *cuda = open_small(3);
     spdl_cuda_iter *it = NULL;
     spdl_pipeline *p = NULL;
@@ -552,11 +552,11 @@ static void what_is_not_in_place_is_refused(void) {
     REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
         SPDL_SOURCE(plain_source), SPDL_BATCH(2), SPDL_SINK(2))) == SPDL_OK);
     iter_desc.source = p;
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
-    CHECK_EQ(spdl_cuda_next(it, NULL, &batch, SPDL_FOREVER), SPDL_E_INVALID);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER), SPDL_E_INVALID);
     spdl_cuda_error(cuda, &error);
     CHECK(strstr(error.text, "in place") != NULL);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     spdl_pipeline_destroy(p);
     spdl_cuda_close(cuda);
     finish();
@@ -584,8 +584,8 @@ static void iterate(const iter_case *c) {
     REQUIRE(spdl_cuda_adopt(cuda, s.seen, 7 * FLOW_SLOT) == SPDL_OK);
     desc = flow_iter_desc(&s);
     desc.depth = c->depth;
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
-    while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) {
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) {
         CHECK_EQ((uintptr_t)batch.user, seed);
         CHECK_EQ(batch.bytes, s.bytes);
         flow_read(&batch, stream, seed++);
@@ -593,7 +593,7 @@ static void iterate(const iter_case *c) {
         CHECK_EQ(spdl_cuda_iter_hold(it, c->hold), SPDL_OK);
         for (round = 0; round < 5; ++round)
             for (i = 0; i < c->hold; ++i) {
-                REQUIRE(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
+                REQUIRE(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
                 if (round == 0 && i == 0) first = (uintptr_t)batch.user;
                 CHECK_EQ((uintptr_t)batch.user, first + (uint64_t)i);
                 flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
@@ -603,9 +603,9 @@ static void iterate(const iter_case *c) {
     }
     CHECK_EQ(seed, ROUNDS);
     CHECK_EQ(spdl_cuda_iter_hold(it, 5), SPDL_E_INVALID);
-    CHECK_EQ(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER), SPDL_END); /* told again */
-    CHECK_EQ(spdl_cuda_next(it, stream, &batch, 0), SPDL_END);
-    spdl_cuda_iter_close(it);
+    CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER), SPDL_END); /* told again */
+    CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, 0), SPDL_END);
+    spdl_cuda_iter_destroy(it);
     CHECK_EQ(s.viewed, s.next);
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(flow_stats(cuda).device_free, 4);
@@ -643,12 +643,12 @@ static void epochs_go_on(void) {
     s.epochs = true;
     REQUIRE(spdl_cuda_adopt(cuda, s.seen, 5 * FLOW_SLOT) == SPDL_OK);
     desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
     for (epoch = 1; epoch <= 6; ++epoch) {
         CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
         CHECK_EQ(count, 7);
     }
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     CHECK_EQ(kit_wrong(), 0);
     spdl_cuda_close(cuda);
     flow_source_close(&s);
@@ -669,9 +669,9 @@ static void next_keeps_its_time(void) {
     flow_source_open(&s, 5, 12);
     s.takes_us = 3000;
     desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
     while (result != SPDL_END) {
-        result = spdl_cuda_next(it, stream, &batch, seed % 2 ? 0 : 500000);
+        result = spdl_cuda_iter_next(it, stream, &batch, seed % 2 ? 0 : 500000);
         if (result == SPDL_TIMEOUT) ++late;
         if (result != SPDL_OK) continue;
         CHECK_EQ((uintptr_t)batch.user, seed);
@@ -679,7 +679,7 @@ static void next_keeps_its_time(void) {
     }
     CHECK_EQ(seed, 12);
     CHECK(late > 0);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     CHECK_EQ(kit_wrong(), 0);
     spdl_cuda_close(cuda);
     flow_source_close(&s);
@@ -698,13 +698,13 @@ static void a_source_that_fails_is_told(void) {
         flow_source_open(&s, 5, 100);
         s.fails_at = 11;
         desc = flow_iter_desc(&s);
-        REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
-        CHECK_EQ(spdl_cuda_iter_open(&second, cuda, &desc), SPDL_E_INVALID);
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_iter_create(&second, cuda, &desc), SPDL_E_INVALID);
         CHECK_EQ(flow_train(it, stream, &count), SPDL_E_IO);
         CHECK_EQ(count, 10); /* those before it come first */
         CHECK_EQ(flow_train(it, stream, &count), SPDL_E_IO);
-        spdl_cuda_iter_close(it);
-        spdl_cuda_iter_close(NULL);
+        spdl_cuda_iter_destroy(it);
+        spdl_cuda_iter_destroy(NULL);
         CHECK_EQ(kit_wrong(), 0);
         spdl_cuda_close(cuda);
         flow_source_close(&s);
@@ -727,12 +727,12 @@ static void iterators_end_in_the_middle(void) {
             s.outside = 2;
             REQUIRE(spdl_cuda_adopt(cuda, s.seen, 3 * FLOW_SLOT) == SPDL_OK);
             desc = flow_iter_desc(&s);
-            REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+            REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
             for (i = 0; i < taken; ++i) {
-                CHECK_EQ(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER), SPDL_OK);
+                CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER), SPDL_OK);
                 flow_read(&batch, stream, (uint64_t)i);
             }
-            spdl_cuda_iter_close(it);
+            spdl_cuda_iter_destroy(it);
             CHECK_EQ(kit_wrong(), 0);
             spdl_cuda_close(cuda);
             flow_source_close(&s);
@@ -763,10 +763,10 @@ static void slots_of_a_loader_come_back(void) {
         REQUIRE(spdl_cuda_adopt(cuda, s.seen, (size_t)slots * FLOW_SLOT) == SPDL_OK);
         desc = flow_iter_desc(&s);
         desc.next = limited_next;
-        REQUIRE(spdl_cuda_iter_open(&it, cuda, &desc) == SPDL_OK);
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
         CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
         CHECK_EQ(count, ROUNDS / 4);
-        spdl_cuda_iter_close(it);
+        spdl_cuda_iter_destroy(it);
         spdl_cuda_close(cuda);
         flow_source_close(&s);
         kit_stream_free(stream);
@@ -806,14 +806,14 @@ static int uses_it_in_a_child(void *arg) {
     CHECK_EQ(spdl_cuda_arrived(&f->batch, 0), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_adopt(f->cuda, f->source.seen, FLOW_SLOT), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_disown(f->cuda, f->source.seen), SPDL_E_CUDA_FORKED);
-    CHECK_EQ(spdl_cuda_next(f->it, NULL, &batch, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_iter_next(f->it, NULL, &batch, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
     spdl_cuda_error(f->cuda, &error);
     CHECK_EQ(error.result, SPDL_E_CUDA_FORKED);
     CHECK(strstr(error.text, "fork") != NULL);
     CHECK(flow_block(f->cuda) == NULL);
     slots.free_fn((char *)f->block - FLOW_HEAD, FLOW_HEAD + FLOW_SLOT, slots.user);
     spdl_cuda_batch_free(&f->batch);
-    spdl_cuda_iter_close(f->it);
+    spdl_cuda_iter_destroy(f->it);
     spdl_cuda_close(f->cuda);
     SIM(CHECK_EQ(work_calls(), before)); /* CUDA was left alone */
     return 7;
@@ -829,12 +829,12 @@ static void a_child_is_refused(void) {
     REQUIRE(f.block != NULL);
     f.batch = sent(f.cuda, 1);
     iter_desc = flow_iter_desc(&f.source);
-    REQUIRE(spdl_cuda_iter_open(&f.it, f.cuda, &iter_desc) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&f.it, f.cuda, &iter_desc) == SPDL_OK);
     CHECK_EQ(flow_child(uses_it_in_a_child, &f, 10, true), 7);
     CHECK_EQ(spdl_cuda_ready(&f.batch, stream), SPDL_OK); /* the parent goes on */
     flow_read(&f.batch, stream, 1);
     CHECK_EQ(spdl_cuda_done(&f.batch, stream), SPDL_OK);
-    spdl_cuda_iter_close(f.it);
+    spdl_cuda_iter_destroy(f.it);
     CHECK_EQ(kit_wrong(), 0);
     flow_block_free(f.block);
     spdl_cuda_close(f.cuda);

@@ -51,7 +51,7 @@ static spdl_cuda_output *round_trip(spdl_cuda *cuda, void *stream, uint64_t seed
     REQUIRE(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER) == SPDL_OK);
     CHECK_EQ(out->bytes, BYTES);
     out->bytes = bytes;
-    kit_invert(stream, out->dev, batch.dev, bytes);
+    kit_invert(stream, out->dev, batch.data, bytes);
     CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
     CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
     return out;
@@ -561,16 +561,16 @@ static void program_read(const spdl_cuda_batch *batch, void *stream, uint64_t *l
 
 /* The trainer of an iterator: epochs, patience of all kinds, now and then a while of the same. */
 static void program_iterate(const program *g, spdl_pipeline *p, void *stream, uint64_t *state) {
-    spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next_fn, .source = p, .view = program_view,
+    spdl_cuda_iter_desc desc = { .next = spdl_pipeline_next, .source = p, .view = program_view,
                                  .free_item = spdl_buffer_free };
     spdl_cuda_iter *it = NULL;
     spdl_cuda_batch batch;
     uint64_t n = 0, ends = 0, last = 0;
     spdl_result result = SPDL_OK;
     desc.depth = (int)(test_random(state) % (uint64_t)g->cuda->desc.device_slots);
-    REQUIRE(spdl_cuda_iter_open(&it, g->cuda, &desc) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, g->cuda, &desc) == SPDL_OK);
     while (result >= 0 && ends < (g->epochs ? 3u : 1u) && (g->stop_at == 0 || n < g->stop_at)) {
-        result = spdl_cuda_next(it, stream, &batch, program_patience(state));
+        result = spdl_cuda_iter_next(it, stream, &batch, program_patience(state));
         if (result == SPDL_END) {
             ++ends;
             last = 0;
@@ -582,7 +582,7 @@ static void program_iterate(const program *g, spdl_pipeline *p, void *stream, ui
         if (g->hold > 0 && n % 16 == 14) CHECK_EQ(spdl_cuda_iter_hold(it, 0), SPDL_OK);
     }
     CHECK(result >= 0);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
 }
 
 /* One after the other is sent, with patience of all kinds; now and then two are on their way. */

@@ -223,7 +223,7 @@ static void a_failed_done_waits_for_the_right_device(void) {
         REQUIRE(spdl_cuda_open(&cuda, &desc) == SPDL_OK);
         batch = sent(cuda, 7);
         CHECK_EQ(spdl_cuda_ready(&batch, cudaStreamLegacy), SPDL_OK);
-        reader.device = batch.dev;
+        reader.device = batch.data;
         launch_on(1, cudaStreamLegacy, &reader);
         sim_fail_nth(n, cudaErrorUnknown);
         spdl_cuda_batch_free(&batch);
@@ -284,7 +284,7 @@ static void closing_waits_for_recorded_readers(void) {
     cuda = flow_open(&desc);
     batch = sent(cuda, 7);
     CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
-    reader.device = batch.dev;
+    reader.device = batch.data;
     launch_on(0, (cudaStream_t)stream, &reader);
     CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
     spdl_cuda_close(cuda);
@@ -314,7 +314,7 @@ static void the_legacy_stream_of_another_device(void) {
         spdl_cuda_batch batch = sent(cuda, i);
         CHECK_EQ(spdl_cuda_ready(&batch, none[i % 3]), SPDL_OK);
         CHECK_EQ(cudaSetDevice(1), cudaSuccess);
-        kit_check(none[i % 3], batch.dev, batch.bytes, i);
+        kit_check(none[i % 3], batch.data, batch.bytes, i);
         CHECK_EQ(cudaSetDevice(0), cudaSuccess);
         CHECK_EQ(spdl_cuda_done(&batch, none[i % 3]), SPDL_OK);
         CHECK_EQ(cudaGetDevice(&current), cudaSuccess);
@@ -379,12 +379,12 @@ static void an_arena_that_cannot_be_pinned_is_used(void) {
     CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 4 * FLOW_SLOT), SPDL_OK);
     CHECK_EQ(flow_lines, 1);
     iter_desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
     CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
     CHECK_EQ(count, 30);
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(flow_stats(cuda).pageable_bytes, 30 * s.bytes);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_OK);
     spdl_cuda_close(cuda);
     flow_source_close(&s);
@@ -443,8 +443,8 @@ static void send_slot(spdl_cuda *cuda, void *stream, char *base, size_t slot, si
     kit_fill(base + (n + 1) * slot - 64, 64, n);
     CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
     CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
-    kit_check(stream, batch.dev, 64, n);
-    kit_check(stream, (char *)batch.dev + slot - 64, 64, n);
+    kit_check(stream, batch.data, 64, n);
+    kit_check(stream, (char *)batch.data + slot - 64, 64, n);
     CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
 }
 
@@ -616,7 +616,7 @@ static void *is_done_elsewhere(void *arg) {
     other_thread *o = (other_thread *)arg;
     spdl_cuda_batch batch;
     if (o->batch != NULL) o->done = spdl_cuda_done(o->batch, cudaStreamPerThread);
-    if (o->it != NULL) o->next = spdl_cuda_next(o->it, cudaStreamPerThread, &batch, SPDL_FOREVER);
+    if (o->it != NULL) o->next = spdl_cuda_iter_next(o->it, cudaStreamPerThread, &batch, SPDL_FOREVER);
     return NULL;
 }
 
@@ -643,15 +643,15 @@ static void a_threads_stream_is_its_own(void) {
     CHECK_EQ(spdl_cuda_done(&batch, cudaStreamPerThread), SPDL_OK);
     flow_source_open(&s, 4, 4);
     iter_desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
-    CHECK_EQ(spdl_cuda_next(it, cudaStreamPerThread, &batch, SPDL_FOREVER), SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, cudaStreamPerThread, &batch, SPDL_FOREVER), SPDL_OK);
     o.batch = NULL;
     o.it = it;
     done_elsewhere(&o);
     CHECK_EQ(o.next, SPDL_E_INVALID);
-    CHECK_EQ(spdl_cuda_next(it, cudaStreamPerThread, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, cudaStreamPerThread, &batch, SPDL_FOREVER), SPDL_OK);
     CHECK_EQ((uintptr_t)batch.user, 1);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     spdl_cuda_close(cuda);
     flow_source_close(&s);
     nothing_is_left();
@@ -670,10 +670,10 @@ static void closing_waits_for_nobody_else(void) {
     flow_source s;
     flow_source_open(&s, 4, 10);
     iter_desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
-    CHECK_EQ(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER), SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER), SPDL_OK);
     launch_on(0, (cudaStream_t)theirs, &reader);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     CHECK_EQ(__atomic_load_n(&reader.held, __ATOMIC_ACQUIRE), 1);
     __atomic_store_n(&reader.held, 0, __ATOMIC_RELEASE);
     spdl_cuda_close(cuda);
@@ -728,14 +728,14 @@ static void next_does_not_wait_for_its_caller(void) {
         held[i] = sent(cuda, 7);
     flow_source_open(&s, 4, 10);
     iter_desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
-    CHECK_EQ(spdl_cuda_next(it, NULL, &batch, SPDL_FOREVER), SPDL_E_LIMIT);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER), SPDL_E_LIMIT);
     spdl_cuda_error(cuda, &error);
     CHECK(strstr(error.text, "not done with") != NULL);
     spdl_cuda_batch_free(&held[0]);
     CHECK_EQ(flow_train(it, NULL, &count), SPDL_END);
     CHECK_EQ(count, 10);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     spdl_cuda_batch_free(&held[1]);
     CHECK_EQ(kit_wrong(), 0);
     spdl_cuda_close(cuda);
@@ -1055,14 +1055,14 @@ static spdl_result iterate(void *stream, int hold) {
     s.outside = 4;
     iter_desc = flow_iter_desc(&s);
     result = spdl_cuda_adopt(cuda, s.seen, 4 * FLOW_SLOT);
-    if (result == SPDL_OK) result = spdl_cuda_iter_open(&it, cuda, &iter_desc);
+    if (result == SPDL_OK) result = spdl_cuda_iter_create(&it, cuda, &iter_desc);
     for (i = 0; result == SPDL_OK; ++i) {
         if (i == 3) result = spdl_cuda_iter_hold(it, hold);
         if (i == 7 && result == SPDL_OK) result = spdl_cuda_iter_hold(it, 0);
-        if (result == SPDL_OK) result = spdl_cuda_next(it, stream, &batch, SPDL_FOREVER);
+        if (result == SPDL_OK) result = spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER);
         if (result == SPDL_OK) flow_read(&batch, stream, (uint64_t)(uintptr_t)batch.user);
     }
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     close_path(cuda);
     flow_source_close(&s);
     return result == SPDL_END ? SPDL_OK : result;
@@ -1326,10 +1326,10 @@ static void arena_costs(double copy_ns) {
     shut_arena_open(&s, 8, GATE_WARM + GATE_BATCHES + 4);
     REQUIRE(spdl_cuda_adopt(cuda, s.seen, 8 * FLOW_SLOT) == SPDL_OK);
     iter_desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
     for (i = 0; i < GATE_WARM + GATE_BATCHES; ++i) {
         if (i == GATE_WARM) before = gate_now(cuda);
-        REQUIRE(spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
+        REQUIRE(spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK);
         flow_read(&batch, stream, i);
     }
     after = gate_now(cuda);
@@ -1338,7 +1338,7 @@ static void arena_costs(double copy_ns) {
     CHECK_EQ(after.sim.creations - before.sim.creations, 0);
     CHECK_EQ(after.sim.pageable_copies, 0);
     CHECK_EQ(after.cuda.pinned_bytes, 8 * FLOW_SLOT);
-    spdl_cuda_iter_close(it);
+    spdl_cuda_iter_destroy(it);
     CHECK_EQ(kit_wrong(), 0);
     spdl_cuda_close(cuda);
     munmap(s.seen, 8 * FLOW_SLOT);
@@ -1407,9 +1407,9 @@ static double overlap(uint64_t copy_ns, uint64_t kernel_ns) {
     sim_model((double)s.bytes / ((double)copy_ns * 1e-9), 0);
     REQUIRE(spdl_cuda_adopt(cuda, s.seen, 8 * FLOW_SLOT) == SPDL_OK);
     iter_desc = flow_iter_desc(&s);
-    REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
-    while (spdl_cuda_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) kit_spin(stream, kernel_ns);
-    spdl_cuda_iter_close(it);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK) kit_spin(stream, kernel_ns);
+    spdl_cuda_iter_destroy(it);
     CHECK_EQ(kit_wrong(), 0);
     sim_get_stats(&stats);
     spdl_cuda_close(cuda);
@@ -1498,7 +1498,7 @@ static void run_e3(const broken *b, spdl_cuda *cuda, void *stream) {
     spdl_cuda_batch batch = sent(cuda, 3), next;
     CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
     CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
-    kernel.device = batch.dev;
+    kernel.device = batch.data;
     REQUIRE(sim_launch((cudaStream_t)stream, read_behind_gate, &kernel, 0) == cudaSuccess);
     CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
     if (b->missing) sim_drop(SIM_StreamWaitEvent, (cudaStream_t)cuda->stream);
@@ -1559,9 +1559,9 @@ static int run_late(void *arg) {
         spdl_cuda_iter *it = NULL;
         spdl_cuda_iter_desc iter_desc = flow_iter_desc(&s);
         CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 3 * FLOW_SLOT), SPDL_OK);
-        REQUIRE(spdl_cuda_iter_open(&it, cuda, &iter_desc) == SPDL_OK);
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
         CHECK_EQ(flow_train(it, stream, &count), SPDL_END);
-        spdl_cuda_iter_close(it);
+        spdl_cuda_iter_destroy(it);
     } else {
         for (i = 0; i < 40; ++i) CHECK_EQ(flow_batch(cuda, stream, FLOW_SLOT, i), SPDL_OK);
     }

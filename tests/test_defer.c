@@ -659,8 +659,8 @@ static void sign_in(register_ *r) {
 
 SPDL_FN(signs_in, item, item) {
     register_ *r = (register_ *)spdl_ctx(task);
-    CHECK(spdl_worker(task) >= 0 && spdl_worker(task) < 3);
-    CHECK(r->inits == 0 || *(const int *)spdl_local(task) == spdl_worker(task));
+    CHECK(spdl__task_worker(task) >= 0 && spdl__task_worker(task) < 3);
+    CHECK(r->inits == 0 || *(const int *)spdl_local(task) == spdl__task_worker(task));
     sign_in(r);
     await(&r->count, r->wait_for);
     *out = in;

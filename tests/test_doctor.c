@@ -186,7 +186,7 @@ SPDL_FN(look, item, item) {
 
 /* Which item of the batch this call is for; counts on. */
 static size_t item_of_call(spdl_task *task) {
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     const size_t at = (size_t)(uintptr_t)*state;
     *state = (void *)(uintptr_t)(at + 1);
     return at;
@@ -213,7 +213,7 @@ SPDL_FN(renew, item, item) {
 }
 
 SPDL_FN(twice, item, item) {
-    long **at = (long **)spdl_state(task);
+    long **at = (long **)spdl_call_state(task);
     if (*at == NULL) *at = (long *)calloc(1, sizeof **at);
     *out = item_make(value_of(in));
     return (*at)[0]++ == 0 ? SPDL_AGAIN : SPDL_OK;
@@ -417,7 +417,7 @@ static void nothing_is_replayed_where_there_are_several_ways(void) {
 
 /* Nor is there a worker more. */
 static void there_is_none_where_items_are_pushed(void) {
-    static spdl_doctor_report report;
+    static spdl__doctor_report report;
     static spdl_stats stats;
     const spdl_doctor_desc doctor = { .raise = true };
     spdl_pipeline *p = EXAMINE(&doctor, 1, SPDL_FEED(item, .free_item = item_free), LOOK(NOTHING),
@@ -663,7 +663,7 @@ static void check_interval(const spdl_interval *i) {
 
 static void check_number(double number) { CHECK(isfinite(number) && number >= 0); }
 
-static void check_report(const spdl_pipeline *p, const spdl_doctor_report *r, bool ended) {
+static void check_report(const spdl_pipeline *p, const spdl__doctor_report *r, bool ended) {
     CHECK_EQ(r->done, ended);
     CHECK_EQ(r->verdict[0] != '\0', ended);
     CHECK_EQ(r->row_count, p->count);
@@ -677,7 +677,7 @@ static void check_report(const spdl_pipeline *p, const spdl_doctor_report *r, bo
     CHECK(r->hours_less <= r->hours && (!r->kept || (r->tried && r->measured.low > 1)));
     check_interval(&r->same), check_interval(&r->cached), check_interval(&r->measured);
     for (int i = 0; i < r->row_count; ++i) {
-        const spdl_doctor_row *row = &r->row[i];
+        const spdl__doctor_row *row = &r->row[i];
         if (ended && r->rounds > 0) CHECK_EQ(row->kind, p->node[i].row.kind);
         if (ended && r->rounds > 0) CHECK(row->concurrency > 0 && row->name[0] != '\0');
         check_number(row->mean_ns), check_number(row->cpu_ns), check_number(row->runnable_ns);
@@ -689,7 +689,7 @@ static void check_report(const spdl_pipeline *p, const spdl_doctor_report *r, bo
 
 /* Takes items until the doctor is done, or they end. */
 static spdl_result examined(spdl_pipeline *p, audit *a) {
-    static spdl_doctor_report report;
+    static spdl__doctor_report report;
     spdl_result result = SPDL_OK;
     const uint64_t start = spdl_time_ns();
     while (result == SPDL_OK && spdl_pipeline_doctor(p, &report) == SPDL_TIMEOUT) {
@@ -735,7 +735,7 @@ static void learn(void *ctx, void *taken) {
 
 /* spdl_doctor_run starts over when the items end, and frees what it takes. */
 static void it_runs_a_loop(void) {
-    static spdl_doctor_report report, same;
+    static spdl__doctor_report report, same;
     goes_back = true;
     for (int round = 0; round < 8; ++round) {
         const spdl_doctor_desc doctor = { .seconds = 0.1, .quiet = true, .replay = round < 4,
@@ -760,7 +760,7 @@ static void it_runs_a_loop(void) {
 }
 
 static void a_loop_that_cannot_go_on_ends(void) {
-    static spdl_doctor_report report;
+    static spdl__doctor_report report;
     const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .replay = true };
     lesson l = { 0 };
     for (int i = 0; i < 4; ++i) {
@@ -796,7 +796,7 @@ static void a_loop_that_cannot_go_on_ends(void) {
 }
 
 static void it_is_asked_for_what_is_not_there(void) {
-    static spdl_doctor_report report;
+    static spdl__doctor_report report;
     spdl_pipeline *p = START(1, COUNT_TO(3), SPDL_SINK(2));
     CHECK_EQ(spdl_doctor_run(p, learn, NULL, &report), SPDL_E_INVALID);
     CHECK_EQ(spdl_doctor_run(NULL, learn, NULL, &report), SPDL_E_INVALID);

@@ -14,9 +14,9 @@ static spdl_interval around(double value, double off) {
     return is;
 }
 
-static spdl_doctor_report report_of_three(void) {
+static spdl__doctor_report report_of_three(void) {
     static const char *const names[] = { "list", "read", "decode" };
-    spdl_doctor_report r;
+    spdl__doctor_report r;
     memset(&r, 0, sizeof r);
     r.done = r.tried = true;
     snprintf(r.name, sizeof r.name, "train");
@@ -48,11 +48,11 @@ static spdl_doctor_report report_of_three(void) {
         r.row[i].mean_ns = i * 4e6;
         r.row[i].blocked_ns = r.row[i].mean_ns;
     }
-    r.row[2].method = SPDL_DOCTOR_SLOWED;
+    r.row[2].method = SPDL__DOCTOR_SLOWED;
     r.row[2].delay_ns = 1.6e6;
     r.row[2].computing = around(0.84, 0.02);
     r.row[2].asleep = around(0.83, 0.02);
-    r.row[1].method = SPDL_DOCTOR_REPLAYED;
+    r.row[1].method = SPDL__DOCTOR_REPLAYED;
     r.row[1].replayed = around(1.01, 0.02);
     return r;
 }
@@ -71,30 +71,30 @@ static void a_report_is_read_at_once(void) {
         "  read                2 4.00 ms   0%   0% 100%    replayed        1.01x (0.99 to 1.03)\n"
         "  as it is: 245/s; the same again: -0 % (-1 to +1)\n"
         "The consumer waited 75.5 % of its time. Without any loading: 1.00k/s.\n";
-    spdl_doctor_report r = report_of_three();
+    spdl__doctor_report r = report_of_three();
     char text[4000];
-    CHECK_EQ(spdl_doctor_text(&r, text, sizeof text), strlen(expected));
+    CHECK_EQ(spdl__doctor_text(&r, text, sizeof text), strlen(expected));
     CHECK_STR(text, expected);
-    CHECK_EQ(spdl_doctor_text(&r, NULL, 0), strlen(expected));
+    CHECK_EQ(spdl__doctor_text(&r, NULL, 0), strlen(expected));
     r.hours = 2.8;
     r.hours_less = 2.1;
     r.kept = true;
-    spdl_doctor_text(&r, text, sizeof text);
+    spdl__doctor_text(&r, text, sizeof text);
     CHECK(says(text, "1.00k/s, at most\n2.1 h less of 2.8 h.\n"));
     CHECK(says(text, "in force for the rest"));
     r.hours_less = 0.01;
-    spdl_doctor_text(&r, text, sizeof text);
+    spdl__doctor_text(&r, text, sizeof text);
     CHECK(says(text, "1.00k/s, under 1\nminute less of 2.8 h.\n"));
     r.done = false;
     r.verdict[0] = '\0';
-    spdl_doctor_text(&r, text, sizeof text);
+    spdl__doctor_text(&r, text, sizeof text);
     CHECK_STR(text, "spdl doctor: train: It is not done yet.\n");
 }
 
 static void a_report_is_a_line_of_json(void) {
-    const spdl_doctor_report r = report_of_three();
+    const spdl__doctor_report r = report_of_three();
     char json[8000];
-    const int length = spdl_doctor_json(&r, json, sizeof json);
+    const int length = spdl__doctor_json(&r, json, sizeof json);
     CHECK(length < (int)sizeof json && strchr(json, '\n') == json + length - 1);
     CHECK(says(json, "{\"schema\":\"spdl.doctor.1\",\"version\":\""));
     CHECK(says(json, "\"pipeline\":\"train\"") && says(json, "\"seconds\":30.1,"));
@@ -126,7 +126,7 @@ static spdl__found doubted(spdl_limit limit, int concurrency, double load, doubl
     d.found.is.tie = -1;
     d.found.is.concurrency = limit == SPDL_LIMIT_CONCURRENCY ? 2 * concurrency : 0;
     d.report.row_count = 2;
-    d.report.row[1].method = SPDL_DOCTOR_SLOWED;
+    d.report.row[1].method = SPDL__DOCTOR_SLOWED;
     d.report.row[1].concurrency = concurrency;
     d.report.row[1].load = load;
     d.report.row[1].computing = around(computing, 0.03);
@@ -200,7 +200,7 @@ static void what_was_tried_is_said(void) {
 
 static bool heals(const char *name, const char *words) {
     static planted_run run;
-    static spdl_doctor_report report;
+    static spdl__doctor_report report;
     const spdl_doctor_desc doctor = { .seconds = 6, .raise = true, .quiet = true };
     spdl_error error;
     for (size_t i = 0; i < PLANTED_PROGRAMS; ++i) {

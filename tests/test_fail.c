@@ -252,7 +252,7 @@ static void where_there_is_no_input(void) {
 
 /* Called again with the same input, which the first call takes if it is odd. */
 SPDL_FN(twice_then_fail, item, item) {
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     const bool again = *state == NULL;
     if (!again) return SPDL_E_IO;
     *state = item_make(1);
@@ -598,7 +598,7 @@ static void the_second_of_a_name_has_a_number(void) {
                              SPDL_PIPE(pass_on), SPDL_SINK(1));
     for (int i = 0; i < 9; ++i) {
         CHECK_STR(stats_of(p, i).name, names[i]);
-        CHECK_EQ(spdl_pipeline_find(p, names[i]), i);
+        CHECK_EQ(spdl__pipeline_find(p, names[i]), i);
     }
     RUN(p, "0 1 2", SPDL_END);
 }

@@ -644,10 +644,10 @@ static void tar_end(blob *tar) {
     tar->count += 1024;
 }
 
-static spdl_records *records_of(const char *path, spdl_records_desc desc) {
-    spdl_records *records = NULL;
+static spdl__records *records_of(const char *path, spdl_records_desc desc) {
+    spdl__records *records = NULL;
     desc.error = &error;
-    if (!CHECK_EQ(spdl_records_open(&records, path, &desc), SPDL_OK)) told("");
+    if (!CHECK_EQ(spdl__records_open(&records, path, &desc), SPDL_OK)) told("");
     REQUIRE(records != NULL);
     return records;
 }
@@ -655,11 +655,11 @@ static spdl_records *records_of(const char *path, spdl_records_desc desc) {
 /* All records as text: "name:bytes name:bytes", those of a sample joined by +, and how it ended. */
 static const char *read_records(const char *path, spdl_records_desc desc, spdl_result *result) {
     static char text[9000];
-    spdl_records *records = records_of(path, desc);
+    spdl__records *records = records_of(path, desc);
     spdl_record *record = NULL;
     size_t length = 0;
     text[0] = '\0';
-    while ((*result = spdl_records_next(records, &record, &error)) == SPDL_OK) {
+    while ((*result = spdl__records_next(records, &record, &error)) == SPDL_OK) {
         for (const spdl_record *r = record; r != NULL; r = r->next) {
             CHECK(r->data[r->bytes] == 0 && ((uintptr_t)r->data & 63) == 0);
             length += (size_t)snprintf(text + length, sizeof text - length, "%s%s:%zu",
@@ -669,10 +669,10 @@ static const char *read_records(const char *path, spdl_records_desc desc, spdl_r
     }
     if (*result < 0) { /* and stays so */
         const spdl_error before = error;
-        CHECK_EQ(spdl_records_next(records, &record, &error), *result);
+        CHECK_EQ(spdl__records_next(records, &record, &error), *result);
         CHECK_STR(error.text, before.text);
     }
-    spdl_records_close(records);
+    spdl__records_close(records);
     return text;
 }
 
@@ -694,7 +694,7 @@ static void tar_fails(const blob *tar, const char *before, spdl_result wanted, c
 static void tar_of_all_kinds(void) {
     static blob tar;
     char longest[256], pax[1024];
-    spdl_records *records;
+    spdl__records *records;
     spdl_record *record = NULL;
     memset(longest, 'n', 250);
     longest[250] = '\0';
@@ -724,14 +724,14 @@ static void tar_of_all_kinds(void) {
     records = records_of(path_of("x.tar"), (spdl_records_desc){ .max_bytes = 0 });
     for (int i = 0; i < 4; ++i) {
         spdl_record_free(record);
-        REQUIRE(spdl_records_next(records, &record, &error) == SPDL_OK);
+        REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
     }
     CHECK_EQ(record->offset, 6 * 512);
     CHECK(memcmp(record->data, "moremore", 8) == 0 && record->data[512] == 'm');
-    spdl_records_close(records);
+    spdl__records_close(records);
     spdl_record_free(record); /* it stays behind */
     spdl_record_free(NULL);
-    spdl_records_close(NULL);
+    spdl__records_close(NULL);
     tar.count = 0;
     tar_extra(&tar, 'L', longest);
     tar_extra(&tar, 'K', "the target of a link");
@@ -890,7 +890,7 @@ static void bad_tars(void) {
 static void tar_over_4_gib(void) {
     static blob tar;
     const uint64_t skipped = ((uint64_t)5 << 30) + 1;
-    spdl_records *records;
+    spdl__records *records;
     spdl_record *record = NULL;
     const char *path;
     FILE *file;
@@ -905,27 +905,27 @@ static void tar_over_4_gib(void) {
     REQUIRE(fseeko(file, (off_t)(512 + ((skipped + 511) & ~(uint64_t)511)), SEEK_SET) == 0);
     REQUIRE(fwrite(tar.at, 1, tar.count, file) == tar.count && fflush(file) == 0);
     records = records_of(path, (spdl_records_desc){ .max_bytes = 0 });
-    REQUIRE(spdl_records_next(records, &record, &error) == SPDL_OK);
+    REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
     CHECK_STR(record->name, "last");
     CHECK_EQ(record->offset, 5368710656);
     CHECK(memcmp(record->data, "lastlast", 8) == 0);
     spdl_record_free(record);
-    CHECK_EQ(spdl_records_next(records, &record, &error), SPDL_END);
-    spdl_records_close(records);
+    CHECK_EQ(spdl__records_next(records, &record, &error), SPDL_END);
+    spdl__records_close(records);
     records = records_of(path, (spdl_records_desc){ .max_bytes = 0 });
     REQUIRE(ftruncate(fileno(file), 5368710656 + 70000) == 0);
-    CHECK_EQ(spdl_records_next(records, &record, &error), SPDL_E_IO);
+    CHECK_EQ(spdl__records_next(records, &record, &error), SPDL_E_IO);
     told("big.tar: at byte 5368780656: it ended while it was read");
-    CHECK_EQ(spdl_records_next(records, &record, &error), SPDL_E_IO); /* and so on */
+    CHECK_EQ(spdl__records_next(records, &record, &error), SPDL_E_IO); /* and so on */
     told("big.tar: at byte 5368780656");
-    spdl_records_close(records);
+    spdl__records_close(records);
     fclose(file);
 }
 
 static void samples(void) {
     static blob tar;
     const spdl_records_desc grouped = { .group = true, .max_bytes = 2000 };
-    spdl_records *records;
+    spdl__records *records;
     spdl_record *record = NULL;
     spdl_result result;
     tar.count = 0;
@@ -947,12 +947,12 @@ static void samples(void) {
               "READ.me:2 READ:2 last.a:2+last.b:2");
     CHECK_EQ(result, SPDL_END);
     records = records_of(path_of("x.tar"), grouped);
-    REQUIRE(spdl_records_next(records, &record, &error) == SPDL_OK);
+    REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
     CHECK(spdl_record_find(record, "jpg") == record);
     CHECK(spdl_record_find(record, "seg.png") == record->next);
     CHECK(spdl_record_find(record, "cls") == record->next->next);
     CHECK(spdl_record_find(record, "png") == NULL && spdl_record_find(NULL, "x") == NULL);
-    spdl_records_close(records); /* which has the next one already */
+    spdl__records_close(records); /* which has the next one already */
     spdl_record_free(record);
     tar.count = 0;
     ADD(&tar, .name = "a.1", .size = 900);
@@ -1106,17 +1106,17 @@ static void line_is(const spdl_record *line, const char *text, size_t begin, siz
 static void lines_are(const char *text, size_t bytes) {
     static size_t begin[300000], length[300000];
     const size_t count = split(text, bytes, begin, length);
-    spdl_records *records = records_of(put_file("1.txt", text, bytes),
-                                       (spdl_records_desc){ .kind = SPDL_RECORDS_LINES });
+    spdl__records *records = records_of(put_file("1.txt", text, bytes),
+                                       (spdl_records_desc){ .kind = SPDL__RECORDS_LINES });
     spdl_record *line = NULL;
     for (size_t i = 0; i < count; ++i) {
-        REQUIRE(spdl_records_next(records, &line, &error) == SPDL_OK);
+        REQUIRE(spdl__records_next(records, &line, &error) == SPDL_OK);
         line_is(line, text, begin[i], length[i]);
         CHECK(strstr(line->name, "/1.txt") != NULL);
         spdl_record_free(line);
     }
-    CHECK_EQ(spdl_records_next(records, &line, &error), SPDL_END);
-    spdl_records_close(records);
+    CHECK_EQ(spdl__records_next(records, &line, &error), SPDL_END);
+    spdl__records_close(records);
 }
 
 static void lines_of_all_kinds(void) {
@@ -1147,11 +1147,11 @@ static void lines_of_all_kinds(void) {
 }
 
 static void bad_lines(void) {
-    const spdl_records_desc desc = { .kind = SPDL_RECORDS_LINES, .max_bytes = 5, .error = &error };
-    const spdl_records_desc none = { .kind = SPDL_RECORDS_LINES, .error = &error };
+    const spdl_records_desc desc = { .kind = SPDL__RECORDS_LINES, .max_bytes = 5, .error = &error };
+    const spdl_records_desc none = { .kind = SPDL__RECORDS_LINES, .error = &error };
     static char text[200000];
     spdl_result result;
-    spdl_records *records;
+    spdl__records *records;
     spdl_record *line = NULL;
     FILE *file;
     const char *path = put_text("x.txt", "12345\r\n12345\n123456\n1\n");
@@ -1162,22 +1162,22 @@ static void bad_lines(void) {
     put_file("x.txt", text, sizeof text);
     read_records(path, desc, &result);
     CHECK_EQ(result, SPDL_E_LIMIT);
-    CHECK_EQ(spdl_records_open(&records, NULL, &none), SPDL_E_INVALID);
-    CHECK_EQ(spdl_records_open(NULL, path, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_records_open(&records, folder, &none), SPDL_E_IO);
+    CHECK_EQ(spdl__records_open(&records, NULL, &none), SPDL_E_INVALID);
+    CHECK_EQ(spdl__records_open(NULL, path, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl__records_open(&records, folder, &none), SPDL_E_IO);
     told("a directory");
     for (size_t i = 999; i < sizeof text; i += 1000) text[i] = '\n';
     put_file("x.txt", text, sizeof text);
     records = records_of(path, none); /* and the file shrinks */
-    REQUIRE(spdl_records_next(records, &line, &error) == SPDL_OK);
+    REQUIRE(spdl__records_next(records, &line, &error) == SPDL_OK);
     spdl_record_free(line);
     file = fopen(path, "r+b");
     REQUIRE(file != NULL && ftruncate(fileno(file), 100100) == 0);
     fclose(file);
-    while ((result = spdl_records_next(records, &line, &error)) == SPDL_OK) spdl_record_free(line);
+    while ((result = spdl__records_next(records, &line, &error)) == SPDL_OK) spdl_record_free(line);
     CHECK_EQ(result, SPDL_E_IO);
     told("x.txt: at byte 100100: it ended");
-    spdl_records_close(records);
+    spdl__records_close(records);
 }
 
 static void rows_of_lines(void) {
@@ -1209,7 +1209,7 @@ static bool with_memory(int allocations) {
     spdl_tokens_desc tokens = { .length = 3, .allocator = by.allocator, .error = &error };
     char list[300];
     spdl_files *tar = NULL, *text = NULL, *bin = NULL;
-    spdl_records *records = NULL;
+    spdl__records *records = NULL;
     spdl_record *record = NULL;
     spdl_tokens *windows = NULL;
     spdl_result result;
@@ -1218,16 +1218,16 @@ static bool with_memory(int allocations) {
     result = spdl_files_open(&tar, path_of("x.tar"), &by);
     if (result == SPDL_OK) result = spdl_files_open(&text, list, &by);
     if (result == SPDL_OK) result = spdl_files_open(&bin, path_of("*.bin"), &by);
-    if (result == SPDL_OK) result = spdl_records_open(&records, path_of("x.tar"), &read);
+    if (result == SPDL_OK) result = spdl__records_open(&records, path_of("x.tar"), &read);
     while (result == SPDL_OK) {
-        result = spdl_records_next(records, &record, &error);
+        result = spdl__records_next(records, &record, &error);
         if (result == SPDL_OK) spdl_record_free(record);
     }
     if (result == SPDL_END) result = spdl_tokens_open(&windows, bin, &tokens);
     CHECK(result == SPDL_OK || result == SPDL_E_NOMEM);
     if (result != SPDL_OK) told("memory");
     spdl_tokens_close(windows);
-    spdl_records_close(records);
+    spdl__records_close(records);
     spdl_files_close(tar);
     spdl_files_close(text);
     spdl_files_close(bin);
@@ -1258,10 +1258,10 @@ static void no_memory(void) {
                                            .error = &error };
         spdl_files *files = files_of(path_of("x.tar"));
         spdl_files *none;
-        spdl_records *records;
+        spdl__records *records;
         spdl_tokens *tokens;
         CHECK_EQ(half == 0   ? spdl_files_open(&none, path_of("x.tar"), &by)
-                 : half == 1 ? spdl_records_open(&records, path_of("x.tar"), &read)
+                 : half == 1 ? spdl__records_open(&records, path_of("x.tar"), &read)
                              : spdl_tokens_open(&tokens, files, &windows), SPDL_E_INVALID);
         told("both functions of the allocator");
         spdl_files_close(files);

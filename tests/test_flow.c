@@ -112,7 +112,7 @@ static spdl_result use_route(spdl_task *task, item *it) {
 
 static spdl_result use_state(spdl_task *task, item *it) {
     (void)it;
-    return spdl_state(task) != NULL ? SPDL_OK : SPDL_E_INVALID; /* what it holds is nobody's */
+    return spdl_call_state(task) != NULL ? SPDL_OK : SPDL_E_INVALID; /* what it holds is nobody's */
 }
 
 static spdl_result use_buffer(spdl_task *task, item *it) {
@@ -129,7 +129,7 @@ static const misuse misuses[] = {
     { use_route, SPDL_E_INVALID, "spdl_route", "" },
     { use_take, SPDL_OK, "spdl_take", "" },
     { use_fail, SPDL_E_STAGE, "spdl_fail", ": value 9" },
-    { use_state, SPDL_OK, "spdl_state", "" },
+    { use_state, SPDL_OK, "spdl_call_state", "" },
     { use_buffer, SPDL_OK, "spdl_buffer", "" },
     { use_defer, SPDL_OK, "spdl_defer", "" },
 };

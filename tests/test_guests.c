@@ -402,9 +402,9 @@ static void on_fini(void *ctx, int worker, void *local) {
 }
 
 SPDL_FN(has_local, int, int) {
-    CHECK_EQ((uintptr_t)spdl_local(task), 100 + spdl_worker(task));
-    CHECK(spdl_worker(task) < 4);
-    __atomic_fetch_or(&places_seen, 1u << spdl_worker(task), __ATOMIC_RELAXED);
+    CHECK_EQ((uintptr_t)spdl_local(task), 100 + spdl__task_worker(task));
+    CHECK(spdl__task_worker(task) < 4);
+    __atomic_fetch_or(&places_seen, 1u << spdl__task_worker(task), __ATOMIC_RELAXED);
     *out = in;
     return SPDL_OK;
 }

@@ -152,7 +152,7 @@ static void planted_buffers_are_drained(void) {
     pipeline.workers = 1;
     REQUIRE(spdl_pipeline_create(&p, &pipeline, SPDL_STAGES(
         SPDL_SOURCE(slow_source, .free_item = item_free), SPDL_SINK(64))) == SPDL_OK);
-    desc.next = spdl_pipeline_next_fn;
+    desc.next = spdl_pipeline_next;
     desc.source = p;
     desc.kept = 4;
     CHECK_EQ(spdl_headspace(&desc, &report), SPDL_OK);

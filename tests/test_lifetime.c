@@ -383,7 +383,7 @@ static void hooks_fini(void *ctx, int worker, void *local) {
 
 SPDL_FN(with_local, item, item) {
     hooks *h = (hooks *)spdl_ctx(task);
-    CHECK(spdl_local(task) == &h->inits[spdl_worker(task)]);
+    CHECK(spdl_local(task) == &h->inits[spdl__task_worker(task)]);
     __atomic_add_fetch(&h->calls, 1, __ATOMIC_RELAXED);
     *out = in;
     return SPDL_OK;
@@ -391,7 +391,7 @@ SPDL_FN(with_local, item, item) {
 
 SPDL_FN(source_with_local, void, item) {
     hooks *h = (hooks *)spdl_ctx(task);
-    CHECK(spdl_local(task) == &h->inits[spdl_worker(task)]);
+    CHECK(spdl_local(task) == &h->inits[spdl__task_worker(task)]);
     if ((long)spdl_sequence(task) == h->items) return SPDL_END;
     *out = item_make((long)spdl_sequence(task));
     return SPDL_OK;

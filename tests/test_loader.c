@@ -49,7 +49,7 @@ static void takes_all(spdl_loader *l, uint64_t count, uint64_t epoch, spdl_resul
     spdl_result result;
     while ((result = spdl_loader_next(l, &batch, SPDL_SECONDS(15))) == SPDL_OK) {
         const record *items = (const record *)batch.data;
-        CHECK_EQ(batch.number, number++);
+        CHECK_EQ(batch.sequence, number++);
         CHECK_EQ(batch.epoch, epoch);
         CHECK_EQ(batch.bytes, batch.count * sizeof(record));
         CHECK_EQ((uintptr_t)batch.data % 64, 0);
@@ -110,7 +110,7 @@ static void it_is_rewound(void) {
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(60),
                 IN_BATCHES(5), SPDL_SINK(2))) == SPDL_OK);
     REQUIRE(spdl_loader_next(l, &held, SPDL_SECONDS(15)) == SPDL_OK);
-    spdl_loader_read(l, &before);
+    spdl_loader_get_status(l, &before);
     for (int taken = 0; taken < 12; ++taken) {
         for (int k = 0; k < taken; ++k) {
             REQUIRE(spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK);
@@ -128,7 +128,7 @@ static void it_is_rewound(void) {
     CHECK_EQ(spdl_loader_rewind(l, (uint64_t)1 << 40, SPDL_SECONDS(15)), SPDL_E_INVALID);
     REQUIRE(spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK); /* as if nothing was asked */
     CHECK(record_is((const record *)batch.data, 35, 0));
-    spdl_loader_read(l, &after);
+    spdl_loader_get_status(l, &after);
     CHECK_EQ(after.pid, before.pid);
     spdl_loader_close(l);
     all_gone();
@@ -163,9 +163,9 @@ static void a_held_slot_is_not_written(void) {
     CHECK_EQ(spdl_loader_done(l, &held[0]), SPDL_OK);
     CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_END);
     batch = held[2];
-    batch.ticket += 1;
+    batch.ticket_ += 1;
     CHECK_EQ(spdl_loader_done(l, &batch), SPDL_E_INVALID); /* stale */
-    batch.slot = -1;
+    batch.slot_ = -1;
     CHECK_EQ(spdl_loader_done(l, &batch), SPDL_E_INVALID);
     spdl_loader_close(l);
     all_gone();
@@ -383,7 +383,7 @@ static void every_end_is_told(void) {
             fprintf(stderr, "    %s\n", spdl_loader_error(l)->text);
         CHECK_EQ(spdl_loader_next(l, &batch, SPDL_FOREVER), SPDL_E_PROCESS);
         CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_FOREVER), SPDL_E_PROCESS);
-        spdl_loader_read(l, &status);
+        spdl_loader_get_status(l, &status);
         CHECK_EQ(status.pid, 0);
         spdl_loader_close(l);
     }
@@ -435,7 +435,7 @@ static void it_is_started_again(void) {
         if (once) harm.done = shared_flag();
         CHECK_EQ(runs_into(&harm, &desc, &l, &taken), once ? SPDL_END : SPDL_E_PROCESS);
         CHECK(once ? taken == 100 : taken > 30 && taken <= 40);
-        spdl_loader_read(l, &status);
+        spdl_loader_get_status(l, &status);
         CHECK_EQ(status.restarts, once ? 1 : 3);
         spdl_loader_close(l);
     }
@@ -472,7 +472,7 @@ static void it_goes_on_exactly(void) {
                 }
             }
             CHECK_EQ(spdl_loader_error(l)->result, SPDL_OK);
-            spdl_loader_read(l, &status);
+            spdl_loader_get_status(l, &status);
             CHECK_EQ(status.restarts, run);
             spdl_loader_close(l);
         }
@@ -538,7 +538,7 @@ static void run_take(run *r, char *line) {
 }
 
 static void run_save(run *r, char *text) {
-    const int length = r->l != NULL ? spdl_loader_save(r->l, text, SPDL_STATE_BYTES)
+    const int length = r->l != NULL ? spdl_loader_state_save(r->l, text, SPDL_STATE_BYTES)
                                     : spdl_state_save(r->p, text, SPDL_STATE_BYTES);
     if (!CHECK_EQ(length, strlen(text))) fprintf(stderr, "    %s\n", text);
 }
@@ -546,7 +546,7 @@ static void run_save(run *r, char *text) {
 static spdl_result run_load(run *r, const char *text) {
     const char *const texts[] = { text };
     spdl_error error;
-    return r->l != NULL ? spdl_loader_load(r->l, texts, 1, SPDL_SECONDS(15), &error)
+    return r->l != NULL ? spdl_loader_state_load(r->l, texts, 1, SPDL_SECONDS(15), &error)
                         : spdl_state_load(r->p, texts, 1, SPDL_SECONDS(15), &error);
 }
 
@@ -609,7 +609,7 @@ static void ranks_change_with_loaders(void) {
     }
     for (int rank = 0; rank < 2; ++rank) {
         run_open(&r, rank == 0, 1, rank, 2);
-        CHECK_EQ(rank == 0 ? spdl_loader_load(r.l, texts, 3, SPDL_SECONDS(15), &error)
+        CHECK_EQ(rank == 0 ? spdl_loader_state_load(r.l, texts, 3, SPDL_SECONDS(15), &error)
                            : spdl_state_load(r.p, texts, 3, SPDL_SECONDS(15), &error), SPDL_OK);
         for (run_take(&r, line); line[0] == '0'; run_take(&r, line))
             for (const char *at = line; *at != '\0'; ++at) items[rank] += *at == '.';
@@ -630,22 +630,22 @@ static void positions_that_are_not_there(void) {
     TEST_NEEDS_PROCESSES();
     desc.pipeline.logger.log_fn = log_nothing;
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(5), SPDL_SINK(2))) == SPDL_OK);
-    CHECK(spdl_loader_save(l, text, sizeof text) > 0);
+    CHECK(spdl_loader_state_save(l, text, sizeof text) > 0);
     CHECK(strstr(text, " item=0 ") != NULL);
-    CHECK_EQ(spdl_loader_load(l, texts, 0, 0, &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_loader_load(NULL, texts, 1, 0, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_state_load(l, texts, 0, 0, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_state_load(NULL, texts, 1, 0, &error), SPDL_E_INVALID);
     spdl_loader_close(l);
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
                 SPDL_FROM(record, record_after_record, &some),
                 SPDL_PIPE(copied, .item_bytes = sizeof(record)), SPDL_SINK(2))) == SPDL_OK);
-    CHECK_EQ(spdl_loader_save(l, text, sizeof text), SPDL_E_UNSUPPORTED);
+    CHECK_EQ(spdl_loader_state_save(l, text, sizeof text), SPDL_E_UNSUPPORTED);
     CHECK(strstr(text, "SPDL_FROM") != NULL);
     (void)snprintf(text, sizeof text, "spdl.state.1");
-    CHECK_EQ(spdl_loader_load(l, texts, 1, SPDL_SECONDS(15), &error), SPDL_E_UNSUPPORTED);
+    CHECK_EQ(spdl_loader_state_load(l, texts, 1, SPDL_SECONDS(15), &error), SPDL_E_UNSUPPORTED);
     spdl_loader_close(l);
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40, .init = refuses),
                 SPDL_SINK(2))) == SPDL_OK);
-    (void)spdl_loader_save(l, text, sizeof text);
+    (void)spdl_loader_state_save(l, text, sizeof text);
     spdl_loader_close(l);
     all_gone();
 }
@@ -695,8 +695,8 @@ static void they_end_with_the_trainer(void) {
             do {
                 if (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) != SPDL_OK) _exit(1);
                 if (spdl_loader_done(l, &batch) != SPDL_OK) _exit(1);
-            } while (how == 2 && batch.number < 490); /* then it stands still */
-            spdl_loader_read(l, &status);
+            } while (how == 2 && batch.sequence < 490); /* then it stands still */
+            spdl_loader_get_status(l, &status);
             if (write(pipes[1], &status, sizeof status) != (ssize_t)sizeof status) _exit(1);
             if (how == 1) _exit(0); /* without a close */
             for (;;) pause();
@@ -750,7 +750,7 @@ static void programs_end_with_the_child(void) {
         if (trainer == 0) {
             REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100),
                         SPDL_PIPE(starts_a_program, .ctx = pipes), SPDL_SINK(2))) == SPDL_OK);
-            spdl_loader_read(l, &status);
+            spdl_loader_get_status(l, &status);
             if (how == 3)
                 for (;;) pause();
         }
@@ -766,7 +766,7 @@ static void programs_end_with_the_child(void) {
             while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
                 CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
         if (how == 2) {
-            spdl_loader_read(l, &status);
+            spdl_loader_get_status(l, &status);
             kill((pid_t)status.pid, SIGKILL);
             while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
                 CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
@@ -885,7 +885,7 @@ static void a_close_is_short(void) {
                     SPDL_PIPE(meets_its_fate, .ctx = &harm), SPDL_SINK(2))) == SPDL_OK);
         while (spdl_loader_next(l, &batch, 300000000) == SPDL_OK)
             CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
-        spdl_loader_read(l, &status);
+        spdl_loader_get_status(l, &status);
         if (how == 2) kill((pid_t)status.supervisor, SIGSTOP);
         since = spdl_time_ns();
         spdl_loader_close(l);
@@ -911,7 +911,7 @@ static void a_hang_of_both_is_found(void) {
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100),
                 SPDL_PIPE(meets_its_fate, .ctx = &harm), SPDL_SINK(2))) == SPDL_OK);
     CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_OK);
-    spdl_loader_read(l, &status);
+    spdl_loader_get_status(l, &status);
     kill((pid_t)status.supervisor, SIGSTOP);
     do result = spdl_loader_next(l, &batch, SPDL_SECONDS(15));
     while (result == SPDL_OK && spdl_loader_done(l, &batch) == SPDL_OK);
@@ -931,7 +931,7 @@ static void the_end_of_the_supervisor_is_told(void) {
     TEST_NEEDS_PROCESSES();
     CHECK_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), 0);
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100000), SPDL_SINK(2))) == SPDL_OK);
-    while (spdl_loader_read(l, &status), status.pid == 0) usleep(100);
+    while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(100);
     kill((pid_t)status.supervisor, SIGKILL);
     since = spdl_time_ns();
     while (result == SPDL_OK) {
@@ -955,7 +955,7 @@ static void it_minds_its_own_children(void) {
         spdl_loader_batch batch;
         spdl_loader *l;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50), SPDL_SINK(2))) == SPDL_OK);
-        while (spdl_loader_read(l, &status), status.pid == 0) usleep(100);
+        while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(100);
         if (how == 0) (void)signal(SIGCHLD, SIG_IGN);
         if (how == 1) {
             kill((pid_t)status.pid, SIGINT);
@@ -1292,12 +1292,12 @@ static void scribbles_are_survived(void) {
                     SPDL_PIPE(scribbles, .ctx = &places.words), SPDL_SINK(2))) == SPDL_OK);
         while ((result = spdl_loader_next(l, &batch, SPDL_FOREVER)) == SPDL_OK) {
             ++taken;
-            (void)spdl_loader_save(l, text, sizeof text);
+            (void)spdl_loader_state_save(l, text, sizeof text);
             (void)spdl_loader_done(l, &batch);
         }
         CHECK(result == SPDL_END ? taken == 400 : result < 0);
         (void)spdl_loader_stats(l, &stats);
-        spdl_loader_read(l, &status);
+        spdl_loader_get_status(l, &status);
         spdl_loader_close(l);
         CHECK(spdl_time_ns() - since < (TEST_SANITIZED ? 20u : 6u) * 1000000000ull);
         all_gone();
@@ -1493,7 +1493,7 @@ static void caches_and_headspace_take_from_it(void) {
     REQUIRE(spdl_cache_create(&cache, &cache_desc) == SPDL_OK);
     for (uint64_t k = 0; k < 9; ++k) {
         REQUIRE(spdl_cache_next(cache, &item, SPDL_SECONDS(15)) == SPDL_OK);
-        CHECK_EQ(((const spdl_loader_batch *)item)->number, k % 3);
+        CHECK_EQ(((const spdl_loader_batch *)item)->sequence, k % 3);
     }
     spdl_cache_destroy(cache);
     memset(&headspace, 0, sizeof headspace);

@@ -123,7 +123,7 @@ static spdl_npz *open_fixture(const char *name) {
     spdl_npz *npz = NULL;
     spdl_npz_desc desc = { 0 };
     desc.error = &error;
-    if (!CHECK_EQ(spdl_npz_open_file(&npz, fixture_path(name), &desc), SPDL_OK)) {
+    if (!CHECK_EQ(spdl_npz_open(&npz, fixture_path(name), &desc), SPDL_OK)) {
         fprintf(stderr, "%s\n", error.text);
         test_leave();
     }
@@ -464,10 +464,10 @@ static void check_dtypes(const char *file, bool stored) {
         CHECK_EQ(is_stored(npz, i), stored);
         CHECK_EQ(info.kind, name[0]);
         CHECK_EQ(info.itemsize, name[0] == 'U' ? 4 * number : number);
-        CHECK(strncmp(info.descr + 1, name, strlen(name)) == 0);
+        CHECK(strncmp(info.dtype + 1, name, strlen(name)) == 0);
         CHECK(info.ndim == 2 && info.shape[0] == 5 && info.shape[1] == 3 && info.count == 15);
     }
-    CHECK_STR(info_of(npz, "m8").descr, "<m8[25s]");
+    CHECK_STR(info_of(npz, "m8").dtype, "<m8[25s]");
     check_patterns(npz);
     spdl_npz_close(npz);
 }
@@ -478,7 +478,7 @@ static void dtypes_deflated(void) { check_dtypes("dtypes_deflated.npz", false); 
 static void bytes_are_those_of_the_machine(void) {
     spdl_npz *npz = open_fixture("big_endian.npz");
     for (size_t i = 0; i < spdl_npz_count(npz); ++i)
-        CHECK_EQ(info_of(npz, spdl_npz_name(npz, i)).descr[0], SPDL__NPY_HOST_ORDER);
+        CHECK_EQ(info_of(npz, spdl_npz_name(npz, i)).dtype[0], SPDL__NPY_HOST_ORDER);
     check_patterns_from(npz, BIG_ENDIAN_BYTES);
     spdl_npz_close(npz);
 }
@@ -517,7 +517,7 @@ static void check_counting(const char *file, bool viewed) {
     CHECK_EQ(index_of(npz, "arr_0.npy"), 0);
     CHECK(info.kind == 'i' && info.itemsize == 4 && info.stored);
     CHECK(info.ndim == 2 && info.shape[0] == 3 && info.shape[1] == 4);
-    CHECK_STR(info.descr + 1, "i4");
+    CHECK_STR(info.dtype + 1, "i4");
     CHECK_EQ(spdl_npz_read(npz, 0, data, sizeof data, NULL), SPDL_OK);
     for (int i = 0; i < 12; ++i) CHECK_EQ(data[i], i);
     CHECK_EQ(spdl_npz_view(npz, 0, &view, &aligned, NULL), viewed ? SPDL_OK : SPDL_E_UNSUPPORTED);
@@ -544,7 +544,7 @@ static void npy_unicode_fields(void) {
     spdl_npz *npz = open_fixture("unicode_fields.npy");
     const spdl_npy_info info = info_of(npz, "arr_0");
     CHECK(info.kind == 'V' && info.itemsize == 6 && info.count == 4);
-    CHECK_STR(info.descr, "[('gr\xc3\xb6\xc3\x9f" "e', '<f4'), ('\xe6\x95\xb0', '<i2')]");
+    CHECK_STR(info.dtype, "[('gr\xc3\xb6\xc3\x9f" "e', '<f4'), ('\xe6\x95\xb0', '<i2')]");
     spdl_npz_close(npz);
 }
 
@@ -557,12 +557,12 @@ static void check_structured(const char *file) {
     spdl_npz *npz = open_fixture(file);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
         const spdl_npy_info info = info_of(npz, rows[i].name);
-        CHECK(info.kind == 'V' && info.descr[0] == '[');
+        CHECK(info.kind == 'V' && info.dtype[0] == '[');
         CHECK_EQ(info.itemsize, rows[i].itemsize);
         CHECK_EQ(info.bytes, 3 * rows[i].itemsize);
     }
-    CHECK_STR(info_of(npz, "simple").descr, "[('x', '<f4'), ('y', '<f4'), ('label', '|S3')]");
-    CHECK_EQ(strlen(info_of(npz, "many").descr), 255); /* cut */
+    CHECK_STR(info_of(npz, "simple").dtype, "[('x', '<f4'), ('y', '<f4'), ('label', '|S3')]");
+    CHECK_EQ(strlen(info_of(npz, "many").dtype), 255); /* cut */
     check_patterns(npz);
     spdl_npz_close(npz);
 }
@@ -1428,8 +1428,8 @@ static void arguments_that_are_wrong(void) {
     desc.error = &error;
     CHECK_EQ(spdl_npz_load_memory(NULL, "x", 1, NULL, &desc), SPDL_E_INVALID);
     CHECK_EQ(spdl_npz_load_memory(&bundle, NULL, 1, NULL, &desc), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_open_file(NULL, "x", &desc), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_open_file(&npz, NULL, &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_open(NULL, "x", &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_open(&npz, NULL, &desc), SPDL_E_INVALID);
     CHECK(strlen(error.text) > 0);
     CHECK_EQ(spdl_npz_open_memory(NULL, "x", 1, NULL, NULL), SPDL_E_INVALID);
     CHECK_EQ(spdl_npz_open_memory(&npz, NULL, 1, NULL, &desc), SPDL_E_INVALID);
@@ -1452,24 +1452,24 @@ static void files_that_are_missing(void) {
     spdl_npz_desc desc = { 0 };
     desc.error = &error;
     test_folder(folder, sizeof folder);
-    CHECK_EQ(spdl_npz_open_file(&npz, folder, &desc), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_open(&npz, folder, &desc), SPDL_E_IO);
     CHECK(strstr(error.text, folder) != NULL && strstr(error.text, "a directory") != NULL);
     snprintf(path, sizeof path, "%s/missing.npz", folder);
-    CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_open(&npz, path, &desc), SPDL_E_IO);
     CHECK(strstr(error.text, "missing.npz: No such file") != NULL);
     snprintf(path, sizeof path, "%s/fifo", folder);
     REQUIRE(mkfifo(path, 0600) == 0);
-    CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_open(&npz, path, &desc), SPDL_E_IO);
     CHECK(strstr(error.text, "a pipe or a device") != NULL);
     remove(path);
     snprintf(path, sizeof path, "%s/empty.npz", folder);
     fclose(fopen(path, "wb"));
-    CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_E_FORMAT);
+    CHECK_EQ(spdl_npz_open(&npz, path, &desc), SPDL_E_FORMAT);
     CHECK(strstr(error.text, "empty.npz: empty") != NULL);
     remove(path);
-    CHECK_EQ(spdl_npz_open_file(&npz, "/dev/zero", &desc), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_open(&npz, "/dev/zero", &desc), SPDL_E_IO);
     if (access("/sys/devices/system/cpu/online", R_OK) == 0) { /* says 4096 bytes, but has few */
-        CHECK_EQ(spdl_npz_open_file(&npz, "/sys/devices/system/cpu/online", &desc), SPDL_E_IO);
+        CHECK_EQ(spdl_npz_open(&npz, "/sys/devices/system/cpu/online", &desc), SPDL_E_IO);
         CHECK(strstr(error.text, "while it was read") != NULL);
     }
     CHECK(npz == NULL);
@@ -1687,7 +1687,7 @@ static bool with_failing_allocation(const char *name, long fail_at) {
     desc.allocator.alloc_fn = counting_alloc;
     desc.allocator.free_fn = counting_free;
     desc.allocator.user = &c;
-    result = spdl_npz_open_file(&npz, fixture_path(name), &desc);
+    result = spdl_npz_open(&npz, fixture_path(name), &desc);
     for (size_t i = 0; result == SPDL_OK && i < spdl_npz_count(npz); ++i) {
         uint8_t data[4096];
         result = spdl_npz_read(npz, i, data, sizeof data, &error);

@@ -244,22 +244,22 @@ static void folder_remove(void) {
 }
 
 static spdl_result write_array(spdl_npz_writer *w, const array *a, spdl_error *error) {
-    return spdl_npz_write(w, a->name, a->descr, a->ndim, a->shape, a->data, error);
+    return spdl_npz_writer_add(w, a->name, a->descr, a->ndim, a->shape, a->data, error);
 }
 
 static spdl_result write_all(const char *path, spdl_error *error) {
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     spdl_npz_writer *w = NULL;
     spdl_result result;
     desc.allocator = allocator;
     desc.error = error;
     desc.sync = true;
-    result = spdl_npz_create(&w, path, &desc);
+    result = spdl_npz_writer_open(&w, path, &desc);
     for (int i = 0; i < ARRAYS && result == SPDL_OK; ++i)
         result = write_array(w, &arrays[i], error);
-    if (result == SPDL_OK) result = spdl_npz_finish(w, error);
+    if (result == SPDL_OK) result = spdl_npz_writer_finish(w, error);
     if (w != NULL && result != SPDL_OK)
-        CHECK(spdl_npz_write(w, "x", "|u1", 0, NULL, "x", NULL) != SPDL_OK);
+        CHECK(spdl_npz_writer_add(w, "x", "|u1", 0, NULL, "x", NULL) != SPDL_OK);
     spdl_npz_writer_close(w);
     return result;
 }
@@ -303,7 +303,7 @@ static void deflate_file(const char *path) {
     FILE *f = fopen(path, "rb");
     REQUIRE(f != NULL && fread(file, 1, sizeof file, f) > 0);
     fclose(f);
-    REQUIRE(spdl_npz_open_file(&npz, path, NULL) == SPDL_OK && spdl_npz_count(npz) == ARRAYS);
+    REQUIRE(spdl_npz_open(&npz, path, NULL) == SPDL_OK && spdl_npz_count(npz) == ARRAYS);
     for (size_t i = 0; i < ARRAYS; ++i) {
         uint8_t *const to = at;
         at = put_member(to, &entry, (uint64_t)(to - made), npz, i, file);
@@ -339,7 +339,7 @@ static void outs_free(void) {
     }
 }
 
-static bool as_written; /* the file is as spdl_npz_write made it, which has C order alone */
+static bool as_written; /* the file is as spdl_npz_writer_add made it, which has C order alone */
 
 /* What is read is what was written: with native bytes and in C order. */
 static bool is_right(int i, const void *read) {
@@ -400,7 +400,7 @@ static spdl_result use_all(const char *path) {
     spdl_npz *npz = NULL;
     spdl_result first = SPDL_OK;
     desc.allocator = allocator;
-    keep(&first, spdl_npz_open_file(&npz, path, &desc));
+    keep(&first, spdl_npz_open(&npz, path, &desc));
     if (npz == NULL) return first;
     for (size_t i = 0; i < ARRAYS; ++i) use_one(npz, i, &first);
     spdl_npz_close(npz);
@@ -568,7 +568,7 @@ static void damaged_members(void) {
         spdl_npz_desc desc = { 0 };
         spdl_npz_bundle *bundle = NULL;
         spdl_npz *npz = NULL;
-        REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), NULL) == SPDL_OK);
+        REQUIRE(spdl_npz_open(&npz, path_of("a.npz"), NULL) == SPDL_OK);
         const spdl__zip_member *m = &npz->zip.members[4];
         const off_t at = (off_t)(m->offset + 200 + (uint64_t)k * 3449 % (m->csize - 300));
         damage(path_of("a.npz"), at);
@@ -604,7 +604,7 @@ static void reading_arguments(void) {
     CHECK(spdl_npz_bundle_find(bundle, "stored") != NULL);
     CHECK(spdl_npz_bundle_find(bundle, "not stored.npy") == NULL);
     spdl_npz_bundle_free(bundle);
-    REQUIRE(spdl_npz_open_file(&npz, path_of("a.npz"), NULL) == SPDL_OK);
+    REQUIRE(spdl_npz_open(&npz, path_of("a.npz"), NULL) == SPDL_OK);
     CHECK_EQ(spdl_npz_find(npz, NULL, NULL), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_npz_find(NULL, "stored", NULL), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_npz_find(npz, "stored", NULL), SPDL_OK);
@@ -616,15 +616,15 @@ static void reading_arguments(void) {
 
 static void writing_arguments(void) {
     const array *a = &arrays[0];
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     spdl_npz_writer *w = NULL;
     setup();
     desc.allocator.alloc_fn = faulty_alloc;
-    CHECK_EQ(spdl_npz_create(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_open(&w, path_of("b.npz"), &desc), SPDL_E_INVALID);
     CHECK(w == NULL);
     CHECK_EQ(write_array(w, a, NULL), SPDL_E_INVALID);
-    REQUIRE(spdl_npz_create(&w, path_of("b.npz"), NULL) == SPDL_OK);
-    CHECK_EQ(spdl_npz_write(w, NULL, a->descr, 1, a->shape, a->data, NULL), SPDL_E_INVALID);
+    REQUIRE(spdl_npz_writer_open(&w, path_of("b.npz"), NULL) == SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_add(w, NULL, a->descr, 1, a->shape, a->data, NULL), SPDL_E_INVALID);
     spdl_npz_writer_close(w);
     spdl_npz_writer_close(NULL);
     teardown();

@@ -65,7 +65,7 @@ static spdl_npz *open_path(const char *path) {
     spdl_error error = { 0 };
     spdl_npz_desc desc = { 0 };
     desc.error = &error;
-    if (!CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_OK)) {
+    if (!CHECK_EQ(spdl_npz_open(&npz, path, &desc), SPDL_OK)) {
         fprintf(stderr, "%s\n", error.text);
         test_leave();
     }
@@ -107,7 +107,7 @@ static bool same_archive(const char *path, const uint8_t *data, size_t bytes) {
     bool same;
     memset(error, 0, sizeof error);
     desc.error = &error[0];
-    spdl_npz_open_file(&npz[0], path, &desc);
+    spdl_npz_open(&npz[0], path, &desc);
     desc.error = &error[1];
     spdl_npz_open_memory(&npz[1], data, bytes, path, &desc);
     same = (npz[0] != NULL) == (npz[1] != NULL) && strcmp(error[0].text, error[1].text) == 0 &&
@@ -297,7 +297,7 @@ static void member_over_4_gib(void) {
     fwrite(end, 1, sizeof end, out);
     REQUIRE(fclose(out) == 0);
     desc.error = &error;
-    if (!CHECK(spdl_npz_open_file(&npz, make_path("large"), &desc) == SPDL_OK))
+    if (!CHECK(spdl_npz_open(&npz, make_path("large"), &desc) == SPDL_OK))
         fprintf(stderr, "%s\n", error.text);
     if (!CHECK_EQ(spdl_npz_info(npz, 0, &info, &error), SPDL_OK))
         fprintf(stderr, "%s\n", error.text);
@@ -353,7 +353,7 @@ static void number_order_in_structs(void) {
     spdl_npy_info info;
     spdl_error error = { 0 };
     CHECK_EQ(spdl_npz_info(npz, index_of(npz, "mixed"), &info, &error), SPDL_OK);
-    CHECK_STR(info.descr, "[('big', '>i4'), ('when', '<M8[us]'), ('text', '<U2')]");
+    CHECK_STR(info.dtype, "[('big', '>i4'), ('when', '<M8[us]'), ('text', '<U2')]");
     CHECK_EQ(spdl_npz_read(npz, index_of(npz, "mixed"), data, sizeof data, &error), SPDL_OK);
     CHECK(data[0] == 0 && data[1] == 7 && data[2] == 14 && data[3] == 21); /* its pattern */
     spdl_npz_close(npz);
@@ -485,24 +485,24 @@ static void arrays_that_are_lent(void) {
     spdl_npz_writer *w = NULL;
     spdl_npz_desc desc = { 0 };
     for (size_t i = 0; i < sizeof numbers; ++i) numbers[i] = (uint8_t)(i * 31 + i / 256);
-    REQUIRE(spdl_npz_create(&w, make_path("lent"), NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_write(w, "a", "|u1", 2, shape, numbers, NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_write(w, "b", "|u1", 1, one, "1234", NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_write(w, "c", ">f4", 1, one, numbers, NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_write(w, "d", "<f4", 1, one, numbers, NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_finish(w, NULL) == SPDL_OK);
+    REQUIRE(spdl_npz_writer_open(&w, make_path("lent"), NULL) == SPDL_OK);
+    REQUIRE(spdl_npz_writer_add(w, "a", "|u1", 2, shape, numbers, NULL) == SPDL_OK);
+    REQUIRE(spdl_npz_writer_add(w, "b", "|u1", 1, one, "1234", NULL) == SPDL_OK);
+    REQUIRE(spdl_npz_writer_add(w, "c", ">f4", 1, one, numbers, NULL) == SPDL_OK);
+    REQUIRE(spdl_npz_writer_add(w, "d", "<f4", 1, one, numbers, NULL) == SPDL_OK);
+    REQUIRE(spdl_npz_writer_finish(w, NULL) == SPDL_OK);
     spdl_npz_writer_close(w);
     REQUIRE(spdl_npz_load(&copied, make_path("lent"), &desc) == SPDL_OK);
     desc.no_crc = true;
     for (int round = 0; round < 2; ++round) {
         REQUIRE(spdl_npz_load(&bundle, make_path("lent"), &desc) == SPDL_OK);
-        CHECK(copied->mapping == NULL && bundle->mapping != NULL);
+        CHECK(copied->mapping_ == NULL && bundle->mapping_ != NULL);
         CHECK(bundle->bytes < 10000 && copied->bytes > 300000);
         for (size_t i = 0; i < 4; ++i) {
             const uint8_t *data = (const uint8_t *)bundle->arrays[i].data;
             CHECK_EQ((uintptr_t)data % 64, 0);
-            CHECK_EQ(data > (const uint8_t *)bundle->mapping &&
-                     data < (const uint8_t *)bundle->mapping + bundle->mapped, i == 0);
+            CHECK_EQ(data > (const uint8_t *)bundle->mapping_ &&
+                     data < (const uint8_t *)bundle->mapping_ + bundle->mapped_, i == 0);
             CHECK(memcmp(data, copied->arrays[i].data, (size_t)copied->arrays[i].info.bytes) == 0);
             CHECK(memcmp(&bundle->arrays[i].info, &copied->arrays[i].info,
                          sizeof bundle->arrays[i].info) == 0);
@@ -512,7 +512,7 @@ static void arrays_that_are_lent(void) {
     }
     spdl_npz_bundle_free(copied);
     CHECK_EQ(spdl_npz_load(&bundle, fixture_path("dtypes_deflated.npz"), &desc), SPDL_OK);
-    CHECK(bundle->mapping == NULL); /* there was nothing to lend */
+    CHECK(bundle->mapping_ == NULL); /* there was nothing to lend */
     spdl_npz_bundle_free(bundle);
     remove_files("lent");
 }

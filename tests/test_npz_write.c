@@ -39,13 +39,13 @@ static void remove_last(const char *name) {
     folder_made = false;
 }
 
-static spdl_npz_writer *create(const char *path, const spdl_npz_write_desc *with) {
+static spdl_npz_writer *create(const char *path, const spdl_npz_writer_desc *with) {
     spdl_npz_writer *w = NULL;
     spdl_error error = { 0 };
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     if (with) desc = *with;
     desc.error = &error;
-    if (!CHECK_EQ(spdl_npz_create(&w, path, &desc), SPDL_OK)) {
+    if (!CHECK_EQ(spdl_npz_writer_open(&w, path, &desc), SPDL_OK)) {
         fprintf(stderr, "%s\n", error.text);
         test_leave();
     }
@@ -54,7 +54,7 @@ static spdl_npz_writer *create(const char *path, const spdl_npz_write_desc *with
 
 static void finish(spdl_npz_writer *w) {
     spdl_error error = { 0 };
-    if (!CHECK_EQ(spdl_npz_finish(w, &error), SPDL_OK)) fprintf(stderr, "%s\n", error.text);
+    if (!CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_OK)) fprintf(stderr, "%s\n", error.text);
     spdl_npz_writer_close(w);
 }
 
@@ -81,7 +81,7 @@ static void fill(uint8_t *to, size_t bytes, unsigned seed) {
 
 static spdl_result write_array(spdl_npz_writer *w, const char *name, const array *a,
                                const void *data, spdl_error *error) {
-    return spdl_npz_write(w, name, a->dtype, a->ndim, a->shape, data, error);
+    return spdl_npz_writer_add(w, name, a->dtype, a->ndim, a->shape, data, error);
 }
 
 static void write_one(spdl_npz_writer *w, const char *name, const array *a, const void *data) {
@@ -107,7 +107,7 @@ static spdl_npz *reopen(const char *path, size_t count) {
     spdl_error error = { 0 };
     spdl_npz_desc desc = { 0 };
     desc.error = &error;
-    if (!CHECK_EQ(spdl_npz_open_file(&npz, path, &desc), SPDL_OK)) {
+    if (!CHECK_EQ(spdl_npz_open(&npz, path, &desc), SPDL_OK)) {
         fprintf(stderr, "%s\n", error.text);
         test_leave();
     }
@@ -130,7 +130,7 @@ static void check_array(const spdl_npz *npz, const char *name, const char *descr
     uint8_t *data = (uint8_t *)malloc(bytes + 1);
     const size_t index = index_of(npz, name);
     REQUIRE(data != NULL && spdl_npz_info(npz, index, &info, NULL) == SPDL_OK);
-    CHECK_STR(info.descr, descr);
+    CHECK_STR(info.dtype, descr);
     CHECK_EQ(info.bytes, bytes);
     CHECK_EQ(spdl_npz_read(npz, index, data, bytes, NULL), SPDL_OK);
     if (!CHECK(bytes == 0 || memcmp(data, expected, bytes) == 0)) fprintf(stderr, "%s\n", name);
@@ -195,7 +195,7 @@ static void every_shape(void) {
     for (int i = 2; i < 64; ++i) a.shape[i] = 1;
     a.shape[63] = 4;
     write_one(w, "dims64", &a, data);
-    CHECK_EQ(spdl_npz_write(w, "zero_d", "|u1", 0, NULL, data, NULL), SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_add(w, "zero_d", "|u1", 0, NULL, data, NULL), SPDL_OK);
     a = type("<f8", 1, 0, 0);
     write_one(w, "empty", &a, NULL);
     a = type("<f8", 2, 3, 0);
@@ -244,14 +244,14 @@ static void alignments(void) {
 static void one_npy(void) {
     uint16_t data[12];
     const array info = type(SPDL__NPY_HOST_ORDER == '<' ? "<u2" : ">u2", 2, 3, 4);
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     spdl_npz_writer *w;
     spdl_error error = { 0 };
     spdl_npz *npz;
     fill((uint8_t *)data, sizeof data, 4);
     desc.npy = desc.sync = true;
     w = create(make_path("one.npy"), &desc);
-    CHECK_EQ(spdl_npz_finish(w, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "no array was written") != NULL);
     write_one(w, "any", &info, data);
     CHECK_EQ(write_array(w, "other", &info, data, &error), SPDL_E_INVALID);
@@ -345,9 +345,9 @@ static void names_that_are_there_twice(void) {
     write_one(w, "b", &info, "1234");
     write_one(w, "a", &info, "1234");
     write_one(w, "b", &info, "5678");
-    CHECK_EQ(spdl_npz_finish(w, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "twice.npz: member 'b': two arrays have this name") != NULL);
-    CHECK_EQ(spdl_npz_finish(w, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
     spdl_npz_writer_close(w);
     remove_last(NULL);
 }
@@ -355,25 +355,25 @@ static void names_that_are_there_twice(void) {
 static void arguments_that_are_wrong(void) {
     spdl_npz_writer *w = NULL;
     spdl_error error = { 0 };
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     const array info = type("|u1", 1, 4, 0);
     desc.error = &error;
-    CHECK_EQ(spdl_npz_create(NULL, "x", &desc), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_create(&w, NULL, &desc), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_create(&w, "/nowhere/x.npz", &desc), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_writer_open(NULL, "x", &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_open(&w, NULL, &desc), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_open(&w, "/nowhere/x.npz", &desc), SPDL_E_IO);
     CHECK_STR(error.text, "/nowhere/x.npz: No such file or directory");
     CHECK(w == NULL);
     w = create(make_path("x.npz"), NULL);
     CHECK_EQ(write_array(NULL, "a", &info, "1234", &error), SPDL_E_INVALID);
     CHECK_EQ(write_array(w, NULL, &info, "1234", &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_write(w, "a", NULL, 1, info.shape, "1234", &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_write(w, "a", "|u1", 1, NULL, "1234", &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_finish(NULL, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_add(w, "a", NULL, 1, info.shape, "1234", &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_add(w, "a", "|u1", 1, NULL, "1234", &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_finish(NULL, &error), SPDL_E_INVALID);
     CHECK_EQ(write_array(w, "a", &info, NULL, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "its data is NULL") != NULL);
     CHECK_EQ(write_array(w, "a", &info, "1234", &error), SPDL_OK);
-    CHECK_EQ(spdl_npz_finish(w, &error), SPDL_OK);
-    CHECK_EQ(spdl_npz_finish(w, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "the writer has finished") != NULL);
     CHECK_EQ(write_array(w, "b", &info, "1234", &error), SPDL_E_INVALID);
     spdl_npz_writer_close(w);
@@ -394,7 +394,7 @@ static void disk_that_is_full(void) {
     w = create(make_path("full.npz"), NULL);
     CHECK_EQ(write_array(w, "a", &info, data, &error), SPDL_E_IO);
     CHECK(strstr(error.text, "full.npz: ") != NULL);
-    CHECK_EQ(spdl_npz_finish(w, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "the writer has failed before") != NULL);
     spdl_npz_writer_close(w);
     remove_last(NULL);
@@ -492,7 +492,7 @@ static void many_members(void) {
             REQUIRE(write_array(w, name, &info, &i, NULL) == SPDL_OK);
         }
         finish(w);
-        REQUIRE(spdl_npz_open_file(&npz, make_path("many.npz"), NULL) == SPDL_OK);
+        REQUIRE(spdl_npz_open(&npz, make_path("many.npz"), NULL) == SPDL_OK);
         CHECK_EQ(spdl_npz_count(npz), counts[k]);
         for (unsigned i = 0; i < counts[k]; i += 997) {
             unsigned got = 0;
@@ -567,7 +567,7 @@ static bool with_failing_allocation(long fail_at) {
     counting c = { 0, 0, 0 };
     spdl_npz_writer *w = NULL;
     spdl_error error = { 0 };
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     const array info = type("|u1", 1, sizeof zeros, 0);
     spdl_result result;
     char name[20];
@@ -576,12 +576,12 @@ static bool with_failing_allocation(long fail_at) {
     desc.allocator.alloc_fn = counting_alloc;
     desc.allocator.free_fn = counting_free;
     desc.allocator.user = &c;
-    result = spdl_npz_create(&w, make_path("alloc.npz"), &desc);
+    result = spdl_npz_writer_open(&w, make_path("alloc.npz"), &desc);
     for (int i = 0; i < 70 && result == SPDL_OK; ++i) {
         snprintf(name, sizeof name, "a%d", i);
         result = write_array(w, name, &info, zeros, &error);
     }
-    if (result == SPDL_OK) result = spdl_npz_finish(w, &error);
+    if (result == SPDL_OK) result = spdl_npz_writer_finish(w, &error);
     spdl_npz_writer_close(w);
     CHECK_EQ(c.blocks, 0);
     CHECK_EQ(result, c.calls >= fail_at ? SPDL_E_NOMEM : SPDL_OK);
@@ -601,7 +601,7 @@ static void every_allocation_fails(void) {
 /* NumPy reads it and finds the same, where there is one. */
 static void numpy_reads_it(void) {
     static uint8_t zeros[1 + 258 * 50];
-    spdl_npz_write_desc desc = { 0 };
+    spdl_npz_writer_desc desc = { 0 };
     spdl_npz_writer *w;
     array info = type("|u1", 1, sizeof zeros, 0);
     float table[6] = { 0, 1, 2, 3, 4, 5 };

@@ -137,7 +137,7 @@ static void caches_and_traces(void) {
     FILE *file;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_SOURCE(count_to_ten, .free_item = free), SPDL_SINK(2))) == SPDL_OK);
-    cached.next = spdl_pipeline_next_fn;
+    cached.next = spdl_pipeline_next;
     cached.source = p;
     REQUIRE(spdl_cache_create(&cache, &cached) == SPDL_OK);
     while (spdl_cache_next(cache, (void **)&item, SPDL_FOREVER) == SPDL_OK)
@@ -156,15 +156,15 @@ static void write_and_read_back(const spdl_npz_desc *desc) {
     static const int32_t numbers[4] = { 1, -2, 3, -4 };
     char path[64];
     for (uint64_t count = 3; count < 5; ++count) {
-        spdl_npz_write_desc write = { .error = desc->error };
+        spdl_npz_writer_desc write = { .error = desc->error };
         spdl_npz_writer *writer;
         int32_t back[4] = { 0 };
         spdl_npz *npz;
-        REQUIRE(spdl_npz_create(&writer, scratch(path, "a.npz"), &write) == SPDL_OK);
-        CHECK_EQ(spdl_npz_write(writer, "a", "i4", 1, &count, numbers, NULL), SPDL_OK);
-        CHECK_EQ(spdl_npz_finish(writer, NULL), SPDL_OK);
+        REQUIRE(spdl_npz_writer_open(&writer, scratch(path, "a.npz"), &write) == SPDL_OK);
+        CHECK_EQ(spdl_npz_writer_add(writer, "a", "i4", 1, &count, numbers, NULL), SPDL_OK);
+        CHECK_EQ(spdl_npz_writer_finish(writer, NULL), SPDL_OK);
         spdl_npz_writer_close(writer);
-        REQUIRE(spdl_npz_open_file(&npz, path, desc) == SPDL_OK);
+        REQUIRE(spdl_npz_open(&npz, path, desc) == SPDL_OK);
         CHECK_EQ(spdl_npz_read(npz, 0, back, (size_t)count * sizeof *back, NULL), SPDL_OK);
         CHECK(memcmp(back, numbers, (size_t)count * sizeof *back) == 0);
         spdl_npz_close(npz);
@@ -188,7 +188,7 @@ static void arrays_in_memory_and_files(void) {
     CHECK_EQ(spdl_npz_read(npz, 0, data, sizeof data, NULL), SPDL_OK);
     CHECK(memcmp(data, "\1\2\3", 3) == 0);
     spdl_npz_close(npz);
-    CHECK_EQ(spdl_npz_open_file(&npz, "/nowhere/three.npz", &desc), SPDL_E_IO);
+    CHECK_EQ(spdl_npz_open(&npz, "/nowhere/three.npz", &desc), SPDL_E_IO);
     CHECK(strstr(error.text, "it could not be opened") != NULL);
     write_and_read_back(&desc);
 }

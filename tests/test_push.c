@@ -29,9 +29,9 @@ typedef struct producer {
 } producer;
 
 /* How long answers took. */
-static spdl_histogram answers_of(const spdl_pipeline *p) {
-    spdl_histogram times;
-    REQUIRE(spdl_pipeline_histogram(p, 0, &times) == SPDL_OK);
+static spdl__histogram answers_of(const spdl_pipeline *p) {
+    spdl__histogram times;
+    REQUIRE(spdl__pipeline_histogram(p, 0, &times) == SPDL_OK);
     return times;
 }
 
@@ -182,13 +182,13 @@ static spdl_result take_timed(spdl_pipeline *p, answers *b, long oldest, bool ba
 }
 
 static void answers_took(spdl_pipeline *p, const answers *b) {
-    const spdl_histogram times = answers_of(p);
+    const spdl__histogram times = answers_of(p);
     const uint64_t unit = b->answers << SPDL__PUSHED_BITS;
     const spdl_stage_stats feed = stats_of(p, 0);
     CHECK_EQ(times.count, b->answers);
     CHECK(times.sum_ns + unit >= b->least && times.sum_ns <= b->most + unit);
     CHECK_EQ(feed.mean_ns, times.count ? times.sum_ns / times.count : 0);
-    CHECK_EQ(feed.p99_ns, spdl_histogram_percentile(&times, 0.99));
+    CHECK_EQ(feed.p99_ns, spdl__histogram_percentile(&times, 0.99));
     CHECK_EQ(feed.busy_ns, 0); /* it makes no calls */
 }
 
@@ -244,7 +244,7 @@ static void a_batch_is_as_late_as_its_oldest(void) {
 }
 
 SPDL_FN(thrice, item, item) {
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     const long times = (long)(uintptr_t)*state;
     *out = item_make(in->value * 100 + times);
     *state = (void *)(uintptr_t)(times + 1);
@@ -464,13 +464,13 @@ static void a_push_in_a_forked_child_is_told(void) {
 static void stages_are_found_by_name(void) {
     spdl_pipeline *p = START(1, COUNT_TO(3), FOLLOW(.plus = 0), SPDL_BATCH(2),
                              SPDL_PIPE(pass_batch, .name = "collate"), SPDL_SINK(1));
-    CHECK_EQ(spdl_pipeline_find(p, "count_up"), 0);
-    CHECK_EQ(spdl_pipeline_find(p, "follow"), 1);
-    CHECK_EQ(spdl_pipeline_find(p, "batch"), 2);
-    CHECK_EQ(spdl_pipeline_find(p, "collate"), 3);
-    CHECK_EQ(spdl_pipeline_find(p, "pass_batch"), -1);
-    CHECK_EQ(spdl_pipeline_find(p, ""), -1);
-    CHECK_EQ(spdl_pipeline_find(p, NULL), -1);
+    CHECK_EQ(spdl__pipeline_find(p, "count_up"), 0);
+    CHECK_EQ(spdl__pipeline_find(p, "follow"), 1);
+    CHECK_EQ(spdl__pipeline_find(p, "batch"), 2);
+    CHECK_EQ(spdl__pipeline_find(p, "collate"), 3);
+    CHECK_EQ(spdl__pipeline_find(p, "pass_batch"), -1);
+    CHECK_EQ(spdl__pipeline_find(p, ""), -1);
+    CHECK_EQ(spdl__pipeline_find(p, NULL), -1);
     DONE(p);
 }
 
@@ -531,12 +531,12 @@ static void a_higher_bound_takes_effect_at_once(void) {
     script s = { .gate = &gate, .gate_at = 0 };
     spdl_pipeline *p = START(2, SOURCE(.count = 10, .gate = &begin, .gate_at = 0),
                              SPDL_PIPE(follow, .ctx = &s, .concurrency = 2), SPDL_SINK(10));
-    CHECK_EQ(spdl_pipeline_set_concurrency(p, spdl_pipeline_find(p, "follow"), 1), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, spdl__pipeline_find(p, "follow"), 1), SPDL_OK);
     open_gate(&begin);
     await(&s.calls, 1);
     sleep_us(20000);
     CHECK_EQ(__atomic_load_n(&s.calls, __ATOMIC_ACQUIRE), 1);
-    CHECK_EQ(spdl_pipeline_set_concurrency(p, spdl_pipeline_find(p, "follow"), 2), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, spdl__pipeline_find(p, "follow"), 2), SPDL_OK);
     await(&s.calls, 10);
     open_gate(&gate);
     CHECK_EQ(take_from(p, 0, 100, SPDL_END), 10);
@@ -677,7 +677,7 @@ SPDL_FN(augment, item, item) {
 
 /* One becomes up to three, and none at all. */
 SPDL_FN(multiply, item, item) {
-    void **state = spdl_state(task);
+    void **state = spdl_call_state(task);
     const uint64_t k = (uintptr_t)*state;
     if (k == chance_of(task, 7) % 4) return SPDL_SKIP;
     *out = item_make(in->value ^ (long)k);

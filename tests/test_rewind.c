@@ -7,7 +7,7 @@
 
 /* One becomes two, by SPDL_AGAIN. */
 SPDL_FN(twice, item, item) {
-    long **at = (long **)spdl_state(task);
+    long **at = (long **)spdl_call_state(task);
     if (*at == NULL) *at = (long *)calloc(1, sizeof **at);
     *out = item_make(in->value);
     return (*at)[0]++ == 0 ? SPDL_AGAIN : SPDL_OK;

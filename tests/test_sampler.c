@@ -37,7 +37,7 @@ static spdl_mixture *mixture_of(spdl_mixture_desc desc, const char *file, int li
 
 static uint64_t index_at(spdl_sampler *s, uint64_t epoch, uint64_t position) {
     spdl_index it;
-    REQUIRE(spdl_sampler_at(s, epoch, position, &it) == SPDL_OK);
+    REQUIRE(spdl__sampler_at(s, epoch, position, &it) == SPDL_OK);
     CHECK_EQ(it.position, position);
     CHECK_EQ(it.epoch, epoch);
     return it.index;
@@ -76,7 +76,7 @@ static void a_shuffle_is_a_bijection(void) {
 static void nobody_has_items_beyond_the_end(void) {
     spdl_sampler *s = SAMPLER(.count = (uint64_t)1 << 63, .ranks = { 1, 4 });
     spdl_index it;
-    CHECK(spdl_sampler_length(s, 0) == (uint64_t)1 << 61);
+    CHECK(spdl_sampler_count(s, 0) == (uint64_t)1 << 61);
     CHECK_EQ(spdl_sampler_item(s, 0, ((uint64_t)1 << 61) - 1, &it), SPDL_OK);
     CHECK(it.position == ((uint64_t)1 << 63) - 3);
     for (int bits = 61; bits < 64; ++bits)
@@ -326,9 +326,9 @@ static void a_function_is_what_it_says(void) {
     spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_FUNCTION, .count = 8, .draws = 5,
                               .index_fn = by_length, .ctx = &step);
     CHECK_EQ(index_at(s, 1, 3), 7);
-    CHECK_EQ(spdl_sampler_at(s, 0, 4, &it), SPDL_E_INVALID);
+    CHECK_EQ(spdl__sampler_at(s, 0, 4, &it), SPDL_E_INVALID);
     CHECK_EQ(it.index, 8);
-    CHECK_EQ(spdl_sampler_at(s, 0, 5, &it), SPDL_END);
+    CHECK_EQ(spdl__sampler_at(s, 0, 5, &it), SPDL_END);
     spdl_pipeline *p = START(2, SPDL_INDEX(s), SPDL_SINK(3));
     for (void *i = NULL; spdl_pipeline_next(p, &i, SPDL_SECONDS(15)) == SPDL_OK;)
         spdl_buffer_free(i);
@@ -341,7 +341,7 @@ static void a_function_is_what_it_says(void) {
 static void the_default_is_one_after_the_other(void) {
     spdl_sampler *s = SAMPLER(.count = 5), *some = SHUFFLED(.count = 100, .draws = 10);
     CHECK_STR(epoch_text(s, 0), "0 1 2 3 4");
-    CHECK_EQ(spdl_sampler_length(some, 7), 10);
+    CHECK_EQ(spdl_sampler_count(some, 7), 10);
     spdl_sampler_destroy(s);
     spdl_sampler_destroy(some);
 }
@@ -415,7 +415,7 @@ static void check_ranks(uint64_t count, int world, spdl_tail tail, const char *l
     for (int rank = 0; rank < world; ++rank) {
         spdl_sampler *s = SHUFFLED(.count = count, .ranks = { rank, world }, .tail = tail,
                                    .seed = 3);
-        const uint64_t length = spdl_sampler_length(s, 2);
+        const uint64_t length = spdl_sampler_count(s, 2);
         spdl_index it;
         note(&n, rank ? " %ld" : "%ld", (long)length);
         for (uint64_t i = 0; i < length; ++i, ++total) {
@@ -573,7 +573,7 @@ static void a_row_makes_the_items_of_a_rank(void) {
         spdl_sampler *same = SHUFFLED(.count = 50, .ranks = { 1, 3 }, .seed = 8);
         spdl_pipeline *p = START(crowds[i], SPDL_INDEX(s, .continuous = true, .name = "order"),
                                  SPDL_PIPE(look_up, .concurrency = 4), SPDL_SINK(3));
-        CHECK_EQ(spdl_pipeline_find(p, "order"), 0);
+        CHECK_EQ(spdl__pipeline_find(p, "order"), 0);
         for (uint64_t epoch = 0; epoch < 3; ++epoch)
             CHECK_STR(taken_text(p, epoch, 99), epoch_text(same, epoch));
         CHECK_EQ(spdl_pipeline_rewind(p, 15, SPDL_FOREVER), SPDL_OK); /* seek */
@@ -645,7 +645,7 @@ static void the_rest_of_an_epoch_is_dealt_anew(void) {
                 else CHECK(tail == SPDL_TAIL_DROP ? n >= 1000 - (uint64_t)to : n >= 1000);
             }
             for (int r = 0; r < to; ++r) {
-                CHECK(spdl_sampler_length(s[r], 1) >= 1000 / (uint64_t)to);
+                CHECK(spdl_sampler_count(s[r], 1) >= 1000 / (uint64_t)to);
                 spdl_sampler_destroy(s[r]);
             }
             spdl_sampler_destroy(one);
@@ -998,7 +998,7 @@ static void samplers_are_mixed(void) {
                 spdl_sampler *fresh = source == 2 ? SAMPLER(.count = 7)
                                                   : SHUFFLED(.count = 40 - 10 * source,
                                                              .seed = source + 1);
-                const uint64_t length = spdl_sampler_length(fresh, 0);
+                const uint64_t length = spdl_sampler_count(fresh, 0);
                 CHECK_EQ(it->index, index_at(fresh, index / length, index % length));
                 spdl_sampler_destroy(fresh);
                 spdl_buffer_free(v);
@@ -1053,7 +1053,7 @@ static void mixtures_with_lengths_start_over_each_epoch(void) {
     spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
     for (uint64_t epoch = 0; epoch < 3; ++epoch) {
         uint64_t at[2] = { 0, 0 };
-        CHECK_EQ(spdl_sampler_length(s, epoch), 9);
+        CHECK_EQ(spdl_sampler_count(s, epoch), 9);
         for (uint64_t p = 0; p < 9; ++p) {
             spdl_index it;
             CHECK_EQ(spdl_sampler_item(s, epoch, p, &it), SPDL_OK);

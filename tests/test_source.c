@@ -265,7 +265,7 @@ static void blocked_sources_stop_anywhere(void) {
 /* --- SPDL_FROM --- */
 
 #define FROM(p, ...)                                                                               \
-    SPDL_FROM(item, spdl_pipeline_next_fn, (p), .free_item = item_free, __VA_ARGS__)
+    SPDL_FROM(item, spdl_pipeline_next, (p), .free_item = item_free, __VA_ARGS__)
 
 static void a_pipeline_is_a_source(void) {
     for (int i = 0; i < CROWDS * CROWDS; ++i) {

@@ -130,7 +130,7 @@ SPDL_FN(fails_in_the_end, item, item) {
 
 /* One to three of each; `none`: or none at all, and the last call has no result. */
 static spdl_result one_of(spdl_task *task, long value, bool none, long *made) {
-    long **at = (long **)spdl_state(task);
+    long **at = (long **)spdl_call_state(task);
     if (*at == NULL) *at = (long *)calloc(1, sizeof **at);
     *made = value * 10 + **at;
     if (none) return (*at)[0]++ == value % 4 ? SPDL_SKIP : SPDL_AGAIN;
@@ -544,7 +544,7 @@ static void run_save(run_of *r, char *text) {
         save(r->p, text);
         return;
     }
-    length = spdl_loader_save(r->loader, text, SPDL_STATE_BYTES);
+    length = spdl_loader_state_save(r->loader, text, SPDL_STATE_BYTES);
     CHECK_EQ(length, strlen(text));
     if (!CHECK(length > 0)) (void)printf("    %s\n", text);
 }
@@ -556,7 +556,7 @@ static void run_load(run_of *r, const char *text) {
         load(r->p, text);
         return;
     }
-    CHECK_EQ(spdl_loader_load(r->loader, &text, 1, SPDL_SECONDS(15), &error), SPDL_OK);
+    CHECK_EQ(spdl_loader_state_load(r->loader, &text, 1, SPDL_SECONDS(15), &error), SPDL_OK);
     CHECK_STR(error.text, "");
     run_save(r, again);
     CHECK_STR(again, text);
@@ -656,7 +656,7 @@ static void random_kills_change_nothing(void) {
             }
             if (r.loader != NULL && test_random(&state) % 2) {
                 spdl_loader_status status;
-                spdl_loader_read(r.loader, &status);
+                spdl_loader_get_status(r.loader, &status);
                 if (status.pid > 0) (void)kill((pid_t)status.pid, SIGKILL);
             }
             run_close(&r);

@@ -371,8 +371,8 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static spdl_histogram sums_of(const spdl__counters *counters, int count) {
-    spdl_histogram sums;
+static spdl__histogram sums_of(const spdl__counters *counters, int count) {
+    spdl__histogram sums;
     memset(&sums, 0, sizeof sums);
     for (int i = 0; i < count; ++i) spdl__counters_merge(&sums, &counters[i]);
     return sums;
@@ -383,7 +383,7 @@ static spdl_histogram sums_of(const spdl__counters *counters, int count) {
 static void percentiles_hold(uint64_t *times, size_t count) {
     static const double shares[] = { 0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1 };
     spdl__counters *four = (spdl__counters *)calloc(5, sizeof *four), *one = four + 4;
-    spdl_histogram merged, single;
+    spdl__histogram merged, single;
     uint64_t state = test_seed(), last = 0, sum = 0;
     REQUIRE(four != NULL);
     for (size_t i = 0; i < count; ++i) {
@@ -401,7 +401,7 @@ static void percentiles_hold(uint64_t *times, size_t count) {
     for (size_t i = 0; i < sizeof shares / sizeof shares[0]; ++i) {
         const size_t rank = (size_t)(shares[i] * (double)count);
         const double exact = (double)times[rank < count ? rank : count - 1];
-        const uint64_t shown = spdl_histogram_percentile(&single, shares[i]);
+        const uint64_t shown = spdl__histogram_percentile(&single, shares[i]);
         CHECK(fabs((double)shown - exact) <= exact / 16);
         CHECK(shown >= last && shown <= single.max_ns);
         last = shown;
@@ -413,7 +413,7 @@ static void percentiles_of_uniform_times(void) {
     for (uint64_t unit = 1; unit <= 1000000; unit *= 1000) {
         uint64_t times[100];
         spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-        spdl_histogram sums;
+        spdl__histogram sums;
         REQUIRE(counters != NULL);
         for (uint64_t i = 0; i < 100; ++i) {
             times[i] = i * unit;
@@ -421,9 +421,9 @@ static void percentiles_of_uniform_times(void) {
         }
         sums = sums_of(counters, 1);
         if (unit == 1) {
-            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.50) - 50) <= 3);
-            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.90) - 90) <= 3);
-            CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.99) - 99) <= 3);
+            CHECK(fabs((double)spdl__histogram_percentile(&sums, 0.50) - 50) <= 3);
+            CHECK(fabs((double)spdl__histogram_percentile(&sums, 0.90) - 90) <= 3);
+            CHECK(fabs((double)spdl__histogram_percentile(&sums, 0.99) - 99) <= 3);
         }
         percentiles_hold(times, 100);
         free(counters);
@@ -450,7 +450,7 @@ static void percentiles_of_ages(void) {
                                      (uint64_t)1 << 60 };
     for (size_t i = 0; i < sizeof ages / sizeof ages[0]; ++i) {
         spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-        spdl_histogram sums;
+        spdl__histogram sums;
         REQUIRE(counters != NULL);
         if (CHECK(spdl__bucket(ages[i]) < SPDL__BUCKETS)) {
             spdl__counters_book(counters, 1, 0, ages[i]);
@@ -458,7 +458,7 @@ static void percentiles_of_ages(void) {
             CHECK_EQ(sums.count, 1);
             CHECK_EQ(sums.max_ns, ages[i]);
             CHECK_EQ(sums.sum_ns, ages[i]);
-            CHECK(spdl_histogram_percentile(&sums, 0.5) >= (uint64_t)1 << 42);
+            CHECK(spdl__histogram_percentile(&sums, 0.5) >= (uint64_t)1 << 42);
         }
         free(counters);
     }
@@ -468,17 +468,17 @@ static void percentiles_of_two_kinds(void) {
     enum { COUNT = 1000 };
     uint64_t times[COUNT];
     spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-    spdl_histogram sums;
+    spdl__histogram sums;
     REQUIRE(counters != NULL);
     for (size_t i = 0; i < COUNT; ++i) {
         times[i] = i % 10 == 9 ? 10000000 : 100000;
         spdl__counters_book(counters, 1, 0, times[i]);
     }
     sums = sums_of(counters, 1);
-    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.50) / 1e5 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.89) / 1e5 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.91) / 1e7 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl_histogram_percentile(&sums, 0.99) / 1e7 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__histogram_percentile(&sums, 0.50) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__histogram_percentile(&sums, 0.89) / 1e5 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__histogram_percentile(&sums, 0.91) / 1e7 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__histogram_percentile(&sums, 0.99) / 1e7 - 1) <= 1.0 / 16);
     percentiles_hold(times, COUNT);
     free(counters);
 }
@@ -499,19 +499,19 @@ static void percentiles_of_lognormal_times(void) {
 
 static void percentiles_of_nothing(void) {
     spdl__counters *counters = (spdl__counters *)calloc(1, sizeof *counters);
-    spdl_histogram sums;
+    spdl__histogram sums;
     REQUIRE(counters != NULL);
     spdl__counters_book(counters, 0, 0, 1000); /* no calls took no time */
     sums = sums_of(counters, 1);
     CHECK_EQ(sums.count, 0);
     CHECK_EQ(sums.sum_ns, 0);
-    CHECK_EQ(spdl_histogram_percentile(&sums, 0.5), 0);
+    CHECK_EQ(spdl__histogram_percentile(&sums, 0.5), 0);
     spdl__counters_book(counters, 10, 0, 1000); /* booked together they count as ten */
     sums = sums_of(counters, 1);
     CHECK_EQ(sums.count, 10);
     CHECK_EQ(sums.sum_ns, 1000);
     CHECK_EQ(sums.max_ns, 100);
-    CHECK_EQ(spdl_histogram_percentile(&sums, 0.99), 100);
+    CHECK_EQ(spdl__histogram_percentile(&sums, 0.99), 100);
     free(counters);
 }
 
@@ -531,17 +531,17 @@ static void verdict_check(bool (*attempt)(bool tell)) {
 /* --- histograms --- */
 
 static void histograms_at_the_edges(void) {
-    static spdl_histogram h;
-    CHECK_EQ(spdl_histogram_percentile(&h, 0.5), 0);
+    static spdl__histogram h;
+    CHECK_EQ(spdl__histogram_percentile(&h, 0.5), 0);
     h.bucket[spdl__bucket(1000)] = 99;
     h.bucket[spdl__bucket(1000000)] = 1;
     h.count = 100;
     h.max_ns = 1000000;
-    CHECK_EQ(spdl_histogram_percentile(&h, -1), spdl_histogram_percentile(&h, 0));
-    CHECK_EQ(spdl_histogram_percentile(&h, NAN), spdl_histogram_percentile(&h, 0));
-    CHECK_EQ(spdl_histogram_percentile(&h, 7), spdl_histogram_percentile(&h, 1));
-    CHECK(fabs((double)spdl_histogram_percentile(&h, 0.5) / 1e3 - 1) <= 1.0 / 16);
-    CHECK(fabs((double)spdl_histogram_percentile(&h, 1) / 1e6 - 1) <= 1.0 / 16);
+    CHECK_EQ(spdl__histogram_percentile(&h, -1), spdl__histogram_percentile(&h, 0));
+    CHECK_EQ(spdl__histogram_percentile(&h, NAN), spdl__histogram_percentile(&h, 0));
+    CHECK_EQ(spdl__histogram_percentile(&h, 7), spdl__histogram_percentile(&h, 1));
+    CHECK(fabs((double)spdl__histogram_percentile(&h, 0.5) / 1e3 - 1) <= 1.0 / 16);
+    CHECK(fabs((double)spdl__histogram_percentile(&h, 1) / 1e6 - 1) <= 1.0 / 16);
 }
 
 /* That of a stage is what its statistics are made of. */
@@ -551,17 +551,17 @@ static void histograms_of_stages(void) {
                                                   SPDL_PIPE(fail_odd, .concurrency = 2,
                                                             .max_failures = -1),
                                                   SPDL_SINK(3)));
-    static spdl_histogram h;
+    static spdl__histogram h;
     spdl_stats stats;
     while (next_of(p) == SPDL_OK) {}
     spdl_pipeline_stats(p, &stats);
-    CHECK_EQ(spdl_pipeline_histogram(p, 1, &h), SPDL_OK);
+    CHECK_EQ(spdl__pipeline_histogram(p, 1, &h), SPDL_OK);
     CHECK_EQ(h.count, 150); /* failures are left out */
     CHECK_EQ(h.sum_ns, stats.stage[1].busy_ns);
     CHECK_EQ(h.max_ns, stats.stage[1].max_ns);
-    CHECK_EQ(spdl_histogram_percentile(&h, 0.9), stats.stage[1].p90_ns);
-    CHECK_EQ(spdl_pipeline_histogram(p, 2, &h), SPDL_E_NOT_FOUND); /* the sink calls nothing */
-    CHECK_EQ(spdl_pipeline_histogram(p, -1, &h), SPDL_E_NOT_FOUND);
+    CHECK_EQ(spdl__histogram_percentile(&h, 0.9), stats.stage[1].p90_ns);
+    CHECK_EQ(spdl__pipeline_histogram(p, 2, &h), SPDL_E_NOT_FOUND); /* the sink calls nothing */
+    CHECK_EQ(spdl__pipeline_histogram(p, -1, &h), SPDL_E_NOT_FOUND);
     spdl_pipeline_destroy(p);
 }
 
@@ -659,14 +659,14 @@ static void burn(double ms) {
 
 static void process_is_read(void) {
     enum { BYTES = 32 << 20 };
-    spdl_process_stats a, b;
+    spdl__process_stats a, b;
     char *memory;
-    spdl_process_read(&a);
+    spdl__process_read(&a);
     memory = (char *)malloc(BYTES);
     REQUIRE(memory != NULL);
     for (size_t i = 0; i < BYTES; i += 4096) ((volatile char *)memory)[i] = 1;
     burn(80);
-    spdl_process_read(&b);
+    spdl__process_read(&b);
     CHECK(b.time_ns - a.time_ns >= 80000000);
     CHECK(b.cpu_ns > a.cpu_ns && b.cpu_ns - a.cpu_ns <= b.time_ns - a.time_ns + 20000000);
     CHECK(b.minor_faults - a.minor_faults >= 16); /* huge pages may have made them few */
@@ -680,14 +680,14 @@ static void process_is_read(void) {
 static void process_knows_its_affinity(void) {
     TEST_NEEDS_LINUX();
     cpu_set_t before, one;
-    spdl_process_stats stats;
+    spdl__process_stats stats;
     size_t cpu = 0;
     REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
     while (!CPU_ISSET(cpu, &before)) ++cpu;
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
     REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
-    spdl_process_read(&stats);
+    spdl__process_read(&stats);
     CHECK(stats.cores_allowed > 0 && stats.cores_allowed <= 1);
 }
 #else
@@ -697,9 +697,9 @@ static void process_knows_its_affinity(void) { TEST_SKIP("needs sched_setaffinit
 /* Another process burns; what it takes is not ours. */
 static void process_sees_others(void) {
     TEST_NEEDS_LINUX();
-    spdl_process_stats a, b;
+    spdl__process_stats a, b;
     pid_t child;
-    spdl_process_read(&a);
+    spdl__process_read(&a);
     child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -707,7 +707,7 @@ static void process_sees_others(void) {
         _exit(0);
     }
     REQUIRE(waitpid(child, NULL, 0) == child);
-    spdl_process_read(&b);
+    spdl__process_read(&b);
     CHECK(b.others_ns - a.others_ns >= 100000000); /* ticks of 10 ms; a busy machine gives less */
     CHECK(b.cpu_ns - a.cpu_ns < 200000000);
 }

@@ -1129,7 +1129,7 @@ SPDL_FN(look_at_name, void, void) {
     char is[32] = "", expected[32];
     FILE *file = fopen("/proc/thread-self/comm", "r");
     if (file != NULL && fgets(is, sizeof is, file) != NULL) {
-        snprintf(expected, sizeof expected, "loader-%d\n", spdl_worker(task));
+        snprintf(expected, sizeof expected, "loader-%d\n", spdl__task_worker(task));
         CHECK_STR(is, expected);
     }
     if (file != NULL) fclose(file);

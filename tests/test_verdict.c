@@ -264,10 +264,10 @@ static void consumers_that_have_enough(void) {
     s.step_ns = 960000000;
     s.wait_ns = 49000000;
     busy(&s, 2, 0.99, 1);
-    CHECK(is(&s, SPDL_LIMIT_TRAINER, -1, "Loading keeps up: the consumer waited 4.9 % of its time. "
+    CHECK(is(&s, SPDL_LIMIT_CONSUMER, -1, "Loading keeps up: the consumer waited 4.9 % of its time. "
                                          "What its own steps lose to loading only spdl_headspace "
                                          "measures."));
-    s.trainer_runnable_ns = 48000000;
+    s.consumer_runnable_ns = 48000000;
     CHECK(is(&s, SPDL_LIMIT_HARM, -1, "But for 5 % of its own steps other threads of this program "
                                       "had its processor: write .policy.polite"));
     s.others_cpu_ns = 900000000; /* our rows have more */
@@ -289,7 +289,7 @@ static void numbers_of_any_kind(void) {
         spdl_finding f;
         uint64_t *const numbers[] = {
             &s.elapsed_ns, &s.wait_ns, &s.step_ns, &s.delivered, &s.process_ns, &s.process_cpu_ns,
-            &s.others_cpu_ns, &s.minor_faults, &s.trainer_runnable_ns,
+            &s.others_cpu_ns, &s.minor_faults, &s.consumer_runnable_ns,
             &s.stage[1].busy_ns,
             &s.stage[1].cpu_ns, &s.stage[1].blocked_ns, &s.stage[1].p50_ns, &s.stage[1].max_ns,
             &s.stage[1].exposed_ns, &s.stage[1].tasks, &s.stage[1].split_calls
@@ -439,7 +439,7 @@ static void sources_and_trainers(void) {
                                 .cure = "Move work from the source" };
     const program slow_step = { .name = "trainer", .stage = { .sleeps_us = 200 }, .concurrency = 2,
                                 .workers = 4, .items = 60, .step_us = 6000,
-                                .limit = SPDL_LIMIT_TRAINER, .row = -1,
+                                .limit = SPDL_LIMIT_CONSUMER, .row = -1,
                                 .cure = "Loading keeps up" };
     program_check(list_slow);
     program_check(slow_step);
@@ -524,7 +524,7 @@ static void process_in_the_numbers(void) {
         CHECK(now.process_cpu_ns >= before.process_cpu_ns);
         CHECK(now.others_cpu_ns >= before.others_cpu_ns || now.others_cpu_ns == 0 ||
               before.others_cpu_ns - now.others_cpu_ns < 50000000); /* ticks against a clock */
-        CHECK(now.trainer_runnable_ns >= before.trainer_runnable_ns);
+        CHECK(now.consumer_runnable_ns >= before.consumer_runnable_ns);
         before = now;
     }
     CHECK(now.process_cpu_ns > 40000000 && now.process_ns > 0);

@@ -134,7 +134,7 @@ static void is_killed(int points) {
         spdl_loader *l;
         uint64_t next = 0, since;
         if ((l = open_run(&desc, &harm)) == NULL) return;
-        while (spdl_loader_read(l, &status), status.pid == 0) usleep(20);
+        while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(20);
         usleep((useconds_t)throw_dice(1500));
         since = spdl_time_ns();
         kill((pid_t)status.pid, SIGKILL);
@@ -162,7 +162,7 @@ static void is_started_again(int points) {
         if ((l = open_run(&desc, &harm)) == NULL) return;
         HOLDS(take_run(l, &next) == SPDL_END);
         HOLDS(next == ITEMS);
-        spdl_loader_read(l, &status);
+        spdl_loader_get_status(l, &status);
         starts += status.restarts;
         __atomic_store_n(&shared->countdown, -1, __ATOMIC_RELAXED);
         spdl_loader_close(l);
@@ -206,7 +206,7 @@ static void loses_its_trainer(int points) {
             uint64_t next = 0;
             trainer = getpid();
             l = open_run(&desc, &harm);
-            while (spdl_loader_read(l, &status), status.pid == 0) usleep(20);
+            while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(20);
             if (write(pipes[1], &status, sizeof status) < 0) _exit(1);
             (void)take_run(l, &next);
             for (;;) pause();
@@ -235,7 +235,7 @@ static void loses_its_supervisor(int points) {
         uint64_t next = 0, since;
         spdl_result result;
         if ((l = open_run(&desc, &harm)) == NULL) return;
-        while (spdl_loader_read(l, &status), status.pid == 0) usleep(20);
+        while (spdl_loader_get_status(l, &status), status.pid == 0) usleep(20);
         usleep((useconds_t)throw_dice(1500));
         since = spdl_time_ns();
         kill((pid_t)status.supervisor, SIGKILL);
@@ -286,7 +286,7 @@ SPDL_FN(keyed, spdl_index, record) {
 }
 
 SPDL_FN(several, record, record) { /* 0 to 2 of each, one call after the other */
-    void **made = spdl_state(task);
+    void **made = spdl_call_state(task);
     const uintptr_t so_far = (uintptr_t)*made;
     if (so_far == in->number % 3) return SPDL_SKIP;
     if ((*out = (record *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
@@ -330,7 +330,7 @@ static void take_lines(const char *text, int at, int most, bool loads, int worke
     spdl_error error;
     if (spdl_sampler_create(&s, &order) != SPDL_OK) _exit(3);
     if (open_table(loads ? &l : NULL, &p, s, workers) != SPDL_OK) _exit(4);
-    if (text[0] != '\0' && (l ? spdl_loader_load(l, &text, 1, SPDL_FOREVER, &error)
+    if (text[0] != '\0' && (l ? spdl_loader_state_load(l, &text, 1, SPDL_FOREVER, &error)
                               : spdl_state_load(p, &text, 1, SPDL_FOREVER, &error)) != SPDL_OK) {
         SAY("%s\n", error.text);
         _exit(5);
@@ -348,7 +348,7 @@ static void take_lines(const char *text, int at, int most, bool loads, int worke
             length += sprintf(line + length, " %d.%d", (int)items[i].number, (int)items[i].epoch);
         if (own != NULL) spdl_batch_free(own);
         else if (result == SPDL_OK) (void)spdl_loader_done(l, &batch);
-        if ((l ? spdl_loader_save(l, after, sizeof after)
+        if ((l ? spdl_loader_state_save(l, after, sizeof after)
                : spdl_state_save(p, after, sizeof after)) < 0) _exit(7);
         (void)fprintf(file, "%s\n%s\n", line, after);
         (void)fflush(file);

@@ -287,9 +287,9 @@ static uint64_t spread_child(const dice *d, uint64_t number, uint64_t i) {
     return mix(mix(number, d->seed), i + 1);
 }
 
-/* What spdl_state holds is 1 + how many children there have been. */
+/* What spdl_call_state holds is 1 + how many children there have been. */
 static spdl_result call_spreads(dice *d, spdl_task *task, thing *in, uint64_t number, void **out) {
-    uintptr_t *next = (uintptr_t *)spdl_state(task);
+    uintptr_t *next = (uintptr_t *)spdl_call_state(task);
     const spdl_result last = dice_result(d, number, 0);
     const uint64_t count = spread_count(d, number, last), done = *next ? *next - 1 : 0;
     spdl_result result = last == SPDL_OK ? SPDL_SKIP : last;
@@ -301,10 +301,10 @@ static spdl_result call_spreads(dice *d, spdl_task *task, thing *in, uint64_t nu
     return dice_leave_again(d, in, result, fate_of(last), done > 0);
 }
 
-/* What spdl_state holds is 1 + the number of the next item. */
+/* What spdl_call_state holds is 1 + the number of the next item. */
 static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t number,
                               void **out) {
-    uintptr_t *next = (uintptr_t *)spdl_state(task), i = *next;
+    uintptr_t *next = (uintptr_t *)spdl_call_state(task), i = *next;
     if (i == 0) {
         const spdl_result result = dice_result(d, number, 0);
         doom(in, d->depth, result == SPDL_OK ? OTHERWISE : fate_of(result));
@@ -319,9 +319,9 @@ static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t
     return dice_leave(d, NULL, SPDL_AGAIN, OTHERWISE);
 }
 
-/* What spdl_state holds is how many items of those held were handed on. */
+/* What spdl_call_state holds is how many items of those held were handed on. */
 static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
-    uintptr_t *next = (uintptr_t *)spdl_state(task);
+    uintptr_t *next = (uintptr_t *)spdl_call_state(task);
     if (*next == 0 && in != NULL) {
         const spdl_result result = dice_result(d, number, 0);
         if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
