@@ -256,6 +256,10 @@ check-core-alone: ## the lock-free part of the rings compiles without the rest
 cross: ## the tests on other processors (needs cross compilers and qemu-user)
 	@tests/check_cross.sh
 
+.PHONY: matrix
+matrix: ## systems, processors, compilers: a line for each, tests run, linked or compiled
+	@tests/matrix.sh
+
 .PHONY: check-perf
 check-perf: ## perf shows threads and stages by their names (skips where there is no perf)
 	@tests/check_perf.sh

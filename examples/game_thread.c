@@ -4,13 +4,14 @@
    request that has failed (.deliver_failures).
 
    Build:  cc -O2 -I. examples/game_thread.c -o game_thread -lpthread
+   Windows: gcc -O2 -I. examples/game_thread.c -o game_thread.exe
+        or: cl /O2 /std:c11 /experimental:c11atomics /I. examples\game_thread.c
    Run:    ./game_thread */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
+#include "thread.h"
 
 #include <inttypes.h>
-#include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +92,7 @@ int main(void) {
     spdl_pipeline_desc desc = { 0 };
     uint64_t asked = 0;
     int oldest = 0;
-    pthread_t thread[THREADS];
+    thread own[THREADS];
     spdl_pipeline *p;
     spdl_ring *jobs;
     desc.deliver_failures = true;
@@ -101,7 +102,7 @@ int main(void) {
             SPDL_FEED(Request, .drop_oldest = true, .buffer_size = 16, .free_item = free),
             SPDL_PIPE(find_path, .concurrency = THREADS),
             SPDL_SINK(16))) != SPDL_OK) return 1;
-    for (int i = 0; i < THREADS; i++) pthread_create(&thread[i], NULL, job_thread, jobs);
+    for (int i = 0; i < THREADS; i++) thread_start(&own[i], job_thread, jobs);
     for (int frame = 0; frame < FRAMES; frame++) {
         const Job work = { physics, NULL }, help = { lend, desc.pool };
         for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &work, 0);
@@ -109,10 +110,10 @@ int main(void) {
         atomic_store(&units[frame % ASKED].gone, frame % 3 == 0); /* some are shot, others return */
         for (int i = 0; i < THREADS; i++) (void)spdl_ring_push(jobs, &help, 0);
         (void)collect(p, frame, &oldest);
-        poll(NULL, 0, FRAME_MS); /* the rest of the frame: drawing, the display */
+        thread_sleep_ms(FRAME_MS); /* the rest of the frame: drawing, the display */
     }
     spdl_ring_close(jobs);
-    for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
+    for (int i = 0; i < THREADS; i++) thread_join(&own[i]);
     spdl_pipeline_push_end(p);
     while (collect(p, FRAMES, &oldest) == SPDL_TIMEOUT) lend(desc.pool); /* only us now */
     spdl_pipeline_stats(p, &stats);

@@ -2,6 +2,8 @@
    reading each to its end, checksum included. With --json one object per array and line.
 
    Build:  cc -O2 -I. examples/npz_info.c -o npz_info -lpthread
+   Windows: gcc -O2 -I. examples/npz_info.c -o npz_info.exe
+        or: cl /O2 /std:c11 /I. examples\npz_info.c
    Run:    ./npz_info [--json] FILE... */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"

@@ -1,6 +1,8 @@
 /* A pipeline in C++17: a lambda as source, items with destructors, an owner of the pipeline, a
    stage that may throw and whose exception reaches main, rows without designated initialisers.
-   c++ -std=c++17 -O2 -I. examples/pipeline_cpp.cpp -o pipeline_cpp -lpthread */
+   c++ -std=c++17 -O2 -I. examples/pipeline_cpp.cpp -o pipeline_cpp -lpthread
+   Windows: g++ -std=c++17 -O2 -I. examples/pipeline_cpp.cpp -o pipeline_cpp.exe
+        or: cl /O2 /EHsc /std:c++17 /I. examples\pipeline_cpp.cpp */
 
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"

@@ -2,12 +2,14 @@
    there, up to 32 at a time. One call moves many items, so that the two threads seldom meet.
 
    Build:  cc -O2 -I. examples/ring_batches.c -o ring_batches -lpthread
+   Windows: gcc -O2 -I. examples/ring_batches.c -o ring_batches.exe
+        or: cl /O2 /std:c11 /I. examples\ring_batches.c
    Run:    ./ring_batches */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
+#include "thread.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 
 enum { SAMPLES = 300000, MADE = 16, TAKEN = 32 };
@@ -37,11 +39,11 @@ int main(void) {
                                   .mode = SPDL_RING_SPSC };
     sample taken[TAKEN];
     spdl_ring *ring;
-    pthread_t sensor;
+    thread sensor;
     uint64_t moved, next = 0, batches = 0;
     bool in_order = true;
     if (spdl_ring_create(&ring, &desc) != SPDL_OK) return 1;
-    if (pthread_create(&sensor, NULL, sense, ring) != 0) {
+    if (!thread_start(&sensor, sense, ring)) {
         spdl_ring_destroy(ring, NULL, NULL);
         return 1;
     }
@@ -49,7 +51,7 @@ int main(void) {
         for (uint64_t i = 0; i < moved; i++) in_order = in_order && taken[i].number == next++;
         batches++;
     }
-    pthread_join(sensor, NULL);
+    thread_join(&sensor);
     spdl_ring_destroy(ring, NULL, NULL);
     printf("%" PRIu64 " samples in %" PRIu64 " batches, %s\n", next, batches,
            in_order ? "in order" : "OUT OF ORDER");

@@ -2,12 +2,14 @@
    consumer adds up what it gets until the ring is closed and drained.
 
    Build:  cc -O2 -I. examples/ring_spsc.c -o ring_spsc -lpthread
+   Windows: gcc -O2 -I. examples/ring_spsc.c -o ring_spsc.exe
+        or: cl /O2 /std:c11 /I. examples\ring_spsc.c
    Run:    ./ring_spsc */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
+#include "thread.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 
 enum { COUNT = 1000000 };
@@ -26,13 +28,13 @@ int main(void) {
     const uint64_t expected = (uint64_t)COUNT * (COUNT + 1) / 2;
     uint64_t number, sum = 0, items = 0;
     spdl_ring *ring;
-    pthread_t producer;
+    thread producer;
     spdl_result result = spdl_ring_create(&ring, &desc);
     if (result != SPDL_OK) {
         fprintf(stderr, "ring_spsc: %s\n", spdl_result_text(result));
         return 1;
     }
-    if (pthread_create(&producer, NULL, produce, ring) != 0) {
+    if (!thread_start(&producer, produce, ring)) {
         fprintf(stderr, "ring_spsc: no thread\n");
         spdl_ring_destroy(ring, NULL, NULL);
         return 1;
@@ -43,7 +45,7 @@ int main(void) {
         items++;
     }
     const double seconds = (double)(spdl_time_ns() - start) * 1e-9;
-    pthread_join(producer, NULL);
+    thread_join(&producer);
     spdl_ring_destroy(ring, NULL, NULL);
     printf("%" PRIu64 " items, sum %" PRIu64 " (%s), %.1f million items/s, then: %s\n", items, sum,
            sum == expected ? "right" : "wrong", (double)items * 1e-6 / seconds,

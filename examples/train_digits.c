@@ -3,13 +3,20 @@
    and then tells who waited for whom, and what there is to gain from faster loading.
 
    Build:  cc -O2 -I. examples/train_digits.c -o train_digits -lpthread -lm
+   Windows: gcc -O2 -I. examples/train_digits.c -o train_digits.exe
+        or: cl /O2 /std:c11 /I. examples\train_digits.c
    Run:    ./train_digits [FOLDER] */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 
 #include "digits_net.h"
 #include <stdio.h>
+#ifdef _WIN32
+#include <io.h>
+#define isatty _isatty
+#else
 #include <unistd.h>
+#endif
 
 enum { FILES = 48, BATCH = 2, STEPS = FILES / BATCH, EPOCHS = 100, MAX_IMAGES = 360 };
 
@@ -58,7 +65,9 @@ SPDL_FN(augment, samples, samples) {
 
 static spdl_pipeline *open_pipeline(file_list *files, spdl_error *error) {
     spdl_pipeline *p;
-    const int workers = sysconf(_SC_NPROCESSORS_ONLN) > 2 ? 2 : 1; /* leave the training a core */
+    spdl__process_stats process;
+    spdl__process_read(&process);
+    const int workers = process.cores > 2 ? 2 : 1; /* leave the training a core */
     const spdl_pipeline_desc desc = { .workers = workers, .name = "digits", .error = error };
     files->seed = 1;
     for (int i = 0; i < FILES; i++) files->order[i] = i;

@@ -79,6 +79,7 @@ mkfifo build/check/places || exit 1
 exec 3<>build/check/places
 for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
 beside cross "$make" -s cross
+beside matrix tests/matrix.sh --quick
 beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"
 beside cuda "$make" -s test-cuda CUDA_TESTS="compiles gcc valgrind"
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000

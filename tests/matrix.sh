@@ -1,16 +1,16 @@
 #!/bin/bash
-# Systems, processors, compilers: a line for each cell, which says whether tests ran there, a program
+# Systems, processors, compilers: a line for each cell. It says whether tests ran there, a program
 # was linked, or the header was compiled; a warning is a failure. A tool that is missing is named.
 # Python's tools (zig, wasmtime) go into build/matrix/venv, or come from $MATRIX_PYTHON.
 # usage: tests/matrix.sh [--quick] [CELL ...]     --quick: what takes seconds, and no test twice
 cd "$(dirname "$0")/.." || exit 1
 B=build/matrix
 mkdir -p $B
-cells="mingw-x64 armhf i686 mingw-x86 mingw-c++ riscv64 ppc64le s390x musl-x64 musl-x86 musl-arm
-    i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd wasm32 tcc musl-gcc
-    msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++ clang-c clang-c++
-    three-units shared-libraries"
-quick="windows-arm64 macos-arm64 freebsd netbsd openbsd wasm32 tcc musl-gcc msvc-c11 msvc-c++20
+cells="mingw-x64 armhf i686 mingw-examples mingw-x86 mingw-c++ riscv64 ppc64le s390x musl-x64
+    musl-x86 musl-arm i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd
+    wasm32 tcc musl-gcc msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++
+    clang-c clang-c++ three-units shared-libraries"
+quick="windows-arm64 macos-arm64 freebsd wasm32 tcc musl-gcc msvc-c11 msvc-c++20
     msvc-x86 msvc-arm64 gcc-c23 three-units shared-libraries"
 family="pipeline. rows. lifetime. next. flow. batch. branch. again. rewind. state. source. defer.
     fail. push. contract."
@@ -164,6 +164,21 @@ one() {
         export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
         wine "$B/$cell.exe" </dev/null && say "tests run: 1 passed"
         ;;
+    mingw-examples)
+        need x86_64-w64-mingw32-g++ g++-mingw-w64-x86-64
+        need wine wine wine64
+        export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
+        x86_64-w64-mingw32-g++ -std=c++17 -O1 -I. -static $warnings examples/pipeline_cpp.cpp \
+            -o $B/pipeline_cpp.exe && wine $B/pipeline_cpp.exe </dev/null || return
+        for name in quickstart train_digits npz_info ring_spsc ring_batches game_thread; do
+            x86_64-w64-mingw32-gcc -std=gnu11 -O1 -I. $warnings -D__USE_MINGW_ANSI_STDIO=1 \
+                examples/$name.c -o $B/$name.exe || return
+            argument=
+            [ $name != npz_info ] || argument=examples/data/digits_test.npz
+            wine $B/$name.exe $argument </dev/null || return
+        done
+        say "examples run: 7 passed"
+        ;;
     windows-arm64) links zig aarch64-windows-gnu ;;
     macos-arm64) links zig aarch64-macos ;;
     macos-x64) links zig x86_64-macos ;;
@@ -187,9 +202,14 @@ one() {
     musl-gcc) need musl-gcc musl-tools && links musl-gcc -static ;;
     armhf) tests=$(sources) && qemu arm arm-linux-gnueabihf "gcc-arm-linux-gnueabihf" $ours ;;
     i686) tests=$(sources) && qemu i386 i686-linux-gnu "gcc-i686-linux-gnu" $ours ;;
-    riscv64) tests=$few && qemu riscv64 riscv64-linux-gnu gcc-riscv64-linux-gnu alloc. pool. pipeline. ;;
-    ppc64le) tests=$few && qemu ppc64le powerpc64le-linux-gnu gcc-powerpc64le-linux-gnu alloc. pool. pipeline. ;;
-    s390x) tests=$few && qemu s390x s390x-linux-gnu gcc-s390x-linux-gnu alloc. pool. pipeline. ;;
+    riscv64 | s390x)
+        tests=$few
+        qemu "$cell" "$cell-linux-gnu" "gcc-$cell-linux-gnu" alloc. pool. pipeline.
+        ;;
+    ppc64le)
+        tests=$few
+        qemu ppc64le powerpc64le-linux-gnu gcc-powerpc64le-linux-gnu alloc. pool. pipeline.
+        ;;
     i686-sanitized)
         tests="$few tests/test_inflate.c tests/test_npz.c tests/test_sampler.c"
         more="-fsanitize=undefined -fno-sanitize-recover -fsanitize-undefined-trap-on-error"
@@ -197,7 +217,7 @@ one() {
         ;;
     wasm32)
         need_python wasmtime
-        zig wasm32-wasi -std=c99 -O1 -I. $warnings -DSPDL_NO_THREADS tests/switches.c \
+        zig wasm32-wasi -std=gnu11 -O1 -I. $warnings -DSPDL_NO_THREADS tests/switches.c \
             -o "$B/$cell.wasm" && "$python" tests/wasm_run.py "$B/$cell.wasm" &&
             say "tests run: 1 passed"
         ;;

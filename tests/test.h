@@ -358,6 +358,7 @@ static void test_judge(test_job *job, const char *why, double cpu) {
         ++test_now.passed;
         printf("ok   %s (%.0f ms)\n", job->name, wall * 1e3);
     }
+    fflush(stdout); /* on Windows no line does that */
 }
 
 static void test_without_fork(test_job *job) {
