@@ -1692,7 +1692,8 @@ static void a_refused_position_is_never_begun_at(void) {
         if (how == 0) { /* all that was published is taken */
             for (int i = 0; i < 2; ++i)
                 REQUIRE(spdl_loader_next(l, &held[i], SPDL_SECONDS(15)) == SPDL_OK);
-            CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, SPDL_SECONDS(15), &error), SPDL_E_FORMAT);
+            CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, SPDL_SECONDS(15), &error),
+                     SPDL_E_FORMAT);
             child_signal(l, SIGKILL);
             for (int i = 0; i < 2; ++i) CHECK_EQ(spdl_loader_done(l, &held[i]), SPDL_OK);
             takes(l, 2, 38);

@@ -80,8 +80,8 @@ static void write_native(const char *path, const char *name) {
     REQUIRE(spdl_npz_writer_open(&w, path, NULL) == SPDL_OK);
     for (size_t i = 0; i < bundle->count; ++i) {
         const spdl_npz_array *a = &bundle->arrays[i];
-        CHECK_EQ(spdl_npz_writer_add(w, a->name, a->info.dtype, a->info.ndim, a->info.shape, a->data,
-                                NULL), SPDL_OK);
+        CHECK_EQ(spdl_npz_writer_add(w, a->name, a->info.dtype, a->info.ndim, a->info.shape,
+                                     a->data, NULL), SPDL_OK);
     }
     CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
     spdl_npz_writer_close(w);
