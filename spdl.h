@@ -481,12 +481,12 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    blocks. After its loop a program asks spdl_pipeline_failed. To try a call again, write a loop in
    the function.
 
-   Failed requests. With .deliver_failures each item that was pushed is answered. When a call fails,
-   next returns SPDL_E_STAGE in the place of its result, with the input of that call in *item, which
-   the consumer owns then; NULL if the call has taken it, or was that of .flush. Until the next call
-   of next spdl_pipeline_error says which stage failed and why. Rows behind the failed one are not
-   called; the failure overtakes what batches and .flush rows have gathered. Any other error ends
-   the pipeline.
+   Failed requests. With .deliver_failures a failed call is an answer: next returns SPDL_E_STAGE in
+   the place of its result, with the input of that call in *item, which the consumer owns then;
+   NULL if the call has taken it, or was that of .flush. spdl_pipeline_error then says which stage
+   failed and why. Rows behind the failed one are not called; the failure overtakes what batches and
+   .flush rows have gathered. Whatever a stage returns to fail is SPDL_E_STAGE; next ends as ever
+   with an error of the library, such as that of an init. create refuses .max_failures beside it.
 
    One to many. A stage with .again returns SPDL_AGAIN to hand on one item and be called again with
    the same input, when there is room. It ends with SPDL_OK and the last item, SPDL_SKIP without
@@ -815,7 +815,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    of the sink. A timeout loses nothing. After the last item every call returns how it ended:
    SPDL_END, the error that ended the pipeline, or SPDL_CLOSED after a stop. With .continuous it
    returns SPDL_END once for each epoch, then goes on. The caller owns *item after SPDL_OK;
-   otherwise *item stays as it was.
+   otherwise *item stays as it was (but see Failed requests).
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside.
    Threads: the consumer, one at a time. Wait-free when an item is ready.
@@ -850,7 +850,7 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
    second stop, or one after the end, does nothing.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run; the stop goes on).
    Blocks:  until the running stage functions have returned and every deferred call was completed,
-            and then in free_item. Never inside of a stage or on a worker of its pool. */
+            and then in free_item. Inside of a stage or on a worker of its pool it does not wait. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
 /* Starts again, with the source at item `sequence` of epoch 0. It waits for the running calls,
@@ -9941,24 +9941,38 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     return result;
 }
 
-/* Whether items of the pipeline are of this type. The names of C and C++ compare only where they
-   are the library's. */
+/* Whether two types are known to differ. The names of C and C++ compare only where they are the
+   library's. */
+SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
+    const bool known = (is[0] == '[' && asked[0] == '[') ||
+                       strncmp(spdl__type_named(is).text, "spdl_", 5) == 0;
+    return known && !spdl__types_fit(asked, is);
+}
+
+/* Whether next may give items of this type: those of the last row, and with .deliver_failures the
+   inputs of all. */
 SPDL__COLD bool spdl__next_fits(const spdl_pipeline *p, const char *type) {
-    const bool known = (p->yields[0] == '[' && type[0] == '[') ||
-                       strncmp(spdl__type_named(p->yields).text, "spdl_", 5) == 0;
-    return !known || spdl__types_fit(type, p->yields);
+    const char *is = p->yields;
+    int i = p->count;
+    bool fits = !spdl__next_differs(type, is);
+    while (fits && p->failures != NULL && --i > 0) {
+        if (p->node[i].row.fn == NULL) continue;
+        is = p->node[i].row.fn->in_type;
+        fits = is == NULL || !spdl__next_differs(type, is);
+    }
+    if (fits) return true;
+    spdl__logf(&p->logger, SPDL_LOG_ERROR, "SPDL_NEXT into a '%s *', but stage %d '%s' %s '%s *'",
+               spdl__type_named(type).text, i < p->count ? i : p->count - 1,
+               i < p->count ? p->node[i].name : p->last->name,
+               i < p->count ? "may fail, which gives its input:" : "yields",
+               spdl__type_named(is).text);
+    return false;
 }
 
 SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeout_ns,
                                    const char *type) {
     if (p != NULL && SPDL__UNLIKELY(p->asked != type)) {
-        if (!spdl__next_fits(p, type)) {
-            spdl__logf(&p->logger, SPDL_LOG_ERROR,
-                       "SPDL_NEXT into a '%s *', but stage %d '%s' yields '%s *'",
-                       spdl__type_named(type).text, p->count - 1, p->last->name,
-                       spdl__type_named(p->yields).text);
-            return SPDL_E_TYPE;
-        }
+        if (!spdl__next_fits(p, type)) return SPDL_E_TYPE;
         p->asked = type;
     }
     return spdl_pipeline_next(p, item, timeout_ns);
@@ -11733,10 +11747,12 @@ SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
     return threads > 0 ? threads : 1;
 }
 
-/* How busy a stage was: 1 when all the calls it may have were running all the time. */
+/* How busy a stage was: 1 when all the calls it may have were running all the time. A feed has
+   none. */
 SPDL__COLD double spdl__stage_load(const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(stats);
+    if (stage->concurrency == 0) return 0;
     return spdl__share(stage->busy_ns, stats->elapsed_ns) /
            (stage->concurrency < threads || stage->deferred ? stage->concurrency : threads);
 }
@@ -11798,7 +11814,7 @@ SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool 
     if (cores > 0)
         least = spdl__larger(least, f->used / cores * (double)stats->elapsed_ns);
     for (i = 0; i < stats->stage_count; ++i) {
-        if (i == a || i == b) continue;
+        if (i == a || i == b || stats->stage[i].concurrency == 0) continue;
         calls = stats->stage[i].concurrency;
         if (changed && i == f->is.stage && f->is.concurrency > 0) calls = f->is.concurrency;
         if (changed && i == f->is.tie && f->is.tie_concurrency > 0) calls = f->is.tie_concurrency;
@@ -11919,12 +11935,13 @@ SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
 /* All workers are in calls. The busiest row gets more calls if more workers need that. */
 SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
-    const double calls = spdl__share(stage->busy_ns, stats->elapsed_ns) / stage->concurrency;
+    const double calls = spdl__share(stage->busy_ns, stats->elapsed_ns);
     f->is.limit = SPDL_LIMIT_WORKERS;
     if (spdl__stage_takes_turns(stats, f->is.stage))
         f->is.limit = SPDL_LIMIT_LOCK;
     else
-        spdl__find_settings(stats, f, stats->workers > 0 && calls >= SPDL__SURE);
+        spdl__find_settings(stats, f, stats->workers > 0 &&
+                                          calls >= SPDL__SURE * stage->concurrency);
 }
 
 /* The row that computes most, or -1 if it is not the rows that use the processors. */

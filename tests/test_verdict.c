@@ -485,6 +485,7 @@ static void requests_that_are_refused(void) {
     job finds = { .sleeps_us = 3000 };
     spdl_pipeline_desc desc = { .workers = 1 };
     spdl_pipeline *p;
+    spdl_finding finding;
     spdl_stats stats;
     char text[4000];
     uint64_t refused = 0;
@@ -504,6 +505,10 @@ static void requests_that_are_refused(void) {
     CHECK_EQ(stats.stage[0].tasks, 60 - refused);
     spdl_stats_text(&stats, text, sizeof text);
     CHECK(says(text, " of 60 requests were refused: ") && says(text, " refused\n"));
+    CHECK(!says(text, "nan"));
+    CHECK(spdl_stats_find(&stats, &finding) != SPDL_LIMIT_SERIAL);
+    CHECK(finding.stage != 0); /* a feed makes no calls: it limits nothing */
+    CHECK(finding.gain == 0 || finding.gain >= 1.03);
 }
 
 /* The process was read, and what a snapshot has of it does not go backwards. */
