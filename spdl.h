@@ -11328,7 +11328,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
     p->count = plan->count - 1;
-    p->yields = p->asked = spdl__row_yields(plan, p->count - 1);
+    p->yields = spdl__row_yields(plan, p->count - 1);
     p->references = 1;
     p->seed = desc->seed;
     p->data_hash = desc->data_hash;

@@ -462,6 +462,8 @@ static void next_says_why_there_is_none() {
     spdl_pipeline_destroy(p);
 }
 
+static spdl_result turns(spdl_task *, other::Number *, Number **) { return SPDL_SKIP; }
+
 static void next_is_typed() {
     spdl_pipeline_desc desc = with_workers(2);
     spdl_pipeline *p = nullptr;
@@ -487,6 +489,17 @@ static void next_is_typed() {
     for (int i = 0; i < taken; ++i) delete kept[i];
     spdl_pipeline_destroy(p);
     CHECK(alive == 0);
+
+    /* failures that are delivered may have another type */
+    desc.deliver_failures = true;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_FEED(other::Number),
+                          spdl_pipe<other::Number, Number>("turns", turns), SPDL_SINK(1))) ==
+          SPDL_OK);
+    CHECK(!spdl_next<std::unique_ptr<Number> >(p, 0, &result));
+    CHECK(result == SPDL_E_TYPE);
+    spdl_pipeline_destroy(p);
 }
 
 static void a_pipeline_may_have_an_owner() {
