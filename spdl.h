@@ -12802,7 +12802,7 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
                    r->process.cores_allowed,
                    spdl__share(r->interval.others_cpu_ns, r->interval.process_ns),
                    (double)r->process.resident_bytes / 1e6);
-    reason = spdl__os_stderr_write(r->buffer, spdl__min(text.length, r->bytes - 1),
+    reason = spdl__os_stderr_write(r->buffer, (size_t)spdl__min(text.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
     spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no more statistics on stderr: %s",
@@ -20705,7 +20705,7 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
     spdl_result result = SPDL_OK;
     size_t done, part;
     for (done = 0; done < count && result == SPDL_OK; done += part) {
-        part = spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
+        part = (size_t)spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
         result = spdl__shard_read(shard, from + done * 2, piece, part * 2, error);
         if (result != SPDL_OK) return result;
         spdl__tokens_order(piece, 2, part);

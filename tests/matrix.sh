@@ -122,7 +122,8 @@ msvc() {
 mingw() {
     need "$1-w64-mingw32-gcc" "gcc-mingw-w64-${1/_/-}"
     tests=$(sources)
-    build "$cell" "$1-w64-mingw32-gcc" -D__USE_MINGW_ANSI_STDIO=1 &&
+    build "$cell" "$1-w64-mingw32-gcc" -D__USE_MINGW_ANSI_STDIO=1 \
+        -D_FILE_OFFSET_BITS=64 &&
         mv "$B/$cell/runner.exe" "$B/$cell/tests.exe"
 }
 

@@ -136,7 +136,7 @@ static void takes_numbers(spdl_pipeline *p, long first, long end, bool ordered) 
     }
     CHECK_STR(spdl_result_text(result), spdl_result_text(SPDL_END));
     CHECK_EQ(first, end);
-    CHECK_EQ(sum, (uint64_t)(end * (end - 1) / 2 - base * (base - 1) / 2));
+    CHECK_EQ(sum, ((int64_t)end * (end - 1) - (int64_t)base * (base - 1)) / 2);
 }
 
 /* --- everything that can be called is called --- */

@@ -556,7 +556,8 @@ static void many_failures_are_in_the_verdict(void) {
     CHECK_STR(text, whole);
     stats.delivered = 0;
     spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "Nothing has been delivered yet. 12 % of the calls of stage 1 'decode' fail.");
+    CHECK_STR(text, "Nothing was delivered: the consumer did not ask for it. 12 % of the calls of "
+                    "stage 1 'decode' fail.");
 }
 
 /* --- what create sees --- */

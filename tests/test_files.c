@@ -80,6 +80,7 @@ static void tree_make(void) {
     static const char *const names[] = { "a/2.tar", "a/10.tar", "a/1.txt", "a/deep/x.tar",
                                          "b/[1].tar", "b/2.tar", ".git/y.tar", "A/3.tar", "a.tar",
                                          ".tar", "a/.z.tar" };
+    if (!TEST_POSIX) TEST_SKIP("Windows takes a and A for one folder");
     for (size_t i = 0; i < 5; ++i) REQUIRE(mkdir(path_of(folders[i]), 0700) == 0);
     for (size_t i = 0; i < 11; ++i) put_file(names[i], "0123456789", i);
 }
@@ -238,6 +239,7 @@ static void hash_of_the_manifest(void) {
     CHECK(first != HASH(list));
     put_text("list", "two/x\nthree/y\n");
     hash = HASH(list);
+    if (!TEST_POSIX) TEST_SKIP("Windows does not rename the folder that a program is in");
     REQUIRE(rename(path_of("two"), path_of("swo")) == 0);
     REQUIRE(rename(path_of("three"), path_of("shree")) == 0);
     put_text("list", "swo/x\nshree/y\n");

@@ -5,7 +5,7 @@
 #include "../spdl.h"
 #include "test.h"
 
-static char folder[] = "/tmp/spdl_write_XXXXXX";
+static char folder[64];
 static bool folder_made;
 
 static const char *make_path(const char *name) {
