@@ -1054,12 +1054,12 @@ typedef struct spdl_stage_stats {
     int threads;       /* of its own; 0: the workers call it */
     int in_flight;     /* calls now */
     uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
-    uint64_t failures; /* of these, failed; not in the times. Feed: pushes refused */
+    uint64_t failures; /* of these, failed; not in the times. Feed: beside these, refused */
     uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
     uint64_t freed;    /* items of this stage that a stop or failure freed */
     uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
-    bool alone;        /* its row says one call at a time: .concurrency = 1 or .flush */
+    bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
     bool in_order;     /* results leave in input order */
     /* The part of the consumer's waits (over 1 us; not with workers = 0) in which its item was
        here. The sum over all stages is all it waited. */
@@ -1103,15 +1103,15 @@ typedef enum spdl_limit {
     SPDL_LIMIT_FOREIGN      /* other programs have the processors that a stage waits for */
 } spdl_limit;
 
-/* The limit, and the settings to write; 0: nothing to write. A setting reaches the next limit, at
-   most twice what there is, and gains at least 3 %. */
+/* The limit, and the settings to write; 0: nothing to write. A setting reaches the next limit, and
+   gains at least 3 %; but for buffer_size it is at most twice what there is. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
     int tie;             /* a row that is as busy, or -1 */
     int concurrency;     /* of `stage` */
     int tie_concurrency; /* of `tie` */
-    int workers;
+    int workers;         /* of the pipeline, or of its shared pool with its guests */
     int buffer_size;     /* of `stage`; of the last row the number in SPDL_SINK */
     double gain;         /* so many times as many items, computed from the times of calls; 0: not
                             known */
@@ -1119,7 +1119,7 @@ typedef struct spdl_finding {
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
-    int workers;            /* and guests */
+    int workers;            /* of a shared pool with its guests */
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
     uint64_t delivered;     /* items that the consumer got */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
@@ -1130,7 +1130,8 @@ typedef struct spdl_stats {
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink */
     uint64_t consumer_runnable_ns; /* since the first item: the consumer was ready to run while
-                               others ran (in its own snapshots only; else 0) */
+                               others ran (Linux with schedstat). It is as of its own latest
+                               snapshot; with reports, of its latest items */
     /* The process since the start, read at most every 10 ms; 0: not known. */
     uint64_t process_ns;    /* from the start to that reading */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
@@ -1359,8 +1360,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=1,replay          also repeats kept items: what the consumer learns is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps them if they help:
                                      may change the concurrency of rows that do not say
-                                     .concurrency = 1, and makes twice as many workers; the `worker`
-                                     of init may be so large then
+                                     .concurrency = 1, and makes twice as many workers (not in
+                                     a shared pool); the `worker` of init may be so large then
 
    It works in next, on the thread of the consumer, and compares windows of time with one difference
    to windows without. With `replay` kept items replace everything up to a row; that needs
@@ -1370,10 +1371,11 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    without a doctor. Statistics include the experiments; spdl_pipeline_set_concurrency has no
    lasting effect meanwhile.
 
-   It repeats rounds in which other programs had the processors; if most were, its figures hold
-   beside them, and it says so. Doctors of several pipelines disturb each other. It keeps up to 32
-   items of each row and 256 MiB of those with a known size. A process that ends without
-   spdl_pipeline_destroy before the time is over prints nothing. */
+   It repeats rounds in which other programs had the processors, for up to twice its time; if most
+   were, its figures hold beside them, and it says so. Doctors of several pipelines disturb each
+   other. It keeps up to 32 items of each row; of those with a known size up to 256 MiB, but at
+   least 2. A process that ends without spdl_pipeline_destroy before the time is over prints
+   nothing. */
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -2962,7 +2964,7 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return 1; }
 
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     (void)whole;
-    stats->time_ns = stats->cpu_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+    stats->time_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     stats->cores_allowed = stats->cores = 1;
 }
 
@@ -6361,6 +6363,7 @@ typedef struct spdl__track {
     uint64_t count; /* events so far, those that were overwritten too */
     /* written by the thread whose track it is */
     uint32_t spans; /* that are open, also those too deep to be kept */
+    bool left; /* by destroy: that thread is in a call, and may write yet */
     spdl__span span[SPDL__SPANS];
     char pad[SPDL_CACHE_LINE];
 } spdl__track;
@@ -6442,7 +6445,7 @@ struct spdl__edge;
 SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge);
 #ifndef SPDL_NO_REPORT /* in create and destroy */
 SPDL__PRIVATE void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc);
-SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p);
+SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p, bool left);
 SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #endif
 
@@ -9728,9 +9731,11 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
 }
 
-/* The consumer: for how long it has been on a run queue since the first item. */
+/* The consumer, which took the first item: for how long it has been on a run queue since. Another
+   thread changes nothing. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
+    if (spdl__load(&p->taker) != spdl__os_thread_id()) return;
     spdl__os_thread_times(NULL, NULL, &queued);
     if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
         spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
@@ -9772,7 +9777,10 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
 SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     const uint64_t now = spdl_time_ns();
     spdl__edge_ended(p->sink, now);
-    if (p->ended_ns == 0) spdl__store_relaxed(&p->ended_ns, now);
+    if (p->ended_ns == 0) {
+        spdl__taker_look(p);
+        spdl__store_relaxed(&p->ended_ns, now);
+    }
     p->told.result = SPDL_OK;
     if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
     if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
@@ -10518,7 +10526,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (SPDL__DEBUGS) spdl__unfreed_log(p);
     spdl__report_end(p);
 #ifndef SPDL_NO_REPORT
-    spdl__trace_close(p);
+    spdl__trace_close(p, left != NULL);
 #endif
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__pipeline_drop(p);
@@ -11013,9 +11021,11 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
     row->name = node->name; /* for the probes */
     node->gathers = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
-    node->alone = row->flush || plan->rows[i].concurrency == 1;
+    node->alone = row->flush || plan->rows[i].concurrency == 1 ||
+                  (row->again && row->output_order == SPDL_ORDER_INPUT);
     node->most = row->concurrency;
-    if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again)
+    if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again &&
+        row->concurrency < SPDL__MAX_WORKERS)
         node->most = (int)spdl__min(spdl__max(2 * (uint64_t)node->most, (uint64_t)p->threads),
                                     SPDL__MAX_WORKERS);
     node->ordered = row->output_order == SPDL_ORDER_INPUT;
@@ -11183,7 +11193,8 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers;
     if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
         p->spare = (int)spdl__min((uint64_t)desc->workers,
-                                  (uint64_t)(SPDL__MAX_WORKERS - desc->workers));
+                                  (uint64_t)(SPDL__MAX_WORKERS - desc->workers -
+                                             (p->works_ns != 0)));
     p->threaded = p->threads > 0 || producer;
     p->workers = desc->pool != NULL    ? desc->pool->places
                  : desc->workers > 0 ? desc->workers + p->spare + (p->works_ns != 0)
@@ -11575,15 +11586,14 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 }
 
 /* What the process has used. Reading it takes about 0.1 ms, and its clocks tick every 10 ms. After
-   the end it is read once. What others had before the first snapshot is taken to be as after it. */
+   the end it is read once. */
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
     const spdl__process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
     spdl__lock(&p->process_lock, &p->locks);
     if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
         spdl__process_read(&p->process_last);
-    if (stats->delivered > 0 && spdl__load(&p->taker) == spdl__os_thread_id())
-        spdl__taker_look(p);
+    if (!ended) spdl__taker_look(p);
     stats->consumer_runnable_ns = spdl__load_relaxed(&p->consumer_runnable_ns);
     stats->process_ns = spdl__grown(p->start_ns, last->time_ns);
     stats->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
@@ -11734,6 +11744,7 @@ SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *st
 #define SPDL__TINY_NS 10000   /* calls as short as this take no longer than handing over does */
 #define SPDL__FAULT_NS 500    /* of a page that is mapped and zeroed, about */
 #define SPDL__GAIN 1.03       /* an advice that promises less is not given */
+#define SPDL__WORKERS_ADVISED (SPDL__MAX_WORKERS - 1) /* at most: one place is for next_works_ns */
 #define SPDL__PART_SHOWN 0.05 /* of the time in calls: the table shows runq and block over this */
 #define SPDL__WAIT_SHOWN 0.01 /* of the time: waiting for less, `waits` is blank */
 
@@ -11742,9 +11753,7 @@ SPDL__COLD double spdl__larger(double a, double b) { return a > b ? a : b; }
 
 /* Threads for all rows but those with threads of their own: with workers = 0 the consumer's. */
 SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
-    int threads = stats->workers, i;
-    for (i = 0; i < stats->stage_count; ++i) threads -= stats->stage[i].threads;
-    return threads > 0 ? threads : 1;
+    return stats->workers > 0 ? stats->workers : 1;
 }
 
 /* How busy a stage was: 1 when all the calls it may have were running all the time. A feed has
@@ -11781,7 +11790,8 @@ typedef struct spdl__found {
     double used, others; /* processors: of this process; of others, as far as they take ours */
     bool short_calls;    /* handing over takes longer than they do */
     bool proven;         /* by an experiment: the calls wait for each other */
-    const spdl_interval *measured; /* what the settings come to, or NULL: they were not tried */
+    bool doctor, raises; /* it is the doctor who says it; it may try settings */
+    const spdl_interval *measured; /* what the settings come to; NULL: not tried, or not known */
 } spdl__found;
 
 /* Time in calls that was not spent waiting for a processor. */
@@ -11825,39 +11835,62 @@ SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool 
 }
 
 /* So many that the next limit is reached, but not over twice as many as now: what is further away
-   is not known that well. */
-SPDL__COLD int spdl__find_more(double work, double rest, int now) {
+   is not known that well. Nor more than `most`. */
+SPDL__COLD int spdl__find_more(double work, double rest, int now, int most) {
     const double wanted = rest > 0 ? spdl__smaller(work / rest, 2.0 * now) : 2.0 * now;
-    return wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
+    const int more = wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
+    return more < most ? more : most;
+}
+
+/* Calls of row i at a time that the next limit needs; workers can make no more than they are. */
+SPDL__COLD int spdl__find_calls(const spdl_stats *stats, int i, double rest) {
+    const int threads = spdl__stats_threads(stats), now = stats->stage[i].concurrency;
+    const double work = spdl__stage_work(stats, i);
+    if (!spdl__stage_pooled(stats, i))
+        return spdl__find_more(work, rest, now, SPDL__MAX_CONCURRENCY);
+    return spdl__find_more(work, rest, now < threads ? now : threads, SPDL__WORKERS_ADVISED);
 }
 
 SPDL__COLD bool spdl__stage_raises(const spdl_stats *stats, int i) {
     return i >= 0 && stats->stage[i].kind == SPDL_KIND_PIPE && !stats->stage[i].alone;
 }
 
+SPDL__COLD void spdl__finding_clear(spdl_finding *is) {
+    is->concurrency = is->tie_concurrency = is->workers = is->buffer_size = 0;
+    is->gain = 0;
+}
+
+/* A row that is as busy as the one that limits, or -1. */
+SPDL__COLD int spdl__find_tie(const spdl_stats *stats, int row) {
+    const double load = SPDL__ALL_BUSY * spdl__stage_load(stats, row);
+    int i;
+    for (i = 0; i < stats->stage_count; ++i)
+        if (i != row && spdl__stage_load(stats, i) > load) return i;
+    return -1;
+}
+
 /* More calls for the rows that limit, workers for them, and what that gains. If it is not worth it,
    or not known, none. */
 SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, bool calls) {
-    const int threads = spdl__stats_threads(stats), row = f->is.stage, tie = f->is.tie;
+    const int threads = spdl__stats_threads(stats), row = f->is.stage;
+    const int tie = f->is.tie = spdl__find_tie(stats, row);
     const bool raise = calls && spdl__stage_raises(stats, row);
     const bool both = raise && spdl__stage_raises(stats, tie);
     const double rest = spdl__law(stats, f, false, 0, raise ? row : -1, both ? tie : -1);
+    const int a = raise ? spdl__find_calls(stats, row, rest) : 0;
+    const int b = both ? spdl__find_calls(stats, tie, rest) : 0;
     double now, then;
     int most = 0;
-    if (raise)
-        most = f->is.concurrency = spdl__find_more(spdl__stage_work(stats, row), rest,
-                                                   stats->stage[row].concurrency);
-    if (both)
-        f->is.tie_concurrency = spdl__find_more(spdl__stage_work(stats, tie), rest,
-                                                stats->stage[tie].concurrency);
-    if (raise && !spdl__stage_pooled(stats, row)) most = 0;
-    if (both && spdl__stage_pooled(stats, tie) && f->is.tie_concurrency > most)
-        most = f->is.tie_concurrency;
+    if (raise && a > stats->stage[row].concurrency) f->is.concurrency = a;
+    if (both && b > stats->stage[tie].concurrency) f->is.tie_concurrency = b;
+    if (raise && spdl__stage_pooled(stats, row)) most = a;
+    if (both && spdl__stage_pooled(stats, tie) && b > most) most = b;
     then = spdl__law(stats, f, true, 0, -1, -1);
     if (stats->workers == 0) {
         most = 1;
     } else if (spdl__stats_work(stats) > 1.05 * threads * then) {
-        const int more = spdl__find_more(spdl__stats_work(stats), then, threads);
+        const int more = spdl__find_more(spdl__stats_work(stats), then, threads,
+                                         SPDL__WORKERS_ADVISED);
         if (more > most) most = more;
     }
     if (most > threads || stats->workers == 0) f->is.workers = most;
@@ -11867,9 +11900,7 @@ SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, boo
         now = spdl__law(stats, f, false, threads, -1, -1);
     then = spdl__law(stats, f, true, f->is.workers > 0 ? f->is.workers : threads, -1, -1);
     f->is.gain = then > 0 ? now / then : 0;
-    if (f->is.gain >= SPDL__GAIN && (f->is.concurrency > 0 || f->is.workers > 0)) return;
-    f->is.concurrency = f->is.tie_concurrency = f->is.workers = 0;
-    f->is.gain = 0;
+    if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
 }
 
 /* How many results have to fit while one call takes as long as the slow ones. */
@@ -11884,7 +11915,15 @@ SPDL__COLD void spdl__find_buffer(const spdl_stats *stats, spdl__found *f) {
         rate = spdl__smaller(rate, (stage->concurrency - 1) / (double)stage->p50_ns);
     f->is.limit = SPDL_LIMIT_ORDER;
     f->is.buffer_size = (int)spdl__smaller(spdl__larger((double)slow * rate, 2.0 * now), 4096);
-    f->is.gain = then > 0 ? spdl__larger((double)stats->elapsed_ns / then, 1) : 0;
+    f->is.gain = then > 0 ? (double)stats->elapsed_ns / then : 0;
+    if (!(f->is.gain >= SPDL__GAIN) || f->is.buffer_size <= now) spdl__finding_clear(&f->is);
+}
+
+/* Whether its results may leave in completion order: not in a branch whose merge is in order. */
+SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *stats, int i) {
+    for (++i; i < stats->stage_count && stats->stage[i].kind != SPDL_KIND_BRANCH; ++i)
+        if (stats->stage[i].kind == SPDL_KIND_MERGE) return !stats->stage[i].in_order;
+    return true;
 }
 
 /* Whether its calls, of which it may have several, were on one processor at a time, or about to be,
@@ -11919,17 +11958,12 @@ SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
 /* Why row f->is.stage, which is busy, is the limit. */
 SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
-    const double load = spdl__stage_load(stats, f->is.stage);
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
                         stage->kind == SPDL_KIND_BRANCH || stage->alone;
-    int i;
     f->is.limit = serial                                        ? SPDL_LIMIT_SERIAL
                   : spdl__stage_takes_turns(stats, f->is.stage) ? SPDL_LIMIT_LOCK
                                                                 : SPDL_LIMIT_CONCURRENCY;
-    if (f->is.limit != SPDL_LIMIT_CONCURRENCY) return;
-    for (i = 0; i < stats->stage_count && f->is.tie < 0; ++i)
-        if (i != f->is.stage && spdl__stage_load(stats, i) > SPDL__ALL_BUSY * load) f->is.tie = i;
-    spdl__find_settings(stats, f, true);
+    if (f->is.limit == SPDL_LIMIT_CONCURRENCY) spdl__find_settings(stats, f, true);
 }
 
 /* All workers are in calls. The busiest row gets more calls if more workers need that. */
@@ -11956,23 +11990,25 @@ SPDL__COLD int spdl__stats_hottest(const spdl_stats *stats, double used) {
 }
 
 /* Whether the row that limits lacks processors, or all rows do: `f` says so then. Who waits for
-   none has enough, whoever else computes. What others have is known from the second snapshot on. */
+   none has enough, whoever else computes. What others have may not be known: 0. */
 SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int busiest) {
     const double cores = stats->cores_allowed;
     const bool ours = f->used >= SPDL__FULL * cores;
     const bool queued = spdl__stage_queued(&stats->stage[busiest]);
-    const bool unknown = stats->others_cpu_ns == 0 &&
+    const bool unknown = stats->others_cpu_ns == 0 && stats->stage[busiest].runnable_known &&
                          spdl__stage_load(stats, busiest) >= SPDL__LIMITING;
-    const bool full = f->used + f->others >= SPDL__FULL * cores || unknown;
-    if (f->used <= 0 || !(ours || (full && queued))) return false;
+    const bool full = f->used + f->others >= SPDL__FULL * cores;
+    const int hottest = spdl__stats_hottest(stats, f->used);
+    if (f->used <= 0 || !(ours || ((full || unknown) && queued))) return false;
     if (spdl__stage_sleeps(&stats->stage[busiest]) &&
         spdl__stage_load(stats, busiest) >= SPDL__SURE)
         return false;
     f->is.limit = ours || f->others < SPDL__OTHERS ? SPDL_LIMIT_MACHINE : SPDL_LIMIT_FOREIGN;
     if (f->is.limit == SPDL_LIMIT_FOREIGN)
         f->is.stage = spdl__stage_load(stats, busiest) >= SPDL__LIMITING ? busiest : -1;
-    else if ((f->is.stage = spdl__stats_hottest(stats, f->used)) < 0)
-        f->is.limit = SPDL_LIMIT_NOT_KNOWN;
+    else
+        f->is.stage = full || hottest < 0 ? hottest : busiest;
+    if (f->is.limit == SPDL_LIMIT_MACHINE && hottest < 0) f->is.limit = SPDL_LIMIT_NOT_KNOWN;
     return true;
 }
 
@@ -12036,7 +12072,8 @@ SPDL__COLD spdl_limit spdl__find_harm(const spdl_stats *stats, const spdl__found
 
 SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
     const double cores = stats->cores_allowed;
-    spdl__found f = { { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 }, 0, 0, false, false, NULL };
+    spdl__found f = { { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 }, 0, 0, false, false, false,
+                      false, NULL };
     if (stats->delivered == 0) return f;
     /* too short a run says nothing of the processors, nor a reading from long after its end */
     if (stats->process_ns >= 50000000 && stats->process_ns / 5 <= stats->elapsed_ns / 4 &&
@@ -12070,8 +12107,7 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *findi
 
 /* --- the verdict --- */
 
-#define SPDL__ASK_DOCTOR "SPDL_DOCTOR=30 measures it"
-#define SPDL__ASK_TRIAL "SPDL_DOCTOR=30,raise tries it"
+#define SPDL__ASK_DOCTOR ": SPDL_DOCTOR=30 measures it"
 
 /* Of a pipeline with a feed: where most of the time from push to answer went. */
 SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *stats) {
@@ -12093,7 +12129,8 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     if ((double)stats->answer_wait_ns > half) {
         spdl__text_add(text, "until they were taken.");
     } else if ((double)busy > half) {
-        spdl__text_add(text, "in calls%s", feed->skips ? "." : ": no request waited long.");
+        spdl__text_add(text, "in calls%s", feed->skips + feed->failures ? "."
+                                                              : ": no request waited long.");
     } else if (batches && load < SPDL__LIMITING) {
         spdl__text_add(text, "until a batch was full.");
     } else {
@@ -12119,6 +12156,11 @@ SPDL__COLD void spdl__text_interval(spdl__text *text, const spdl_interval *is) {
         spdl__text_add(text, " in %d round%s", is->rounds, is->rounds == 1 ? "" : "s");
 }
 
+/* Whether what was measured is a gain. */
+SPDL__COLD bool spdl__found_helps(const spdl__found *f) {
+    return f->measured->low > 1 && f->measured->value >= SPDL__GAIN;
+}
+
 /* What the settings come to: measured, or by the times of the calls, and on what that hangs. */
 SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
@@ -12130,39 +12172,44 @@ SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, ".");
         return;
     }
-    if (is->gain >= SPDL__GAIN)
-        spdl__text_add(text, ": %s %.2gx", is->limit == SPDL_LIMIT_ORDER ? "up to" : "about",
-                       is->gain);
+    spdl__text_add(text, is->gain < 9.95 ? ": %s %.*gx" : ": %s %.*fx",
+                   is->limit == SPDL_LIMIT_ORDER ? "up to" : "about",
+                   is->gain < 1.095 ? 3 : is->gain < 9.95 ? 2 : 0, is->gain);
     if (is->limit == SPDL_LIMIT_ORDER)
         spdl__text_add(text, ".");
     else if (is->concurrency > 0 && !several)
-        spdl__text_add(text, ", if its function may run on several threads at a time. "
-                             SPDL__ASK_TRIAL ".");
+        spdl__text_add(text, ", if its function may run on several threads at a time.");
     else
-        spdl__text_add(text, ", unless its calls wait for a lock. " SPDL__ASK_TRIAL ".");
+        spdl__text_add(text, ", unless its calls wait for a lock.");
+    if (is->limit != SPDL_LIMIT_ORDER && !f->raises && stats->workers > 0)
+        spdl__text_add(text, " SPDL_DOCTOR=30,raise tries it.");
 }
 
 /* The settings to write, as "Write .concurrency = 3 and workers = 5." False: there are none. */
 SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats,
                                        const spdl__found *f) {
     const spdl_finding *is = &f->is;
-    const bool fails = f->measured != NULL && !(f->measured->value >= SPDL__GAIN);
+    const bool fails = f->measured != NULL && !spdl__found_helps(f);
     const char *before = fails ? " " : " Write ";
     spdl__cell cell;
-    if (is->concurrency + is->workers + is->buffer_size == 0) return false;
+    if (is->concurrency + is->tie_concurrency + is->workers + is->buffer_size == 0) return false;
     if (is->concurrency > 0) {
         spdl__text_add(text, "%s.concurrency = %d", before, is->concurrency);
+        before = " and ";
+    }
+    if (is->workers > 0) {
+        spdl__text_add(text, "%sworkers = %d", before, is->workers);
         before = " and ";
     }
     if (is->tie_concurrency > 0)
         spdl__text_add(text, "%s.concurrency = %d for %s, which is as busy", before,
                        is->tie_concurrency, spdl__stage_called(&cell, stats, is->tie));
-    if (is->workers > 0) spdl__text_add(text, "%sworkers = %d", before, is->workers);
     if (is->buffer_size > 0)
         spdl__text_add(text, is->stage == stats->stage_count - 1 ? "%sSPDL_SINK(%d)"
                                                                  : "%s.buffer_size = %d",
                        before, is->buffer_size);
-    if (is->limit == SPDL_LIMIT_ORDER && stats->stage[is->stage].concurrency > 1)
+    if (is->limit == SPDL_LIMIT_ORDER && stats->stage[is->stage].concurrency > 1 &&
+        spdl__stage_may_pass(stats, is->stage))
         spdl__text_add(text, ", or .output_order = SPDL_ORDER_COMPLETION");
     if (fails) spdl__text_add(text, " was tried and does not help");
     spdl__verdict_gain(text, stats, f);
@@ -12176,7 +12223,8 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
     if (f->is.limit == SPDL_LIMIT_LOCK) {
         spdl__text_add(text, f->proven ? " Its calls wait for each other, as for a lock: more at a "
                                          "time do not help. Hold it for less."
-                                       : " It may be a lock: " SPDL__ASK_DOCTOR ".");
+                             : f->doctor ? " It may be a lock."
+                                         : " It may be a lock" SPDL__ASK_DOCTOR ".");
     } else if (f->is.limit == SPDL_LIMIT_SERIAL) {
         spdl__text_add(text, stage->kind == SPDL_KIND_SOURCE
                                  ? " Move work from the source to a stage."
@@ -12209,7 +12257,7 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                              "beside it, or use fewer workers.");
     else
         spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
-                             "is not known: " SPDL__ASK_DOCTOR "%s.", load,
+                             "is not known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
                        stats->elapsed_ns / 50000 >= stats->delivered
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
@@ -12241,8 +12289,9 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats
         spdl__text_add(text, ". Run less beside it.");
         break;
     case SPDL_LIMIT_BATCH:
-        spdl__text_add(text, "until %s had a batch full. Write a smaller size, or a larger "
-                             "buffer_size.", called);
+        spdl__text_add(text, "until %s had a batch full. Write a smaller size in that row, or a "
+                             "larger %s.", called,
+                       row == stats->stage_count - 1 ? "SPDL_SINK" : ".buffer_size in it");
         break;
     case SPDL_LIMIT_ORDER:
         spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
@@ -12624,7 +12673,7 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
                   consumer, concurrency, machine, lock, serial, order, batch, workers, harm or
                   foreign. max_ns is the upper end of a bucket of durations
        total      the same since the start
-       process    spdl__process_stats, with cores_used and others_cores over the interval
+       process    spdl__process_stats when the line was written
    Later versions may add fields; none changes its meaning under this name. */
 
 /* What has changed since the snapshot before: of reports, and of the doctor. */
@@ -12903,9 +12952,10 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
                         : desc->trace != NULL && *desc->trace != '\0' ? "desc.trace"
                         : desc->trace_events > 0 ? "desc.trace_events"
                         : desc->doctor != NULL   ? "desc.doctor" : NULL;
+    char room[SPDL__OS_VARIABLE];
     int i;
     for (i = 0; i < 4 && asked == NULL; ++i) {
-        const char *value = spdl__os_environment(names[i]);
+        const char *value = spdl__os_environment(names[i], room);
         if (value != NULL && strcmp(value, "0") != 0) asked = names[i];
     }
     if (asked != NULL)
@@ -13517,7 +13567,7 @@ SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, const spdl_
 
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
                                     spdl_headspace_report *report) {
-    spdl__headspace *h;
+    spdl__headspace *h = NULL;
     spdl_result result;
     size_t bytes;
     int i, most;
@@ -13528,7 +13578,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     if (result != SPDL_OK) return result;
     most = desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT;
     bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
-    h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
+    if ((size_t)most <= SIZE_MAX / 2 / sizeof(*h->item))
+        h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
     if (h == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
     h->desc = desc;
@@ -13866,9 +13917,7 @@ typedef struct spdl__doctor_report {
     double today;          /* items/s as it is */
     double ceiling;        /* items/s if loading cost nothing */
     double waiting;        /* share of the time that the consumer waited */
-    double hours, hours_less; /* of the whole run, and less if loading cost nothing; 0: not known */
     bool replays;          /* items were given out more than once */
-    bool raises;           /* as `raise` said */
     spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
     spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
     int rounds, dropped;   /* rounds of windows; of them made again */
@@ -14027,7 +14076,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
 SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, uint64_t value,
                                  spdl_interval *result) {
     const spdl__arm arm = { kind, row, value, result };
-    if (d->rounds.arms < SPDL__ARMS) d->arm[d->rounds.arms++] = arm;
+    d->arm[d->rounds.arms++] = arm;
 }
 
 /* All kinds of windows of this phase are there; it may last `seconds`. */
@@ -14121,6 +14170,8 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     spdl_pipeline_stats(d->p, &d->now);
     spdl__since_take(d->p, &d->since, &d->now, &d->seen);
     d->found = spdl__find(&d->seen);
+    d->found.doctor = true;
+    d->found.raises = d->plan.desc.raise;
     r->cores = d->seen.cores_allowed;
     r->cores_used = d->found.used;
     r->others_used = d->found.others;
@@ -14141,7 +14192,8 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
 /* Whether the settings may be tried on the running pipeline. */
 SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
     const spdl_finding *is = &d->found.is;
-    if (is->concurrency + is->workers == 0) return false;
+    if (!d->plan.desc.raise || is->concurrency + is->tie_concurrency + is->workers == 0)
+        return false;
     return is->workers <= d->report.workers + d->p->spare &&
            (is->concurrency == 0 ||
             is->concurrency <= d->p->node[is->stage].most) &&
@@ -14153,7 +14205,7 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
    more than there are rows. */
 SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
-    const int most = r->row_count + 3;
+    const int most = r->row_count + 3 < SPDL__ARMS ? r->row_count + 3 : SPDL__ARMS;
     uint32_t looked = 0;
     int i, k, row;
     d->rounds.arms = 0;
@@ -14181,6 +14233,13 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     }
 }
 
+/* It is proven that the calls wait for each other: no settings help. */
+SPDL__COLD void spdl__found_locks(spdl__found *f) {
+    spdl__finding_clear(&f->is);
+    f->is.limit = SPDL_LIMIT_LOCK;
+    f->proven = true;
+}
+
 /* What the ladder says against the finding. Calls that wait in turn hide a delay in front of the
    lock; where there is one call at a time nothing could hide it, so the row is not the limit. */
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
@@ -14196,10 +14255,7 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     follows = row->asleep.high < SPDL__FOLLOWS;
     hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
     if (hides && row->load > SPDL__HELD_ROW && row->concurrency > 1) {
-        f->is.limit = SPDL_LIMIT_LOCK;
-        f->is.concurrency = f->is.tie_concurrency = f->is.workers = 0;
-        f->is.gain = 0;
-        f->proven = true;
+        spdl__found_locks(f);
     } else if (f->is.limit == SPDL_LIMIT_LOCK && follows) {
         f->is.limit = SPDL_LIMIT_CONCURRENCY;
         spdl__find_settings(&d->seen, f, true);
@@ -14225,16 +14281,16 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     const double promised = is->gain - 1;
     int i;
     spdl__doctor_results(d);
+    if (!r->measured.known) return;
     d->found.measured = &r->measured;
-    if (r->measured.known && r->measured.low > 1 && r->measured.value >= SPDL__GAIN) {
-        r->kept = true;
+    r->kept = spdl__found_helps(&d->found);
+    if (r->kept) {
         for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__doctor_calls(d, &settings, i);
         if (is->workers > 0) d->open = is->workers - r->workers;
-    } else if (r->measured.known && is->stage >= 0 && r->row[is->stage].concurrency > 1 &&
-               promised > 0.1 && r->measured.high - 1 < 0.4 * promised &&
+    } else if (is->stage >= 0 && r->row[is->stage].concurrency > 1 && promised > 0.1 &&
+               r->measured.high - 1 < 0.4 * promised &&
                !spdl__stage_queued(&d->seen.stage[is->stage])) {
-        is->limit = SPDL_LIMIT_LOCK;
-        d->found.proven = true;
+        spdl__found_locks(&d->found);
     }
 }
 
@@ -14305,8 +14361,9 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     spdl__hand_leave(d->p);
     r->done = true;
     r->finding = d->found.is;
+    if (d->found.measured != NULL && !r->kept) spdl__finding_clear(&r->finding);
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
-    alone = r->step_ns - (double)d->seen.consumer_runnable_ns /
+    alone = r->step_ns - (1 - r->waiting) * (double)d->seen.consumer_runnable_ns /
                              spdl__larger((double)d->seen.delivered, 1);
     r->ceiling = r->cached.rounds > 0 ? r->cached.value * r->today : alone > 0 ? 1e9 / alone : 0;
     spdl__doctor_verdict(d);
@@ -14559,7 +14616,8 @@ SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl__doctor_report *
                    spdl__duration(&cell[0], report->step_ns), "");
     spdl__found_experiment(text, "on kept items", 0, &report->cached, &lines);
     if (lines == 0)
-        spdl__text_add(text, " %-15s %s\n", "alone", spdl__rate(cell, report->ceiling));
+        spdl__text_add(text, " %-15s %s\n", "alone",
+                       report->ceiling > 0 ? spdl__rate(cell, report->ceiling) : "-");
     for (i = report->row_count - 1; i >= 0; --i)
         if (report->row[i].mean_ns > 0 || i == report->finding.stage)
             spdl__found_row(text, &report->row[i], i == report->finding.stage);
@@ -21379,6 +21437,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     spdl__text_add(text, "\"}}");
     for (track = 0; track < p->trace->tracks && out.failure == NULL; ++track) {
         spdl__track *t = &p->trace->track[track];
+        if (t->left) continue;
         if (track < spdl__tracks(p)) { /* edges are counters */
             (void)spdl__trace_event(&out, p, "M", track, SPDL__NEVER);
             spdl__text_add(text, ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}",
@@ -21405,6 +21464,7 @@ SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
     uint64_t kept = 0, dropped = 0;
     int i;
     for (i = 0; i < p->trace->tracks; ++i) {
+        if (p->trace->track[i].left) continue;
         kept += spdl__track_kept(&p->trace->track[i]);
         dropped += p->trace->track[i].count - spdl__track_kept(&p->trace->track[i]);
     }
@@ -21427,12 +21487,14 @@ SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
 SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     const int tracks = spdl__tracks(p) + p->count;
     const size_t records = (size_t)spdl__pow2(events);
-    const size_t lane_bytes = sizeof(spdl__track) + records * sizeof(spdl__record);
-    const size_t bytes = sizeof(spdl__trace) + (size_t)tracks * lane_bytes;
-    spdl__trace *trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, bytes, 8);
+    const uint64_t track_bytes = sizeof(spdl__track) + (uint64_t)records * sizeof(spdl__record);
+    const uint64_t all = sizeof(spdl__trace) + (uint64_t)tracks * track_bytes;
+    spdl__trace *trace;
     int i;
+    if (all > SIZE_MAX / 2) return false;
+    trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all, 8);
     if (trace == NULL) return false;
-    trace->bytes = bytes;
+    trace->bytes = (size_t)all;
     trace->tracks = tracks;
     trace->track = (spdl__track *)(trace + 1);
     for (i = 0; i < tracks; ++i) {
@@ -21517,9 +21579,10 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
     spdl__trace_free(p);
 }
 
-SPDL__COLD void spdl__trace_close(spdl_pipeline *p) {
+SPDL__COLD void spdl__trace_close(spdl_pipeline *p, bool left) {
     spdl__track *consumer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
     while (consumer != NULL && consumer->spans > 0) spdl__span_end(consumer, spdl_time_ns());
+    if (consumer != NULL && left) (consumer - 1)->left = true; /* of the source's own thread */
     if (consumer != NULL && p->start_ns != 0) spdl__trace_save(p);
 }
 #endif

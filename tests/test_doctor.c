@@ -987,6 +987,23 @@ static void bounds_are_kept(void) {
     }
 }
 
+/* `raise` asks for no more than there may be, and leaves what is there. */
+static void bounds_of_the_library_are_kept(void) {
+    const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .raise = true };
+    spdl_pipeline_desc desc = { .workers = 129, .next_works_ns = -1, .doctor = &doctor };
+    spdl_pipeline *p;
+    memset(&source, 0, sizeof source);
+    source.count = 3;
+    p = EXAMINE(&doctor, 2, FROM(NOTHING), LOOK(.concurrency = 300), LOOK(.concurrency = 200),
+                SPDL_SINK(2));
+    CHECK_EQ(p->node[1].most, 300);
+    CHECK_EQ(p->node[2].most, 256);
+    gone(p);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(FROM(NOTHING), SPDL_SINK(2))) == SPDL_OK);
+    CHECK_EQ(p->spare, 126);
+    DONE(p);
+}
+
 TEST_TABLE(doctor) {
     TEST_CASE(delays_change_no_item),
     TEST_CASE(nothing_is_replayed_where_there_are_several_ways),
@@ -1008,5 +1025,6 @@ TEST_TABLE(doctor) {
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_the_file),
     TEST_CASE(bounds_are_kept),
+    TEST_CASE(bounds_of_the_library_are_kept),
     TEST_END,
 };

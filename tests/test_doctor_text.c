@@ -145,7 +145,8 @@ static void a_delay_that_costs_nothing_is_a_lock(void) {
 }
 
 /* Settings of a row: tried, and this came of it. */
-static spdl__found tried(double gain, double measured, double off, int concurrency) {
+static spdl__found tried_for(int rounds, double gain, double measured, double off,
+                             int concurrency) {
     static spdl__doctor d;
     static spdl_pipeline p;
     spdl__rounds *r = &d.rounds;
@@ -160,8 +161,9 @@ static spdl__found tried(double gain, double measured, double off, int concurren
     d.found.is.gain = gain;
     d.arm[2].result = &d.report.measured;
     r->arms = 3;
-    r->round = 8;
-    for (int i = 0; i < 8; ++i)
+    r->round = rounds;
+    d.found.doctor = d.found.raises = true;
+    for (int i = 0; i < rounds; ++i)
         for (int k = 0; k < 3; ++k) {
             r->ns[k][i] = 1e9;
             r->items[k][i] = 100 * (k == 2 ? measured * (1 + off * (i % 2 ? 1 : -1)) : 1);
@@ -169,6 +171,10 @@ static spdl__found tried(double gain, double measured, double off, int concurren
     spdl__doctor_tried(&d);
     CHECK_EQ(d.report.kept, d.report.measured.low > 1 && d.report.measured.value > 1.03);
     return d.found;
+}
+
+static spdl__found tried(double gain, double measured, double off, int concurrency) {
+    return tried_for(8, gain, measured, off, concurrency);
 }
 
 static void what_was_tried_is_said(void) {
@@ -183,11 +189,39 @@ static void what_was_tried_is_said(void) {
     CHECK(says(buffer, " Write .concurrency = 2: measured 1.90x (1.8"));
     f = tried(2, 1, 0.02, 4); /* it should have helped */
     CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    CHECK(f.is.concurrency == 0 && f.is.gain == 0);
     f = tried(1.05, 1, 0.02, 4); /* not by much */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     text = spdl__text_start(buffer, sizeof buffer);
     spdl__verdict_settings(&text, &s, &f);
     CHECK(says(buffer, " .concurrency = 8 was tried and does not help: measured 1.00x"));
+    f = tried(1.05, 1.06, 0.2, 4); /* as far off as chance goes */
+    text = spdl__text_start(buffer, sizeof buffer);
+    spdl__verdict_settings(&text, &s, &f);
+    CHECK(says(buffer, " was tried and does not help: measured 1.0"));
+    f = tried_for(2, 2, 1, 0, 4); /* too short: it says what was observed, and asks for nothing */
+    text = spdl__text_start(buffer, sizeof buffer);
+    spdl__verdict_settings(&text, &s, &f);
+    CHECK_STR(buffer, " Write .concurrency = 8: about 2x, if its function may run on several "
+                      "threads at a time.");
+    f = tried_for(0, 2, 1, 0, 4);
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.measured == NULL);
+}
+
+/* Without `raise` none, whatever set_concurrency has left room for. */
+static void settings_that_may_be_tried(void) {
+    static spdl__doctor d;
+    static spdl_pipeline p;
+    static spdl__node node;
+    d.p = &p;
+    p.node = &node;
+    node.most = 4;
+    d.found.is.concurrency = 2;
+    CHECK(!spdl__doctor_may_try(&d));
+    d.plan.desc.raise = true;
+    CHECK(spdl__doctor_may_try(&d));
+    d.found.is.concurrency = 5;
+    CHECK(!spdl__doctor_may_try(&d));
 }
 
 /* --- whole examinations: on a machine that others use they must say so, or be right --- */
@@ -227,6 +261,7 @@ TEST_TABLE(doctor_text) {
     TEST_CASE(a_report_is_a_line_of_json),
     TEST_CASE(a_delay_that_costs_nothing_is_a_lock),
     TEST_CASE(what_was_tried_is_said),
+    TEST_CASE(settings_that_may_be_tried),
     TEST_CASE(programs_are_healed),
     TEST_END,
 };

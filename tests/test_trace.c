@@ -421,6 +421,48 @@ static void whole_run(int workers) {
 static void whole_run_on_workers(void) { whole_run(3); }
 static void whole_run_inline(void) { whole_run(0); }
 
+/* A call that does not return until the gate is open, and what it writes into its track then. */
+static int gate, inside_gate;
+
+SPDL_FN(blocks, void, void) {
+    static int one;
+    (void)in;
+    *out = &one;
+    if (spdl_sequence(task) == 0) return SPDL_OK;
+    __atomic_store_n(&inside_gate, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&gate, __ATOMIC_ACQUIRE)) sleep_us(1000);
+    for (int i = 0; i < 100; ++i) {
+        spdl_trace_begin(task, "late");
+        spdl_trace_end(task);
+    }
+    __atomic_store_n(&inside_gate, 0, __ATOMIC_RELEASE);
+    return SPDL_OK;
+}
+
+/* Its thread may write while destroy prints. */
+static void a_source_that_is_left_is_not_printed(void) {
+    const char *path = file_named("t.json");
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(2, path, &m);
+    spdl_pipeline *p;
+    void *item;
+    trace t;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(blocks, .threads = 1), SPDL_PIPE(pass), SPDL_SINK(2))) == SPDL_OK);
+    CHECK_EQ(spdl_pipeline_next(p, &item, SPDL_FOREVER), SPDL_OK);
+    while (!__atomic_load_n(&inside_gate, __ATOMIC_ACQUIRE)) sleep_us(1000);
+    CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT);
+    spdl_pipeline_destroy(p);
+    t = trace_read(path);
+    CHECK(trace_find(&t, 'X', "task", "pass", -1) != NULL);
+    CHECK(trace_find(&t, 'X', "task", "blocks", -1) == NULL);
+    trace_free(&t);
+    __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&inside_gate, __ATOMIC_ACQUIRE)) sleep_us(1000);
+    sleep_us(20000); /* it frees the pipeline */
+    remove_files();
+}
+
 static void drops_failures_and_batches_of_batches(void) {
     const char *path = file_named("t.json");
     static uintptr_t items = 600;
@@ -1168,6 +1210,7 @@ static void probes_are_in_the_program(void) {
 TEST_TABLE(trace) {
     TEST_CASE(whole_run_on_workers),
     TEST_CASE(whole_run_inline),
+    TEST_CASE(a_source_that_is_left_is_not_printed),
     TEST_CASE(drops_failures_and_batches_of_batches),
     TEST_CASE(times_are_what_they_were),
     TEST_CASE(environment_asks_for_a_trace),

@@ -67,6 +67,12 @@ static bool is(const spdl_stats *s, spdl_limit limit, int stage, const char *wor
     return false;
 }
 
+static bool lacks(const spdl_stats *s, const char *words) {
+    char text[800];
+    spdl_stats_verdict(s, text, sizeof text);
+    return !says(text, words);
+}
+
 #define TRY "SPDL_DOCTOR=30,raise tries it."
 #define THREADS ", if its function may run on several threads at a time. " TRY
 
@@ -109,6 +115,58 @@ static void two_that_are_as_busy(void) {
                                             "gain less than 3 %"));
     spdl_stats_find(&s, &f);
     CHECK(f.concurrency == 0 && f.workers == 0 && f.gain == 0);
+}
+
+/* Also where all workers are in their calls. */
+static void two_that_have_all_workers(void) {
+    spdl_stats s = second();
+    s.stage[1].concurrency = s.stage[2].concurrency = 4;
+    busy(&s, 1, 3.9, 0);
+    busy(&s, 2, 3.91, 0);
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 2, "Write .concurrency = 8 and workers = 16 and .concurrency "
+                                        "= 8 for stage 1 'read', which is as busy: about 2x"));
+}
+
+/* A setting is one that create takes, and at most twice what there is. */
+static void settings_that_can_be_written(void) {
+    spdl_stats s = second();
+    spdl_finding f;
+    s.workers = 4;
+    s.step_ns = 200000000;
+    s.stage[1].concurrency = 8; /* more than the workers can make */
+    busy(&s, 1, 3.5, 0);
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "(concurrency 8), asleep. Write workers = 8: about"));
+    s.workers = 200;
+    s.stage[1].concurrency = 200;
+    busy(&s, 1, 199, 0);
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "Write .concurrency = 255 and workers = 255: about 1.3x"));
+    s.workers = 255;
+    s.stage[1].concurrency = 255;
+    busy(&s, 1, 254, 0);
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "would gain less than 3 %"));
+    s.stage[1].deferred = true;
+    s.stage[1].concurrency = 3000;
+    busy(&s, 1, 2999, 0);
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "Write .concurrency = 4096: about 1.4x"));
+    s.workers = 0;
+    busy(&s, 1, 0.9, 0);
+    s.stage[1].deferred = false;
+    spdl_stats_find(&s, &f);
+    CHECK(f.workers == 1 && is(&s, SPDL_LIMIT_WORKERS, 1, "wait for a lock."));
+    CHECK(lacks(&s, "SPDL_DOCTOR")); /* which has no workers to try */
+    s = second();
+    busy(&s, 2, 0.95, 1);
+    s.process_cpu_ns = 7300000000u;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "Write .concurrency = 2: about 1.04x"));
+}
+
+/* A source with a thread of its own takes no worker away. */
+static void threads_of_a_source(void) {
+    spdl_stats s = second();
+    s.workers = 2;
+    s.stage[0].threads = 1;
+    busy(&s, 1, 0.97, 0);
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "asleep. Write .concurrency = 2: about 1.9x, if"));
 }
 
 static void rows_that_may_be_the_limit(void) {
@@ -199,6 +257,19 @@ static void processors_that_others_have(void) {
                                         "stage 2 'decode' waited for one 10 % of their time."));
     s.others_cpu_ns = 0; /* of them nothing is known yet */
     CHECK(is(&s, SPDL_LIMIT_MACHINE, 2, "calls of stage 2 'decode' waited for a processor, 10 %"));
+    s.stage[1].concurrency = 4; /* a row that computes more, and waits for none */
+    busy(&s, 1, 0.95, 1);
+    CHECK(is(&s, SPDL_LIMIT_MACHINE, 2, "calls of stage 2 'decode' waited for a processor, 10 %"));
+    busy(&s, 1, 0.01, 1);
+    s.stage[1].concurrency = 1;
+    s.stage[2].runnable_known = false; /* nor whether it waited */
+    s.stage[2].cpu_ns = s.stage[2].busy_ns;
+    s.stage[2].runnable_ns = 0;
+    CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, "computing. Write"));
+    busy(&s, 2, 0.97, 0.9);
+    s.stage[2].runnable_known = true;
+    s.stage[2].runnable_ns = 97000000;
+    s.stage[2].blocked_ns = 0;
     s.others_cpu_ns = 950000000;
     s.cores = 4; /* they have two of their own */
     CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 2, ""));
@@ -244,6 +315,14 @@ static void order_and_batches(void) {
     s.stage_count = 2; /* the last row: its edge is the sink */
     CHECK(is(&s, SPDL_LIMIT_ORDER, 1, "Write SPDL_SINK(200), or .output_order"));
     s.stage_count = 3;
+    s.edge[1].buffer_size = 4096; /* it can have no more */
+    CHECK(is(&s, SPDL_LIMIT_ORDER, 1, "held back the rest.") && lacks(&s, "Write"));
+    s.edge[1].buffer_size = 2;
+    s.stage[2].kind = SPDL_KIND_MERGE; /* of paths that are in order */
+    CHECK(is(&s, SPDL_LIMIT_ORDER, 1, "Write .buffer_size = 200: up to 2.9x"));
+    s.stage[2].in_order = false;
+    CHECK(is(&s, SPDL_LIMIT_ORDER, 1, "Write .buffer_size = 200, or .output_order"));
+    s.stage[2].kind = SPDL_KIND_PIPE;
     s.stage[1].max_ns = s.stage[1].p99_ns = 19000000; /* not rare */
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
     s.stage[1].max_ns = 200000000; /* one that was slow, and does not explain the wait */
@@ -256,7 +335,12 @@ static void order_and_batches(void) {
     s.stage[2].kind = SPDL_KIND_BATCH;
     busy(&s, 2, 0, 0);
     s.stage[1].exposed_ns = 400000000;
-    CHECK(is(&s, SPDL_LIMIT_BATCH, 2, "had a batch full"));
+    CHECK(is(&s, SPDL_LIMIT_BATCH, 2, "had a batch full. Write a smaller size in that row, or a "
+                                      "larger SPDL_SINK."));
+    s.stage_count = 4;
+    s.stage[3] = s.stage[1];
+    s.stage[3].exposed_ns = 0;
+    CHECK(is(&s, SPDL_LIMIT_BATCH, 2, "or a larger .buffer_size in it."));
 }
 
 static void consumers_that_have_enough(void) {
@@ -301,8 +385,12 @@ static void numbers_of_any_kind(void) {
         s.stage[1].concurrency = 1 + (int)(test_random(&state) % 4096);
         REQUIRE((unsigned)spdl_stats_find(&s, &f) <= SPDL_LIMIT_FOREIGN);
         REQUIRE(f.stage >= -1 && f.stage < 3 && f.tie >= -1 && f.tie < 3);
-        REQUIRE(f.concurrency <= 2 * 4096 && f.workers <= 2 * 4096 && f.gain >= 0);
-        REQUIRE(f.concurrency + f.workers == 0 || f.gain >= 1.03);
+        REQUIRE(f.concurrency <= 4096 && f.workers <= 255 && f.gain >= 0);
+        if (f.limit != SPDL_LIMIT_ORDER) {
+            REQUIRE(f.concurrency == 0 || f.concurrency <= 2 * s.stage[f.stage].concurrency);
+            REQUIRE(f.workers <= (s.workers > 0 ? 2 * s.workers : 1) && f.buffer_size == 0);
+        }
+        REQUIRE(f.concurrency + f.workers + f.buffer_size == 0 || f.gain >= 1.03);
         REQUIRE((size_t)spdl_stats_verdict(&s, text, sizeof text) < sizeof text);
         REQUIRE(!says(text, "= -") && !says(text, "= 0"));
     }
@@ -349,6 +437,22 @@ SPDL_FN(work, void, void) {
     return SPDL_OK;
 }
 
+/* What a row allows is in its statistics. */
+static void rows_of_one_call(void) {
+    job none = { .calls = 0 };
+    spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_pipeline *p;
+    spdl_stats stats;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(list, .ctx = &none), SPDL_PIPE(work, .ctx = &none),
+        SPDL_PIPE(work, .ctx = &none, .again = true),
+        SPDL_PIPE(work, .ctx = &none, .again = true, .output_order = SPDL_ORDER_COMPLETION),
+        SPDL_SINK(3))) == SPDL_OK);
+    spdl_pipeline_stats(p, &stats);
+    spdl_pipeline_destroy(p);
+    CHECK(!stats.stage[1].alone && stats.stage[2].alone && !stats.stage[3].alone);
+}
+
 typedef struct program {
     const char *name;
     job source, stage;
@@ -358,6 +462,14 @@ typedef struct program {
     int row; /* at fault */
     const char *cure;
 } program;
+
+/* Whether others used the machine, or that is not known. */
+static bool shared(const spdl_stats *s) {
+    uint64_t runnable = s->workers_runnable_ns + s->consumer_runnable_ns;
+    for (int i = 0; i < s->stage_count; ++i) runnable += s->stage[i].runnable_ns;
+    return s->others_cpu_ns == 0 || s->others_cpu_ns > s->process_ns / 10 ||
+           runnable > s->elapsed_ns / 20;
+}
 
 /* Runs it, and says whether the verdict is the right one. On a machine that others use it may be
    that one, or that it is not known; never a third. */
@@ -383,7 +495,7 @@ static bool runs(program *it, char *text, size_t bytes) {
     if ((limit == it->limit || limit == it->also) && f.stage == it->row && says(text, it->cure))
         return true;
     return limit == SPDL_LIMIT_FOREIGN || says(text, "waited for a processor") ||
-           (limit == SPDL_LIMIT_NOT_KNOWN && says(text, "SPDL_DOCTOR"));
+           (limit == SPDL_LIMIT_NOT_KNOWN && says(text, "SPDL_DOCTOR") && shared(&stats));
 }
 
 static void program_check(program it) {
@@ -540,6 +652,10 @@ static void process_in_the_numbers(void) {
 TEST_TABLE(verdict) {
     TEST_CASE(concurrency_up_to_the_next_limit),
     TEST_CASE(two_that_are_as_busy),
+    TEST_CASE(two_that_have_all_workers),
+    TEST_CASE(settings_that_can_be_written),
+    TEST_CASE(threads_of_a_source),
+    TEST_CASE(rows_of_one_call),
     TEST_CASE(rows_that_may_be_the_limit),
     TEST_CASE(sleep_locks_serial_rows_and_sources),
     TEST_CASE(processors_that_are_used_up),
