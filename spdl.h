@@ -9275,8 +9275,8 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
         spdl__count(&node->counters[task->worker].skips, count);
     } else if (count > 0) {
         if (shared) batch = spdl__batch_copy(node, batch);
+        else spdl__place_passed(node, batch); /* before it changes: others look for theirs */
         if (batch != NULL) result = spdl__batch_done(task, batch, out);
-        if (!shared) spdl__place_passed(node, batch);
     }
     if (shared) return result;
     if (result != SPDL_OK && batch != NULL) {

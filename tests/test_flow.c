@@ -790,7 +790,7 @@ static void a_quick_stage_may_wait_for_its_source(void) {
 typedef struct handed_over {
     script items;
     spdl_deferred call;
-    int there;
+    int there, calls;
 } handed_over;
 
 SPDL_FN(completes_and_comes, void, item) {
@@ -800,6 +800,8 @@ SPDL_FN(completes_and_comes, void, item) {
         __atomic_store_n(&h->there, 0, __ATOMIC_RELEASE);
         CHECK_EQ(spdl_complete(call, SPDL_SKIP, NULL), SPDL_OK);
     }
+    if (spdl_sequence(task) > 100 && spdl_sequence(task) <= 150) /* else no room may be left */
+        await(&h->calls, (int)spdl_sequence(task));
     return comes_now_and_then(task, in, out); /* the script is its first member */
 }
 
@@ -807,6 +809,7 @@ SPDL_FN(hands_over, item, item) {
     handed_over *h = (handed_over *)spdl_ctx(task);
     const spdl_deferred call = spdl_defer(task);
     (void)out;
+    __atomic_add_fetch(&h->calls, 1, __ATOMIC_RELEASE);
     if (in->value < 100 || in->value >= 150) {
         CHECK_EQ(spdl_complete(call, SPDL_SKIP, NULL), SPDL_OK);
     } else {
