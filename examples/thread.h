@@ -1,4 +1,5 @@
-/* thread.h - what examples with threads of their own take from the system: POSIX or Windows. */
+/* thread.h - what examples take from the system, POSIX or Windows: threads, processors, the
+   terminal. */
 #ifndef EXAMPLE_THREAD_H
 #define EXAMPLE_THREAD_H
 
@@ -7,6 +8,7 @@
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
+#include <io.h>
 
 typedef struct thread {
     void *(*run)(void *arg);
@@ -32,9 +34,18 @@ static inline void thread_join(thread *t) {
 }
 
 static inline void thread_sleep_ms(int ms) { Sleep((DWORD)ms); }
+
+static inline int thread_cores(void) {
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return (int)info.dwNumberOfProcessors;
+}
+
+static inline bool shows_stderr(void) { return _isatty(2) != 0; }
 #else
 #include <poll.h>
 #include <pthread.h>
+#include <unistd.h>
 
 typedef pthread_t thread;
 
@@ -44,6 +55,8 @@ static inline bool thread_start(thread *t, void *(*run)(void *arg), void *arg) {
 
 static inline void thread_join(thread *t) { pthread_join(*t, NULL); }
 static inline void thread_sleep_ms(int ms) { poll(NULL, 0, ms); }
+static inline int thread_cores(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
+static inline bool shows_stderr(void) { return isatty(2) != 0; }
 #endif
 
 #endif /* EXAMPLE_THREAD_H */

@@ -10,13 +10,8 @@
 #include "spdl.h"
 
 #include "digits_net.h"
+#include "thread.h"
 #include <stdio.h>
-#ifdef _WIN32
-#include <io.h>
-#define isatty _isatty
-#else
-#include <unistd.h>
-#endif
 
 enum { FILES = 48, BATCH = 2, STEPS = FILES / BATCH, EPOCHS = 100, MAX_IMAGES = 360 };
 
@@ -65,9 +60,7 @@ SPDL_FN(augment, samples, samples) {
 
 static spdl_pipeline *open_pipeline(file_list *files, spdl_error *error) {
     spdl_pipeline *p;
-    spdl__process_stats process;
-    spdl__process_read(&process);
-    const int workers = process.cores > 2 ? 2 : 1; /* leave the training a core */
+    const int workers = thread_cores() > 2 ? 2 : 1; /* leave the training a core */
     const spdl_pipeline_desc desc = { .workers = workers, .name = "digits", .error = error };
     files->seed = 1;
     for (int i = 0; i < FILES; i++) files->order[i] = i;
@@ -91,7 +84,7 @@ static spdl_result next_epoch(void *pipeline, void **item, int64_t timeout_ns) {
 
 /* Trains until the data end. Returns the steps per second after the first epoch, 0 on failure. */
 static double train(model *m, spdl_next_fn next, void *source, spdl_free_fn release) {
-    const bool show = isatty(2);
+    const bool show = shows_stderr();
     uint64_t step = 0, start = 0;
     spdl_result result;
     void *item;

@@ -39,7 +39,7 @@ symbols() {
 
 # The includes of the implementation, without those of the declarations.
 system_headers=$(grep -h '^#include <' spdl.h | sort -u)
-for header in sys/sdt.h pthread/qos.h; do # optional, and of another system
+for header in sys/sdt.h pthread/qos.h intrin.h; do # optional, and of other systems
     echo "#include <$header>" | gcc -E -x c - >/dev/null 2>&1 ||
         system_headers=$(echo "$system_headers" | grep -vF "<$header>")
 done
