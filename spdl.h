@@ -7443,11 +7443,16 @@ SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
 
-/* From the consumer, instead of a sleep or after it: what the watermark has passed over. */
-SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p) {
+/* From the consumer, instead of a sleep or after it: what the watermark has passed over. A consumer
+   that `works` was counted on as a worker is, but may have left rows whose calls are too long for
+   it: so it passes on whatever there is. */
+SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
     spdl__full_barrier();
     spdl__client_stir(p->beacon, p->bit);
-    spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+    if (!works)
+        spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+    else if (spdl__pool_has_sleepers(p->pool) && spdl__pool_runnable(p->pool, -1, &p->client))
+        spdl__pool_wake_one(p->pool);
 }
 
 /* From a thread that will not look for work itself: this row has changed, and those beside it. */
@@ -9864,7 +9869,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     const uint32_t word = spdl__load32(&p->fed.word);
     spdl_result result;
     (void)spdl__exchange32(&p->waiting, 1);
-    spdl__wake_passed(p); /* begins with a full barrier */
+    spdl__wake_passed(p, worker >= 0 && p->pool != NULL); /* begins with a full barrier */
     result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("trainer about to sleep");
     if (result == SPDL_EMPTY && !(worker >= 0 && spdl__next_could(p, longest))) {
@@ -9927,7 +9932,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
         return spdl__inside(p, "spdl_pipeline_next");
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
-        spdl__wake_passed(p);
+        spdl__wake_passed(p, false);
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
@@ -11611,7 +11616,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     uint64_t runnable = 0, inside = 0; /* of it, in calls */
     int i;
     /* a consumer that asks whether its buffer is full makes sure that it will be, see sink_hint */
-    if (!ended) spdl__wake_passed(p);
+    if (!ended) spdl__wake_passed(p, false);
     if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     memset(stats, 0, sizeof(*stats));
     stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);

@@ -300,6 +300,56 @@ static void on_a_shared_pool_it_is_a_guest(void) {
     }
 }
 
+/* A quick row becomes slow in a call that the consumer makes, while the only worker has found
+   nothing to do and sleeps: what was pushed meanwhile is the worker's. */
+typedef struct lone_worker {
+    spdl_pipeline *pipeline;
+    int inside, released;
+} lone_worker;
+
+static void keeps_the_worker(void *arg, int worker, void *local) {
+    lone_worker *w = (lone_worker *)arg;
+    (void)worker, (void)local;
+    __atomic_store_n(&w->inside, 1, __ATOMIC_RELEASE);
+    await(&w->released, 1);
+}
+
+SPDL_FN(is_slow_once, item, item) {
+    lone_worker *w = (lone_worker *)spdl_ctx(task);
+    *out = in;
+    if (in->value != 1) return SPDL_OK;
+    CHECK(is_trainer());
+    __atomic_store_n(&w->released, 1, __ATOMIC_RELEASE);
+    sleep_us(50000); /* the worker comes back, and sleeps */
+    for (long i = 2; i < 4; ++i)
+        CHECK_EQ(spdl_pipeline_push(w->pipeline, item_make(i), 0), SPDL_OK);
+    return SPDL_SKIP;
+}
+
+static void what_it_leaves_is_passed_on(void) {
+    const spdl_pool_desc desc = { .workers = 1, .guests = 1 };
+    lone_worker w = { .inside = 0 };
+    spdl_pool *pool = NULL;
+    item *got;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    w.pipeline = start_works(0, pool, 1000000, SPDL_STAGES(
+        SPDL_FEED(item, .buffer_size = 8, .free_item = item_free),
+        SPDL_PIPE(is_slow_once, .ctx = &w), SPDL_SINK(4)));
+    CHECK_EQ(spdl_pipeline_push(w.pipeline, item_make(0), 0), SPDL_OK);
+    REQUIRE(SPDL_NEXT(w.pipeline, &got, SPDL_SECONDS(15)) == SPDL_OK);
+    item_free(got);
+    REQUIRE(spdl_pool_submit(pool, keeps_the_worker, &w, 0) == SPDL_OK);
+    await(&w.inside, 1);
+    CHECK_EQ(spdl_pipeline_push(w.pipeline, item_make(1), 0), SPDL_OK);
+    for (int i = 2; i < 4; ++i) {
+        REQUIRE(SPDL_NEXT(w.pipeline, &got, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK_EQ(got->value, i);
+        item_free(got);
+    }
+    DONE(w.pipeline);
+    spdl_pool_destroy(pool);
+}
+
 /* Without workers it does everything anyway. */
 static void without_workers_nothing_changes(void) {
     tally t = { .us = 2000 };
@@ -323,6 +373,7 @@ TEST_TABLE(next) {
     TEST_CASE(a_call_in_next_may_fail),
     TEST_CASE(the_trainer_has_a_place_of_its_own),
     TEST_CASE(on_a_shared_pool_it_is_a_guest),
+    TEST_CASE(what_it_leaves_is_passed_on),
     TEST_CASE(without_workers_nothing_changes),
     TEST_END,
 };
