@@ -317,10 +317,13 @@ static void keeps_the_worker(void *arg, int worker, void *local) {
 SPDL_FN(is_slow_once, item, item) {
     lone_worker *w = (lone_worker *)spdl_ctx(task);
     *out = in;
-    if (in->value != 1) return SPDL_OK;
+    if (in->value != 1) {
+        sleep_us(100); /* long enough for a sitting of one call */
+        return SPDL_OK;
+    }
     CHECK(is_trainer());
     __atomic_store_n(&w->released, 1, __ATOMIC_RELEASE);
-    sleep_us(50000); /* the worker comes back, and sleeps */
+    sleep_us(150000); /* the worker comes back, and sleeps */
     for (long i = 2; i < 4; ++i)
         CHECK_EQ(spdl_pipeline_push(w->pipeline, item_make(i), 0), SPDL_OK);
     return SPDL_SKIP;
@@ -332,9 +335,9 @@ static void what_it_leaves_is_passed_on(void) {
     spdl_pool *pool = NULL;
     item *got;
     REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
-    w.pipeline = start_works(0, pool, 1000000, SPDL_STAGES(
+    w.pipeline = start_works(0, pool, 20000000, SPDL_STAGES(
         SPDL_FEED(item, .buffer_size = 8, .free_item = item_free),
-        SPDL_PIPE(is_slow_once, .ctx = &w), SPDL_SINK(4)));
+        SPDL_PIPE(is_slow_once, .ctx = &w), SPDL_PIPE(pass_on), SPDL_SINK(4)));
     CHECK_EQ(spdl_pipeline_push(w.pipeline, item_make(0), 0), SPDL_OK);
     REQUIRE(SPDL_NEXT(w.pipeline, &got, SPDL_SECONDS(15)) == SPDL_OK);
     item_free(got);
