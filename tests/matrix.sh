@@ -51,11 +51,10 @@ sources() {
 build() {
     local out=$1 cc=$2 quiet=
     shift 2
-    if echo 'int narrow[sizeof(void *) == 4 ? 1 : -1];' |
-        $cc -x c -fsyntax-only - 2>/dev/null; then
+    if echo __SIZEOF_POINTER__ | $cc -E -x c - | grep -qx 4; then
         quiet=-w
-        $cc -x c -std=gnu11 $warnings -Wconversion -DSPDL_IMPLEMENTATION -fsyntax-only spdl.h ||
-            return
+        $cc -x c -std=gnu11 $warnings -Wconversion -DSPDL_IMPLEMENTATION -c spdl.h \
+            -o "$B/$out.o" || return
     fi
     MAKEFLAGS='' "${MAKE:-make}" -s B="$B/$out" CC="$cc" WERROR=1 LDFLAGS=-static \
         CFLAGS="-O1 $* $quiet" TESTS="$tests" "$B/$out/runner"
