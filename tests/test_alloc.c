@@ -370,7 +370,7 @@ static void no_batch_is_missed_at_the_end(void) {
         desc.allocator = allocator_of(&c);
         source_count = 0;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(shape_of_batches)) == SPDL_OK);
-        ahead = p->node[2].batches->spares;
+        ahead = (size_t)p->node[2].batches->spares;
         spdl_pipeline_destroy(p);
         REQUIRE(ahead < 32);
         source_count = ahead * (uint64_t)shape_of_batches[2].size;
@@ -672,7 +672,7 @@ static void sizes_that_overflow_are_refused(void) {
     CHECK(spdl__alloc(&none, SIZE_MAX, 64) == NULL);
     CHECK(spdl__alloc(&none, SIZE_MAX - 64, 64) == NULL);
     CHECK(spdl__alloc_zeroed(&none, SIZE_MAX / 2, 3, 8) == NULL);
-    CHECK(spdl__alloc_zeroed(&none, (size_t)1 << 33, (size_t)1 << 33, 8) == NULL);
+    CHECK(spdl__alloc_zeroed(&none, SIZE_MAX / 4 + 1, SIZE_MAX / 4 + 1, 8) == NULL);
     CHECK_EQ(default_mallocs, 0);
 }
 
