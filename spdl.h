@@ -14893,14 +14893,19 @@ SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
 
 /* The sources that have a weight, in its order. */
 SPDL__COLD int spdl__mix_leaves(const spdl_mixture_desc *desc, spdl__weighed *leaf) {
-    double most = 0, sum = 0;
+    volatile double part, sum = 0; /* else x87 keeps more digits than a double has */
+    double most = 0;
     size_t i;
     int n = 0;
     for (i = 0; i < desc->sources; ++i) most = spdl__larger(most, desc->weights[i]);
-    for (i = 0; i < desc->sources; ++i) sum += desc->weights[i] / most;
     for (i = 0; i < desc->sources; ++i) {
-        leaf[n].weight =
-            (uint64_t)(desc->weights[i] / most / sum * (double)((uint64_t)1 << 62));
+        part = desc->weights[i] / most;
+        sum = sum + part;
+    }
+    for (i = 0; i < desc->sources; ++i) {
+        part = desc->weights[i] / most;
+        part = part / sum;
+        leaf[n].weight = (uint64_t)(part * (double)((uint64_t)1 << 62));
         leaf[n].source = (int32_t)i;
         n += leaf[n].weight != 0; /* else it comes after 2^62 positions or more */
     }
