@@ -7,6 +7,7 @@
 #define SPDL__INLINE SPDL__UNUSED static inline
 #define SPDL__NOINLINE SPDL__UNUSED static
 #define SPDL__PREFETCHES
+#define SPDL__LIKELY(condition) (condition)
 typedef uint64_t spdl__word64;
 #define SPDL_CACHE_LINE 64
 #define SPDL_TEST_POINT(id) ((void)(id))
