@@ -7803,12 +7803,15 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     spdl__thrown_what other;
     const uint32_t row = (uint32_t)1 << node->index;
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
-    const uint64_t ticket = branch ? 0 : spdl__put_ticket(node, promised), now = spdl_time_ns();
+    const uint64_t now = spdl_time_ns();
     spdl__item mark = { NULL, 0, 0 };
     spdl_error error;
+    uint64_t ticket;
     bool first;
     spdl__fail_error(node, item, result, text, &error);
     spdl__lock(&p->error_lock, &p->locks);
+    /* under the lock: of failures in completion order only one is the first, and is logged */
+    ticket = branch ? 0 : spdl__put_ticket(node, promised);
     first = !(p->failed & row) || ticket < node->fail_ticket;
     if (first) {
         node->error = error;
