@@ -3,7 +3,7 @@
 #
 #   make test T="ring pool.stop"     only tests with such a part in their name
 #   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --slow --jobs N
-#                                    --repeat N --seed N
+#                                    --repeat N --seed N --second N
 #   make CC=clang CFLAGS=-O3         another compiler, other flags; CXX is for the examples
 #   make CFLAGS="-O0 -g"             for a debugger
 #   make bench JSON=1                one JSON object per line

@@ -205,6 +205,7 @@ bool test_wait_event(test_event *event, test_mutex *mutex, int64_t us);
 enum {
     TEST_MESSAGES = 20, /* shown of one test: a check may fail a million times */
     TEST_SLOWEST = 40,  /* tests that --slow shows */
+    TEST_DOUBTFUL = 8,  /* tests that --second runs once more */
 };
 
 /* What a test tells the runner, in memory that both processes see. */
@@ -245,6 +246,10 @@ typedef struct test_state {
     int filter_count;
     const char *const *alone;
     int passed, failed, skipped;
+    int second; /* --second */
+    bool in_second;
+    char doubtful[TEST_DOUBTFUL][200]; /* names of tests of which nothing but checks failed */
+    int doubtful_count;
     test_job *job; /* `jobs` of them */
     int running;
     test_time *times; /* --slow */
@@ -342,6 +347,14 @@ static void test_show_output(test_job *job) {
     fclose(job->output);
 }
 
+static void test_doubt(const char *name) {
+    const int count = test_now.doubtful_count;
+    if (test_now.in_second) return;
+    if (count < TEST_DOUBTFUL)
+        snprintf(test_now.doubtful[count], sizeof test_now.doubtful[0], "%s", name);
+    ++test_now.doubtful_count;
+}
+
 static void test_judge(test_job *job, const char *why, double cpu) {
     const test_report *report = job->report;
     const double wall = test_seconds() - job->start;
@@ -349,6 +362,7 @@ static void test_judge(test_job *job, const char *why, double cpu) {
     test_note_time(job->name, wall, cpu);
     if (report->failures > 0 || why[0]) {
         ++test_now.failed;
+        if (!why[0]) test_doubt(job->name);
         printf("FAIL %s: %s%s%d failed checks, seed %llu\n", job->name, why, why[0] ? ", " : "",
                report->failures, (unsigned long long)test_now.seed);
     } else if (report->skipped) {
@@ -820,6 +834,7 @@ void test_guarded_free(void *memory, size_t bytes) {
 #endif
 
 static bool test_selected(const char *name) {
+    if (test_now.in_second) return strcmp(name, test_now.filters[0]) == 0;
     for (int i = 0; i < test_now.filter_count; ++i)
         if (strstr(name, test_now.filters[i])) return true;
     return test_now.filter_count == 0;
@@ -854,6 +869,34 @@ static void test_round(const test_module *modules, size_t count) {
     while (test_now.running > 0) test_wait();
 }
 
+/* A test of which a check failed beside others, on a machine that may be busy, runs N times more, by
+   itself: if it holds each time, it passed, and both is told. A crash, a hang, a race or a leak is
+   what it is the first time. */
+static void test_second_run(const test_module *modules, size_t count) {
+    const int jobs = test_now.jobs;
+    if (test_now.second == 0 || test_now.doubtful_count > TEST_DOUBTFUL) return;
+    test_now.in_second = true;
+    test_now.jobs = 1;
+    for (int i = 0; i < test_now.doubtful_count; ++i) {
+        const int passed = test_now.passed, failed = test_now.failed;
+        const uint64_t seed = test_now.seed;
+        char *name = test_now.doubtful[i];
+        test_now.filters = &name;
+        for (int n = 0; n < test_now.second && test_now.failed == failed; ++n, ++test_now.seed)
+            test_round(modules, count);
+        const bool held = test_now.passed == passed + test_now.second;
+        test_now.seed = seed;
+        test_now.passed = passed + (held ? 1 : 0);
+        test_now.failed = failed - (held ? 1 : 0);
+        if (held)
+            printf("%s: failed once, passed %d times in a second run\n", name, test_now.second);
+        else
+            printf("%s: failed again in a second run\n", name);
+    }
+    test_now.in_second = false;
+    test_now.jobs = jobs;
+}
+
 static int test_slower(const void *a, const void *b) {
     const double x = ((const test_time *)a)->wall, y = ((const test_time *)b)->wall;
     return (x < y) - (x > y);
@@ -878,7 +921,7 @@ static void test_show_times(void) {
 static void test_usage(const char *program) {
     fprintf(stderr,
             "usage: %s [--list] [--no-fork] [--slow] [--jobs N] [--repeat N] [--seed N]\n"
-            "       [PART-OF-A-NAME ...]\n"
+            "       [--second N] [PART-OF-A-NAME ...]\n"
             "       TEST_TIMEOUT (seconds for one test, 60) and TEST_SEED are looked at as well\n",
             program);
     exit(2);
@@ -897,6 +940,7 @@ static void test_options(int argc, char **argv) {
         else if (strcmp(argv[i], "--slow") == 0) test_now.slow = true;
         else if (more && strcmp(argv[i], "--jobs") == 0) test_now.jobs = atoi(argv[++i]);
         else if (more && strcmp(argv[i], "--repeat") == 0) test_now.repeat = atoi(argv[++i]);
+        else if (more && strcmp(argv[i], "--second") == 0) test_now.second = atoi(argv[++i]);
         else if (more && strcmp(argv[i], "--seed") == 0)
             test_now.seed = strtoull(argv[++i], NULL, 0);
         else if (more && strcmp(argv[i], "--child") == 0) test_now.child = argv[++i];
@@ -932,6 +976,8 @@ int test_main(int argc, char **argv, const test_module *modules, size_t count,
     for (int round = 0; round < test_now.repeat; ++round, ++test_now.seed)
         test_round(modules, count);
     if (test_now.list) return 0;
+    --test_now.seed; /* that of the last round */
+    test_second_run(modules, count);
     test_show_times();
     printf("%d passed, %d failed", test_now.passed, test_now.failed);
     if (test_now.skipped > 0) printf(", %d skipped", test_now.skipped);

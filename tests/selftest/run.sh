@@ -68,7 +68,7 @@ says "a skip after a failure" 'FAIL self.skips_after_a_failure: 1 failed checks,
 says "a table that was not linked" 'FAIL gone: tests/test_gone.c was not linked'
 says "the seed" 'seed [0-9]* (--seed sets it)'
 exits "failures" 1
-ends "all" '2 passed, 13 failed, 1 skipped'
+ends "all" '3 passed, 13 failed, 1 skipped'
 
 run --no-fork check_goes_on require_leaves skips passes
 exits "without fork" 1
@@ -84,7 +84,7 @@ says "a hang beside others" 'FAIL self.hangs: timeout after 1 s, .*'
 says "a skip beside others" 'skip self.skips: because it is told to'
 counts "a million failures beside others" 20 'CHECK(i < 0) failed'
 exits "beside others" 1
-ends "beside others" '2 passed, 13 failed, 1 skipped'
+ends "beside others" '3 passed, 13 failed, 1 skipped'
 if [ "$(grep -n 'self.check_' "$output" | head -n 1 | cut -d: -f1)" -gt \
     "$(grep -n 'self.shows_its_seed' "$output" | cut -d: -f1)" ]; then
     ok
@@ -98,6 +98,23 @@ ends "the slow ones" '1 passed, 0 failed'
 
 run --repeat 3 self.passes
 ends "three rounds" '3 passed, 0 failed'
+
+SELF_TEST_FILE=$output.once
+export SELF_TEST_FILE
+run fails_once
+ends "one that fails once" '0 passed, 1 failed'
+rm -f "$SELF_TEST_FILE"
+run --second 3 fails_once self.passes
+says "a second run" 'self.fails_once: failed once, passed 3 times in a second run'
+exits "a second run" 0
+ends "a second run" '2 passed, 0 failed'
+rm -f "$SELF_TEST_FILE"
+unset SELF_TEST_FILE
+run --second 3 check_goes_on self.aborts
+counts "a second run that fails" 2 'FAIL self.check_goes_on'
+says "a second run that fails" 'self.check_goes_on: failed again in a second run'
+counts "no second run after a crash" 1 'FAIL self.aborts'
+ends "a second run that fails" '0 passed, 2 failed'
 
 run --list hang spin
 exits "a list" 0

@@ -45,6 +45,19 @@ static void check_a_million_times(void) {
     for (int i = 0; i < 1000000; ++i) CHECK(i < 0);
 }
 
+/* Fails once: a file is there the second time. */
+static void fails_once(void) {
+    const char *path = getenv("SELF_TEST_FILE");
+    FILE *file = path ? fopen(path, "rb") : NULL;
+    if (file != NULL) {
+        fclose(file);
+        return;
+    }
+    CHECK(path == NULL);
+    file = path ? fopen(path, "wb") : NULL;
+    if (file != NULL) fclose(file);
+}
+
 static void hangs(void) {
     sigset_t all;
     sigfillset(&all);
@@ -87,6 +100,7 @@ TEST_TABLE(self) {
     TEST_CASE(skips),
     TEST_CASE(skips_after_a_failure),
     TEST_CASE(shows_its_seed),
+    TEST_CASE(fails_once),
     TEST_END,
 };
 
