@@ -280,6 +280,10 @@ check-readme: ## the commands, the program and the links of README.md
 check-packages: ## make install, and examples/packages with each tool that is there
 	@tests/check_packages.sh
 
+.PHONY: check-numpy
+check-numpy: ## NumPy reads what the writer has written (NumPy from PyPI, if there is none)
+	@tests/check_numpy.sh
+
 .PHONY: check-report
 check-report: ## the page of the reports in a browser (needs chromium)
 	@tests/check_report.sh
