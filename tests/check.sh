@@ -58,8 +58,8 @@ beside() {
 # Parts that use all processors run one after the other, and so do the tests, which look at times.
 # AddressSanitizer sees all tests, ThreadSanitizer those with threads; both of clang, which needs a
 # third of the time of gcc's (`make asan CC=gcc`), and they have found the same. Clang without a
-# sanitizer, which found nothing that these did not, is in `make check-compilers`. A check that fails
-# on a busy machine is run 20 times more, alone, and what came of it is told here.
+# sanitizer, which found nothing that these did not, is in `make check-compilers`. A check that
+# fails on a busy machine is run 20 times more, alone, and what came of it is told here.
 MAKEFLAGS=$(printf '%s' "$MAKEFLAGS" | sed -e 's/ *-j[0-9]*//' -e 's/ *--jobserver-[a-z]*=[^ ]*//')
 export MAKEFLAGS
 make=${MAKE:-make}

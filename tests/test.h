@@ -869,8 +869,8 @@ static void test_round(const test_module *modules, size_t count) {
     while (test_now.running > 0) test_wait();
 }
 
-/* A test of which a check failed beside others, on a machine that may be busy, runs N times more, by
-   itself: if it holds each time, it passed, and both is told. A crash, a hang, a race or a leak is
+/* A test of which a check failed beside others, on a machine that may be busy, runs N times more,
+   alone: if it holds each time, it passed, and both is told. A crash, a hang, a race or a leak is
    what it is the first time. */
 static void test_second_run(const test_module *modules, size_t count) {
     const int jobs = test_now.jobs;
