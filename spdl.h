@@ -2800,9 +2800,9 @@ SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count);
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg);
-/* Blocks until the thread has ended. detach: nobody waits; it may free *thread before it ends. */
-SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread);
-SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread);
+/* Blocks until the thread has ended, or with wait false leaves it: it may free *thread before it
+   ends. */
+SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait);
 /* A number for the calling thread that no other one has now; not 0. Takes some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
 /* The processor time of the calling thread, and how long it was ready to run while others had the
@@ -2948,8 +2948,9 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
     (void)thread, (void)name, (void)policy, (void)stack_bytes, (void)entry, (void)arg;
     return false;
 }
-SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) { (void)thread; }
-SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) { (void)thread; }
+SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
+    (void)thread, (void)wait;
+}
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
 SPDL__PRIVATE void spdl__os_yield(void) {}
 
@@ -3198,12 +3199,9 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
     return error == 0;
 }
 
-SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) {
-    pthread_join(thread->handle, NULL);
-}
-
-SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) {
-    (void)pthread_detach(thread->handle);
+SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
+    if (wait) (void)pthread_join(thread->handle, NULL);
+    else (void)pthread_detach(thread->handle);
 }
 
 /* An integer or a pointer on every POSIX system we know. */
@@ -4008,12 +4006,8 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
     return true;
 }
 
-SPDL__PRIVATE void spdl__os_thread_join(spdl__os_thread *thread) {
-    (void)WaitForSingleObject(thread->handle, SPDL__WIN_FOREVER);
-    (void)CloseHandle(thread->handle);
-}
-
-SPDL__PRIVATE void spdl__os_thread_detach(spdl__os_thread *thread) {
+SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
+    if (wait) (void)WaitForSingleObject(thread->handle, SPDL__WIN_FOREVER);
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
@@ -6184,7 +6178,7 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     spdl__store32(&pool->quit, 1);
     spdl__full_barrier();
     for (i = 0; i < pool->threads; ++i) (void)spdl__worker_wake(&pool->worker[i]);
-    for (i = 0; i < pool->threads; ++i) spdl__os_thread_join(&pool->worker[i].thread);
+    for (i = 0; i < pool->threads; ++i) spdl__os_thread_end(&pool->worker[i].thread, true);
     for (i = pool->desc.workers; pool->worker != NULL && i < pool->places; ++i) {
         spdl__worker *guest = &pool->worker[i];
         while (spdl__load32(&guest->taken)) spdl__os_yield(); /* on its last steps */
@@ -10485,8 +10479,7 @@ SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
     spdl__store32(&p->producer_quits, 1);
     spdl__full_barrier();
     spdl__wake_producer(p);
-    if (left) spdl__os_thread_detach(&p->producer_thread);
-    else spdl__os_thread_join(&p->producer_thread);
+    spdl__os_thread_end(&p->producer_thread, !left);
     p->producer_started = false;
 }
 
@@ -11272,7 +11265,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
         return SPDL_OK;
     while (spdl__load(&p->producer_id) == 0) spdl__os_yield();
     if (!p->producer_thread.refused) return SPDL_OK;
-    spdl__os_thread_join(&p->producer_thread);
+    spdl__os_thread_end(&p->producer_thread, true);
     p->producer_started = false;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
                            "pipeline: the system refuses the policy of the thread of stage 0 "
@@ -12948,7 +12941,7 @@ SPDL__COLD void spdl__report_end(spdl_pipeline *p) {
     if (r == NULL) return;
     spdl__store32(&r->quit, 1);
     spdl__os_event_wake(&r->bell, SPDL__ALL);
-    spdl__os_thread_join(&r->thread);
+    spdl__os_thread_end(&r->thread, true);
     spdl__report_free(r);
 }
 
