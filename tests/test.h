@@ -87,6 +87,11 @@ typedef struct test_module {
 #else
 #define TEST_LINUX 0
 #endif
+/* For tests that look at what stages cost: a build that makes all of them slower tells nothing. */
+#define TEST_JUDGES_COSTS()                                                                        \
+    do {                                                                                           \
+        if (TEST_SANITIZED) TEST_SKIP("a sanitizer changes what stages cost");                     \
+    } while (0)
 #define TEST_NEEDS_LINUX()                                                                         \
     do {                                                                                           \
         if (!TEST_LINUX) TEST_SKIP("needs Linux");                                                 \

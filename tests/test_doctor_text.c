@@ -224,9 +224,11 @@ static void settings_that_may_be_tried(void) {
     CHECK(!spdl__doctor_may_try(&d));
 }
 
-/* --- whole examinations: on a machine that others use they must say so, or be right --- */
+/* --- whole examinations --- */
 
-static bool heals(const char *name, const char *words) {
+/* Examines a program, once more if the first time does not heal it. On a machine that others use
+   the report may say so: that shows nothing. */
+static void heals(const char *name, const char *words, bool again) {
     static planted_run run;
     static spdl__doctor_report report;
     const spdl_doctor_desc doctor = { .seconds = 6, .raise = true, .quiet = true };
@@ -237,23 +239,24 @@ static bool heals(const char *name, const char *words) {
         CHECK_EQ(spdl_doctor_run(run.pipeline, planted_step, &run), SPDL_OK);
         report = run.pipeline->doctor->report;
         planted_close(&run);
-        if (says(report.verdict, words) || report.finding.limit == SPDL_LIMIT_FOREIGN ||
-            report.finding.limit == SPDL_LIMIT_MACHINE)
-            return true;
+        if (says(report.verdict, words)) return;
         printf("    %s\n", report.verdict);
-        return false;
+        if (again) heals(name, words, false);
+        else if (report.others_used > 0.1 && (report.finding.limit == SPDL_LIMIT_FOREIGN ||
+                                         report.finding.limit == SPDL_LIMIT_MACHINE))
+            TEST_SKIP("others use this machine");
+        else CHECK(says(report.verdict, words));
+        return;
     }
-    return CHECK(false);
+    CHECK(false);
 }
 
 static void programs_are_healed(void) {
+    TEST_JUDGES_COSTS();
     planted_calibrate();
-    CHECK(heals("sleep_1", "Write .concurrency = 2: measured ") ||
-          heals("sleep_1", "Write .concurrency = 2: measured "));
-    CHECK(heals("lock_sleeping", "Its calls wait for each other, as for a lock") ||
-          heals("lock_sleeping", "Its calls wait for each other, as for a lock"));
-    CHECK(heals("workers_2", "workers = 4: measured ") ||
-          heals("workers_2", "workers = 4: measured "));
+    heals("sleep_1", "Write .concurrency = 2: measured ", true);
+    heals("lock_sleeping", "Its calls wait for each other, as for a lock", true);
+    heals("workers_2", "workers = 4: measured ", true);
 }
 
 TEST_TABLE(doctor_text) {

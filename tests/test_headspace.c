@@ -96,6 +96,7 @@ static bool within(double value, double low, double high) {
 /* --- planted loops: of intervals only what also holds when others have the processors --- */
 
 static void planted_wait_is_found(void) {
+    TEST_JUDGES_COSTS();
     loop l = { .next_ms = 3, .step_ms = 1 };
     const spdl_headspace_report report = measured(&l, 2.5);
     CHECK(report.gain.known && report.gain.rounds >= 5);
@@ -110,6 +111,7 @@ static void planted_wait_is_found(void) {
 
 /* The steps are slower while the source is asked: nothing is waited for, all of it is harm. */
 static void planted_harm_is_found(void) {
+    TEST_JUDGES_COSTS();
     loop l = { .step_ms = 2, .beside_ms = 4 };
     const spdl_headspace_report report = measured(&l, 2);
     CHECK(within(report.harm.value, 1.4, 5) && within(report.waiting, 0, 0.2));
@@ -118,6 +120,7 @@ static void planted_harm_is_found(void) {
 
 /* An interval of 95 % may well miss 1 now and then: not what is looked at here. */
 static void planted_nothing_is_nothing(void) {
+    TEST_JUDGES_COSTS();
     loop l = { .step_ms = 1 };
     const spdl_headspace_report report = measured(&l, 2);
     CHECK(report.gain.known);
@@ -143,6 +146,7 @@ SPDL_FN(slow_source, void, void) {
 }
 
 static void planted_buffers_are_drained(void) {
+    TEST_JUDGES_COSTS();
     loop l = { .step_ms = 1 };
     spdl_headspace_desc desc = desc_of(&l, 3);
     spdl_headspace_report report;

@@ -440,7 +440,7 @@ static void a_source_that_is_left_is_not_printed(void) {
         SPDL_SOURCE(blocks, .threads = 1), SPDL_PIPE(pass), SPDL_SINK(2))) == SPDL_OK);
     CHECK_EQ(spdl_pipeline_next(p, &item, SPDL_FOREVER), SPDL_OK);
     while (!__atomic_load_n(&inside_gate, __ATOMIC_ACQUIRE)) sleep_us(1000);
-    CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT);
+    CHECK_EQ(spdl_pipeline_stop(p, 1), SPDL_TIMEOUT);
     spdl_pipeline_destroy(p);
     t = trace_read(path);
     CHECK(trace_find(&t, 'X', "task", "pass", -1) != NULL);

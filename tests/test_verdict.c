@@ -471,9 +471,11 @@ static bool shared(const spdl_stats *s) {
            runnable > s->elapsed_ns / 20;
 }
 
-/* Runs it, and says whether the verdict is the right one. On a machine that others use it may be
-   that one, or that it is not known; never a third. */
-static bool runs(program *it, char *text, size_t bytes) {
+typedef enum judgement { WRONG, RIGHT, DISTURBED } judgement;
+
+/* Runs it, and says whether the verdict is the right one. On a machine that others use it may also
+   be that they are the limit, or that it is not known: that shows nothing, and is never a pass. */
+static judgement runs(program *it, char *text, size_t bytes) {
     spdl_pipeline_desc desc = { .workers = it->workers };
     spdl_pipeline *p;
     spdl_stats stats;
@@ -493,19 +495,24 @@ static bool runs(program *it, char *text, size_t bytes) {
     limit = spdl_stats_find(&stats, &f);
     spdl_stats_verdict(&stats, text, bytes);
     if ((limit == it->limit || limit == it->also) && f.stage == it->row && says(text, it->cure))
-        return true;
-    return limit == SPDL_LIMIT_FOREIGN || says(text, "waited for a processor") ||
-           (limit == SPDL_LIMIT_NOT_KNOWN && says(text, "SPDL_DOCTOR") && shared(&stats));
+        return RIGHT;
+    if (shared(&stats) &&
+        (limit == SPDL_LIMIT_FOREIGN || says(text, "waited for a processor") ||
+         (limit == SPDL_LIMIT_NOT_KNOWN && says(text, "SPDL_DOCTOR"))))
+        return DISTURBED;
+    return WRONG;
 }
 
 static void program_check(program it) {
     char text[800] = "";
-    bool held = false;
-    for (int i = 0; i < 4 && !held; ++i) held = runs(&it, text, sizeof text);
-    if (!CHECK(held)) printf("    %s: %s\n", it.name, text);
+    judgement was = WRONG;
+    for (int i = 0; i < 4 && was != RIGHT; ++i) was = runs(&it, text, sizeof text);
+    if (was == DISTURBED) TEST_SKIP("others use this machine");
+    if (!CHECK(was == RIGHT)) printf("    %s: %s\n", it.name, text);
 }
 
 static void stages_that_compute(void) {
+    TEST_JUDGES_COSTS();
     const program alone = { .name = "computes", .stage = { .computes_us = 3000 },
                             .workers = 4, .items = 120, .limit = SPDL_LIMIT_CONCURRENCY, .row = 1,
                             .cure = "Write .concurrency = " };
@@ -522,6 +529,7 @@ static void stages_that_compute(void) {
 }
 
 static void stages_that_sleep(void) {
+    TEST_JUDGES_COSTS();
     const program alone = { .name = "sleeps", .stage = { .sleeps_us = 3000 },
                             .workers = 4, .items = 120, .limit = SPDL_LIMIT_CONCURRENCY, .row = 1,
                             .cure = "Write .concurrency = " };
@@ -537,6 +545,7 @@ static void stages_that_sleep(void) {
 
 /* Whatever is said of a lock, it leads to the doctor. */
 static void stages_with_a_lock(void) {
+    TEST_JUDGES_COSTS();
     program it = { .name = "sleeps under a lock", .stage = { .sleeps_us = 3000, .locks = true },
                    .concurrency = 4, .workers = 8, .items = 120,
                    .limit = SPDL_LIMIT_CONCURRENCY, .row = 1, .also = SPDL_LIMIT_WORKERS,
@@ -545,6 +554,7 @@ static void stages_with_a_lock(void) {
 }
 
 static void sources_and_trainers(void) {
+    TEST_JUDGES_COSTS();
     const program list_slow = { .name = "source", .source = { .sleeps_us = 4000 },
                                 .workers = 4, .items = 100,
                                 .limit = SPDL_LIMIT_SERIAL, .row = 0,
@@ -558,6 +568,7 @@ static void sources_and_trainers(void) {
 }
 
 static void rare_slow_calls(void) {
+    TEST_JUDGES_COSTS();
     const program it = { .name = "rare", .stage = { .sleeps_us = 1000, .slow_every = 60 },
                          .concurrency = 4, .workers = 8, .items = 600,
                          .limit = SPDL_LIMIT_ORDER, .row = 1, .cure = "Write SPDL_SINK(" };
@@ -585,11 +596,11 @@ static void requests_that_are_dropped(void) {
     spdl_pipeline_destroy(p);
     spdl_stats_find(&stats, &f);
     spdl_stats_verdict(&stats, text, sizeof text);
-    if (!CHECK(says(text, " of 200 requests were dropped: ") &&
-               ((f.stage == 1 && (says(text, "stage 1 'find_path' was busy") ||
-                                  says(text, "other programs used"))) ||
-                says(text, "the workers lacked processor time")))) /* which may be so */
-        printf("    row %d: %s\n", f.stage, text);
+    CHECK(says(text, " of 200 requests were dropped: "));
+    if (f.stage == 1 && says(text, "stage 1 'find_path' was busy")) return;
+    if (shared(&stats)) TEST_SKIP("others use this machine");
+    CHECK(false);
+    printf("    row %d: %s\n", f.stage, text);
 }
 
 /* Pushes that find no room are counted, too. */
