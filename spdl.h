@@ -94,7 +94,7 @@
        Linux, Windows, macOS and the BSDs, on 64-bit and 32-bit processors that have atomic words
        of 64 bits: mips32, ppc32 and riscv32 have none. SPDL_NO_THREADS takes C alone: any C99
        compiler, any processor. >>platform-impl has a table: how each was tested, what it lacks.
-       32 stages in a pipeline, 64 pipelines on a pool, 256 workers and guests in a pool.
+       32 rows and a sink in a pipeline, 64 pipelines on a pool, 256 workers and guests in a pool.
 
    License (MIT) at the end of the file. */
 
@@ -153,7 +153,8 @@ extern "C" {
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on a side of an SPSC ring: an assert
-       a stage that hands on nothing but NULL, and may have forgotten *out: a warning
+       a stage whose first 100 results are NULL, or all of fewer: it may have forgotten *out; a
+       warning
        a call that writes more than .item_bytes into what spdl_buffer gave: the call fails. Not in a
        row with .allocator. Items of a batch in place are copied there, so that each is watched
        items that the library had to free, though the row that made them has no .free_item: a
@@ -458,7 +459,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
        SPDL_END      from a source: no more, or with .continuous no more in this epoch
        SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete gives the result later
        SPDL_AGAIN    with .again: an item in *out, and there is more (see One to many)
-       negative      to fail this item; `return spdl_fail(task, "...")` records why
+       SPDL_E_...    to fail this item; `return spdl_fail(task, "...")` records why
    Only SPDL_OK and SPDL_AGAIN hand on *out. In C++ a stage function may throw: its item fails, with
    what() as the reason. No other function of yours may throw, and none may end its thread.
 
@@ -481,8 +482,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    blocks. After its loop a program asks spdl_pipeline_failed. To try a call again, write a loop in
    the function.
 
-   Failed requests. With .deliver_failures a failed call is an answer: next returns SPDL_E_STAGE in
-   the place of its result, with the input of that call in *item, which the consumer owns then;
+   Failed requests. With desc.deliver_failures a failed call is an answer: next returns SPDL_E_STAGE
+   in the place of its result, with the input of that call in *item, which the consumer owns then;
    NULL if the call has taken it, or was that of .flush. spdl_pipeline_error then says which stage
    failed and why. Rows behind the failed one are not called; the failure overtakes what batches and
    .flush rows have gathered. Whatever a stage returns to fail is SPDL_E_STAGE; next ends as ever
@@ -551,6 +552,7 @@ typedef struct spdl_function {
     const char *in_type;
     const char *out_type;
     size_t out_bytes; /* of what it makes; 0: not known, as always in C */
+    unsigned is;      /* of the library's own rows: bits, see >>row-impl */
 } spdl_function;
 
 typedef void (*spdl_free_fn)(void *item); /* frees an item; never gets NULL */
@@ -578,8 +580,10 @@ typedef struct spdl_stage {
     const spdl_function *fn SPDL__ZERO;
     const char *type SPDL__ZERO;        /* feed, SPDL_FROM: the type of its items */
     spdl_next_fn next SPDL__ZERO;       /* SPDL_FROM */
-    const char *file SPDL__ZERO;        /* with line: where the row was written */
     int size SPDL__ZERO;                /* batch: items in a batch */
+    const char *file SPDL__ZERO;        /* with line: where the row was written */
+    const struct spdl__write_dot_field_equals *unnamed SPDL__ZERO; /* NULL: what has no name in
+                                           SPDL_PIPE(fn, 4) comes to lie here */
     const char *name SPDL__ZERO;        /* default: of the function, "batch" or so; the second of a
                                            name is called "name#2" */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
@@ -587,7 +591,8 @@ typedef struct spdl_stage {
                                            written out: never more */
     int threads SPDL__ZERO;             /* source: 1 if it may block */
     int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, in front
-                                           of a batch its size, branch 32 */
+                                           of a batch its size, branch 32; the last row has none:
+                                           SPDL_SINK says it */
     spdl_order output_order SPDL__ZERO; /* pipe, merge: default input order */
     size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, in
                                            place (see Reused memory) */
@@ -693,7 +698,7 @@ typedef struct spdl_pipeline_desc {
         return spdl__result;                                                                       \
     }                                                                                              \
     SPDL__UNUSED static const spdl_function name##_spdl = {                                        \
-        name##_spdl_call, #name, SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out) };              \
+        name##_spdl_call, #name, SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };           \
     static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
                             Out **out SPDL__UNUSED)
 
@@ -706,8 +711,9 @@ typedef struct spdl_pipeline_desc {
        SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
        SPDL_MERGE(fields...)
        SPDL_SINK(buffer_size)
-   C++20 wants fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size, .item_bytes,
-   .continuous, .max_failures, .free_item. C++ before that: SPDL_PIPE(fn).with_concurrency(4). */
+   C++20 wants fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size, .output_order,
+   .item_bytes, .drop_last, .continuous, .max_failures, .free_item, and so on. C++ before that:
+   SPDL_PIPE(fn).with_concurrency(4). */
 #define SPDL_SOURCE(...) SPDL__FN(SOURCE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_source */
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_FROM(...)   SPDL__FROM_ROW(__VA_ARGS__, SPDL__LINE)
@@ -727,20 +733,20 @@ typedef struct spdl_pipeline_desc {
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
     SPDL__ROW .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
-    SPDL__ROW .kind = SPDL_KIND_BATCH, .file = __FILE__, .size = size_, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .size = size_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
     SPDL__ROW .kind = SPDL_KIND_FEED, .type = SPDL__TYPE(type_), .file = __FILE__, __VA_ARGS__ }
 #ifdef __cplusplus /* there fields have an order, and .name comes before .ctx */
 #define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
-    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .file = __FILE__,                \
-              .size = size_, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_,                   \
+              .file = __FILE__, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
     SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
               .file = __FILE__, __VA_ARGS__ }.with_ctx(source_)
 #else
 #define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
-    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .file = __FILE__,                \
-              .size = size_, .item_bytes = sizeof(type_), __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_,                   \
+              .item_bytes = sizeof(type_), .file = __FILE__, __VA_ARGS__ }
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
     SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
               .ctx = source_, .file = __FILE__, __VA_ARGS__ }
@@ -833,7 +839,8 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t
                                    const char *type);
 
 /* Takes the next item, as spdl_pipeline_next does: `out` is the address of a pointer to the type of
-   the item. C programs take items so; C++ has spdl_next, too, and another type is SPDL_E_TYPE. */
+   the item. C programs take items so, and nobody checks the type; C++ has spdl_next, too, and
+   another type is SPDL_E_TYPE. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -879,8 +886,8 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
-/* Changes the concurrency of row `stage`, for calls that begin from now on. Its .concurrency is the
-   most that it can have.
+/* Changes the concurrency of row `stage`, for calls that begin from now on, up to its .concurrency
+   (a doctor that raises may give it more).
    Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or more
             than the row's .concurrency). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
@@ -987,7 +994,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    made again. After a load the consumer gets, bit by bit, what it would have got without the
    interruption, with any number of workers, any .concurrency and .buffer_size, with a loader or
    without, if
-     - rows and order are the same in every run (see Order in >>pipeline)
+     - rows and order are the same in every run (see Order in >>pipeline). Where one row groups,
+       its size and .drop_last may differ: the items stay the same, but not their batches
      - sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
        not follow the last one
      - results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key
@@ -1783,9 +1791,9 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
 #define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl, .file = __FILE__,                 \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl,                                   \
       .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free,     \
-      __VA_ARGS__ }
+      .file = __FILE__, __VA_ARGS__ }
 #else
 #define SPDL__NPZ_ROW(desc_, ...)                                                                  \
     spdl__ctx_row<spdl_npz_desc>(SPDL__FN_ROW(SPDL_KIND_PIPE, spdl_npz_load, __VA_ARGS__), desc_,  \
@@ -1999,15 +2007,16 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
-    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,         \
-      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_],                           \
+      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .file = __FILE__, __VA_ARGS__ }
 #define SPDL__READ_ROW(...)                                                                        \
     SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6],                                   \
       .file = __FILE__ ":" SPDL__EXPAND(__LINE__), .free_item = spdl_record_free, __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], .file = __FILE__,            \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_],                              \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
-      .free_item = spdl_record_free, .free_state = spdl__records_close, __VA_ARGS__ }
+      .free_item = spdl_record_free, .free_state = spdl__records_close, .file = __FILE__,          \
+      __VA_ARGS__ }
 #else
 #if __cplusplus >= 202002L
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
@@ -2203,7 +2212,7 @@ template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call, const char *file,
                                    int line) {
     static const spdl_function function = { spdl__called<In, Out, Call, spdl_task>, "lambda",
-                                            SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out) };
+                                            SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };
     return spdl__row(kind, &function, file, line, 0, NULL)
         .with_name(name)
         .with_ctx(const_cast<void *>(reinterpret_cast<const void *>(call)));
@@ -3003,7 +3012,7 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
     if (length < 0 || length == LONG_MAX || fseek(stream, 0, SEEK_SET) != 0) {
         (void)fclose(stream);
-        return "it has no length";
+        return "it has no length: it may be a folder";
     }
     if (bytes != NULL) *bytes = (uint64_t)length;
     *file = (spdl__os_file)stream;
@@ -6903,6 +6912,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
 #define SPDL__TURN_MARK 255u /* in `turns`: a mark lies at the head of every path */
+#define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
+#define SPDL__LENDS 2u       /* its items need no free */
+#define SPDL__POINTS 4u      /* its items point to more, that a copy of them would not have */
 
 /* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
 #define SPDL__SUB_BITS 3
@@ -8189,6 +8201,12 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     return !fatal;
 }
 
+SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, int times) {
+    spdl__logf(&p->logger, SPDL_LOG_WARN,
+               "stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
+               node->index, node->name, times);
+}
+
 /* With SPDL_DEBUG: a result that is handed on. */
 SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     spdl__node *node = task->node;
@@ -8199,9 +8217,7 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
         return;
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
         spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
-                   "stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
-                   node->index, node->name, SPDL__NULLS);
+        spdl__nulls_log(task->pipeline, node, SPDL__NULLS);
 }
 
 /* One result goes on. */
@@ -9352,7 +9368,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 }
 
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
-                                                    "spdl_batch", 0 };
+                                                    "spdl_batch", 0, 0 };
 
 /* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_call_state has is the
    number of those that were handed on or left out. */
@@ -9372,7 +9388,7 @@ SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **o
 }
 
 static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbatch", "spdl_batch",
-                                                      "void", 0 };
+                                                      "void", 0, 0 };
 
 /* ============================================================================================= */
 /* >>merge-impl
@@ -9685,7 +9701,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     return result < 0 ? result : SPDL_E_STAGE;
 }
 
-static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL, 0 };
+static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL, 0, 0 };
 
 /* ============================================================================================= */
 /* >>next-impl
@@ -10417,10 +10433,12 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
         for (k = 0; k < p->count; ++k)
             if (p->node[k].batches != NULL)
                 items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
-        if (items > 0)
+        if (items > 0 && !(p->node[i].row.fn != NULL && (p->node[i].row.fn->is & SPDL__LENDS)))
             spdl__logf(&p->logger, SPDL_LOG_WARN,
                        "%llu items of stage %d '%s' were freed by nobody: its row has no "
                        "free_item", (spdl__llu)items, i, p->node[i].name);
+        items = spdl__load_relaxed(&p->node[i].nulls);
+        if (items > 0 && items < SPDL__NULLS) spdl__nulls_log(p, &p->node[i], (int)items);
     }
 }
 
@@ -10615,9 +10633,10 @@ typedef struct spdl__row_field {
 SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     static const char *const calls = "source, pipe and branch";
     const spdl_stage *row = &plan->rows[i];
+    const bool from = row->kind == SPDL_KIND_SOURCE && row->fn == NULL;
     const spdl__row_field fields[] = {
         { "fn", calls, row->fn != NULL, 0, 1 },
-        { "type", "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
+        { "type", from ? NULL : "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
         { "concurrency", "pipe", row->concurrency == 1 ? 0 : row->concurrency, 1,
@@ -10690,13 +10709,17 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
         { !last && ends, "only the last row may be SPDL_SINK" },
         { i == 1 && ends && plan->rows[0].kind == SPDL_KIND_FEED,
           "after SPDL_FEED there must be a stage" },
+        { source && row->type != NULL && row->next == NULL, "next is NULL" },
         { spdl__row_calls(row) && row->next == NULL && (row->fn == NULL || row->fn->call == NULL),
           "fn is NULL" },
+        { row->fn != NULL && (row->fn->is & SPDL__HAS_CTX) && row->ctx == NULL,
+          "what it reads from is NULL" },
         { row->next != NULL && row->type == NULL, "next is set, but type is NULL" },
         { row->next != NULL && row->fn != NULL, "next and fn are both set" },
         { row->next != NULL && row->item_bytes != 0,
           "item_bytes is set, but what SPDL_FROM yields are items" },
         { row->kind == SPDL_KIND_BATCH && row->size == 0, "size is 0, must be at least 1" },
+        { row->unnamed != NULL, "a value has no field: write .concurrency = 4 or so" },
         { (uint64_t)row->size * row->item_bytes > SIZE_MAX / 2,
           "size times item_bytes is more than there can be memory" },
         { row->fini != NULL && row->init == NULL, "fini is set without init" },
@@ -10792,6 +10815,10 @@ SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from
     const size_t bytes = before->fn != NULL ? before->fn->out_bytes : 0;
     const bool batch = row->kind == SPDL_KIND_BATCH && row->item_bytes != 0;
     const size_t room = batch ? row->item_bytes : before->item_bytes;
+    if (batch && before->fn != NULL && (before->fn->is & SPDL__POINTS))
+        return spdl__row_error(plan, i, "item_bytes is set, but a %s of stage %d '%s' only points "
+                                        "to its data: put a stage between, or leave it out",
+                               before->fn->out_type, from, spdl__row_name(before));
     if (bytes <= room || room == 0) return SPDL_OK;
     return spdl__row_error(plan, batch ? i : from,
                            "item_bytes is %llu, but '%s' of stage %d '%s' has %llu bytes",
@@ -15412,7 +15439,6 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
     spdl_index item, *made;
     spdl_result result;
     (void)in;
-    if (s == NULL) return spdl_fail(task, "its sampler is NULL");
     result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), &item);
     if (result == SPDL_E_INVALID)
         return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "
@@ -15432,7 +15458,7 @@ namespace {
 SPDL__UNUSED static
 #endif
 const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index",
-                                        sizeof(spdl_index) };
+                                        sizeof(spdl_index), SPDL__HAS_CTX };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -16316,7 +16342,7 @@ SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
     l->asked_ns = 0;
     l->since = spdl_time_ns();
     if (spdl__load32(&l->ledger->gone)) return;
-    spdl__logf(&l->desc.logger, SPDL_LOG_WARN, "%s; started again (%u starts so far)",
+    spdl__logf(&l->desc.logger, SPDL_LOG_WARN, "%s; started again, restart %u",
                l->ledger->end.text, l->ledger->restarts);
 }
 
@@ -16383,7 +16409,7 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
     }
     if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "the trainer holds all %d slots: give batches back, or raise "
+                                 "the consumer holds all %d slots: give batches back, or raise "
                                  "desc.slots", l->layout.quota);
     if (spdl__backoff(round, l->slept ? 0 : SPDL__IDLE_YIELDS)) return SPDL_OK;
     return spdl__loader_sleep(l, deadline);
@@ -19542,7 +19568,7 @@ namespace {
 static
 #endif
 SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
-                                                        "spdl_npz_bundle", 0 };
+                                                        "spdl_npz_bundle", 0, SPDL__POINTS };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -20917,13 +20943,13 @@ namespace {
 SPDL__UNUSED static
 #endif
 const spdl_function spdl__file_rows[7] = {
-    { spdl__files_source, "files", "void", "char", 0 },
-    { spdl__files_pipe, "files_at", "spdl_index", "char", 0 },
-    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t", 0 },
-    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t", 0 },
-    { spdl__tar_pipe, "tar", "char", "spdl_record", 0 },
-    { spdl__lines_pipe, "lines", "char", "spdl_record", 0 },
-    { spdl__read_pipe, "read", "char", "spdl_record", 0 },
+    { spdl__files_source, "files", "void", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
+    { spdl__files_pipe, "files_at", "spdl_index", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
+    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t", 0, SPDL__HAS_CTX },
+    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t", 0, SPDL__HAS_CTX },
+    { spdl__tar_pipe, "tar", "char", "spdl_record", 0, SPDL__POINTS },
+    { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
+    { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
@@ -21341,7 +21367,7 @@ SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) 
 }
 
 static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void",
-                                                      0 };
+                                                      0, 0 };
 
 /* --- text --- */
 
@@ -21379,7 +21405,7 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
 SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int track,
                                    const spdl__record *record) {
     static const char *const phases[] = { "X", "X", "X", "C", "X", "C" };
-    static const char *const cats[] = { "task", "batch", "trainer", "", "span", "" };
+    static const char *const cats[] = { "task", "batch", "consumer", "", "span", "" };
     const spdl__record_kind kind = (spdl__record_kind)(record->stamp & 0xff);
     const int code = (int)(record->stamp >> 8 & 0xff), edge = track - spdl__tracks(p);
     spdl__text *text = spdl__trace_event(out, p, phases[kind], track,

@@ -35,6 +35,8 @@ static void says(const char *text, const char *wanted) {
         fprintf(stderr, "  '%s' lacks '%s'\n", text, wanted);
 }
 
+static size_t extra;
+
 /* --- stages --- */
 
 SPDL_FN(makes_a, void, A) {
@@ -51,6 +53,8 @@ SPDL_FN(passes_b, B, B) {
     return SPDL_OK;
 }
 SPDL_FN(forgets, A, A) { return SPDL_OK; }
+SPDL_FN(makes_index, void, spdl_index) { return SPDL_END; }
+SPDL_FN(makes_path, void, char) { return SPDL_END; }
 SPDL_FN(ends, A, A) { return SPDL_END; }
 SPDL_FN(pends, A, A) { return SPDL_PENDING; }
 SPDL_FN(returns_77, A, A) { return (spdl_result)77; }
@@ -151,6 +155,35 @@ static void fields_in_the_wrong_place(void) {
             "deliver_failures of the desc is for pipelines that begin with SPDL_FEED");
 }
 
+/* The compiler warns of it, too: an integer is where a pointer to spdl__write_dot_... should be. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wint-conversion"
+static void values_without_a_field(void) {
+    static const char words[] = "a value has no field: write .concurrency = 4";
+    spdl_files *files = (spdl_files *)&extra;
+    REFUSED(words, SOURCE, SPDL_PIPE(passes_a, 4), SPDL_SINK(1));
+    REFUSED(words, SOURCE, SPDL_BATCH(4, 8), SPDL_SINK(1));
+    REFUSED(words, SOURCE, SPDL_BATCH_OF(A, 4, 8), SPDL_SINK(1));
+    REFUSED(words, SPDL_FILES(files, 8), SPDL_SINK(1));
+}
+#pragma GCC diagnostic pop
+
+static void rows_that_read_from_nothing(void) {
+    static const char words[] = "what it reads from is NULL";
+    REFUSED(words, SPDL_FILES(NULL), SPDL_SINK(1));
+    REFUSED(words, SPDL_INDEX(NULL), SPDL_SINK(1));
+    REFUSED(words, SPDL_SOURCE(makes_index), SPDL_FILES_AT(NULL), SPDL_SINK(1));
+    REFUSED(words, SPDL_SOURCE(makes_index), SPDL_TOKENS_AT(NULL, .item_bytes = 4), SPDL_SINK(1));
+    REFUSED("next is NULL", SPDL_FROM(A, NULL, &extra), SPDL_SINK(1));
+}
+
+/* A record in a batch in place would have lost its data. */
+static void records_in_place(void) {
+    REFUSED("item_bytes is set, but a spdl_record of stage 1 'read' only points to its data",
+            SPDL_SOURCE(makes_path), SPDL_READ(), SPDL_BATCH(4, .item_bytes = sizeof(spdl_record)),
+            SPDL_SINK(1));
+}
+
 static void a_sampler_of_nothing(void) {
     spdl_error error;
     spdl_sampler_desc desc = { .seed = 1, .error = &error };
@@ -203,9 +236,29 @@ static void a_free_item_that_is_not_there(void) {
              SPDL_END);
     says(said.text[0], "8 items of stage 0 'lists_a' were freed by nobody: its row has no "
                        "free_item");
+    CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(lists_a), SPDL_PIPE(forgets), SPDL_SINK(1))),
+             SPDL_END); /* also when it ends before the hundredth */
+    says(said.text[1], "stage 1 'forgets' has handed on nothing but NULL, 8 times: is *out set?");
 }
 
-static size_t extra;
+SPDL_FN(drops_paths, char, void) { return SPDL_SKIP; }
+
+/* Paths belong to the list. */
+static void items_that_need_no_free(void) {
+    char text[SPDL_TEXT_BYTES], folder[256], path[300];
+    spdl_files *files;
+    FILE *file;
+    test_folder(folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/a", folder);
+    REQUIRE((file = fopen(path, "wb")) != NULL);
+    fclose(file);
+    REQUIRE(spdl_files_open(&files, folder, NULL) == SPDL_OK);
+    CHECK_EQ(ran(text, SPDL_STAGES(SPDL_FILES(files), SPDL_PIPE(drops_paths), SPDL_SINK(1))),
+             SPDL_END);
+    CHECK_EQ(said.count, 0);
+    spdl_files_close(files);
+    test_folder_remove(folder);
+}
 
 SPDL_FN(writes_too_much, void, A) {
     if (spdl_sequence(task) == 8) return SPDL_END;
@@ -325,11 +378,15 @@ TEST_TABLE(mistakes) {
     TEST_CASE(numbers_out_of_range),
     TEST_CASE(rows_in_the_wrong_place),
     TEST_CASE(fields_in_the_wrong_place),
+    TEST_CASE(values_without_a_field),
+    TEST_CASE(rows_that_read_from_nothing),
+    TEST_CASE(records_in_place),
     TEST_CASE(a_sampler_of_nothing),
     TEST_CASE(results_that_are_none),
     TEST_CASE(a_failure_is_in_the_log),
     TEST_CASE(what_was_forgotten),
     TEST_CASE(a_free_item_that_is_not_there),
+    TEST_CASE(items_that_need_no_free),
     TEST_CASE(an_item_larger_than_its_place),
     TEST_CASE(items_of_a_batch_in_place_stay),
     TEST_CASE(destroy_in_a_stage),

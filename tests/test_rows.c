@@ -145,7 +145,7 @@ static void *item_copy_nothing(const void *from) {
 }
 
 static void functions_have_to_fit_their_row(void) {
-    static const spdl_function empty = { NULL, "follow", "item", "item", 0 };
+    static const spdl_function empty = { NULL, "follow", "item", "item", 0, 0 };
     spdl_stage row = SPDL_PIPE(follow);
     row.fn = &empty;
     field_refused(row, "fn is NULL");

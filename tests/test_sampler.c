@@ -585,14 +585,6 @@ static void a_row_makes_the_items_of_a_rank(void) {
     }
 }
 
-static void a_row_without_a_sampler_fails(void) {
-    spdl_pipeline *p = START(1, SPDL_INDEX(NULL), SPDL_SINK(1));
-    void *it = NULL;
-    CHECK_EQ(spdl_pipeline_next(p, &it, SPDL_SECONDS(15)), SPDL_E_STAGE);
-    failed_with(p, 0, "stage 0 'spdl_index', item 0: its sampler is NULL");
-    spdl_pipeline_destroy(p);
-}
-
 /* In a batch in place the items lie one after the other. */
 static void items_lie_in_batches_in_place(void) {
     spdl_sampler *s = SHUFFLED(.count = 10, .seed = 2);
@@ -1057,7 +1049,6 @@ TEST_TABLE(sampler) {
     TEST_CASE(orders_have_no_memory),
     TEST_CASE(orders_are_the_same_everywhere),
     TEST_CASE(a_row_makes_the_items_of_a_rank),
-    TEST_CASE(a_row_without_a_sampler_fails),
     TEST_CASE(items_lie_in_batches_in_place),
     TEST_CASE(the_rest_of_an_epoch_is_dealt_anew),
     TEST_CASE(a_thousand_ranks_cost_nothing),

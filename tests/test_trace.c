@@ -402,7 +402,7 @@ static void whole_run(int workers) {
     check_depths(&t, &stats);
     CHECK(trace_find(&t, 'M', "", "consumer", -1) != NULL);
     CHECK(trace_find(&t, 'M', "", "loader-0", -1) != NULL);
-    CHECK((stats.wait_ns > 0) == (trace_count(&t, 'X', "trainer", "next waits") > 0));
+    CHECK((stats.wait_ns > 0) == (trace_count(&t, 'X', "consumer", "next waits") > 0));
     trace_free(&t);
     remove_files();
 }
@@ -498,7 +498,7 @@ static void times_are_what_they_were(void) {
         const event *e = &t.events[i];
         if (e->phase != 'X') continue;
         if (strcmp(e->name, "nap") == 0) CHECK(e->ns >= us * 1000);
-        if (strcmp(e->cat, "trainer") == 0) waited += (double)e->ns;
+        if (strcmp(e->cat, "consumer") == 0) waited += (double)e->ns;
     }
     CHECK(waited > 0.9 * (double)stats.wait_ns && waited < 1.1 * (double)stats.wait_ns);
     trace_free(&t);
