@@ -60,6 +60,8 @@ beside() {
 # third of the time of gcc's (`make asan CC=gcc`), and they have found the same. Clang without a
 # sanitizer, which found nothing that these did not, is in `make check-compilers`. A check that
 # fails on a busy machine is run 20 times more, alone, and what came of it is told here.
+files() { for name; do printf 'tests/test_%s.c ' "$name"; done; }
+tests() { for name; do printf '%s. ' "$name"; done; }
 MAKEFLAGS=$(printf '%s' "$MAKEFLAGS" | sed -e 's/ *-j[0-9]*//' -e 's/ *--jobserver-[a-z]*=[^ ]*//')
 export MAKEFLAGS
 make=${MAKE:-make}
@@ -69,21 +71,26 @@ part surface "$make" -s check-surface
 part warnings "$make" -s check-warnings
 second="--second 20"
 part gcc "$make" -s test CC=gcc WERROR=1 ARGS="$second"
-part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second"
+waits="core alloc pool lifetime next flow again rewind source defer push contract guests"
+# shellcheck disable=SC2086 # a list
+part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second" \
+    TESTS="$(files $waits)" T="$(tests $waits)"
 part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second"
-part tsan "$make" -s tsan CC=clang ARGS="$second" T="$(ls tests/test_*.c |
-    sed -e 's:tests/test_::' -e 's:\.c$:.:' | grep -vE 'npz|inflate|cuda|condvar' |
-    tr '\n' ' ') npz.many stress"
+threads="$waits ring debug pipeline rows batch branch state fail chance stats trace loader cache
+    sampler headspace doctor files"
+# shellcheck disable=SC2086 # a list
+part tsan "$make" -s tsan CC=clang ARGS="$second" T="$(tests $threads) stress npz.many" \
+    TESTS="$(files $threads npz ring_condvar) tests/stress_ring.c"
 part model "$make" -s model
 
 # The others, the long ones first, with as many at a time as there are processors.
 mkfifo build/check/places || exit 1
 exec 3<>build/check/places
 for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
-beside cross "$make" -s cross
+beside cross tests/check_cross.sh x86_64 aarch64 s390x # the others: `make cross`, `make matrix`
 beside matrix tests/matrix.sh --quick
 beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"
-beside cuda "$make" -s test-cuda CUDA_TESTS="compiles gcc valgrind"
+beside cuda "$make" -s test-cuda CUDA_TESTS="compiles gcc"
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000
 beside bigendian "$make" -s check-bigendian
 beside loader "$make" -s torture-loader CC=clang POINTS=8
