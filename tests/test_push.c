@@ -496,9 +496,9 @@ static void take_answers(spdl_pipeline *p, notes *n, spdl_result end) {
 
 static void ask_all(spdl_pipeline *p, notes *n, long count, spdl_result end) {
     producer one = { .p = p, .count = count, .timeout_ns = SPDL_FOREVER, .end = true };
-    const pthread_t thread = thread_of(produce, &one);
+    const test_thread thread = thread_of(produce, &one);
     take_answers(p, n, end);
-    pthread_join(thread, NULL);
+    test_join(thread);
     DONE(p);
 }
 

@@ -328,7 +328,7 @@ static void a_stop_during_a_rewind_stays(void) {
     stranger s = { .p = NULL };
     script from = { .count = 3 };
     spdl_pipeline *other;
-    pthread_t rewinder;
+    test_thread rewinder;
     item *it = NULL;
     s.p = START_ON(pool, SPDL_SOURCE(count_up, .ctx = &from, .free_item = item_free),
                    FOLLOW(.plus = 0), SPDL_SINK(1));
@@ -341,7 +341,7 @@ static void a_stop_during_a_rewind_stays(void) {
         __atomic_store_n(&s.go, round, __ATOMIC_RELEASE);
         await(&s.stops, round);
         freeze(NULL);
-        pthread_join(rewinder, NULL);
+        test_join(rewinder);
         for (int row = 0; row < s.p->count; ++row)
             CHECK((spdl__load(s.p->node[row].word) & SPDL__SHUT) != 0);
         CHECK_EQ(SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)), SPDL_CLOSED);
