@@ -138,6 +138,10 @@ static void a_delay_that_costs_nothing_is_a_lock(void) {
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.is.concurrency == 8);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.7, 1, 1); /* it had time left */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.895, 0.77, 1.01); /* but not that much */
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.91, 0.93, 0.93); /* it follows as far as it must */
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     f = doubted(SPDL_LIMIT_LOCK, 4, 0.99, 0.84, 0.84); /* what looked like one is none */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.is.concurrency == 8 && !f.proven);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 1, 0.99, 1, 1); /* nothing to wait for */
