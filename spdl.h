@@ -14248,9 +14248,19 @@ SPDL__COLD void spdl__found_locks(spdl__found *f) {
     f->proven = true;
 }
 
+/* So many times as long a row without a lock would take with the delay, at the least: what its calls
+   had no time left for; or, far from the next limit, and without rare slow calls for which the
+   others wait, their share of the time. */
+SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
+    const spdl_stage_stats *stage = &d->seen.stage[i];
+    const bool apart = d->found.is.gain > 1 + SPDL__SLOWER &&
+                       stage->max_ns < SPDL__TAIL * stage->p50_ns;
+    const double load = d->report.row[i].load;
+    return apart ? 1 + SPDL__SLOWER * load : (1 + SPDL__SLOWER) * load;
+}
+
 /* What the ladder says against the finding. Calls that wait in turn hide a delay in front of the
-   lock, and more of it than the row had time left for; where there is one call at a time nothing
-   could hide it, so the row is not the limit. */
+   lock; where there is one call at a time nothing could hide it, so the row is not the limit. */
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
     const spdl_finding none = { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 };
@@ -14263,7 +14273,8 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     if (row->method != SPDL__DOCTOR_SLOWED || !row->asleep.known) return;
     follows = row->asleep.high < SPDL__FOLLOWS;
     hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
-    if (hides && row->asleep.low * row->load > SPDL__HIDDEN && row->concurrency > 1) {
+    if (hides && row->concurrency > 1 &&
+        row->asleep.low * spdl__doctor_longer(d, f->is.stage) > 1.03) {
         spdl__found_locks(f);
     } else if (f->is.limit == SPDL_LIMIT_LOCK && follows) {
         f->is.limit = SPDL_LIMIT_CONCURRENCY;
