@@ -1069,6 +1069,7 @@ typedef struct spdl_stage_stats {
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
     bool in_order;     /* results leave in input order */
+    bool lock_found;   /* by a doctor, with this concurrency: its calls wait for each other */
     /* The part of the consumer's waits (over 1 us; not with workers = 0) in which its item was
        here. The sum over all stages is all it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
@@ -1127,7 +1128,7 @@ typedef struct spdl_finding {
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
-    int workers;            /* of a shared pool with its guests */
+    int workers;            /* now; of a shared pool with its guests */
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
     uint64_t delivered;     /* items that the consumer got */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
@@ -1364,7 +1365,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 
        SPDL_DOCTOR=1                 for 30 s from the first item on; the report goes to stderr, and
                                      as a line of JSON to the file of SPDL_REPORT
-       SPDL_DOCTOR=60                for 60 s
+       SPDL_DOCTOR=60                for 60 s; about 30 s is the least: in less, beside other
+                                     programs too, there are too few rounds for an interval
        SPDL_DOCTOR=1,replay          also repeats kept items: what the consumer learns is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps them if they help:
                                      may change the concurrency of rows that do not say
@@ -7068,6 +7070,7 @@ typedef struct spdl__node {
     uint64_t turns_taken; /* by the merge */
     /* written now and then, by any thread */
     uint32_t limit;  /* the concurrency now */
+    uint32_t locked_at; /* with so many the doctor has found a lock; 0: it has not */
     uint64_t failures;
     uint64_t tolerated; /* of them; a rewind does not forget these */
     uint64_t logged;    /* of these: so many when the log had the line about them */
@@ -7137,6 +7140,7 @@ struct spdl_pipeline {
     int workers;    /* places of the pool, or 1: the consumer; and one more for the producer */
     int threads;    /* of them, what the statistics call workers */
     int spare;      /* and those of them that the doctor lets work when it tries more */
+    uint32_t open;  /* of these, work: settings that the doctor has kept; written by it */
     int count;      /* rows but the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows, workers = 0 */
     bool own_pool;
@@ -11519,6 +11523,7 @@ SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram
 SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
                                      spdl_stage_stats *stats) {
     const uint64_t word = spdl__load(node->word);
+    const uint32_t locked_at = spdl__load_relaxed32(&node->locked_at);
     uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
     spdl__histogram times;
     int i;
@@ -11530,6 +11535,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
     stats->deferred = node->row.deferred;
     stats->alone = node->alone;
     stats->in_order = node->ordered;
+    stats->lock_found = locked_at > 0 && (int)locked_at == stats->concurrency;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
     (void)spdl__pipeline_histogram(p, node->index, &times);
@@ -11643,7 +11649,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     memset(stats, 0, sizeof(*stats));
     stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
-    stats->workers = p->threads;
+    stats->workers = p->threads + (int)spdl__load_relaxed32(&p->open);
     stats->stage_count = p->count;
     stats->delivered = spdl__load_relaxed(&p->delivered);
     stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
@@ -11955,10 +11961,11 @@ SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *stats, int i) {
 }
 
 /* Whether its calls, of which it may have several, were on one processor at a time, or about to be,
-   while others slept: as behind a lock. */
+   while others slept: as behind a lock. Or a doctor knows it. */
 SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, stats->elapsed_ns);
+    if (stage->lock_found) return true;
     return stage->concurrency > 1 && !stage->deferred && cores > 0.85 && cores < 1.05 &&
            spdl__share(stage->cpu_ns, stats->elapsed_ns) > 0.7 &&
            spdl__share(stage->blocked_ns, stage->busy_ns) > 0.15;
@@ -12124,6 +12131,7 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
     } else {
         f.is.limit = SPDL_LIMIT_CONSUMER;
     }
+    f.proven = f.is.stage >= 0 && stats->stage[f.is.stage].lock_found;
     return f;
 }
 
@@ -12563,9 +12571,9 @@ static const spdl__field spdl__stage_fields[] = {
     SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, threads),
     SPDL__I(spdl_stage_stats, in_flight), SPDL__B(spdl_stage_stats, deferred),
     SPDL__B(spdl_stage_stats, alone), SPDL__B(spdl_stage_stats, in_order),
-    SPDL__B(spdl_stage_stats, runnable_known), SPDL__U(spdl_stage_stats, tasks),
-    SPDL__U(spdl_stage_stats, failures), SPDL__U(spdl_stage_stats, skips),
-    SPDL__U(spdl_stage_stats, freed),
+    SPDL__B(spdl_stage_stats, lock_found), SPDL__B(spdl_stage_stats, runnable_known),
+    SPDL__U(spdl_stage_stats, tasks), SPDL__U(spdl_stage_stats, failures),
+    SPDL__U(spdl_stage_stats, skips), SPDL__U(spdl_stage_stats, freed),
     SPDL__U(spdl_stage_stats, busy_ns), SPDL__U(spdl_stage_stats, exposed_ns),
     SPDL__U(spdl_stage_stats, exposed_idle_ns), SPDL__U(spdl_stage_stats, mean_ns),
     SPDL__U(spdl_stage_stats, p50_ns), SPDL__U(spdl_stage_stats, p90_ns),
@@ -13908,7 +13916,6 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 #define SPDL__SETTLE_NS 1e9  /* the most that is let pass for what was ready to be gone */
 #define SPDL__SLOWER 0.2     /* calls are made longer by this share */
 #define SPDL__BUSY_ROW 0.4   /* a row that is less busy is not looked at */
-#define SPDL__HELD_ROW 0.9   /* one that is busier follows a delay, unless its calls wait in turn */
 #define SPDL__FOLLOWS 0.97   /* throughput under this share has followed */
 #define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* over this it has not followed all the way */
 
@@ -14012,7 +14019,6 @@ struct spdl__doctor {
     double others;               /* sum over all rounds */
     /* settings as they are */
     uint32_t limit[SPDL_MAX_STAGES];
-    int open;                    /* spare workers that work */
     spdl__spare spare[SPDL__MAX_WORKERS];
     spdl__os_event hold;
     spdl__item kept[SPDL__KEPT]; /* of doctor_run, for SPDL__ARM_KEPT */
@@ -14091,7 +14097,8 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
         spdl__store32(&node->limit, calls);
         spdl__wake_changed(d->p, node);
     }
-    spdl__doctor_open_workers(d, tries ? d->found.is.workers - d->report.workers : d->open);
+    spdl__doctor_open_workers(d, tries ? d->found.is.workers - d->report.workers
+                                       : (int)spdl__load_relaxed32(&d->p->open));
     d->at = *arm;
     d->counting = false;
     d->since_ns = spdl_time_ns();
@@ -14268,6 +14275,17 @@ SPDL__COLD void spdl__found_locks(spdl__found *f) {
     f->proven = true;
 }
 
+/* So many times as long a row without a lock would take with the delay, at the least: what its calls
+   had no time left for; or, far from the next limit, and without rare slow calls for which the
+   others wait, their share of the time. */
+SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
+    const spdl_stage_stats *stage = &d->seen.stage[i];
+    const bool apart = d->found.is.gain > 1 + SPDL__SLOWER &&
+                       stage->max_ns < SPDL__TAIL * stage->p50_ns;
+    const double load = d->report.row[i].load;
+    return apart ? 1 + SPDL__SLOWER * load : (1 + SPDL__SLOWER) * load;
+}
+
 /* What the ladder says against the finding. Calls that wait in turn hide a delay in front of the
    lock; where there is one call at a time nothing could hide it, so the row is not the limit. */
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
@@ -14282,7 +14300,8 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     if (row->method != SPDL__DOCTOR_SLOWED || !row->asleep.known) return;
     follows = row->asleep.high < SPDL__FOLLOWS;
     hides = row->asleep.low > SPDL__HIDDEN && row->asleep.value > SPDL__FOLLOWS - 0.05;
-    if (hides && row->load > SPDL__HELD_ROW && row->concurrency > 1) {
+    if (hides && row->concurrency > 1 &&
+        row->asleep.low * spdl__doctor_longer(d, f->is.stage) > 1.03) {
         spdl__found_locks(f);
     } else if (f->is.limit == SPDL_LIMIT_LOCK && follows) {
         f->is.limit = SPDL_LIMIT_CONCURRENCY;
@@ -14314,7 +14333,8 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     r->kept = spdl__found_helps(&d->found);
     if (r->kept) {
         for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__doctor_calls(d, &settings, i);
-        if (is->workers > 0) d->open = is->workers - r->workers;
+        if (is->workers > 0)
+            spdl__store_relaxed32(&d->p->open, (uint32_t)(is->workers - r->workers));
     } else if (is->stage >= 0 && r->row[is->stage].concurrency > 1 && promised > 0.1 &&
                r->measured.high - 1 < 0.4 * promised &&
                !spdl__stage_queued(&d->seen.stage[is->stage])) {
@@ -14389,6 +14409,8 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     spdl__hand_leave(d->p);
     r->done = true;
     r->finding = d->found.is;
+    if (d->found.proven)
+        spdl__store_relaxed32(&d->p->node[r->finding.stage].locked_at, d->limit[r->finding.stage]);
     if (d->found.measured != NULL && !r->kept) spdl__finding_clear(&r->finding);
     r->seconds = d->begun_ns ? 1e-9 * (double)(spdl_time_ns() - d->begun_ns) : 0;
     alone = r->step_ns - (1 - r->waiting) * (double)d->seen.consumer_runnable_ns /

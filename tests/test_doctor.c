@@ -883,6 +883,51 @@ static void spare_workers_work_when_they_are_tried(void) {
     gone(p);
 }
 
+/* A trial of 4 calls and 4 workers, in place of 2, has come to so many times as many items. */
+static void trial_ends(spdl__doctor *d, double measured) {
+    d->report.row[1].concurrency = 2;
+    d->found.is.stage = 1;
+    d->found.is.concurrency = d->found.is.workers = 4;
+    d->found.is.gain = 2;
+    d->arm[2].result = &d->report.measured;
+    d->rounds.arms = 3;
+    d->rounds.round = SPDL__ROUNDS_LEAST;
+    for (int i = 0; i < SPDL__ROUNDS_LEAST; ++i)
+        for (int k = 0; k < 3; ++k) {
+            d->rounds.ns[k][i] = 1e9;
+            d->rounds.items[k][i] = k == 2 ? 100 * measured : 100;
+        }
+    d->phase = SPDL__DOCTOR_TRIAL;
+    spdl__doctor_goes_on(d);
+    CHECK_EQ(d->phase, SPDL__DOCTOR_DONE);
+}
+
+/* What the doctor has left is what the statistics count, and what they say of the row. */
+static void statistics_know_how_it_ended(void) {
+    const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .raise = true };
+    spdl_stats *stats = (spdl_stats *)malloc(sizeof *stats);
+    REQUIRE(stats != NULL);
+    for (int helps = 0; helps < 2; ++helps) {
+        const int now = helps ? 4 : 2;
+        script slow = { .sleep_us = 200 };
+        spdl_pipeline *p =
+            EXAMINE(&doctor, 2, SPDL_SOURCE(count_up, SCRIPT(.count = -1), COPIED),
+                    SPDL_PIPE(follow, .ctx = &slow, .concurrency = 2), SPDL_SINK(8));
+        const uint64_t begun = spdl_time_ns();
+        trial_ends(p->doctor, helps ? 1.9 : 1);
+        while (most_calls(p, &slow) != now) REQUIRE(spdl_time_ns() - begun < 15000000000u);
+        spdl_pipeline_stats(p, stats);
+        CHECK_EQ(stats->workers, now);
+        CHECK_EQ(stats->stage[1].concurrency, now);
+        CHECK_EQ(stats->stage[1].lock_found, !helps);
+        CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 1), SPDL_OK); /* other settings */
+        spdl_pipeline_stats(p, stats);
+        CHECK(!stats->stage[1].lock_found);
+        gone(p);
+    }
+    free(stats);
+}
+
 /* --- SPDL_DOCTOR --- */
 
 static char logged[4096];
@@ -1022,6 +1067,7 @@ TEST_TABLE(doctor) {
     TEST_CASE(it_is_asked_for_what_is_not_there),
     TEST_CASE(workers_come_and_go),
     TEST_CASE(spare_workers_work_when_they_are_tried),
+    TEST_CASE(statistics_know_how_it_ended),
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_the_file),
     TEST_CASE(bounds_are_kept),

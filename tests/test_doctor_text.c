@@ -99,9 +99,10 @@ static void a_report_is_a_line_of_json(void) {
     CHECK(says(json, "\"name\":\"decode\",\"kind\":\"pipe\",") && says(json, "\"slowed\""));
 }
 
-/* The finding of a row with these numbers, after a ladder with these responses. */
-static spdl__found doubted(spdl_limit limit, int concurrency, double load, double computing,
-                           double asleep) {
+/* The finding of a row with these numbers, after a ladder with these responses; `gain` was promised,
+   and the longest call took `slow` times as long as half of them. */
+static spdl__found doubted_of(spdl_limit limit, int concurrency, double load, double computing,
+                              double asleep, double gain, int slow) {
     static spdl__doctor d;
     spdl_stage_stats *stage = &d.seen.stage[1];
     memset(&d, 0, sizeof d);
@@ -119,6 +120,9 @@ static spdl__found doubted(spdl_limit limit, int concurrency, double load, doubl
     d.found.is.stage = 1;
     d.found.is.tie = -1;
     d.found.is.concurrency = limit == SPDL_LIMIT_CONCURRENCY ? 2 * concurrency : 0;
+    d.found.is.gain = gain;
+    stage->p50_ns = 1000000;
+    stage->max_ns = (uint64_t)slow * stage->p50_ns;
     d.report.row_count = 2;
     d.report.row[1].method = SPDL__DOCTOR_SLOWED;
     d.report.row[1].concurrency = concurrency;
@@ -127,6 +131,12 @@ static spdl__found doubted(spdl_limit limit, int concurrency, double load, doubl
     d.report.row[1].asleep = around(asleep, 0.03);
     spdl__doctor_doubts(&d);
     return d.found;
+}
+
+/* The next limit is near. */
+static spdl__found doubted(spdl_limit limit, int concurrency, double load, double computing,
+                           double asleep) {
+    return doubted_of(limit, concurrency, load, computing, asleep, 1.1, 2);
 }
 
 static void a_delay_that_costs_nothing_is_a_lock(void) {
@@ -138,6 +148,16 @@ static void a_delay_that_costs_nothing_is_a_lock(void) {
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.is.concurrency == 8);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.7, 1, 1); /* it had time left */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.895, 0.77, 1.01); /* but not that much */
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.91, 0.93, 0.93); /* it follows as far as it must */
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    f = doubted_of(SPDL_LIMIT_CONCURRENCY, 4, 0.83, 0.75, 0.99, 2, 2); /* none of it was left */
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
+    f = doubted_of(SPDL_LIMIT_CONCURRENCY, 4, 0.83, 0.75, 0.99, 2, 20); /* slow calls hide it */
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    f = doubted_of(SPDL_LIMIT_WORKERS, 4, 0.4, 0.93, 0.93, 2, 2); /* of all workers it has less */
+    CHECK(f.is.limit == SPDL_LIMIT_WORKERS);
     f = doubted(SPDL_LIMIT_LOCK, 4, 0.99, 0.84, 0.84); /* what looked like one is none */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.is.concurrency == 8 && !f.proven);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 1, 0.99, 1, 1); /* nothing to wait for */

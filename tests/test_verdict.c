@@ -209,6 +209,10 @@ static void sleep_locks_serial_rows_and_sources(void) {
     CHECK(is(&s, SPDL_LIMIT_LOCK, 1, "It may be a lock"));
     busy(&s, 1, 3.9, 0.15);
     CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "unless its calls wait for a lock"));
+    s.stage[1].lock_found = true; /* by a doctor: it need not look like one */
+    CHECK(is(&s, SPDL_LIMIT_LOCK, 1, "asleep. Its calls wait for each other, as for a lock: more"));
+    s.workers = 8;
+    CHECK(is(&s, SPDL_LIMIT_LOCK, 1, "asleep. Its calls wait for each other"));
     s = second();
     busy(&s, 1, 0.97, 1);
     s.stage[1].alone = true;
