@@ -611,6 +611,7 @@ typedef struct spdl_stage {
     spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: copies an item, for >>doctor */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before its first call of this stage */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
+    void *lambda_ SPDL__ZERO;           /* C++: what is called */
     int line SPDL__ZERO;
 #ifdef __cplusplus
     /* For C++ before C++20, which has no designated initialisers:
@@ -789,7 +790,7 @@ typedef struct spdl_pipeline_desc {
    stand for the last arguments of spdl_pipeline_create. */
 #ifdef __cplusplus
 #define SPDL__ROW spdl_stage {
-#define SPDL_STAGES(...) { __VA_ARGS__ }
+#define SPDL_STAGES spdl__stages /* arguments of a macro all have one line */
 #else
 #define SPDL__ROW { /* an error here: rows stand in SPDL_STAGES(...), or in an array */
 #define SPDL_STAGES(...)                                                                           \
@@ -840,7 +841,7 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t
 
 /* Takes the next item, as spdl_pipeline_next does: `out` is the address of a pointer to the type of
    the item. C programs take items so, and nobody checks the type; C++ has spdl_next, too, and
-   another type is SPDL_E_TYPE. */
+   another type is SPDL_E_TYPE, as spdl_pipeline_error says. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -925,6 +926,8 @@ SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *ke
 /* Returns: what spdl_pipeline_error is about, or NULL. */
 SPDL_API void *spdl__thrown_get(const spdl_pipeline *pipeline,
                                 void (**act)(void *kept, bool rethrow));
+/* Returns: the lambda of this stage's row. */
+SPDL_API void *spdl__lambda(const spdl_task *task);
 
 /* Returns: the ctx of this stage's row. */
 SPDL_API void *spdl_ctx(const spdl_task *task);
@@ -2103,11 +2106,22 @@ inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn fre
     return row;
 }
 
-/* As the C function, with SPDL_STAGES(...) as the last argument. */
+/* With an array or SPDL_STAGES(...) as the last argument. */
 template <size_t count>
 inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                         const spdl_stage (&stages)[count]) {
     return spdl_pipeline_create(pipeline, desc, stages, count);
+}
+template <size_t count> struct spdl__rows {
+    spdl_stage row[count];
+};
+template <size_t count>
+inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                        const spdl__rows<count> &rows) {
+    return spdl_pipeline_create(pipeline, desc, rows.row, count);
+}
+template <class... Rows> inline spdl__rows<sizeof...(Rows)> spdl__stages(const Rows &...rows) {
+    return { { rows... } };
 }
 
 /* Rows that do not stand in SPDL_STAGES. */
@@ -2164,7 +2178,7 @@ static spdl_result spdl__thrown(spdl_task *task, long) {
 }
 
 /* After the pipeline has failed: throws what its stage threw, as it was, if that file had included
-   <exception> before the stage. Otherwise, and when nothing has failed, it returns.
+   <exception> before the stage. Otherwise it returns, also after a failure by spdl_fail.
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
        spdl_rethrow(p); */
 inline void spdl_rethrow(const spdl_pipeline *pipeline) {
@@ -2194,57 +2208,70 @@ template <> struct spdl__type<uint16_t> {
     static constexpr const char *name() { return "uint16_t"; }
 };
 
-/* The size of a type, or 0 where it is not known. */
+/* The size of a type; 0: not known. */
 template <class T, size_t bytes = sizeof(T)> constexpr size_t spdl__bytes(int) { return bytes; }
 template <class T> constexpr size_t spdl__bytes(long) { return 0; }
 
-/* What SPDL_FN makes of a function, of anything that can be called; ctx of the row is its address.
+/* What SPDL_FN makes of a function, of anything that can be called.
    Task is spdl_task: a parameter, for std::exception to be looked up where the row is written. */
 template <class In, class Out, class Call, class Task>
 static spdl_result spdl__called(Task *task, void *in, void **out) {
     Out *made = NULL;
     spdl_result result;
-    SPDL__TRY(result, (*reinterpret_cast<Call *>(spdl_ctx(task)))(task, static_cast<In *>(in),
-                                                                  &made))
+    SPDL__TRY(result, (*reinterpret_cast<Call *>(spdl__lambda(task)))(
+                          task, static_cast<In *>(in), &made))
     *out = SPDL__UNCONST(made);
     return result;
 }
 
+/* Whether it can be called so. */
+template <class In, class Out, class Call>
+constexpr auto spdl__fits(Call *call, spdl_task *task = NULL, In *in = NULL, Out **out = NULL)
+    -> decltype(spdl_result_text((*call)(task, in, out)) != NULL) { return true; }
+template <class In, class Out> constexpr bool spdl__fits(...) { return false; }
+
 template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call, const char *file,
                                    int line) {
+    static_assert(spdl__fits<In, Out>(static_cast<Call *>(NULL)),
+                  "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **); In of "
+                  "spdl_source is void");
     static const spdl_function function = { spdl__called<In, Out, Call, spdl_task>, "lambda",
                                             SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };
-    return spdl__row(kind, &function, file, line, 0, NULL)
-        .with_name(name)
-        .with_ctx(const_cast<void *>(reinterpret_cast<const void *>(call)));
+    spdl_stage row = spdl__row(kind, &function, file, line, 0, NULL).with_name(name);
+    row.lambda_ = const_cast<void *>(reinterpret_cast<const void *>(call));
+    return row;
 }
+
+#define SPDL__HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 /* Rows of lambdas, with the arguments and the result of a stage function (a source takes void *):
        auto load = [&](spdl_task *task, Path *in, Image **out) { ...; return SPDL_OK; };
        spdl_pipe<Path, Image>("load", load).with_concurrency(4).with_free_item(spdl_delete<Image>)
-   The row has the address of `load`, which must outlive the pipeline, in place of a ctx; as many
-   threads as `concurrency` says call it at a time. One without captures may be written in place. */
+   The row has the address of `load`, which must outlive the pipeline; as many threads as
+   `concurrency` says call it at a time. One without captures may be written in place. */
 template <class In, class Out, class Call>
-static spdl_stage spdl_pipe(const char *name, Call &call, const char *file = __builtin_FILE(),
-                            int line = __builtin_LINE()) {
+static spdl_stage spdl_pipe(const char *name, Call &call, SPDL__HERE) {
     return spdl__called_row<In, Out, Call>(SPDL_KIND_PIPE, name, &call, file, line);
 }
 template <class In, class Out>
 static spdl_stage spdl_pipe(const char *name, spdl_result (*call)(spdl_task *, In *, Out **),
-                            const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+                            SPDL__HERE) {
     return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, call, file, line);
 }
+template <class In, class Out>
+static spdl_stage spdl_pipe(const char *name_the_callable_first, ...) = delete;
 template <class Out, class Call>
-static spdl_stage spdl_source(const char *name, Call &call, const char *file = __builtin_FILE(),
-                              int line = __builtin_LINE()) {
+static spdl_stage spdl_source(const char *name, Call &call, SPDL__HERE) {
     return spdl__called_row<void, Out, Call>(SPDL_KIND_SOURCE, name, &call, file, line);
 }
 template <class Out>
 static spdl_stage spdl_source(const char *name, spdl_result (*call)(spdl_task *, void *, Out **),
-                              const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+                              SPDL__HERE) {
     return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, call, file, line);
 }
+template <class Out>
+static spdl_stage spdl_source(const char *name_the_callable_first, ...) = delete;
 
 /* As free_item of what was made by `new T`. */
 template <class T> inline void spdl_delete(void *item) { delete static_cast<T *>(item); }
@@ -7953,6 +7980,8 @@ SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept,
     return p->node[stage].thrown.kept;
 }
 
+SPDL_API void *spdl__lambda(const spdl_task *task) { return task->node->row.lambda_; }
+
 SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
 
 SPDL_API void *spdl_local(const spdl_task *task) {
@@ -9981,7 +10010,7 @@ SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
 
 /* Whether next may give items of this type: those of the last row, and with .deliver_failures the
    inputs of all. */
-SPDL__COLD bool spdl__next_fits(const spdl_pipeline *p, const char *type) {
+SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
     const char *is = p->yields;
     int i = p->count;
     bool fits = !spdl__next_differs(type, is);
@@ -9991,17 +10020,20 @@ SPDL__COLD bool spdl__next_fits(const spdl_pipeline *p, const char *type) {
         fits = is == NULL || !spdl__next_differs(type, is);
     }
     if (fits) return true;
-    spdl__logf(&p->logger, SPDL_LOG_ERROR, "SPDL_NEXT into a '%s *', but stage %d '%s' %s '%s *'",
-               spdl__type_named(type).text, i < p->count ? i : p->count - 1,
-               i < p->count ? p->node[i].name : p->last->name,
-               i < p->count ? "may fail, which gives its input:" : "yields",
-               spdl__type_named(is).text);
+    spdl__error_set(&p->told, SPDL_E_TYPE, "SPDL_NEXT into a '%s *', but stage %d '%s' %s '%s *'",
+                    spdl__type_named(type).text, i < p->count ? i : p->count - 1,
+                    i < p->count ? p->node[i].name : p->last->name,
+                    i < p->count ? "may fail, which gives its input:" : "yields",
+                    spdl__type_named(is).text);
+    spdl__log(&p->logger, SPDL_LOG_ERROR, p->told.text);
     return false;
 }
 
 SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeout_ns,
                                    const char *type) {
     if (p != NULL && SPDL__UNLIKELY(p->asked != type)) {
+        p->asked = NULL;
+        p->told.result = SPDL_OK;
         if (!spdl__next_fits(p, type)) return SPDL_E_TYPE;
         p->asked = type;
     }

@@ -258,9 +258,16 @@ EOF
         check "$cc -std=$std: what it says of $row" refused "(void)$row" \
             "before C++20 write SPDL_PIPE(fn).with_concurrency(4)"
     done
-    check "$cc -std=$std: a lambda with captures in place compiles" refused \
-        '(void)spdl_pipe<some, some>("s", [&](spdl_task *, some *, some **to) {
-            *to = item; return SPDL_OK; })' error
+    for row in "spdl_pipe<some, some>(text, [&](spdl_task *, some *, some **to) {" \
+        "spdl_source<some>(text, [&](spdl_task *, void *, some **to) {"; do
+        check "$cc -std=$std: a lambda with captures in place compiles" refused \
+            "(void)$row *to = item; return SPDL_OK; })" name_the_callable_first
+    done
+    for row in "spdl_pipe<some, int>" "spdl_source<int>"; do
+        check "$cc -std=$std: a lambda that $row cannot call" refused \
+            "auto lambda = [&](spdl_task *, some *, some **to) { *to = item; return SPDL_OK; };
+            (void)$row(text, lambda)" "the callable takes (spdl_task *, In *, Out **)"
+    done
 done
 
 # Licence: the text at the end of a header is that of LICENSE, but for spacing.

@@ -377,6 +377,33 @@ static void functions_fit_too() {
     CHECK(alive == 0);
 }
 
+/* The row has its callable and its ctx: the functions of the row get the ctx. */
+static void a_lambda_may_have_a_ctx() {
+    spdl_pipeline_desc desc = with_workers(1);
+    spdl_pipeline *p = nullptr;
+    long captured = 1, of_row = 10, dropped = 0;
+    auto add = [&](spdl_task *task, Number *in, Number **out) {
+        if (in->value % 10 == 9) return spdl_fail(task, "a nine");
+        in->value += captured + *static_cast<long *>(spdl_ctx(task));
+        *out = in;
+        return SPDL_OK;
+    };
+    spdl_stage rows[] = { SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                          spdl_pipe<Number, Number>("add", add).with_ctx(&of_row),
+                          SPDL_SINK(3) };
+    CHECK(spdl_pipeline_create(&p, &desc, rows) == SPDL_OK);
+    CHECK(take(p).sum == (0 + 8) * 9 / 2 + 9 * 11);
+    spdl_pipeline_destroy(p);
+    rows[1] = rows[1].with_max_failures(-1).with_on_drop(
+        [](void *ctx, void *, const spdl_error *) { ++*static_cast<long *>(ctx); });
+    of_row = 0;
+    rows[1].ctx = &dropped;
+    CHECK(spdl_pipeline_create(&p, &desc, rows) == SPDL_OK);
+    CHECK(take(p).count == 90 && dropped == 10);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
 static spdl_result created(const spdl_stage &before, const spdl_stage &after, const char *text) {
     spdl_error error = {};
     spdl_pipeline_desc desc = with_workers(0);
@@ -436,6 +463,36 @@ static void types_are_checked() {
           SPDL_E_INVALID);
 }
 
+/* Each row says the line where it begins, also one of several lines, and of a lambda in place. */
+static void rows_have_their_own_lines() {
+    auto same = [](spdl_task *, Number *in, Number **out) { *out = in; return SPDL_OK; };
+    const int line = __LINE__;
+    const auto rows = SPDL_STAGES(
+        SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+        spdl_pipe<Number, Number>("same", same),
+        spdl_pipe<Number, Number>("place", [](spdl_task *, Number *in, Number **out) {
+            *out = in;
+            return SPDL_OK;
+        }).with_concurrency(2),
+        SPDL_PIPE(spelled),
+        SPDL_SINK(1));
+    const int lines[] = { line + 2, line + 3, line + 4, line + 8, line + 9 };
+    spdl_pipeline_desc desc = with_workers(0);
+    spdl_error error = {};
+    spdl_pipeline *p = nullptr;
+    char here[100];
+    for (int i = 0; i < 5; ++i) CHECK(rows.row[i].line == lines[i]);
+    desc.error = &error;
+    std::snprintf(here, sizeof here, "cpp.cpp:%d: stage 1 'batches' takes", __LINE__ + 3);
+    const spdl_result result = spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+        spdl_pipe<spdl_batch, Number>("batches", [](spdl_task *, spdl_batch *, Number **) {
+            return SPDL_SKIP;
+        }),
+        SPDL_SINK(1)));
+    CHECK(result == SPDL_E_TYPE && std::strstr(error.text, here) != nullptr);
+}
+
 static void next_says_why_there_is_none() {
     spdl_pipeline_desc desc = with_workers(1);
     spdl_pipeline *p = nullptr;
@@ -483,7 +540,15 @@ static void next_is_typed() {
     spdl_result result = SPDL_OK;
     CHECK(SPDL_NEXT(p, &stranger, SPDL_SECONDS(15)) == SPDL_E_TYPE && stranger == nullptr);
     CHECK(!spdl_next<std::unique_ptr<other::Number> >(p, SPDL_FOREVER, &result));
-    CHECK(result == SPDL_E_TYPE);
+    CHECK(result == SPDL_E_TYPE && !spdl_pipeline_failed(p));
+    CHECK(spdl_pipeline_error(p)->result == SPDL_E_TYPE);
+    CHECK(std::strcmp(spdl_pipeline_error(p)->text, "SPDL_NEXT into a 'other::Number *', but stage "
+                                                    "0 'count_to_100' yields 'Number *'") == 0);
+#ifdef __cpp_exceptions
+    spdl_rethrow(p);
+#endif
+    CHECK(SPDL_NEXT(p, &kept[taken++], SPDL_SECONDS(15)) == SPDL_OK);
+    CHECK(spdl_pipeline_error(p)->result == SPDL_OK);
     while (SPDL_NEXT(p, &kept[taken], SPDL_SECONDS(15)) == SPDL_OK) ++taken;
     CHECK(taken == 98);
     for (int i = 0; i < taken; ++i) delete kept[i];
@@ -533,6 +598,8 @@ int main() {
         rows_may_be_lambdas(workers);
     }
     functions_fit_too();
+    a_lambda_may_have_a_ctx();
+    rows_have_their_own_lines();
     types_are_checked();
     next_says_why_there_is_none();
     next_is_typed();
