@@ -9907,24 +9907,52 @@ SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
     return false;
 }
 
-/* Sleeps until something is put into the sink, or if the consumer works (`worker` is not -1) until
-   something can be run. A put, take or leave that comes later is followed by a full barrier and a
-   look at `waiting`; what was put before is seen here, after the barrier. */
+/* How the thread in next works while it waits. */
+typedef struct spdl__next_work {
+    bool works;
+    uint64_t longest;    /* it runs rows of calls that are not longer */
+    spdl__worker *guest; /* NULL: it has no place now */
+    int worker;          /* that place, or -1 */
+} spdl__next_work;
+
+/* Takes a place in the pool, if there is a free one. */
+SPDL__PRIVATE void spdl__next_enter(spdl_pipeline *p, spdl__next_work *work) {
+    if (!work->works || work->worker >= 0) return;
+    work->guest = spdl__guest_enter(p->pool, SPDL__NEVER);
+    if (work->guest != NULL) work->worker = work->guest->index;
+}
+
+SPDL__PRIVATE void spdl__next_leave(spdl__next_work *work) {
+    if (work->guest != NULL) spdl__guest_leave(work->guest);
+    work->guest = NULL;
+    work->worker = -1;
+}
+
+#define SPDL__NEXT_LOOKS_NS 1000000 /* for a place, while others have them all and there is work */
+
+/* Sleeps until something is put into the sink, or if the consumer works until something can be run.
+   A put, take or leave that comes later is followed by a full barrier and a look at `waiting`; what
+   was put before is seen here, after the barrier. A place of a shared pool is for who works: it is
+   left before the sleep. Nobody says when one is free. */
 SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
-                                           bool *late, int worker, uint64_t longest) {
+                                           bool *late, spdl__next_work *work) {
     const uint32_t word = spdl__load32(&p->fed.word);
+    const bool has_place = work->worker >= 0;
+    uint64_t until = deadline;
     spdl_result result;
+    bool could;
     (void)spdl__exchange32(&p->waiting, 1);
-    spdl__wake_passed(p, worker >= 0 && p->pool != NULL); /* begins with a full barrier */
+    spdl__wake_passed(p, has_place && p->pool != NULL); /* begins with a full barrier */
     result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("trainer about to sleep");
-    if (result == SPDL_EMPTY && !(worker >= 0 && spdl__next_could(p, longest))) {
-        if (spdl__pipeline_forked(p)) {
-            result = SPDL_E_INVALID;
-        } else {
-            *late = spdl__os_event_sleep(&p->fed, word, deadline) == SPDL_TIMEOUT;
-            result = spdl__sink_take(p, item);
-        }
+    could = result == SPDL_EMPTY && (work->works || has_place) && spdl__next_could(p, work->longest);
+    if (result == SPDL_EMPTY && spdl__pipeline_forked(p)) {
+        result = SPDL_E_INVALID;
+    } else if (result == SPDL_EMPTY && !(has_place && could)) {
+        if (p->pool != NULL && !p->own_pool) spdl__next_leave(work);
+        if (could) until = spdl__min(deadline, spdl_time_ns() + SPDL__NEXT_LOOKS_NS);
+        *late = spdl__os_event_sleep(&p->fed, word, until) == SPDL_TIMEOUT && until == deadline;
+        result = spdl__sink_take(p, item);
     }
     spdl__store32(&p->waiting, 0);
     return result;
@@ -9932,20 +9960,24 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
 
 /* Works, looks again a few times, then sleeps, until there is a result. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
-    const bool works = p->works_ns != 0 && p->pool != NULL && !spdl__pipeline_forked(p);
-    spdl__worker *guest = works ? spdl__guest_enter(p->pool, SPDL__NEVER) : NULL;
-    const int worker = p->pool == NULL ? 0 : guest != NULL ? guest->index : -1;
-    const uint64_t longest = p->pool == NULL ? SPDL__NEVER : p->works_ns;
+    spdl__next_work work = { false, SPDL__NEVER, NULL, 0 };
     spdl_result result = SPDL_EMPTY;
     bool late = false, slept = false, booked = false;
     int round = 0;
+    if (p->pool != NULL) {
+        work.works = p->works_ns != 0 && !spdl__pipeline_forked(p);
+        work.longest = p->works_ns;
+        work.worker = -1;
+    }
     spdl__store(&p->trainer, spdl__os_thread_id());
     while (result == SPDL_EMPTY && !late) {
-        if (!booked && p->pool != NULL && (worker >= 0 || round >= SPDL_SPINS)) {
+        spdl__next_enter(p, &work);
+        if (!booked && p->pool != NULL && (work.worker >= 0 || round >= SPDL_SPINS)) {
             spdl__blame_begin(p, p->wait_since); /* shorter waits are not worth it */
             booked = true;
         }
-        if (worker >= 0 && !spdl__load32(&p->stopping) && spdl__step_for(p, worker, longest)) {
+        if (work.worker >= 0 && !spdl__load32(&p->stopping) &&
+            spdl__step_for(p, work.worker, work.longest)) {
             result = spdl__sink_take(p, item);
             late = result == SPDL_EMPTY && spdl__late(deadline);
             round = 0;
@@ -9954,13 +9986,13 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
         } else {
             if (!slept) spdl__waiter_add(p, SPDL__WAITER);
             slept = true;
-            result = spdl__next_sleep(p, item, deadline, &late, worker, longest);
+            result = spdl__next_sleep(p, item, deadline, &late, &work);
         }
     }
     if (slept) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
     if (booked) spdl__blame_mark(p, true);
     spdl__store(&p->trainer, 0);
-    if (guest != NULL) spdl__guest_leave(guest);
+    spdl__next_leave(&work);
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 

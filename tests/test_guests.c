@@ -503,6 +503,86 @@ static void one_pipeline_too_many(void) {
     CHECK_EQ(alive, 0);
 }
 
+/* --- consumers with next_works_ns on a shared pool: they are guests while they work --- */
+
+SPDL_FN(takes_long, int, int) {
+    test_sleep_us(2000);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* The rest is for the guest: the consumer, for whom its calls are too long, must not keep the one
+   place while it sleeps. */
+static void a_consumer_leaves_its_place_to_sleep(void) {
+    static const int64_t works[] = { 0, 100000, SPDL_FOREVER };
+    for (int i = 0; i < 3; ++i) {
+        spdl_pipeline_desc desc = { .pool = pool_of(0, 1), .next_works_ns = works[i] };
+        spdl_pipeline *p;
+        crew c;
+        crew_start(&c, desc.pool, 1, 10000000);
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            ITEMS(20), SPDL_PIPE(takes_long), SPDL_SINK(2))) == SPDL_OK);
+        take_all(p, 20, SPDL_END);
+        spdl_pipeline_destroy(p);
+        crew_end(&c);
+        spdl_pool_destroy(desc.pool);
+        CHECK_EQ(alive, 0);
+    }
+}
+
+static void *take_200(void *arg) {
+    take_all((spdl_pipeline *)arg, 200, SPDL_END);
+    return NULL;
+}
+
+static void *take_nothing(void *arg) {
+    int *item;
+    CHECK_EQ(SPDL_NEXT((spdl_pipeline *)arg, &item, SPDL_FOREVER), SPDL_CLOSED);
+    return NULL;
+}
+
+/* Nor while there is nothing to do for it: other pipelines and jobs have the place. */
+static void an_idle_consumer_has_no_place(void) {
+    spdl_pool *pool = pool_of(0, 1);
+    const spdl_pipeline_desc desc = { .pool = pool, .next_works_ns = SPDL_FOREVER };
+    spdl_pipeline *idle, *busy;
+    test_thread thread;
+    int ran = 0;
+    REQUIRE(spdl_pipeline_create(&idle, &desc, SPDL_STAGES(SPDL_FEED(int), SPDL_PIPE(work),
+                                                           SPDL_SINK(2))) == SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&busy, &desc, SPDL_STAGES(ITEMS(50), SPDL_SINK(2))) == SPDL_OK);
+    REQUIRE(test_thread_start(&thread, take_nothing, idle));
+    while (spdl__load_relaxed32(&idle->waiting) == 0) test_sleep_us(100);
+    take_all(busy, 50, SPDL_END);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_SECONDS(15)), SPDL_OK);
+    CHECK_EQ(ran, 1);
+    CHECK_EQ(spdl_pipeline_stop(idle, SPDL_FOREVER), SPDL_OK);
+    test_join(thread);
+    spdl_pipeline_destroy(idle);
+    spdl_pipeline_destroy(busy);
+    spdl_pool_destroy(pool);
+    CHECK_EQ(alive, 0);
+}
+
+/* A place that was taken when the wait began is tried again. */
+static void consumers_share_one_place(void) {
+    const spdl_pipeline_desc desc = { .pool = pool_of(0, 1), .next_works_ns = SPDL_FOREVER };
+    spdl_pipeline *p[3];
+    test_thread thread[3];
+    for (int i = 0; i < 3; ++i) {
+        REQUIRE(spdl_pipeline_create(&p[i], &desc, SPDL_STAGES(
+            ITEMS(200), SPDL_PIPE(work), SPDL_SINK(2))) == SPDL_OK);
+        REQUIRE(test_thread_start(&thread[i], take_200, p[i]));
+    }
+    for (int i = 0; i < 3; ++i) {
+        test_join(thread[i]);
+        spdl_pipeline_destroy(p[i]);
+    }
+    spdl_pool_destroy(desc.pool);
+    CHECK_EQ(alive, 0);
+}
+
 /* --- stops and failures --- */
 
 SPDL_FN(fails_at_100, int, int) {
@@ -744,6 +824,9 @@ TEST_TABLE(guests) {
     TEST_CASE(places_have_hooks),
     TEST_CASE(init_that_fails_on_a_place),
     TEST_CASE(one_pipeline_too_many),
+    TEST_CASE(a_consumer_leaves_its_place_to_sleep),
+    TEST_CASE(an_idle_consumer_has_no_place),
+    TEST_CASE(consumers_share_one_place),
     TEST_CASE(failures_are_the_same),
     TEST_CASE(stop_at_any_time),
     TEST_CASE(what_a_guest_leaves_wakes_a_worker),
