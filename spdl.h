@@ -101,6 +101,9 @@
 #ifndef SPDL_H_INCLUDED
 #define SPDL_H_INCLUDED
 
+#if defined(SPDL_IMPLEMENTATION) && !defined(_FILE_OFFSET_BITS)
+#define _FILE_OFFSET_BITS 64 /* files of any size on 32-bit systems, if no header came before */
+#endif
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -3167,10 +3170,15 @@ typedef sigset_t spdl__os_signals;
 #if defined(__GLIBC__) ? !defined(__USE_MISC) : !defined(_GNU_SOURCE) && !defined(_DEFAULT_SOURCE)
 extern long syscall(long number, ...);
 extern int clock_gettime(int clock, struct timespec *now);
-extern ssize_t pread(int file, void *to, size_t bytes, off_t at);
-extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at);
+#if defined(__USE_FILE_OFFSET64) && !defined(__LP64__)
+#define SPDL__OFF64(name) __asm__(#name "64")
+#else
+#define SPDL__OFF64(name)
+#endif
+extern ssize_t pread(int file, void *to, size_t bytes, off_t at) SPDL__OFF64(pread);
+extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at) SPDL__OFF64(pwrite);
 extern int fsync(int file);
-extern int ftruncate(int file, off_t bytes);
+extern int ftruncate(int file, off_t bytes) SPDL__OFF64(ftruncate);
 #endif
 #endif
 
@@ -9945,7 +9953,8 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     spdl__wake_passed(p, has_place && p->pool != NULL); /* begins with a full barrier */
     result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("trainer about to sleep");
-    could = result == SPDL_EMPTY && (work->works || has_place) && spdl__next_could(p, work->longest);
+    could = result == SPDL_EMPTY && (work->works || has_place) &&
+            spdl__next_could(p, work->longest);
     if (result == SPDL_EMPTY && spdl__pipeline_forked(p)) {
         result = SPDL_E_INVALID;
     } else if (result == SPDL_EMPTY && !(has_place && could)) {
@@ -14339,9 +14348,9 @@ SPDL__COLD void spdl__found_locks(spdl__found *f) {
     f->proven = true;
 }
 
-/* So many times as long a row without a lock would take with the delay, at the least: what its calls
-   had no time left for; or, far from the next limit, and without rare slow calls for which the
-   others wait, their share of the time. */
+/* So many times as long a row without a lock would take with the delay, at the least: what its
+   calls had no time left for; or, far from the next limit, and without rare slow calls for which
+   the others wait, their share of the time. */
 SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
     const spdl_stage_stats *stage = &d->seen.stage[i];
     const bool apart = d->found.is.gain > 1 + SPDL__SLOWER &&

@@ -52,7 +52,7 @@ build() {
     local out=$1 cc=$2 quiet=
     shift 2
     if echo __SIZEOF_POINTER__ | $cc -E -x c - | grep -qx 4; then
-        quiet=-w
+        quiet="-w -D_FILE_OFFSET_BITS=64" # the header defines that only where it comes first
         $cc -x c -std=gnu11 $warnings -Wconversion -DSPDL_IMPLEMENTATION -c spdl.h \
             -o "$B/$out.o" || return
     fi
@@ -140,7 +140,7 @@ qemu() {
     need "$prefix-gcc" "$packages"
     [ "$program" != qemu-i386 ] || program=
     [ -z "$program" ] || need "$program" qemu-user
-    build "$cell" "$prefix-gcc" -DTEST_SANITIZED=1 $more || return
+    build "$cell" "$prefix-gcc" -DTEST_SANITIZED=1 ${program:+-DTEST_EMULATED=1} $more || return
     # shellcheck disable=SC2086 # none where the processor runs it
     run $program "$B/$cell/runner" "$@"
     again $program "$B/$cell/runner"

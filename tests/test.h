@@ -87,6 +87,15 @@ typedef struct test_module {
 #else
 #define TEST_LINUX 0
 #endif
+/* qemu-user may crash in the child of a process with threads. */
+#ifndef TEST_EMULATED
+#define TEST_EMULATED 0
+#endif
+#define TEST_NEEDS_FORKS()                                                                         \
+    do {                                                                                           \
+        if (TEST_EMULATED) TEST_SKIP("an emulator loses the child of a process with threads");     \
+    } while (0)
+
 /* For tests that look at what stages cost: a build that makes all of them slower tells nothing. */
 #define TEST_JUDGES_COSTS()                                                                        \
     do {                                                                                           \

@@ -99,8 +99,8 @@ static void a_report_is_a_line_of_json(void) {
     CHECK(says(json, "\"name\":\"decode\",\"kind\":\"pipe\",") && says(json, "\"slowed\""));
 }
 
-/* The finding of a row with these numbers, after a ladder with these responses; `gain` was promised,
-   and the longest call took `slow` times as long as half of them. */
+/* The finding of a row with these numbers, after a ladder with these responses; `gain` was
+   promised, and the longest call took `slow` times as long as half of them. */
 static spdl__found doubted_of(spdl_limit limit, int concurrency, double load, double computing,
                               double asleep, double gain, int slow) {
     static spdl__doctor d;

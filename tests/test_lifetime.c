@@ -647,6 +647,7 @@ static void a_process_can_exit_while_one_runs(void) {
 static void a_forked_child_may_have_its_own(void) {
     spdl_pipeline *p;
     pid_t child;
+    TEST_NEEDS_FORKS();
     if (SPDL__TSAN) TEST_SKIP("ThreadSanitizer starts no threads after such a fork");
     p = START(3, COUNT_TO(-1), SPDL_SINK(3));
     CHECK_EQ(take_from(p, 0, 10, SPDL_OK), 10);

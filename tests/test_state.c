@@ -619,6 +619,7 @@ static void ordered_tables_go_on(void) { goes_on_at_every_point(false, false); }
 
 /* Half of the runs are in a process: from there to here, the other way, and in the same one. */
 static void with_a_process_or_without(void) {
+    TEST_NEEDS_FORKS();
     if (HAS_LOADERS) goes_on_at_every_point(true, true);
 }
 
