@@ -3168,17 +3168,23 @@ typedef sigset_t spdl__os_signals;
 #endif
 #if SPDL__LINUX && !defined(__cplusplus)
 #if defined(__GLIBC__) ? !defined(__USE_MISC) : !defined(_GNU_SOURCE) && !defined(_DEFAULT_SOURCE)
-extern long syscall(long number, ...);
-extern int clock_gettime(int clock, struct timespec *now);
 #if defined(__USE_FILE_OFFSET64) && !defined(__LP64__)
 #define SPDL__OFF64(name) __asm__(#name "64")
 #else
 #define SPDL__OFF64(name)
 #endif
+#if (defined(__USE_TIME_BITS64) || defined(__USE_TIME64_REDIRECTS)) && !defined(__LP64__)
+#define SPDL__TIME64(name) __asm__("__" #name "64")
+#else
+#define SPDL__TIME64(name)
+#endif
+extern long syscall(long number, ...);
+extern int clock_gettime(int clock, struct timespec *now) SPDL__TIME64(clock_gettime);
 extern ssize_t pread(int file, void *to, size_t bytes, off_t at) SPDL__OFF64(pread);
 extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at) SPDL__OFF64(pwrite);
 extern int fsync(int file);
 extern int ftruncate(int file, off_t bytes) SPDL__OFF64(ftruncate);
+extern int posix_fallocate(int file, off_t at, off_t bytes) SPDL__OFF64(posix_fallocate);
 #endif
 #endif
 
@@ -4520,6 +4526,7 @@ SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
     const int file = (int)spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
     const char *reason = NULL;
     uint64_t at;
+    int error;
     *memory = MAP_FAILED;
     if (file < 0) return strerror(errno);
     if (ftruncate(file, (off_t)bytes) == 0)
@@ -4530,8 +4537,8 @@ SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
     } else if (syscall(SYS_madvise, *memory, (long)bytes, huge) == 0) {
         (void)syscall(SYS_madvise, *memory, (long)bytes, populate_write);
     }
-    while (reason == NULL && syscall(SYS_fallocate, (long)file, 0L, 0L, (long)bytes) != 0)
-        if (errno != EINTR) reason = strerror(errno);
+    while (reason == NULL && (error = posix_fallocate(file, 0, (off_t)bytes)) != 0)
+        if (error != EINTR) reason = strerror(error);
     if (reason == NULL && fcntl(file, (int)add_seals, shrink_grow_seal) != 0)
         reason = strerror(errno);
     (void)close(file); /* it stays mapped */
