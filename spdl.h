@@ -159,7 +159,7 @@ extern "C" {
        a stage whose first 100 results are NULL, or all of fewer: it may have forgotten *out; a
        warning
        a call that writes more than .item_bytes into what spdl_buffer gave: the call fails. Not in a
-       row with .allocator. Items of a batch in place are copied there, so that each is watched
+       row with .allocator
        items that the library had to free, though the row that made them has no .free_item: a
        warning for each row at destroy; harmless if the items need no free
    It does not find a stage that frees its input: -fsanitize=address shows where. */
@@ -272,8 +272,8 @@ typedef struct spdl_logger {
 
 /* ============================================================================================= */
 /* >>ring
-   A bounded queue of items of one size, by default a pointer. It holds exactly `capacity` items,
-   first in, first out. Items of 8 bytes are quickest.
+   A bounded queue of items of one size, by default a pointer: `capacity` items, first in, first
+   out.
 
    Producers call push, consumers call pop. Calls with a timeout spin, yield, then sleep. After
    SPDL_OK a pushed item belongs to the ring and a popped one to the caller; after any other result
@@ -335,7 +335,7 @@ SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, u
                                      int64_t timeout_ns);
 
 /* Ends the flow, and wakes all waiting calls. A push that starts later gets SPDL_CLOSED; one at the
-   same time is refused, or its item can be popped. Closing twice is fine.
+   same time is refused, or its item can be popped.
    Threads: any in MPMC; in SPSC the producer. */
 SPDL_API void spdl_ring_close(spdl_ring *ring);
 
@@ -349,7 +349,8 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
    Guests. A program can lend its threads: a pool with guests = n has places for n of them at a
    time, and spdl_pool_run takes one. `worker` of a job or init, statistics and traces number these
    places after the workers. Nobody wakes a thread outside of the pool: it should come once a frame
-   or so. With workers = 0 next and push wait for guests. Any thread may take a place, so init must
+   or so. With workers = 0 next and push wait for guests; with .next_works_ns next is one while it
+   works. Any thread may take a place, so init must
    store nothing there that belongs to a thread. */
 
 /* State of each worker: init stores it in *local, fini gets it back. */
@@ -434,7 +435,7 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 
-/* Refuses new jobs and waits for those in the queue. Pipelines on the pool go on.
+/* Refuses new jobs and waits for those in the queue. Pipelines go on.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
 
@@ -1195,13 +1196,11 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   A failed report is one warning in the log, and the pipeline never waits for reports: a stderr
-   that takes nothing for 100 ms loses one. destroy waits for the last one. Files are appended, each
+   A failed report is one warning in the log, and the pipeline never waits: a stderr that takes
+   nothing for 100 ms loses one. destroy waits for the last one. Files are appended, each
    line in one piece, so pipelines and processes may share one; a symbolic link is not followed.
-   examples/data/report.html draws it in a browser.
-
-   The lines have the schema "spdl.stats.1": fields as in the structs, listed at >>report-impl.
-   Later versions may add fields. */
+   examples/data/report.html draws it in a browser. The lines have the schema "spdl.stats.1": fields
+   as in the structs, listed at >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
 /* Runs on the thread of the reports, and once more at the end; `interval` is since the last call.
@@ -1225,22 +1224,19 @@ typedef struct spdl_report_desc {
    consumer's waits in next, and a plot of the depth of each edge.
 
    desc.trace names the file; "" means none. Where it is NULL the environment decides:
-   SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N to set trace_events as well. "%p" in the name is
-   the process id. create empties the file and destroy writes it: of several pipelines with one
-   file, the last one destroyed stays. A symbolic link is not followed. A failure is one warning in
-   the log.
+   SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create
+   empties the file and destroy writes it: of several pipelines with one file, the last one
+   destroyed stays. A symbolic link is not followed. A failure is one warning in the log.
 
-   Memory: (workers + 1 + edges) * trace_events * 32 bytes, allocated by create. Each thread and
-   edge keeps its latest events; log and file say how many were dropped.
+   Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
+   events; log and file say how many were dropped.
 
    The functions below add spans and a counter of your own: parts of a call, or of the consumer's
    step. Spans nest, 16 deep; deeper ones are left out. The end of a call, or destroy, ends open
-   spans. A name must live as long as the pipeline; the file has its first 100 bytes. A call takes
-   30 ns with a trace and 1 without. A pipeline is for the consumer.
+   spans. A name must live as long as the pipeline; the file has its first 100 bytes.
 
-   With <sys/sdt.h> the implementation has probes for perf and bpftrace: spdl:task_begin and
-   spdl:task_end (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items
-   delivered). */
+   With <sys/sdt.h> there are probes for perf and bpftrace: spdl:task_begin and spdl:task_end
+   (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
 
 /* Begins a span inside of the open ones of this call.
    Threads: a stage; outside of the call, or on another thread, it is a line in the log. */
@@ -1299,12 +1295,12 @@ SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_n
 
 /* ============================================================================================= */
 /* >>headspace
-   The cost of loading to a loop, whatever loads: one call runs the loop for some seconds and
-   answers in a sentence. Windows of the loop as it is take turns with windows of the same steps on
-   kept items, in which nothing is loaded: the source is not called, and its workers rest when their
-   buffers are full (calls longer than a window go on, and their cost is understated). A loop loses
-   in two ways: it waits for items, and its steps are slower beside those who load (harm). Items
-   repeat, others are dropped: what is learned is void. Measure before a run, or on a copy. */
+   The cost of loading to a loop, whatever loads, in a sentence. Windows of the loop as it is take
+   turns with windows of the same steps on kept items, in which nothing is loaded: the source is not
+   called, and its workers rest when their buffers are full (calls longer than a window go on, and
+   their cost is understated). A loop loses in two ways: it waits for items, and its steps are
+   slower beside those who load (harm). Items repeat, others are dropped: what is learned is void.
+   Measure before a run, or on a copy. */
 
 /* A ratio, measured in rounds. low and high hold the true one in 95 of 100 measurements; of several
    to choose among, all together. An interval that holds 1 is no difference. With fewer than 5
@@ -1367,12 +1363,11 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 /* ============================================================================================= */
 /* >>doctor
    Tries by experiments on the running pipeline what the verdict of the statistics says, and prints
-   that sentence with the measurements. In any program, by the environment:
+   that sentence with the measurements. By the environment:
 
        SPDL_DOCTOR=1                 for 30 s from the first item on; the report goes to stderr, and
                                      as a line of JSON to the file of SPDL_REPORT
-       SPDL_DOCTOR=60                for 60 s; about 30 s is the least: in less, beside other
-                                     programs too, there are too few rounds for an interval
+       SPDL_DOCTOR=60                for 60 s; much less than 30 s may give no interval
        SPDL_DOCTOR=1,replay          also repeats kept items: what the consumer learns is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps them if they help:
                                      may change the concurrency of rows that do not say
@@ -1383,15 +1378,13 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    to windows without. With `replay` kept items replace everything up to a row; that needs
    .copy_item on the row (buffers of spdl_buffer are copied without). Otherwise calls of the busiest
    rows take a known time longer, computing or asleep: throughput shows on which row and resource it
-   depends, and whether calls wait for a lock. Without `replay` the consumer gets the same items as
-   without a doctor. Statistics include the experiments; spdl_pipeline_set_concurrency has no
-   lasting effect meanwhile.
+   depends, and whether calls wait for a lock; the items stay the same. Statistics include the
+   experiments; spdl_pipeline_set_concurrency has no lasting effect meanwhile.
 
    It repeats rounds in which other programs had the processors, for up to twice its time; if most
    were, its figures hold beside them, and it says so. Doctors of several pipelines disturb each
-   other. It keeps up to 32 items of each row; of those with a known size up to 256 MiB, but at
-   least 2. A process that ends without spdl_pipeline_destroy before the time is over prints
-   nothing. */
+   other. It keeps up to 32 items of each row, and of a known size up to 256 MiB. A process that
+   ends without spdl_pipeline_destroy before the time is over prints nothing. */
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -1424,16 +1417,15 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
        spdl_sampler_create(&s, &desc);
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
-   Blocks are for items in large files that are read in one go; a function is for weighted draws
-   (examples/weighted.c) and curricula.
+   A function is for weighted draws (examples/weighted.c) and curricula.
 
    An epoch has positions from 0, and the order gives each an index. Rank r of w gets the positions
    r, r + w, r + 2w and so on as its items 0, 1, 2. (Of a mixture it gets one of each w, at changing
    places, so its share of each source is that of all.) The order depends only on the desc and the
-   epoch; each pair of seed and epoch is shuffled anew. An index takes 10 to 15 ns, a sampler 0.5 KB
-   and up to 8 KB for a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
+   epoch; each pair of seed and epoch is shuffled anew. A sampler takes 0.5 KB, and up to 8 KB for
+   a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
 
-   One call at a time on a sampler; a running pipeline with SPDL_INDEX is such a call. */
+   One call at a time on a sampler; a pipeline with SPDL_INDEX is such a call. */
 
 /* An item of SPDL_INDEX, from spdl_buffer. */
 typedef struct spdl_index {
@@ -1567,7 +1559,6 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    A pipeline in a process of its own, which writes its batches into memory that the consumer reads:
    nothing is copied. A crash, a leak or a library that is not thread-safe stays in that process.
    Only on Linux. Polite workers (spdl_policy) protect the consumer's speed as well, and cost less.
-   examples/loader_process.c shows one.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
    spdl_buffer; rows after it hand them on. Its blocks are slots of the shared memory (the arena):
@@ -1587,7 +1578,7 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    trusts nothing that a child can write.
 
    Memory. open reserves the arena, or says that the cgroup or the machine has no room for it: no
-   page is missing later. To bound other memory of a child, call setrlimit in .init of a row.
+   page is missing later.
 
    The child makes reports, statistics and traces of desc.pipeline, and calls log_fn, report_fn and
    event_fn. It has no doctor.
