@@ -101,7 +101,7 @@
 #ifndef SPDL_H_INCLUDED
 #define SPDL_H_INCLUDED
 
-#if defined(SPDL_IMPLEMENTATION) && !defined(_FILE_OFFSET_BITS)
+#if !defined(_FILE_OFFSET_BITS) && defined(SPDL_IMPLEMENTATION)
 #define _FILE_OFFSET_BITS 64 /* files of any size on 32-bit systems, if no header came before */
 #endif
 #include <stdbool.h>

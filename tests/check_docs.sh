@@ -22,7 +22,7 @@ for header in spdl.h spdl_cuda.h; do
             return returns ? "no line Returns:" : ""
         }
         BEGIN { split("Returns: Threads: Blocks: Owns:", word, " ") }
-        /^#if.*SPDL_(CUDA_)?IMPLEMENTATION/ { exit }
+        /^#if defined.SPDL_(CUDA_)?IMPLEMENTATION/ { exit }
         /^SPDL_API .*\(/ {
             why = judge($0 !~ /^SPDL_API void [^*]*\(/)
             name = $0
