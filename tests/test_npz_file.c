@@ -334,7 +334,10 @@ static void member_over_4_gib(void) {
     CHECK_EQ(info.bytes, count);
     CHECK_EQ(spdl_npz_read_rows(npz, 0, count - 4, 4, got, 4, &error), SPDL_OK);
     CHECK(memcmp(got, "last", 4) == 0);
-    if (CHECK_EQ(spdl_npz_view(npz, 0, &view, NULL, &error), SPDL_OK))
+    const spdl_result viewed = spdl_npz_view(npz, 0, &view, NULL, &error);
+    if (sizeof(size_t) < 8) /* there are not so many addresses */
+        CHECK(viewed < 0 && strstr(error.text, "big") != NULL);
+    else if (CHECK_EQ(viewed, SPDL_OK))
         CHECK(memcmp((const uint8_t *)view + count - 4, "last", 4) == 0);
     spdl_npz_close(npz);
     remove_files("large");
