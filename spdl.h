@@ -20057,6 +20057,18 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
 }
 
+/* Nothing is behind the last byte: what is there would be missing, as another writes the file, or a
+   system such as /proc gives no size. */
+SPDL__PRIVATE spdl_result spdl__reader_ends(const spdl__reader *r) {
+    uint8_t byte;
+    size_t have = 0;
+    (void)spdl__os_file_read(r->file, &byte, 1, r->bytes, &have);
+    if (have == 0) return SPDL_OK;
+    return spdl__reader_fail(r, SPDL_E_IO, r->bytes, "%s",
+                             r->bytes > 0 ? "it grew while it was read"
+                                          : "its size is 0, but there is more");
+}
+
 /* --- records --- */
 
 typedef struct spdl__kept {
@@ -20405,14 +20417,16 @@ SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char
 SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
                                              spdl_error *error) {
     spdl__records *s = records;
-    uint64_t bytes = 0, next = 0;
-    spdl_result result;
+    uint64_t bytes = 0, next = s->at;
+    spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     s->reader.error = error;
     if (s->kind != SPDL__RECORDS_LINES)
         return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
-    if (s->at == s->reader.bytes) return SPDL_END;
-    result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
+    if (s->at < s->reader.bytes)
+        result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
+    if (result == SPDL_OK && next == s->reader.bytes) result = spdl__reader_ends(&s->reader);
+    if (result == SPDL_OK && s->at == s->reader.bytes) return SPDL_END;
     if (result == SPDL_OK)
         result = spdl__reader_record(&s->reader, &s->desc.allocator, s->path, s->at, bytes, record);
     if (result == SPDL_OK) s->at = next;
@@ -20985,9 +20999,11 @@ SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out)
                                                                                    "bytes")
                      : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
                                            &record);
+        if (result == SPDL_OK) result = spdl__reader_ends(&reader);
         (void)spdl__os_file_close(reader.file);
     }
-    *out = record;
+    if (result == SPDL_OK) *out = record;
+    else spdl_record_free(record);
     return spdl__row_result(task, result, &error);
 }
 

@@ -1227,6 +1227,47 @@ static void bad_lines(void) {
     spdl__records_close(records);
 }
 
+/* More than was there at open is missing, also where the last line is whole. */
+static void lines_grow(void) {
+    static const char *const texts[] = { "", "1\n", "1\n2" };
+    for (size_t i = 0; i < 3; ++i) {
+        const char *path = put_text("x.txt", texts[i]);
+        spdl__records *records = records_of(path, SPDL__RECORDS_LINES,
+                                            (spdl_records_desc){ .group = false });
+        FILE *file = fopen(path, "ab");
+        spdl_record *line = NULL;
+        spdl_result result;
+        REQUIRE(file != NULL && fputs("3\n", file) >= 0);
+        fclose(file);
+        while ((result = spdl__records_next(records, &line, &error)) == SPDL_OK) {
+            CHECK_STR((const char *)line->data, "1");
+            spdl_record_free(line);
+        }
+        CHECK_EQ(result, SPDL_E_IO);
+        told(i == 0 ? "x.txt: at byte 0: its size is 0, but there is more" : "x.txt: at byte ");
+        if (i > 0) told(": it grew while it was read");
+        spdl__records_close(records);
+    }
+}
+
+/* A file that has bytes, and says 0. */
+static void files_without_a_size(void) {
+    static const char told_of[] = "/proc/version: at byte 0: its size is 0, but there is more";
+    spdl_files *files;
+    spdl_record *record = NULL;
+    spdl_pipeline *p;
+    spdl_result result;
+    if (!TEST_LINUX) TEST_SKIP("needs /proc");
+    files = files_of("/proc/version");
+    p = START(SPDL_FILES(files), SPDL_READ(), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, told_of);
+    p = START(SPDL_FILES(files), SPDL_LINES(NULL), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, told_of);
+    spdl_files_close(files);
+}
+
 static void rows_of_lines(void) {
     spdl_files *files;
     spdl_pipeline *p;
@@ -1325,6 +1366,6 @@ TEST_TABLE(files) {
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
-    TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(rows_of_lines),
-    TEST_CASE(no_memory), TEST_END
+    TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(lines_grow),
+    TEST_CASE(files_without_a_size), TEST_CASE(rows_of_lines), TEST_CASE(no_memory), TEST_END
 };
