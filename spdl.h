@@ -2890,7 +2890,8 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                              spdl__os_access access, uint64_t *bytes);
 /* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
-/* What is at a path: a folder, or a plain file of so many bytes. */
+/* What is at a path: a folder, or a plain file of so many bytes. After a failure *folder says
+   whether a folder may be there. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
 /* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
@@ -3294,7 +3295,11 @@ SPDL__PRIVATE const char *spdl__os_file_length(spdl__os_file file, uint64_t *byt
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
     struct stat status;
-    if (stat(path, &status) != 0) return strerror(errno);
+    *folder = true;
+    if (stat(path, &status) != 0) {
+        *folder = errno != ENOENT && errno != ENOTDIR;
+        return strerror(errno);
+    }
     *folder = S_ISDIR(status.st_mode);
     *bytes = *folder ? 0 : (uint64_t)status.st_size;
     return *folder || S_ISREG(status.st_mode) ? NULL : "a pipe or a device, not a file";
@@ -4183,13 +4188,18 @@ SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *fo
 }
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 existing = 3, also_folders = 0x02000000;
+    const spdl__win_u32 existing = 3, also_folders = 0x02000000, no_file = 2, no_path = 3;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     void *handle;
+    *folder = true;
     if (wide == NULL) return reason;
     handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, existing, also_folders, NULL);
-    if (handle == SPDL__WIN_NO_HANDLE) reason = spdl__win_why(GetLastError());
+    if (handle == SPDL__WIN_NO_HANDLE) {
+        const spdl__win_u32 error = GetLastError();
+        *folder = error != no_file && error != no_path;
+        reason = spdl__win_why(error);
+    }
     SPDL_FREE(wide);
     if (reason != NULL) return reason;
     reason = spdl__win_look(handle, bytes, folder);
@@ -20541,10 +20551,10 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
     return f->result == SPDL_OK && (reason == NULL || spdl__search_fail(f, SPDL_E_IO, reason));
 }
 
-/* Looks at f->path. */
-SPDL__PRIVATE bool spdl__search_look(spdl__search *f, uint64_t *bytes, bool *folder) {
+/* Looks at f->path. A `middle` part of a pattern looks for folders: all else is skipped. */
+SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
-    if (reason != NULL) return spdl__search_fail(f, SPDL_E_IO, reason);
+    if (reason != NULL && (*folder || !middle)) return spdl__search_fail(f, SPDL_E_IO, reason);
     return ++f->seen <= f->desc.max_files ||
            spdl__search_fail(f, SPDL_E_LIMIT, "more files and folders than max_files");
 }
@@ -20560,7 +20570,7 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     bool folder = false, good;
     if (pattern != NULL ? !spdl__match(pattern, end, name) : name[0] == '.') return true;
     if (!spdl__search_push(f, name, strlen(name))) return false;
-    good = spdl__search_look(f, &bytes, &folder);
+    good = spdl__search_look(f, more, &bytes, &folder);
     if (good && folder && (more || (pattern == NULL && f->desc.recursive))) {
         f->pattern = more ? end + 1 : NULL;
         good = spdl__search_in(f);
@@ -20576,7 +20586,7 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
 SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
     uint64_t bytes = 0;
     bool folder = false;
-    if (!spdl__search_look(f, &bytes, &folder)) return false;
+    if (!spdl__search_look(f, false, &bytes, &folder)) return false;
     if (folder) return spdl__search_fail(f, SPDL_E_IO, "a folder, not a file");
     return spdl__search_add(f, bytes);
 }
@@ -20621,6 +20631,7 @@ SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
     bool folder = false;
     if (path[0] == '@') return spdl__search_listed(f, path + 1);
     reason = spdl__os_file_look(path, &bytes, &folder);
+    if (reason != NULL) folder = false;
     if (reason != NULL && wildcard != NULL) {
         for (end = wildcard; end > path && !spdl__slash(end[-1]); --end) {}
         f->pattern = end;

@@ -130,6 +130,25 @@ static void folders_and_patterns(void) {
     spdl_files_close(files);
 }
 
+/* A middle part of a pattern looks for folders: what is none is no answer, and no failure. */
+static void middle_parts(void) {
+    const spdl_files_desc desc = { .error = &error };
+    spdl_files *files = NULL;
+    tree_make();
+    REQUIRE(symlink("nowhere", path_of("dangling")) == 0);
+    REQUIRE(symlink("a.tar/nowhere", path_of("through")) == 0);
+    REQUIRE(symlink("a", path_of("link")) == 0);
+    REQUIRE(mkfifo(path_of("pipe"), 0600) == 0);
+    files = files_of(path_of("*/*.tar"));
+    CHECK_STR(names_of(files), "A/3.tar a/10.tar a/2.tar b/2.tar b/[1].tar link/10.tar link/2.tar");
+    spdl_files_close(files);
+    CHECK_EQ(spdl_files_open(&files, path_of("d*"), &desc), SPDL_E_IO); /* the last part */
+    told("/dangling: No such file");
+    REQUIRE(symlink("self", path_of("self")) == 0); /* there may be a folder, for all one knows */
+    CHECK_EQ(spdl_files_open(&files, path_of("*/*.tar"), &desc), SPDL_E_IO);
+    told("/self: ");
+}
+
 static void nothing_to_list(void) {
     static const struct { const char *path; spdl_result result; const char *told; } cases[] = {
         { "none", SPDL_E_IO, "/none: No such file" },
@@ -1359,8 +1378,8 @@ static void no_memory(void) {
 }
 
 TEST_TABLE(files) {
-    TEST_CASE(folders_and_patterns), TEST_CASE(nothing_to_list), TEST_CASE(lists_of_paths),
-    TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
+    TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
+    TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
     TEST_CASE(a_position_is_of_its_files), TEST_CASE(windows_across_shards),
     TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
