@@ -4919,7 +4919,7 @@ SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
 SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     const size_t length = strlen(path);
     if (length >= bytes) path += length - (bytes - 1);
-    spdl__printable(to, bytes, path);
+    spdl__printable(to, bytes, length > 0 ? path : "(an empty path)");
     if (length >= bytes) memcpy(to, "...", 3);
 }
 
@@ -20016,7 +20016,7 @@ typedef struct spdl__reader {
 SPDL__PRINTF(4, 5)
 SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
                                             const char *format, ...) {
-    char reason[224], label[208];
+    char reason[272], label[208];
     va_list args;
     if (r->error == NULL) return result;
     va_start(args, format);
@@ -20472,6 +20472,7 @@ struct spdl_files {
 typedef struct spdl__search {
     spdl_files *files;
     spdl_files_desc desc;
+    const char *named;   /* what open was given */
     const char *pattern; /* what is left of it: for the folder at `path`; NULL: everything */
     uint64_t seen;       /* files and folders */
     int depth;
@@ -20482,7 +20483,7 @@ typedef struct spdl__search {
 
 SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const char *reason) {
     char label[208];
-    spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : ".");
+    spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : f->named);
     f->result = spdl__error_set(f->desc.error, result, "%s: %s", label, reason);
     return false;
 }
@@ -20492,7 +20493,7 @@ SPDL__PRIVATE bool spdl__search_push(spdl__search *f, const char *name, size_t b
     const size_t slash = f->length > 0 && !spdl__slash(f->path[f->length - 1]) &&
                          f->depth > 0;
     if (bytes >= sizeof(f->path) - f->length - slash)
-        return spdl__search_fail(f, SPDL_E_LIMIT, "a path in it has more than 4095 bytes");
+        return spdl__search_fail(f, SPDL_E_LIMIT, "a path has more than 4095 bytes");
     if (slash) f->path[f->length++] = '/';
     memcpy(f->path + f->length, name, bytes);
     f->path[f->length += bytes] = '\0';
@@ -20601,7 +20602,7 @@ SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
     if (!spdl__search_push(f, line->name, folder)) return false;
     if (!spdl__search_push(f, path, line->bytes)) return false;
     if (strlen(path) == line->bytes) return spdl__search_named(f);
-    return spdl__search_fail(f, SPDL_E_FORMAT, "in a list: a path with a zero in it");
+    return spdl__search_fail(f, SPDL_E_FORMAT, "a path with a zero in it");
 }
 
 SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
@@ -20616,7 +20617,9 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     while (f->result == SPDL_OK) {
         f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
-        (void)spdl__search_line(f, line);
+        if (!spdl__search_line(f, line) && f->desc.error != NULL)
+            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s",
+                                    f->desc.error->text);
         spdl_record_free(line);
     }
     spdl__records_close(lines);
@@ -20680,6 +20683,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
         return spdl__error_set(f.desc.error, SPDL_E_NOMEM, "spdl_files_open: out of memory");
     made->allocator = f.desc.allocator;
     f.files = made;
+    f.named = path;
     if (spdl__search_path(&f, path) && made->count == 0) {
         spdl__search_pop(&f, 0);
         (void)(spdl__search_push(&f, path, strlen(path)) &&

@@ -182,6 +182,8 @@ static void nothing_to_list(void) {
     told("/loop/loop*32 folders deep");
     memset(longer, 'x', sizeof longer);
     longer[sizeof longer - 1] = '\0';
+    CHECK_EQ(spdl_files_open(&files, longer, &desc), SPDL_E_LIMIT);
+    told("...xxxx*x: a path has more than 4095 bytes");
     longer[4500] = '*';
     CHECK(spdl_files_open(&files, longer, &desc) != SPDL_OK);
     longer[10] = '/';
@@ -210,22 +212,25 @@ static void lists_of_paths(void) {
     spdl_files_close(files);
     put_text("list", "a.tar\nb/none.tar\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
-    told("/b/none.tar: No such file");
+    told("/list: at byte 6: */b/none.tar: No such file");
     put_text("list", "a.tar\nb\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
-    told("/b: a folder");
+    told("/list: at byte 6: */b: a folder, not a file");
     put_file("list", "a.tar\0b\n", 8);
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_FORMAT);
-    told("a path with a zero");
+    told("/list: at byte 0: */a.tar: a path with a zero");
     put_text("list", "\n\r\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_files_open(&files, "@none", &desc), SPDL_E_IO);
     told("none: No such file");
+    CHECK_EQ(spdl_files_open(&files, "@", &desc), SPDL_E_IO);
+    told("(an empty path): No such file");
     memset(list, 'x', sizeof list - 1);
     list[sizeof list - 1] = '\0';
     for (int i = 0; i < 10; ++i) memcpy(list, "a.tar\n", 6);
     put_text("list", list);
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO); /* a name too long for the system */
+    told("/list: at byte 6: ...*xxx: File name too long");
 }
 
 /* Names, sizes and order count; where the folder lies does not. */
@@ -1269,6 +1274,19 @@ static void lines_grow(void) {
     }
 }
 
+SPDL_FN(no_path, void, char) {
+    static char empty[] = "";
+    *out = empty;
+    return SPDL_OK;
+}
+
+static void empty_paths(void) {
+    spdl_record *record;
+    spdl_pipeline *p = START(SPDL_SOURCE(no_path), SPDL_READ(), SPDL_SINK(3));
+    const spdl_result result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, "stage 1 'read', item 0: (an empty path): No such file");
+}
+
 /* A file that has bytes, and says 0. */
 static void files_without_a_size(void) {
     static const char told_of[] = "/proc/version: at byte 0: its size is 0, but there is more";
@@ -1386,5 +1404,6 @@ TEST_TABLE(files) {
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
     TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(lines_grow),
-    TEST_CASE(files_without_a_size), TEST_CASE(rows_of_lines), TEST_CASE(no_memory), TEST_END
+    TEST_CASE(empty_paths), TEST_CASE(files_without_a_size), TEST_CASE(rows_of_lines),
+    TEST_CASE(no_memory), TEST_END
 };
