@@ -4851,14 +4851,16 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                            "%s: set both functions of the allocator or none", what);
 }
 
-SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
-    if (logger->log_fn != NULL)
-        logger->log_fn(level, text, logger->user);
-    else if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "spdl: %s\n", text);
+/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
+SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
+    size_t i, length = strlen(name);
+    for (i = 0; i < length && i + 1 < bytes; i++)
+        to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
+    to[i] = 0;
+    if (i < length) memcpy(to + bytes - 4, "...", 3);
 }
 
-/* The same, as printf would write it. */
+/* A message as printf would write it, on one line whatever a stage has put into it. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
                               ...) {
@@ -4867,7 +4869,15 @@ SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, c
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__log(logger, level, text);
+    spdl__printable(text, sizeof(text), text);
+    if (logger->log_fn != NULL)
+        logger->log_fn(level, text, logger->user);
+    else if (level <= SPDL_LOG_WARN)
+        (void)fprintf(stderr, "spdl: %s\n", text);
+}
+
+SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
+    spdl__logf(logger, level, "%s", text);
 }
 
 SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event, const char *name,
@@ -4906,16 +4916,7 @@ SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     return value;
 }
 
-/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
-SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
-    size_t i, length = strlen(name);
-    for (i = 0; i < length && i + 1 < bytes; i++)
-        to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
-    to[i] = 0;
-    if (i < length) memcpy(to + bytes - 4, "...", 3);
-}
-
-/* The same for the path of a file: a long one loses its head. */
+/* spdl__printable for the path of a file: a long one loses its head. */
 SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     const size_t length = strlen(path);
     if (length >= bytes) path += length - (bytes - 1);
