@@ -10691,7 +10691,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "threads", "source", row->threads, 1, 1 },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
         { "output_order", "pipe and merge", row->output_order, 0, SPDL_ORDER_COMPLETION },
-        { "item_bytes", "source, pipe and batch", (int64_t)row->item_bytes, 1, INT32_MAX },
+        { "item_bytes", "source, pipe and batch", row->item_bytes != 0, 0, 1 },
         { "allocator", "source, pipe and batch", row->allocator != NULL, 0, 1 },
         { "drop_last", "batch", row->drop_last, 0, 1 },
         { "drop_oldest", "feed", row->drop_oldest, 0, 1 },
@@ -10726,6 +10726,9 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
             return spdl__row_error(plan, i, "%s is %d, must be %d to %d", f->name, (int)f->value,
                                    f->min, f->max);
     }
+    if (row->item_bytes > INT32_MAX)
+        return spdl__row_error(plan, i, "item_bytes is %llu, must be at most %d",
+                               (spdl__llu)row->item_bytes, INT32_MAX);
     return SPDL_OK;
 }
 
