@@ -811,8 +811,9 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
    the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
-   seconds, or not at all after a stop that timed out waiting for it. When that call returns, its
-   thread frees the rest: until then ctx, allocator and profiler must exist.
+   seconds, or not at all after a stop that timed out waiting for it; for one of SPDL_FROM always 5
+   seconds. When that call returns, its thread frees the rest: until then ctx, allocator and profiler
+   must exist.
    Threads: not on a worker of its pool.
    Blocks:  until the running stage functions have returned, except as above, and every deferred
             call was completed; with fini rows on a shared pool until each worker was free. */
@@ -854,9 +855,11 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 #endif
 
 /* Ends the flow early: no stage function is called again. next returns the items in the sink, then
-   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items. A
-   second stop, or one after the end, does nothing.
-   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run; the stop goes on).
+   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items;
+   those in the sink behind a failure stay until destroy or a rewind. A second stop, or one after
+   the end, does nothing.
+   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run, or a rewind has called this free_item;
+            the stop goes on).
    Blocks:  until the running stage functions have returned and every deferred call was completed,
             and then in free_item. Inside of a stage or on a worker of its pool it does not wait. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
@@ -1067,7 +1070,8 @@ typedef struct spdl_stage_stats {
     uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
     uint64_t failures; /* of these, failed; not in the times. Feed: beside these, refused */
     uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
-    uint64_t freed;    /* items of this stage that a stop or failure freed */
+    uint64_t freed;    /* items of this stage that a stop or failure freed; what is behind a
+                          failure stays until a stop, a rewind or destroy */
     uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
@@ -7226,6 +7230,7 @@ struct spdl_pipeline {
     uint32_t purge_lock;
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
+    bool stop_stays;       /* of it: a free_item that it called has called stop */
     spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
     spdl__os_event locks;  /* where threads wait for one of its locks */
     char pad1[SPDL_CACHE_LINE];
@@ -10283,14 +10288,16 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over. One in a free_item that the rewind calls has no need to. */
+/* A stop waits until a rewind is over. In a free_item that the rewind calls it cannot: then the
+   rows do not open again. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
         const uint32_t word = spdl__load32(&p->quiet.word);
         const uint64_t rewinder = spdl__load(&p->rewinder);
         if (rewinder == 0) return SPDL_OK;
-        if (rewinder == spdl__os_thread_id()) return SPDL_E_INVALID;
+        if (rewinder == spdl__os_thread_id()) p->stop_stays = true;
+        if (rewinder == spdl__os_thread_id()) return SPDL_TIMEOUT;
         if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
         slept = spdl__os_event_sleep(&p->quiet, word, deadline);
     }
@@ -10395,6 +10402,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
+    if (p->stop_stays) return;
     spdl__store32(&p->stopping, 0);
     for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
         SPDL_TEST_POINT("rewind opens");
@@ -10432,6 +10440,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
         result = spdl__rewind_await_stops(p, deadline);
         if (result == SPDL_OK) {
+            p->stop_stays = false;
             spdl__pipeline_halt(p);
             result = spdl__pipeline_await_quiet(p, deadline, NULL);
             if (result == SPDL_OK) spdl__rewind_all(p, start);
