@@ -815,8 +815,9 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
    the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
-   seconds, or not at all after a stop that timed out waiting for it. When that call returns, its
-   thread frees the rest: until then ctx, allocator and profiler must exist.
+   seconds, or not at all after a stop that timed out waiting for it; for one of SPDL_FROM always 5
+   seconds. When that call returns, its thread frees the rest: until then ctx, allocator and profiler
+   must exist.
    Threads: not on a worker of its pool.
    Blocks:  until the running stage functions have returned, except as above, and every deferred
             call was completed; with fini rows on a shared pool until each worker was free. */
@@ -858,9 +859,11 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 #endif
 
 /* Ends the flow early: no stage function is called again. next returns the items in the sink, then
-   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items. A
-   second stop, or one after the end, does nothing.
-   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run; the stop goes on).
+   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items;
+   those in the sink behind a failure stay until destroy or a rewind. A second stop, or one after
+   the end, does nothing.
+   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run, or a rewind has called this free_item;
+            the stop goes on).
    Blocks:  until the running stage functions have returned and every deferred call was completed,
             and then in free_item. Inside of a stage or on a worker of its pool it does not wait. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
@@ -1071,7 +1074,8 @@ typedef struct spdl_stage_stats {
     uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
     uint64_t failures; /* of these, failed; not in the times. Feed: beside these, refused */
     uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
-    uint64_t freed;    /* items of this stage that a stop or failure freed */
+    uint64_t freed;    /* items of this stage that a stop or failure freed; what is behind a
+                          failure stays until a stop, a rewind or destroy */
     uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
@@ -2884,7 +2888,8 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                              spdl__os_access access, uint64_t *bytes);
 /* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
-/* What is at a path: a folder, or a plain file of so many bytes. */
+/* What is at a path: a folder, or a plain file of so many bytes. After a failure *folder says
+   whether a folder may be there. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
 /* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
@@ -3299,7 +3304,11 @@ SPDL__PRIVATE const char *spdl__os_file_length(spdl__os_file file, uint64_t *byt
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
     struct stat status;
-    if (stat(path, &status) != 0) return strerror(errno);
+    *folder = true;
+    if (stat(path, &status) != 0) {
+        *folder = errno != ENOENT && errno != ENOTDIR;
+        return strerror(errno);
+    }
     *folder = S_ISDIR(status.st_mode);
     *bytes = *folder ? 0 : (uint64_t)status.st_size;
     return *folder || S_ISREG(status.st_mode) ? NULL : "a pipe or a device, not a file";
@@ -4188,13 +4197,18 @@ SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *fo
 }
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 existing = 3, also_folders = 0x02000000;
+    const spdl__win_u32 existing = 3, also_folders = 0x02000000, no_file = 2, no_path = 3;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     void *handle;
+    *folder = true;
     if (wide == NULL) return reason;
     handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, existing, also_folders, NULL);
-    if (handle == SPDL__WIN_NO_HANDLE) reason = spdl__win_why(GetLastError());
+    if (handle == SPDL__WIN_NO_HANDLE) {
+        const spdl__win_u32 error = GetLastError();
+        *folder = error != no_file && error != no_path;
+        reason = spdl__win_why(error);
+    }
     SPDL_FREE(wide);
     if (reason != NULL) return reason;
     reason = spdl__win_look(handle, bytes, folder);
@@ -4847,14 +4861,16 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                            "%s: set both functions of the allocator or none", what);
 }
 
-SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
-    if (logger->log_fn != NULL)
-        logger->log_fn(level, text, logger->user);
-    else if (level <= SPDL_LOG_WARN)
-        (void)fprintf(stderr, "spdl: %s\n", text);
+/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
+SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
+    size_t i, length = strlen(name);
+    for (i = 0; i < length && i + 1 < bytes; i++)
+        to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
+    to[i] = 0;
+    if (i < length) memcpy(to + bytes - 4, "...", 3);
 }
 
-/* The same, as printf would write it. */
+/* A message as printf would write it, on one line whatever a stage has put into it. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
                               ...) {
@@ -4863,7 +4879,15 @@ SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, c
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__log(logger, level, text);
+    spdl__printable(text, sizeof(text), text);
+    if (logger->log_fn != NULL)
+        logger->log_fn(level, text, logger->user);
+    else if (level <= SPDL_LOG_WARN)
+        (void)fprintf(stderr, "spdl: %s\n", text);
+}
+
+SPDL__PRIVATE void spdl__log(const spdl_logger *logger, spdl_log_level level, const char *text) {
+    spdl__logf(logger, level, "%s", text);
 }
 
 SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event, const char *name,
@@ -4902,20 +4926,11 @@ SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     return value;
 }
 
-/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
-SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
-    size_t i, length = strlen(name);
-    for (i = 0; i < length && i + 1 < bytes; i++)
-        to[i] = (unsigned char)name[i] < 32 || name[i] == 127 ? '?' : name[i];
-    to[i] = 0;
-    if (i < length) memcpy(to + bytes - 4, "...", 3);
-}
-
-/* The same for the path of a file: a long one loses its head. */
+/* spdl__printable for the path of a file: a long one loses its head. */
 SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     const size_t length = strlen(path);
     if (length >= bytes) path += length - (bytes - 1);
-    spdl__printable(to, bytes, path);
+    spdl__printable(to, bytes, length > 0 ? path : "(an empty path)");
     if (length >= bytes) memcpy(to, "...", 3);
 }
 
@@ -7221,6 +7236,7 @@ struct spdl_pipeline {
     uint32_t purge_lock;
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
+    bool stop_stays;       /* of it: a free_item that it called has called stop */
     spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
     spdl__os_event locks;  /* where threads wait for one of its locks */
     char pad1[SPDL_CACHE_LINE];
@@ -10311,14 +10327,16 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over. One in a free_item that the rewind calls has no need to. */
+/* A stop waits until a rewind is over. In a free_item that the rewind calls it cannot: then the
+   rows do not open again. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
         const uint32_t word = spdl__load32(&p->quiet.word);
         const uint64_t rewinder = spdl__load(&p->rewinder);
         if (rewinder == 0) return SPDL_OK;
-        if (rewinder == spdl__os_thread_id()) return SPDL_E_INVALID;
+        if (rewinder == spdl__os_thread_id()) p->stop_stays = true;
+        if (rewinder == spdl__os_thread_id()) return SPDL_TIMEOUT;
         if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
         slept = spdl__os_event_sleep(&p->quiet, word, deadline);
     }
@@ -10423,6 +10441,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
+    if (p->stop_stays) return;
     spdl__store32(&p->stopping, 0);
     for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
         SPDL_TEST_POINT("rewind opens");
@@ -10460,6 +10479,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
         result = spdl__rewind_await_stops(p, deadline);
         if (result == SPDL_OK) {
+            p->stop_stays = false;
             spdl__pipeline_halt(p);
             result = spdl__pipeline_await_quiet(p, deadline, NULL);
             if (result == SPDL_OK) spdl__rewind_all(p, start);
@@ -10719,7 +10739,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "threads", "source", row->threads, 1, 1 },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
         { "output_order", "pipe and merge", row->output_order, 0, SPDL_ORDER_COMPLETION },
-        { "item_bytes", "source, pipe and batch", (int64_t)row->item_bytes, 1, INT32_MAX },
+        { "item_bytes", "source, pipe and batch", row->item_bytes != 0, 0, 1 },
         { "allocator", "source, pipe and batch", row->allocator != NULL, 0, 1 },
         { "drop_last", "batch", row->drop_last, 0, 1 },
         { "drop_oldest", "feed", row->drop_oldest, 0, 1 },
@@ -10754,6 +10774,9 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
             return spdl__row_error(plan, i, "%s is %d, must be %d to %d", f->name, (int)f->value,
                                    f->min, f->max);
     }
+    if (row->item_bytes > INT32_MAX)
+        return spdl__row_error(plan, i, "item_bytes is %llu, must be at most %d",
+                               (spdl__llu)row->item_bytes, INT32_MAX);
     return SPDL_OK;
 }
 
@@ -20045,7 +20068,7 @@ typedef struct spdl__reader {
 SPDL__PRINTF(4, 5)
 SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
                                             const char *format, ...) {
-    char reason[224], label[208];
+    char reason[272], label[208];
     va_list args;
     if (r->error == NULL) return result;
     va_start(args, format);
@@ -20094,6 +20117,18 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     if (reason == NULL) return SPDL_OK;
     spdl__label(label, sizeof(label), path);
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
+}
+
+/* Nothing is behind the last byte: what is there would be missing, as another writes the file, or a
+   system such as /proc gives no size. */
+SPDL__PRIVATE spdl_result spdl__reader_ends(const spdl__reader *r) {
+    uint8_t byte;
+    size_t have = 0;
+    (void)spdl__os_file_read(r->file, &byte, 1, r->bytes, &have);
+    if (have == 0) return SPDL_OK;
+    return spdl__reader_fail(r, SPDL_E_IO, r->bytes, "%s",
+                             r->bytes > 0 ? "it grew while it was read"
+                                          : "its size is 0, but there is more");
 }
 
 /* --- records --- */
@@ -20444,14 +20479,16 @@ SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char
 SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
                                              spdl_error *error) {
     spdl__records *s = records;
-    uint64_t bytes = 0, next = 0;
-    spdl_result result;
+    uint64_t bytes = 0, next = s->at;
+    spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     s->reader.error = error;
     if (s->kind != SPDL__RECORDS_LINES)
         return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
-    if (s->at == s->reader.bytes) return SPDL_END;
-    result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
+    if (s->at < s->reader.bytes)
+        result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
+    if (result == SPDL_OK && next == s->reader.bytes) result = spdl__reader_ends(&s->reader);
+    if (result == SPDL_OK && s->at == s->reader.bytes) return SPDL_END;
     if (result == SPDL_OK)
         result = spdl__reader_record(&s->reader, &s->desc.allocator, s->path, s->at, bytes, record);
     if (result == SPDL_OK) s->at = next;
@@ -20487,6 +20524,7 @@ struct spdl_files {
 typedef struct spdl__search {
     spdl_files *files;
     spdl_files_desc desc;
+    const char *named;   /* what open was given */
     const char *pattern; /* what is left of it: for the folder at `path`; NULL: everything */
     uint64_t seen;       /* files and folders */
     int depth;
@@ -20497,7 +20535,7 @@ typedef struct spdl__search {
 
 SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const char *reason) {
     char label[208];
-    spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : ".");
+    spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : f->named);
     f->result = spdl__error_set(f->desc.error, result, "%s: %s", label, reason);
     return false;
 }
@@ -20507,7 +20545,7 @@ SPDL__PRIVATE bool spdl__search_push(spdl__search *f, const char *name, size_t b
     const size_t slash = f->length > 0 && !spdl__slash(f->path[f->length - 1]) &&
                          f->depth > 0;
     if (bytes >= sizeof(f->path) - f->length - slash)
-        return spdl__search_fail(f, SPDL_E_LIMIT, "a path in it has more than 4095 bytes");
+        return spdl__search_fail(f, SPDL_E_LIMIT, "a path has more than 4095 bytes");
     if (slash) f->path[f->length++] = '/';
     memcpy(f->path + f->length, name, bytes);
     f->path[f->length += bytes] = '\0';
@@ -20566,10 +20604,10 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
     return f->result == SPDL_OK && (reason == NULL || spdl__search_fail(f, SPDL_E_IO, reason));
 }
 
-/* Looks at f->path. */
-SPDL__PRIVATE bool spdl__search_look(spdl__search *f, uint64_t *bytes, bool *folder) {
+/* Looks at f->path. A `middle` part of a pattern looks for folders: all else is skipped. */
+SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
-    if (reason != NULL) return spdl__search_fail(f, SPDL_E_IO, reason);
+    if (reason != NULL && (*folder || !middle)) return spdl__search_fail(f, SPDL_E_IO, reason);
     return ++f->seen <= f->desc.max_files ||
            spdl__search_fail(f, SPDL_E_LIMIT, "more files and folders than max_files");
 }
@@ -20585,7 +20623,7 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     bool folder = false, good;
     if (pattern != NULL ? !spdl__match(pattern, end, name) : name[0] == '.') return true;
     if (!spdl__search_push(f, name, strlen(name))) return false;
-    good = spdl__search_look(f, &bytes, &folder);
+    good = spdl__search_look(f, more, &bytes, &folder);
     if (good && folder && (more || (pattern == NULL && f->desc.recursive))) {
         f->pattern = more ? end + 1 : NULL;
         good = spdl__search_in(f);
@@ -20601,7 +20639,7 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
 SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
     uint64_t bytes = 0;
     bool folder = false;
-    if (!spdl__search_look(f, &bytes, &folder)) return false;
+    if (!spdl__search_look(f, false, &bytes, &folder)) return false;
     if (folder) return spdl__search_fail(f, SPDL_E_IO, "a folder, not a file");
     return spdl__search_add(f, bytes);
 }
@@ -20616,7 +20654,7 @@ SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
     if (!spdl__search_push(f, line->name, folder)) return false;
     if (!spdl__search_push(f, path, line->bytes)) return false;
     if (strlen(path) == line->bytes) return spdl__search_named(f);
-    return spdl__search_fail(f, SPDL_E_FORMAT, "in a list: a path with a zero in it");
+    return spdl__search_fail(f, SPDL_E_FORMAT, "a path with a zero in it");
 }
 
 SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
@@ -20631,7 +20669,9 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     while (f->result == SPDL_OK) {
         f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
-        (void)spdl__search_line(f, line);
+        if (!spdl__search_line(f, line) && f->desc.error != NULL)
+            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s",
+                                    f->desc.error->text);
         spdl_record_free(line);
     }
     spdl__records_close(lines);
@@ -20646,6 +20686,7 @@ SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
     bool folder = false;
     if (path[0] == '@') return spdl__search_listed(f, path + 1);
     reason = spdl__os_file_look(path, &bytes, &folder);
+    if (reason != NULL) folder = false;
     if (reason != NULL && wildcard != NULL) {
         for (end = wildcard; end > path && !spdl__slash(end[-1]); --end) {}
         f->pattern = end;
@@ -20694,6 +20735,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
         return spdl__error_set(f.desc.error, SPDL_E_NOMEM, "spdl_files_open: out of memory");
     made->allocator = f.desc.allocator;
     f.files = made;
+    f.named = path;
     if (spdl__search_path(&f, path) && made->count == 0) {
         spdl__search_pop(&f, 0);
         (void)(spdl__search_push(&f, path, strlen(path)) &&
@@ -21024,9 +21066,11 @@ SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out)
                                                                                    "bytes")
                      : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
                                            &record);
+        if (result == SPDL_OK) result = spdl__reader_ends(&reader);
         (void)spdl__os_file_close(reader.file);
     }
-    *out = record;
+    if (result == SPDL_OK) *out = record;
+    else spdl_record_free(record);
     return spdl__row_result(task, result, &error);
 }
 

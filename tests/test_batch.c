@@ -648,8 +648,12 @@ static void refused(const char *text, const spdl_stage *rows, size_t count) {
 }
 
 static void rows_are_checked(void) {
-    refused("item_bytes is -1, must be at least 1",
-            SPDL_STAGES(SPDL_SOURCE(count_up, .item_bytes = (size_t)-1), SPDL_SINK(1)));
+    char text[80];
+    snprintf(text, sizeof text, "item_bytes is %llu, must be at most 2147483647",
+             (unsigned long long)SIZE_MAX);
+    refused(text, SPDL_STAGES(SPDL_SOURCE(count_up, .item_bytes = SIZE_MAX), SPDL_SINK(1)));
+    refused("item_bytes is 2147483648, must be at most",
+            SPDL_STAGES(SPDL_SOURCE(count_up, .item_bytes = (size_t)1 << 31), SPDL_SINK(1)));
     refused("item_bytes is set, but only source, pipe and batch rows have it",
             SPDL_STAGES(COUNT_TO(1), SPDL_BATCH(4), SPDL_UNBATCH(.item_bytes = 4), SPDL_SINK(1)));
     refused("concurrency is set, but only pipe rows",

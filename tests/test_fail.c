@@ -67,6 +67,25 @@ static void a_source_that_fails_is_an_error(void) {
     CHECK(strstr(k.error[0], "stage 0 'count_up', item 3: ") != NULL);
 }
 
+SPDL_FN(fails_in_lines, void, item) {
+    (void)out;
+    return spdl_fail(task, "line 1\r\nline\t2\033[0m \177 \303\244");
+}
+
+static void a_message_is_one_line(void) {
+    kept k;
+    for (int twice = 0; twice < 2; ++twice) { /* an error, and a failure that is tolerated */
+        spdl_pipeline *p = start_kept(&k, 2, SPDL_STAGES(
+            SPDL_SOURCE(fails_in_lines, .max_failures = twice), SPDL_SINK(3)));
+        TAKE_ALL(p, "", SPDL_E_STAGE);
+        DONE(p);
+        CHECK_EQ(k.errors, 1);
+        CHECK(strstr(k.error[0], ": line 1??line?2?[0m ? \303\244") != NULL);
+        CHECK_EQ(k.warnings, twice);
+        if (twice) CHECK(strstr(k.warning[0], ": line 1??line?2?[0m ? \303\244") != NULL);
+    }
+}
+
 static void what_was_dropped_is_one_line_at_the_end(void) {
     for (int w = 0; w < 8; ++w) {
         kept k;
@@ -619,6 +638,7 @@ static void on_drop_is_of_rows_that_call(void) {
 TEST_TABLE(fail) {
     TEST_CASE(what_ends_a_pipeline_is_an_error),
     TEST_CASE(a_source_that_fails_is_an_error),
+    TEST_CASE(a_message_is_one_line),
     TEST_CASE(what_was_dropped_is_one_line_at_the_end),
     TEST_CASE(a_source_drops_calls),
     TEST_CASE(a_stop_reports_what_was_dropped),

@@ -130,6 +130,25 @@ static void folders_and_patterns(void) {
     spdl_files_close(files);
 }
 
+/* A middle part of a pattern looks for folders: what is none is no answer, and no failure. */
+static void middle_parts(void) {
+    const spdl_files_desc desc = { .error = &error };
+    spdl_files *files = NULL;
+    tree_make();
+    REQUIRE(symlink("nowhere", path_of("dangling")) == 0);
+    REQUIRE(symlink("a.tar/nowhere", path_of("through")) == 0);
+    REQUIRE(symlink("a", path_of("link")) == 0);
+    REQUIRE(mkfifo(path_of("pipe"), 0600) == 0);
+    files = files_of(path_of("*/*.tar"));
+    CHECK_STR(names_of(files), "A/3.tar a/10.tar a/2.tar b/2.tar b/[1].tar link/10.tar link/2.tar");
+    spdl_files_close(files);
+    CHECK_EQ(spdl_files_open(&files, path_of("d*"), &desc), SPDL_E_IO); /* the last part */
+    told("/dangling: No such file");
+    REQUIRE(symlink("self", path_of("self")) == 0); /* there may be a folder, for all one knows */
+    CHECK_EQ(spdl_files_open(&files, path_of("*/*.tar"), &desc), SPDL_E_IO);
+    told("/self: ");
+}
+
 static void nothing_to_list(void) {
     static const struct { const char *path; spdl_result result; const char *told; } cases[] = {
         { "none", SPDL_E_IO, "/none: No such file" },
@@ -163,6 +182,8 @@ static void nothing_to_list(void) {
     told("/loop/loop*32 folders deep");
     memset(longer, 'x', sizeof longer);
     longer[sizeof longer - 1] = '\0';
+    CHECK_EQ(spdl_files_open(&files, longer, &desc), SPDL_E_LIMIT);
+    told("...xxxx*x: a path has more than 4095 bytes");
     longer[4500] = '*';
     CHECK(spdl_files_open(&files, longer, &desc) != SPDL_OK);
     longer[10] = '/';
@@ -191,22 +212,25 @@ static void lists_of_paths(void) {
     spdl_files_close(files);
     put_text("list", "a.tar\nb/none.tar\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
-    told("/b/none.tar: No such file");
+    told("/list: at byte 6: */b/none.tar: No such file");
     put_text("list", "a.tar\nb\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
-    told("/b: a folder");
+    told("/list: at byte 6: */b: a folder, not a file");
     put_file("list", "a.tar\0b\n", 8);
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_FORMAT);
-    told("a path with a zero");
+    told("/list: at byte 0: */a.tar: a path with a zero");
     put_text("list", "\n\r\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_files_open(&files, "@none", &desc), SPDL_E_IO);
     told("none: No such file");
+    CHECK_EQ(spdl_files_open(&files, "@", &desc), SPDL_E_IO);
+    told("(an empty path): No such file");
     memset(list, 'x', sizeof list - 1);
     list[sizeof list - 1] = '\0';
     for (int i = 0; i < 10; ++i) memcpy(list, "a.tar\n", 6);
     put_text("list", list);
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO); /* a name too long for the system */
+    told("/list: at byte 6: ...*xxx: File name too long");
 }
 
 /* Names, sizes and order count; where the folder lies does not. */
@@ -1227,6 +1251,60 @@ static void bad_lines(void) {
     spdl__records_close(records);
 }
 
+/* More than was there at open is missing, also where the last line is whole. */
+static void lines_grow(void) {
+    static const char *const texts[] = { "", "1\n", "1\n2" };
+    for (size_t i = 0; i < 3; ++i) {
+        const char *path = put_text("x.txt", texts[i]);
+        spdl__records *records = records_of(path, SPDL__RECORDS_LINES,
+                                            (spdl_records_desc){ .group = false });
+        FILE *file = fopen(path, "ab");
+        spdl_record *line = NULL;
+        spdl_result result;
+        REQUIRE(file != NULL && fputs("3\n", file) >= 0);
+        fclose(file);
+        while ((result = spdl__records_next(records, &line, &error)) == SPDL_OK) {
+            CHECK_STR((const char *)line->data, "1");
+            spdl_record_free(line);
+        }
+        CHECK_EQ(result, SPDL_E_IO);
+        told(i == 0 ? "x.txt: at byte 0: its size is 0, but there is more" : "x.txt: at byte ");
+        if (i > 0) told(": it grew while it was read");
+        spdl__records_close(records);
+    }
+}
+
+SPDL_FN(no_path, void, char) {
+    static char empty[] = "";
+    *out = empty;
+    return SPDL_OK;
+}
+
+static void empty_paths(void) {
+    spdl_record *record;
+    spdl_pipeline *p = START(SPDL_SOURCE(no_path), SPDL_READ(), SPDL_SINK(3));
+    const spdl_result result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, "stage 1 'read', item 0: (an empty path): No such file");
+}
+
+/* A file that has bytes, and says 0. */
+static void files_without_a_size(void) {
+    static const char told_of[] = "/proc/version: at byte 0: its size is 0, but there is more";
+    spdl_files *files;
+    spdl_record *record = NULL;
+    spdl_pipeline *p;
+    spdl_result result;
+    if (!TEST_LINUX) TEST_SKIP("needs /proc");
+    files = files_of("/proc/version");
+    p = START(SPDL_FILES(files), SPDL_READ(), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, told_of);
+    p = START(SPDL_FILES(files), SPDL_LINES(NULL), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+    ends(p, result, SPDL_E_IO, told_of);
+    spdl_files_close(files);
+}
+
 static void rows_of_lines(void) {
     spdl_files *files;
     spdl_pipeline *p;
@@ -1318,13 +1396,14 @@ static void no_memory(void) {
 }
 
 TEST_TABLE(files) {
-    TEST_CASE(folders_and_patterns), TEST_CASE(nothing_to_list), TEST_CASE(lists_of_paths),
-    TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
+    TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
+    TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
     TEST_CASE(a_position_is_of_its_files), TEST_CASE(windows_across_shards),
     TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
-    TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(rows_of_lines),
+    TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(lines_grow),
+    TEST_CASE(empty_paths), TEST_CASE(files_without_a_size), TEST_CASE(rows_of_lines),
     TEST_CASE(no_memory), TEST_END
 };

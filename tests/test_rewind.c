@@ -354,6 +354,45 @@ static void a_stop_during_a_rewind_stays(void) {
     spdl_pool_destroy(pool);
 }
 
+/* In a free_item that the rewind calls: the rows stay shut, and the next rewind opens them. */
+static spdl_pipeline *stopped_by_free;
+static int stops_by_free;
+
+static void free_stops(void *memory) {
+    item_free(memory);
+    if (stopped_by_free == NULL) return;
+    ++stops_by_free;
+    CHECK_EQ(spdl_pipeline_stop(stopped_by_free, SPDL_FOREVER), SPDL_TIMEOUT);
+}
+
+static void a_stop_in_free_item_stays(void) {
+    int all_stops = 0;
+    for (int i = 0; i < CROWDS; ++i) {
+        script from = { .count = 9 };
+        spdl_pipeline *p = START(crowds[i],
+                                 SPDL_SOURCE(count_up, .ctx = &from, .free_item = free_stops),
+                                 SPDL_SINK(3));
+        item *it = NULL;
+        for (int round = 0; round < 3; ++round) {
+            TAKE(p, 1, "0");
+            CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK); /* some are in the sink */
+            stops_by_free = 0;
+            stopped_by_free = p;
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+            stopped_by_free = NULL;
+            if (stops_by_free == 0) continue; /* without workers none are */
+            all_stops += stops_by_free;
+            for (int row = 0; row < p->count; ++row)
+                CHECK((spdl__load(p->node[row].word) & SPDL__SHUT) != 0);
+            CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_CLOSED);
+            CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        }
+        RUN(p, "0 1 2 3 4 5 6 7 8", SPDL_END);
+    }
+    CHECK(all_stops > 0);
+}
+
 /* At any moment of it: afterwards the pipeline runs, or is closed and stays so. */
 static void a_stop_at_any_moment_of_a_rewind(void) {
     spdl_pool *pool = pool_of(2);
@@ -453,6 +492,7 @@ TEST_TABLE(rewind) {
     TEST_CASE(misuse_is_refused),
     TEST_CASE(others_may_stop_it),
     TEST_CASE(a_stop_during_a_rewind_stays),
+    TEST_CASE(a_stop_in_free_item_stays),
     TEST_CASE(a_stop_at_any_moment_of_a_rewind),
     TEST_CASE(a_rewind_does_not_wait_for_init),
     TEST_CASE(statistics_go_on),
