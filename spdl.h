@@ -815,9 +815,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
    the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
-   seconds, or not at all after a stop that timed out waiting for it; for one of SPDL_FROM always 5
-   seconds. When that call returns, its thread frees the rest: until then ctx, allocator and profiler
-   must exist.
+   seconds, or (not with SPDL_FROM) not at all after a stop that timed out waiting for it. When that
+   call returns, its thread frees the rest: until then ctx, allocator and profiler must exist.
    Threads: not on a worker of its pool.
    Blocks:  until the running stage functions have returned, except as above, and every deferred
             call was completed; with fini rows on a shared pool until each worker was free. */
@@ -860,10 +859,9 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 
 /* Ends the flow early: no stage function is called again. next returns the items in the sink, then
    SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items;
-   those in the sink behind a failure stay until destroy or a rewind. A second stop, or one after
-   the end, does nothing.
-   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run, or a rewind has called this free_item;
-            the stop goes on).
+   those behind a failure stay until destroy or a rewind. A second stop, or one after the end, does
+   nothing.
+   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions or a rewind still run; the stop goes on).
    Blocks:  until the running stage functions have returned and every deferred call was completed,
             and then in free_item. Inside of a stage or on a worker of its pool it does not wait. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
@@ -1074,8 +1072,7 @@ typedef struct spdl_stage_stats {
     uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
     uint64_t failures; /* of these, failed; not in the times. Feed: beside these, refused */
     uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
-    uint64_t freed;    /* items of this stage that a stop or failure freed; what is behind a
-                          failure stays until a stop, a rewind or destroy */
+    uint64_t freed;    /* items of this stage that a stop or failure freed */
     uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
@@ -1386,9 +1383,9 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    experiments; spdl_pipeline_set_concurrency has no lasting effect meanwhile.
 
    It repeats rounds in which other programs had the processors, for up to twice its time; if most
-   were, its figures hold beside them, and it says so. Doctors of several pipelines disturb each
-   other. It keeps up to 32 items of each row, and of a known size up to 256 MiB. A process that
-   ends without spdl_pipeline_destroy before the time is over prints nothing. */
+   were, its figures hold beside them, and it says so. It keeps up to 32 items of each row, and of
+   a known size up to 256 MiB. A process that ends before, without spdl_pipeline_destroy, prints
+   nothing. */
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -1562,7 +1559,7 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 /* >>loader
    A pipeline in a process of its own, which writes its batches into memory that the consumer reads:
    nothing is copied. A crash, a leak or a library that is not thread-safe stays in that process.
-   Only on Linux. Polite workers (spdl_policy) protect the consumer's speed as well, and cost less.
+   Only on Linux. Polite workers protect the consumer's speed as well, and cost less.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
    spdl_buffer; rows after it hand them on. Its blocks are slots of the shared memory (the arena):
