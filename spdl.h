@@ -809,10 +809,11 @@ typedef struct spdl_pipeline_desc {
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                           const spdl_stage *stages, size_t stage_count);
 
-/* Stops the pipeline and frees it with all items not taken. After 5 seconds the log names the
-   stages it waits for. For a call of a source with .threads = 1 it waits 5 seconds, or (not of
-   SPDL_FROM) not at all after a stop that timed out waiting for it. When that call returns, its
-   thread frees the rest: until then ctx, allocator and profiler must exist.
+/* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
+   the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
+   seconds, or not at all after a stop that timed out waiting for it; for one of SPDL_FROM always 5
+   seconds. When that call returns, its thread frees the rest: until then ctx, allocator and profiler
+   must exist.
    Threads: not on a worker of its pool.
    Blocks:  until the running stage functions have returned, except as above, and every deferred
             call was completed; with fini rows on a shared pool until each worker was free. */
@@ -854,18 +855,18 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 #endif
 
 /* Ends the flow early: no stage function is called again. next returns the items in the sink, then
-   SPDL_CLOSED, even while a source blocks. A stop that waited frees the other items, destroy and
-   rewind also those in the sink behind a failure. A second stop, or one after the end, does
-   nothing.
-   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run, or in a free_item of a rewind; the
-            stop goes on).
+   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items;
+   those in the sink behind a failure stay until destroy or a rewind. A second stop, or one after
+   the end, does nothing.
+   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions still run, or a rewind has called this free_item;
+            the stop goes on).
    Blocks:  until the running stage functions have returned and every deferred call was completed,
             and then in free_item. Inside of a stage or on a worker of its pool it does not wait. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at item `sequence` of epoch 0. It frees all items inside, and
-   forgets an end, failure or stop. A source that reads in order sees by spdl_sequence that it must
-   seek. ctx and statistics stay.
+/* Starts again, with the source at item `sequence` of epoch 0. It waits for the running calls,
+   frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
+   spdl_sequence that it must seek. ctx and statistics stay. Use it for a validation set.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, for a sequence of 2^40 or
             more.
@@ -1069,7 +1070,8 @@ typedef struct spdl_stage_stats {
     uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
     uint64_t failures; /* of these, failed; not in the times. Feed: beside these, refused */
     uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
-    uint64_t freed;    /* items of this stage that a stop or rewind freed, not a failure */
+    uint64_t freed;    /* items of this stage that a stop or failure freed; what is behind a
+                          failure stays until a stop, a rewind or destroy */
     uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
@@ -1929,7 +1931,7 @@ SPDL_API void spdl_files_close(spdl_files *files);
 /* Returns: the number of files. */
 SPDL_API uint64_t spdl_files_count(const spdl_files *files);
 
-/* Returns: the path of file `index`, or NULL: there is none. */
+/* Returns: the path of file `index`, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
 
 /* Returns: a hash of names, sizes and order, the same on every machine, for data_hash: a state of
