@@ -8318,6 +8318,8 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     spdl__node *node = task->node;
     spdl__item what = task->in;
     bool goes_on = true;
+    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && out != what.item && out != task->buffer)
+        spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     if (SPDL__UNLIKELY(task->pipeline->failures != NULL) &&
         spdl__settle_delivers(task, counters, result, now))
         return true;

@@ -388,6 +388,12 @@ SPDL_FN(state_without, item, item) {
     return SPDL_OK;
 }
 
+/* An item that nobody can hand on. */
+SPDL_FN(again_unasked, item, item) {
+    *out = item_make(in->value);
+    return SPDL_AGAIN;
+}
+
 /* Nothing comes out, and it is known why. */
 #define ENDS(p, result, why)                                                                       \
     do {                                                                                           \
@@ -404,6 +410,9 @@ static void misuse_is_a_failure(void) {
         ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "stage 1 'again_for_ever', item 0: "
                                                        "returned SPDL_AGAIN, but its row does not "
                                                        "say .again"));
+        p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_unasked, .free_item = item_free),
+                  SPDL_SINK(1)); /* and what it made is freed */
+        ENDS(p, SPDL_E_STAGE, (void)0);
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_with_its_input, .again = true),
                   SPDL_SINK(1));
         ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "stage 1 'again_with_its_input', item "
