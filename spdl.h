@@ -156,8 +156,8 @@ extern "C" {
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on a side of an SPSC ring: an assert
-       a stage whose first 100 results are NULL, or all of fewer: it may have forgotten *out; a
-       warning
+       a stage whose first 100 results are NULL, or all if there are fewer, and that may have
+       forgotten *out: a warning
        a call that writes more than .item_bytes into what spdl_buffer gave: the call fails. Not in a
        row with .allocator
        items that the library had to free, though the row that made them has no .free_item: a
@@ -272,8 +272,7 @@ typedef struct spdl_logger {
 
 /* ============================================================================================= */
 /* >>ring
-   A bounded queue of items of one size, by default a pointer: `capacity` items, first in, first
-   out.
+   A bounded queue of items of one size, by default a pointer; first in, first out.
 
    Producers call push, consumers call pop. Calls with a timeout spin, yield, then sleep. After
    SPDL_OK a pushed item belongs to the ring and a popped one to the caller; after any other result
@@ -334,8 +333,8 @@ SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns);
 
-/* Ends the flow, and wakes all waiting calls. A push that starts later gets SPDL_CLOSED; one at the
-   same time is refused, or its item can be popped.
+/* Ends the flow, and wakes all waiting calls. A later push gets SPDL_CLOSED; one at the same time
+   is refused, or its item can be popped.
    Threads: any in MPMC; in SPSC the producer. */
 SPDL_API void spdl_ring_close(spdl_ring *ring);
 
@@ -349,9 +348,8 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
    Guests. A program can lend its threads: a pool with guests = n has places for n of them at a
    time, and spdl_pool_run takes one. `worker` of a job or init, statistics and traces number these
    places after the workers. Nobody wakes a thread outside of the pool: it should come once a frame
-   or so. With workers = 0 next and push wait for guests; with .next_works_ns next is one while it
-   works. Any thread may take a place, so init must
-   store nothing there that belongs to a thread. */
+   or so. With workers = 0 next and push wait for guests. With .next_works_ns next has a place while
+   it works. Any thread may take one, so init must store nothing that belongs to a thread. */
 
 /* State of each worker: init stores it in *local, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
@@ -586,8 +584,8 @@ typedef struct spdl_stage {
     spdl_next_fn next SPDL__ZERO;       /* SPDL_FROM */
     int size SPDL__ZERO;                /* batch: items in a batch */
     const char *file SPDL__ZERO;        /* with line: where the row was written */
-    const struct spdl__write_dot_field_equals *unnamed SPDL__ZERO; /* NULL: what has no name in
-                                           SPDL_PIPE(fn, 4) comes to lie here */
+    const struct spdl__write_dot_field_equals *unnamed SPDL__ZERO; /* NULL: a value without a field,
+                                           as in SPDL_PIPE(fn, 4), lands here: create refuses it */
     const char *name SPDL__ZERO;        /* default: of the function, "batch" or so; the second of a
                                            name is called "name#2" */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
@@ -595,8 +593,8 @@ typedef struct spdl_stage {
                                            written out: never more */
     int threads SPDL__ZERO;             /* source: 1 if it may block */
     int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, in front
-                                           of a batch its size, branch 32; the last row has none:
-                                           SPDL_SINK says it */
+                                           of a batch its size, branch 32; of the last
+                                           stage SPDL_SINK says it */
     spdl_order output_order SPDL__ZERO; /* pipe, merge: default input order */
     size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, in
                                            place (see Reused memory) */
@@ -1077,7 +1075,7 @@ typedef struct spdl_stage_stats {
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
     bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
     bool in_order;     /* results leave in input order */
-    bool lock_found;   /* by a doctor, with this concurrency: its calls wait for each other */
+    bool lock_found;   /* a doctor found, with this concurrency, that its calls take turns */
     /* The part of the consumer's waits (over 1 us; not with workers = 0) in which its item was
        here. The sum over all stages is all it waited. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
@@ -1136,7 +1134,7 @@ typedef struct spdl_finding {
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
-    int workers;            /* now; of a shared pool with its guests */
+    int workers;            /* of a shared pool with guests; not those that a doctor only tries */
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
     uint64_t delivered;     /* items that the consumer got */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
@@ -1197,7 +1195,7 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   A failed report is one warning in the log, and the pipeline never waits: a stderr that takes
+   A failed report is one warning in the log, and no stage waits for it: a stderr that takes
    nothing for 100 ms loses one. destroy waits for the last one. Files are appended, each
    line in one piece, so pipelines and processes may share one; a symbolic link is not followed.
    examples/data/report.html draws it in a browser. The lines have the schema "spdl.stats.1": fields
@@ -1383,9 +1381,9 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    experiments; spdl_pipeline_set_concurrency has no lasting effect meanwhile.
 
    It repeats rounds in which other programs had the processors, for up to twice its time; if most
-   were, its figures hold beside them, and it says so. It keeps up to 32 items of each row, and of
-   a known size up to 256 MiB. A process that ends before, without spdl_pipeline_destroy, prints
-   nothing. */
+   were, its figures hold beside them, and it says so. It keeps up to 32 items of each row, in up to
+   256 MiB where their size is known. A process that ends before, without spdl_pipeline_destroy,
+   prints nothing. */
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -1539,9 +1537,9 @@ SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t posit
 #define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index,                                                     \
-                 .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)),                           \
-                 .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, __VA_ARGS__)
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_spdl,                                    \
+      .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index),    \
+      .free_item = spdl_buffer_free, .file = __FILE__, __VA_ARGS__ }
 #else
 #define SPDL__INDEX_ROW(sampler_, ...)                                                             \
     spdl__ctx_row<spdl_sampler>(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_, \
@@ -1908,8 +1906,8 @@ typedef struct spdl_files spdl_files;
 
 /* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also in
    folders, as "train-?/a*.tar"; or @list.txt, with a path on each line, relative to its own folder.
-   Files come in the order of the bytes of their paths; those of a list in its order. A name that
-   begins with a dot needs a dot in the pattern or the list.
+   Files come in the order of the bytes of their paths; those of a list in its order. A name with a
+   dot in front needs a dot in the pattern or the list.
    Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the
             list), SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep). With
             SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
@@ -2010,8 +2008,8 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
     SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_],                           \
       .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .file = __FILE__, __VA_ARGS__ }
 #define SPDL__READ_ROW(...)                                                                        \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6],                                   \
-      .file = __FILE__ ":" SPDL__EXPAND(__LINE__), .free_item = spdl_record_free, __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], .free_item = spdl_record_free,    \
+      .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
     SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_],                              \
       .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
@@ -3166,7 +3164,8 @@ typedef sigset_t spdl__os_signals;
 #else
 #define SPDL__OFF64(name)
 #endif
-#if (defined(__USE_TIME_BITS64) || defined(__USE_TIME64_REDIRECTS)) && !defined(__LP64__)
+#if defined(_REDIR_TIME64) /* musl */ || defined(__USE_TIME64_REDIRECTS) || \
+    (defined(__USE_TIME_BITS64) && __TIMESIZE == 32)
 #define SPDL__TIME64(name) __asm__("__" #name "64")
 #else
 #define SPDL__TIME64(name)
@@ -7068,6 +7067,7 @@ typedef struct spdl__node {
     bool gathers;    /* its function is the library's: a batch or a merge */
     bool at_end;     /* the consumer or the producer may wait for what it does */
     bool alone;      /* the row says one call at a time */
+    bool lends;      /* its items need no free */
     bool places;     /* its calls write into the batches of the next row */
     bool own_thread; /* a source with .threads */
     uint32_t above;  /* bit i: what row i makes can come here */
@@ -9963,7 +9963,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     spdl_result result;
     bool could;
     (void)spdl__exchange32(&p->waiting, 1);
-    spdl__wake_passed(p, has_place && p->pool != NULL); /* begins with a full barrier */
+    spdl__wake_passed(p, work->works); /* begins with a full barrier */
     result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("trainer about to sleep");
     could = result == SPDL_EMPTY && (work->works || has_place) &&
@@ -10527,7 +10527,7 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
         for (k = 0; k < p->count; ++k)
             if (p->node[k].batches != NULL)
                 items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
-        if (items > 0 && !(p->node[i].row.fn != NULL && (p->node[i].row.fn->is & SPDL__LENDS)))
+        if (items > 0 && !p->node[i].lends)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
                        "%llu items of stage %d '%s' were freed by nobody: its row has no "
                        "free_item", (spdl__llu)items, i, p->node[i].name);
@@ -10810,7 +10810,7 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
         { spdl__row_calls(row) && row->next == NULL && (row->fn == NULL || row->fn->call == NULL),
           "fn is NULL" },
         { row->fn != NULL && (row->fn->is & SPDL__HAS_CTX) && row->ctx == NULL,
-          "what it reads from is NULL" },
+          "its first argument is NULL" },
         { row->next != NULL && row->type == NULL, "next is set, but type is NULL" },
         { row->next != NULL && row->fn != NULL, "next and fn are both set" },
         { row->next != NULL && row->item_bytes != 0,
@@ -10914,7 +10914,7 @@ SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from
     const size_t room = batch ? row->item_bytes : before->item_bytes;
     if (batch && before->fn != NULL && (before->fn->is & SPDL__POINTS))
         return spdl__row_error(plan, i, "item_bytes is set, but a %s of stage %d '%s' only points "
-                                        "to its data: put a stage between, or leave it out",
+                                        "to its data: put a stage between, or write SPDL_BATCH(n)",
                                before->fn->out_type, from, spdl__row_name(before));
     if (bytes <= room || room == 0) return SPDL_OK;
     return spdl__row_error(plan, batch ? i : from,
@@ -11146,6 +11146,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
     row->name = node->name; /* for the probes */
     node->gathers = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
+    node->lends = row->fn != NULL && (row->fn->is & SPDL__LENDS) != 0; /* a trace changes fn */
     node->alone = row->flush || plan->rows[i].concurrency == 1 ||
                   (row->again && row->output_order == SPDL_ORDER_INPUT);
     node->most = row->concurrency;
@@ -14402,6 +14403,7 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     } else if (hides && row->concurrency == 1 && row->computing.known &&
                row->computing.low > SPDL__HIDDEN) {
         f->is = none;
+        f->proven = false;
     }
 }
 
@@ -15554,6 +15556,7 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
     spdl_index item, *made;
     spdl_result result;
     (void)in;
+    memset(&item, 0, sizeof(item));
     result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), &item);
     if (result == SPDL_E_INVALID)
         return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "

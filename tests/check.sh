@@ -77,7 +77,7 @@ part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$seco
     TESTS="$(files $waits)" T="$(tests $waits)"
 part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second"
 threads="$waits ring debug pipeline rows batch branch state fail chance stats trace loader cache
-    sampler headspace doctor files"
+    sampler headspace doctor report files"
 # shellcheck disable=SC2086 # a list
 part tsan "$make" -s tsan CC=clang ARGS="$second" T="$(tests $threads) stress npz.many" \
     TESTS="$(files $threads npz ring_condvar) tests/stress_ring.c"

@@ -165,11 +165,13 @@ static void values_without_a_field(void) {
     REFUSED(words, SOURCE, SPDL_BATCH(4, 8), SPDL_SINK(1));
     REFUSED(words, SOURCE, SPDL_BATCH_OF(A, 4, 8), SPDL_SINK(1));
     REFUSED(words, SPDL_FILES(files, 8), SPDL_SINK(1));
+    REFUSED(words, SPDL_INDEX(files, 8), SPDL_SINK(1));
+    REFUSED(words, SPDL_SOURCE(makes_path), SPDL_READ(8), SPDL_SINK(1));
 }
 #pragma GCC diagnostic pop
 
 static void rows_that_read_from_nothing(void) {
-    static const char words[] = "what it reads from is NULL";
+    static const char words[] = "its first argument is NULL";
     REFUSED(words, SPDL_FILES(NULL), SPDL_SINK(1));
     REFUSED(words, SPDL_INDEX(NULL), SPDL_SINK(1));
     REFUSED(words, SPDL_SOURCE(makes_index), SPDL_FILES_AT(NULL), SPDL_SINK(1));

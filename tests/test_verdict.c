@@ -477,8 +477,8 @@ static bool shared(const spdl_stats *s) {
 
 typedef enum judgement { WRONG, RIGHT, DISTURBED } judgement;
 
-/* Runs it, and says whether the verdict is the right one. On a machine that others use it may also
-   be that they are the limit, or that it is not known: that shows nothing, and is never a pass. */
+/* Runs it, and says whether the verdict is the right one. On a machine that others use another one
+   may be true, too: that shows nothing, and is never a pass. */
 static judgement runs(program *it, char *text, size_t bytes) {
     spdl_pipeline_desc desc = { .workers = it->workers };
     spdl_pipeline *p;
@@ -500,18 +500,18 @@ static judgement runs(program *it, char *text, size_t bytes) {
     spdl_stats_verdict(&stats, text, bytes);
     if ((limit == it->limit || limit == it->also) && f.stage == it->row && says(text, it->cure))
         return RIGHT;
-    if (shared(&stats) &&
-        (limit == SPDL_LIMIT_FOREIGN || says(text, "waited for a processor") ||
-         (limit == SPDL_LIMIT_NOT_KNOWN && says(text, "SPDL_DOCTOR"))))
-        return DISTURBED;
-    return WRONG;
+    return shared(&stats) ? DISTURBED : WRONG;
 }
 
 static void program_check(program it) {
     char text[800] = "";
     judgement was = WRONG;
-    for (int i = 0; i < 4 && was != RIGHT; ++i) was = runs(&it, text, sizeof text);
-    if (was == DISTURBED) TEST_SKIP("others use this machine");
+    int wrong = 0;
+    for (int i = 0; i < 4 && was != RIGHT; ++i) {
+        was = runs(&it, text, sizeof text);
+        wrong += was == WRONG;
+    }
+    if (was != RIGHT && wrong == 0) TEST_SKIP("others use this machine");
     if (!CHECK(was == RIGHT)) printf("    %s: %s\n", it.name, text);
 }
 
