@@ -543,7 +543,8 @@ static void environment_that_is_off(void) {
 static void environment_that_makes_no_sense(void) {
     static const char *const words[] = { "five", "-5", "5x", "nan", "inf", "1e3", "0.001", "5,",
                                          "live", "5;live", "\xff\x1b[2J" };
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
+    const size_t count = sizeof words / sizeof words[0];
+    for (size_t i = 0; i < count; ++i) {
         spdl_pipeline *p;
         world w;
         world_open(&w);
@@ -552,7 +553,8 @@ static void environment_that_makes_no_sense(void) {
         CHECK(p->reporter == NULL);
         take(p, 2);
         spdl_pipeline_destroy(p);
-        CHECK(says(w.warned, "SPDL_STATS is \"") && says(w.warned, words[i]));
+        CHECK(says(w.warned, "SPDL_STATS is \""));
+        CHECK(says(w.warned, i + 1 < count ? words[i] : "\xff?[2J")); /* no terminal is steered */
         CHECK_EQ(w.warnings, 1);
         world_close(&w);
     }
