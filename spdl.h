@@ -343,13 +343,13 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
 
 /* ============================================================================================= */
 /* >>pool
-   A fixed set of worker threads. It runs jobs, and the stages of the pipelines that use it.
+   A fixed set of worker threads. It runs jobs, and stages of pipelines.
 
    Guests. A program can lend its threads: a pool with guests = n has places for n of them at a
    time, and spdl_pool_run takes one. `worker` of a job or init, statistics and traces number these
-   places after the workers. Nobody wakes a thread outside of the pool: it should come once a frame
-   or so. With workers = 0 next and push wait for guests. With .next_works_ns next has a place while
-   it works. Any thread may take one, so init must store nothing that belongs to a thread. */
+   places after the workers. Nobody wakes a guest: it should come once a frame or so. With workers =
+   0 next and push wait for guests. With .next_works_ns next has a place while it works. Any thread
+   may take one, so init must store nothing that belongs to a thread. */
 
 /* State of each worker: init stores it in *local, fini gets it back. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
