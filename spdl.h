@@ -101,8 +101,9 @@
 #ifndef SPDL_H_INCLUDED
 #define SPDL_H_INCLUDED
 
-#if !defined(_FILE_OFFSET_BITS) && defined(SPDL_IMPLEMENTATION)
-#define _FILE_OFFSET_BITS 64 /* files of any size on 32-bit systems, if no header came before */
+#if !defined(__LP64__) && !defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER) && \
+    !defined(_FILE_OFFSET_BITS) && defined(SPDL_IMPLEMENTATION)
+#define _FILE_OFFSET_BITS 64 /* files of any size with 32 bits, if no header came before */
 #endif
 #include <stdbool.h>
 #include <stddef.h>
