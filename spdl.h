@@ -3166,7 +3166,7 @@ typedef sigset_t spdl__os_signals;
 #define SPDL__OFF64(name)
 #endif
 #if defined(_REDIR_TIME64) /* musl */ || defined(__USE_TIME64_REDIRECTS) || \
-    (defined(__USE_TIME_BITS64) && __TIMESIZE == 32)
+    (defined(__USE_TIME_BITS64) && defined(__TIMESIZE) && __TIMESIZE == 32)
 #define SPDL__TIME64(name) __asm__("__" #name "64")
 #else
 #define SPDL__TIME64(name)
