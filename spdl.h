@@ -793,7 +793,7 @@ typedef struct spdl_pipeline_desc {
    stand for the last arguments of spdl_pipeline_create. */
 #ifdef __cplusplus
 #define SPDL__ROW spdl_stage {
-#define SPDL_STAGES spdl__stages /* arguments of a macro all have one line */
+#define SPDL_STAGES spdl__stages /* a function: the arguments of a macro all have its line */
 #else
 #define SPDL__ROW { /* an error here: rows stand in SPDL_STAGES(...), or in an array */
 #define SPDL_STAGES(...)                                                                           \
@@ -814,8 +814,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
    the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
-   seconds, or (not with SPDL_FROM) not at all after a stop that timed out waiting for it. When that
-   call returns, its thread frees the rest: until then ctx, allocator and profiler must exist.
+   seconds; after a stop that timed out waiting for it only for SPDL_FROM. When that call returns,
+   its thread frees the rest: until then ctx, allocator and profiler must exist.
    Threads: not on a worker of its pool.
    Blocks:  until the running stage functions have returned, except as above, and every deferred
             call was completed; with fini rows on a shared pool until each worker was free. */
@@ -1196,9 +1196,9 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   A failed report is one warning in the log, and no stage waits for it: a stderr that takes
-   nothing for 100 ms loses one. destroy waits for the last one. Files are appended, each
-   line in one piece, so pipelines and processes may share one; a symbolic link is not followed.
+   A failed report is one warning in the log, and no stage waits for it: a stderr that takes nothing
+   for 100 ms loses one. destroy waits for the last one. Files are appended, each line in one piece,
+   so pipelines and processes may share one; a symbolic link is not followed.
    examples/data/report.html draws it in a browser. The lines have the schema "spdl.stats.1": fields
    as in the structs, listed at >>report-impl. */
 
@@ -3301,7 +3301,6 @@ SPDL__PRIVATE const char *spdl__os_file_length(spdl__os_file file, uint64_t *byt
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
     struct stat status;
-    *folder = true;
     if (stat(path, &status) != 0) {
         *folder = errno != ENOENT && errno != ENOTDIR;
         return strerror(errno);
@@ -10335,8 +10334,10 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t
         const uint32_t word = spdl__load32(&p->quiet.word);
         const uint64_t rewinder = spdl__load(&p->rewinder);
         if (rewinder == 0) return SPDL_OK;
-        if (rewinder == spdl__os_thread_id()) p->stop_stays = true;
-        if (rewinder == spdl__os_thread_id()) return SPDL_TIMEOUT;
+        if (rewinder == spdl__os_thread_id()) {
+            p->stop_stays = true;
+            return SPDL_TIMEOUT;
+        }
         if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
         slept = spdl__os_event_sleep(&p->quiet, word, deadline);
     }
@@ -12056,7 +12057,7 @@ SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *stats, int i) {
 }
 
 /* Whether its calls, of which it may have several, were on one processor at a time, or about to be,
-   while others slept: as behind a lock. Or a doctor knows it. */
+   while others slept: as behind a lock; or a doctor has found one. */
 SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, stats->elapsed_ns);
@@ -15557,7 +15558,7 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
     spdl_index item, *made;
     spdl_result result;
     (void)in;
-    memset(&item, 0, sizeof(item));
+    memset(&item, 0, sizeof(item)); /* for compilers: it is filled where it is read */
     result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), &item);
     if (result == SPDL_E_INVALID)
         return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "

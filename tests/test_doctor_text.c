@@ -263,7 +263,7 @@ static void heals(const char *name, const char *words, bool again) {
         printf("    %s\n", report.verdict);
         if (again) heals(name, words, false);
         else if (report.others_used > 0.1 && (report.finding.limit == SPDL_LIMIT_FOREIGN ||
-                                         report.finding.limit == SPDL_LIMIT_MACHINE))
+                                              report.finding.limit == SPDL_LIMIT_MACHINE))
             TEST_SKIP("others use this machine");
         else CHECK(says(report.verdict, words));
         return;
