@@ -472,8 +472,9 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    delivered + used by stages + skipped + failed + freed at a stop.
 
    Order. In input order (the default) a stage hands on its results in the order of its inputs; a
-   slow call holds back those after it, up to buffer_size of them. In completion order a stage hands
-   on each result when it is done. A table in input order delivers the same items in the same order
+   slow call holds back those after it, up to buffer_size of them (with dropped ones up to 64, or
+   twice buffer_size + concurrency). In completion order a stage hands on each result when it is
+   done. A table in input order delivers the same items in the same order
    with any number of workers; with random numbers from spdl_item_key, bit by bit.
 
    Failures. The item of a failed call is dropped; .on_drop sees it. While .max_failures allows it
@@ -1231,9 +1232,9 @@ typedef struct spdl_report_desc {
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
    events; log and file say how many were dropped.
 
-   The functions below add spans and a counter of your own: parts of a call, or of the consumer's
-   step. Spans nest, 16 deep; deeper ones are left out. The end of a call, or destroy, ends open
-   spans. A name must live as long as the pipeline; the file has its first 100 bytes.
+   The functions below add a counter and spans: parts of a call, or of the consumer's step. Spans
+   nest, 16 deep; deeper ones are left out. The end of a call, or destroy, ends spans. A name
+   must live as long as the pipeline; the file has its first 100 bytes.
 
    With <sys/sdt.h> there are probes for perf and bpftrace: spdl:task_begin and spdl:task_end
    (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
@@ -1362,8 +1363,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 
 /* ============================================================================================= */
 /* >>doctor
-   Tries by experiments on the running pipeline what the verdict of the statistics says, and prints
-   that sentence with the measurements. By the environment:
+   Tries by experiments on the running pipeline what the verdict says, and prints that sentence with
+   measurements. By the environment:
 
        SPDL_DOCTOR=1                 for 30 s from the first item on; the report goes to stderr, and
                                      as a line of JSON to the file of SPDL_REPORT

@@ -291,17 +291,23 @@ static void wild_draw(plan *w) {
     w->workers = 2 + (int)below(3);
     w->rows = 2 + (int)below(5);
     w->length = 1 + below(MOST_ITEMS);
-    for (int i = 0; i < w->rows; ++i) {
+    for (int i = 0, places = 1; i < w->rows; ++i) {
         wild_row *r = &w->row[i];
         const long dice = below(8);
         *r = (wild_row){ .of = w, .hangs_at = -1, .hangs = -1, .limit = 1, .ordered = true };
-        r->does = i == 0 ? MAKES : dice < 2 ? DROPS : dice < 3 && !w->grouped ? GROUPS : PASSES;
+        r->does = i == 0 ? MAKES : dice < 2 && places < 8 ? DROPS
+                  : dice < 3 && dice > 1 && !w->grouped   ? GROUPS
+                                                          : PASSES;
         r->buffer = 1 + (int)below(19);
         r->every = 2 + below(4);
         r->size = 1 + (int)below(5);
         if (r->does == GROUPS) w->grouped = true;
         if (r->does == PASSES || r->does == DROPS) r->limit = 1 + (int)below(4);
         if (r->limit > 1) r->ordered = below(2);
+        /* in input order a dropped item has a place, from row to row, and there are 64 at least */
+        places = !r->ordered || r->limit == 1 ? 1 : r->does == DROPS ? 2 * places : places;
+        if (places > 1 && (r->buffer + r->limit + 1) * places > 64)
+            r->buffer = 64 / places - r->limit - 1;
     }
     for (int hang = 1 + (int)below(w->workers - 1); hang > 0; --hang) {
         for (int i = 0; i < w->rows; ++i) {
