@@ -1567,10 +1567,14 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 
    Processes. open forks a supervisor, which forks the child, now and for each restart: rows, ctx
    and all memory are as they were at open. A fork copies only one thread, so open refuses a process
-   with more: open loaders first, before threads, CUDA and large allocations. Both processes ignore
-   SIGINT, SIGTERM and the like. They end with the process that opened the loader, however it ends,
-   and so do programs of a stage that stay in its process group. For several children take several
-   loaders in turn: examples/loaders_in_turn.c.
+   with more: open loaders first, before threads, CUDA and large allocations. The child keeps all
+   open descriptors until close: pclose of a program started before open waits for that.
+
+   Signals. Both processes do nothing at SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE, SIGUSR1 and
+   SIGUSR2. The child runs no handlers of this process, except those of faults such as SIGSEGV. It
+   has a session of its own, without a terminal. Both end with the process that opened the loader,
+   however that ends. So do programs that a stage starts, if they stay in the child's process group.
+   For several children take several loaders in turn: examples/loaders_in_turn.c.
 
    Failures. The consumer first gets the batches that the child has handed out. Then it gets the
    failure of the pipeline, or SPDL_E_PROCESS when the child has ended, with the signal or exit code
@@ -1667,9 +1671,8 @@ SPDL_API int spdl_loader_state_save(spdl_loader *loader, char *text, size_t byte
 
 /* Goes to the position of a text, in the same process, as spdl_state_load does. It drops batches
    that are ready, and forgets a failure of the pipeline, but not the end of a process.
-   Returns: as spdl_state_load; SPDL_TIMEOUT: the next call waits on, and returns a refusal (of
-            several loads the last one counts); SPDL_E_LIMIT: texts of more than some 150 ranks;
-            SPDL_E_PROCESS.
+   Returns: as spdl_state_load; SPDL_TIMEOUT: the loader can only be closed, and its other calls
+            return SPDL_E_PROCESS; SPDL_E_LIMIT: texts of more than some 150 ranks; SPDL_E_PROCESS.
    Blocks:  until the running calls have returned. */
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *const *texts,
                                             int count, int64_t timeout_ns, spdl_error *error);
@@ -4556,11 +4559,6 @@ SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* A child gets a group of its own, with all that it starts. */
-SPDL__PRIVATE void spdl__os_group_make(int64_t process) {
-    (void)syscall(SYS_setpgid, (long)process, (long)process);
-}
-
 /* SIGKILL, or SIGCHLD, which ends a sleep in signal_wait. Of minus its number: to its group. */
 SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
     if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
@@ -4572,23 +4570,47 @@ SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
     (void)signal(number, spdl__os_signal_nothing);
 }
 
-#ifdef __GLIBC__
+/* Does nothing at signals that are for the program, with which the child ends. Handlers of the
+   program do not run in the child, except those of faults, which are the child's own. */
+SPDL__PRIVATE void spdl__os_signals_leave(void) {
+    int number;
+    for (number = 1; number <= 64; ++number) {
+        switch (number) {
+        case SIGSEGV: case SIGBUS: case SIGFPE: case SIGILL: case SIGABRT: case SIGTRAP:
+        case SIGSYS: break;
+        case SIGINT: case SIGQUIT: case SIGTERM: case SIGHUP: case SIGPIPE: case SIGUSR1:
+        case SIGUSR2: (void)signal(number, spdl__os_signal_nothing); break;
+        default:
+            if (signal(number, SIG_DFL) == SIG_IGN) (void)signal(number, SIG_IGN);
+        }
+    }
+}
+
 #ifndef __cplusplus /* there they are declared */
-extern int on_exit(void (*fn)(int code, void *data), void *data);
 extern int ftrylockfile(FILE *file);
 extern void funlockfile(FILE *file);
 #endif
-/* What the program wants done at its end is for the process that it began in. Other threads run on,
-   and may have a FILE for ever. */
-SPDL__PRIVATE void spdl__os_exit_now(int code, void *data) {
+/* Writes what FILEs hold. If other threads run, one of them may keep a FILE for ever: only stdout
+   and stderr are written, if nobody has them. */
+SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     FILE *const files[] = { stdout, stderr };
     size_t i;
-    (void)data;
-    for (i = 0; i < 2; ++i) {
+    if (alone) (void)fflush(NULL);
+    for (i = 0; i < 2 && !alone; ++i) {
         if (ftrylockfile(files[i]) != 0) continue;
         (void)fflush(files[i]);
         funlockfile(files[i]);
     }
+}
+
+/* An exit of the child runs nothing of the program's: its end is for the process it began in. */
+#ifdef __GLIBC__
+#ifndef __cplusplus
+extern int on_exit(void (*fn)(int code, void *data), void *data);
+#endif
+SPDL__PRIVATE void spdl__os_exit_now(int code, void *data) {
+    (void)data;
+    spdl__os_files_flush(false);
     _exit(code);
 }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return on_exit(spdl__os_exit_now, NULL) == 0; }
@@ -4598,21 +4620,21 @@ SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) 
 #endif
 
 /* In a new process, that `parent` has made: the end of the parent ends it, or wakes it if it is the
-   supervisor, which blocks all signals; *signals are those that were blocked before. Signals of a
-   terminal are for the program, with which the child ends; it has a group of its own, as programs
-   that it starts. Why not, or NULL. */
+   supervisor, which blocks all signals; *signals are those that were blocked before. The child has
+   a session of its own, with the programs that it starts: a terminal would stop those in a mere
+   group of their own. Returns why not, or NULL. */
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signals) {
-    static const int ours[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE };
     const spdl__os_signals all = ~(spdl__os_signals)0;
     const long set_parent_signal = 1, set_name = 15;
-    size_t i;
     (void)signal(SIGCHLD, SIG_DFL);
-    for (i = 0; i < sizeof(ours) / sizeof(ours[0]) && !supervisor; ++i)
-        (void)signal(ours[i], spdl__os_signal_nothing);
-    if (supervisor) spdl__os_signals_set(&all, signals);
-    else spdl__os_signals_set(signals, NULL);
-    if (!supervisor) spdl__os_group_make(0);
+    if (supervisor) {
+        spdl__os_signals_set(&all, signals);
+    } else {
+        spdl__os_signals_leave();
+        spdl__os_signals_set(signals, NULL);
+        (void)syscall(SYS_setsid);
+    }
     (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
     if (syscall(SYS_prctl, set_parent_signal, supervisor ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L,
                 0L) != 0 || (!supervisor && !spdl__os_exit_early()))
@@ -4656,6 +4678,7 @@ SPDL__PRIVATE void spdl__os_forget(const char *name) {
     for (; at != NULL && *at != NULL; ++at) at[0] = at[1];
 }
 
+/* NULL: it has no name here. */
 SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
     static const struct {
         int number;
@@ -4668,7 +4691,7 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
     size_t i;
     for (i = 0; i < sizeof(names) / sizeof(names[0]); ++i)
         if (names[i].number == number) return names[i].name;
-    return "a signal";
+    return NULL;
 }
 
 /* --- faults: which thread it was --- */
@@ -15617,8 +15640,7 @@ const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void",
    entries than there are batches; only ends fill it.
 
    Commands. The trainer writes a position (text, sequence), where the ring is at (start_at), and
-   `command`, and writes none of them again before it has seen `ack`: what it wants meanwhile it
-   keeps, the last one wins. The child starts its pipeline there, takes back what was published from
+   `command`, and writes none of them again before it has seen `ack`. The child starts its pipeline there, takes back what was published from
    start_at on, and writes `begun`, `begun_at` and `ack`; if it refuses, nothing but `refusal` and
    `ack`. So a position that was only asked for is never one to go on from.
        ack == 0         no life has begun: the first command is the beginning, a new pipeline's
@@ -15722,6 +15744,7 @@ struct spdl_loader {
     uint32_t *mark;     /* 1, but 0 in the child of a fork; or NULL */
     int64_t supervisor; /* 0: there is none any more */
     bool opened;        /* what fails before is told by open */
+    bool flushes_all;   /* no other thread has a FILE */
     spdl__layout layout;
     spdl__ledger *ledger;
     spdl__shared *shared; /* the memory, with its parts: */
@@ -15738,7 +15761,6 @@ struct spdl_loader {
     bool last;          /* no epoch follows */
     bool slept;         /* the last wait did */
     bool commanded;     /* until the child has obeyed `command` */
-    bool wants;         /* one more command, which waits for that */
     uint32_t command, ends; /* ends: of lives, that were logged */
     uint64_t since;     /* when the wait has begun, or 0: the child owes nothing */
     uint64_t looked_ns; /* when it has looked around last */
@@ -15746,8 +15768,6 @@ struct spdl_loader {
     uint64_t taken, wait_ns;
     char text[SPDL_STATE_BYTES]; /* of the last entry */
     spdl_error error;
-    uint64_t wanted_sequence, wanted_texts; /* of the command to come: as spdl__shared has them */
-    char wanted[SPDL__LOADER_TEXTS];
 };
 
 #if SPDL__OS_PROCESSES
@@ -16225,7 +16245,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     for (slot = 0; child->lendings > 0 && slot < l->layout.slots; ++slot)
         if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
     spdl_pipeline_destroy(child->pipeline);
-    (void)fflush(NULL);
+    spdl__os_files_flush(l->flushes_all);
     _exit(0);
 }
 
@@ -16287,8 +16307,10 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     spdl__text_add(&t, "loader '%s': the child ", l->name);
     if (v->why != NULL)
         spdl__text_add(&t, "was killed, as it %s", v->why);
-    else if (how < 0)
+    else if (how < 0 && spdl__os_signal_name(-how) != NULL)
         spdl__text_add(&t, "was killed by %s", spdl__os_signal_name(-how));
+    else if (how < 0)
+        spdl__text_add(&t, "was killed by signal %d", -how);
     else
         spdl__text_add(&t, "has ended with code %d%s", how,
                        how == 0 ? ", but not its source" : "");
@@ -16318,12 +16340,13 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
             v->quits_ns = now + SPDL__LOADER_GRACE_NS;
         if (v->why == NULL && spdl__load32(&ledger->hangs) == ledger->ends + 1) {
             v->why = "made nothing for hang_timeout";
-            spdl__os_process_signal(-child, SIGKILL);
+            spdl__os_process_signal(child, SIGKILL);
             spdl__store32(&ledger->hangs_seen, ledger->ends + 1);
         }
         spdl__os_signal_wait(v->quits_ns != 0 ? spdl__grown(now, v->quits_ns)
                                               : SPDL__LOADER_GRACE_NS);
     }
+    if (ended == 0) spdl__os_process_signal(child, SIGKILL);
     spdl__os_process_signal(-child, SIGKILL); /* and all that it has started */
     while (ended == 0 && spdl__os_process_ended(child, &how) == 0)
         spdl__os_signal_wait(SPDL__LOADER_LOOK_NS);
@@ -16347,7 +16370,6 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
         reason = spdl__os_fork(&child);
         if (reason != NULL) break;
         if (child == 0) spdl__child_main(&v, self);
-        spdl__os_group_make(child); /* as it does itself: whoever is first */
         l->ledger->process = child;
         how = spdl__supervisor_watch(&v, child);
         l->ledger->process = 0;
@@ -16536,20 +16558,6 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
     return spdl__loader_sleep(l, deadline);
 }
 
-/* Tells the child what is wanted. */
-SPDL__COLD void spdl__loader_send(spdl_loader *l) {
-    spdl__shared *s = l->shared;
-    memcpy(s->text, l->wanted, sizeof(s->text));
-    s->texts = l->wanted_texts;
-    s->sequence = l->wanted_sequence;
-    spdl__store_relaxed(&s->start_at, l->at);
-    l->wants = false;
-    l->commanded = true;
-    l->since = l->asked_ns = 0;
-    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
-    spdl__shared_notify(&s->emptied);
-}
-
 /* The child has answered: SPDL_OK, or what it was refused with, and all is as before. */
 SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
     spdl_result result = (spdl_result)l->shared->ack_result;
@@ -16570,25 +16578,19 @@ SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
 }
 
 /* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
-   a failure. One that another one has followed is nobody's. */
+   a failure. */
 SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
                                               spdl_error *error) {
-    spdl_error unread;
     spdl_result result = SPDL_OK;
     int round = 0;
     while (l->commanded && result == SPDL_OK) {
         if (l->since == 0) l->since = spdl_time_ns();
-        if (l->error.result == SPDL_E_PROCESS) {
+        if (l->error.result == SPDL_E_PROCESS)
             result = SPDL_E_PROCESS;
-        } else if (spdl__load32(&l->shared->ack) != l->command) { /* pairs with child_obey */
-            result = spdl__loader_wait(l, deadline, &round);
-        } else if (l->wants) {
-            result = spdl__loader_answer(l, &unread);
-            if (result != SPDL_E_PROCESS) result = SPDL_OK;
-            if (result == SPDL_OK) spdl__loader_send(l);
-        } else {
+        else if (spdl__load32(&l->shared->ack) == l->command) /* pairs with child_obey */
             return spdl__loader_answer(l, error);
-        }
+        else
+            result = spdl__loader_wait(l, deadline, &round);
     }
     if (result < 0 && error != &l->error) *error = l->error;
     return result;
@@ -16651,27 +16653,47 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
 
 /* --- positions --- */
 
-/* Tells the child where to go on, once it has obeyed the command before. */
+/* Writes the command, which the child sees as it has obeyed the one before. */
+SPDL__COLD void spdl__loader_send(spdl_loader *l, const char *const *texts, int count,
+                                  uint64_t sequence) {
+    spdl__shared *s = l->shared;
+    char *at = s->text;
+    int i;
+    for (i = 0; i < count; at += strlen(texts[i]) + 1, ++i)
+        memcpy(at, texts[i], strlen(texts[i]) + 1);
+    s->texts = (uint64_t)count;
+    s->sequence = sequence;
+    spdl__store_relaxed(&s->start_at, l->at);
+    l->commanded = true;
+    l->since = l->asked_ns = 0;
+    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
+    spdl__shared_notify(&s->emptied);
+}
+
+/* Tells the child where to go on. What the command of open was refused with is nobody's then. */
 SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *texts, int count,
                                             uint64_t sequence, uint64_t deadline,
                                             spdl_error *error) {
-    size_t at = 0;
+    size_t bytes = 0;
+    spdl_result result;
     int i;
     if (l->error.result == SPDL_E_PROCESS) {
         *error = l->error;
         return SPDL_E_PROCESS;
     }
-    for (i = 0; i < count && at <= sizeof(l->wanted); ++i) at += strlen(texts[i]) + 1;
-    if (count > SPDL__LOADER_TEXTS / 64 || at > sizeof(l->wanted))
+    for (i = 0; i < count && bytes <= SPDL__LOADER_TEXTS; ++i) bytes += strlen(texts[i]) + 1;
+    if (count > SPDL__LOADER_TEXTS / 64 || bytes > SPDL__LOADER_TEXTS)
         return spdl__error_set(error, SPDL_E_LIMIT, "loader '%s': %d texts are more than a "
                                "loader takes", l->name, count);
-    for (i = 0, at = 0; i < count; at += strlen(texts[i]) + 1, ++i)
-        memcpy(l->wanted + at, texts[i], strlen(texts[i]) + 1);
-    l->wanted_texts = (uint64_t)count;
-    l->wanted_sequence = sequence;
-    l->wants = true;
-    if (!l->commanded) spdl__loader_send(l);
-    return spdl__loader_obeyed(l, deadline, error);
+    result = spdl__loader_obeyed(l, deadline, error);
+    if (result != SPDL_TIMEOUT && result != SPDL_E_PROCESS) {
+        spdl__error_clear(error);
+        spdl__loader_send(l, texts, count, sequence);
+        result = spdl__loader_obeyed(l, deadline, error);
+    }
+    if (result == SPDL_TIMEOUT)
+        (void)spdl__loader_fail(l, SPDL_E_PROCESS, "a load or a rewind timed out: close it");
+    return result;
 }
 
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
@@ -16852,7 +16874,8 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
                    "rows for one", l->name);
     l->command = l->shared->command = 1; /* to begin at the beginning */
     l->commanded = true;
-    (void)fflush(NULL);
+    l->flushes_all = threads <= 1;
+    spdl__os_files_flush(l->flushes_all);
     reason = spdl__os_fork(&l->supervisor);
     if (reason == NULL && l->supervisor == 0) spdl__supervisor_main(l, (int64_t)l->process);
     if (reason == NULL) return SPDL_OK;

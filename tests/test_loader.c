@@ -16,6 +16,7 @@ __attribute__((unused)) static int fork_or_not(void);
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <termios.h>
 
 static int fork_or_not(void) {
     if (forks_left == 0) {
@@ -1698,11 +1699,17 @@ static void a_refused_position_is_never_begun_at(void) {
             for (int i = 0; i < 2; ++i) CHECK_EQ(spdl_loader_done(l, &held[i]), SPDL_OK);
             takes(l, 2, 38);
         } else { /* it ends before it answers */
+            pid_t helper;
             CHECK_EQ(spdl_loader_rewind(l, 10, SPDL_SECONDS(15)), SPDL_OK);
             child_signal(l, SIGSTOP);
-            CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
-            child_signal(l, SIGKILL);
-            CHECK_EQ(spdl_loader_next(l, &held[0], SPDL_SECONDS(15)), SPDL_E_FORMAT);
+            if ((helper = fork()) == 0) {
+                usleep(50000);
+                child_signal(l, SIGKILL);
+                _exit(0);
+            }
+            CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, SPDL_SECONDS(15), &error),
+                     SPDL_E_FORMAT);
+            CHECK_EQ(waitpid(helper, NULL, 0), helper);
             takes(l, 10, 30);
         }
         CHECK_EQ(spdl_loader_next(l, &held[0], SPDL_SECONDS(15)), SPDL_END);
@@ -1736,36 +1743,33 @@ static void a_refusal_keeps_the_failure(void) {
     all_gone();
 }
 
-/* Of commands that time out the last one counts; a refusal that comes late is told once. */
-static void the_last_command_counts(void) {
-    spdl_loader_desc desc = desc_of(1);
-    spdl_loader_batch batch;
-    spdl_error error;
-    spdl_loader *l;
-    char text[SPDL_STATE_BYTES];
-    const char *const texts[] = { text };
+/* After a command that has timed out there is only close. */
+static void a_timeout_leaves_it_to_be_closed(void) {
     TEST_NEEDS_PROCESSES();
-    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
-    takes(l, 0, 3);
-    CHECK(spdl_loader_state_save(l, text, sizeof text) > 0);
-    child_signal(l, SIGSTOP);
-    for (int i = 1; i < 4; ++i) CHECK_EQ(spdl_loader_rewind(l, 5 * (uint64_t)i, 0), SPDL_TIMEOUT);
-    child_signal(l, SIGCONT);
-    takes(l, 15, 2);
-    child_signal(l, SIGSTOP);
-    CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
-    child_signal(l, SIGCONT);
-    CHECK_EQ(spdl_loader_state_load(l, texts, 1, SPDL_SECONDS(15), &error), SPDL_OK);
-    CHECK_EQ(error.result, SPDL_OK);
-    takes(l, 3, 2);
-    child_signal(l, SIGSTOP);
-    CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
-    child_signal(l, SIGCONT);
-    CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_FORMAT);
-    CHECK_EQ(spdl_loader_error(l)->result, SPDL_E_FORMAT);
-    takes(l, 5, 35);
-    CHECK_EQ(spdl_loader_error(l)->result, SPDL_OK);
-    spdl_loader_close(l);
+    for (int how = 0; how < 2; ++how) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch held, batch;
+        char text[SPDL_STATE_BYTES];
+        spdl_error error;
+        spdl_loader *l;
+        desc.logger.log_fn = log_nothing;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+        takes(l, 0, 3);
+        REQUIRE(spdl_loader_next(l, &held, SPDL_SECONDS(15)) == SPDL_OK);
+        child_signal(l, SIGSTOP);
+        CHECK_EQ(how == 0 ? spdl_loader_rewind(l, 5, SPDL_SECONDS(0.02))
+                          : spdl_loader_state_load(l, &nonsense, 1, SPDL_SECONDS(0.02), &error),
+                 SPDL_TIMEOUT);
+        child_signal(l, SIGCONT);
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+        CHECK_STR(spdl_loader_error(l)->text,
+                  "loader 'spdl': a load or a rewind timed out: close it");
+        CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+        CHECK_EQ(spdl_loader_state_save(l, text, sizeof text), SPDL_E_PROCESS);
+        CHECK(record_is((const record *)held.data, 3, 0));
+        CHECK_EQ(spdl_loader_done(l, &held), SPDL_OK);
+        spdl_loader_close(l);
+    }
     all_gone();
 }
 
@@ -1925,7 +1929,120 @@ static void the_first_calls_are_named(void) {
     all_gone();
 }
 
+/* A stage runs a program that sets up the terminal of the process that opened the loader. */
+SPDL_FN(sets_the_terminal, record, record) {
+    struct termios now;
+    pid_t program;
+    int how = 0;
+    *out = in;
+    if (in->number != 3) return SPDL_OK;
+    if ((program = fork()) == 0) _exit(tcgetattr(0, &now) || tcsetattr(0, TCSANOW, &now));
+    return waitpid(program, &how, 0) == program && how == 0
+               ? SPDL_OK : spdl_fail(task, "the program has ended with %d", how);
+}
+
+static void a_terminal_stops_no_program(void) {
+    int master, how;
+    pid_t host;
+    TEST_NEEDS_PROCESSES();
+    master = posix_openpt(O_RDWR | O_NOCTTY);
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) TEST_SKIP("no terminals");
+    if ((host = fork()) == 0) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader *l;
+        int terminal;
+        (void)setsid();
+        terminal = open(ptsname(master), O_RDWR); /* now it is that of the session */
+        if (terminal < 0 || dup2(terminal, 0) != 0) _exit(1);
+        if (spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
+                SPDL_PIPE(sets_the_terminal), SPDL_SINK(2))) != SPDL_OK)
+            _exit(2);
+        takes_all(l, 20, 0, SPDL_END);
+        spdl_loader_close(l);
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(host, &how, 0), host);
+    CHECK_EQ(how, 0);
+    close(master);
+}
+
+static int handled;
+static void is_the_programs(int number) { (void)number, handled = 1; }
+
+/* Signals at item 4, and the death of the child by them. */
+SPDL_FN(raises, record, record) {
+    const int number = (int)(intptr_t)spdl_ctx(task);
+    *out = in;
+    if (in->number == 4) {
+        (void)raise(number);
+        if (handled) return spdl_fail(task, "a handler of the program ran");
+    }
+    return SPDL_OK;
+}
+
+static void signals_of_the_program_are_not_the_childs(void) {
+    const int number[] = { SIGUSR1, SIGUSR2, SIGALRM, SIGRTMIN + 3 };
+    char says[2][80] = { "was killed by SIGALRM, in stage 1 'raises', item 4", "" };
+    TEST_NEEDS_PROCESSES();
+    (void)snprintf(says[1], sizeof says[1], "was killed by signal %d, in stage 1", SIGRTMIN + 3);
+    for (int i = 0; i < 4; ++i) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        (void)signal(number[i], is_the_programs);
+        desc.logger.log_fn = desc.pipeline.logger.log_fn = log_nothing;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
+                    SPDL_PIPE(raises, .ctx = (void *)(intptr_t)number[i]),
+                    SPDL_SINK(2))) == SPDL_OK);
+        if (i < 2) {
+            spdl_loader_status status;
+            takes(l, 0, 2);
+            spdl_loader_get_status(l, &status);
+            kill((pid_t)status.pid, number[i]);
+            kill((pid_t)status.supervisor, number[i]);
+            takes(l, 2, 18);
+        } else {
+            while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+                CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+            if (!CHECK(strstr(spdl_loader_error(l)->text, says[i - 2]) != NULL))
+                fprintf(stderr, "    %s\n", spdl_loader_error(l)->text);
+        }
+        spdl_loader_close(l);
+        CHECK_EQ(handled, 0);
+    }
+    all_gone();
+}
+
+/* Another thread has a FILE for as long as it waits for input: open and close wait for no FILE. */
+static void files_of_other_threads_are_theirs(void) {
+    spdl_loader_desc desc = desc_of(1);
+    uint64_t since;
+    spdl_loader *l;
+    pthread_t thread;
+    int locked = 0, pipes[2];
+    char word[64] = "";
+    FILE *written = NULL;
+    TEST_NEEDS_PROCESSES();
+    REQUIRE(pipe(pipes) == 0 && (written = fdopen(pipes[1], "w")) != NULL);
+    (void)fputs("once", written); /* not twice, by the child */
+    REQUIRE(pthread_create(&thread, NULL, keeps_a_file, &locked) == 0);
+    while (!__atomic_load_n(&locked, __ATOMIC_ACQUIRE)) usleep(100);
+    desc.fork_with_threads = true;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20), SPDL_SINK(2))) == SPDL_OK);
+    takes_all(l, 20, 0, SPDL_END);
+    since = spdl_time_ns();
+    spdl_loader_close(l);
+    CHECK(spdl_time_ns() - since < 900000000u); /* the child was not killed */
+    CHECK_EQ(fclose(written), 0);
+    CHECK_EQ(read(pipes[0], word, sizeof word), 4);
+    close(pipes[0]);
+    all_gone();
+}
+
 TEST_TABLE(loader) {
+    TEST_CASE(a_terminal_stops_no_program),
+    TEST_CASE(signals_of_the_program_are_not_the_childs),
+    TEST_CASE(files_of_other_threads_are_theirs),
     TEST_CASE(batches_come_whole_and_in_order),
     TEST_CASE(epochs_end_one_by_one),
     TEST_CASE(it_is_rewound),
@@ -1972,7 +2089,7 @@ TEST_TABLE(loader) {
     TEST_CASE(who_only_looks_learns_of_ends),
     TEST_CASE(a_refused_position_is_never_begun_at),
     TEST_CASE(a_refusal_keeps_the_failure),
-    TEST_CASE(the_last_command_counts),
+    TEST_CASE(a_timeout_leaves_it_to_be_closed),
     TEST_CASE(a_save_without_processes_returns),
     TEST_CASE(an_old_look_is_no_wait),
     TEST_CASE(ends_beside_what_others_hold),
