@@ -1944,14 +1944,16 @@ typedef struct spdl_record {
 /* Frees a record and those that follow it. */
 SPDL_API void spdl_record_free(void *record);
 
-/* For SPDL_TAR and SPDL_LINES, which need memory for 64 KB and a record. Tar archives may be ustar,
-   GNU, pax or older; only plain files are handed on. Checksums are verified; an archive without an
-   empty block at its end was cut off. Lines end in LF or CR LF, or with the file. */
+/* For SPDL_TAR and SPDL_LINES, which need memory for 64 KB and a record. Tar archives are ustar,
+   GNU, pax or older; only plain files pass. Several archives in one file are read one after the
+   other. Checksums are verified; a file without an empty block at its end was cut off. Lines end
+   in LF or CR LF, or with the file. */
 typedef struct spdl_records_desc {
     bool group;             /* tar: members in a row with the same path up to the first dot of the
-                               name are one sample: a list of records */
-    uint64_t max_bytes;     /* refuse a larger member, sample (512 bytes more a member) or line;
-                               default 2^30, lines 2^24 */
+                               name are one sample: a list of records. A name that the sample has
+                               begins another one; names with a dot in front are left out */
+    uint64_t max_bytes;     /* refuse a larger member, sample (512 bytes more a member), line, or
+                               header over 64 KB; default 2^30, lines 2^24 */
     spdl_allocator allocator;
     spdl_error *error;      /* not used by the rows */
 } spdl_records_desc;
@@ -20230,6 +20232,7 @@ typedef struct spdl__records {
     spdl_records_desc desc; /* with its defaults */
     uint64_t at;            /* of what is read next */
     spdl_record *sample;    /* .group: the sample under way */
+    bool ended;             /* tar: the block before `at` is empty: an archive has ended */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
     char path[1]; /* all of it */
@@ -20279,21 +20282,22 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
                                         const uint8_t *text, size_t bytes) {
     while (bytes > 0) {
         const uint8_t *key, *value = NULL;
-        size_t length = 0, i = 0, left, key_bytes;
+        uint64_t length = 0;
+        size_t i = 0, left, key_bytes;
         bool path, size;
-        for (; i < bytes && i < 7 && text[i] >= '0' && text[i] <= '9'; ++i)
-            length = length * 10 + (size_t)(text[i] - '0');
+        for (; i < bytes && i < 19 && text[i] >= '0' && text[i] <= '9'; ++i)
+            length = length * 10 + (uint64_t)(text[i] - '0');
         key = text + i + 1;
         if (i < bytes && text[i] == ' ' && length <= bytes && length >= i + 3 &&
             text[length - 1] == '\n')
-            value = (const uint8_t *)memchr(key, '=', length - i - 2);
+            value = (const uint8_t *)memchr(key, '=', (size_t)length - i - 2);
         if (value == NULL)
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a pax header that is damaged");
         key_bytes = (size_t)(value++ - key);
         path = key_bytes == 4 && memcmp(key, "path", 4) == 0;
         size = key_bytes == 4 && memcmp(key, "size", 4) == 0;
         text += length;
-        bytes -= length;
+        bytes -= (size_t)length;
         left = (size_t)(text - 1 - value);
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
@@ -20311,7 +20315,7 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
     return SPDL_OK;
 }
 
-/* Reads a header: its kind, and the size of what follows it. SPDL_END: the empty block. */
+/* Reads a header: its kind, and the size of what follows it. SPDL_END: an empty block. */
 SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
@@ -20339,20 +20343,26 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     return SPDL_OK;
 }
 
-/* Reads what a header of kind x or L has to say of the next member. One of kind K has a link's
-   target, one of kind g comments or times of all members. */
-SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__reader *r, spdl__tar_member *m) {
-    const uint8_t *text;
+/* Reads the header of kind x or L of the next member. One of kind K has a link's target, one of
+   kind g comments or times of all members. */
+SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m) {
+    spdl__reader *r = &s->reader;
+    const uint64_t most = spdl__max(s->desc.max_bytes, r->room);
+    spdl_record *text = NULL;
+    spdl_result result;
     if (m->bytes == 0 || m->kind == 'K' || m->kind == 'g') return SPDL_OK;
-    if (m->bytes > r->room)
-        return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes",
-                                 (spdl__llu)m->bytes);
-    text = spdl__reader_need(r, m->at, (size_t)m->bytes);
-    if (text == NULL) return r->result;
-    if (m->kind == 'x') return spdl__tar_pax(r, m, text, (size_t)m->bytes);
-    if (spdl__tar_name(m, text, spdl__tar_length(text, (size_t)m->bytes)))
-        return SPDL_OK;
-    return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
+    if (m->bytes > most)
+        return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes: raise max_bytes, "
+                                 "which is %llu", (spdl__llu)m->bytes,
+                                 (spdl__llu)s->desc.max_bytes);
+    result = spdl__reader_record(r, &s->desc.allocator, "", m->at, m->bytes, &text);
+    if (result != SPDL_OK) return result;
+    if (m->kind == 'x')
+        result = spdl__tar_pax(r, m, text->data, text->bytes);
+    else if (!spdl__tar_name(m, text->data, spdl__tar_length(text->data, text->bytes)))
+        result = spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
+    spdl_record_free(text);
+    return result;
 }
 
 /* Name and size of a member, with what the headers in front of it said. ustar has the first part of
@@ -20373,7 +20383,8 @@ SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
     if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* whatever a link or a folder says */
 }
 
-/* Goes through headers up to the next member that is a plain file: m->at is that of its data. */
+/* Goes through headers up to the next member that is a plain file: m->at is that of its data. Behind
+   an empty block is the end of the file, another one, or another archive. */
 SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint8_t *head = NULL;
@@ -20384,8 +20395,14 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) 
             m->name[0] = '\0';
             m->long_bytes = SPDL__NEVER;
         }
+        if (s->ended && m->at == r->bytes) return SPDL_END;
         result = spdl__tar_head(r, m, &head);
-        if (result != SPDL_OK) return result;
+        if (result < 0) return result;
+        s->ended = result == SPDL_END;
+        if (s->ended) {
+            s->at = m->at += 512;
+            continue;
+        }
         extends = m->kind != '\0' && strchr("xgLK", m->kind) != NULL;
         if (!extends) spdl__tar_own(m, head);
         if (m->kind == 'S' || m->kind == 'M')
@@ -20393,8 +20410,9 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) 
                                          ? "a sparse file" : "a part of a larger archive");
         m->at += 512;
         result = spdl__reader_has(r, m->at, m->bytes);
-        if (result == SPDL_OK && extends) result = spdl__tar_extend(r, m);
-        plain = m->kind == '0' || m->kind == '7';
+        if (result == SPDL_OK && extends) result = spdl__tar_extend(s, m);
+        plain = (m->kind == '0' || m->kind == '7') &&
+                !(s->desc.group && *spdl__path_name(m->name) == '.');
         if (result != SPDL_OK || plain) return result;
         m->at += (m->bytes + 511) & ~(uint64_t)511;
         if (!extends) s->at = m->at; /* a link, a folder: what was said of it is over */
@@ -20417,13 +20435,20 @@ SPDL__PRIVATE spdl_result spdl__tar_next(spdl__records *s, spdl_record **record)
     return result;
 }
 
-/* Members up to one of another key, which waits in s->sample for the next call. */
+/* Whether a member belongs to a sample: it has the same key, and a name that is new there. */
+SPDL__PRIVATE bool spdl__sample_takes(const spdl_record *sample, const char *name) {
+    const size_t length = (size_t)(spdl__extension(sample->name) - sample->name);
+    if (strncmp(sample->name, name, length) != 0 || spdl__extension(name) != name + length)
+        return false;
+    while (sample != NULL && strcmp(sample->name, name) != 0) sample = sample->next;
+    return sample == NULL;
+}
+
+/* Members up to one of another sample, which waits in s->sample for the next call. */
 SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **record) {
     spdl_record *more = NULL, **end = &s->sample;
     uint64_t bytes = 0;
     for (;;) {
-        const char *key = s->sample != NULL ? s->sample->name : NULL;
-        const size_t length = key != NULL ? (size_t)(spdl__extension(key) - key) : 0;
         spdl_result result;
         for (; *end != NULL; end = &(*end)->next) bytes += (*end)->bytes + 512;
         if (bytes > 512 && bytes - 512 > s->desc.max_bytes)
@@ -20431,9 +20456,9 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **recor
                                      "a sample with more than max_bytes, which is %llu",
                                      (spdl__llu)s->desc.max_bytes);
         result = spdl__tar_next(s, &more);
-        if (result < 0 || (result == SPDL_END && key == NULL)) return result;
-        if (result == SPDL_OK && (key == NULL || (strncmp(key, more->name, length) == 0 &&
-                                  spdl__extension(more->name) == more->name + length))) {
+        if (result < 0 || (result == SPDL_END && s->sample == NULL)) return result;
+        if (result == SPDL_OK &&
+            (s->sample == NULL || spdl__sample_takes(s->sample, more->name))) {
             *end = more;
             continue;
         }

@@ -807,7 +807,7 @@ static void bad_pax_headers(void) {
         { "22 GNU.sparse.major=1\n", 'x', SPDL_E_UNSUPPORTED, "a sparse file" },
     };
     static blob tar;
-    char *name = (char *)malloc(70000);
+    char *name = (char *)malloc(100000);
     REQUIRE(name != NULL);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         tar.count = 0;
@@ -840,8 +840,8 @@ static void bad_pax_headers(void) {
         CHECK_EQ(result, length == 4095 ? SPDL_END : SPDL_E_FORMAT);
     }
     for (int kind = 0; kind < 4; ++kind) { /* too long a name, and too long a header */
-        const int digits = kind < 2 ? 4 : 5, length = kind < 2 ? 4200 : 66000;
-        memset(name, 'n', 70000);
+        const int digits = kind < 2 ? 4 : 5, length = kind < 2 ? 4200 : 90001;
+        memset(name, 'n', 100000);
         if (kind & 1) snprintf(name, 12, "%d path=", length);
         if (kind & 1) name[digits + 6] = 'n';
         name[length] = '\0';
@@ -851,9 +851,44 @@ static void bad_pax_headers(void) {
         ADD(&tar, .name = "last");
         tar_end(&tar);
         tar_fails(&tar, "", kind < 2 ? SPDL_E_FORMAT : SPDL_E_LIMIT,
-                  kind < 2 ? "too long" : "at byte 512: a header of 66000 bytes");
+                  kind < 2 ? "too long" : "at byte 512: a header of 90001 bytes: raise max_bytes, "
+                                          "which is 90000");
     }
+    memset(name, 'v', 70000); /* attributes of a file take more than a window of the reader */
+    memcpy(name, "70000 SCHILY.xattr.user.x=", 26);
+    strcpy(name + 69999, "\n");
+    tar.count = 0;
+    tar_extra(&tar, 'x', name);
+    ADD(&tar, .name = "last", .size = 4);
+    tar_end(&tar);
+    tar_reads(&tar, "last:4");
     free(name);
+}
+
+/* One archive behind another in a file; of a sample over the border, and what is no archive. */
+static void archives_in_a_row(void) {
+    static const spdl_records_desc grouped = { .group = true };
+    static blob tar;
+    spdl_result result;
+    tar.count = 0;
+    ADD(&tar, .name = "a.1", .size = 1);
+    for (int i = 0; i < 9; ++i) tar_end(&tar);
+    ADD(&tar, .name = "b.1", .size = 600);
+    tar_end(&tar);
+    ADD(&tar, .name = "b.2", .size = 2);
+    tar_end(&tar);
+    tar_reads(&tar, "a.1:1 b.1:600 b.2:2");
+    CHECK_STR(read_records(path_of("x.tar"), SPDL__RECORDS_TAR, grouped, &result),
+              "a.1:1 b.1:600+b.2:2");
+    CHECK_EQ(result, SPDL_END);
+    tar.count -= 1024; /* the last one was cut off */
+    tar_fails(&tar, "a.1:1 b.1:600 b.2:2", SPDL_E_FORMAT, "it ends without an empty block");
+    tar_end(&tar);
+    memset(tar.at + tar.count, 'x', 700);
+    tar.count += 700;
+    tar_fails(&tar, "a.1:1 b.1:600 b.2:2", SPDL_E_FORMAT, "no header of a tar file");
+    tar.count -= 600;
+    tar_fails(&tar, "a.1:1 b.1:600 b.2:2", SPDL_E_FORMAT, "cut off");
 }
 
 static void bad_tars(void) {
@@ -979,6 +1014,20 @@ static void samples(void) {
               "d.x/1.jpg:9+d.x/1.seg.png:8+d.x/1.cls:1 d.x/10.jpg:2 e/10.jpg:2 README:2 README2:2 "
               "READ.me:2 READ:2 last.a:2+last.b:2");
     CHECK_EQ(result, SPDL_END);
+    tar.count = 0; /* a name again begins another sample; names with a dot in front are none */
+    ADD(&tar, .name = "./._0.a", .size = 1);
+    ADD(&tar, .name = "./0.a", .size = 1);
+    ADD(&tar, .name = "./._0.b", .size = 1);
+    ADD(&tar, .name = "./0.b", .size = 2);
+    ADD(&tar, .name = "./0.a", .size = 3);
+    ADD(&tar, .name = "./0.b", .size = 4);
+    ADD(&tar, .name = "./0.b", .size = 5);
+    ADD(&tar, .name = "d/.hidden", .size = 6);
+    tar_end(&tar);
+    CHECK_STR(read_records(put_bytes("x.tar", &tar), SPDL__RECORDS_TAR, grouped, &result),
+              "./0.a:1+./0.b:2 ./0.a:3+./0.b:4 ./0.b:5");
+    CHECK_EQ(result, SPDL_END);
+    tar_reads(&tar, "./._0.a:1 ./0.a:1 ./._0.b:1 ./0.b:2 ./0.a:3 ./0.b:4 ./0.b:5 d/.hidden:6");
     records = records_of(path_of("x.tar"), SPDL__RECORDS_TAR, grouped);
     REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
     spdl__records_close(records); /* which has the next one already */
@@ -1396,6 +1445,7 @@ static void no_memory(void) {
 }
 
 TEST_TABLE(files) {
+    TEST_CASE(archives_in_a_row),
     TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
     TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
     TEST_CASE(a_position_is_of_its_files), TEST_CASE(windows_across_shards),
