@@ -870,7 +870,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
    frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
    spdl_sequence that it must seek. ctx and statistics stay. Use it for a validation set.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
-            inside of a stage, while another thread is in next or push, for a sequence of 2^40 or
+            inside of a stage, while another thread is in next or push, for a sequence of 2^36 or
             more.
    Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
    Blocks:  until the running calls have returned, deferred ones and those of SPDL_FROM too. */
@@ -998,12 +998,14 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* ============================================================================================= */
 /* >>state
    Resume: the consumer saves the position of a pipeline as a line of text beside its model, and
-   another run loads it. The position says what the consumer got; items still in the pipeline are
-   made again. After a load the consumer gets, bit by bit, what it would have got without the
-   interruption, with any number of workers, any .concurrency and .buffer_size, with a loader or
-   without, if
-     - rows and order are the same in every run (see Order in >>pipeline). Where one row groups,
-       its size and .drop_last may differ: the items stay the same, but not their batches
+   another run loads it. The position is that of the last item that the consumer got; items still
+   in the pipeline are made again. After a load the consumer gets, bit by bit, the same items as
+   without the interruption, with any number of workers, any .concurrency and .buffer_size, with a
+   loader or without, if
+     - rows and order are the same in every run (see Order in >>pipeline). Other rows are refused:
+       another kind, .again, .flush, .continuous, or type of C of a function's input or output.
+       Another function of the same types is not seen. Where one row groups, its size and .drop_last
+       may differ: the items stay the same, but not their batches
      - sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
        not follow the last one
      - results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key
@@ -1013,7 +1015,8 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    A load calls rows again for items in flight; rows that make several results or gather begin at
    their item or batch, or at the epoch. A table has no position with SPDL_FEED, SPDL_FROM,
-   SPDL_ORDER_COMPLETION (also of a merge), or a doctor that replays.
+   SPDL_ORDER_COMPLETION (also of a merge), or a doctor that replays; nor if an epoch has more than
+   2^36 items, or an item more than 2^28 - 2 results in front of SPDL_BATCH.
 
    Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them.
    Another number loads the texts of all, the same ones at each rank, if all had taken the same
@@ -1407,8 +1410,8 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
 
 /* ============================================================================================= */
 /* >>sampler
-   A sampler says which item comes when, and on which rank: in order, shuffled, in shuffled blocks,
-   mixed from several data sets, or by a function of yours. It computes any position of any epoch.
+   A sampler is the order of the items of a data set: sequential, shuffled, in shuffled blocks, mixed
+   from several data sets, or by a function of yours. It computes any position of any epoch.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -1422,11 +1425,22 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
 
    An epoch has positions from 0, and the order gives each an index. Rank r of w gets the positions
    r, r + w, r + 2w and so on as its items 0, 1, 2. (Of a mixture it gets one of each w, at changing
-   places, so its share of each source is that of all.) The order depends only on the desc and the
+   places: its share of each source is that of all.) The order depends only on the desc and the
    epoch; each pair of seed and epoch is shuffled anew. A sampler takes 0.5 KB, and up to 8 KB for
    a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
 
-   One call at a time on a sampler; a pipeline with SPDL_INDEX is such a call. */
+   Rows that drop items leave ranks with unequal numbers of batches, and the next collective call
+   hangs. Leave items out in index_fn, or end the epoch when a rank has no batch
+   (examples/mpi_train.c).
+
+   A mixture has desc.sources data sets, each with a sampler of one rank in desc.samplers. Source i
+   gets weights[i] of the sum of all weights; at no position is it off its share by 1.7 items or
+   more (beyond 2^50 positions rounding adds to that). A mixture follows the order of each source,
+   again and again, each time that of the source's next epoch. It does not end: `draws` is the
+   length of an epoch, and the next epoch goes on where this one stops.
+
+   A sampler serves one pipeline or mixture at a time: another one is refused. One call at a time;
+   a pipeline with SPDL_INDEX is such a call. */
 
 /* An item of SPDL_INDEX, from spdl_buffer. */
 typedef struct spdl_index {
@@ -1460,31 +1474,30 @@ typedef struct spdl_ranks {
 typedef uint64_t (*spdl_index_fn)(void *ctx, uint64_t epoch, uint64_t position);
 
 typedef struct spdl_sampler spdl_sampler;
-typedef struct spdl_mixture spdl_mixture;
 
 typedef struct spdl_sampler_desc {
     spdl_sampler_order order;
     uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
     uint64_t draws;     /* positions in an epoch: default `count`, more only with index_fn; a
-                           mixture needs it */
+                           mixture needs them */
     uint64_t seed;
     spdl_ranks ranks;
     spdl_tail tail;
     uint64_t block;     /* indices in each block */
     spdl_index_fn index_fn;
     void *ctx;          /* its first argument */
-    const spdl_mixture *mixture; /* with a sampler of one rank for each of its sources: */
-    spdl_sampler *const *samplers; /* both must outlive this one, which alone uses the samplers */
+    size_t sources;          /* of a mixture, 1 to 65536 */
+    const double *weights;   /* of each, on any scale; 0: it never comes */
+    spdl_sampler *const *samplers; /* of each; they must outlive this one */
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_sampler_desc;
 
-/* Makes a sampler. One of a mixture follows the order of each source, again and again, each time
-   that of the source's next epoch. Its own next epoch goes on where this one stops.
+/* Makes a sampler.
    Returns: the results of create. */
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
 
-/* Frees a sampler; destroy its pipeline first. */
+/* Frees a sampler; destroy its pipeline or mixture first: before that it only logs an error. */
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 
 /* Returns: how many items this rank has in an epoch. */
@@ -1508,28 +1521,6 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
    result may be the next `seed`.
    Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
-
-typedef struct spdl_mixture_desc {
-    size_t sources;          /* 1 to 65536 */
-    const double *weights;   /* of each, on any scale; 0: it never comes */
-    spdl_allocator allocator;
-    spdl_error *error;
-} spdl_mixture_desc;
-
-/* Makes a mixture: the source of each position. It does not end: `draws` of the sampler says how
-   long an epoch is. At no position is a source off its share by 1.7 items or more (beyond 2^50
-   positions rounding adds to that).
-   Returns: the results of create. */
-SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc);
-
-/* Frees a mixture. */
-SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture);
-
-/* The source of a position below 2^63, and the item of that source, from 0.
-   Returns: SPDL_OK.
-   Threads: any number at a time. */
-SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
-                                     uint32_t *source, uint64_t *index);
 
 /* A source of spdl_index: the items of a sampler, in its order for any number of workers, then
    SPDL_END.
@@ -6578,7 +6569,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 
 /* In a range from the row that marks on: the lower bits are a number of results. Of a feed, whose
    items nobody numbers, the range is when they were pushed, in units of 256 ns. */
-#define SPDL__SPAN_BITS 24
+#define SPDL__SPAN_BITS 28
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
 
@@ -7635,26 +7626,41 @@ SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__posi
         at->results = p->many ? p->mark.results : 0;
     }
     if (spdl__load_relaxed(&p->node[0].made) >> (64 - SPDL__SPAN_BITS) != 0)
-        return "an epoch has more than 2^40 items";
-    return at->results >= SPDL__SPAN_MAX ? "one item has more than 16777214 results" : NULL;
+        return "an epoch has more than 2^36 items";
+    if (p->marks != NULL && at->results >= SPDL__SPAN_MAX)
+        return "one item has more than 268435454 results";
+    return NULL;
 }
 
-/* What is the same for all tables that have positions in common. */
-SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p) {
+/* A hash (FNV-1a) with one more type; a `const` in front is a promise, not another type. */
+SPDL__COLD uint32_t spdl__position_type(uint32_t hash, const char *type) {
+    const spdl__type_name name = spdl__type_named(type != NULL ? type : "void");
+    const char *at = name.text + (strncmp(name.text, "const ", 6) == 0 ? 6 : 0);
+    do hash = (hash ^ (uint8_t)*at) * 16777619u;
+    while (*at++ != '\0');
+    return hash;
+}
+
+/* What is the same for all tables that have positions in common. The rows are the user's: a trace
+   and a doctor put functions of their own in place. */
+SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p, const spdl_stage *rows) {
     uint32_t hash = 2166136261u;
     int i, k;
     for (i = 0; i < p->count; ++i) {
         const spdl_stage *row = &p->node[i].row;
-        const int says[] = { (int)row->kind, row->again, row->flush, row->continuous,
-                             p->replays || p->remakes ? row->size * 2 + row->drop_last : 0 };
-        for (k = 0; k < (int)(sizeof(says) / sizeof(says[0])); ++k)
-            hash = (hash ^ (uint32_t)says[k]) * 16777619u; /* FNV-1a */
+        const int fields[] = { (int)row->kind, row->again, row->flush, row->continuous,
+                               p->replays || p->remakes ? row->size * 2 + row->drop_last : 0 };
+        for (k = 0; k < (int)(sizeof(fields) / sizeof(fields[0])); ++k)
+            hash = (hash ^ (uint32_t)fields[k]) * 16777619u;
+        if (rows[i].fn == NULL) continue;
+        hash = spdl__position_type(hash, rows[i].fn->in_type);
+        hash = spdl__position_type(hash, rows[i].fn->out_type);
     }
     return hash;
 }
 
 /* Which row marks, and what else a position of this table depends on. */
-SPDL__COLD void spdl__position_plan(spdl_pipeline *p) {
+SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
     int i, k, depth = 0;
     bool disorder = false;
     for (i = 0; i < p->count; ++i) {
@@ -7683,7 +7689,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p) {
         p->marks = NULL;
         p->many = p->remakes = false;
     }
-    p->table = spdl__position_table(p);
+    p->table = spdl__position_table(p, rows);
     spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : 0);
 }
 
@@ -10450,6 +10456,14 @@ SPDL__PRIVATE void spdl__word_open(uint64_t *word) {
     while (!spdl__cas(word, &old, spdl__head(old) << SPDL__HEAD_BITS)) {}
 }
 
+/* The first word of a sampler is 1 while a pipeline or a mixture has it. */
+SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler) {
+    return spdl__exchange32((uint32_t *)(void *)sampler, 1) == 0;
+}
+SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
+    if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
+}
+
 /* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
@@ -10670,6 +10684,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__trace_close(p, left != NULL);
 #endif
     if (p->own_pool) spdl__pool_release(p->pool);
+    spdl__sampler_let_go(p->sampler);
     spdl__pipeline_drop(p);
 }
 
@@ -11157,10 +11172,9 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
 
 /* SPDL_INDEX, by its names: the address of its function would link the sampler into any program. */
 SPDL__COLD bool spdl__row_is_index(const spdl_stage *row) {
-    const char *name = row->kind == SPDL_KIND_SOURCE ? row->fn->name : NULL;
-    const char *type = row->kind == SPDL_KIND_SOURCE ? row->fn->out_type : NULL;
-    return name != NULL && type != NULL && strcmp(name, "spdl_index") == 0 &&
-           strcmp(type, "spdl_index") == 0;
+    const spdl_function *fn = row->kind == SPDL_KIND_SOURCE ? row->fn : NULL;
+    return fn != NULL && fn->name != NULL && fn->out_type != NULL &&
+           strcmp(fn->name, "spdl_index") == 0 && strcmp(fn->out_type, "spdl_index") == 0;
 }
 
 /* A row, except for its memory. The rows before it are there. */
@@ -11195,7 +11209,6 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->limit = row->kind == SPDL_KIND_FEED ? 0 : (uint32_t)row->concurrency;
     if (row->kind == SPDL_KIND_FEED) p->feed = node;
     if (node->own_thread) p->producer = node;
-    if (spdl__row_is_index(row)) p->sampler = (spdl_sampler *)row->ctx;
     if (row->init != NULL) p->has_hooks = true;
     spdl__node_connect(p, plan, node);
 }
@@ -11375,7 +11388,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
     if (result != SPDL_OK) return result;
-    spdl__position_plan(p);
+    spdl__position_plan(p, plan->rows);
     for (i = 0; i < p->count; ++i) p->node[i].plain = spdl__node_is_plain(p, &p->node[i]);
     return SPDL_OK;
 }
@@ -11476,6 +11489,17 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
     }
 }
 
+/* Takes the sampler of SPDL_INDEX. */
+SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *plan) {
+    spdl_sampler *sampler = (spdl_sampler *)plan->rows[0].ctx;
+    if (!spdl__row_is_index(&plan->rows[0])) return SPDL_OK;
+    if (!spdl__sampler_claim(sampler))
+        return spdl__row_error(plan, 0, "another pipeline or a mixture uses this sampler: make one "
+                                        "for each");
+    p->sampler = sampler;
+    return SPDL_OK;
+}
+
 /* The rows are right: allocates everything and starts the threads. */
 SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
@@ -11498,7 +11522,8 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     p->seed = desc->seed;
     p->data_hash = desc->data_hash;
     spdl__error_clear(&p->no_error);
-    result = spdl__pipeline_build(p, plan);
+    result = spdl__pipeline_claim(p, plan);
+    if (result == SPDL_OK) result = spdl__pipeline_build(p, plan);
     if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "%s", no_memory);
     if (result == SPDL_OK) result = spdl__pool_own(p, desc);
     if (result == SPDL_OK) {
@@ -11515,6 +11540,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     }
     spdl__destroy_producer(p, false);
     if (p->own_pool) spdl__pool_release(p->pool);
+    spdl__sampler_let_go(p->sampler);
     spdl__pipeline_release(p);
     return result;
 }
@@ -14995,13 +15021,11 @@ typedef struct spdl__split {
     int32_t kid[2];  /* a node, or -1 - a source */
 } spdl__split;
 
-struct spdl_mixture {
-    spdl_allocator allocator;
-    size_t bytes, sources;
-    uint64_t spec;
-    int32_t root; /* as a kid */
+typedef struct spdl__mixture {
+    uint64_t spec; /* a hash of the weights */
+    int32_t root;  /* as a kid */
     spdl__split node[1]; /* sources of them, in the same block */
-};
+} spdl__mixture;
 
 /* What create works on. */
 typedef struct spdl__weighed {
@@ -15030,7 +15054,7 @@ SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
 }
 
 /* The source, and which of its items. */
-SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t position,
+SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl__mixture *m, uint64_t position,
                                          uint32_t *source) {
     uint64_t c = position;
     int32_t at;
@@ -15045,14 +15069,6 @@ SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl_mixture *m, uint64_t positio
     return c;
 }
 
-SPDL_API spdl_result spdl_mixture_at(const spdl_mixture *mixture, uint64_t position,
-                                     uint32_t *source, uint64_t *index) {
-    if (mixture == NULL || source == NULL || index == NULL || position >= SPDL__MOST)
-        return SPDL_E_INVALID;
-    *index = spdl__mixture_get(mixture, position, source);
-    return SPDL_OK;
-}
-
 SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     const spdl__weighed *a = (const spdl__weighed *)left, *b = (const spdl__weighed *)right;
     if (a->weight != b->weight) return a->weight < b->weight ? -1 : 1;
@@ -15060,7 +15076,7 @@ SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
 }
 
 /* The sources that have a weight, in its order. */
-SPDL__COLD int spdl__mix_leaves(const spdl_mixture_desc *desc, spdl__weighed *leaf) {
+SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *leaf) {
     volatile double part, sum = 0; /* else x87 keeps more digits than a double has */
     double most = 0;
     size_t i;
@@ -15083,7 +15099,7 @@ SPDL__COLD int spdl__mix_leaves(const spdl_mixture_desc *desc, spdl__weighed *le
 
 /* Huffman's tree: the two lightest become one, of leaves and of nodes, whose weights both ascend.
    The first of the two is the lighter one: its share is below 1. */
-SPDL__COLD void spdl__mix_tree(spdl_mixture *m, const spdl__weighed *leaves, int count,
+SPDL__COLD void spdl__mix_tree(spdl__mixture *m, const spdl__weighed *leaves, int count,
                                uint64_t *weights) {
     int leaf = 0, node = 0, all, k;
     m->root = count == 1 ? -1 - leaves[0].source : count - 2;
@@ -15104,82 +15120,38 @@ SPDL__COLD void spdl__mix_tree(spdl_mixture *m, const spdl__weighed *leaves, int
     }
 }
 
-/* A weight is told by its bits: -ffast-math does away with comparing for NaN. */
-SPDL__COLD spdl_result spdl__mixture_check_weights(const spdl_mixture_desc *desc) {
+SPDL__PRIVATE size_t spdl__mixture_bytes(size_t sources) {
+    return sizeof(spdl__mixture) + sources * sizeof(spdl__split);
+}
+
+/* NULL: no memory. */
+SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
+    const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t), n = desc->sources;
+    spdl__mixture *m = (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1,
+                                                           spdl__mixture_bytes(n), 8);
+    spdl__weighed *leaves =
+        (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
+    uint64_t bits;
     size_t i;
-    uint64_t bits;
-    bool some = false;
-    if (desc->weights == NULL)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights is NULL");
-    for (i = 0; i < desc->sources; ++i) {
-        memcpy(&bits, &desc->weights[i], sizeof(bits));
-        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: weights[%llu] is "
-                                   "%g, must be a number that is not negative", (spdl__llu)i,
-                                   desc->weights[i]);
-        some = some || bits << 1 != 0;
-    }
-    if (some) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID,
-                           "mixture: the sum of weights is 0");
-}
-
-SPDL__COLD spdl_result spdl__mixture_check(const spdl_mixture_desc *desc) {
-    const spdl_result result = spdl__allocator_check(&desc->allocator, "mixture", desc->error);
-    if (result != SPDL_OK) return result;
-    if (desc->sources < 1 || desc->sources > 65536)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "mixture: sources is %llu, "
-                               "must be from 1 to 65536", (spdl__llu)desc->sources);
-    return spdl__mixture_check_weights(desc);
-}
-
-SPDL_API spdl_result spdl_mixture_create(spdl_mixture **mixture, const spdl_mixture_desc *desc) {
-    const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t); /* of a source */
-    size_t n, bytes, i;
-    spdl_mixture *m;
-    spdl__weighed *leaves;
-    spdl_result result;
-    uint64_t bits;
-    if (mixture == NULL) return SPDL_E_INVALID;
-    *mixture = NULL;
-    if (desc == NULL) return SPDL_E_INVALID;
-    spdl__error_clear(desc->error);
-    result = spdl__mixture_check(desc);
-    if (result != SPDL_OK) return result;
-    n = desc->sources;
-    bytes = sizeof(*m) + n * sizeof(m->node[0]);
-    m = (spdl_mixture *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, 8);
-    leaves = (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
     if (m == NULL || leaves == NULL) {
-        spdl__free(&desc->allocator, m, bytes);
+        spdl__free(&desc->allocator, m, spdl__mixture_bytes(n));
         spdl__free(&desc->allocator, leaves, n * work_bytes);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "mixture: no memory");
+        return NULL;
     }
-    m->allocator = desc->allocator;
-    m->bytes = bytes;
-    m->sources = n;
     for (i = 0; i < n; ++i) { /* a run goes on with the same order only */
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         m->spec = spdl__hashed(m->spec, bits);
     }
-    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves),
-                   (uint64_t *)(void *)(leaves + n));
+    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves), (uint64_t *)(void *)(leaves + n));
     spdl__free(&desc->allocator, leaves, n * work_bytes);
-    *mixture = m;
-    return SPDL_OK;
-}
-
-SPDL_API void spdl_mixture_destroy(spdl_mixture *mixture) {
-    spdl_allocator allocator;
-    if (mixture == NULL) return;
-    allocator = mixture->allocator;
-    spdl__free(&allocator, mixture, mixture->bytes);
+    return m;
 }
 
 /* --- the sampler --- */
 
 struct spdl_sampler {
-    spdl_sampler_desc desc; /* samplers are our own or NULL, ranks those of now */
+    uint32_t in_use; /* first: see sampler_claim */
+    spdl_sampler_desc desc; /* ranks are those of now */
     uint64_t length;        /* positions of an epoch, */
     uint64_t rows;          /* and the most that a rank has of them */
     uint64_t blocks;        /* that are shuffled: the whole ones */
@@ -15188,7 +15160,9 @@ struct spdl_sampler {
     bool ready;
     spdl__shuffle shuffle;  /* of indices or blocks */
     uint64_t from_epoch, from; /* in that epoch ranks of a run before had the positions below */
-    spdl_sampler **samplers;
+    spdl__mixture *mixture;
+    spdl_sampler **samplers; /* of it, our copy, of which we have claimed: */
+    size_t claimed;
     char identity[160]; /* what has to be the same in another run: " order=... spec=..." */
 };
 
@@ -15196,16 +15170,34 @@ SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const
     return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: %s", why);
 }
 
-SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
-    const spdl_mixture *m = desc->mixture;
+/* A weight is known by its bits: -ffast-math does away with comparing for NaN. */
+SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc) {
     size_t i;
-    if (m == NULL || desc->samplers == NULL)
-        return spdl__sampler_refuse(desc, "mixture or samplers is NULL");
+    uint64_t bits;
+    bool some = false;
+    for (i = 0; i < desc->sources; ++i) {
+        memcpy(&bits, &desc->weights[i], sizeof(bits));
+        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
+            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: weights[%llu] is %g, "
+                                   "must be a number that is not negative", (spdl__llu)i,
+                                   desc->weights[i]);
+        some = some || bits << 1 != 0;
+    }
+    return some ? SPDL_OK : spdl__sampler_refuse(desc, "the sum of weights is 0");
+}
+
+SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
+    size_t i;
+    if (desc->sources < 1 || desc->sources > 65536)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: sources is %llu, must be "
+                               "from 1 to 65536", (spdl__llu)desc->sources);
+    if (desc->weights == NULL || desc->samplers == NULL)
+        return spdl__sampler_refuse(desc, "weights or samplers is NULL");
     if (desc->count != 0)
         return spdl__sampler_refuse(desc, "count is set, but a mixture has that of its sources");
     if (desc->draws == 0)
         return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
-    for (i = 0; i < m->sources; ++i) {
+    for (i = 0; i < desc->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
         const char *why = source == NULL ? "is NULL"
                           : "has ranks of its own; give them to the one of the mixture";
@@ -15213,7 +15205,7 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
             return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: samplers[%llu] %s",
                                    (spdl__llu)i, why);
     }
-    return SPDL_OK;
+    return spdl__sampler_check_weights(desc);
 }
 
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
@@ -15245,8 +15237,8 @@ SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
     uint64_t spec = s->desc.order == SPDL_SAMPLE_BLOCKS ? s->desc.block : 0;
     size_t i, k;
     if (s->desc.order != SPDL_SAMPLE_MIXTURE) return spec;
-    spec = s->desc.mixture->spec;
-    for (i = 0; i < s->desc.mixture->sources; ++i) {
+    spec = s->mixture->spec;
+    for (i = 0; i < s->desc.sources; ++i) {
         const spdl_sampler *source = s->samplers[i];
         const uint64_t says[] = { spdl__sampler_spec(source), source->length, source->desc.seed,
                                   source->desc.count, (uint64_t)source->desc.order };
@@ -15267,12 +15259,12 @@ SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
 
 /* Its tables. False: no memory. */
 SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
-    const size_t sources = desc->mixture != NULL ? desc->mixture->sources : 0;
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
-        s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, sources,
+        s->mixture = spdl__mixture_make(desc);
+        s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, desc->sources,
                                                           sizeof(*s->samplers), sizeof(void *));
-        if (s->samplers == NULL) return false;
-        memcpy(s->samplers, desc->samplers, sources * sizeof(*s->samplers));
+        if (s->mixture == NULL || s->samplers == NULL) return false;
+        memcpy(s->samplers, desc->samplers, desc->sources * sizeof(*s->samplers));
         return true;
     }
     s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
@@ -15303,6 +15295,13 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
         spdl_sampler_destroy(s);
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
     }
+    for (; s->samplers != NULL && s->claimed < desc->sources; ++s->claimed) {
+        if (spdl__sampler_claim(s->samplers[s->claimed])) continue;
+        (void)spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: a pipeline or a mixture uses "
+                              "samplers[%llu]: make one for each", (spdl__llu)s->claimed);
+        spdl_sampler_destroy(s);
+        return SPDL_E_INVALID;
+    }
     s->length = desc->draws != 0 ? desc->draws : desc->count;
     world = (uint64_t)s->desc.ranks.world;
     s->rows = s->length / world + (s->length % world != 0);
@@ -15312,12 +15311,18 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
 }
 
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
+    static const spdl_logger stderr_only = { NULL, NULL };
     spdl_allocator allocator;
     if (sampler == NULL) return;
+    if (spdl__load32(&sampler->in_use) != 0) {
+        spdl__log(&stderr_only, SPDL_LOG_ERROR, "spdl_sampler_destroy: a pipeline or a mixture "
+                                                "still uses it, nothing was done");
+        return;
+    }
     allocator = sampler->desc.allocator;
-    if (sampler->samplers != NULL)
-        spdl__free(&allocator, sampler->samplers,
-                   sampler->desc.mixture->sources * sizeof(*sampler->samplers));
+    while (sampler->claimed > 0) spdl__sampler_let_go(sampler->samplers[--sampler->claimed]);
+    spdl__free(&allocator, sampler->samplers, sampler->desc.sources * sizeof(*sampler->samplers));
+    spdl__free(&allocator, sampler->mixture, spdl__mixture_bytes(sampler->desc.sources));
     spdl__free(&allocator, sampler->shuffle.table, SPDL__TABLE * sizeof(uint16_t));
     spdl__free(&allocator, sampler, sizeof(*sampler));
 }
@@ -15333,7 +15338,7 @@ SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, ui
     spdl_result result;
     uint32_t source;
     if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
-    at = spdl__mixture_get(s->desc.mixture, epoch * s->length + position, &source);
+    at = spdl__mixture_get(s->mixture, epoch * s->length + position, &source);
     length = s->samplers[source]->length;
     result = spdl__sampler_at(s->samplers[source], at / length, at % length, item);
     item->position = position;
@@ -21376,9 +21381,8 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
     l->at = 0;
     if (!level && !over)
         return spdl__state_error(l, SPDL_E_UNSUPPORTED, "and the others are of %d ranks that had "
-                                 "not taken the same number of whole items: another number of "
-                                 "ranks goes on from where they had, or from the end of an epoch",
-                                 l->count);
+                                 "not taken the same number of whole items: save where all ranks "
+                                 "have, or at the end of an epoch", l->count);
     memset(at, 0, sizeof(*at));
     at->epoch = all.epoch;
     at->number = all.number * world / now;

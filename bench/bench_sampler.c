@@ -29,7 +29,7 @@ static spdl_sampler *sampler_of(const spdl_sampler_desc *desc) {
 
 typedef struct indices {
     spdl_sampler *s;
-    const spdl_mixture *m;
+    const spdl__mixture *m;
     uint64_t count; /* of an epoch */
     uint64_t stride; /* 1: one after the other */
 } indices;
@@ -60,7 +60,7 @@ static double mixture_run(const void *arg, uint64_t items) {
     uint32_t source;
     const uint64_t start = bench_ns();
     for (i = 0; i < items; ++i, at += x->stride) {
-        BENCH_CHECK(spdl_mixture_at(x->m, at, &source, &index) == SPDL_OK);
+        index = spdl__mixture_get(x->m, at, &source);
         sum += index + source;
     }
     sink += sum;
@@ -122,32 +122,34 @@ static void orders(void) {
 static void mixture_row(const char *name, size_t sources, int kind, uint64_t stride) {
     static double weights[65536];
     const bench_row row = { name, "ns", NULL, false, 0, false, 0 };
-    spdl_mixture_desc desc = { .sources = sources, .weights = weights };
-    spdl_mixture *m = NULL;
+    const spdl_sampler_desc desc = { .sources = sources, .weights = weights };
+    spdl__mixture *m;
     indices x = { NULL, NULL, 0, stride };
     uint64_t random = 5;
     size_t i;
     if (!bench_wanted(name)) return;
     for (i = 0; i < sources; ++i)
         weights[i] = kind == 0 ? 1 : (double)(spdl__mix(random++) >> 40) + 1;
-    BENCH_CHECK(spdl_mixture_create(&m, &desc) == SPDL_OK);
+    m = spdl__mixture_make(&desc);
+    BENCH_CHECK(m != NULL);
     x.m = m;
     bench_compare_sides(&row, ROUNDS, mixture_ns, &x, NULL, NULL);
-    spdl_mixture_destroy(m);
+    spdl__free(&desc.allocator, m, spdl__mixture_bytes(sources));
 }
 
 static double create_ms(const void *arg) {
-    spdl_mixture *m = NULL;
+    const spdl_sampler_desc *desc = (const spdl_sampler_desc *)arg;
     const uint64_t start = bench_ns();
-    BENCH_CHECK(spdl_mixture_create(&m, (const spdl_mixture_desc *)arg) == SPDL_OK);
-    spdl_mixture_destroy(m);
+    spdl__mixture *m = spdl__mixture_make(desc);
+    BENCH_CHECK(m != NULL);
+    spdl__free(&desc->allocator, m, spdl__mixture_bytes(desc->sources));
     return (double)(bench_ns() - start) * 1e-6;
 }
 
 static void mixtures(void) {
     static double weights[65536];
     const bench_row create = { "mixture.create.65536", "ms", NULL, false, 0, false, 0 };
-    spdl_mixture_desc desc = { .sources = 65536, .weights = weights };
+    const spdl_sampler_desc desc = { .sources = 65536, .weights = weights };
     uint64_t random = 1;
     size_t i;
     for (i = 0; i < 65536; ++i) weights[i] = (double)(spdl__mix(random++) >> 20) + 1;

@@ -28,20 +28,18 @@ int main(void) {
     static const double weights[] = { 0.7, 0.2, 0.1 };
     spdl_sampler *sources[] = { shuffled(5000), shuffled(100), shuffled(40) }, *mixed;
     spdl_error error;
-    spdl_mixture *m;
     spdl_ranks ranks;
     spdl_pipeline *p;
     spdl_index *item;
+    spdl_index at;
     uint64_t position = 0;
     int taken[3] = { 0 }, failed, i;
 
-    if (spdl_mixture_create(&m, &(spdl_mixture_desc){
-            .sources = 3, .weights = weights, .error = &error }) != SPDL_OK)
-        return puts(error.text), 1;
     if (spdl_ranks_from_env(&ranks, NULL) != SPDL_OK) ranks = (spdl_ranks){ 0, 2 };
     if (spdl_sampler_create(&mixed, &(spdl_sampler_desc){
-            .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = sources, .draws = 1000,
-            .ranks = ranks, .error = &error }) != SPDL_OK) return puts(error.text), 1;
+            .order = SPDL_SAMPLE_MIXTURE, .sources = 3, .weights = weights, .samplers = sources,
+            .draws = 1000, .ranks = ranks, .error = &error }) != SPDL_OK)
+        return puts(error.text), 1;
 
     if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
             SPDL_INDEX(mixed),
@@ -59,14 +57,9 @@ int main(void) {
     printf("rank %d of %d, up to position %d\n", ranks.rank, ranks.world, (int)position);
     for (i = 0; i < 3; ++i)
         printf("%-5s  %3d items\n", name[i], taken[i]);
-    for (position = 0; position < 1000000000; position = position * 10 + 7) {
-        uint32_t source;
-        uint64_t index;
-        spdl_mixture_at(m, position, &source, &index);
-        printf("position %9d: item %d of %s\n", (int)position, (int)index, name[source]);
-    }
+    for (i = 0; i < 1000 && spdl_sampler_item(mixed, 1, i, &at) == SPDL_OK; i = i * 10 + 7)
+        printf("item %2d of the next epoch: %d of %s\n", i, (int)at.index, name[at.source]);
     spdl_sampler_destroy(mixed);
-    spdl_mixture_destroy(m);
     for (i = 0; i < 3; ++i) spdl_sampler_destroy(sources[i]);
     return failed;
 }

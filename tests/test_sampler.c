@@ -19,17 +19,20 @@ static spdl_sampler *sampler_of(spdl_sampler_desc desc, const char *file, int li
 #define SAMPLER(...) sampler_of((spdl_sampler_desc){ __VA_ARGS__ }, __FILE__, __LINE__)
 #define SHUFFLED(...) SAMPLER(.order = SPDL_SAMPLE_SHUFFLED, __VA_ARGS__)
 
-static spdl_mixture *mixture_of(spdl_mixture_desc desc, const char *file, int line) {
-    spdl_mixture *m = NULL;
-    spdl_error error;
-    desc.error = &error;
-    if (!test_check_eq(spdl_mixture_create(&m, &desc), SPDL_OK, file, line, "create"))
-        fprintf(stderr, "%s\n", error.text);
+/* What a sampler of a mixture finds sources with. */
+static spdl__mixture *mixture_of(spdl_sampler_desc desc) {
+    spdl__mixture *m = spdl__mixture_make(&desc);
     REQUIRE(m != NULL);
     return m;
 }
 
-#define MIXTURE(...) mixture_of((spdl_mixture_desc){ __VA_ARGS__ }, __FILE__, __LINE__)
+static void mixture_free(spdl__mixture *m) {
+    const spdl_allocator by_malloc = { NULL, NULL, NULL };
+    spdl__free(&by_malloc, m, 0);
+}
+
+#define MIXTURE(...) mixture_of((spdl_sampler_desc){ __VA_ARGS__ })
+#define MIXED(...) SAMPLER(.order = SPDL_SAMPLE_MIXTURE, __VA_ARGS__)
 #define WEIGHTS(...)                                                                               \
     .weights = (const double[]){ __VA_ARGS__ },                                                    \
     .sources = sizeof((const double[]){ __VA_ARGS__ }) / sizeof(double)
@@ -401,7 +404,6 @@ static void what_makes_no_sense_is_refused(void) {
     REFUSED("sampler: index_fn is NULL", .order = SPDL_SAMPLE_FUNCTION, .count = 1);
     REFUSED("sampler: block is 0, must be the indices in a block",
             .order = SPDL_SAMPLE_BLOCKS, .count = 10);
-    REFUSED("sampler: mixture or samplers is NULL", .order = SPDL_SAMPLE_MIXTURE);
     REFUSED("sampler: set both functions of the allocator or none",
             .allocator = { .free_fn = nobody_frees });
     CHECK_EQ(spdl_sampler_create(NULL, NULL), SPDL_E_INVALID);
@@ -516,7 +518,7 @@ static void orders_are_the_same_everywhere(void) {
     double w[500];
     uint64_t hash = 0;
     for (int i = 0; i < 500; ++i) w[i] = i % 7 * 0.1 + i % 3;
-    spdl_mixture *m = MIXTURE(.weights = w, .sources = 500);
+    spdl__mixture *m = MIXTURE(.weights = w, .sources = 500);
     for (int k = 0; k < 4; ++k) {
         spdl_sampler *s = SAMPLER(.order = (spdl_sampler_order)(k < 3 ? k : SPDL_SAMPLE_SHUFFLED),
                                   .count = k == 3 ? 1000000007 : 500, .seed = 77,
@@ -532,11 +534,11 @@ static void orders_are_the_same_everywhere(void) {
     for (uint64_t p = 0; p < 2000; ++p) {
         uint64_t index;
         uint32_t source;
-        CHECK_EQ(spdl_mixture_at(m, p * p, &source, &index), SPDL_OK);
+        index = spdl__mixture_get(m, p * p, &source);
         hash = spdl__hashed(spdl__hashed(hash, source), index);
     }
     if (!CHECK(hash == golden[4])) fprintf(stderr, "0x%llxu,\n", (unsigned long long)hash);
-    spdl_mixture_destroy(m);
+    mixture_free(m);
 }
 
 /* --- the row --- */
@@ -700,15 +702,13 @@ static void another_run_is_told_from_ours(void) {
 static void describe_mixed(int which, char text[1024]) {
     static const double w[] = { 1, 2 }, v[] = { 1, 3 };
     const spdl_sampler_order order = which == 2 ? SPDL_SAMPLE_SEQUENTIAL : SPDL_SAMPLE_SHUFFLED;
-    spdl_mixture *m = MIXTURE(.weights = which == 1 ? w : v, .sources = 2);
     spdl_sampler *part[] = { SAMPLER(.order = order, .draws = 4, .count = which == 2 ? 5 : 4),
                              SAMPLER(.order = SPDL_SAMPLE_BLOCKS, .count = 9,
                                      .block = which == 3 ? 4 : 3) };
-    spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = part,
-                              .draws = 100);
+    spdl_sampler *s = MIXED(.weights = which == 1 ? w : v, .sources = 2, .samplers = part,
+                            .draws = 100);
     CHECK(describe(s, 0, text) > 0);
     spdl_sampler_destroy(s), spdl_sampler_destroy(part[0]), spdl_sampler_destroy(part[1]);
-    spdl_mixture_destroy(m);
 }
 
 static void other_parts_of_a_mixture_are_told(void) {
@@ -737,14 +737,13 @@ static void hashes_tell_bytes_apart(void) {
 /* --- mixtures --- */
 
 /* The sources at the first positions, and the number of each item where there is place. */
-static const char *mixed_text(const spdl_mixture *m, uint64_t first, uint64_t count) {
+static const char *mixed_text(const spdl__mixture *m, uint64_t first, uint64_t count) {
     static notes n;
     uint32_t source = 0;
-    uint64_t index;
     n.length = 0;
     n.text[0] = '\0';
-    for (uint64_t p = first; p < first + count; ++p) {
-        if (spdl_mixture_at(m, p, &source, &index) != SPDL_OK) break;
+    for (uint64_t p = first; p < first + count && p < SPDL__MOST; ++p) {
+        (void)spdl__mixture_get(m, p, &source);
         note(&n, p > first ? " %ld" : "%ld", (long)source);
     }
     return n.text;
@@ -752,7 +751,7 @@ static const char *mixed_text(const spdl_mixture *m, uint64_t first, uint64_t co
 
 /* The farthest any source is off its share, after any number of positions up to `most`; each one's
    items come in order. */
-static double farthest_off(const spdl_mixture *m, const double *w, uint32_t n, uint64_t most) {
+static double farthest_off(const spdl__mixture *m, const double *w, uint32_t n, uint64_t most) {
     static uint64_t had[65536];
     double worst = 0, sum = 0;
     memset(had, 0, sizeof had);
@@ -760,7 +759,7 @@ static double farthest_off(const spdl_mixture *m, const double *w, uint32_t n, u
     for (uint64_t p = 0; p < most; ++p) {
         uint32_t source = n;
         uint64_t index = 0;
-        REQUIRE(spdl_mixture_at(m, p, &source, &index) == SPDL_OK);
+        index = spdl__mixture_get(m, p, &source);
         REQUIRE(source < n && index == had[source]);
         ++had[source];
         for (uint32_t k = n < 64 ? 0 : source; k < (n < 64 ? n : source + 1); ++k) {
@@ -796,10 +795,10 @@ static void nobody_is_far_off_his_share(void) {
     for (int round = 0; round < (TEST_SANITIZED ? 60 : 400); ++round) {
         const uint32_t n = 1 + (uint32_t)(test_random(&random) % (round % 10 ? 12 : 200));
         for (uint32_t i = 0; i < n; ++i) w[i] = weight_like(round % 8, i, &random);
-        spdl_mixture *m = MIXTURE(.weights = w, .sources = n);
+        spdl__mixture *m = MIXTURE(.weights = w, .sources = n);
         off = farthest_off(m, w, n, n < 64 ? 5000 : 20000);
         if (off > worst) worst = off;
-        spdl_mixture_destroy(m);
+        mixture_free(m);
     }
     CHECK(worst < 1.7);
     printf("off by %.3f at most\n", worst);
@@ -808,38 +807,38 @@ static void nobody_is_far_off_his_share(void) {
 static void any_ratio_is_kept(void) {
     static const double a[] = { 1e6, 1 }, b[] = { 0.001, 0.999 }, c[] = { 1e308, 5e-324 },
                         d[] = { 1e308, 1e308, 1e308 }, e[] = { 5e-324, 1e-323 };
-    spdl_mixture *m = MIXTURE(.weights = a, .sources = 2);
+    spdl__mixture *m = MIXTURE(.weights = a, .sources = 2);
     uint32_t source;
     uint64_t index;
     CHECK(farthest_off(m, a, 2, 2000000) <= 0.5 + 1e-9);
     for (uint64_t k = 1; k < 1000000; k *= 10) { /* the small one's item k, anywhere */
         long found = 0;
         for (uint64_t p = k * 1000001 - 500002; p < k * 1000001 - 499998; ++p) {
-            CHECK_EQ(spdl_mixture_at(m, p, &source, &index), SPDL_OK);
+            index = spdl__mixture_get(m, p, &source);
             if (source == 1) ++found, CHECK_EQ(index, k - 1);
         }
         CHECK_EQ(found, 1);
     }
-    spdl_mixture_destroy(m);
+    mixture_free(m);
     m = MIXTURE(.weights = b, .sources = 2);
     CHECK(farthest_off(m, b, 2, 100000) <= 0.5 + 1e-9);
-    spdl_mixture_destroy(m);
+    mixture_free(m);
     m = MIXTURE(.weights = c, .sources = 2);
     CHECK_STR(mixed_text(m, 0, 5), "0 0 0 0 0");
     CHECK_STR(mixed_text(m, SPDL__MOST - 3, 5), "0 0 0");
-    spdl_mixture_destroy(m);
+    mixture_free(m);
     m = MIXTURE(.weights = d, .sources = 3);
     CHECK_STR(mixed_text(m, 0, 7), "0 2 1 0 2 1 0");
-    spdl_mixture_destroy(m);
+    mixture_free(m);
     m = MIXTURE(.weights = e, .sources = 2);
     CHECK_STR(mixed_text(m, 0, 6), "1 0 1 1 0 1");
-    spdl_mixture_destroy(m);
+    mixture_free(m);
     m = MIXTURE(WEIGHTS(0, 3, 0, 1));
     CHECK_STR(mixed_text(m, 0, 8), "1 3 1 1 1 3 1 1");
-    spdl_mixture_destroy(m);
+    mixture_free(m);
     m = MIXTURE(WEIGHTS(7));
     CHECK_STR(mixed_text(m, 5, 3), "0 0 0");
-    spdl_mixture_destroy(m);
+    mixture_free(m);
 }
 
 static void sixty_five_thousand_sources_are_mixed(void) {
@@ -847,67 +846,65 @@ static void sixty_five_thousand_sources_are_mixed(void) {
     uint64_t random = test_seed();
     for (int kind = 0; kind < 3; ++kind) {
         for (uint32_t i = 0; i < 65536; ++i) w[i] = kind == 0 ? 1 : weight_like(kind, i, &random);
-        spdl_mixture *m = MIXTURE(.weights = w, .sources = 65536);
+        spdl__mixture *m = MIXTURE(.weights = w, .sources = 65536);
         const double off = farthest_off(m, w, 65536, 200000);
         CHECK(off < 1.7);
-        spdl_mixture_destroy(m);
+        mixture_free(m);
     }
 }
 
 /* Far out, as near the beginning. */
 static void positions_are_asked_for_in_any_order(void) {
     uint64_t random = test_seed();
-    spdl_mixture *m = MIXTURE(WEIGHTS(0.31, 7, 0.02, 1.5, 2, 2, 2));
+    spdl__mixture *m = MIXTURE(WEIGHTS(0.31, 7, 0.02, 1.5, 2, 2, 2));
     for (int i = 0; i < 200; ++i) {
         const uint64_t first = test_random(&random) >> (2 + i % 50);
         uint64_t next[7], index;
         uint32_t source;
         memset(next, 0xff, sizeof next);
         for (uint64_t p = first; p < first + 300; ++p) {
-            REQUIRE(spdl_mixture_at(m, p, &source, &index) == SPDL_OK);
+            index = spdl__mixture_get(m, p, &source);
             CHECK(next[source] == UINT64_MAX || next[source] == index);
             next[source] = index + 1;
         }
         if (first > 1000)
             CHECK(fabs((double)next[1] / (7 / 14.83) / ((double)first + 300) - 1) < 0.02);
     }
-    spdl_mixture_destroy(m);
+    mixture_free(m);
 }
 
-static void mixture_refused(const char *text, spdl_mixture_desc desc) {
-    spdl_mixture *m = (spdl_mixture *)&desc;
-    spdl_error error;
-    desc.error = &error;
-    CHECK_EQ(spdl_mixture_create(&m, &desc), SPDL_E_INVALID);
-    CHECK(m == NULL);
-    CHECK_STR(error.text, text);
-}
+#define NO_MIXTURE(text, ...)                                                                      \
+    REFUSED(text, .order = SPDL_SAMPLE_MIXTURE, .draws = 1, .samplers = of, __VA_ARGS__)
 
 static void mixtures_that_make_no_sense_are_refused(void) {
-    static const double one[] = { 1, 1 }, none[] = { 0, 0 };
-    mixture_refused("mixture: sources is 0, must be from 1 to 65536",
-                    (spdl_mixture_desc){ .weights = one });
-    mixture_refused("mixture: sources is 65537, must be from 1 to 65536",
-                    (spdl_mixture_desc){ .sources = 65537 });
-    mixture_refused("mixture: weights is NULL", (spdl_mixture_desc){ .sources = 2 });
-    mixture_refused("mixture: the sum of weights is 0",
-                    (spdl_mixture_desc){ .sources = 2, .weights = none });
-    mixture_refused("mixture: weights[1] is -1, must be a number that is not negative",
-                    (spdl_mixture_desc){ WEIGHTS(1, -1) });
-    mixture_refused("mixture: weights[0] is nan, must be a number that is not negative",
-                    (spdl_mixture_desc){ WEIGHTS(NAN, 1) });
-    CHECK_EQ(spdl_mixture_create(NULL, NULL), SPDL_E_INVALID);
+    static const double none[] = { 0, 0 };
+    spdl_sampler *of[] = { SAMPLER(.count = 6), SAMPLER(.count = 3), NULL };
+    NO_MIXTURE("sampler: sources is 0, must be from 1 to 65536", .weights = none);
+    NO_MIXTURE("sampler: sources is 65537, must be from 1 to 65536", .sources = 65537);
+    NO_MIXTURE("sampler: weights or samplers is NULL", .sources = 2);
+    REFUSED("sampler: weights or samplers is NULL", .order = SPDL_SAMPLE_MIXTURE, .draws = 1,
+            WEIGHTS(1));
+    NO_MIXTURE("sampler: the sum of weights is 0", .sources = 2, .weights = none);
+    NO_MIXTURE("sampler: weights[1] is -1, must be a number that is not negative", WEIGHTS(1, -1));
+    NO_MIXTURE("sampler: weights[0] is nan, must be a number that is not negative",
+               WEIGHTS(NAN, 1));
+    NO_MIXTURE("sampler: samplers[2] is NULL", WEIGHTS(1, 1, 1));
+    NO_MIXTURE("sampler: count is set, but a mixture has that of its sources", WEIGHTS(1),
+               .count = 1);
+    REFUSED("sampler: draws is 0, but the mixture does not end",
+            .order = SPDL_SAMPLE_MIXTURE, .samplers = of, WEIGHTS(1, 1));
+    spdl_sampler_destroy(of[0]), spdl_sampler_destroy(of[1]);
 }
 
 /* Three data sets in a pipeline: each pass through one is an order of its own. */
 static void samplers_are_mixed(void) {
     static const double w[] = { 5, 2, 1 };
-    spdl_mixture *m = MIXTURE(.weights = w, .sources = 3);
+    spdl__mixture *m = MIXTURE(.weights = w, .sources = 3);
     for (int i = 0; i < CROWDS; ++i) {
         spdl_sampler *of[] = { SHUFFLED(.count = 40, .seed = 1), SHUFFLED(.count = 30, .seed = 2),
                                SAMPLER(.count = 7) };
-        spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of,
-                                  .draws = 500, .ranks = { i % 2, 2 });
+        spdl_sampler *s = MIXED(.weights = w, .sources = 3, .samplers = of, .draws = 500,
+                                .ranks = { i % 2, 2 });
         spdl_pipeline *p = START(crowds[i], SPDL_INDEX(s, .continuous = true),
                                  SPDL_PIPE(look_up, .concurrency = 3), SPDL_SINK(3));
         uint64_t k = 0;
@@ -917,8 +914,7 @@ static void samplers_are_mixed(void) {
                 const spdl_index *it = (const spdl_index *)v;
                 const uint64_t position = it->position, all = epoch * 500 + position;
                 uint32_t source = 9;
-                uint64_t index = 0;
-                CHECK_EQ(spdl_mixture_at(m, all, &source, &index), SPDL_OK);
+                const uint64_t index = spdl__mixture_get(m, all, &source);
                 CHECK_EQ(it->position / 2, k);
                 CHECK_EQ(it->epoch, epoch);
                 CHECK_EQ(it->source, source);
@@ -936,21 +932,20 @@ static void samplers_are_mixed(void) {
         spdl_sampler_destroy(s);
         for (int j = 0; j < 3; ++j) spdl_sampler_destroy(of[j]);
     }
-    spdl_mixture_destroy(m);
+    mixture_free(m);
 }
 
 /* Two sources of the same weight on two ranks, four on four: nobody has one of them alone; and a
    run that goes on on as many ranks goes on as it would have. */
 static void ranks_share_each_source(void) {
-    spdl_sampler *of[4], *s[4], *on[4];
-    for (int i = 0; i < 4; ++i) of[i] = SHUFFLED(.count = 100, .seed = (uint64_t)i);
-    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1, 1, 1));
+    spdl_sampler *of[8][4], *s[4], *on[4];
+    for (int i = 0; i < 32; ++i) of[i / 4][i % 4] = SHUFFLED(.count = 100, .seed = (uint64_t)i % 4);
     for (int world = 2; world <= 4; world += 2) {
         bool seen[4000] = { false };
         for (int r = 0; r < world; ++r) {
             long found[4] = { 0 };
-            s[r] = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of,
-                           .draws = 4000, .ranks = { r, world });
+            s[r] = MIXED(WEIGHTS(1, 1, 1, 1), .samplers = of[r], .draws = 4000,
+                         .ranks = { r, world });
             for (uint64_t k = 0; k < 4000 / (uint64_t)world; ++k) {
                 spdl_index it;
                 CHECK_EQ(spdl_sampler_item(s[r], 1, k, &it), SPDL_OK);
@@ -961,8 +956,8 @@ static void ranks_share_each_source(void) {
             for (int i = 0; i < 4; ++i) CHECK(fabs((double)found[i] - 1000.0 / world) < 100);
         }
         for (int r = 0; r < world; ++r) {
-            on[r] = SAMPLER(.order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of,
-                            .draws = 4000, .ranks = { r, world });
+            on[r] = MIXED(WEIGHTS(1, 1, 1, 1), .samplers = of[4 + r], .draws = 4000,
+                          .ranks = { r, world });
             on[r]->from_epoch = 1;
             on[r]->from = 37 * (uint64_t)world;
             for (uint64_t k = 37; k < 4000 / (uint64_t)world; ++k)
@@ -970,19 +965,14 @@ static void ranks_share_each_source(void) {
         }
         for (int r = 0; r < world; ++r) spdl_sampler_destroy(s[r]), spdl_sampler_destroy(on[r]);
     }
-    spdl_mixture_destroy(m);
-    for (int i = 0; i < 4; ++i) spdl_sampler_destroy(of[i]);
+    for (int i = 0; i < 32; ++i) spdl_sampler_destroy(of[i / 4][i % 4]);
 }
 
 static void samplers_of_a_mixture_have_no_ranks(void) {
     spdl_sampler *of[] = { SHUFFLED(.count = 6, .seed = 1), SHUFFLED(.count = 3, .seed = 2) };
-    spdl_mixture *m = MIXTURE(WEIGHTS(1, 1));
     spdl_sampler *ranked[] = { of[0], SAMPLER(.count = 3, .ranks = { 0, 2 }) };
-    REFUSED("sampler: draws is 0, but the mixture does not end",
-            .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = of);
     REFUSED("sampler: samplers[1] has ranks of its own; give them to the one of the mixture",
-            .order = SPDL_SAMPLE_MIXTURE, .mixture = m, .samplers = ranked, .draws = 1);
-    spdl_mixture_destroy(m);
+            .order = SPDL_SAMPLE_MIXTURE, WEIGHTS(1, 1), .samplers = ranked, .draws = 1);
     spdl_sampler_destroy(ranked[1]);
     spdl_sampler_destroy(of[0]), spdl_sampler_destroy(of[1]);
 }
@@ -1009,30 +999,71 @@ static void meagre_free(void *memory, size_t bytes, void *user) {
 static void no_memory_is_told(void) {
     static const double w[] = { 1, 2, 3, 4, 5 };
     const spdl_allocator meagre = { meagre_alloc, meagre_free, NULL };
+    spdl_sampler *of[5];
+    for (int i = 0; i < 5; ++i) of[i] = SAMPLER(.count = 9);
     for (int order = 0; order <= SPDL_SAMPLE_MIXTURE; ++order)
         for (long fail = 0, result = SPDL_E_NOMEM; result != SPDL_OK; ++fail) {
             spdl_error error = { .result = SPDL_OK };
             spdl_sampler *s = NULL;
-            spdl_mixture *m = NULL;
-            spdl_sampler_desc desc = { .order = (spdl_sampler_order)order, .count = 5, .block = 1,
-                                       .index_fn = by_length, .allocator = meagre,
-                                       .error = &error };
-            spdl_mixture_desc mix = { .weights = w, .sources = 5, .allocator = meagre,
-                                      .error = &error };
+            const bool mixes = order == SPDL_SAMPLE_MIXTURE;
+            spdl_sampler_desc desc = { .order = (spdl_sampler_order)order, .count = mixes ? 0 : 5,
+                                       .draws = 5, .block = 1, .index_fn = by_length,
+                                       .weights = w, .sources = 5, .samplers = of,
+                                       .allocator = meagre, .error = &error };
             blocks_until_none = fail;
-            result = order == SPDL_SAMPLE_MIXTURE ? spdl_mixture_create(&m, &mix)
-                                                  : spdl_sampler_create(&s, &desc);
+            result = spdl_sampler_create(&s, &desc);
             if (result != SPDL_OK) CHECK_EQ(result, SPDL_E_NOMEM);
             if (result != SPDL_OK) CHECK(error.result == SPDL_E_NOMEM && error.text[0] != '\0');
             if (!CHECK(fail < 20)) break;
             blocks_until_none = -1;
             spdl_sampler_destroy(s);
-            spdl_mixture_destroy(m);
             CHECK_EQ(blocks_alive, 0);
         }
+    for (int i = 0; i < 5; ++i) spdl_sampler_destroy(of[i]);
+}
+
+static void no_log(spdl_log_level level, const char *text, void *user) {
+    (void)level, (void)text, (void)user;
+}
+
+/* One pipeline or mixture at a time; a sampler in use is not destroyed. */
+static void a_sampler_serves_one(void) {
+    spdl_sampler *s = SHUFFLED(.count = 1000), *of[] = { s, s }, *mixed = NULL;
+    const spdl_pipeline_desc quiet = { .logger.log_fn = no_log };
+    const spdl_pipeline_desc meagre = { .logger.log_fn = no_log, .workers = 2,
+                                        .allocator = { meagre_alloc, meagre_free, NULL } };
+    spdl_pipeline *p = START(2, SPDL_INDEX(s), SPDL_SINK(3)), *other = NULL;
+    void *index;
+    long got = 0, fail = 0;
+    CHECK_EQ(spdl_pipeline_create(&other, &quiet, SPDL_STAGES(SPDL_INDEX(s), SPDL_SINK(3))),
+             SPDL_E_INVALID);
+    CHECK(other == NULL);
+    NO_MIXTURE("sampler: a pipeline or a mixture uses samplers[0]: make one for each", WEIGHTS(1));
+    spdl_sampler_destroy(s);
+    for (; spdl_pipeline_next(p, &index, SPDL_SECONDS(15)) == SPDL_OK; ++got) spdl_buffer_free(index);
+    CHECK_EQ(got, 1000);
+    spdl_pipeline_destroy(p);
+    NO_MIXTURE("sampler: a pipeline or a mixture uses samplers[1]: make one for each",
+               WEIGHTS(1, 1));
+    mixed = MIXED(.draws = 10, .samplers = of, WEIGHTS(1));
+    CHECK_EQ(spdl_pipeline_create(&other, &quiet, SPDL_STAGES(SPDL_INDEX(s), SPDL_SINK(3))),
+             SPDL_E_INVALID);
+    spdl_sampler_destroy(s);
+    spdl_sampler_destroy(mixed);
+    for (blocks_until_none = 0;; blocks_until_none = fail) { /* one that is not made keeps none */
+        ++fail;
+        if (spdl_pipeline_create(&other, &meagre, SPDL_STAGES(SPDL_INDEX(s), SPDL_SINK(3))) ==
+            SPDL_OK)
+            break;
+    }
+    blocks_until_none = -1;
+    CHECK(fail > 2);
+    spdl_pipeline_destroy(other);
+    spdl_sampler_destroy(s);
 }
 
 TEST_TABLE(sampler) {
+    TEST_CASE(a_sampler_serves_one),
     TEST_CASE(a_shuffle_is_a_bijection),
     TEST_CASE(any_size_up_to_2_to_the_63_is_shuffled),
     TEST_CASE(nobody_has_items_beyond_the_end),

@@ -223,6 +223,12 @@ SPDL_FN(in_place_from, item, item) {
     return in->value % 5 == 3 ? SPDL_SKIP : SPDL_OK;
 }
 
+SPDL_FN(the_same_for_ever, item, item) {
+    static item same;
+    *out = &same;
+    return SPDL_AGAIN;
+}
+
 /* --- tables --- */
 
 static pack held, held_too;
@@ -741,7 +747,6 @@ SPDL_FN(index_and_key, spdl_index, item) {
 
 typedef struct rank_run {
     spdl_sampler *sampler, *part[2]; /* parts: of a mixture */
-    spdl_mixture *mixture;
     spdl_pipeline *p;
     char text[SPDL_STATE_BYTES];
     int ended; /* epochs */
@@ -760,8 +765,7 @@ static void rank_open(rank_run *r, int shape, int rank, int world, uint64_t seed
     memset(r, 0, sizeof *r);
     if (shape == 4 || shape == 6) {
         const uint64_t lengths[] = { 20, ALL_OF_THEM - 20 };
-        const spdl_mixture_desc mixed = { .sources = 2, .weights = (const double[]){ 1, 2 } };
-        REQUIRE(spdl_mixture_create(&r->mixture, &mixed) == SPDL_OK);
+        static const double weights[] = { 1, 2 };
         for (int i = 0; i < 2; ++i) {
             const spdl_sampler_desc part = { .count = lengths[i], .order = SPDL_SAMPLE_SHUFFLED };
             REQUIRE(spdl_sampler_create(&r->part[i], &part) == SPDL_OK);
@@ -769,7 +773,8 @@ static void rank_open(rank_run *r, int shape, int rank, int world, uint64_t seed
         desc.count = 0;
         desc.draws = ALL_OF_THEM;
         desc.order = SPDL_SAMPLE_MIXTURE;
-        desc.mixture = r->mixture;
+        desc.sources = 2;
+        desc.weights = weights;
         desc.samplers = r->part;
     }
     REQUIRE(spdl_sampler_create(&r->sampler, &desc) == SPDL_OK);
@@ -808,7 +813,6 @@ static void rank_close(rank_run *r) {
     spdl_pipeline_destroy(r->p);
     spdl_sampler_destroy(r->sampler);
     for (int i = 0; i < 2; ++i) spdl_sampler_destroy(r->part[i]);
-    spdl_mixture_destroy(r->mixture);
 }
 
 /* Takes up to `most` items or batches, to the end of the epoch. */
@@ -902,8 +906,8 @@ static void texts_of_other_ranks_are_refused(void) {
         if (shape == 5) {
             refused_of(other.p, texts, 3, SPDL_E_UNSUPPORTED,
                        "spdl_state_load: text 0 and the others are of 3 ranks that had not "
-                       "taken the same number of whole items: another number of ranks goes on from "
-                       "where they had, or from the end of an epoch");
+                       "taken the same number of whole items: save where all ranks have, or at the "
+                       "end of an epoch");
             load(r[1].p, r[1].text); /* the same number can */
         } else {
             refused_of(other.p, texts, 1, SPDL_E_INVALID,
@@ -1111,6 +1115,54 @@ static void some_tables_have_no_position(void) {
                   SPDL_PATH("c"), SPDL_MERGE(COMPLETION), SPDL_SINK(1)), why);
 }
 
+/* One item of a file of many lines: the results of an item are counted up to a limit. */
+static void an_item_may_have_many_results(void) {
+    const char *why = "the position of this pipeline cannot be saved: one item has more than "
+                      "268435454 results";
+    for (int many = 0; many < 2; ++many) {
+        spdl_pipeline *p = START(0, FROM(1), SPDL_PIPE(the_same_for_ever, .again = true),
+                                 SPDL_BATCH(4), SPDL_SINK(1));
+        char text[SPDL_STATE_BYTES];
+        for (int i = 0; i < 6; ++i) {
+            spdl_batch *batch = NULL;
+            REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15)) == SPDL_OK);
+            spdl_batch_free(batch);
+            if (i == 0) p->marks->mark.results = many ? (1u << 28) - 10 : 1u << 24;
+        }
+        CHECK_EQ(spdl_state_save(p, text, sizeof text) > 0, !many);
+        if (many) CHECK_STR(text, why);
+        else CHECK(atoi(strstr(text, " results=") + 9) > 1 << 24);
+        spdl_pipeline_destroy(p);
+    }
+}
+
+SPDL_FN(pass_on_as_others, item, told_line) {
+    *out = (told_line *)in;
+    return SPDL_OK;
+}
+SPDL_FN(pass_on_too, const item, item) {
+    *out = (item *)(uintptr_t)in;
+    return SPDL_OK;
+}
+
+/* A function of other types is another row; one of the same types is not seen. */
+static void types_are_of_the_table(void) {
+    for (int other = 0; other < 2; ++other) {
+        spdl_pipeline *p = START(1, FROM(9), SPDL_PIPE(pass_on), SPDL_SINK(1));
+        char text[SPDL_STATE_BYTES];
+        const char *texts[] = { text };
+        spdl_error error;
+        save(p, text);
+        DONE(p);
+        p = other ? START(1, FROM(9), SPDL_PIPE(pass_on_as_others), SPDL_SINK(1))
+                  : START(1, FROM(9), SPDL_PIPE(pass_on_too), SPDL_SINK(1));
+        CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_SECONDS(15), &error),
+                 other ? SPDL_E_INVALID : SPDL_OK);
+        if (other) CHECK(strstr(error.text, "is of a pipeline with other rows") != NULL);
+        DONE(p);
+    }
+}
+
 /* Another number of ranks goes on from where all had taken the same, again and again: the items
    come in the order that one rank has them in; and all of the next epoch comes. */
 static void level_ranks_may_change(void) {
@@ -1237,6 +1289,7 @@ static void keys_are_those_of_the_items(void) {
 }
 
 TEST_TABLE(state) {
+    TEST_CASE(an_item_may_have_many_results), TEST_CASE(types_are_of_the_table),
     TEST_CASE(ordered_tables_go_on),
     TEST_CASE(with_a_process_or_without),
     TEST_CASE(random_kills_change_nothing),
