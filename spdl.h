@@ -1956,6 +1956,7 @@ typedef struct spdl_records_desc {
 typedef struct spdl_tokens_desc {
     uint64_t length; /* of a window: needed */
     int raw_bytes;   /* the shards have no header, and tokens of 2 or 4 bytes; 0: of llm.c */
+    bool in_shards;  /* each shard is a row of its own: no window has tokens of two */
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_tokens_desc;
@@ -1970,7 +1971,7 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
 /* Closes the shards. */
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
 
-/* Returns: the number of windows; tokens left at the end make none. */
+/* Returns: the number of windows; tokens left at the end of a row make none. */
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
 
 /* Reads window `index`: length + 1 tokens of token_bytes, 4 (uint32_t) or 2 (uint16_t, which needs
@@ -1983,10 +1984,11 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 /* Rows. The first argument must outlive the pipeline; fields follow, as in all rows.
        SPDL_FILES(files)       a source of paths (char), which belong to the list, in its order
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
-       SPDL_TOKENS_AT(tokens), SPDL_TOKENS16_AT(tokens)
-                               pipes: the window for each spdl_index, as uint32_t or uint16_t, in
-                               memory of spdl_buffer: it, or the SPDL_BATCH after it, says
-                               .item_bytes = 4 * (length + 1), or half of that
+       SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in memory of spdl_buffer, of
+                               uint32_t: .item_bytes is 4 * (length + 1), the default, or that of
+                               the SPDL_BATCH after it. With half of that it is of uint16_t.
+                               Behind SPDL_BATCH(n) one call takes the n indices, and makes a
+                               batch in place (spdl_batch); .item_bytes is that of one window
        SPDL_READ()             a pipe: the bytes of each path (char), as a record (spdl_record) with
                                its name; up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
@@ -1997,7 +1999,6 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 #define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
 #define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS16_AT(...) SPDL__FILE_ROW(PIPE, 3, spdl_tokens, __VA_ARGS__, SPDL__LINE)
 #define SPDL_READ(...)  SPDL__READ_ROW(__VA_ARGS__)
 #define SPDL_TAR(...)   SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
@@ -6977,6 +6978,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TURN_MARK 255u /* in `turns`: a mark lies at the head of every path */
 #define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
 #define SPDL__LENDS 2u       /* its items need no free */
+#define SPDL__BATCHES 8u     /* behind SPDL_BATCH the function that follows it is called: it makes
+                                batches in place. The first word of ctx is its item_bytes */
 #define SPDL__POINTS 4u      /* its items point to more, that a copy of them would not have */
 
 /* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
@@ -10927,6 +10930,14 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
 }
 
+/* The function of a row. */
+SPDL__COLD const spdl_function *spdl__row_fn(const spdl__plan *plan, int i) {
+    const spdl_function *fn = plan->rows[i].fn;
+    const bool batches = fn != NULL && (fn->is & SPDL__BATCHES) && i > 0 &&
+                         plan->rows[i - 1].kind == SPDL_KIND_BATCH;
+    return batches ? fn + 1 : fn;
+}
+
 /* What a row hands on, as a type name; "void" fits anything. A merge hands on what its paths do. */
 SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
@@ -10937,16 +10948,17 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     if (row->kind == SPDL_KIND_UNBATCH && plan->rows[plan->before[i]].kind == SPDL_KIND_BATCH)
         return spdl__row_yields(plan, plan->before[plan->before[i]]);
     if ((row->kind == SPDL_KIND_FEED || row->next != NULL) && row->type != NULL) return row->type;
-    if (row->fn != NULL && row->fn->out_type != NULL) return row->fn->out_type;
+    if (row->fn != NULL && row->fn->out_type != NULL) return spdl__row_fn(plan, i)->out_type;
     for (k = 0; k < plan->paths[i] && row->kind == SPDL_KIND_MERGE && spdl__type_any(type); ++k)
         type = spdl__row_yields(plan, plan->path[i][k]);
     return type;
 }
 
-SPDL__COLD const char *spdl__row_takes(const spdl_stage *row) {
+SPDL__COLD const char *spdl__row_takes(const spdl__plan *plan, int i) {
+    const spdl_stage *row = &plan->rows[i];
     if (row->kind == SPDL_KIND_UNBATCH) return "spdl_batch";
     if (row->kind == SPDL_KIND_BATCH && row->type != NULL) return row->type;
-    return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
+    return row->fn != NULL && row->fn->in_type != NULL ? spdl__row_fn(plan, i)->in_type : "void";
 }
 
 /* An item that lies in a batch in place, or a buffer, must fit there, as far as sizes are known. */
@@ -10968,14 +10980,19 @@ SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from
 
 /* Whether row i can read what row `from` yields; a merge stands for the ends of its paths. */
 SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from) {
-    const spdl_stage *row = &plan->rows[i], *before = &plan->rows[from];
-    const char *takes = spdl__row_takes(row), *yields = spdl__row_yields(plan, from);
+    const spdl_stage *row = &plan->rows[i], *before;
+    const bool batches = spdl__row_fn(plan, i) != row->fn; /* of what the row before that yields */
+    const char *takes = batches ? row->fn->in_type : spdl__row_takes(plan, i), *yields;
     spdl_result result = SPDL_OK;
     int k;
+    if (batches) from = plan->before[from];
+    before = &plan->rows[from];
+    yields = spdl__row_yields(plan, from);
     for (k = 0; before->kind == SPDL_KIND_MERGE && k < plan->paths[from]; ++k)
         if (result == SPDL_OK) result = spdl__check_pair(plan, i, plan->path[from][k]);
     if (result != SPDL_OK) return result;
-    if (spdl__types_fit(takes, yields)) return spdl__check_sizes(plan, i, from);
+    if (spdl__types_fit(takes, yields))
+        return batches ? SPDL_OK : spdl__check_sizes(plan, i, from);
     return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'",
                            spdl__type_named(takes).text, from, spdl__row_name(before),
                            spdl__row_place(before).text, spdl__type_named(yields).text);
@@ -10984,7 +11001,7 @@ SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from)
 /* A row takes what those before it yield, a source nothing; what a merge hands on has one type. */
 SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     const spdl_kind kind = plan->rows[i].kind;
-    const char *takes = spdl__row_takes(&plan->rows[i]), *merged = spdl__row_yields(plan, i);
+    const char *takes = spdl__row_takes(plan, i), *merged = spdl__row_yields(plan, i);
     spdl_result result = SPDL_OK;
     int first = -1, k;
     if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes))
@@ -11123,6 +11140,15 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     if (row.buffer_size == 0) row.buffer_size = spdl__row_buffer(plan, i);
     if (!spdl__row_places(plan, i) && row.item_bytes == 0)
         row.item_bytes = spdl__row_feeds(plan, i);
+    if (row.fn != NULL && (row.fn->is & SPDL__BATCHES) && row.item_bytes == 0)
+        row.item_bytes = spdl__row_places(plan, i) ? 0 : *(const size_t *)row.ctx;
+    if (spdl__row_fn(plan, i) != plan->rows[i].fn) {
+        row.fn = spdl__row_fn(plan, i);
+        row.size = plan->rows[i - 1].size;
+        row.item_bytes = row.item_bytes < SIZE_MAX / 2 / (size_t)row.size
+                             ? row.item_bytes * (size_t)row.size : SIZE_MAX / 2; /* no memory */
+        row.free_item = spdl_batch_free;
+    }
     if (row.kind == SPDL_KIND_UNBATCH) {
         row.kind = SPDL_KIND_PIPE;
         row.fn = &spdl__unbatch_function;
@@ -11270,7 +11296,8 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     int i;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
         const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
-        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
+        node->buffers = spdl__batch_pool_make(blocks, (size_t)row->size, row->item_bytes, ahead,
+                                              alive, canary);
         if (node->buffers == NULL) return SPDL_E_NOMEM;
     }
     if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
@@ -13976,7 +14003,9 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
 SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__probe *probe) {
     const spdl_stage *row = &node->row, *next = node == p->last ? NULL : &node[1].row;
-    const size_t bytes = node->places ? next->item_bytes : row->item_bytes;
+    const size_t bytes = node->places    ? next->item_bytes
+                         : row->size > 0 ? 0 /* a batch */
+                                         : row->item_bytes;
     int i;
     for (i = 0; i < p->count; ++i)
         if ((!spdl__row_calls(&p->node[i].row) && p->node[i].row.kind != SPDL_KIND_BATCH) ||
@@ -16788,10 +16817,10 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
                                  "spdl_buffer");
     y->row = node->index;
     y->stages = p->count;
-    y->head =
-        spdl__batch_head_bytes(node->row.kind == SPDL_KIND_BATCH ? (size_t)node->row.size : 0);
-    y->item = node->row.kind == SPDL_KIND_BATCH ? node->row.item_bytes : 0;
-    y->room = y->item > 0 ? (uint64_t)node->row.size * y->item : node->row.item_bytes;
+    y->head = spdl__batch_head_bytes((size_t)node->row.size);
+    y->room = node->row.item_bytes;
+    if (node->row.kind == SPDL_KIND_BATCH) y->room *= (uint64_t)node->row.size;
+    y->item = node->row.size > 0 ? y->room / (uint64_t)node->row.size : 0;
     y->slots = (int)spdl__node_blocks(p, node) + y->quota;
     if (y->slots <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
     return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
@@ -20837,17 +20866,19 @@ typedef struct spdl__shard {
 
 /* Nothing of it changes between open and close: any threads read. */
 struct spdl_tokens {
+    size_t item_bytes; /* first: of a window as uint32_t */
     spdl_allocator allocator;
     spdl__shard *at;
     size_t count, opened;
-    uint64_t total, length, windows;
+    uint64_t total, length, windows; /* total: of tokens, with in_shards of those in windows */
     size_t width; /* bytes of a token in the file */
 };
 
 /* Finds out where the tokens of a shard are, and counts them. All have as many bytes as those of
    the first. */
 SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *shard,
-                                            int raw_bytes) {
+                                            const spdl_tokens_desc *desc) {
+    const int raw_bytes = desc->raw_bytes;
     const spdl__reader *r = &shard->reader;
     uint64_t count;
     uint8_t head[12] = { 0 };
@@ -20880,6 +20911,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *sh
                                  (int)bytes, (int)tokens->width);
     tokens->width = bytes;
     shard->first = tokens->total;
+    if (desc->in_shards) count = count > 0 ? (count - 1) / desc->length * desc->length : 0;
     tokens->total += count;
     return SPDL_OK;
 }
@@ -20888,6 +20920,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
                                             const spdl_tokens_desc *desc) {
     spdl_result result = SPDL_OK;
     tokens->length = desc->length;
+    tokens->item_bytes = ((size_t)desc->length + 1) * 4;
     tokens->count = files->count;
     tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
                                                    sizeof(*tokens->at), 64);
@@ -20897,9 +20930,14 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
         spdl__shard *shard = &tokens->at[tokens->opened];
         result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
         tokens->opened += result == SPDL_OK;
-        if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc->raw_bytes);
+        if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc);
     }
-    tokens->windows = tokens->total > 0 ? (tokens->total - 1) / desc->length : 0;
+    if (desc->in_shards) tokens->windows = tokens->total / desc->length;
+    else if (tokens->total > 0) tokens->windows = (tokens->total - 1) / desc->length;
+    if (result == SPDL_OK && tokens->windows == 0 && desc->in_shards)
+        return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
+                                 "no file has the %llu tokens of a window",
+                                 (spdl__llu)desc->length + 1);
     if (result == SPDL_OK && tokens->windows == 0)
         result = spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
                                    "all files together have %llu tokens, and a window takes %llu",
@@ -21062,20 +21100,51 @@ SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
     return (task->node + task->node->places)->row.item_bytes;
 }
 
-SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, size_t wide, void **out) {
+/* The window of an index, in the `room` bytes at `to`: .item_bytes tells how wide its tokens are. */
+SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, void *to,
+                                              size_t room) {
     const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
-    const size_t bytes = ((size_t)tokens->length + 1) * wide, room = spdl__row_bytes(task);
+    const size_t bytes = tokens->item_bytes, wide = room >= bytes ? 4 : 2;
     uint64_t index = 0;
     spdl_error error;
     spdl_result result = spdl__row_index(task, in, false, "window", tokens->windows, &index);
     if (result != SPDL_OK) return result;
-    if (room > 0 && room < bytes)
-        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu", (spdl__llu)room,
-                         (spdl__llu)bytes);
-    *out = spdl_buffer(task);
-    if (*out == NULL) return SPDL_E_NOMEM;
-    result = spdl_tokens_read(tokens, index, *out, wide, &error);
+    if (room < bytes && room != bytes / 2)
+        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu, or %llu as uint16_t",
+                         (spdl__llu)room, (spdl__llu)bytes, (spdl__llu)bytes / 2);
+    result = spdl_tokens_read(tokens, index, to, wide, &error);
     return spdl__row_result(task, result, &error);
+}
+
+SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
+    *out = spdl_buffer(task);
+    return *out != NULL ? spdl__tokens_window(task, in, *out, spdl__row_bytes(task)) : SPDL_E_NOMEM;
+}
+
+/* All windows of a batch of indices, as a batch in place. */
+SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
+    const spdl__batch *from = (const spdl__batch *)in;
+    const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
+    spdl__batch *batch = from != NULL ? spdl__batch_get(task->node->buffers) : NULL;
+    spdl_result result = from != NULL ? SPDL_OK : spdl_fail(task, "NULL, not a batch");
+    size_t i;
+    if (result == SPDL_OK && batch == NULL) return SPDL_E_NOMEM;
+    for (i = 0; result == SPDL_OK && i < from->shown.count; ++i) {
+        batch->shown.items[i] = (char *)batch->shown.data + i * bytes;
+        batch->owner[i] = SPDL__IN_PLACE;
+        result = spdl__tokens_window(task, from->shown.items[i], batch->shown.items[i], bytes);
+    }
+    if (result != SPDL_OK) {
+        spdl_batch_free(batch);
+        return result;
+    }
+    batch->shown.count = from->shown.count;
+    batch->shown.bytes = from->shown.count * bytes;
+    batch->shown.sequence = from->shown.sequence;
+    batch->shown.epoch = from->shown.epoch;
+    batch->range = from->range;
+    *out = batch;
+    return SPDL_OK;
 }
 
 SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__records_kind kind,
@@ -21104,8 +21173,6 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__rec
     SPDL__PRIVATE spdl_result name(spdl_task *task, void *in, void **out) { return call; }
 SPDL__ROW_FN(spdl__files_source, spdl__files_row(task, in, true, out))
 SPDL__ROW_FN(spdl__files_pipe, spdl__files_row(task, in, false, out))
-SPDL__ROW_FN(spdl__tokens_pipe, spdl__tokens_row(task, in, 4, out))
-SPDL__ROW_FN(spdl__tokens16_pipe, spdl__tokens_row(task, in, 2, out))
 SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL__RECORDS_TAR, out))
 SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, out))
 
@@ -21140,8 +21207,8 @@ SPDL__UNUSED static
 const spdl_function spdl__file_rows[7] = {
     { spdl__files_source, "files", "void", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
     { spdl__files_pipe, "files_at", "spdl_index", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
-    { spdl__tokens_pipe, "tokens_at", "spdl_index", "uint32_t", 0, SPDL__HAS_CTX },
-    { spdl__tokens16_pipe, "tokens16_at", "spdl_index", "uint16_t", 0, SPDL__HAS_CTX },
+    { spdl__tokens_row, "tokens_at", "spdl_index", "void", 0, SPDL__HAS_CTX | SPDL__BATCHES },
+    { spdl__tokens_batch_row, "tokens_at", "spdl_batch", "spdl_batch", 0, SPDL__HAS_CTX },
     { spdl__tar_pipe, "tar", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },

@@ -585,7 +585,7 @@ static void rows_of_tokens(void) {
     }
     result = SPDL_NEXT(p, &window, SPDL_FOREVER);
     ends(p, result, SPDL_E_STAGE, "no window 18446744073709551615: there are 9");
-    p = START(SPDL_INDEX(order), SPDL_TOKENS16_AT(tokens), SPDL_BATCH(9, .item_bytes = 22),
+    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_BATCH(9, .item_bytes = 22),
               SPDL_SINK(3));
     REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
     for (uint64_t k = 0; k < 99; ++k)
@@ -593,9 +593,9 @@ static void rows_of_tokens(void) {
     spdl_batch_free(batch);
     spdl_pipeline_destroy(p);
     p = START(SPDL_SOURCE(backwards, .free_item = free),
-              SPDL_TOKENS16_AT(tokens, .item_bytes = 21), SPDL_SINK(3));
+              SPDL_TOKENS_AT(tokens, .item_bytes = 21), SPDL_SINK(3));
     result = SPDL_NEXT(p, &window, SPDL_FOREVER);
-    ends(p, result, SPDL_E_STAGE, "item_bytes is 21, and a window takes 22");
+    ends(p, result, SPDL_E_STAGE, "item_bytes is 21, and a window takes 44, or 22 as uint16_t");
     p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens, .item_bytes = 43), SPDL_SINK(3));
     result = SPDL_NEXT(p, &window, SPDL_FOREVER);
     ends(p, result, SPDL_E_STAGE, "item_bytes is 43, and a window takes 44");
@@ -604,10 +604,134 @@ static void rows_of_tokens(void) {
     result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
     ends(p, result, SPDL_E_STAGE, "item_bytes is 40, and a window takes 44");
     p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_SINK(3));
-    result = SPDL_NEXT(p, &window, SPDL_FOREVER);
-    ends(p, result, SPDL_E_NOMEM, "does not say .item_bytes");
+    for (uint64_t i = 0; i < 9; ++i) { /* .item_bytes has a default */
+        REQUIRE(SPDL_NEXT(p, &window, SPDL_FOREVER) == SPDL_OK);
+        for (uint64_t k = 0; k < 11; ++k) CHECK_EQ(window[k], token_of(i * 10 + k, 2));
+        spdl_buffer_free(window);
+    }
+    spdl_pipeline_destroy(p);
     spdl_sampler_destroy(order);
     spdl_tokens_close(tokens);
+    spdl_files_close(files);
+}
+
+/* Behind SPDL_BATCH one call takes all indices of a batch. */
+static void windows_in_batches(void) {
+    static const uint64_t epochs = 2, windows = 9;
+    spdl_tokens *tokens = NULL;
+    spdl_files *files;
+    spdl_batch *batch;
+    spdl_sampler *order;
+    put_shard("0.bin", 0, 40, 2, false);
+    put_shard("1.bin", 40, 51, 2, false);
+    files = files_of(path_of("*.bin"));
+    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10 }) == SPDL_OK);
+    REQUIRE(spdl_sampler_create(&order, &(spdl_sampler_desc){
+        .count = windows, .order = SPDL_SAMPLE_SHUFFLED }) == SPDL_OK);
+    for (int how = 0; how < 6; ++how) {
+        const bool narrow = how >= 3, kept = how == 1, in_place = how == 2;
+        spdl_pipeline *p = START(SPDL_INDEX(order, .continuous = true),
+                                 SPDL_BATCH(4, .item_bytes = in_place ? sizeof(spdl_index) : 0),
+                                 SPDL_TOKENS_AT(tokens, .item_bytes = narrow ? 22 : 0,
+                                                .concurrency = how % 3 + 1), SPDL_SINK(3));
+        char text[SPDL_STATE_BYTES];
+        const char *texts[] = { text };
+        for (uint64_t n = 0; n < epochs * 3; ++n) {
+            const uint64_t begin = n % 3 * 4, epoch = n / 3;
+            if (n % 3 == 0 && n > 0) CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_END);
+            REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
+            CHECK_EQ(batch->count, begin < 8 ? 4 : 1);
+            CHECK_EQ(batch->bytes, batch->count * (narrow ? 22 : 44));
+            CHECK_EQ(batch->sequence, n % 3);
+            CHECK_EQ(batch->epoch, epoch);
+            for (uint64_t k = 0; k < batch->count; ++k) {
+                spdl_index at;
+                CHECK_EQ(spdl_sampler_item(order, epoch, begin + k, &at), SPDL_OK);
+                CHECK(batch->items[k] == (char *)batch->data + k * (narrow ? 22 : 44));
+                for (uint64_t i = 0; i < 11; ++i)
+                    CHECK_EQ(narrow ? ((uint16_t *)batch->items[k])[i]
+                                    : ((uint32_t *)batch->items[k])[i],
+                             token_of(at.index * 10 + i, 2));
+            }
+            spdl_batch_free(batch);
+            if (!kept || n != 1) continue;
+            CHECK(spdl_state_save(p, text, sizeof text) > 0); /* and goes on there */
+            CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_OK);
+            spdl_batch_free(batch);
+            CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, &error), SPDL_OK);
+        }
+        spdl_pipeline_destroy(p);
+    }
+    spdl_sampler_destroy(order);
+    spdl_tokens_close(tokens);
+    spdl_files_close(files);
+}
+
+SPDL_FN(any_index, void, spdl_index) {
+    if (spdl_sequence(task) == 8) return SPDL_END;
+    if ((*out = (spdl_index *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    memset(*out, 0, sizeof **out);
+    (*out)->index = spdl_sequence(task) == 5 ? 99 : spdl_sequence(task);
+    return SPDL_OK;
+}
+SPDL_FN(a_path, void, char) {
+    (void)out;
+    return SPDL_END;
+}
+
+/* What is wrong with one window is wrong with its batch; other types are refused by create. */
+static void bad_windows_in_batches(void) {
+    spdl_pipeline_desc desc = { .workers = 1, .error = &error };
+    spdl_tokens *tokens = NULL;
+    spdl_files *files;
+    spdl_pipeline *p = NULL;
+    spdl_batch *batch;
+    spdl_result result;
+    put_shard("0.bin", 0, 101, 2, false);
+    files = files_of(path_of("0.bin"));
+    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10 }) == SPDL_OK);
+    p = START(SPDL_SOURCE(any_index, .item_bytes = sizeof(spdl_index)), SPDL_BATCH(4),
+              SPDL_TOKENS_AT(tokens), SPDL_SINK(3));
+    REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
+    spdl_batch_free(batch);
+    result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "no window 99: there are 10");
+    p = START(SPDL_SOURCE(any_index, .item_bytes = sizeof(spdl_index)), SPDL_BATCH(4),
+              SPDL_TOKENS_AT(tokens, .item_bytes = 43), SPDL_SINK(3));
+    result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
+    ends(p, result, SPDL_E_STAGE, "item_bytes is 43, and a window takes 44, or 22 as uint16_t");
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(a_path), SPDL_BATCH(4), SPDL_TOKENS_AT(tokens), SPDL_SINK(3))), SPDL_E_TYPE);
+    CHECK(strstr(error.text, "takes 'spdl_index *' but stage 0 'a_path'") != NULL);
+    spdl_tokens_close(tokens);
+    spdl_files_close(files);
+}
+
+/* Shards as rows of their own: what is left of each makes no window. */
+static void windows_in_shards(void) {
+    static const uint32_t counts[] = { 21, 0, 9, 35, 1, 11, 10 };
+    static const uint64_t firsts[] = { 0, 10, 30, 40, 50, 66 };
+    spdl_tokens *tokens = NULL;
+    spdl_files *files;
+    uint64_t first = 0;
+    for (int i = 0; i < 7; first += counts[i++]) {
+        char name[] = "0.bin";
+        name[0] = (char)('0' + i);
+        put_shard(name, first, counts[i], 2, false);
+    }
+    files = files_of(path_of("*.bin"));
+    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10, .in_shards = true }) ==
+            SPDL_OK);
+    CHECK_EQ(spdl_tokens_count(tokens), 6);
+    for (uint64_t i = 0; i < 6; ++i) {
+        uint32_t window[11];
+        CHECK_EQ(spdl_tokens_read(tokens, i, window, 4, &error), SPDL_OK);
+        for (uint64_t k = 0; k < 11; ++k) CHECK_EQ(window[k], token_of(firsts[i] + k, 2));
+    }
+    spdl_tokens_close(tokens);
+    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 35, .in_shards = true }),
+             SPDL_E_FORMAT);
+    told("0.bin: at byte 1024: no file has the 36 tokens of a window");
     spdl_files_close(files);
 }
 
@@ -1445,6 +1569,7 @@ static void no_memory(void) {
 }
 
 TEST_TABLE(files) {
+    TEST_CASE(windows_in_batches), TEST_CASE(bad_windows_in_batches), TEST_CASE(windows_in_shards),
     TEST_CASE(archives_in_a_row),
     TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
     TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
