@@ -72,8 +72,10 @@
    tokens_read of 4 and 2 bytes
                       spdl_tokens_read of a file of uint16: 1,025 tokens as uint32, or as they are
    tokens_us          a source that writes windows of 1,024 tokens, as inputs and targets of int32,
-                      into batches in place: per batch of 32, with one worker, against the same
-                      loop in the trainer with one buffer
+                      into batches in place: per batch of 32, with one worker, against a thread
+                      that fills 8 blocks in turn
+   tokens_batch_us    SPDL_INDEX, SPDL_BATCH(32), SPDL_TOKENS_AT on the file of tokens_read: per
+                      batch, with one worker, against the same thread and blocks
    pool_submit_ns     the pool alone: a job that does nothing
 
    Work is a loop that was timed before each run, not a wait for the clock: a thread that does not
@@ -89,6 +91,7 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -1386,18 +1389,59 @@ static double ours_tokens_run(const void *arg, uint64_t batches) {
     return elapsed;
 }
 
-static double hand_tokens_run(const void *arg, uint64_t batches) {
-    static int32_t buffer[WINDOWS * 2 * TOKENS];
-    const uint64_t start = bench_ns();
-    uint64_t count;
-    int i;
-    (void)arg;
-    for (count = 0; count < batches; ++count) {
+/* By hand: a thread that fills 8 blocks in turn, and two semaphores. */
+enum { HAND_BLOCKS = 8 };
+
+typedef struct hand_loop {
+    int32_t block[HAND_BLOCKS][WINDOWS * 2 * TOKENS];
+    void (*fill)(int32_t *to, uint64_t window, const void *arg);
+    const void *arg;
+    uint64_t batches;
+    size_t stride; /* of a window, in words */
+    sem_t full, empty;
+} hand_loop;
+
+static void *hand_thread(void *arg) {
+    hand_loop *hand = (hand_loop *)arg;
+    uint64_t count, i;
+    for (count = 0; count < hand->batches; ++count) {
+        while (sem_wait(&hand->empty) != 0) {}
         for (i = 0; i < WINDOWS; ++i)
-            window_write(buffer + i * 2 * TOKENS, count * WINDOWS + (uint64_t)i);
-        tokens_seen += buffer[count % WINDOWS * 2 * TOKENS];
+            hand->fill(hand->block[count % HAND_BLOCKS] + i * hand->stride, count * WINDOWS + i,
+                       hand->arg);
+        BENCH_CHECK(sem_post(&hand->full) == 0);
     }
-    return (double)(bench_ns() - start);
+    return NULL;
+}
+
+static double blocks_run(hand_loop *hand, uint64_t batches) {
+    pthread_t thread;
+    uint64_t start = 0, count;
+    hand->batches = batches + 16;
+    BENCH_CHECK(sem_init(&hand->full, 0, 0) == 0 && sem_init(&hand->empty, 0, HAND_BLOCKS) == 0);
+    BENCH_CHECK(pthread_create(&thread, NULL, hand_thread, hand) == 0);
+    for (count = 0; count < batches + 16; ++count) {
+        if (count == 16) start = bench_ns();
+        while (sem_wait(&hand->full) != 0) {}
+        tokens_seen += hand->block[count % HAND_BLOCKS][count % WINDOWS * hand->stride];
+        BENCH_CHECK(sem_post(&hand->empty) == 0);
+    }
+    start = bench_ns() - start;
+    BENCH_CHECK(pthread_join(thread, NULL) == 0);
+    return (double)start;
+}
+
+static void hand_write(int32_t *to, uint64_t window, const void *arg) {
+    (void)arg;
+    window_write(to, window);
+}
+
+static double hand_tokens_run(const void *arg, uint64_t batches) {
+    static hand_loop hand;
+    (void)arg;
+    hand.fill = hand_write;
+    hand.stride = 2 * TOKENS;
+    return blocks_run(&hand, batches);
 }
 
 static double ours_tokens_us(const void *arg) {
@@ -1445,7 +1489,54 @@ static double file_hand_ns(const void *arg) {
     return (double)(bench_ns() - start) / FILE_WINDOWS;
 }
 
+/* Batches of windows out of the file, in an order that is shuffled. */
+static double file_batches_run(const void *arg, uint64_t batches) {
+    const token_file *f = (const token_file *)arg;
+    spdl_sampler_desc order = { .order = SPDL_SAMPLE_SHUFFLED, .count = FILE_WINDOWS };
+    spdl_pipeline_desc desc = { .workers = 1 };
+    uint64_t start = 0, count;
+    spdl_sampler *s;
+    spdl_pipeline *p;
+    BENCH_CHECK(spdl_sampler_create(&s, &order) == SPDL_OK);
+    BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_INDEX(s, .continuous = true), SPDL_BATCH(WINDOWS), SPDL_TOKENS_AT(f->tokens),
+        SPDL_SINK(3))) == SPDL_OK);
+    for (count = 0; count < batches + 16;) {
+        spdl_batch *batch;
+        if (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_END) continue;
+        if (count == 16) start = bench_ns();
+        tokens_seen += *(const int32_t *)batch->items[count++ % WINDOWS];
+        spdl_batch_free(batch);
+    }
+    start = bench_ns() - start;
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(s);
+    return (double)start;
+}
+
+static void hand_read(int32_t *to, uint64_t window, const void *arg) {
+    const token_file *f = (const token_file *)arg;
+    uint16_t piece[TOKENS + 1];
+    uint64_t i;
+    window = window * 2654435761u % FILE_WINDOWS;
+    BENCH_CHECK(pread(f->fd, piece, sizeof piece, (off_t)(window * TOKENS * 2)) ==
+                (ssize_t)sizeof piece);
+    for (i = 0; i <= TOKENS; ++i) to[i] = piece[i];
+}
+
+static double hand_batches_run(const void *arg, uint64_t batches) {
+    static hand_loop hand;
+    hand.fill = hand_read;
+    hand.arg = arg;
+    hand.stride = TOKENS + 1;
+    return blocks_run(&hand, batches);
+}
+
+static double file_batches_us(const void *arg) { return file_batches_run(arg, 600) / 600e3; }
+static double hand_batches_us(const void *arg) { return hand_batches_run(arg, 600) / 600e3; }
+
 static void rows_token_file(void) {
+    const bench_row batches = { "tokens_batch_us", "us", "by hand", false, 0, false, 0.95 };
     static const char *const names[] = { "tokens_read", "tokens_read16" };
     static uint16_t data[TOKENS];
     const spdl_tokens_desc desc = { .length = TOKENS, .raw_bytes = 2 };
@@ -1453,12 +1544,14 @@ static void rows_token_file(void) {
     token_file f = { NULL, -1, true };
     spdl_files *files = NULL;
     int i;
-    if (!bench_wanted(names[0]) && !bench_wanted(names[1])) return;
+    if (!bench_wanted(names[0]) && !bench_wanted(names[1]) && !bench_wanted(batches.name)) return;
     BENCH_CHECK((f.fd = mkstemp(path)) >= 0);
     for (i = 0; i <= FILE_WINDOWS; ++i)
         BENCH_CHECK(write(f.fd, data, sizeof data) == (ssize_t)sizeof data);
     BENCH_CHECK(spdl_files_open(&files, path, NULL) == SPDL_OK);
     BENCH_CHECK(spdl_tokens_open(&f.tokens, files, &desc) == SPDL_OK);
+    if (bench_wanted(batches.name))
+        bench_compare_sides(&batches, 15, file_batches_us, &f, hand_batches_us, &f);
     for (i = 0; i < 2; ++i, f.wide = false) {
         const bench_row row = { names[i], "ns", "by hand", false, 0, false, 0.95 };
         if (bench_wanted(names[i]))
