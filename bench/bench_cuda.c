@@ -259,7 +259,7 @@ typedef struct block {
 
 static void *block_new(spdl_cuda *cuda, size_t bytes) {
     const spdl_allocator from = spdl_cuda_allocator(cuda);
-    block *b = (block *)from.alloc_fn(BLOCK_HEAD + bytes, BLOCK_HEAD, from.user);
+    block *b = (block *)from.alloc_fn(BLOCK_HEAD + bytes, SPDL_BLOCK_ALIGN, from.user);
     BENCH_CHECK(b != NULL);
     b->cuda = cuda;
     b->bytes = bytes;
