@@ -535,6 +535,34 @@ static void two_adopt_one_arena(void) {
     finish();
 }
 
+#ifdef CUDA_REAL
+/* It is pinned in pieces of 1 GiB; a view over the border of two takes two copies. */
+static void an_arena_beyond_2_gib(void) {
+    const size_t gib = (size_t)1 << 30, bytes = 2 * gib + gib / 2;
+    unsigned char *arena = (unsigned char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const size_t places[] = { 0, gib - FLOW_SLOT / 2, 2 * gib - 64, bytes - FLOW_SLOT };
+    spdl_cuda *cuda = open_small(2);
+    void *stream = kit_stream(false);
+    size_t i;
+    REQUIRE(arena != MAP_FAILED);
+    flow_lines = 0;
+    CHECK_EQ(spdl_cuda_adopt(cuda, arena, bytes), SPDL_OK);
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, bytes);
+    CHECK_EQ(flow_lines, 0);
+    for (i = 0; i < 4; ++i) {
+        kit_fill(arena + places[i], FLOW_SLOT, i);
+        send_seen(cuda, stream, arena + places[i], i);
+    }
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    munmap(arena, bytes);
+    kit_stream_free(stream);
+    finish();
+}
+#endif
+
 static void adopt_refuses_what_it_cannot_use(void) {
     spdl_error error;
     flow_source s;
@@ -1136,6 +1164,9 @@ TEST_TABLE(cuda) {
     TEST_CASE(other_memory_is_sent_slower),
     TEST_CASE(memory_that_others_pinned_is_known),
     TEST_CASE(two_adopt_one_arena),
+#ifdef CUDA_REAL
+    TEST_CASE(an_arena_beyond_2_gib),
+#endif
     TEST_CASE(adopt_refuses_what_it_cannot_use),
     TEST_CASE(only_what_is_sent_is_pinned),
     TEST_CASE(batches_in_place_are_pinned),
