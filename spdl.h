@@ -249,6 +249,8 @@ typedef struct spdl_error {
 /* ============================================================================================= */
 /* >>alloc */
 
+#define SPDL_BLOCK_ALIGN 256 /* `align` of blocks of item_bytes, and of no other memory */
+
 /* Where memory comes from: all zero is malloc and free; otherwise set both functions. alloc_fn
    returns NULL when there is no memory; `align` is a power of two, at least 8. free_fn gets the
    size of the request. Any thread may call them, several at the same time. The allocator must
@@ -6810,8 +6812,9 @@ SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
 }
 
 SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
+    const size_t align = pool->block_bytes > 0 ? SPDL_BLOCK_ALIGN : SPDL_CACHE_LINE;
     spdl__batch *batch =
-        (spdl__batch *)spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), SPDL_CACHE_LINE);
+        (spdl__batch *)spdl__alloc(&pool->allocator, spdl__batch_bytes(pool), align);
     if (batch == NULL) return NULL;
     batch->pool = pool;
     batch->shown.items = (void **)(void *)(batch + 1);
@@ -18430,8 +18433,16 @@ SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, spdl__zip_where *where) {
     return true;
 }
 
-/* Whether a member can be read at all, its sizes can be true, and it can be where the directory
-   says, before its header is looked at. Deflate makes at most 258 bytes of 2 bits. */
+SPDL__PRIVATE bool spdl__zip_too_long(spdl__zip_where *where) {
+    const spdl__zip_member *m = where->member;
+    return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu bytes at byte %llu reach past byte %llu "
+                          "where it must end", (spdl__llu)m->csize, (spdl__llu)m->offset,
+                          (spdl__llu)m->limit);
+}
+
+/* Checks what the directory claims of a member, before its header is read: the method, sizes that
+   are possible, and a place for its bytes in the file. After it, usize is less than 1033 times the
+   bytes of the file: deflate makes at most 258 bytes of 2 bits. */
 SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     const spdl__zip_member *m = where->member;
     const spdl__llu csize = m->csize, usize = m->usize, offset = m->offset;
@@ -18455,6 +18466,8 @@ SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     if (offset > m->limit || m->limit - offset < SPDL__ZIP_LOCAL_BYTES)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "its header would be at byte %llu, past byte "
                               "%llu where it must end", offset, (spdl__llu)m->limit);
+    if (csize > m->limit - offset - SPDL__ZIP_LOCAL_BYTES)
+        return spdl__zip_too_long(where);
     return true;
 }
 
@@ -18472,8 +18485,7 @@ SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *
         return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name", at);
     left -= m->key_bytes;
     if (spdl__le16(local + 28) > left || m->csize > left - spdl__le16(local + 28))
-        return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu bytes at byte %llu reach past byte %llu "
-                              "where it must end", (spdl__llu)m->csize, at, (spdl__llu)m->limit);
+        return spdl__zip_too_long(where);
     *payload = at + SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(local + 28);
     return true;
 }
@@ -18604,7 +18616,9 @@ SPDL__PRIVATE bool spdl__npy_itemsize(char kind, uint64_t number, uint64_t *item
     case 'b': return number == 1;
     case 'i':
     case 'u': return number == 1 || number == 2 || number == 4 || number == 8;
-    case 'f': return number == 2 || number == 4 || number == 8 || number == 12 || number == 16;
+    case 'f': /* '<f1' is float8_e5m2 of ml_dtypes */
+        return number == 1 || number == 2 || number == 4 || number == 8 || number == 12 ||
+               number == 16;
     case 'c': return number == 8 || number == 16 || number == 24 || number == 32;
     case 'M':
     case 'm': return number == 8;

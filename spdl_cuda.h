@@ -12,17 +12,23 @@
    Without a driver or a device spdl_cuda_open fails, with the reason; with SPDL_CUDA_NONE defined
    before the implementation it always does.
 
-   A TRAINING LOOP
+   A TRAINING LOOP, on a device that spdl_cuda_iter_open chooses and opens
 
+       spdl_cuda_iter *it;
+       spdl_cuda_batch batch;
+       if (spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) != SPDL_OK) return 1;
        while (spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK)
            train<<<grid, block, 0, stream>>>((const float *)batch.data);
+       spdl_cuda_iter_destroy(it);
 
-   PINNED MEMORY: batches lie in it from the start, so the CPU copies nothing:
-       a pipeline   desc.allocator = spdl_cuda_allocator(cuda): stages write into the batches of
-                    SPDL_BATCH(n, .item_bytes = b), or into spdl_buffer(task)
-       a loader     spdl_cuda_adopt(cuda, ...) pins the arena of spdl_loader_arena
-       by hand      take memory from the allocator, and give it back in `release` of the view
-   Any other memory is sent too, only slower.
+   PINNED MEMORY is what a device copies from without the CPU:
+       a loader     iter_open, or spdl_cuda_adopt, pins the arena of spdl_loader_arena
+       a pipeline   desc.allocator = spdl_cuda_allocator(cuda), of an spdl_cuda that is opened
+                    first: stages write into the batches of SPDL_BATCH(n, .item_bytes = b), or into
+                    spdl_buffer(task)
+       by hand      memory of the allocator, which `release` of the view gives back
+       by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver is asked
+   Any other memory is sent, only slower.
 
    THE EDGES that every ring of slots needs. No call can leave one out.
        E1  the library releases sent memory after it has seen the end of the copy; E4: also
@@ -64,8 +70,9 @@
        They must outlive the batches made ready on them. The library has no callbacks on streams.
 
    LIMITS
-       Linux. 4 readers of a batch at a time, 4096 slots of each kind. The library was not run on a
-       device yet; the tests run it on a stand-in for the CUDA driver.
+       Linux. 4 readers of a batch at a time, 4096 slots of each kind. Not in this library:
+       GPUDirect Storage, stream-ordered allocation (cudaMallocAsync), and MPS (a client of it
+       should work; the tests do not cover that).
 
    License (MIT) at the end of the file. */
 
@@ -179,10 +186,10 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
    Blocks:  until then. */
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
-/* An allocator for spdl_pipeline_desc. Memory of slot_bytes up to twice that is pinned: a batch of
-   slot_bytes, with what the pipeline has in front of it. It lies near the device, on huge pages
-   where there are any, and is kept for the next batch when it is freed. All other memory comes from
-   the desc's allocator.
+/* An allocator for spdl_pipeline_desc. It pins blocks of items: what is requested with an align of
+   SPDL_BLOCK_ALIGN and has at least slot_bytes. They are near the device, on huge pages where there
+   are any, and are kept for the next request when they are freed. All other memory is of the desc's
+   allocator.
    Returns: the allocator. Its functions may be called on any thread; the spdl_cuda must outlive
             what they have given. Memory that cannot be pinned is given all the same, with a line in
             the log. */
@@ -190,9 +197,11 @@ SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
 /* Pins memory of the caller where it is, such as the arena of a loader process (spdl_loader_arena):
    `bytes` from `base`, at a page border. A mapping that may only be read will do. Memory that
-   cannot be pinned is used as it is, with a line in the log.
-   Returns: SPDL_OK, SPDL_E_INVALID (also: a part of it is pinned already, by this or another
-            spdl_cuda or by you: then it can be sent as it is), SPDL_E_NOMEM, or as above.
+   cannot be pinned is used as it is, with a line in the log. Memory that is pinned already, by
+   another spdl_cuda (of any device) or by the caller, is sent as such until it is unpinned: what
+   adopted first must be closed last.
+   Returns: SPDL_OK, SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM, or as
+            above.
    Blocks:  while memory is pinned.
    Owns:    it must stay mapped until spdl_cuda_disown or spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
@@ -298,7 +307,7 @@ SPDL_API void spdl_cuda_output_free(void *out);
    out batches that are ready on the consumer's stream; the next call is done with the last batch.
    It calls CUDA inside spdl_cuda_iter_next, on the consumer's thread, so no other thread contends
    with its kernel launches. It holds as many items of the source as there are device slots; give a
-   loader more slots than that.
+   loader more slots than that. Each stream has its own iterator, on its own spdl_cuda.
 
    Only the consumer calls, one thread at a time. Results are as in >>slots. */
 
@@ -318,10 +327,19 @@ typedef struct spdl_cuda_iter_desc {
 
 typedef struct spdl_cuda_iter spdl_cuda_iter;
 
-/* Makes an iterator. There is one at a time on an spdl_cuda.
+/* Opens an iterator with an spdl_cuda of its own, on the device of the calling thread: for
+   spdl_loader_next_fn and a loader, whose arena it adopts, or for any other next function whose
+   items are batches in place of `item_bytes` an item. The slots have the size of the first item.
+   Returns: SPDL_OK, what `next` returned (SPDL_END: no item), or as spdl_cuda_open; error says why.
+   Blocks:  until the first item is there.
+   Owns:    the caller destroys *iter before the source. */
+SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
+                                         size_t item_bytes, spdl_error *error);
+
+/* Makes an iterator on an spdl_cuda, which can have one at a time.
    Returns: SPDL_OK, SPDL_E_INVALID (a field, or there is an iterator already), SPDL_E_NOMEM, or as
             above.
-   Owns:    the caller closes *iter, and keeps the source. */
+   Owns:    the caller destroys *iter, and keeps the source. */
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc);
 
@@ -334,7 +352,8 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
             thread), SPDL_E_LIMIT (all device slots are in the caller's hands, or all items of the
             source: go on when one was given back), what the source or `view` returned, or as above.
    Blocks:  until the source has an item, or up to timeout_ns.
-   Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. */
+   Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. batch->cuda is
+            set after a failure, too, for spdl_cuda_error. */
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
@@ -344,8 +363,8 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
    Returns: SPDL_OK, SPDL_E_INVALID (n is not 0 to device_slots), or as above. */
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 
-/* Ends the iterator: is done with the last batch, waits for its copies and releases the items. Work
-   of others on the device is not waited for. NULL is allowed.
+/* Ends the iterator: is done with the last batch, waits for its copies, releases the items, and
+   closes an spdl_cuda of its own. Work of others on the device is not waited for. NULL is allowed.
    Blocks:  until copies are done, which wait for the readers of batches before (E3). */
 SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter);
 
@@ -395,7 +414,12 @@ enum { /* flags and attributes */
     SPDL__CU_DISABLE_TIMING = 2,   /* CU_EVENT_DISABLE_TIMING */
     SPDL__CU_PORTABLE = 1,         /* CU_MEMHOSTREGISTER_PORTABLE */
     SPDL__CU_READ_ONLY = 8,        /* CU_MEMHOSTREGISTER_READ_ONLY */
-    SPDL__CU_ATTR_NUMA_NODE = 134  /* CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, of drivers since 12.2 */
+    SPDL__CU_ATTR_NUMA_NODE = 134, /* CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, of drivers since 12.2 */
+    SPDL__CU_HOST = 1,             /* CU_MEMORYTYPE_HOST */
+    SPDL__CU_MEMORY_TYPE = 2,      /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE, */
+    SPDL__CU_IS_MANAGED = 8,       /* _IS_MANAGED, */
+    SPDL__CU_RANGE_START = 11,     /* _RANGE_START_ADDR, */
+    SPDL__CU_RANGE_SIZE = 12       /* _RANGE_SIZE */
 };
 
 #define SPDL__CU_LEGACY ((spdl_cuda_stream)(uintptr_t)1)     /* CU_STREAM_LEGACY */
@@ -432,6 +456,7 @@ enum { /* flags and attributes */
     X(MemFree, "_v2", (uint64_t memory))                                                           \
     X(MemHostRegister, "_v2", (void *memory, size_t bytes, unsigned flags))                        \
     X(MemHostUnregister, "", (void *memory))                                                       \
+    X(PointerGetAttributes, "", (unsigned count, int *attribute, void **data, uint64_t pointer))   \
     X(MemcpyHtoDAsync, "_v2", (uint64_t to, const void *from, size_t bytes, void *stream))         \
     X(MemcpyDtoHAsync, "_v2", (void *to, uint64_t from, size_t bytes, void *stream))
 /* clang-format on */
@@ -526,7 +551,9 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
 
        copy         numbered `sent` on; its event lies in transfer[number % device_slots].
                     submit, on the copy stream:  wait for each reader of the slot's last batch (E3),
-                                                 copy, record the copy's event
+                                                 copy, record the copy's event. Pageable memory: the
+                                                 same on the loose stream, with the event of a
+                                                 reader, for which the copy stream waits
                     reap, on a host thread:      sees the copy's event done by query or sync, then
                                                  reclaims the number and releases its memory (E1,
                                                  E4)
@@ -555,8 +582,9 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
    no more. A driver that is unloading (exit) is not even waited for.
 
    `lock` guards the copy streams (wait, copy and record belong together), the numbers and the list
-   of slabs. It is held for a few calls that only enqueue, never while anybody waits, but after a
-   call that failed, and where memory is not pinned. */
+   of slabs. It is held for a few calls that only enqueue; while anybody waits, only after a call
+   that failed. The loose stream needs none: calls of others between ours only make it wait for
+   more. */
 
 typedef struct spdl__cuda_transfer {
     void *event; /* the copy is done */
@@ -612,7 +640,7 @@ struct spdl_cuda {
     int device, handle, device_count, numa_node;
     long process;
     void *context;             /* the primary one of the device */
-    void *stream, *back;       /* copies there, copies back */
+    void *stream, *loose, *back; /* copies there; there from pageable memory; back */
     uint64_t memory;           /* ours: of the device slots, unless the desc has it; of outputs */
     size_t stride, output_stride;
     spdl__cuda_slab *outputs_at; /* their host side */
@@ -757,16 +785,16 @@ SPDL__PRIVATE spdl__cuda_reader spdl__stream_of(spdl_cuda_stream stream) {
 }
 
 /* Whether work may be put on the stream, inside of a scope: it is of our context, since a context
-   has its events to itself; and not being captured: what is recorded there never happens, and would
-   draw the copy stream into it. */
-SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream stream) {
+   has its events to itself (`known`: it was asked before); and not being captured: what is recorded
+   there never happens, and would draw the copy stream into it. */
+SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream stream, bool known) {
     void *context = cuda->context;
     int status = 0, code = 0;
-    if (cuda->device_count > 1 && (uintptr_t)stream > 2)
-        code = cuda->api.StreamGetCtx(stream, &context);
+    if (!known && (uintptr_t)stream > 2) code = cuda->api.StreamGetCtx(stream, &context);
     if (code != 0) return spdl__cuda_fail(cuda, "cuStreamGetCtx", code);
     if (context != cuda->context)
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "the stream is of another device");
+        return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "the stream is of another device, or of a "
+                                                       "context that is not the device's primary");
     code = cuda->api.StreamIsCapturing(stream, &status);
     if (code != 0 && code != SPDL__CU_IMPLICIT)
         return spdl__cuda_fail(cuda, "cuStreamIsCapturing", code);
@@ -789,8 +817,11 @@ SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, const spdl__cuda_reader 
     if (entered != SPDL_OK || result != SPDL_OK) spdl__cuda_abandon(cuda);
 }
 
+/* The same for a direction of copies: cuda->stream, with cuda->loose, or cuda->back. */
 SPDL__PRIVATE void spdl__copies_settle(spdl_cuda *cuda, spdl_cuda_stream stream) {
     const spdl__cuda_reader copies = spdl__stream_of(stream);
+    if (stream == NULL) return;
+    if (stream == cuda->stream) spdl__copies_settle(cuda, cuda->loose);
     spdl__stream_settle(cuda, &copies);
 }
 
@@ -803,7 +834,7 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *
                                  "cudaStreamPerThread is another stream on this thread");
     result = spdl__cuda_enter(cuda, &scope, false);
     if (result != SPDL_OK) return result;
-    result = spdl__stream_check(cuda, reader->stream);
+    result = spdl__stream_check(cuda, reader->stream, true);
     if (result == SPDL_OK)
         result = SPDL__CUDA_TRY(cuda, EventRecord, (reader->event, reader->stream));
     if (result == SPDL_OK) reader->state = SPDL__READER_DONE;
@@ -859,19 +890,48 @@ SPDL__PRIVATE int spdl__slab_pin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     return code;
 }
 
-/* The same, with the scope and the log: memory that cannot be pinned is used as it is. SPDL_OK,
-   SPDL_E_INVALID: it is pinned already, or lost. */
+/* Bytes from `from` on that one copy may read as pinned memory: up to the end of its registration.
+   0: it is pageable. Memory of `slab` is known, other memory is not: the driver has to be asked.
+   Inside of a scope. */
+SPDL__PRIVATE size_t spdl__pinned_span(const spdl_cuda *cuda, const spdl__cuda_slab *slab,
+                                       const char *from) {
+    int attribute[4] = { SPDL__CU_MEMORY_TYPE, SPDL__CU_IS_MANAGED, SPDL__CU_RANGE_START,
+                         SPDL__CU_RANGE_SIZE };
+    uint64_t type = 0, managed = 0, start = 0, size = 0; /* of 1 to 8 bytes, all little-endian */
+    void *data[4] = { &type, &managed, &start, &size };
+    const uint64_t at = (uint64_t)(uintptr_t)from;
+    if (slab != NULL && slab->pinned > 0)
+        return SPDL__PIECE - (size_t)(from - slab->base) % SPDL__PIECE;
+    if (cuda->api.PointerGetAttributes(4, attribute, data, at) != 0) return 0;
+    if (type != SPDL__CU_HOST || managed != 0) return 0;
+    return start <= at && at - start < size ? (size_t)(size - (at - start)) : SPDL__PAGE;
+}
+
+/* Whether all of it is pinned, by whomever. Inside of a scope. */
+SPDL__PRIVATE bool spdl__host_pinned(const spdl_cuda *cuda, const spdl__cuda_slab *slab,
+                                     const void *data, size_t bytes) {
+    const char *from = (const char *)data;
+    size_t at, span = 1;
+    for (at = 0; at < bytes && span > 0; at += (size_t)spdl__min(span, bytes - at))
+        span = spdl__pinned_span(cuda, slab, from + at);
+    return span > 0;
+}
+
+/* The same, with the scope and the log: memory that cannot be pinned is used as it is, as is
+   memory that others have pinned. SPDL_OK; SPDL_E_INVALID: they have pinned a part; or lost. */
 SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
     int code;
     if (result != SPDL_OK) return result;
     code = spdl__slab_pin(cuda, slab);
+    if (code == SPDL__CU_ALREADY_PINNED && spdl__host_pinned(cuda, NULL, slab->base, slab->bytes))
+        code = 0; /* by others, who unpin it */
     spdl__cuda_leave(cuda, &scope);
     if (code == 0) return SPDL_OK;
     if (code == SPDL__CU_ALREADY_PINNED)
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "adopt: the memory, or a part of it, is "
-                                                       "pinned already: it can be sent as it is");
+        return spdl__cuda_refuse(cuda, SPDL_E_INVALID,
+                                 "adopt: a part of the memory is pinned already, and a part is not");
     result = spdl__cuda_fail(cuda, "cuMemHostRegister", code);
     if (result != SPDL_E_CUDA) return result;
     if (spdl__exchange32(&cuda->told_pageable, 1) == 0)
@@ -947,11 +1007,6 @@ SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void
 
 /* ---- the allocator ---- */
 
-/* What is to be pinned is told by its size alone, as it was when it was made. */
-SPDL__PRIVATE bool spdl__cuda_pins(const spdl_cuda *cuda, size_t bytes) {
-    return bytes >= cuda->desc.slot_bytes && bytes / 2 < cuda->desc.slot_bytes;
-}
-
 /* One that was given back and is large enough. */
 SPDL__PRIVATE spdl__cuda_slab *spdl__slab_again(spdl_cuda *cuda, size_t bytes) {
     spdl__cuda_slab *slab;
@@ -966,7 +1021,8 @@ SPDL__PRIVATE spdl__cuda_slab *spdl__slab_again(spdl_cuda *cuda, size_t bytes) {
 SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
     spdl__cuda_slab *slab;
-    if (!spdl__cuda_pins(cuda, bytes)) return spdl__alloc(&cuda->desc.allocator, bytes, align);
+    if (align != SPDL_BLOCK_ALIGN || bytes < cuda->desc.slot_bytes)
+        return spdl__alloc(&cuda->desc.allocator, bytes, align);
     if (spdl__cuda_usable(cuda) == SPDL_E_CUDA_FORKED) return NULL;
     slab = spdl__slab_again(cuda, bytes);
     if (slab == NULL) slab = spdl__slab_new(cuda, bytes);
@@ -975,16 +1031,13 @@ SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
 
 SPDL__PRIVATE void spdl__cuda_free(void *memory, size_t bytes, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
+    const bool child = cuda->process != (long)getpid(); /* slabs are not mapped there */
     spdl__cuda_slab *slab;
-    if (!spdl__cuda_pins(cuda, bytes)) {
-        spdl__free(&cuda->desc.allocator, memory, bytes);
-        return;
-    }
-    if (cuda->process != (long)getpid()) return; /* it is not mapped here */
-    pthread_mutex_lock(&cuda->lock);
+    if (!child) pthread_mutex_lock(&cuda->lock);
     slab = spdl__slab_find(cuda, memory, bytes);
     if (slab != NULL) slab->spare = true;
-    pthread_mutex_unlock(&cuda->lock);
+    if (!child) pthread_mutex_unlock(&cuda->lock);
+    if (slab == NULL) spdl__free(&cuda->desc.allocator, memory, bytes);
 }
 
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda) {
@@ -1058,18 +1111,22 @@ SPDL__PRIVATE spdl_result spdl__event_sync(spdl_cuda *cuda, void *event) {
     return result;
 }
 
-/* Waits for an event; CUDA has no such call with an end, so with one it asks, and sleeps in between
-   for longer and longer. */
-SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_t deadline) {
-    uint64_t nap_ns = 10000, now;
+/* Waits for an event. `soon`: the caller has nothing else to do, so it asks for as long as waking
+   up would take, about. Then it sleeps; CUDA has no such call with a time limit, so with one it
+   asks and naps in turns. */
+SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_t deadline,
+                                           bool soon) {
+    const uint64_t asks_until = spdl_time_ns() + 50000;
+    uint64_t nap_ns = 10000, now = soon || deadline != SPDL__NEVER ? 0 : asks_until;
     spdl_result result;
     bool done;
-    if (deadline == SPDL__NEVER) return spdl__event_sync(cuda, event);
     for (;;) {
+        if (deadline == SPDL__NEVER && now >= asks_until) return spdl__event_sync(cuda, event);
         result = spdl__event_ask(cuda, event, &done);
         if (result != SPDL_OK || done) return result;
         now = spdl_time_ns();
         if (now >= deadline) return SPDL_TIMEOUT;
+        if (now < asks_until) continue;
         (void)spdl__os_event_sleep(&cuda->nap, 0, spdl__min(now + nap_ns, deadline));
         if (nap_ns < 250000) nap_ns *= 2;
     }
@@ -1083,7 +1140,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     const uint64_t until = reclaimed + (two && flying >= 3 ? 2u : 1u);
     spdl_result result;
     if (flying == 0) return SPDL_OK;
-    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, deadline);
+    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, deadline, false);
     spdl__add(&cuda->wait_copy_ns, spdl_time_ns() - start);
     if (result == SPDL_OK) spdl__cuda_reap_until(cuda, until);
     return result;
@@ -1134,81 +1191,113 @@ SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void 
 
 /* ---- sending ---- */
 
-/* Inside of a scope, under lock: the copy; where a registration ends it is cut in two. */
-SPDL__PRIVATE int spdl__submit_bytes(spdl_cuda *cuda, uint64_t to, const spdl_cuda_view *view,
-                                     const spdl__cuda_slab *slab) {
-    const char *from = (const char *)view->data;
-    size_t left = view->bytes;
-    int code = 0;
-    while (left > 0 && code == 0) {
-        const size_t at = slab == NULL ? 0 : (size_t)(from - slab->base) % SPDL__PIECE;
-        const size_t bytes = slab == NULL ? left : (size_t)spdl__min(left, SPDL__PIECE - at);
-        code = cuda->api.MemcpyHtoDAsync(to, from, bytes, cuda->stream);
-        from += bytes;
-        to += bytes;
-        left -= bytes;
-    }
-    return code;
-}
+/* A view on its way to a slot that is ours alone. */
+typedef struct spdl__cuda_sending {
+    spdl__cuda_slot *slot;
+    const spdl_cuda_view *view;
+    const spdl__cuda_slab *slab; /* memory of this spdl_cuda that it is in, or NULL */
+    bool pinned;                 /* by us or by others */
+    bool copied;                 /* on the loose stream */
+} spdl__cuda_sending;
 
-/* Inside of a scope, under lock: E3, the copy, its event. */
-SPDL__PRIVATE spdl_result spdl__submit_calls(spdl_cuda *cuda, const spdl__cuda_slot *slot,
-                                             const spdl_cuda_view *view,
-                                             const spdl__cuda_slab *slab) {
-    const uint64_t to = (uint64_t)(uintptr_t)slot->batch.data;
-    void *event = spdl__cuda_transfer_of(cuda, cuda->sent)->event;
+/* Inside of a scope: E3 on a stream, then the copy there. A copy of pinned memory is cut in two
+   where a registration ends. */
+SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_sending *s,
+                                             spdl_cuda_stream stream) {
+    const char *from = (const char *)s->view->data;
+    uint64_t to = (uint64_t)(uintptr_t)s->slot->batch.data;
+    size_t left = s->copied ? 0 : s->view->bytes, bytes;
     spdl_result result = SPDL_OK;
     int i;
     for (i = 0; i < SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++i)
-        if (slot->reader[i].state == SPDL__READER_DONE)
-            result = SPDL__CUDA_TRY(cuda, StreamWaitEvent,
-                                    (cuda->stream, slot->reader[i].event, 0));
-    if (result == SPDL_OK)
-        result = spdl__cuda_check(cuda, "cuMemcpyHtoDAsync",
-                                  spdl__submit_bytes(cuda, to, view, slab));
-    if (result == SPDL_OK) result = SPDL__CUDA_TRY(cuda, EventRecord, (event, cuda->stream));
+        if (s->slot->reader[i].state == SPDL__READER_DONE)
+            result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (stream, s->slot->reader[i].event, 0));
+    for (; left > 0 && result == SPDL_OK; from += bytes, to += bytes, left -= bytes) {
+        bytes = s->pinned ? spdl__pinned_span(cuda, s->slab, from) : left;
+        if (bytes == 0 || bytes > left) bytes = left;
+        result = SPDL__CUDA_TRY(cuda, MemcpyHtoDAsync, (to, from, bytes, stream));
+    }
     return result;
 }
 
-/* Under lock. On failure nothing is under way. */
-SPDL__PRIVATE spdl_result spdl__submit_copy(spdl_cuda *cuda, const spdl__cuda_slot *slot,
-                                            const spdl_cuda_view *view) {
-    const spdl__cuda_slab *slab = spdl__slab_find(cuda, view->data, view->bytes);
-    const bool pinned = slab != NULL && slab->pinned > 0;
+/* Before the lock, of memory that we have not pinned: asks who has. The driver copies pageable
+   memory on this thread, so that goes to the slot on the loose stream. From here on its copy counts
+   as a reader of the slot that is done: whatever comes next waits for its event. */
+SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending *s) {
     spdl__cuda_scope scope;
-    spdl_result result = spdl__cuda_enter(cuda, &scope, !pinned);
+    spdl_result result = spdl__cuda_enter(cuda, &scope, true);
+    int i;
     if (result != SPDL_OK) return result;
-    result = spdl__submit_calls(cuda, slot, view, slab);
-    spdl__cuda_leave(cuda, &scope);
-    if (result != SPDL_OK) {
-        spdl__copies_settle(cuda, cuda->stream);
-        return spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
+    s->pinned = spdl__host_pinned(cuda, NULL, s->view->data, s->view->bytes);
+    if (!s->pinned) {
+        result = spdl__submit_bytes(cuda, s, cuda->loose);
+        if (result == SPDL_OK)
+            result = SPDL__CUDA_TRY(cuda, EventRecord, (s->slot->reader[0].event, cuda->loose));
+        s->copied = result == SPDL_OK;
     }
-    if (pinned) return SPDL_OK;
-    spdl__add(&cuda->pageable_bytes, view->bytes);
-    if (view->bytes >= SPDL__PAGE && spdl__exchange32(&cuda->told_pageable, 1) == 0)
+    spdl__cuda_leave(cuda, &scope);
+    if (result != SPDL_OK) spdl__copies_settle(cuda, cuda->loose);
+    for (i = 0; s->copied && i < SPDL_CUDA_MAX_READERS; ++i)
+        s->slot->reader[i].state = i == 0 ? SPDL__READER_DONE : SPDL__READER_NONE;
+    return result;
+}
+
+/* Under lock: the copy, and its event. On failure nothing is under way. */
+SPDL__PRIVATE spdl_result spdl__submit_copy(spdl_cuda *cuda, const spdl__cuda_sending *s) {
+    void *event = spdl__cuda_transfer_of(cuda, cuda->sent)->event;
+    spdl__cuda_scope scope;
+    spdl_result result = spdl__cuda_enter(cuda, &scope, s->slab == NULL || s->slab->pinned == 0);
+    if (result != SPDL_OK) return result;
+    result = spdl__submit_bytes(cuda, s, cuda->stream);
+    if (result == SPDL_OK) result = SPDL__CUDA_TRY(cuda, EventRecord, (event, cuda->stream));
+    spdl__cuda_leave(cuda, &scope);
+    if (result != SPDL_OK) spdl__copies_settle(cuda, cuda->stream);
+    return result != SPDL_OK && spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
+}
+
+/* Under lock, which it lets go of meanwhile: until one more copy may be under way. */
+SPDL__PRIVATE spdl_result spdl__submit_number(spdl_cuda *cuda, uint64_t deadline) {
+    spdl_result result = SPDL_OK;
+    while (result == SPDL_OK && spdl__cuda_is_full(cuda)) {
+        pthread_mutex_unlock(&cuda->lock);
+        result = spdl__cuda_await_copy(cuda, deadline, deadline == SPDL__NEVER);
+        pthread_mutex_lock(&cuda->lock);
+    }
+    return result;
+}
+
+SPDL__PRIVATE void spdl__submit_note(spdl_cuda *cuda, const spdl__cuda_sending *s) {
+    const spdl__llu bytes = s->view->bytes;
+    spdl__add(&cuda->batches, 1);
+    spdl__add(&cuda->bytes, bytes);
+    if (s->pinned) return;
+    spdl__add(&cuda->pageable_bytes, bytes);
+    if (bytes >= SPDL__PAGE && spdl__exchange32(&cuda->told_pageable, 1) == 0)
         spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
-                   "cuda: a batch of %llu bytes does not lie in pinned memory: it is several "
-                   "times slower to send; use spdl_cuda_allocator (slot_bytes is %llu) or "
-                   "spdl_cuda_adopt", (spdl__llu)view->bytes,
-                   (spdl__llu)cuda->desc.slot_bytes);
-    return SPDL_OK;
+                   "cuda: a batch of %llu bytes is not in pinned memory: it is several times slower "
+                   "to send; use spdl_cuda_allocator (slot_bytes is %llu) or spdl_cuda_adopt",
+                   bytes, (spdl__llu)cuda->desc.slot_bytes);
 }
 
 /* Sends a view to a device slot that is ours alone, and fills in the slot's batch. On failure the
    view and the slot are the caller's still. */
 SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *slot,
                                             const spdl_cuda_view *view, uint64_t deadline) {
+    spdl__cuda_sending s = { slot, view, NULL, false, false };
     spdl__cuda_transfer *transfer;
-    spdl_result result = SPDL_OK;
+    spdl_result result;
     int i;
     pthread_mutex_lock(&cuda->lock);
-    while (result == SPDL_OK && spdl__cuda_is_full(cuda)) {
+    s.slab = spdl__slab_find(cuda, view->data, view->bytes);
+    s.pinned = s.slab != NULL && s.slab->pinned > 0;
+    result = spdl__submit_number(cuda, deadline);
+    if (result == SPDL_OK && !s.pinned) {
         pthread_mutex_unlock(&cuda->lock);
-        result = spdl__cuda_await_copy(cuda, deadline, deadline == SPDL__NEVER);
+        result = spdl__submit_loose(cuda, &s);
         pthread_mutex_lock(&cuda->lock);
+        if (result == SPDL_OK) result = spdl__submit_number(cuda, SPDL__NEVER);
     }
-    if (result == SPDL_OK) result = spdl__submit_copy(cuda, slot, view);
+    if (result == SPDL_OK) result = spdl__submit_copy(cuda, &s);
     if (result != SPDL_OK) {
         pthread_mutex_unlock(&cuda->lock);
         return result;
@@ -1225,8 +1314,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
     /* pairs with the loads of those who ask for, or wait for, copies: the event is recorded */
     spdl__store(&cuda->sent, cuda->sent + 1);
     pthread_mutex_unlock(&cuda->lock);
-    spdl__add(&cuda->batches, 1);
-    spdl__add(&cuda->bytes, view->bytes);
+    spdl__submit_note(cuda, &s);
     return SPDL_OK;
 }
 
@@ -1317,7 +1405,7 @@ SPDL__PRIVATE spdl_result spdl__slot_wait(spdl_cuda *cuda, const spdl__cuda_slot
     if (done && checked) return SPDL_OK;
     result = spdl__cuda_enter(cuda, &scope, false);
     if (result != SPDL_OK) return result;
-    if (!checked) result = spdl__stream_check(cuda, stream);
+    if (!checked) result = spdl__stream_check(cuda, stream, false);
     if (result == SPDL_OK && !done)
         result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (stream, event, 0));
     spdl__cuda_leave(cuda, &scope);
@@ -1358,7 +1446,7 @@ SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t tim
     cuda = batch->cuda;
     if (slot->transfer < spdl__load(&cuda->reclaimed)) return SPDL_OK; /* pairs as in slot_wait */
     result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, slot->transfer)->event,
-                              spdl__deadline(timeout_ns));
+                              spdl__deadline(timeout_ns), true);
     if (result == SPDL_OK) spdl__cuda_reap_until(cuda, slot->transfer + 1);
     return result;
 }
@@ -1516,7 +1604,7 @@ SPDL__PRIVATE spdl_result spdl__output_begin(spdl__cuda_output *output, spdl_cud
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, false);
     if (result == SPDL_OK) {
-        result = spdl__stream_check(cuda, stream.stream);
+        result = spdl__stream_check(cuda, stream.stream, false);
         if (result == SPDL_OK && output->behind != NULL)
             result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (stream.stream, output->behind, 0));
         spdl__cuda_leave(cuda, &scope);
@@ -1600,7 +1688,7 @@ SPDL_API spdl_result spdl_cuda_output_wait(spdl_cuda_output *out, int64_t timeou
     if (state == SPDL__OUTPUT_THERE) return SPDL_OK;
     if (state != SPDL__OUTPUT_SENT)
         return spdl__cuda_refuse(out->cuda, SPDL_E_INVALID, "output_wait: it was not sent");
-    result = spdl__event_wait(out->cuda, output->copied, spdl__deadline(timeout_ns));
+    result = spdl__event_wait(out->cuda, output->copied, spdl__deadline(timeout_ns), true);
     if (result != SPDL_OK) return result;
     output->behind = NULL;
     spdl__store32(&output->state, SPDL__OUTPUT_THERE);
@@ -1778,6 +1866,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     if (result != SPDL_OK) return result;
     result = spdl__cuda_malloc(cuda);
     if (result == SPDL_OK) result = spdl__stream_make(cuda, &cuda->stream);
+    if (result == SPDL_OK) result = spdl__stream_make(cuda, &cuda->loose);
     if (result == SPDL_OK && desc->output_slots > 0) result = spdl__stream_make(cuda, &cuda->back);
     if (result == SPDL_OK) result = spdl__cuda_make_events(cuda);
     spdl__cuda_leave(cuda, &scope);
@@ -1844,6 +1933,7 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
             if (cuda->event[i] != NULL)
                 (void)SPDL__CUDA_TRY(cuda, EventDestroy, (cuda->event[i]));
         if (cuda->stream != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->stream));
+        if (cuda->loose != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->loose));
         if (cuda->back != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->back));
         if (cuda->memory != 0) (void)SPDL__CUDA_TRY(cuda, MemFree, (cuda->memory));
     }
@@ -1926,7 +2016,7 @@ SPDL__PRIVATE void spdl__cuda_readers_end(spdl_cuda *cuda) {
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     if (cuda == NULL || cuda->process != (long)getpid()) return;
     spdl__copies_settle(cuda, cuda->stream);
-    if (cuda->back != NULL) spdl__copies_settle(cuda, cuda->back);
+    spdl__copies_settle(cuda, cuda->back);
     spdl__cuda_readers_end(cuda);
     spdl__cuda_reap_until(cuda, cuda->sent); /* idle, or lost: see >>state-impl */
     spdl__cuda_release(cuda);
@@ -1934,12 +2024,12 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
 
 /* ============================================================================================= */
 /* >>iterator-impl
-   All of it on the trainer's thread: it takes items from the source, sends them to device slots and
+   All of it on the consumer's thread: it takes items from the source, sends them to device slots and
    puts those into `queue`; then it takes the oldest out, makes it ready, and is done with the last.
    NULL in the queue is an end of the source.
 
-   The trainer reaps, too: before it takes an item, when as many copies are under way as there may
-   be, and before it waits for a source that has nothing, which may wait for items to come back. It
+   The consumer reaps before it takes an item, when as many copies are under way as there may be,
+   and before it waits for a source that has nothing, which may wait for items to come back. It
    never waits for a device slot: they are all in the queue, or in the caller's hands. */
 
 struct spdl_cuda_iter {
@@ -1949,6 +2039,8 @@ struct spdl_cuda_iter {
     spdl__cuda_slot **slots; /* device_slots: those held */
     int first, count;
     spdl_result end;         /* an error that stays */
+    void *first_item;        /* taken by open, to be sent first */
+    bool owns;               /* cuda */
     bool asked_in_vain;      /* the last time */
     spdl__cuda_slot *current, *offered;
     spdl_cuda_stream stream; /* that current was made ready on */
@@ -1956,12 +2048,16 @@ struct spdl_cuda_iter {
 };
 
 /* An item of the source. Waits for it, but for copies first, which it may be waiting for. With
-   SPDL_E_LIMIT a loader says that the trainer has all of its slots: those under way come back. */
+   SPDL_E_LIMIT a loader says that the consumer has all of its slots: those under way come back. */
 SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uint64_t deadline) {
     const spdl_cuda_iter_desc *desc = &iter->desc;
     const uint64_t slice_ns = 200000;
     spdl_cuda *cuda = iter->cuda;
-    spdl_result result = desc->next(desc->source, item, 0), waited;
+    spdl_result result, waited;
+    *item = iter->first_item;
+    iter->first_item = NULL;
+    if (*item != NULL) return SPDL_OK;
+    result = desc->next(desc->source, item, 0);
     while (result == SPDL_TIMEOUT || result == SPDL_E_LIMIT) {
         const bool flying = spdl__cuda_in_flight(cuda) > 0;
         const uint64_t slice = spdl_time_ns() + slice_ns;
@@ -2101,6 +2197,7 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
     if (batch == NULL) return SPDL_E_INVALID;
     memset(batch, 0, sizeof(*batch));
     if (iter == NULL) return SPDL_E_INVALID;
+    batch->cuda = iter->cuda;
     result = spdl__cuda_usable(iter->cuda);
     if (result == SPDL_OK) result = spdl__iter_finish(iter, &checked);
     if (result == SPDL_OK && iter->offered == NULL) {
@@ -2119,7 +2216,7 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
     return SPDL_OK;
 }
 
-/* Nothing is held any more. What the trainer has now goes back when it is done with it. */
+/* Nothing is held any more. What the consumer has now goes back when it is done with it. */
 SPDL__PRIVATE void spdl__iter_let_go(spdl_cuda_iter *iter) {
     int i;
     for (i = 0; i < iter->held; ++i) {
@@ -2195,10 +2292,80 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
     return SPDL_OK;
 }
 
+/* Items of a loader. */
+SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *view) {
+    const spdl_loader_batch *batch = (const spdl_loader_batch *)item;
+    view->data = batch->data;
+    view->bytes = batch->bytes;
+    return SPDL_OK;
+}
+
+/* Opens the spdl_cuda of an iterator for items like this one; adopts the arena of a loader. */
+SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter, const spdl_cuda_iter_desc *desc,
+                                              void *item, size_t bytes) {
+    spdl_cuda_desc slots;
+    spdl_cuda *cuda;
+    spdl_result result;
+    size_t arena_bytes;
+    void *arena;
+    memset(&slots, 0, sizeof(slots));
+    slots.slot_bytes = bytes;
+    slots.error = desc->error;
+    result = spdl_cuda_open(&cuda, &slots);
+    if (result == SPDL_OK && desc->view != NULL) {
+        spdl_loader_arena((const spdl_loader *)desc->source, &arena, &arena_bytes, NULL);
+        result = spdl_cuda_adopt(cuda, arena, arena_bytes);
+        if (result != SPDL_OK) spdl_cuda_error(cuda, desc->error);
+    }
+    if (result == SPDL_OK) result = spdl_cuda_iter_create(iter, cuda, desc);
+    if (result != SPDL_OK) {
+        spdl_cuda_close(cuda);
+        return result;
+    }
+    (*iter)->owns = true;
+    (*iter)->first_item = item;
+    return SPDL_OK;
+}
+
+SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
+                                         size_t item_bytes, spdl_error *error) {
+    const bool loader = next == spdl_loader_next_fn;
+    const spdl_free_fn free_item = loader ? spdl_loader_batch_free : spdl_batch_free;
+    spdl_cuda_iter_desc desc;
+    spdl_result result;
+    size_t bytes;
+    void *item = NULL;
+    if (iter == NULL) return SPDL_E_INVALID;
+    *iter = NULL;
+    if (next == NULL || (item_bytes == 0 && !loader))
+        return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: next is NULL, or item_bytes "
+                                                      "of the batches is 0");
+    memset(&desc, 0, sizeof(desc));
+    desc.next = next;
+    desc.source = source;
+    desc.item_bytes = item_bytes;
+    desc.view = loader ? spdl__iter_view_loader : NULL;
+    desc.free_item = free_item;
+    desc.error = error;
+    spdl__error_clear(error);
+    result = next(source, &item, SPDL_FOREVER);
+    if (result != SPDL_OK)
+        return spdl__error_set(error, result, "cuda: iterator: the first item: %s",
+                               spdl_result_text(result));
+    bytes = loader ? ((const spdl_loader_batch *)item)->bytes
+                   : ((const spdl_batch *)item)->count * item_bytes;
+    result = spdl__iter_open_for(iter, &desc, item, bytes);
+    if (result != SPDL_OK) free_item(item);
+    return result;
+}
+
 SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
     spdl_cuda *cuda;
+    bool owns;
     if (iter == NULL || iter->cuda->process != (long)getpid()) return;
     cuda = iter->cuda;
+    owns = iter->owns;
+    if (iter->first_item != NULL) iter->desc.free_item(iter->first_item);
     spdl__iter_let_go(iter);
     if (iter->current != NULL) spdl__slot_end(cuda, iter->current);
     if (iter->offered != NULL) spdl__slot_end(cuda, iter->offered);
@@ -2210,6 +2377,7 @@ SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
     spdl__cuda_reap_until(cuda, spdl__load(&cuda->sent)); /* done, or lost: see >>state-impl */
     spdl__store32(&cuda->iterating, 0);
     spdl__free(&cuda->desc.allocator, iter, spdl__iter_bytes(cuda, iter->desc.depth));
+    if (owns) spdl_cuda_close(cuda);
 }
 
 #endif /* SPDL_CUDA_IMPLEMENTATION */

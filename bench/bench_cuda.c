@@ -24,6 +24,11 @@
    pinned_bytes      that are pinned for each byte of blocks
    calls_in, _out    CUDA calls that reach the device for a batch there, and there and back: counted
                      by the stand-in, so without a device only
+   pin_arena         registering an arena of shared memory; the peer is cudaHostAlloc
+   host_us           host time for a batch of 4 KiB out of an arena, by the iterator: the bus is idle
+                     then; the peer is a bare loop of cudaMemcpyAsync
+   wake_N            from the end of a kernel of N us to the return of spdl_cuda_output_wait; the peer
+                     is cudaEventSynchronize of an event that blocks
    close_ms          closing an iterator beside a kernel of 1 s
    contexts          on devices that were not asked for
    trainer_cpu       CPU time of the trainer's process per GiB out of an arena */
@@ -58,7 +63,7 @@ enum { KIB = 1 << 10, MIB = 1 << 20, SLOTS = 4, ARENA_SLOTS = 8 };
 #ifdef BENCH_SIMULATED
 enum { SIMULATED = 1, MOST_BYTES = 8 * MIB, PIN_BYTES = 64 * MIB, LAUNCHES = 1000 };
 #else
-enum { SIMULATED = 0, MOST_BYTES = 256 * MIB, PIN_BYTES = 1024 * MIB, LAUNCHES = 20000 };
+enum { SIMULATED = 0, MOST_BYTES = 1024 * MIB, PIN_BYTES = 1024 * MIB, LAUNCHES = 20000 };
 #endif
 
 static const double row_ms = SIMULATED ? 20 : 60; /* of one measurement, about */
@@ -259,7 +264,7 @@ typedef struct block {
 
 static void *block_new(spdl_cuda *cuda, size_t bytes) {
     const spdl_allocator from = spdl_cuda_allocator(cuda);
-    block *b = (block *)from.alloc_fn(BLOCK_HEAD + bytes, BLOCK_HEAD, from.user);
+    block *b = (block *)from.alloc_fn(BLOCK_HEAD + bytes, SPDL_BLOCK_ALIGN, from.user);
     BENCH_CHECK(b != NULL);
     b->cuda = cuda;
     b->bytes = bytes;
@@ -407,7 +412,10 @@ static double d2h_rate(const void *arg) {
     stream = kit_stream(false);
     for (i = 0; i < count + SLOTS; ++i) {
         spdl_cuda_output **o = &out[i % SLOTS];
-        if (i == SLOTS) start = bench_ns();
+        if (i == SLOTS) {
+            CUDA(cudaDeviceSynchronize());
+            start = bench_ns();
+        }
         if (*o != NULL) BENCH_CHECK(spdl_cuda_output_wait(*o, SPDL_FOREVER) == SPDL_OK);
         spdl_cuda_output_free(*o);
         BENCH_CHECK(spdl_cuda_output_get(cuda, stream, o, SPDL_FOREVER) == SPDL_OK);
@@ -467,7 +475,7 @@ static void row_rate(const char *kind, size_t bytes, double goal, bench_side_fn 
     row.peer_name = peer_name;
     row.goal_ratio = timed_goal(goal);
     if (bytes > MOST_BYTES / 4 || !bench_wanted(name)) return;
-    bench_compare_sides(&row, 7, ours, &bytes, peer, &bytes);
+    bench_compare_sides(&row, bytes > 64 * MIB ? 3 : 7, ours, &bytes, peer, &bytes);
 }
 
 /* ---- overlap ---- */
@@ -954,6 +962,130 @@ static void row_pin(void) {
     bench_compare_sides(&row, 7, pin_ms, NULL, host_alloc_ms, NULL);
 }
 
+static double pin_arena_ms(const void *arg) {
+    const size_t bytes = ARENA_SLOTS * (MOST_BYTES / 32); /* of the loader's arena */
+    uint64_t start, took;
+    spdl_cuda *cuda;
+    (void)arg;
+    begin();
+    cuda = open_slots(MIB, 1);
+    memset(loader_arena(), 1, bytes); /* as one in use */
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    BENCH_CHECK(spdl_cuda_adopt(cuda, loader_arena(), bytes) == SPDL_OK);
+    took = bench_ns() - start;
+    spdl_cuda_close(cuda);
+    return per_gib(took, (double)bytes);
+}
+
+static void row_pin_arena(void) {
+    const bench_row row = { "pin_arena", "ms/GiB", "cudaHostAlloc", false, 0, false, 0 };
+    if (!bench_wanted(row.name)) return;
+    bench_compare_sides(&row, 3, pin_arena_ms, NULL, host_alloc_ms, NULL);
+}
+
+/* ---- what the host spends ---- */
+
+enum { HOST_BATCHES = SIMULATED ? 200 : 20000, WAKES = SIMULATED ? 20 : 200 };
+
+static double host_us(const void *arg) {
+    spdl_cuda_batch batch;
+    uint64_t start, took;
+    rig r;
+    int i;
+    (void)arg;
+    begin();
+    rig_open(&r, 4 * KIB, false);
+    for (i = 0; i < 2 * ARENA_SLOTS; ++i) rig_next(&r, &batch);
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < HOST_BATCHES; ++i) rig_next(&r, &batch);
+    took = bench_ns() - start;
+    rig_close(&r);
+    return (double)took * 1e-3 / HOST_BATCHES;
+}
+
+static double bare_host_us(const void *arg) {
+    uint64_t start, took;
+    bare b;
+    int i;
+    (void)arg;
+    begin();
+    bare_open(&b, 4 * KIB);
+    CUDA(cudaDeviceSynchronize());
+    start = bench_ns();
+    for (i = 0; i < HOST_BATCHES; ++i)
+        CUDA(cudaMemcpyAsync(b.device[i % SLOTS], b.host[i % SLOTS], 4 * KIB,
+                             cudaMemcpyHostToDevice, b.stream));
+    took = bench_ns() - start;
+    CUDA(cudaDeviceSynchronize());
+    bare_close(&b);
+    return (double)took * 1e-3 / HOST_BATCHES;
+}
+
+/* Median microseconds beyond the kernel's own. */
+static double wake_us(const void *arg) {
+    static double us[WAKES];
+    const uint64_t kernel_ns = *(const uint64_t *)arg;
+    spdl_cuda_stream stream;
+    spdl_cuda *cuda;
+    int i;
+    begin();
+    cuda = open_both(256, 1, 256, 1);
+    stream = kit_stream(false);
+    for (i = 0; i < WAKES; ++i) {
+        spdl_cuda_output *out = NULL;
+        uint64_t start;
+        BENCH_CHECK(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER) == SPDL_OK);
+        start = bench_ns();
+        kit_spin(stream, kernel_ns);
+        BENCH_CHECK(spdl_cuda_output_send(out) == SPDL_OK);
+        BENCH_CHECK(spdl_cuda_output_wait(out, SPDL_FOREVER) == SPDL_OK);
+        us[i] = ((double)(bench_ns() - start) - (double)kernel_ns) * 1e-3;
+        spdl_cuda_output_free(out);
+    }
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    return bench_quantile(us, WAKES, 0.5);
+}
+
+static double bare_wake_us(const void *arg) {
+    static double us[WAKES];
+    const uint64_t kernel_ns = *(const uint64_t *)arg;
+    cudaEvent_t event;
+    bare b;
+    int i;
+    begin();
+    bare_open(&b, 256);
+    CUDA(cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming));
+    for (i = 0; i < WAKES; ++i) {
+        const uint64_t start = bench_ns();
+        kit_spin(b.stream, kernel_ns);
+        CUDA(cudaMemcpyAsync(b.host[0], b.device[0], 256, cudaMemcpyDeviceToHost, b.stream));
+        CUDA(cudaEventRecord(event, b.stream));
+        CUDA(cudaEventSynchronize(event));
+        us[i] = ((double)(bench_ns() - start) - (double)kernel_ns) * 1e-3;
+    }
+    CUDA(cudaEventDestroy(event));
+    bare_close(&b);
+    return bench_quantile(us, WAKES, 0.5);
+}
+
+static void row_host(void) {
+    const bench_row host = { "host_us", "us", "bare cudaMemcpyAsync", false, 0, false, 0 };
+    static const uint64_t kernels[] = { 20000, 300000 };
+    size_t i;
+    if (bench_wanted(host.name))
+        bench_compare_sides(&host, 5, host_us, NULL, bare_host_us, NULL);
+    for (i = 0; i < 2; ++i) {
+        char name[40];
+        bench_row wake = { name, "us", "cudaEventSynchronize", false, 0, false, 0 };
+        snprintf(name, sizeof name, "wake_%d", (int)(kernels[i] / 1000));
+        if (bench_wanted(name))
+            bench_compare_sides(&wake, 5, wake_us, &kernels[i], bare_wake_us, &kernels[i]);
+    }
+}
+
 static double pinned_share(const void *arg) {
     const size_t bytes = 3 * MIB + 17 * KIB;
     spdl_cuda_stats stats;
@@ -974,10 +1106,11 @@ static void row_pinned_bytes(void) {
 }
 
 #ifdef BENCH_SIMULATED
+/* Without questions whether an event is done: how many a wait asks depends on the time it takes. */
 static uint64_t work_calls(void) {
     sim_stats stats;
     sim_get_stats(&stats);
-    return stats.work_calls;
+    return stats.work_calls - stats.calls[SIM_EventQuery];
 }
 
 static double calls_of_a_batch(const void *arg) {
@@ -1075,7 +1208,8 @@ static void print_device(void) {
 }
 
 int main(int argc, char **argv) {
-    static const size_t sizes[] = { 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB };
+    static const size_t sizes[] = { 64 * KIB, 256 * KIB, MIB,       4 * MIB,
+                                    16 * MIB, 64 * MIB,  256 * MIB };
     const char *const bare_name = "bare cudaMemcpyAsync";
     size_t i;
 #ifdef BENCH_SIMULATED
@@ -1104,6 +1238,8 @@ int main(int argc, char **argv) {
     row_packed();
     row_held();
     row_pin();
+    row_pin_arena();
+    row_host();
     row_pinned_bytes();
 #ifdef BENCH_SIMULATED
     row_calls();

@@ -1,34 +1,25 @@
 #!/bin/sh
-# spdl_cuda.h on a machine with a GPU, each part in less than 4 minutes:
-#     bench/gpu.sh test  [NAME]   the tests, on the device; again under compute-sanitizer
-#     bench/gpu.sh bench [NAME]   make bench-cuda
-#     bench/gpu.sh peers [NAME]   copies against torch's pin_memory().to() and pinned .to()
-# The output goes to bench/results/gpu-NAME.txt as well (NAME is test, bench, peers otherwise), with
-# the machine, the driver and the date. Needs the CUDA toolkit (CUDA_HOME, /usr/local/cuda), gcc and
-# make; peers also python3 with torch.
+# spdl_cuda.h on a machine with a GPU, in parts that are each limited in time, 8 minutes in all:
+#     bench/gpu.sh                the parts below, one table
+#     bench/gpu.sh PART ...       only these: test limits bench peers sanitize
+# The table goes to bench/results/gpu-CARD.txt as well, with the machine, the driver and the date;
+# what the programs printed is in build/gpu-PART.txt. Needs the CUDA toolkit (CUDA_HOME,
+# /usr/local/cuda), gcc and make; peers also python3 with torch.
 #
 # Without a GPU the same parts run on the stand-in of tests/cudart_sim.c. That shows that this
-# script works and nothing else: it says so, and the output goes to build/gpu-NAME.txt.
+# script works and nothing else: it says so, and the table goes to build/gpu-none.txt.
 cd "$(dirname "$0")/.." || exit 1
-what=$1
-name=${2:-$1}
 home=${CUDA_HOME:-/usr/local/cuda}
-limit=235 # seconds
-
-case $what in
-test | bench | peers) ;;
-*)
-    sed -n '2,6p' "$0" | sed 's/^# *//'
-    exit 2
-    ;;
-esac
+parts=${*:-test limits bench peers sanitize}
 
 gpu=no
-if [ -x "$home/bin/nvcc" ] && nvidia-smi -L >/dev/null 2>&1; then gpu=yes; fi
-case $gpu in
-yes) results=bench/results ;;
-no) results=build ;;
-esac
+card=none
+results=build
+if [ -x "$home/bin/nvcc" ] && nvidia-smi -L >/dev/null 2>&1; then
+    gpu=yes
+    card=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr 'A-Z ' 'a-z-')
+    results=bench/results
+fi
 mkdir -p "$results" build
 
 say() {
@@ -37,27 +28,27 @@ say() {
 
 machine() {
     say date "$(date -u '+%Y-%m-%d %H:%M UTC')"
-    say commit "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+    say commit "${GPU_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}"
     say cpu "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
     say memory "$(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo)"
     say kernel "$(uname -sr)"
     if [ "$gpu" = yes ]; then
         fields=name,driver_version,memory.total
-        fields=$fields,pcie.link.gen.current,pcie.link.width.current
+        fields=$fields,pcie.link.gen.max,pcie.link.width.current
         say gpu "$(nvidia-smi --query-gpu=$fields --format=csv,noheader | head -n 1)"
         say toolkit "$("$home/bin/nvcc" --version | sed -n 's/.*release //p')"
     else
         say gpu "none: SIMULATED, the figures below say nothing about any device"
     fi
-    echo
 }
 
-# ---- test ----
+# ---- the parts ----
 
 # The tests of test_cuda.c and test_cuda_back.c as they are, with kernels that run on the device.
 build_tests() {
     folder=build/gpu
     mkdir -p "$folder"
+    [ "$folder/tests" -nt spdl_cuda.h ] && return
     "$home/bin/nvcc" -O2 -arch=native -Itests -c -o "$folder/kit.o" tests/cuda_kit.cu &&
         gcc -std=gnu11 -O1 -g -DCUDA_REAL -isystem "$home/include" -o "$folder/tests" \
             tests/main_cuda.c tests/test_cuda.c tests/test_cuda_back.c "$folder/kit.o" \
@@ -65,36 +56,26 @@ build_tests() {
             -Wl,-rpath,"$home/lib64" -lstdc++ -ldl -lrt -lpthread -lm
 }
 
-sanitize() {
-    tool=$1
-    shift
-    echo "compute-sanitizer --tool $tool"
-    "$home/bin/compute-sanitizer" --tool "$tool" --error-exitcode 99 "$@" \
-        build/gpu/tests --no-fork cuda.every_size cuda.batches_in_place cuda.order_holds \
-        cuda.iterates_inline cuda.arenas_are cuda_back.outputs_come cuda_back.rows_answer 2>&1 |
-        tail -n 12
-}
-
 run_test() {
     if [ "$gpu" = no ]; then
         CUDA_TESTS=gcc make -s test-cuda
         return
     fi
-    build_tests || return 1
-    build/gpu/tests --repeat 3
-    status=$?
-    if [ -x "$home/bin/compute-sanitizer" ]; then
-        sanitize memcheck --leak-check full
-        sanitize initcheck
-        sanitize racecheck
-        sanitize synccheck
-    else
-        echo "no compute-sanitizer in $home/bin: not run"
-    fi
-    return "$status"
+    build_tests && build/gpu/tests --repeat 3
 }
 
-# ---- bench and peers ----
+# 64 KB of locked memory, as a user who may not raise it.
+run_limits() {
+    [ "$gpu" = yes ] || return 0
+    build_tests || return 1
+    plain=
+    if [ "$(id -u)" -eq 0 ]; then
+        plain='setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all'
+    fi
+    # shellcheck disable=SC2039,SC3045,SC2086 # dash, bash and busybox have -l
+    (ulimit -l 64 && $plain build/gpu/tests cuda.arenas cuda.only_what cuda.batches_in_place \
+        cuda.an_arena_beyond)
+}
 
 run_bench() {
     make -s bench-cuda
@@ -109,18 +90,80 @@ run_peers() {
     python3 bench/peer_torch_cuda.py build/gpu-ours.json
 }
 
-run() {
-    machine
-    "run_$what"
-    echo "ended with $?"
+run_sanitize() {
+    if [ "$gpu" = no ] || [ ! -x "$home/bin/compute-sanitizer" ]; then
+        echo "compute-sanitizer: not run, there is none"
+        return
+    fi
+    build_tests || return 1
+    failed=0
+    for tool in 'memcheck --leak-check full' initcheck racecheck synccheck; do
+        echo "compute-sanitizer --tool $tool"
+        # shellcheck disable=SC2086
+        "$home/bin/compute-sanitizer" --tool $tool --error-exitcode 99 build/gpu/tests --no-fork \
+            cuda.every_size cuda.batches_in_place cuda.order_holds cuda.iterates_inline \
+            cuda.arenas_are cuda.two_adopt cuda_back.outputs_come cuda_back.rows_answer 2>&1
+        failed=$((failed + $?))
+    done
+    [ "$failed" -eq 0 ]
 }
 
-if [ -n "$SPDL_GPU_INSIDE" ]; then
-    run
+# ---- the table ----
+
+# A part, within so many seconds; what it prints goes to a file of its own.
+part() {
+    case " $parts " in
+    *" $1 "*) ;;
+    *) return ;;
+    esac
+    SPDL_GPU_PART=$1 timeout "$2" "$0" >"build/gpu-$1.txt" 2>&1 </dev/null
+    status=$?
+    case $status in
+    0) ;;
+    124) echo "part $1: stopped after $2 s" ;;
+    *) echo "part $1: ended with $status" ;;
+    esac
+    [ "$status" -eq 0 ] || bad=1
+}
+
+# rows HEADLINE FILE PATTERN
+rows() {
+    [ -f "$2" ] || return
+    printf '\n%s\n' "$1"
+    grep -E "$3" "$2" | sed 's/^=* *//'
+}
+
+all() {
+    bad=0
+    rm -f build/gpu-*.txt
+    machine
+    part test 150
+    part limits 40
+    part bench 200
+    part peers 60
+    part sanitize 90
+    bench=build/gpu-bench.txt
+    rows '1, 2  tests, three times; two contexts, two of one arena' build/gpu-test.txt \
+        '^FAIL|passed,'
+    rows '      compute-sanitizer' build/gpu-sanitize.txt '^compute-|SUMMARY|passed,|no-fork|FAIL'
+    rows '      columns' $bench '^cuda  '
+    rows '3     copies there and back' $bench '^(slots|arena|d2h|pageable|packed|in_place_rate)'
+    rows '4     overlap' $bench '^(overlap|infer|held)'
+    rows '5     what the host spends' $bench '^(host|wake|calls|trainer|in_place_cpu|close|contexts)'
+    rows '6     pinning' $bench '^pin'
+    rows '7     kernel launches beside a loader process' $bench '^launch'
+    rows '8     ulimit -l 64; pins of 2.5 GiB' build/gpu-limits.txt '^FAIL|^skip|passed,'
+    rows '9     torch' build/gpu-peers.txt '^(case|slots|no torch)'
+    echo
+    echo "ended with $bad"
+}
+
+if [ -n "$SPDL_GPU_PART" ]; then
+    "run_$SPDL_GPU_PART"
     exit
 fi
-SPDL_GPU_INSIDE=1 timeout "$limit" "$0" "$what" "$name" >"$results/gpu-$name.txt" 2>&1 </dev/null ||
-    echo "stopped after $limit s" >>"$results/gpu-$name.txt"
-cat "$results/gpu-$name.txt"
-echo "written to $results/gpu-$name.txt"
-tail -n 1 "$results/gpu-$name.txt" | grep -q '^ended with 0$'
+all >"build/table.txt" 2>&1
+mv build/table.txt "$results/gpu-$card.txt"
+cat "$results/gpu-$card.txt"
+echo "written to $results/gpu-$card.txt"
+tail -n 1 "$results/gpu-$card.txt" | grep -q '^ended with 0$'

@@ -90,7 +90,7 @@ static inline void flow_block_free(void *data) {
 static inline void *flow_block(spdl_cuda *cuda) {
     const spdl_allocator from = spdl_cuda_allocator(cuda);
     char *block =
-        (char *)from.alloc_fn(FLOW_HEAD + cuda->desc.slot_bytes, FLOW_HEAD, from.user);
+        (char *)from.alloc_fn(FLOW_HEAD + cuda->desc.slot_bytes, SPDL_BLOCK_ALIGN, from.user);
     if (block == NULL) return NULL;
     *(spdl_cuda **)(void *)block = cuda;
     return block + FLOW_HEAD;

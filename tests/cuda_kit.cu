@@ -34,20 +34,32 @@ __global__ static void kit_wait(unsigned long long ns) {
     } while (now - start < ns);
 }
 
+static void kit_end() { cudaFreeHost(kit_count); }
+
+/* A launch, without a look at the last error, which may be the caller's. */
+template <typename... Arguments>
+static void kit_launch(void (*kernel)(Arguments...), int blocks, int threads, void *stream,
+                       Arguments... arguments) {
+    void *list[] = { (void *)&arguments... };
+    kit_must(cudaLaunchKernel((const void *)kernel, dim3(blocks), dim3(threads), list, 0,
+                              (cudaStream_t)stream),
+             "cudaLaunchKernel");
+}
+
 static unsigned long long *kit_counter() {
     if (kit_count == nullptr) {
         kit_must(cudaHostAlloc((void **)&kit_count, sizeof *kit_count, cudaHostAllocPortable),
                  "cudaHostAlloc");
         *kit_count = 0;
+        atexit(kit_end);
     }
     return kit_count;
 }
 
 extern "C" void kit_check(void *stream, const void *device, size_t bytes, uint64_t seed) {
     if (bytes == 0) return;
-    kit_compare<<<64, 256, 0, (cudaStream_t)stream>>>((const unsigned char *)device, bytes, seed,
-                                                      kit_counter());
-    kit_must(cudaGetLastError(), "kit_compare");
+    kit_launch<const unsigned char *, size_t, uint64_t, unsigned long long *>(
+        kit_compare, 64, 256, stream, (const unsigned char *)device, bytes, seed, kit_counter());
 }
 
 extern "C" long kit_wrong(void) {
@@ -65,14 +77,12 @@ __global__ static void kit_change(unsigned char *to, const unsigned char *from, 
 
 extern "C" void kit_invert(void *stream, void *to, const void *from, size_t bytes) {
     if (bytes == 0) return;
-    kit_change<<<64, 256, 0, (cudaStream_t)stream>>>((unsigned char *)to,
-                                                     (const unsigned char *)from, bytes);
-    kit_must(cudaGetLastError(), "kit_change");
+    kit_launch<unsigned char *, const unsigned char *, size_t>(
+        kit_change, 64, 256, stream, (unsigned char *)to, (const unsigned char *)from, bytes);
 }
 
 extern "C" void kit_spin(void *stream, uint64_t ns) {
-    kit_wait<<<1, 1, 0, (cudaStream_t)stream>>>(ns);
-    kit_must(cudaGetLastError(), "kit_wait");
+    kit_launch<unsigned long long>(kit_wait, 1, 1, stream, ns);
 }
 
 extern "C" void kit_disorder(uint64_t seed) { (void)seed; }

@@ -56,6 +56,8 @@ CALL(MemAlloc, "_v2", (uint64_t *memory, size_t bytes), ((CUdeviceptr *)(void *)
 CALL(MemFree, "_v2", (uint64_t memory), ((CUdeviceptr)memory))
 CALL(MemHostRegister, "_v2", (void *memory, size_t bytes, unsigned flags), (memory, bytes, flags))
 CALL(MemHostUnregister, "", (void *memory), (memory))
+CALL(PointerGetAttributes, "", (unsigned count, int *attribute, void **data, uint64_t pointer),
+     (count, (CUpointer_attribute *)(void *)attribute, data, (CUdeviceptr)pointer))
 CALL(MemcpyHtoDAsync, "_v2", (uint64_t to, const void *from, size_t bytes, void *stream),
      ((CUdeviceptr)to, from, bytes, (CUstream)stream))
 CALL(MemcpyDtoHAsync, "_v2", (void *to, uint64_t from, size_t bytes, void *stream),
@@ -73,5 +75,10 @@ _Static_assert((int)CU_EVENT_DISABLE_TIMING == SPDL__CU_DISABLE_TIMING, "flags")
 _Static_assert(CU_MEMHOSTREGISTER_PORTABLE == SPDL__CU_PORTABLE, "flags");
 _Static_assert(CU_MEMHOSTREGISTER_READ_ONLY == SPDL__CU_READ_ONLY, "flags");
 _Static_assert((int)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID == SPDL__CU_ATTR_NUMA_NODE, "attr");
+_Static_assert((int)CU_MEMORYTYPE_HOST == SPDL__CU_HOST, "attr");
+_Static_assert((int)CU_POINTER_ATTRIBUTE_MEMORY_TYPE == SPDL__CU_MEMORY_TYPE, "attr");
+_Static_assert((int)CU_POINTER_ATTRIBUTE_IS_MANAGED == SPDL__CU_IS_MANAGED, "attr");
+_Static_assert((int)CU_POINTER_ATTRIBUTE_RANGE_START_ADDR == SPDL__CU_RANGE_START, "attr");
+_Static_assert((int)CU_POINTER_ATTRIBUTE_RANGE_SIZE == SPDL__CU_RANGE_SIZE, "attr");
 _Static_assert((int)CUDA_ERROR_OUT_OF_MEMORY == SPDL__CU_OUT_OF_MEMORY, "errors");
 _Static_assert((int)CUDA_ERROR_STREAM_CAPTURE_IMPLICIT == SPDL__CU_IMPLICIT, "errors");

@@ -1805,6 +1805,26 @@ int cuPointerGetAttribute(void *value, int attribute, uint64_t memory) {
     return 0;
 }
 
+/* Says of memory that it does not know that everything is 0. */
+int cuPointerGetAttributes(unsigned count, int *attribute, void **data, uint64_t memory);
+int cuPointerGetAttributes(unsigned count, int *attribute, void **data, uint64_t memory) {
+    enum { TYPE = 2, IS_MANAGED = 8, RANGE_START = 11, RANGE_SIZE = 12 };
+    const sim_block *b;
+    unsigned i;
+    DRIVER_ENTER(PointerGetAttribute, false);
+    b = sim_find((const void *)(uintptr_t)memory, 1, NULL);
+    for (i = 0; i < count; ++i) {
+        switch (attribute[i]) {
+        case TYPE: *(int *)data[i] = b == NULL ? 0 : LOAD(&b->host) ? 1 : 2; break;
+        case IS_MANAGED: *(bool *)data[i] = false; break;
+        case RANGE_START: *(uint64_t *)data[i] = b == NULL ? 0 : LOAD(&b->base); break;
+        case RANGE_SIZE: *(size_t *)data[i] = b == NULL ? 0 : LOAD(&b->bytes); break;
+        default: return cudaErrorInvalidValue;
+        }
+    }
+    return 0;
+}
+
 /* Needs no context. */
 int cuThreadExchangeStreamCaptureMode(int *mode);
 int cuThreadExchangeStreamCaptureMode(int *mode) {

@@ -344,6 +344,33 @@ static void captures_go_on_undisturbed(void) {
 }
 
 /* The legacy stream would wait for a blocking stream that is being captured, and spoil that. */
+#ifdef CUDA_REAL
+/* A stream of a context that the program has made itself, on the same device. */
+static void streams_of_other_contexts_are_refused(void) {
+    int (*make)(void **context, unsigned flags, int device) = NULL;
+    int (*make_stream)(void **stream, unsigned flags) = NULL;
+    int (*end)(void *context) = NULL;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL, *stream = NULL;
+    spdl_cuda *cuda = open_small(2);
+    spdl_cuda_batch batch = sent(cuda, 1);
+    spdl_error error;
+    REQUIRE(driver != NULL);
+    *(void **)(void *)&make = dlsym(driver, "cuCtxCreate_v2");
+    *(void **)(void *)&make_stream = dlsym(driver, "cuStreamCreate");
+    *(void **)(void *)&end = dlsym(driver, "cuCtxDestroy_v2");
+    REQUIRE(make != NULL && make_stream != NULL && end != NULL);
+    REQUIRE(make(&context, 0, 0) == 0 && make_stream(&stream, 1) == 0);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_E_INVALID);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "context") != NULL);
+    CHECK_EQ(end(context), 0); /* which was current */
+    CHECK_EQ(cudaSetDevice(0), cudaSuccess);
+    spdl_cuda_batch_free(&batch);
+    spdl_cuda_close(cuda);
+    finish();
+}
+#endif
+
 static void the_legacy_stream_spoils_no_capture(void) {
     spdl_cuda *cuda = open_small(2);
     cudaStream_t captured = (cudaStream_t)kit_stream(true);
@@ -436,7 +463,108 @@ static void other_memory_is_sent_slower(void) {
     finish();
 }
 
+/* Sends one slot of the source's memory and looks at it on the device. */
+static void send_seen(spdl_cuda *cuda, void *stream, const unsigned char *data, uint64_t seed) {
+    const spdl_cuda_view view = { .data = data, .bytes = FLOW_SLOT };
+    spdl_cuda_batch batch;
+    REQUIRE(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    flow_read(&batch, stream, seed);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    flow_reap(cuda);
+}
+
+/* The driver knows what the program has pinned itself. A view over the border of two registrations
+   takes two copies. */
+static void memory_that_others_pinned_is_known(void) {
+    spdl_cuda *cuda = open_small(2);
+    void *stream = kit_stream(false), *mine = NULL;
+    flow_source s;
+    flow_lines = 0;
+    flow_source_open(&s, 4, 0);
+    CHECK_EQ(cudaHostAlloc(&mine, FLOW_SLOT, cudaHostAllocDefault), cudaSuccess);
+    kit_fill(mine, FLOW_SLOT, 3);
+    kit_fill(s.written, 4 * FLOW_SLOT, 4);
+    send_seen(cuda, stream, (unsigned char *)mine, 3);
+    CHECK_EQ(cudaHostRegister(s.seen, FLOW_SLOT / 2, cudaHostRegisterDefault), cudaSuccess);
+    CHECK_EQ(cudaHostRegister(s.seen + FLOW_SLOT / 2, FLOW_SLOT / 2, cudaHostRegisterDefault),
+             cudaSuccess);
+    send_seen(cuda, stream, s.seen, 4);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, FLOW_SLOT), SPDL_OK);
+    send_seen(cuda, stream, s.seen, 4);
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, 0); /* by the spdl_cuda */
+    CHECK_EQ(flow_lines, 0);
+    CHECK_EQ(cudaHostUnregister(s.seen + FLOW_SLOT / 2), cudaSuccess);
+    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_OK);
+    CHECK_EQ(cudaHostUnregister(s.seen), cudaSuccess);
+    send_seen(cuda, stream, s.seen, 4); /* it is pageable again */
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, FLOW_SLOT);
+    CHECK_EQ(flow_lines, 1);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(cudaFreeHost(mine), cudaSuccess);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* Two on one device: the second finds the arena pinned, until the first lets go of it. */
+static void two_adopt_one_arena(void) {
+    spdl_cuda *first = open_small(2), *second = open_small(2);
+    void *stream = kit_stream(false);
+    flow_source s;
+    int i;
+    flow_source_open(&s, 4, 0);
+    kit_fill(s.written, 4 * FLOW_SLOT, 4);
+    CHECK_EQ(spdl_cuda_adopt(first, s.seen, 4 * FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_adopt(second, s.seen, 4 * FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_adopt(second, s.seen + FLOW_SLOT, FLOW_SLOT), SPDL_OK); /* a part of it */
+    for (i = 0; i < 6; ++i) send_seen(i % 2 == 0 ? first : second, stream, s.seen, 4);
+    CHECK_EQ(flow_stats(first).pageable_bytes + flow_stats(second).pageable_bytes, 0);
+    CHECK_EQ(flow_stats(second).pinned_bytes, 0);
+    CHECK_EQ(spdl_cuda_disown(second, s.seen + FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_disown(second, s.seen + FLOW_SLOT), SPDL_E_NOT_FOUND);
+    spdl_cuda_close(first);
+    send_seen(second, stream, s.seen, 4);
+    CHECK_EQ(flow_stats(second).pageable_bytes, FLOW_SLOT);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(second);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
+#ifdef CUDA_REAL
+/* It is pinned in pieces of 1 GiB; a view over the border of two takes two copies. */
+static void an_arena_beyond_2_gib(void) {
+    const size_t gib = (size_t)1 << 30, bytes = 2 * gib + gib / 2;
+    unsigned char *arena = (unsigned char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const size_t places[] = { 0, gib - FLOW_SLOT / 2, 2 * gib - 64, bytes - FLOW_SLOT };
+    spdl_cuda *cuda = open_small(2);
+    void *stream = kit_stream(false);
+    size_t i;
+    REQUIRE(arena != MAP_FAILED);
+    flow_lines = 0;
+    CHECK_EQ(spdl_cuda_adopt(cuda, arena, bytes), SPDL_OK);
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, bytes);
+    CHECK_EQ(flow_lines, 0);
+    for (i = 0; i < 4; ++i) {
+        kit_fill(arena + places[i], FLOW_SLOT, i);
+        send_seen(cuda, stream, arena + places[i], i);
+    }
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    munmap(arena, bytes);
+    kit_stream_free(stream);
+    finish();
+}
+#endif
+
 static void adopt_refuses_what_it_cannot_use(void) {
+    spdl_error error;
     flow_source s;
     spdl_cuda *cuda = open_small(0), *other = open_small(0);
     int i;
@@ -446,9 +574,11 @@ static void adopt_refuses_what_it_cannot_use(void) {
     CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + 1, FLOW_SLOT), SPDL_E_INVALID);
     for (i = 0; i < 12; ++i)
         CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
-    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, FLOW_SLOT), SPDL_E_INVALID); /* pinned already */
-    CHECK_EQ(spdl_cuda_adopt(other, s.seen, 12 * FLOW_SLOT), SPDL_E_INVALID);
-    CHECK_EQ(flow_stats(cuda).pinned_bytes, 12 * FLOW_SLOT);
+    CHECK_EQ(spdl_cuda_disown(cuda, s.seen + 5 * FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_adopt(other, s.seen, 12 * FLOW_SLOT), SPDL_E_INVALID); /* a part is not */
+    spdl_cuda_error(other, &error);
+    CHECK(strstr(error.text, "a part") != NULL);
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, 11 * FLOW_SLOT);
     spdl_cuda_close(cuda); /* unpins them */
     CHECK_EQ(spdl_cuda_adopt(other, s.seen, 12 * FLOW_SLOT), SPDL_OK);
     spdl_cuda_close(other);
@@ -456,22 +586,23 @@ static void adopt_refuses_what_it_cannot_use(void) {
     finish();
 }
 
-/* Memory of slot_bytes, with a little in front of it, and nothing else; what was given back is
-   given again. */
+/* Blocks that hold a batch, and nothing else; what was given back is given again. */
 static void only_what_is_sent_is_pinned(void) {
-    static const size_t sizes[] = { 1, 100, FLOW_SLOT / 2, FLOW_SLOT - 1, 2 * FLOW_SLOT,
-                                    100 * FLOW_SLOT };
+    static const struct { size_t bytes, align; } request[] = {
+        { 1, 8 },          { FLOW_SLOT - 1, SPDL_BLOCK_ALIGN }, { FLOW_SLOT, 64 },
+        { FLOW_SLOT, 128 }, { 100, SPDL_BLOCK_ALIGN },          { 100 * FLOW_SLOT, 64 }
+    };
     spdl_cuda *cuda = open_small(0);
     const spdl_allocator from = spdl_cuda_allocator(cuda);
     size_t i, pinned;
     void *block[2], *memory;
-    for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
-        memory = from.alloc_fn(sizes[i], 64, from.user);
+    for (i = 0; i < sizeof request / sizeof request[0]; ++i) {
+        memory = from.alloc_fn(request[i].bytes, request[i].align, from.user);
         REQUIRE(memory != NULL);
-        memset(memory, 1, sizes[i]);
-        CHECK_EQ((uintptr_t)memory % 64, 0);
+        memset(memory, 1, request[i].bytes);
+        CHECK_EQ((uintptr_t)memory % request[i].align, 0);
         CHECK_EQ(flow_stats(cuda).pinned_bytes, 0);
-        from.free_fn(memory, sizes[i], from.user);
+        from.free_fn(memory, request[i].bytes, from.user);
     }
     for (i = 0; i < 2; ++i) block[i] = flow_block(cuda);
     pinned = flow_stats(cuda).pinned_bytes;
@@ -613,6 +744,103 @@ static void iterate(const iter_case *c) {
     flow_source_close(&s);
     kit_stream_free(stream);
     finish();
+}
+
+/* ---- the iterator with a device of its own ---- */
+
+/* Batches of a pipeline, to two streams, each by an iterator; items are in order. */
+static void an_iterator_for_each_stream(void) {
+    enum { STREAMS = 2 };
+    spdl_pipeline *p[STREAMS] = { NULL };
+    spdl_cuda_iter *it[STREAMS] = { NULL };
+    void *stream[STREAMS];
+    spdl_cuda_batch batch;
+    uint64_t n[STREAMS] = { 0 }, i;
+    spdl_error error;
+    int k, round;
+    for (k = 0; k < STREAMS; ++k) {
+        stream[k] = kit_stream(false);
+        REQUIRE(spdl_pipeline_create(&p[k], &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+            SPDL_SOURCE(place_source), SPDL_PIPE(place_item, .concurrency = 2),
+            SPDL_BATCH(ITEMS, .item_bytes = ITEM), SPDL_SINK(2))) == SPDL_OK);
+        REQUIRE(spdl_cuda_iter_open(&it[k], spdl_pipeline_next, p[k], ITEM, &error) == SPDL_OK);
+    }
+    for (round = 0; round <= 40; ++round)
+        for (k = 0; k < STREAMS; ++k) {
+            REQUIRE(spdl_cuda_iter_next(it[k], stream[k], &batch, SPDL_FOREVER) == SPDL_OK);
+            CHECK_EQ(batch.bytes, ITEM * (round < 40 ? ITEMS : 3));
+            for (i = 0; i < batch.bytes / ITEM; ++i, ++n[k])
+                kit_check(stream[k], (char *)batch.data + i * ITEM, ITEM, n[k]);
+        }
+    for (k = 0; k < STREAMS; ++k) {
+        CHECK_EQ(spdl_cuda_iter_next(it[k], stream[k], &batch, SPDL_FOREVER), SPDL_END);
+        CHECK_EQ(flow_stats(batch.cuda).batches, 41);
+        CHECK_EQ(kit_wrong(), 0);
+        spdl_cuda_iter_destroy(it[k]);
+        spdl_pipeline_destroy(p[k]);
+        kit_stream_free(stream[k]);
+    }
+    finish();
+}
+
+SPDL_FN(loader_item, void, void) {
+    if (spdl_sequence(task) == 30) return SPDL_END;
+    *out = spdl_buffer(task);
+    if (*out == NULL) return SPDL_E_NOMEM;
+    kit_fill(*out, FLOW_SLOT, spdl_sequence(task));
+    return SPDL_OK;
+}
+
+/* Out of a loader's arena, which is pinned. */
+static void a_loader_in_one_call(void) {
+    const spdl_loader_desc desc = { .pipeline = { .workers = 1 }, .slots = 8 };
+    spdl_loader *loader = NULL;
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    void *stream;
+    uint64_t n = 0;
+    REQUIRE(spdl_loader_open(&loader, &desc, SPDL_STAGES(
+        SPDL_SOURCE(loader_item, .item_bytes = FLOW_SLOT), SPDL_SINK(2))) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) == SPDL_OK);
+    stream = kit_stream(false);
+    for (; spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK; ++n) {
+        CHECK_EQ(batch.bytes, FLOW_SLOT);
+        flow_read(&batch, stream, n);
+    }
+    CHECK_EQ(n, 30);
+    CHECK_EQ(flow_stats(batch.cuda).pageable_bytes, 0);
+    CHECK(flow_stats(batch.cuda).pinned_bytes >= 8 * FLOW_SLOT);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_iter_destroy(it);
+    spdl_loader_close(loader);
+    kit_stream_free(stream);
+    finish();
+}
+
+static spdl_result next_fails(void *source, void **item, int64_t timeout_ns) {
+    (void)item, (void)timeout_ns;
+    return *(spdl_result *)source;
+}
+
+/* Each failure has its text, and gives the first item back. */
+static void what_cannot_be_opened_is_told(void) {
+    spdl_result ends = SPDL_END;
+    spdl_cuda_iter *it = (spdl_cuda_iter *)&ends;
+    spdl_pipeline *p = NULL;
+    spdl_error error;
+    CHECK_EQ(spdl_cuda_iter_open(NULL, next_fails, &ends, ITEM, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_iter_open(&it, NULL, &ends, ITEM, &error), SPDL_E_INVALID);
+    CHECK(it == NULL && strstr(error.text, "next is NULL") != NULL);
+    CHECK_EQ(spdl_cuda_iter_open(&it, next_fails, &ends, 0, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_iter_open(&it, next_fails, &ends, ITEM, &error), SPDL_END);
+    CHECK(strstr(error.text, "first item") != NULL);
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
+        SPDL_SOURCE(plain_source), SPDL_BATCH(2), SPDL_SINK(2))) == SPDL_OK);
+    CHECK_EQ(setenv("SPDL_LIBCUDA", "/nothing/libcuda.so", 1), 0);
+    CHECK_EQ(spdl_cuda_iter_open(&it, spdl_pipeline_next, p, ITEM, &error), SPDL_E_NOT_FOUND);
+    CHECK(it == NULL && strstr(error.text, "driver") != NULL);
+    spdl_pipeline_destroy(p);
 }
 
 static void iterates_inline(void) {
@@ -929,12 +1157,23 @@ TEST_TABLE(cuda) {
     TEST_CASE(errors_of_the_caller_stay),
     TEST_CASE(captures_go_on_undisturbed),
     TEST_CASE(the_legacy_stream_spoils_no_capture),
+#ifdef CUDA_REAL
+    TEST_CASE(streams_of_other_contexts_are_refused),
+#endif
     TEST_CASE(arenas_are_read_where_they_are),
     TEST_CASE(other_memory_is_sent_slower),
+    TEST_CASE(memory_that_others_pinned_is_known),
+    TEST_CASE(two_adopt_one_arena),
+#ifdef CUDA_REAL
+    TEST_CASE(an_arena_beyond_2_gib),
+#endif
     TEST_CASE(adopt_refuses_what_it_cannot_use),
     TEST_CASE(only_what_is_sent_is_pinned),
     TEST_CASE(batches_in_place_are_pinned),
     TEST_CASE(what_is_not_in_place_is_refused),
+    TEST_CASE(an_iterator_for_each_stream),
+    TEST_CASE(a_loader_in_one_call),
+    TEST_CASE(what_cannot_be_opened_is_told),
     TEST_CASE(iterates_inline),
     TEST_CASE(holds_batches_and_goes_on),
     TEST_CASE(epochs_go_on),

@@ -11,6 +11,8 @@
 #include "../spdl_cuda.h"
 
 #include "cuda_flow.h"
+
+#include <signal.h>
 #include "cudart_sim.h"
 
 #include <errno.h>
@@ -393,7 +395,7 @@ static void an_arena_that_cannot_be_pinned_is_used(void) {
     sim_reset();
 }
 
-/* One adopts it, on one device; the other sends out of it as it is, on another. */
+/* Both adopt it, on two devices; the first has pinned it for all. */
 static void an_arena_is_shared(void) {
     spdl_cuda_stream stream[2];
     spdl_cuda *cuda[2];
@@ -404,7 +406,7 @@ static void an_arena_is_shared(void) {
     on_device(1, &stream[1], &cuda[1]);
     flow_source_open(&s, 4, 40);
     CHECK_EQ(spdl_cuda_adopt(cuda[0], s.seen, 4 * FLOW_SLOT), SPDL_OK);
-    CHECK_EQ(spdl_cuda_adopt(cuda[1], s.seen, 4 * FLOW_SLOT), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_adopt(cuda[1], s.seen, 4 * FLOW_SLOT), SPDL_OK);
     for (i = 0; i < 40; ++i) {
         spdl_cuda_view view;
         spdl_cuda_batch batch;
@@ -424,11 +426,60 @@ static void an_arena_is_shared(void) {
     }
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(sim_now().pageable_copies, 0);
+    CHECK_EQ(flow_stats(cuda[0]).pageable_bytes + flow_stats(cuda[1]).pageable_bytes, 0);
     spdl_cuda_close(cuda[1]);
     spdl_cuda_close(cuda[0]);
     flow_source_close(&s);
     kit_stream_free(stream[0]);
     kit_stream_free(stream[1]);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* Memory that cannot be read until it is read for the first time, by the driver's copy. */
+static struct {
+    spdl_cuda *cuda;
+    void *data;
+    int touched, locked;
+} touch;
+
+static void touched(int signal_number) {
+    (void)signal_number;
+    ++touch.touched;
+    if (pthread_mutex_trylock(&touch.cuda->lock) == 0) pthread_mutex_unlock(&touch.cuda->lock);
+    else ++touch.locked;
+    (void)mprotect(touch.data, FLOW_SLOT, PROT_READ);
+}
+
+/* The driver copies it on the thread that sends: others can send meanwhile. */
+static void pageable_memory_is_copied_without_the_lock(void) {
+    struct sigaction handle = { .sa_handler = touched }, before;
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda_view view = { .bytes = FLOW_SLOT };
+    spdl_cuda_batch batch;
+    int i;
+    touch.cuda = flow_open(&desc);
+    touch.data = mmap(NULL, FLOW_SLOT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(touch.data != MAP_FAILED);
+    view.data = touch.data;
+    kit_fill(touch.data, FLOW_SLOT, 8);
+    CHECK_EQ(sigaction(SIGSEGV, &handle, &before), 0);
+    for (i = 1; i <= 8; ++i) { /* more often than there are slots: E3 holds, too */
+        CHECK_EQ(mprotect(touch.data, FLOW_SLOT, PROT_NONE), 0);
+        CHECK_EQ(spdl_cuda_send(touch.cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(touch.touched, i);
+        CHECK_EQ(touch.locked, 0);
+        CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+        flow_read(&batch, stream, 8);
+        CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    }
+    CHECK_EQ(sigaction(SIGSEGV, &before, NULL), 0);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(flow_stats(touch.cuda).pageable_bytes, 8 * FLOW_SLOT);
+    spdl_cuda_close(touch.cuda);
+    munmap(touch.data, FLOW_SLOT);
+    kit_stream_free(stream);
     nothing_is_left();
     sim_reset();
 }
@@ -1355,14 +1406,15 @@ static void the_arena_costs_no_more_than_it_may(void) {
     arena_costs(200000);
 }
 
-/* There and back: the batch and its output, each waited for one round later. */
+/* There and back: the batch and its output, each waited for one round later. How often a wait asks
+   before it sleeps is a matter of time. */
 static void in_and_out_cost_no_more_than_they_may(void) {
     spdl_cuda_desc desc = small();
     void *stream = kit_stream(false);
     spdl_cuda_output *out[2] = { NULL, NULL };
     spdl_cuda *cuda;
     gate before = { 0 }, after;
-    uint64_t i;
+    uint64_t i, calls;
     desc.device_slots = 3;
     desc.output_bytes = 1000;
     desc.output_slots = 2;
@@ -1376,9 +1428,10 @@ static void in_and_out_cost_no_more_than_they_may(void) {
         CHECK_EQ(spdl_cuda_output_send(out[i % 2]), SPDL_OK);
     }
     after = gate_now(cuda);
-    printf("   in and out: %.2f CUDA calls a batch\n",
-           (double)(after.sim.work_calls - before.sim.work_calls) / GATE_BATCHES);
-    CHECK(after.sim.work_calls - before.sim.work_calls <= 12 * GATE_BATCHES);
+    calls = after.sim.work_calls - before.sim.work_calls -
+            (after.sim.calls[SIM_EventQuery] - before.sim.calls[SIM_EventQuery]);
+    printf("   in and out: %.2f CUDA calls a batch\n", (double)calls / GATE_BATCHES);
+    CHECK(calls <= 12 * GATE_BATCHES);
     CHECK_EQ(after.sim.creations - before.sim.creations, 0);
     CHECK_EQ(after.allocations - before.allocations, 0);
     CHECK_EQ(after.sim.pageable_copies, 0);
@@ -1593,6 +1646,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(what_cannot_be_pinned_is_used_as_it_is),
     TEST_CASE(an_arena_that_cannot_be_pinned_is_used),
     TEST_CASE(an_arena_is_shared),
+    TEST_CASE(pageable_memory_is_copied_without_the_lock),
     TEST_CASE(large_arenas_are_pinned_in_pieces),
     TEST_CASE(a_node_is_asked_for),
     TEST_CASE(any_thread_may_take_blocks),
