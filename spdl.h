@@ -1068,18 +1068,20 @@ typedef struct spdl_stage_stats {
     spdl_kind kind;
     int concurrency;   /* the bound */
     int threads;       /* of its own; 0: the workers call it */
-    int in_flight;     /* calls now */
+    int in_flight;     /* calls that run now */
+    uint64_t call_ns;  /* how long the oldest of these has run; 0: none runs */
+    uint64_t call_item; /* the number of its item */
     uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
-    uint64_t failures; /* of these, failed; not in the times. Feed: beside these, refused */
+    uint64_t failures; /* of these, failed; not in the durations. Feed: refused, not in tasks */
     uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
     uint64_t freed;    /* items of this stage that a stop or failure freed */
-    uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
+    uint64_t busy_ns;  /* time in calls, over all workers; calls that fail or still run count */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
-    bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
+    bool alone;        /* its row allows one call at a time: .serial, .flush, .again */
     bool in_order;     /* results leave in input order */
     bool lock_found;   /* a doctor found, with this concurrency, that its calls take turns */
     /* The part of the consumer's waits (over 1 us; not with workers = 0) in which its item was
-       here. The sum over all stages is all it waited. */
+       here. The sum over all stages is all it waited for items. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
     /* Durations of a call, within 6.25 %; below 1 us the mean of up to 32. Feed: from push to
@@ -1140,7 +1142,10 @@ typedef struct spdl_stats {
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
     uint64_t delivered;     /* items that the consumer got */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
-    uint64_t wait_ns;       /* time the consumer waited in next, a running wait included */
+    uint64_t wait_ns;       /* time the consumer lost in next: until an item was there, or while a
+                               worker that it woke had its processor; a running wait included */
+    uint64_t polls;         /* calls of next with a timeout of 0 that found nothing */
+    bool next_works;        /* the thread in next runs stages, too */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls (Linux with
                                schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item outside of waits: the consumer's steps */
@@ -6975,10 +6980,12 @@ typedef struct spdl__counters {
     uint64_t tasks, failures, skips, freed;
     uint64_t made;     /* items handed on that it did not get as its input */
     uint64_t timed_ns; /* of the calls in the histogram */
+    uint64_t failed_ns; /* of calls that failed: not in it */
     uint64_t max_ns;
     int64_t meter_due; /* sittings until one is measured; not for others */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
+    uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of rare slow calls: all of them, no sample */
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
@@ -7140,6 +7147,7 @@ typedef struct spdl__node {
     /* written under blame_lock: the consumer waited while this row's call was running, and while no
        worker took its input */
     uint64_t exposed_ns, exposed_idle_ns;
+    uint64_t seen_busy_ns; /* what snapshots have reported; written by them */
 } spdl__node;
 
 /* A worker in a pipeline: its sitting in a row, and the call at hand. One for each worker, written
@@ -7170,6 +7178,8 @@ struct spdl_task {
     void *no_state;      /* what spdl_call_state returns where there is none */
     spdl__thrown_what thrown; /* by the last call that threw, until another one needs the place */
     uint32_t inits;      /* bit i: init of row i has run here */
+    uint64_t open;       /* read by snapshots, as is the sequence: 0, or when the calls began that
+                            are not booked yet, its lowest bits being the row */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
     char pad[SPDL_CACHE_LINE];
@@ -7262,6 +7272,7 @@ struct spdl_pipeline {
     uint64_t drops;        /* items of the sink that were delivered before this run */
     uint64_t data_hash;    /* by create */
     uint64_t delivered;
+    uint64_t polls;        /* calls of next with a timeout of 0 that found nothing */
     uint64_t first_item_ns;
     uint64_t ended_ns;
     uint64_t wait_since;   /* 0, or when the wait in next began */
@@ -7675,6 +7686,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p) {
 #define SPDL__SITTING_NS 40000 /* how long a worker stays in a row before it looks downstream */
 #define SPDL__SITTING_ITEMS 32 /* and how many calls it makes there at most */
 #define SPDL__TIMED_NS 1000    /* calls that take as long on average are timed one by one */
+#define SPDL__SLOW_NS 1000000  /* a sitting that takes so much longer than usual had a slow call */
 
 /* --- counters --- */
 
@@ -7699,12 +7711,14 @@ SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times,
 /* Books `calls` calls that took `ns` together, `failed` of them without success. */
 SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
                                        uint64_t ns) {
-    const uint64_t good = calls - failed;
-    uint64_t each;
+    const uint64_t each = calls > 1 ? ns / calls : ns;
     spdl__count(&counters->tasks, calls);
-    if (SPDL__NO_STATS || good == 0) return;
-    each = ns / calls;
-    spdl__counters_time(counters, good, each, failed ? each * good : ns);
+    if (SPDL__NO_STATS) return;
+    if (SPDL__UNLIKELY(failed > 0)) {
+        spdl__count(&counters->failed_ns, each * failed);
+        ns -= each * failed;
+    }
+    if (calls > failed) spdl__counters_time(counters, calls - failed, each, ns);
 }
 
 /* A moving average that a few slow calls raise fast and many quick ones lower slowly. */
@@ -8418,7 +8432,7 @@ SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
 SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *call) {
     task->parked = call;
     task->in = call->in;
-    task->sequence = call->sequence;
+    spdl__store_relaxed(&task->sequence, call->sequence);
     task->ticket = call->ticket;
     task->since = call->since;
     task->flushing = task->passing = call->flush;
@@ -8693,12 +8707,28 @@ SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counter
         (int64_t)((meter->lot >> 32) * (2 * (SPDL__METER_NS / (ns + 1)) + 1) >> 32);
     if (!cpu_known) return;
     cpu_ns = spdl__min(cpu - meter->cpu_ns, ns);
+    meter->cpu_ns = cpu;
     spdl__count(&counters->metered_ns, ns);
     spdl__count(&counters->metered_cpu_ns, cpu_ns);
     spdl__count(&counters->metered, calls);
     if (wait_known)
         spdl__count(&counters->metered_wait_ns, spdl__min(wait - meter->wait_ns, ns - cpu_ns));
     else spdl__count(&counters->metered_blind, calls);
+}
+
+/* A rare slow call, of `ns`, is booked apart: a sample would miss most of these. It used no more of
+   a processor than its thread has since the meter was read last. */
+SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, uint64_t ns) {
+    const uint64_t cpu_before = meter->cpu_ns, wait_before = meter->last_wait_ns;
+    uint64_t cpu_ns;
+    if (meter->thread != spdl__os_thread_id() || cpu_before == SPDL__NEVER) return;
+    spdl__meter_start(meter);
+    if (meter->cpu_ns == SPDL__NEVER) return;
+    cpu_ns = spdl__min(meter->cpu_ns - cpu_before, ns);
+    spdl__count(&counters->slow_ns, ns);
+    spdl__count(&counters->slow_cpu_ns, cpu_ns);
+    if (wait_before != SPDL__NEVER && meter->wait_ns != SPDL__NEVER)
+        spdl__count(&counters->slow_wait_ns, spdl__min(meter->wait_ns - wait_before, ns - cpu_ns));
 }
 
 /* --- a call in a row that may have anything --- */
@@ -8713,10 +8743,19 @@ typedef enum spdl__outcome {
     SPDL__GONE     /* destroy has gone on without it: nothing of the row is ours any more */
 } spdl__outcome;
 
+/* The calls that follow are counted by snapshots while they run. */
+SPDL__INLINE void spdl__flow_opens(spdl_task *task, uint64_t now) {
+    if (SPDL__NO_STATS) return;
+    spdl__store_relaxed(&task->open,
+                        (now & ~(uint64_t)(SPDL_MAX_STAGES - 1)) | (uint64_t)task->node->index);
+}
+
 /* The source says: the end of the epoch, or of all. There is room for one result: this is it. */
-SPDL__NOINLINE void spdl__flow_source_end(spdl__node *node, uint64_t now) {
+SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
+    spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
+    spdl__store_relaxed(&task->open, 0); /* who sees the end sees no call */
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
     spdl__put(node, 0, &mark, now);
     if (!node->row.continuous) {
@@ -8776,7 +8815,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     }
     if (source && result == SPDL_END && !task->call_error) {
         if (task->buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(node, *now);
+        spdl__flow_source_end(task, *now);
         return SPDL__NO_CALL;
     }
     if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
@@ -8847,11 +8886,13 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
         mark.origin = spdl__origin(0, SPDL__HOLE);
         task->in = mark;
-        task->sequence = 0;
+        spdl__store_relaxed(&task->sequence, 0);
         task->ticket = at;
         task->since = now;
         failed = spdl__load_relaxed(&counters->failures);
+        if (!node->gathers) spdl__flow_opens(task, now);
         outcome = spdl__flow_call(task, counters, &now);
+        spdl__store_relaxed(&task->open, 0);
         if (!node->gathers)
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
                                 now - task->since);
@@ -8878,10 +8919,12 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
 /* --- the loop --- */
 
 /* Before the first call of a sitting. Whether it is measured: then it begins now. */
-SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed) {
+SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed,
+                                   uint64_t now) {
     spdl_pipeline *p = task->pipeline;
     if (timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     spdl__store_relaxed(&task->thread, spdl__os_thread_id());
+    spdl__flow_opens(task, now);
     if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
     spdl__meter_start(&task->meter);
     return true;
@@ -8959,10 +9002,28 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
 }
 
 /* A timed call is over, or has handed on a result. */
-SPDL__INLINE void spdl__flow_book(spdl__sitting *s, uint64_t since) {
+SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t since) {
     const uint64_t failures = spdl__load_relaxed(&s->counters->failures);
+    spdl__store_relaxed(&task->open, 0); /* first: a snapshot in between misses it for now */
     spdl__counters_book(s->counters, 1, failures - s->failures, s->now - since);
     s->failures = failures;
+    spdl__flow_opens(task, s->now);
+}
+
+/* A sitting of `ns`, which is much: whether one of its calls was slow. Then all are booked here, the
+   others as long as usual. */
+SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
+    const uint64_t usual = spdl__load_relaxed(&s->node->item_ns), others = s->calls - 1;
+    const uint64_t failed = spdl__load_relaxed(&s->counters->failures) - s->failures;
+    if (usual == 0 || s->node->gathers || s->node->row.deferred ||
+        ns < 8 * usual * s->calls + SPDL__SLOW_NS)
+        return false;
+    if (!s->timed && others > 0)
+        spdl__counters_book(s->counters, others, spdl__min(failed, others), usual * others);
+    if (!s->timed)
+        spdl__counters_book(s->counters, 1, spdl__grown(others, failed), ns - usual * others);
+    spdl__meter_slow(&task->meter, s->counters, ns - usual * others);
+    return true;
 }
 
 /* The end of a sitting. All but a deferred call is booked before the row is left: a thread that
@@ -8972,15 +9033,20 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
     if (s->calls > 0) {
+        uint64_t ns;
+        bool slow;
         if (!s->timed) s->now = spdl_time_ns();
+        ns = s->now - s->begun;
+        spdl__store_relaxed(&task->open, 0);
         if (s->made > 0) spdl__count(&counters->made, s->made);
-        if (!s->timed && !node->gathers)
+        slow = !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) &&
+               spdl__flow_slow(s, task, ns);
+        if (!s->timed && !node->gathers && !slow)
             spdl__counters_book(counters, s->calls,
-                                spdl__load_relaxed(&counters->failures) - s->failures,
-                                s->now - s->begun);
-        spdl__counters_learn(node, s->calls, s->now - s->begun);
-        if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due-- <= 0))
-            spdl__meter_book(&task->meter, counters, s->calls, s->now - s->begun);
+                                spdl__load_relaxed(&counters->failures) - s->failures, ns);
+        spdl__counters_learn(node, s->calls, ns);
+        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0))
+            spdl__meter_book(&task->meter, counters, s->calls, ns);
     }
     if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
     if (s->inside) {
@@ -9002,7 +9068,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     if (settles) {
         spdl__wake_hint(s->p, node, node->around, true); /* on_drop may take long */
         *outcome = spdl__flow_done(task, call, s->counters, s->now);
-        spdl__flow_book(s, task->since);
+        spdl__flow_book(s, task, task->since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
                !(s->word & SPDL__SHUT) && spdl__row_room(s->p, node, 0)) {
         call = spdl__parked_pop(node, &node->parked_waiting);
@@ -9088,7 +9154,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
         spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
     }
     task->in = what;
-    task->sequence = what.origin >> 8;
+    spdl__store_relaxed(&task->sequence, what.origin >> 8);
     task->ticket = at;
     if (!plain) task->since = s->now;
     if (!plain && SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__FAILED))
@@ -9124,7 +9190,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     }
     if (source && result == SPDL_END && !task->call_error) {
         if (task->buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(node, s->now);
+        spdl__flow_source_end(task, s->now);
         return SPDL__NO_CALL;
     }
     if (SPDL__DEBUGS) spdl__call_debug(task);
@@ -9155,7 +9221,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
             if (taken == SPDL__PASSED) continue;
         }
         if (first && (plain || !node->gathers) &&
-            spdl__flow_first(task, s.counters, s.timed))
+            spdl__flow_first(task, s.counters, s.timed, s.now))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
         outcome = plain ? spdl__flow_call_plain(&s, task, call)
@@ -9165,7 +9231,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
         first = false;
-        if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, since);
+        if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
         if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
         if (!plain) s.again = outcome == SPDL__LATER;
         if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
@@ -9301,7 +9367,8 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
     spdl__counters *counters = &node->counters[task->worker];
-    batch->shown.sequence = task->sequence = node->number++;
+    batch->shown.sequence = node->number++;
+    spdl__store_relaxed(&task->sequence, batch->shown.sequence);
     batch->shown.epoch = spdl__load_relaxed(&node->epoch);
     batch->shown.bytes = batch->shown.count * node->row.item_bytes;
     if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
@@ -9778,13 +9845,25 @@ SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
 }
 
+/* A wait of the consumer begins, and ends. */
+SPDL__INLINE void spdl__next_waits(spdl_pipeline *p, uint64_t now) {
+    spdl__store_relaxed(&p->wait_since, now);
+}
+
+SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
+    const uint64_t since = spdl__load_relaxed(&p->wait_since);
+    spdl__store_relaxed(&p->wait_since, 0);
+    spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
+}
+
 /* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
-   it is filled or under way (the low watermark; not where the producer may be the consumer). Waking
-   may take the processor away from us. */
+   it is filled or under way (the low watermark; not where the producer may be the consumer). The
+   worker may get our processor: that is a wait, too. */
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
     uint64_t there;
+    bool opens;
     spdl__barrier_after_rmw();
     if (!spdl__wake_wanted(p->beacon, p->bit)) return;
     there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
@@ -9792,7 +9871,10 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
         2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
         return;
+    opens = !SPDL__NO_STATS && spdl__load_relaxed(&p->wait_since) == 0;
+    if (opens) spdl__next_waits(p, spdl_time_ns());
     spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
+    if (opens) spdl__next_waited(p);
 }
 
 /* With a feed: the consumer takes an answer. How long that took since the push goes to the feed's
@@ -10033,12 +10115,13 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
         return spdl__inside(p, "spdl_pipeline_next");
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
+        spdl__store_relaxed(&p->polls, p->polls + 1);
         spdl__wake_passed(p, false);
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
         const uint64_t waited_for = p->delivered;
-        spdl__store_relaxed(&p->wait_since, since);
+        spdl__next_waits(p, since);
         SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
         spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
         result = spdl__next_wait(p, item, deadline);
@@ -10047,8 +10130,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
         if (SPDL__TRACED(p->trace))
             spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1,
                             (int)result, since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
-        spdl__store_relaxed(&p->wait_since, 0);
-        spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
+        spdl__next_waited(p);
     }
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
     spdl__store32(&p->trainer_inside, 0);
@@ -11608,7 +11690,6 @@ SPDL__PRIVATE spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int s
 
 /* The fields that follow from the times of the calls. */
 SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram *times) {
-    stats->busy_ns = stats->kind != SPDL_KIND_FEED ? times->sum_ns : 0;
     stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
     stats->p50_ns = spdl__histogram_percentile(times, 0.50);
     stats->p90_ns = spdl__histogram_percentile(times, 0.90);
@@ -11616,18 +11697,47 @@ SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram
     stats->max_ns = times->max_ns;
 }
 
-/* Counts are the sums over all cells. busy_ns is split as the calls that were measured. */
-SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
+/* A call runs since then. */
+SPDL__COLD void spdl__stage_runs(spdl_stage_stats *stats, uint64_t since, uint64_t item,
+                                 uint64_t now) {
+    const uint64_t ns = spdl__grown(since, now);
+    ++stats->in_flight;
+    stats->busy_ns += ns;
+    if (ns < stats->call_ns) return;
+    stats->call_ns = ns;
+    stats->call_item = item;
+}
+
+/* The calls that are not booked yet: of workers, and deferred ones. */
+SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint64_t now,
+                                 spdl_stage_stats *stats) {
+    const uint64_t rows = SPDL_MAX_STAGES - 1;
+    int i;
+    for (i = 0; i < p->workers && !node->row.deferred; ++i) {
+        const uint64_t open = spdl__load(&p->task[i].open);
+        if (open != 0 && (open & rows) == (uint64_t)node->index)
+            spdl__stage_runs(stats, open & ~rows, spdl__load_relaxed(&p->task[i].sequence), now);
+    }
+    if (!node->row.deferred) return;
+    spdl__lock(&node->parked_lock, node->locks);
+    for (i = 0; i < node->most; ++i) /* one that is ARMED may begin only now */
+        if (node->parked[i].state == SPDL__PARKED_PENDING)
+            spdl__stage_runs(stats, node->parked[i].since, node->parked[i].sequence, now);
+    spdl__unlock(&node->parked_lock, node->locks);
+}
+
+/* Counts are the sums over all cells. busy_ns is split as the calls that were measured, and those
+   that were slow. */
+SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, uint64_t now,
                                      spdl_stage_stats *stats) {
-    const uint64_t word = spdl__load(node->word);
     const uint32_t locked_at = spdl__load_relaxed32(&node->locked_at);
     uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
+    uint64_t slow_ns = 0, slow_cpu_ns = 0, slow_wait_ns = 0, rest;
     spdl__histogram times;
     int i;
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
-    stats->in_flight = (int)spdl__min(word & SPDL__ACTIVE, (uint64_t)stats->concurrency);
     stats->threads = node->own_thread;
     stats->deferred = node->row.deferred;
     stats->alone = node->alone;
@@ -11637,6 +11747,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
     (void)spdl__pipeline_histogram(p, node->index, &times);
     spdl__stage_times(stats, &times);
+    if (node->row.kind != SPDL_KIND_FEED) stats->busy_ns = times.sum_ns;
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];
         stats->tasks += spdl__load_relaxed(&counters->tasks);
@@ -11648,13 +11759,20 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
         wait_ns += spdl__load_relaxed(&counters->metered_wait_ns);
         blind += spdl__load_relaxed(&counters->metered_blind);
         stats->split_calls += spdl__load_relaxed(&counters->metered);
+        stats->busy_ns += spdl__load_relaxed(&counters->failed_ns);
+        slow_ns += spdl__load_relaxed(&counters->slow_ns);
+        slow_cpu_ns += spdl__load_relaxed(&counters->slow_cpu_ns);
+        slow_wait_ns += spdl__load_relaxed(&counters->slow_wait_ns);
     }
+    spdl__stage_open(p, node, now, stats); /* after those: none is counted twice */
+    stats->busy_ns = spdl__atomic_max(&node->seen_busy_ns, stats->busy_ns);
     if (ns == 0) return;
+    rest = spdl__grown(slow_ns, stats->busy_ns);
     cpu_ns = spdl__min(cpu_ns, ns); /* the loads were not at one time */
     wait_ns = spdl__min(wait_ns, ns - cpu_ns);
-    stats->cpu_ns = spdl__part(stats->busy_ns, cpu_ns, ns);
-    stats->runnable_ns =
-        spdl__min(spdl__part(stats->busy_ns, wait_ns, ns), stats->busy_ns - stats->cpu_ns);
+    stats->cpu_ns = spdl__min(spdl__part(rest, cpu_ns, ns) + slow_cpu_ns, stats->busy_ns);
+    stats->runnable_ns = spdl__min(spdl__part(rest, wait_ns, ns) + slow_wait_ns,
+                                   stats->busy_ns - stats->cpu_ns);
     stats->blocked_ns = stats->busy_ns - stats->cpu_ns - stats->runnable_ns;
     stats->runnable_known = blind == 0;
 }
@@ -11748,10 +11866,12 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
     stats->workers = p->threads + (int)spdl__load_relaxed32(&p->open);
     stats->stage_count = p->count;
+    stats->next_works = p->pool == NULL || p->works_ns != 0;
     stats->delivered = spdl__load_relaxed(&p->delivered);
+    stats->polls = spdl__load_relaxed(&p->polls);
     stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
     for (i = 0; i < p->count; ++i) {
-        spdl__stage_snapshot(p, &p->node[i], &stats->stage[i]);
+        spdl__stage_snapshot(p, &p->node[i], now, &stats->stage[i]);
         spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
@@ -12622,7 +12742,7 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* --- JSON: one describer for statistics, reports and the doctor --- */
 
-/* A field of a struct: 'u' uint64_t, 'd' double, 'i' int, 'b' bool, 's' characters, 'v' an
+/* A field of a struct: 'u' uint64_t, 'n' one that is no counter, 'd' double, 'i' int, 'b' bool, 's' characters, 'v' an
    interval, 'e' an enum with its words (NULL: a kind). */
 typedef struct spdl__field {
     char type;
@@ -12656,7 +12776,8 @@ static const spdl__field spdl__finding_fields[] = {
 static const spdl__field spdl__stats_fields[] = {
     SPDL__I(spdl_stats, workers), SPDL__I(spdl_stats, cores), SPDL__D(spdl_stats, cores_allowed),
     SPDL__U(spdl_stats, elapsed_ns), SPDL__U(spdl_stats, delivered),
-    SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns),
+    SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns), SPDL__U(spdl_stats, polls),
+    SPDL__B(spdl_stats, next_works),
     SPDL__U(spdl_stats, workers_runnable_ns), SPDL__U(spdl_stats, step_ns),
     SPDL__U(spdl_stats, step_mean_ns),
     SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, consumer_runnable_ns),
@@ -12667,6 +12788,8 @@ static const spdl__field spdl__stage_fields[] = {
     SPDL__S(spdl_stage_stats, name), SPDL__FIELD_(spdl_stage_stats, 'e', kind, NULL),
     SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, threads),
     SPDL__I(spdl_stage_stats, in_flight), SPDL__B(spdl_stage_stats, deferred),
+    SPDL__FIELD_(spdl_stage_stats, 'n', call_ns, NULL),
+    SPDL__FIELD_(spdl_stage_stats, 'n', call_item, NULL),
     SPDL__B(spdl_stage_stats, alone), SPDL__B(spdl_stage_stats, in_order),
     SPDL__B(spdl_stage_stats, lock_found), SPDL__B(spdl_stage_stats, runnable_known),
     SPDL__U(spdl_stage_stats, tasks), SPDL__U(spdl_stage_stats, failures),
@@ -12748,6 +12871,7 @@ SPDL__COLD void spdl__json_fields(spdl__text *text, const char *before, const vo
         spdl__text_add(text, "%s\"%s\":", before, field->name);
         switch (field->type) {
         case 'u':
+        case 'n':
             spdl__text_add(text, "%llu", (spdl__llu)spdl__field_at(object, field->at));
             break;
         case 'd': spdl__text_add(text, "%s", spdl__json_double(&cell, *(const double *)at)); break;
@@ -14280,7 +14404,7 @@ SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
 /* Of what was observed. */
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *seen = &d->seen.stage[i];
-    const double timed = (double)spdl__grown(seen->failures, seen->tasks);
+    const double timed = (double)seen->tasks;
     spdl__doctor_row *to = &d->report.row[i];
     memcpy(to->name, seen->name, sizeof(to->name));
     to->kind = seen->kind;

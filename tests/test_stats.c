@@ -560,7 +560,8 @@ static void histograms_of_stages(void) {
     spdl_pipeline_stats(p, &stats);
     CHECK_EQ(spdl__pipeline_histogram(p, 1, &h), SPDL_OK);
     CHECK_EQ(h.count, 150); /* failures are left out */
-    CHECK_EQ(h.sum_ns, stats.stage[1].busy_ns);
+    CHECK_EQ(h.sum_ns / h.count, stats.stage[1].mean_ns);
+    CHECK(h.sum_ns < stats.stage[1].busy_ns); /* but their time counts */
     CHECK_EQ(h.max_ns, stats.stage[1].max_ns);
     CHECK_EQ(spdl__histogram_percentile(&h, 0.9), stats.stage[1].p90_ns);
     CHECK_EQ(spdl__pipeline_histogram(p, 2, &h), SPDL_E_NOT_FOUND); /* the sink calls nothing */
@@ -920,10 +921,130 @@ static void failures_are_not_in_the_times(void) {
     spdl_pipeline_stats(p, &stats);
     CHECK_EQ(stats.stage[1].tasks, 20);
     CHECK_EQ(stats.stage[1].failures, 10);
-    CHECK(stats.stage[1].busy_ns >= 10 * 1000000 && stats.stage[1].busy_ns < 10 * 4000000);
+    CHECK(stats.stage[1].busy_ns >= 90000000 && stats.stage[1].busy_ns <= stats.elapsed_ns);
     CHECK(stats.stage[1].mean_ns >= 1000000 && stats.stage[1].mean_ns < 4000000);
     CHECK(stats.stage[1].p50_ns < 4000000);
     CHECK(stats.elapsed_ns >= 90000000);
+    spdl_pipeline_destroy(p);
+}
+
+/* What a stage does: `computes_us` in each call, and in one of `every` it sleeps. */
+typedef struct stall {
+    int computes_us, every, sleeps_ms;
+} stall;
+
+SPDL_FN(stalls, void, void) {
+    const stall *s = (const stall *)spdl_ctx(task);
+    const uint64_t until = spdl_time_ns() + (uint64_t)s->computes_us * 1000;
+    if (spdl_sequence(task) % (uint64_t)s->every == (uint64_t)s->every / 2) sleep_ms(s->sleeps_ms);
+    while (s->computes_us > 0 && spdl_time_ns() < until) {}
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Calls that sleep long and rarely are in max and in the split, however short the others are. */
+static void slow_calls_are_seen(stall s, uintptr_t count, double asleep) {
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(numbers, .ctx = &count),
+                                                  SPDL_PIPE(stalls, .ctx = &s), SPDL_SINK(3)));
+    spdl_stats stats;
+    while (next_of(p) == SPDL_OK) {}
+    spdl_pipeline_stats(p, &stats);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(stats.stage[1].tasks, count);
+    CHECK(stats.stage[1].max_ns >= (uint64_t)s.sleeps_ms * 1000000);
+    CHECK(stats.stage[1].p50_ns < 1000000);
+    if (!SPDL__METERED || TEST_SANITIZED) return;
+    if (share(stats.stage[1].blocked_ns, stats.stage[1].busy_ns) >= asleep) return;
+    CHECK(false);
+    printf("    %d us of computing: %.0f %% asleep\n", s.computes_us,
+           100 * share(stats.stage[1].blocked_ns, stats.stage[1].busy_ns));
+}
+
+static void slow_calls_among_untimed_ones(void) {
+    const stall s = { 0, 500, 40 };
+    slow_calls_are_seen(s, 6000, 0.9);
+}
+
+static void slow_calls_among_short_ones(void) {
+    const stall s = { 3, 500, 40 };
+    slow_calls_are_seen(s, 6000, 0.85);
+}
+
+static void slow_calls_among_long_ones(void) {
+    const stall s = { 100, 100, 50 }; /* 83 % in truth */
+    slow_calls_are_seen(s, 2000, 0.65);
+}
+
+SPDL_FN(hangs, void, void) {
+    gate *g = (gate *)spdl_ctx(task);
+    while (spdl_sequence(task) == 5 && !__atomic_load_n(&g->items, __ATOMIC_ACQUIRE)) sleep_ms(1);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* A call that still runs is in the numbers, with its item. */
+static void calls_that_run_are_counted(void) {
+    gate g = { 0 };
+    uintptr_t count = 7;
+    test_thread eater;
+    spdl_stats before, stats;
+    spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &count), SPDL_PIPE(hangs, .ctx = &g), SPDL_SINK(3)));
+    REQUIRE(test_thread_start(&eater, take_all, p));
+    do spdl_pipeline_stats(p, &before);
+    while (before.stage[1].call_ns < 50000000);
+    sleep_ms(50);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.stage[1].in_flight, 1);
+    CHECK_EQ(stats.stage[1].call_item, 5);
+    CHECK(stats.stage[1].tasks <= 5); /* short ones are booked together */
+    CHECK(stats.stage[1].call_ns >= 100000000);
+    CHECK(stats.stage[1].busy_ns >= stats.stage[1].call_ns);
+    CHECK(stats.stage[1].max_ns < 50000000);
+    __atomic_store_n(&g.items, 1, __ATOMIC_RELEASE);
+    test_join(eater);
+    before = stats;
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.stage[1].in_flight, 0);
+    CHECK_EQ(stats.stage[1].call_ns, 0);
+    CHECK(stats.stage[1].busy_ns >= before.stage[1].busy_ns);
+    CHECK(stats.stage[1].max_ns >= before.stage[1].call_ns - 1000000);
+    spdl_pipeline_destroy(p);
+}
+
+SPDL_FN(either_way, void, void) {
+    *out = in;
+    return spdl_route(task, (int)(spdl_sequence(task) & 1));
+}
+
+/* Merges, and marks on their way, are no calls. */
+static void nothing_runs_after_the_end(void) {
+    uintptr_t count = 3;
+    spdl_stats stats;
+    int running = 0;
+    for (int k = 0; k < (TEST_SANITIZED ? 100 : 1000); ++k) {
+        spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(
+            SPDL_SOURCE(numbers, .ctx = &count), SPDL_BRANCH(either_way), SPDL_PATH("a"),
+            SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(3)));
+        while (next_of(p) == SPDL_OK) {}
+        spdl_pipeline_stats(p, &stats);
+        for (int i = 0; i < stats.stage_count; ++i) running += stats.stage[i].in_flight;
+        spdl_pipeline_destroy(p);
+    }
+    CHECK_EQ(running, 0);
+}
+
+static void polls_are_counted(void) {
+    gate g = { 0 };
+    spdl_stats stats;
+    void *item;
+    spdl_pipeline *p = pipeline_of(1, SPDL_STAGES(SPDL_SOURCE(gated, .ctx = &g), SPDL_SINK(3)));
+    for (int i = 0; i < 7; ++i) CHECK_EQ(spdl_pipeline_next(p, &item, 0), SPDL_TIMEOUT);
+    __atomic_store_n(&g.items, 1, __ATOMIC_RELEASE);
+    CHECK_EQ(next_of(p), SPDL_OK);
+    spdl_pipeline_stats(p, &stats);
+    CHECK_EQ(stats.polls, 7);
+    CHECK_EQ(stats.next_works, false);
     spdl_pipeline_destroy(p);
 }
 
@@ -1487,6 +1608,12 @@ TEST_TABLE(stats) {
     TEST_CASE(counts_of_batches),
     TEST_CASE(counts_after_a_stop),
     TEST_CASE(failures_are_not_in_the_times),
+    TEST_CASE(slow_calls_among_untimed_ones),
+    TEST_CASE(slow_calls_among_short_ones),
+    TEST_CASE(slow_calls_among_long_ones),
+    TEST_CASE(calls_that_run_are_counted),
+    TEST_CASE(nothing_runs_after_the_end),
+    TEST_CASE(polls_are_counted),
     TEST_CASE(times_are_those_of_the_calls),
     TEST_CASE(snapshots_of_a_running_pipeline),
     TEST_CASE(verdict_names_the_slow_stage),
