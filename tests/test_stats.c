@@ -943,7 +943,8 @@ SPDL_FN(stalls, void, void) {
 }
 
 /* Calls that sleep long and rarely are in max and in the split, however short the others are. */
-static void slow_calls_are_seen(stall s, uintptr_t count, double asleep) {
+static void slow_calls_are_seen(stall s, uintptr_t count) {
+    const uint64_t slept = (uint64_t)count / (uint64_t)s.every * (uint64_t)s.sleeps_ms * 1000000;
     spdl_pipeline *p = pipeline_of(2, SPDL_STAGES(SPDL_SOURCE(numbers, .ctx = &count),
                                                   SPDL_PIPE(stalls, .ctx = &s), SPDL_SINK(3)));
     spdl_stats stats;
@@ -954,25 +955,25 @@ static void slow_calls_are_seen(stall s, uintptr_t count, double asleep) {
     CHECK(stats.stage[1].max_ns >= (uint64_t)s.sleeps_ms * 1000000);
     CHECK(stats.stage[1].p50_ns < 1000000);
     if (!SPDL__METERED || TEST_SANITIZED) return;
-    if (share(stats.stage[1].blocked_ns, stats.stage[1].busy_ns) >= asleep) return;
+    if (share(stats.stage[1].blocked_ns, slept) >= 0.75) return;
     CHECK(false);
-    printf("    %d us of computing: %.0f %% asleep\n", s.computes_us,
-           100 * share(stats.stage[1].blocked_ns, stats.stage[1].busy_ns));
+    printf("    %d us of computing: %.0f %% of the sleep\n", s.computes_us,
+           100 * share(stats.stage[1].blocked_ns, slept));
 }
 
 static void slow_calls_among_untimed_ones(void) {
     const stall s = { 0, 500, 40 };
-    slow_calls_are_seen(s, 6000, 0.9);
+    slow_calls_are_seen(s, 6000);
 }
 
 static void slow_calls_among_short_ones(void) {
     const stall s = { 3, 500, 40 };
-    slow_calls_are_seen(s, 6000, 0.85);
+    slow_calls_are_seen(s, 6000);
 }
 
 static void slow_calls_among_long_ones(void) {
-    const stall s = { 100, 100, 50 }; /* 83 % in truth */
-    slow_calls_are_seen(s, 2000, 0.65);
+    const stall s = { 100, 100, 50 };
+    slow_calls_are_seen(s, 2000);
 }
 
 SPDL_FN(hangs, void, void) {
@@ -1223,8 +1224,8 @@ static void verdict_of_deferred_calls(void) {
     stats.stage[0].busy_ns = 230 * stats.elapsed_ns;
     spdl_stats_verdict(&stats, text, sizeof text);
     CHECK_STR(text, "The consumer waited 80 % of its time: stage 0 'fetch' was busy 90 % of the "
-                    "time (concurrency 256). Write .concurrency = 512: about 2x, unless its calls "
-                    "wait for a lock. SPDL_DOCTOR=30,raise tries it.");
+                    "time (concurrency 256). Write .concurrency = 512: up to 2x, unless calls hold "
+                    "each other up (a lock, the allocator, memory, the other side).");
 }
 
 /* 3000 requests, of which 683 were dropped: find_path is busy all the time. */
@@ -1263,10 +1264,11 @@ static const char *verdict_of(const spdl_stats *stats) {
 static void verdict_of_requests(void) {
     spdl_stats stats = stats_pushed();
     CHECK_STR(verdict_of(&stats), "683 of 3000 requests were dropped: stage 1 'find_path' was busy "
-                                  "100 % of the time (concurrency 1). Write .concurrency = 2: "
-                                  "about 2x, if its function may run on several threads at a "
-                                  "time. SPDL_DOCTOR=30,raise tries it. Answers "
-                                  "took 38.0 ms (p50) to 83.0 ms (p99), most of it waiting in "
+                                  "100 % of the time (concurrency 1). Write .concurrency = 2 (or "
+                                   ".serial = true, if it must not run twice at a time or keeps a "
+                                   "pace): up to 1.3x, unless calls hold each other up (a lock, the "
+                                   "allocator, memory, the other side). Answers "
+                                   "took 38.0 ms (p50) to 83.0 ms (p99), most of it waiting in "
                                   "front of stage 1 'find_path'.");
     stats.stage[1].concurrency = 2;
     stats.stage[1].busy_ns = 19000000000u;
@@ -1367,14 +1369,21 @@ static void text_is_a_table(void) {
     static const char *const shown[] = {
         "  100/s 1.00 ms 3.00 ms 3.00 ms  10%    -             100%      ",
         "  100/s 36.0 ms  108 ms  108 ms  90%  90%         6%   10%   75%",
-        "  100/s 1.00 ms 3.00 ms 3.00 ms  10%  50%  50%         10%   25%",
+        "  100/s 1.00 ms 3.00 ms 3.00 ms  10%  50%  50%         10%      ",
         " 25.0/s       -       -       -    -    -              10%      ",
         " 25.0/s 4.00 ms 12.0 ms 12.0 ms  10%    -              10%      ",
+    };
+    static const char *const below[] = {
+        "  consumer              1       250  25.0/s 2.00 ms 9.00 ms  182 ms  61%",
+        "  decode_jpeg: 12 failed", "  batch: 3 skipped"
     };
     spdl_stats stats = stats_made_up();
     char text[4000], *line;
     int rows = 0, marks = 0, losses = 0;
     bool begun = false;
+    stats.step_p50_ns = 2000000;
+    stats.step_p99_ns = 9000000;
+    stats.step_max_ns = 182000000;
     stats.stage[3].skips = 3;
     stats.stage[1].split_calls = stats.stage[2].split_calls = 9;
     stats.stage[1].cpu_ns = stats.stage[1].busy_ns / 10 * 9; /* 4 % of the rest is too little */
@@ -1396,13 +1405,13 @@ static void text_is_a_table(void) {
             CHECK(says(line, shown[rows++]));
         } else if (begun) {
             CHECK_EQ(rows, 5);
-            CHECK_STR(line, losses++ == 0 ? "  decode_jpeg: 12 failed" : "  batch: 3 skipped");
+            CHECK_STR(line, below[losses++]);
         }
         begun = begun || strcmp(line, head) == 0;
     }
     CHECK_EQ(rows, 5);
     CHECK_EQ(marks, 1);
-    CHECK_EQ(losses, 2);
+    CHECK_EQ(losses, 3);
 }
 
 static void texts_are_cut_to_the_buffer(void) {
@@ -1442,7 +1451,7 @@ static void text_of_the_largest_pipeline(void) {
     }
     CHECK((size_t)spdl_stats_text(&stats, text, sizeof text) < sizeof text);
     for (const char *c = text; *c; ++c) rows += *c == '\n';
-    CHECK_EQ(rows, 2 * SPDL_MAX_STAGES + 4); /* losses too, the verdict, the run, the heading */
+    CHECK_EQ(rows, 2 * SPDL_MAX_STAGES + 5); /* losses too, the verdict, the run, the heading */
 }
 
 static void durations_have_three_digits(void) {
