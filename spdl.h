@@ -593,8 +593,9 @@ typedef struct spdl_stage {
     const char *name SPDL__ZERO;        /* default: of the function, "batch" or so; the second of a
                                            name is called "name#2" */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
-    int concurrency SPDL__ZERO;         /* pipe: the most calls at the same time; default 1. 1
-                                           written out: never more */
+    int concurrency SPDL__ZERO;         /* pipe: the most calls at the same time; default 1 */
+    bool serial SPDL__ZERO;             /* pipe: one call at a time, and no advice or doctor raises
+                                           it: for what must not run twice at a time */
     int threads SPDL__ZERO;             /* source: 1 if it may block */
     int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, in front
                                            of a batch its size, branch 32; of the last
@@ -630,7 +631,8 @@ typedef struct spdl_stage {
     }
     /* clang-format off */
     SPDL__WITH(const char *, name)                SPDL__WITH(void *, ctx)
-    SPDL__WITH(int, concurrency)                  SPDL__WITH(int, threads)
+    SPDL__WITH(int, concurrency)                  SPDL__WITH(bool, serial)
+    SPDL__WITH(int, threads)
     SPDL__WITH(int, buffer_size)                  SPDL__WITH(spdl_order, output_order)
     SPDL__WITH(size_t, item_bytes)                SPDL__WITH(const spdl_allocator *, allocator)
     SPDL__WITH(bool, drop_last)
@@ -1073,18 +1075,21 @@ typedef struct spdl_stage_stats {
     spdl_kind kind;
     int concurrency;   /* the bound */
     int threads;       /* of its own; 0: the workers call it */
-    int in_flight;     /* calls now */
+    int in_flight;     /* calls that run now */
+    uint64_t call_ns;  /* how long the oldest of these has run; 0: none runs */
+    uint64_t call_item; /* the number of its item */
     uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
-    uint64_t failures; /* of these, failed; not in the times. Feed: beside these, refused */
+    uint64_t failures; /* of these, failed; not in the durations. Feed: refused, not in tasks */
     uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
     uint64_t freed;    /* items of this stage that a stop or failure freed */
-    uint64_t busy_ns;  /* time in calls that did not fail, over all workers */
+    uint64_t busy_ns;  /* time in calls, over all workers; calls that fail or still run count */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
-    bool alone;        /* its row allows one call at a time: .concurrency = 1, .flush, .again */
+    bool alone;        /* its row allows one call at a time: .serial, .flush, .again */
+    bool from;         /* SPDL_FROM: it takes from another pipeline */
     bool in_order;     /* results leave in input order */
     bool lock_found;   /* a doctor found, with this concurrency, that its calls take turns */
     /* The part of the consumer's waits (over 1 us; not with workers = 0) in which its item was
-       here. The sum over all stages is all it waited. */
+       here. The sum over all stages is all it waited for items. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
     /* Durations of a call, within 6.25 %; below 1 us the mean of up to 32. Feed: from push to
@@ -1118,7 +1123,7 @@ typedef enum spdl_limit {
     SPDL_LIMIT_MACHINE,     /* the processors are used up */
     SPDL_LIMIT_LOCK,        /* calls of a stage wait for each other */
     SPDL_LIMIT_SERIAL,      /* a source, or a stage that may have only one call at a time */
-    SPDL_LIMIT_ORDER,       /* rare slow calls hold back those after them */
+    SPDL_LIMIT_ROOM,        /* a buffer is too small for rare slow calls, or steps in bursts */
     SPDL_LIMIT_BATCH,       /* items wait until a batch is full */
     SPDL_LIMIT_WORKERS,     /* all workers are in calls */
     SPDL_LIMIT_HARM,        /* loading takes processor time from the consumer's steps */
@@ -1126,17 +1131,16 @@ typedef enum spdl_limit {
 } spdl_limit;
 
 /* The limit, and the settings to write; 0: nothing to write. A setting reaches the next limit, and
-   gains at least 3 %; but for buffer_size it is at most twice what there is. */
+   gains at least 3 %. It is at most twice what there is, except for buffer_size, and for workers
+   where there are none. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
-    int tie;             /* a row that is as busy, or -1 */
-    int concurrency;     /* of `stage` */
-    int tie_concurrency; /* of `tie` */
+    int concurrency[SPDL_MAX_STAGES]; /* of each row that has to have more */
     int workers;         /* of the pipeline, or of its shared pool with its guests */
     int buffer_size;     /* of `stage`; of the last row the number in SPDL_SINK */
-    double gain;         /* so many times as many items, computed from the times of calls; 0: not
-                            known */
+    double gain;         /* so many times as many items at most, computed from the times of calls;
+                            0: not known */
 } spdl_finding;
 
 typedef struct spdl_stats {
@@ -1145,11 +1149,16 @@ typedef struct spdl_stats {
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
     uint64_t delivered;     /* items that the consumer got */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
-    uint64_t wait_ns;       /* time the consumer waited in next, a running wait included */
+    uint64_t wait_ns;       /* time the consumer lost in next: until an item was there, or while a
+                               worker that it woke had its processor; a running wait included */
+    uint64_t polls;         /* calls of next with a timeout of 0 that found nothing */
+    bool next_works;        /* the thread in next runs stages, too */
+    bool shared_pool;       /* the workers are also those of other pipelines */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls (Linux with
                                schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item outside of waits: the consumer's steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
+    uint64_t step_p50_ns, step_p99_ns, step_max_ns; /* within 6.25 %; below 1 us the mean of 32 */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink */
     uint64_t consumer_runnable_ns; /* since the first item: the consumer was ready to run while
                                others ran (Linux with schedstat). It is as of its own latest
@@ -1161,6 +1170,8 @@ typedef struct spdl_stats {
     uint64_t minor_faults;
     double cores_allowed;   /* by affinity and cgroup quotas */
     int cores;
+    bool may_doctor;        /* SPDL_DOCTOR can examine it: not where items are pushed, without
+                               workers, or in the process of a loader */
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
@@ -1176,8 +1187,9 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
 SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
 /* The finding in words: how long the consumer waited, for which stage and why, and what to write.
-   With a feed: how many requests were dropped or refused, how soon the others were answered, and
-   what took most of that time. It also names stages in which over 5 % of the calls fail.
+   A gain that was not measured is an upper bound, "up to". With a feed: how many requests were
+   dropped or refused, how soon the others were answered, and what took most of that time. It also
+   names stages in which over 5 % of the calls fail, and calls that hang.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -1188,9 +1200,9 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
        cpu runq block   where that went: on a processor ("-": not measured); ready while others had
                         the processors; asleep (the last two where they are over 5 %)
        ready            share of the time the next stage, or the consumer, had a result to take
-       waits            share of the consumer's waits in which its item was here; blank where it
-                        hardly waited
-   Below, a line for each stage with failed calls, skipped or freed items.
+       waits            of the limit: share of the consumer's waits in which its item was here
+   The last row is the consumer with its steps. Below, a line for each stage with failed calls,
+   skipped or freed items.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -1376,9 +1388,9 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=60                for 60 s; much less than 30 s may give no interval
        SPDL_DOCTOR=1,replay          also repeats kept items: what the consumer learns is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps them if they help:
-                                     may change the concurrency of rows that do not say
-                                     .concurrency = 1, and makes twice as many workers (not in
-                                     a shared pool); the `worker` of init may be so large then
+                                     may change the concurrency of rows that are not .serial,
+                                     and makes twice as many workers (not in a shared pool); the
+                                     `worker` of init may be so large then
 
    It works in next, on the thread of the consumer, and compares windows of time with one difference
    to windows without. With `replay` kept items replace everything up to a row; that needs
@@ -6998,10 +7010,12 @@ typedef struct spdl__counters {
     uint64_t tasks, failures, skips, freed;
     uint64_t made;     /* items handed on that it did not get as its input */
     uint64_t timed_ns; /* of the calls in the histogram */
+    uint64_t failed_ns; /* of calls that failed: not in it */
     uint64_t max_ns;
     int64_t meter_due; /* sittings until one is measured; not for others */
     uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
+    uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of rare slow calls: all of them, no sample */
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
@@ -7163,6 +7177,7 @@ typedef struct spdl__node {
     /* written under blame_lock: the consumer waited while this row's call was running, and while no
        worker took its input */
     uint64_t exposed_ns, exposed_idle_ns;
+    uint64_t seen_busy_ns; /* what snapshots have reported; written by them */
 } spdl__node;
 
 /* A worker in a pipeline: its sitting in a row, and the call at hand. One for each worker, written
@@ -7193,6 +7208,8 @@ struct spdl_task {
     void *no_state;      /* what spdl_call_state returns where there is none */
     spdl__thrown_what thrown; /* by the last call that threw, until another one needs the place */
     uint32_t inits;      /* bit i: init of row i has run here */
+    uint64_t open;       /* read by snapshots, as is the sequence: 0, or when the calls began that
+                            are not booked yet, its lowest bits being the row */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
     char pad[SPDL_CACHE_LINE];
@@ -7285,6 +7302,10 @@ struct spdl_pipeline {
     uint64_t drops;        /* items of the sink that were delivered before this run */
     uint64_t data_hash;    /* by create */
     uint64_t delivered;
+    uint64_t polls;        /* calls of next with a timeout of 0 that found nothing */
+    spdl__counters steps;  /* durations of its steps; short ones are timed `step_group` at a time */
+    uint64_t step_since, step_waited; /* the clock, and wait_ns, when they were timed last */
+    uint32_t step_group, step_left;   /* of them, to come */
     uint64_t first_item_ns;
     uint64_t ended_ns;
     uint64_t wait_since;   /* 0, or when the wait in next began */
@@ -7713,6 +7734,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
 #define SPDL__SITTING_NS 40000 /* how long a worker stays in a row before it looks downstream */
 #define SPDL__SITTING_ITEMS 32 /* and how many calls it makes there at most */
 #define SPDL__TIMED_NS 1000    /* calls that take as long on average are timed one by one */
+#define SPDL__SLOW_NS 1000000  /* a sitting that takes so much longer than usual had a slow call */
 
 /* --- counters --- */
 
@@ -7737,12 +7759,14 @@ SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times,
 /* Books `calls` calls that took `ns` together, `failed` of them without success. */
 SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
                                        uint64_t ns) {
-    const uint64_t good = calls - failed;
-    uint64_t each;
+    const uint64_t each = calls > 1 ? ns / calls : ns;
     spdl__count(&counters->tasks, calls);
-    if (SPDL__NO_STATS || good == 0) return;
-    each = ns / calls;
-    spdl__counters_time(counters, good, each, failed ? each * good : ns);
+    if (SPDL__NO_STATS) return;
+    if (SPDL__UNLIKELY(failed > 0)) {
+        spdl__count(&counters->failed_ns, each * failed);
+        ns -= each * failed;
+    }
+    if (calls > failed) spdl__counters_time(counters, calls - failed, each, ns);
 }
 
 /* A moving average that a few slow calls raise fast and many quick ones lower slowly. */
@@ -8456,7 +8480,7 @@ SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
 SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *call) {
     task->parked = call;
     task->in = call->in;
-    task->sequence = call->sequence;
+    spdl__store_relaxed(&task->sequence, call->sequence);
     task->ticket = call->ticket;
     task->since = call->since;
     task->flushing = task->passing = call->flush;
@@ -8734,12 +8758,28 @@ SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counter
         (int64_t)((meter->lot >> 32) * (2 * (each / (ns + 1)) + 1) >> 32);
     if (!cpu_known) return;
     cpu_ns = spdl__min(cpu - meter->cpu_ns, ns);
+    meter->cpu_ns = cpu;
     spdl__count(&counters->metered_ns, ns);
     spdl__count(&counters->metered_cpu_ns, cpu_ns);
     spdl__count(&counters->metered, calls);
     if (wait_known)
         spdl__count(&counters->metered_wait_ns, spdl__min(wait - meter->wait_ns, ns - cpu_ns));
     else spdl__count(&counters->metered_blind, calls);
+}
+
+/* A rare slow call, of `ns`, is booked apart: a sample would miss most of these. It used no more of
+   a processor than its thread has since the meter was read last. */
+SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, uint64_t ns) {
+    const uint64_t cpu_before = meter->cpu_ns, wait_before = meter->last_wait_ns;
+    uint64_t cpu_ns;
+    if (meter->thread != spdl__os_thread_id() || cpu_before == SPDL__NEVER) return;
+    spdl__meter_start(meter);
+    if (meter->cpu_ns == SPDL__NEVER) return;
+    cpu_ns = spdl__min(meter->cpu_ns - cpu_before, ns);
+    spdl__count(&counters->slow_ns, ns);
+    spdl__count(&counters->slow_cpu_ns, cpu_ns);
+    if (wait_before != SPDL__NEVER && meter->wait_ns != SPDL__NEVER)
+        spdl__count(&counters->slow_wait_ns, spdl__min(meter->wait_ns - wait_before, ns - cpu_ns));
 }
 
 /* --- a call in a row that may have anything --- */
@@ -8754,10 +8794,19 @@ typedef enum spdl__outcome {
     SPDL__GONE     /* destroy has gone on without it: nothing of the row is ours any more */
 } spdl__outcome;
 
+/* The calls that follow are counted by snapshots while they run. */
+SPDL__INLINE void spdl__flow_opens(spdl_task *task, uint64_t now) {
+    if (SPDL__NO_STATS) return;
+    spdl__store_relaxed(&task->open,
+                        (now & ~(uint64_t)(SPDL_MAX_STAGES - 1)) | (uint64_t)task->node->index);
+}
+
 /* The source says: the end of the epoch, or of all. There is room for one result: this is it. */
-SPDL__NOINLINE void spdl__flow_source_end(spdl__node *node, uint64_t now) {
+SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
+    spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
+    spdl__store_relaxed(&task->open, 0); /* who sees the end sees no call */
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
     spdl__put(node, 0, &mark, now);
     if (!node->row.continuous) {
@@ -8817,7 +8866,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     }
     if (source && result == SPDL_END && !task->call_error) {
         if (task->buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(node, *now);
+        spdl__flow_source_end(task, *now);
         return SPDL__NO_CALL;
     }
     if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
@@ -8888,11 +8937,13 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
         mark.origin = spdl__origin(0, SPDL__HOLE);
         task->in = mark;
-        task->sequence = 0;
+        spdl__store_relaxed(&task->sequence, 0);
         task->ticket = at;
         task->since = now;
         failed = spdl__load_relaxed(&counters->failures);
+        if (!node->gathers) spdl__flow_opens(task, now);
         outcome = spdl__flow_call(task, counters, &now);
+        spdl__store_relaxed(&task->open, 0);
         if (!node->gathers)
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
                                 now - task->since);
@@ -8919,10 +8970,12 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
 /* --- the loop --- */
 
 /* Before the first call of a sitting. Whether it is measured: then it begins now. */
-SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed) {
+SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed,
+                                   uint64_t now) {
     spdl_pipeline *p = task->pipeline;
     if (timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     spdl__store_relaxed(&task->thread, spdl__os_thread_id());
+    spdl__flow_opens(task, now);
     if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
     spdl__meter_start(&task->meter);
     return true;
@@ -9000,10 +9053,28 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
 }
 
 /* A timed call is over, or has handed on a result. */
-SPDL__INLINE void spdl__flow_book(spdl__sitting *s, uint64_t since) {
+SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t since) {
     const uint64_t failures = spdl__load_relaxed(&s->counters->failures);
+    spdl__store_relaxed(&task->open, 0); /* first: a snapshot in between misses it for now */
     spdl__counters_book(s->counters, 1, failures - s->failures, s->now - since);
     s->failures = failures;
+    spdl__flow_opens(task, s->now);
+}
+
+/* A sitting of `ns`, which is much: whether one of its calls was slow. Then all are booked here, the
+   others as long as usual. */
+SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
+    const uint64_t usual = spdl__load_relaxed(&s->node->item_ns), others = s->calls - 1;
+    const uint64_t failed = spdl__load_relaxed(&s->counters->failures) - s->failures;
+    if (usual == 0 || s->node->gathers || s->node->row.deferred ||
+        ns < 8 * usual * s->calls + SPDL__SLOW_NS)
+        return false;
+    if (!s->timed && others > 0)
+        spdl__counters_book(s->counters, others, spdl__min(failed, others), usual * others);
+    if (!s->timed)
+        spdl__counters_book(s->counters, 1, spdl__grown(others, failed), ns - usual * others);
+    spdl__meter_slow(&task->meter, s->counters, ns - usual * others);
+    return true;
 }
 
 /* The end of a sitting. All but a deferred call is booked before the row is left: a thread that
@@ -9013,16 +9084,20 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
     if (s->calls > 0) {
+        uint64_t ns;
+        bool slow;
         if (!s->timed) s->now = spdl_time_ns();
+        ns = s->now - s->begun;
+        spdl__store_relaxed(&task->open, 0);
         if (s->made > 0) spdl__count(&counters->made, s->made);
-        if (!s->timed && !node->gathers)
+        slow = !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) &&
+               spdl__flow_slow(s, task, ns);
+        if (!s->timed && !node->gathers && !slow)
             spdl__counters_book(counters, s->calls,
-                                spdl__load_relaxed(&counters->failures) - s->failures,
-                                s->now - s->begun);
-        spdl__counters_learn(node, s->calls, s->now - s->begun);
-        if (SPDL__METERED && SPDL__UNLIKELY(counters->meter_due-- <= 0))
-            spdl__meter_book(&task->meter, counters, s->p->threads, s->calls,
-                             s->now - s->begun);
+                                spdl__load_relaxed(&counters->failures) - s->failures, ns);
+        spdl__counters_learn(node, s->calls, ns);
+        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0))
+            spdl__meter_book(&task->meter, counters, p->threads, s->calls, ns);
     }
     if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
     if (s->inside) {
@@ -9044,7 +9119,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     if (settles) {
         spdl__wake_hint(s->p, node, node->around, true); /* on_drop may take long */
         *outcome = spdl__flow_done(task, call, s->counters, s->now);
-        spdl__flow_book(s, task->since);
+        spdl__flow_book(s, task, task->since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
                !(s->word & SPDL__SHUT) && spdl__row_room(s->p, node, 0)) {
         call = spdl__parked_pop(node, &node->parked_waiting);
@@ -9130,7 +9205,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
         spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
     }
     task->in = what;
-    task->sequence = what.origin >> 8;
+    spdl__store_relaxed(&task->sequence, what.origin >> 8);
     task->ticket = at;
     if (!plain) task->since = s->now;
     if (!plain && SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__FAILED))
@@ -9166,7 +9241,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     }
     if (source && result == SPDL_END && !task->call_error) {
         if (task->buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(node, s->now);
+        spdl__flow_source_end(task, s->now);
         return SPDL__NO_CALL;
     }
     if (SPDL__DEBUGS) spdl__call_debug(task);
@@ -9197,7 +9272,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
             if (taken == SPDL__PASSED) continue;
         }
         if (first && (plain || !node->gathers) &&
-            spdl__flow_first(task, s.counters, s.timed))
+            spdl__flow_first(task, s.counters, s.timed, s.now))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
         outcome = plain ? spdl__flow_call_plain(&s, task, call)
@@ -9207,7 +9282,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
         first = false;
-        if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, since);
+        if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
         if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
         if (!plain) s.again = outcome == SPDL__LATER;
         if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
@@ -9343,7 +9418,8 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
     spdl__counters *counters = &node->counters[task->worker];
-    batch->shown.sequence = task->sequence = node->number++;
+    batch->shown.sequence = node->number++;
+    spdl__store_relaxed(&task->sequence, batch->shown.sequence);
     batch->shown.epoch = spdl__load_relaxed(&node->epoch);
     batch->shown.bytes = batch->shown.count * node->row.item_bytes;
     if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
@@ -9820,13 +9896,25 @@ SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
 }
 
+/* A wait of the consumer begins, and ends. */
+SPDL__INLINE void spdl__next_waits(spdl_pipeline *p, uint64_t now) {
+    spdl__store_relaxed(&p->wait_since, now);
+}
+
+SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
+    const uint64_t since = spdl__load_relaxed(&p->wait_since);
+    spdl__store_relaxed(&p->wait_since, 0);
+    spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
+}
+
 /* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
-   it is filled or under way (the low watermark; not where the producer may be the consumer). Waking
-   may take the processor away from us. */
+   it is filled or under way (the low watermark; not where the producer may be the consumer). The
+   worker may get our processor: that is a wait, too. */
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
     uint64_t there;
+    bool opens;
     spdl__barrier_after_rmw();
     if (!spdl__wake_wanted(p->beacon, p->bit)) return;
     there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
@@ -9834,7 +9922,10 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
         2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
         return;
+    opens = !SPDL__NO_STATS && spdl__load_relaxed(&p->wait_since) == 0;
+    if (opens) spdl__next_waits(p, spdl_time_ns());
     spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
+    if (opens) spdl__next_waited(p);
 }
 
 /* With a feed: the consumer takes an answer. How long that took since the push goes to the feed's
@@ -10061,6 +10152,23 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
+/* The consumer has an item: how long the steps before it took, without the waits. */
+SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
+    const uint64_t now = spdl_time_ns(), usual = SPDL__TIMED_NS;
+    const uint64_t waited = p->wait_ns - p->step_waited, count = p->step_group;
+    const uint64_t ns = spdl__grown(waited, now - p->step_since);
+    if (count > 1 && ns > count * usual + SPDL__SLOW_NS) { /* one of them was slow */
+        spdl__counters_time(&p->steps, count - 1, usual, (count - 1) * usual);
+        spdl__counters_time(&p->steps, 1, ns - (count - 1) * usual, ns - (count - 1) * usual);
+    } else if (count > 0) { /* else this is the first item */
+        spdl__counters_time(&p->steps, count, ns / count, ns);
+    }
+    p->step_group = count > 0 && ns / count < SPDL__TIMED_NS ? SPDL__SITTING_ITEMS : 1;
+    p->step_left = p->step_group;
+    p->step_since = now;
+    p->step_waited = p->wait_ns;
+}
+
 /* A second consumer or producer. */
 SPDL__COLD spdl_result spdl__inside(const spdl_pipeline *p, const char *function) {
     spdl__logf(&p->logger, SPDL_LOG_ERROR, "%s: another thread is inside", function);
@@ -10075,12 +10183,13 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
         return spdl__inside(p, "spdl_pipeline_next");
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
+        spdl__store_relaxed(&p->polls, p->polls + 1);
         spdl__wake_passed(p, false);
         result = SPDL_TIMEOUT;
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
         const uint64_t waited_for = p->delivered;
-        spdl__store_relaxed(&p->wait_since, since);
+        spdl__next_waits(p, since);
         SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
         spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
         result = spdl__next_wait(p, item, deadline);
@@ -10089,9 +10198,9 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
         if (SPDL__TRACED(p->trace))
             spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1,
                             (int)result, since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
-        spdl__store_relaxed(&p->wait_since, 0);
-        spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
+        spdl__next_waited(p);
     }
+    if (!SPDL__NO_STATS && result == SPDL_OK && p->step_left-- <= 1) spdl__next_step(p);
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
     spdl__store32(&p->trainer_inside, 0);
     return result;
@@ -10788,7 +10897,8 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
         { "concurrency", "pipe", row->concurrency == 1 ? 0 : row->concurrency, 1,
-          SPDL__MAX_CONCURRENCY },
+          row->serial ? 1 : SPDL__MAX_CONCURRENCY },
+        { "serial", "pipe", row->serial, 0, 1 },
         { "threads", "source", row->threads, 1, 1 },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
         { "output_order", "pipe and merge", row->output_order, 0, SPDL_ORDER_COMPLETION },
@@ -11223,7 +11333,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     row->name = node->name; /* for the probes */
     node->gathers = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
     node->lends = row->fn != NULL && (row->fn->is & SPDL__LENDS) != 0; /* a trace changes fn */
-    node->alone = row->flush || plan->rows[i].concurrency == 1 ||
+    node->alone = row->flush || row->serial ||
                   (row->again && row->output_order == SPDL_ORDER_INPUT);
     node->most = row->concurrency;
     if (raises && row->kind == SPDL_KIND_PIPE && !node->alone && !row->again &&
@@ -11509,18 +11619,18 @@ SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
 }
 
 /* More calls than there are threads for: if they wait for each other they do so for ever. Deferred
-   calls need no thread, and a pipeline without workers has but one. */
+   calls need no thread. */
 SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) {
-    const int threads = p->threads + (p->own_pool && p->works_ns != 0);
+    const int threads = p->pool != NULL ? p->threads + (p->own_pool && p->works_ns != 0) : 1;
     int i;
-    for (i = 0; i < p->count && p->pool != NULL; ++i) {
+    for (i = 0; i < p->count; ++i) {
         const spdl__node *node = &p->node[i];
         if (node->row.deferred || node->row.concurrency <= threads) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "%s: stage %d '%s': concurrency is %d, but no more calls than its %d "
-                   "worker%s can run at the same time",
+                   "%s%s can run at the same time",
                    spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
-                   threads, threads > 1 ? "s" : "");
+                   threads, p->pool != NULL ? "worker" : "thread", threads > 1 ? "s" : "");
     }
 }
 
@@ -11692,9 +11802,15 @@ SPDL__PRIVATE spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int s
     return SPDL_OK;
 }
 
+/* The fields that follow from the times of the steps. */
+SPDL__COLD void spdl__stats_steps_of(spdl_stats *stats, const spdl__histogram *times) {
+    stats->step_p50_ns = spdl__histogram_percentile(times, 0.50);
+    stats->step_p99_ns = spdl__histogram_percentile(times, 0.99);
+    stats->step_max_ns = times->max_ns;
+}
+
 /* The fields that follow from the times of the calls. */
 SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram *times) {
-    stats->busy_ns = stats->kind != SPDL_KIND_FEED ? times->sum_ns : 0;
     stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
     stats->p50_ns = spdl__histogram_percentile(times, 0.50);
     stats->p90_ns = spdl__histogram_percentile(times, 0.90);
@@ -11702,27 +11818,58 @@ SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram
     stats->max_ns = times->max_ns;
 }
 
-/* Counts are the sums over all cells. busy_ns is split as the calls that were measured. */
-SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *node,
+/* A call runs since then. */
+SPDL__COLD void spdl__stage_runs(spdl_stage_stats *stats, uint64_t since, uint64_t item,
+                                 uint64_t now) {
+    const uint64_t ns = spdl__grown(since, now);
+    ++stats->in_flight;
+    stats->busy_ns += ns;
+    if (ns < stats->call_ns) return;
+    stats->call_ns = ns;
+    stats->call_item = item;
+}
+
+/* The calls that are not booked yet: of workers, and deferred ones. */
+SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint64_t now,
+                                 spdl_stage_stats *stats) {
+    const uint64_t rows = SPDL_MAX_STAGES - 1;
+    int i;
+    for (i = 0; i < p->workers && !node->row.deferred; ++i) {
+        const uint64_t open = spdl__load(&p->task[i].open);
+        if (open != 0 && (open & rows) == (uint64_t)node->index)
+            spdl__stage_runs(stats, open & ~rows, spdl__load_relaxed(&p->task[i].sequence), now);
+    }
+    if (!node->row.deferred) return;
+    spdl__lock(&node->parked_lock, node->locks);
+    for (i = 0; i < node->most; ++i) /* one that is ARMED may begin only now */
+        if (node->parked[i].state == SPDL__PARKED_PENDING)
+            spdl__stage_runs(stats, node->parked[i].since, node->parked[i].sequence, now);
+    spdl__unlock(&node->parked_lock, node->locks);
+}
+
+/* Counts are the sums over all cells. busy_ns is split as the calls that were measured, and those
+   that were slow. */
+SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, uint64_t now,
                                      spdl_stage_stats *stats) {
-    const uint64_t word = spdl__load(node->word);
     const uint32_t locked_at = spdl__load_relaxed32(&node->locked_at);
     uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
+    uint64_t slow_ns = 0, slow_cpu_ns = 0, slow_wait_ns = 0, rest;
     spdl__histogram times;
     int i;
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
-    stats->in_flight = (int)spdl__min(word & SPDL__ACTIVE, (uint64_t)stats->concurrency);
     stats->threads = node->own_thread;
     stats->deferred = node->row.deferred;
     stats->alone = node->alone;
+    stats->from = node->row.next != NULL;
     stats->in_order = node->ordered;
     stats->lock_found = locked_at > 0 && (int)locked_at == stats->concurrency;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
     (void)spdl__pipeline_histogram(p, node->index, &times);
     spdl__stage_times(stats, &times);
+    if (node->row.kind != SPDL_KIND_FEED) stats->busy_ns = times.sum_ns;
     for (i = 0; i <= p->workers; ++i) {
         const spdl__counters *counters = &node->counters[i];
         stats->tasks += spdl__load_relaxed(&counters->tasks);
@@ -11734,13 +11881,20 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, const spdl__node *n
         wait_ns += spdl__load_relaxed(&counters->metered_wait_ns);
         blind += spdl__load_relaxed(&counters->metered_blind);
         stats->split_calls += spdl__load_relaxed(&counters->metered);
+        stats->busy_ns += spdl__load_relaxed(&counters->failed_ns);
+        slow_ns += spdl__load_relaxed(&counters->slow_ns);
+        slow_cpu_ns += spdl__load_relaxed(&counters->slow_cpu_ns);
+        slow_wait_ns += spdl__load_relaxed(&counters->slow_wait_ns);
     }
+    spdl__stage_open(p, node, now, stats); /* after those: none is counted twice */
+    stats->busy_ns = spdl__atomic_max(&node->seen_busy_ns, stats->busy_ns);
     if (ns == 0) return;
+    rest = spdl__grown(slow_ns, stats->busy_ns);
     cpu_ns = spdl__min(cpu_ns, ns); /* the loads were not at one time */
     wait_ns = spdl__min(wait_ns, ns - cpu_ns);
-    stats->cpu_ns = spdl__part(stats->busy_ns, cpu_ns, ns);
-    stats->runnable_ns =
-        spdl__min(spdl__part(stats->busy_ns, wait_ns, ns), stats->busy_ns - stats->cpu_ns);
+    stats->cpu_ns = spdl__min(spdl__part(rest, cpu_ns, ns) + slow_cpu_ns, stats->busy_ns);
+    stats->runnable_ns = spdl__min(spdl__part(rest, wait_ns, ns) + slow_wait_ns,
+                                   stats->busy_ns - stats->cpu_ns);
     stats->blocked_ns = stats->busy_ns - stats->cpu_ns - stats->runnable_ns;
     stats->runnable_known = blind == 0;
 }
@@ -11826,6 +11980,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     const uint64_t ended = spdl__load_relaxed(&p->ended_ns);
     const uint64_t now = ended ? ended : spdl_time_ns();
     uint64_t runnable = 0, inside = 0; /* of it, in calls */
+    spdl__histogram steps;
     int i;
     /* a consumer that asks whether its buffer is full makes sure that it will be, see sink_hint */
     if (!ended) spdl__wake_passed(p, false);
@@ -11834,14 +11989,21 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
     stats->workers = p->threads + (int)spdl__load_relaxed32(&p->open);
     stats->stage_count = p->count;
+    stats->next_works = p->pool == NULL || p->works_ns != 0;
+    stats->shared_pool = p->pool != NULL && !p->own_pool;
+    stats->may_doctor = p->pool != NULL && p->feed == NULL;
     stats->delivered = spdl__load_relaxed(&p->delivered);
+    stats->polls = spdl__load_relaxed(&p->polls);
     stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
     for (i = 0; i < p->count; ++i) {
-        spdl__stage_snapshot(p, &p->node[i], &stats->stage[i]);
+        spdl__stage_snapshot(p, &p->node[i], now, &stats->stage[i]);
         spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
+    memset(&steps, 0, sizeof(steps));
+    spdl__counters_merge(&steps, &p->steps);
+    spdl__stats_steps_of(stats, &steps);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
@@ -11957,20 +12119,22 @@ SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *st
 #define SPDL__FULL 0.92       /* processors that are used more have none either */
 #define SPDL__OTHERS 0.15     /* processors that other programs use: less is not worth a word */
 #define SPDL__QUEUED 0.1      /* a row whose calls wait so much for a processor lacks them */
+#define SPDL__ROOM 0.1        /* results that wait so much for a place find too few */
+#define SPDL__LOST 0.01       /* of the requests: fewer that are dropped are no reason for advice */
+#define SPDL__HANGS_NS 1000000000u /* a call that is named has run for so long */
 #define SPDL__TAIL 10         /* so many times the median is a rare slow call */
 #define SPDL__TINY_NS 10000   /* calls as short as this take no longer than handing over does */
 #define SPDL__FAULT_NS 500    /* of a page that is mapped and zeroed, about */
 #define SPDL__GAIN 1.03       /* an advice that promises less is not given */
 #define SPDL__WORKERS_ADVISED (SPDL__MAX_WORKERS - 1) /* at most: one place is for next_works_ns */
 #define SPDL__PART_SHOWN 0.05 /* of the time in calls: the table shows runq and block over this */
-#define SPDL__WAIT_SHOWN 0.01 /* of the time: waiting for less, `waits` is blank */
 
 SPDL__COLD double spdl__smaller(double a, double b) { return a < b ? a : b; }
 SPDL__COLD double spdl__larger(double a, double b) { return a > b ? a : b; }
 
-/* Threads for all rows but those with threads of their own: with workers = 0 the consumer's. */
+/* Threads for all rows but those with threads of their own; the one in next, if it works. */
 SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
-    return stats->workers > 0 ? stats->workers : 1;
+    return stats->workers > 0 ? stats->workers + stats->next_works : 1;
 }
 
 /* How busy a stage was: 1 when all the calls it may have were running all the time. A feed has
@@ -11978,9 +12142,9 @@ SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
 SPDL__COLD double spdl__stage_load(const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(stats);
-    if (stage->concurrency == 0) return 0;
-    return spdl__share(stage->busy_ns, stats->elapsed_ns) /
-           (stage->concurrency < threads || stage->deferred ? stage->concurrency : threads);
+    if (stage->concurrency <= 0) return 0;
+    return spdl__smaller(1, spdl__share(stage->busy_ns, stats->elapsed_ns) /
+           (stage->concurrency < threads || stage->deferred ? stage->concurrency : threads));
 }
 
 SPDL__COLD int spdl__stats_busiest(const spdl_stats *stats) {
@@ -11990,10 +12154,18 @@ SPDL__COLD int spdl__stats_busiest(const spdl_stats *stats) {
     return busiest;
 }
 
-/* The share of time the consumer waited, the wait for the first item left out. */
+/* Whether the consumer polls, and finds nothing too often. */
+SPDL__COLD bool spdl__stats_polls(const spdl_stats *stats) {
+    return spdl__share(stats->polls, stats->polls + stats->delivered) > SPDL__FED;
+}
+
+/* The share of time the consumer waited, the wait for the first item left out. Of one that polls,
+   the time in which there was nothing. */
 SPDL__COLD double spdl__stats_waiting(const spdl_stats *stats) {
-    return spdl__share(spdl__grown(stats->first_item_ns, stats->wait_ns),
-                       spdl__grown(stats->first_item_ns, stats->elapsed_ns));
+    const double waited = spdl__share(spdl__grown(stats->first_item_ns, stats->wait_ns),
+                                      spdl__grown(stats->first_item_ns, stats->elapsed_ns));
+    if (!spdl__stats_polls(stats) || stats->stage_count == 0) return waited;
+    return spdl__larger(waited, 1 - stats->edge[stats->stage_count - 1].readiness);
 }
 
 /* Whether items are pushed: what counts then is how soon they are answered. */
@@ -12001,15 +12173,32 @@ SPDL__COLD bool spdl__stats_pushed(const spdl_stats *stats) {
     return stats->stage_count > 0 && stats->stage[0].kind == SPDL_KIND_FEED;
 }
 
+/* Whether the consumer has enough: what it lost in next it did not wait for a result. */
+SPDL__COLD bool spdl__stats_fed(const spdl_stats *stats) {
+    return spdl__stats_waiting(stats) < SPDL__FED ||
+           (stats->stage_count > 0 && !spdl__stats_polls(stats) &&
+            stats->edge[stats->stage_count - 1].readiness > 1 - SPDL__FED);
+}
+
+/* The share of the consumer's time in which others had its processor. */
+SPDL__COLD double spdl__stats_harm(const spdl_stats *stats) {
+    return spdl__larger(spdl__share(stats->consumer_runnable_ns, stats->step_ns),
+                        spdl__stats_waiting(stats) < SPDL__FED ? 0 : spdl__stats_waiting(stats));
+}
+
 /* A finding, and what its sentences need beside it. */
 typedef struct spdl__found {
     spdl_finding is;
     double used, others; /* processors: of this process; of others, as far as they take ours */
+    int next;            /* what limits after the settings: a row, or one of SPDL__BY_* */
     bool short_calls;    /* handing over takes longer than they do */
+    bool elsewhere;      /* the workers were in other pipelines of their pool */
     bool proven;         /* by an experiment: the calls wait for each other */
     bool doctor, raises; /* it is the doctor who says it; it may try settings */
-    const spdl_interval *measured; /* what the settings come to; NULL: not tried, or not known */
+    const spdl_interval *measured; /* of the settings; NULL: they were not tried */
 } spdl__found;
+
+enum { SPDL__BY_CONSUMER = -1, SPDL__BY_CORES = -2, SPDL__BY_WORKERS = -3 };
 
 /* Time in calls that was not spent waiting for a processor. */
 SPDL__COLD double spdl__stage_work(const spdl_stats *stats, int i) {
@@ -12029,26 +12218,47 @@ SPDL__COLD double spdl__stats_work(const spdl_stats *stats) {
     return sum;
 }
 
+/* The consumer's own steps. Of one that polls: the polls that found something. */
+SPDL__COLD double spdl__stats_steps(const spdl_stats *stats) {
+    if (spdl__stats_pushed(stats)) return 0;
+    return (double)stats->step_ns * spdl__share(stats->delivered, stats->delivered + stats->polls);
+}
+
+SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
+    if (ns <= *least) return;
+    *least = ns;
+    *next = by;
+}
+
 /* The law. The least time in which these items could have been made: by each row with the calls it
-   has, or with those of the finding; by the consumer's steps; by the processors, of those that
-   others use half could be had; and by the workers, unless `workers` is 0. Rows `a` and `b` are
-   left out. */
-SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool changed,
-                            int workers, int a, int b) {
-    const double cores = spdl__larger(stats->cores_allowed - f->others, stats->cores_allowed / 2);
-    double least = spdl__stats_pushed(stats) ? 0 : (double)stats->step_ns, calls;
-    int i;
+   has, or `changed`, with those of the finding; by the consumer's steps; by the processors, as if
+   there were no other programs; and with `pool` by the threads. The rows in `without` are left out.
+   `next`: which of these it is. */
+SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool changed, bool pool,
+                            uint32_t without, int *next) {
+    const double cores = stats->cores_allowed, steps = spdl__stats_steps(stats);
+    const bool leaves = changed && stats->workers == 0 && f->is.workers > 0;
+    const bool joins = stats->next_works && !leaves;
+    const int threads = changed && f->is.workers > 0 ? f->is.workers + joins
+                                                     : spdl__stats_threads(stats);
+    double least = 0;
+    int i, by;
+    if (next == NULL) next = &by;
+    *next = SPDL__BY_CONSUMER;
+    spdl__law_least(&least, steps, SPDL__BY_CONSUMER, next);
     if (cores > 0)
-        least = spdl__larger(least, f->used / cores * (double)stats->elapsed_ns);
+        spdl__law_least(&least, f->used / cores * (double)stats->elapsed_ns, SPDL__BY_CORES, next);
     for (i = 0; i < stats->stage_count; ++i) {
-        if (i == a || i == b || stats->stage[i].concurrency == 0) continue;
-        calls = stats->stage[i].concurrency;
-        if (changed && i == f->is.stage && f->is.concurrency > 0) calls = f->is.concurrency;
-        if (changed && i == f->is.tie && f->is.tie_concurrency > 0) calls = f->is.tie_concurrency;
-        if (workers > 0 && spdl__stage_pooled(stats, i)) calls = spdl__smaller(calls, workers);
-        least = spdl__larger(least, spdl__stage_work(stats, i) / calls);
+        double calls = stats->stage[i].concurrency;
+        if ((without >> i & 1) != 0 || stats->stage[i].concurrency == 0) continue;
+        if (changed && f->is.concurrency[i] > 0) calls = f->is.concurrency[i];
+        if (pool && spdl__stage_pooled(stats, i)) calls = spdl__smaller(calls, threads);
+        spdl__law_least(&least, spdl__stage_work(stats, i) / calls, i, next);
     }
-    return workers > 0 ? spdl__larger(least, spdl__stats_work(stats) / workers) : least;
+    if (pool)
+        spdl__law_least(&least, (spdl__stats_work(stats) + (joins ? steps : 0)) / threads,
+                        SPDL__BY_WORKERS, next);
+    return least;
 }
 
 /* So many that the next limit is reached, but not over twice as many as now: what is further away
@@ -12069,71 +12279,116 @@ SPDL__COLD int spdl__find_calls(const spdl_stats *stats, int i, double rest) {
 }
 
 SPDL__COLD bool spdl__stage_raises(const spdl_stats *stats, int i) {
-    return i >= 0 && stats->stage[i].kind == SPDL_KIND_PIPE && !stats->stage[i].alone;
+    return stats->stage[i].kind == SPDL_KIND_PIPE && !stats->stage[i].alone;
 }
 
 SPDL__COLD void spdl__finding_clear(spdl_finding *is) {
-    is->concurrency = is->tie_concurrency = is->workers = is->buffer_size = 0;
+    memset(is->concurrency, 0, sizeof(is->concurrency));
+    is->workers = is->buffer_size = 0;
     is->gain = 0;
 }
 
-/* A row that is as busy as the one that limits, or -1. */
-SPDL__COLD int spdl__find_tie(const spdl_stats *stats, int row) {
-    const double load = SPDL__ALL_BUSY * spdl__stage_load(stats, row);
-    int i;
-    for (i = 0; i < stats->stage_count; ++i)
-        if (i != row && spdl__stage_load(stats, i) > load) return i;
-    return -1;
+/* Whether there is anything to write. */
+SPDL__COLD bool spdl__finding_has(const spdl_finding *is) {
+    int i, settings = is->workers + is->buffer_size;
+    for (i = 0; i < SPDL_MAX_STAGES; ++i) settings += is->concurrency[i];
+    return settings > 0;
 }
 
-/* More calls for the rows that limit, workers for them, and what that gains. If it is not worth it,
-   or not known, none. */
-SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, bool calls) {
-    const int threads = spdl__stats_threads(stats), row = f->is.stage;
-    const int tie = f->is.tie = spdl__find_tie(stats, row);
-    const bool raise = calls && spdl__stage_raises(stats, row);
-    const bool both = raise && spdl__stage_raises(stats, tie);
-    const double rest = spdl__law(stats, f, false, 0, raise ? row : -1, both ? tie : -1);
-    const int a = raise ? spdl__find_calls(stats, row, rest) : 0;
-    const int b = both ? spdl__find_calls(stats, tie, rest) : 0;
-    double now, then;
-    int most = 0;
-    if (raise && a > stats->stage[row].concurrency) f->is.concurrency = a;
-    if (both && b > stats->stage[tie].concurrency) f->is.tie_concurrency = b;
-    if (raise && spdl__stage_pooled(stats, row)) most = a;
-    if (both && spdl__stage_pooled(stats, tie) && b > most) most = b;
-    then = spdl__law(stats, f, true, 0, -1, -1);
-    if (stats->workers == 0) {
-        most = 1;
-    } else if (spdl__stats_work(stats) > 1.05 * threads * then) {
-        const int more = spdl__find_more(spdl__stats_work(stats), then, threads,
-                                         SPDL__WORKERS_ADVISED);
-        if (more > most) most = more;
-    }
-    if (most > threads || stats->workers == 0) f->is.workers = most;
-    if (stats->workers == 0)
-        now = spdl__larger(spdl__stats_work(stats) + (double)stats->step_ns, then);
-    else
-        now = spdl__law(stats, f, false, threads, -1, -1);
-    then = spdl__law(stats, f, true, f->is.workers > 0 ? f->is.workers : threads, -1, -1);
+/* The rows that may have more calls and are as busy as the one that limits. */
+SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *stats, int row) {
+    uint32_t rows = 0;
+    int i;
+    for (i = 0; i < stats->stage_count && spdl__stage_raises(stats, row); ++i)
+        if (spdl__stage_raises(stats, i) &&
+            spdl__stage_load(stats, i) >= SPDL__ALL_BUSY * spdl__stage_load(stats, row))
+            rows |= (uint32_t)1 << i;
+    return rows;
+}
+
+/* What the settings gain at most; less than is worth it: there are none. Of pushed items no more
+   are answered than come. */
+SPDL__COLD void spdl__find_gain(const spdl_stats *stats, spdl__found *f) {
+    const spdl_stage_stats *feed = &stats->stage[0];
+    const double now = spdl__law(stats, f, false, true, 0, NULL);
+    const double then = spdl__law(stats, f, true, true, 0, &f->next);
     f->is.gain = then > 0 ? now / then : 0;
+    if (spdl__stats_pushed(stats) && f->is.gain > 0)
+        f->is.gain = spdl__smaller(f->is.gain,
+                                   spdl__share(feed->tasks + feed->failures, stats->delivered));
     if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
 }
 
-/* How many results have to fit while one call takes as long as the slow ones. */
-SPDL__COLD void spdl__find_buffer(const spdl_stats *stats, spdl__found *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
-    const double then = spdl__law(stats, f, false, spdl__stats_threads(stats), -1, -1);
+/* More calls for the rows that limit, workers for them, and what that gains. */
+SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, bool calls) {
+    const int threads = spdl__stats_threads(stats), joins = stats->workers > 0 && stats->next_works;
+    const uint32_t busy = calls ? spdl__find_busy(stats, f->is.stage) : 0;
+    const double rest = spdl__law(stats, f, false, false, busy, NULL);
+    const double work = spdl__stats_work(stats) + (joins ? spdl__stats_steps(stats) : 0);
+    double then;
+    int most = 0, i;
+    for (i = 0; i < stats->stage_count; ++i) {
+        const int more = (busy >> i & 1) != 0 ? spdl__find_calls(stats, i, rest) : 0;
+        if (more > stats->stage[i].concurrency) f->is.concurrency[i] = more;
+        if (more > most && spdl__stage_pooled(stats, i)) most = more;
+    }
+    then = spdl__law(stats, f, true, false, 0, NULL);
+    if (stats->workers == 0 || work > 1.05 * threads * then) {
+        const int more = spdl__find_more(work, then, threads, SPDL__WORKERS_ADVISED);
+        if (more > most) most = more;
+    }
+    if (stats->workers == 0) /* one thread for all: the first step may be a long one */
+        most = then > 0 ? (int)spdl__smaller(work / then + 0.9, SPDL__WORKERS_ADVISED) : 1;
+    if (stats->workers == 0) f->is.workers = most > 0 ? most : 1;
+    else if (most > threads) f->is.workers = most - joins;
+    spdl__find_gain(stats, f);
+}
+
+/* A larger buffer behind row f->is.stage, which holds what is made in `slow` ns by a row that makes
+   one in `each` ns; at least twice as large as now. */
+SPDL__COLD void spdl__find_room(const spdl_stats *stats, spdl__found *f, double slow, double each) {
+    const double then = spdl__law(stats, f, false, true, 0, &f->next);
     const int now = stats->edge[f->is.stage].buffer_size;
-    const uint64_t slow = stage->p99_ns >= SPDL__TAIL * stage->p50_ns ? stage->p99_ns
-                                                                      : stage->max_ns;
-    double rate = stats->step_ns ? (double)stage->tasks / (double)stats->step_ns : 1;
-    if (stage->concurrency > 1 && stage->p50_ns > 0)
-        rate = spdl__smaller(rate, (stage->concurrency - 1) / (double)stage->p50_ns);
-    f->is.limit = SPDL_LIMIT_ORDER;
-    f->is.buffer_size = (int)spdl__smaller(spdl__larger((double)slow * rate, 2.0 * now), 4096);
+    const double wanted = each > 0 ? slow / each + 0.9 : 0;
+    f->is.limit = SPDL_LIMIT_ROOM;
+    f->is.buffer_size = (int)spdl__smaller(spdl__larger(wanted, 2.0 * now), 4096);
     f->is.gain = then > 0 ? (double)stats->elapsed_ns / then : 0;
     if (!(f->is.gain >= SPDL__GAIN) || f->is.buffer_size <= now) spdl__finding_clear(&f->is);
+}
+
+/* Rare slow calls of row f->is.stage hold back the others. */
+SPDL__COLD void spdl__find_late(const spdl_stats *stats, spdl__found *f) {
+    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
+    const uint64_t slow = stage->p99_ns >= SPDL__TAIL * stage->p50_ns ? stage->p99_ns
+                                                                      : stage->max_ns;
+    double each = spdl__stats_steps(stats) / (double)spdl__max(stage->tasks, 1);
+    if (stage->concurrency > 1)
+        each = spdl__larger(each, (double)stage->p50_ns / (stage->concurrency - 1));
+    spdl__find_room(stats, f, (double)slow, each);
+}
+
+/* Results wait for a place and the consumer for results, by turns: its steps come in bursts, or
+   the sink is too small for what varies. */
+SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
+    const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
+    const uint64_t slow = stats->step_p99_ns >= SPDL__TAIL * stats->step_p50_ns
+                              ? stats->step_p99_ns : stats->step_max_ns;
+    const int row = f->is.stage;
+    double make = 0;
+    int i;
+    if (spdl__stats_pushed(stats) || stats->polls > 0 ||
+        spdl__share(sink->put_wait_ns, sink->elapsed_ns) < SPDL__ROOM ||
+        spdl__stage_load(stats, row) >= SPDL__SURE)
+        return false;
+    for (i = 0; i < stats->stage_count; ++i)
+        if (stats->stage[i].concurrency > 0)
+            make = spdl__larger(make, spdl__stage_work(stats, i) / stats->stage[i].concurrency);
+    f->is.stage = stats->stage_count - 1;
+    spdl__find_room(stats, f, (double)slow, make / (double)spdl__max(stats->delivered, 1));
+    if (f->is.buffer_size > 0) return true;
+    f->is.limit = SPDL_LIMIT_NOT_KNOWN;
+    f->is.stage = row;
+    return false;
 }
 
 /* Whether its results may leave in completion order: not in a branch whose merge is in order. */
@@ -12164,13 +12419,25 @@ SPDL__COLD bool spdl__stage_queued(const spdl_stage_stats *stage) {
     return spdl__share(stage->runnable_ns, stage->busy_ns) >= SPDL__QUEUED;
 }
 
-/* Whether a good part of what the rows compute is page faults. */
-SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
+/* Time of all rows on processors. */
+SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *stats) {
     uint64_t cpu = 0;
     int i;
     for (i = 0; i < stats->stage_count; ++i) cpu += stats->stage[i].cpu_ns;
+    return cpu;
+}
+
+/* Whether a good part of what the rows compute is page faults. */
+SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
     return spdl__share(stats->minor_faults * SPDL__FAULT_NS, stats->process_ns) >
-           0.3 * spdl__share(cpu, stats->elapsed_ns);
+           0.3 * spdl__share(spdl__stats_cpu(stats), stats->elapsed_ns);
+}
+
+/* Whether most of a row's time is in rare slow calls. */
+SPDL__COLD bool spdl__stage_late(const spdl_stage_stats *stage, uint64_t least) {
+    return stage->p50_ns > 0 && stage->kind != SPDL_KIND_FEED &&
+           stage->max_ns >= SPDL__TAIL * stage->p50_ns &&
+           spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > least;
 }
 
 /* Why row f->is.stage, which is busy, is the limit. */
@@ -12198,35 +12465,32 @@ SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__found *f) {
 
 /* The row that computes most, or -1 if it is not the rows that use the processors. */
 SPDL__COLD int spdl__stats_hottest(const spdl_stats *stats, double used) {
-    uint64_t cpu = 0;
     int i, row = 0;
-    for (i = 0; i < stats->stage_count; ++i) {
-        cpu += stats->stage[i].cpu_ns;
+    for (i = 1; i < stats->stage_count; ++i)
         if (stats->stage[i].cpu_ns > stats->stage[row].cpu_ns) row = i;
-    }
-    return spdl__share(cpu, stats->elapsed_ns) < used / 2 ? -1 : row;
+    return spdl__share(spdl__stats_cpu(stats), stats->elapsed_ns) < used / 2 ? -1 : row;
 }
 
-/* Whether the row that limits lacks processors, or all rows do: `f` says so then. Who waits for
-   none has enough, whoever else computes. What others have may not be known: 0. */
+/* Whether the row that limits lacks processors, or all rows do: `f` says so then. A row that waits
+   for none has enough, whoever else computes. What others have may not be known: 0. */
 SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int busiest) {
-    const double cores = stats->cores_allowed;
+    const double cores = stats->cores_allowed, load = spdl__stage_load(stats, busiest);
     const bool ours = f->used >= SPDL__FULL * cores;
     const bool queued = spdl__stage_queued(&stats->stage[busiest]);
     const bool unknown = stats->others_cpu_ns == 0 && stats->stage[busiest].runnable_known &&
-                         spdl__stage_load(stats, busiest) >= SPDL__LIMITING;
+                         load >= SPDL__LIMITING;
     const bool full = f->used + f->others >= SPDL__FULL * cores;
     const int hottest = spdl__stats_hottest(stats, f->used);
     if (f->used <= 0 || !(ours || ((full || unknown) && queued))) return false;
-    if (spdl__stage_sleeps(&stats->stage[busiest]) &&
-        spdl__stage_load(stats, busiest) >= SPDL__SURE)
-        return false;
-    f->is.limit = ours || f->others < SPDL__OTHERS ? SPDL_LIMIT_MACHINE : SPDL_LIMIT_FOREIGN;
-    if (f->is.limit == SPDL_LIMIT_FOREIGN)
-        f->is.stage = spdl__stage_load(stats, busiest) >= SPDL__LIMITING ? busiest : -1;
-    else
-        f->is.stage = full || hottest < 0 ? hottest : busiest;
-    if (f->is.limit == SPDL_LIMIT_MACHINE && hottest < 0) f->is.limit = SPDL_LIMIT_NOT_KNOWN;
+    if (spdl__stage_sleeps(&stats->stage[busiest]) && load >= SPDL__SURE) return false;
+    if (!ours && f->others >= SPDL__OTHERS) {
+        if (load >= SPDL__LIMITING) spdl__find_class(stats, f); /* what helps without them */
+        else f->is.stage = -1;
+        f->is.limit = SPDL_LIMIT_FOREIGN;
+        return true;
+    }
+    f->is.stage = full || hottest < 0 ? hottest : busiest;
+    f->is.limit = hottest < 0 ? SPDL_LIMIT_NOT_KNOWN : SPDL_LIMIT_MACHINE;
     return true;
 }
 
@@ -12245,34 +12509,42 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
     const int busiest = spdl__stats_busiest(stats);
     const double load = spdl__stage_load(stats, busiest);
     const spdl_stage_stats *stage, *most = stats->stage;
-    uint64_t busy = 0, exposed = 0;
+    double busy = stats->next_works ? spdl__stats_steps(stats) : 0;
+    uint64_t exposed = 0, idle = 0; /* of it, no worker came */
     bool limits = load >= (spdl__stats_pushed(stats) ? SPDL__LIMITING : SPDL__SURE), here, tail;
     for (stage = stats->stage; stage < stats->stage + stats->stage_count; ++stage) {
-        busy += stage->deferred || stage->threads > 0 ? 0 : stage->busy_ns;
+        busy += stage->deferred || stage->threads > 0 ? 0 : (double)stage->busy_ns;
         exposed += stage->exposed_ns + stage->exposed_idle_ns;
+        idle += stage->exposed_idle_ns;
         if (stage->exposed_ns > most->exposed_ns) most = stage;
     }
     here = most->exposed_ns > exposed / 2; /* in calls of this row */
-    tail = here && most->p50_ns > 0 && most->kind != SPDL_KIND_FEED && /* in rare slow ones */
-           most->max_ns >= SPDL__TAIL * most->p50_ns &&
-           spdl__grown(most->p50_ns * most->tasks, most->busy_ns) > most->exposed_ns / 2;
+    tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* in rare slow ones */
     if (load >= SPDL__LIMITING && most == &stats->stage[busiest] && most->concurrency == 1)
         limits |= here && !tail;
     f->is.stage = busiest;
     if (spdl__stats_short_calls(stats)) {
         f->short_calls = true;
         f->is.stage = -1;
+    } else if (!tail && spdl__find_bursts(stats, f)) {
+        return;
     } else if (spdl__find_full(stats, f, busiest)) {
         return;
-    } else if (stats->workers == 0 || spdl__share(busy, stats->elapsed_ns) >=
-                                          SPDL__ALL_BUSY * spdl__stats_threads(stats)) {
+    } else if (stats->workers == 0 ||
+               busy >= SPDL__ALL_BUSY * spdl__stats_threads(stats) * (double)stats->elapsed_ns) {
         spdl__find_workers(stats, f);
+    } else if (stats->shared_pool && idle > exposed / 4) {
+        const double least = spdl__law(stats, f, false, false, 0, &f->next);
+        f->is.limit = SPDL_LIMIT_WORKERS;
+        f->elsewhere = true;
+        f->is.workers = 2 * stats->workers;
+        f->is.gain = least > 0 ? spdl__smaller(2, (double)stats->elapsed_ns / least) : 0;
     } else if (limits) {
         spdl__find_class(stats, f);
     } else {
         f->is.stage = (int)(most - stats->stage);
         if (tail && (most->in_order || most->concurrency == 1))
-            spdl__find_buffer(stats, f);
+            spdl__find_late(stats, f);
         else if (here && most->kind == SPDL_KIND_BATCH)
             f->is.limit = SPDL_LIMIT_BATCH;
         else
@@ -12280,18 +12552,28 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
     }
 }
 
-/* Who had the consumer's processor: our own rows, or other programs. */
-SPDL__COLD spdl_limit spdl__find_harm(const spdl_stats *stats, const spdl__found *f) {
-    uint64_t cpu = 0;
-    int i;
-    for (i = 0; i < stats->stage_count; ++i) cpu += stats->stage[i].cpu_ns;
-    return f->others > spdl__share(cpu, stats->elapsed_ns) ? SPDL_LIMIT_FOREIGN : SPDL_LIMIT_HARM;
+/* Requests that were pushed: more than a few were dropped, or a row is near its limit. */
+SPDL__COLD void spdl__find_pushed(const spdl_stats *stats, spdl__found *f) {
+    const spdl_stage_stats *feed = &stats->stage[0];
+    const int busiest = spdl__stats_busiest(stats);
+    if (spdl__share(feed->skips + feed->failures, feed->tasks + feed->failures) >= SPDL__LOST) {
+        spdl__find_wait(stats, f);
+        if (f->is.limit != SPDL_LIMIT_NOT_KNOWN || stats->edge[0].readiness >= SPDL__LIMITING)
+            return;
+        f->is.stage = 0; /* more come at once */
+        f->is.limit = SPDL_LIMIT_ROOM;
+        f->is.buffer_size = 2 * stats->edge[0].buffer_size;
+    } else if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING) {
+        f->is.stage = busiest;
+    }
 }
 
 SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
     const double cores = stats->cores_allowed;
-    spdl__found f = { { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 }, 0, 0, false, false, false,
-                      false, NULL };
+    const uint64_t rows = spdl__stats_cpu(stats);
+    spdl__found f;
+    memset(&f, 0, sizeof(f));
+    f.is.stage = -1;
     if (stats->delivered == 0) return f;
     /* too short a run says nothing of the processors, nor a reading from long after its end */
     if (stats->process_ns >= 50000000 && stats->process_ns / 5 <= stats->elapsed_ns / 4 &&
@@ -12301,19 +12583,15 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
                    spdl__larger((double)stats->cores - cores, 0);
         f.others = spdl__smaller(spdl__larger(f.others, 0), cores);
     }
-    if (spdl__stats_pushed(stats)) {
-        const int busiest = spdl__stats_busiest(stats);
-        if (stats->stage[0].skips + stats->stage[0].failures > 0)
-            spdl__find_wait(stats, &f);
-        else if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING)
-            f.is.stage = busiest;
-    } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
+    if (spdl__stats_pushed(stats))
+        spdl__find_pushed(stats, &f);
+    else if (!spdl__stats_fed(stats))
         spdl__find_wait(stats, &f);
-    } else if (spdl__share(stats->consumer_runnable_ns, stats->step_ns) >= SPDL__FED) {
-        f.is.limit = spdl__find_harm(stats, &f);
-    } else {
+    else if (spdl__stats_harm(stats) < SPDL__GAIN - 1)
         f.is.limit = SPDL_LIMIT_CONSUMER;
-    }
+    else /* it lacked its processor, which our rows had, or other programs */
+        f.is.limit = f.others > spdl__share(rows, stats->elapsed_ns) ? SPDL_LIMIT_FOREIGN
+                                                                     : SPDL_LIMIT_HARM;
     f.proven = f.is.stage >= 0 && stats->stage[f.is.stage].lock_found;
     return f;
 }
@@ -12375,33 +12653,70 @@ SPDL__COLD void spdl__text_interval(spdl__text *text, const spdl_interval *is) {
         spdl__text_add(text, " in %d round%s", is->rounds, is->rounds == 1 ? "" : "s");
 }
 
-/* Whether what was measured is a gain. */
+/* Whether what was measured is a gain; whether it is none. Neither: it is not decided. */
 SPDL__COLD bool spdl__found_helps(const spdl__found *f) {
-    return f->measured->low > 1 && f->measured->value >= SPDL__GAIN;
+    return f->measured->known && f->measured->low > 1 && f->measured->value >= SPDL__GAIN;
 }
 
-/* What the settings come to: measured, or by the times of the calls, and on what that hangs. */
+SPDL__COLD bool spdl__found_fails(const spdl__found *f) {
+    return f->measured->known && (f->measured->high < 2 * SPDL__GAIN - 1 || f->measured->value < 1);
+}
+
+/* What the settings come to: measured, or at most, by the times of the calls. */
 SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     const spdl_finding *is = &f->is;
-    const bool several = stats->stage[is->stage].concurrency > 1;
     if (f->measured != NULL) {
         spdl__text_add(text, ": measured ");
         spdl__text_interval(text, f->measured);
         spdl__text_add(text, ".");
         return;
     }
-    spdl__text_add(text, is->gain < 9.95 ? ": %s %.*gx" : ": %s %.*fx",
-                   is->limit == SPDL_LIMIT_ORDER ? "up to" : "about",
-                   is->gain < 1.095 ? 3 : is->gain < 9.95 ? 2 : 0, is->gain);
-    if (is->limit == SPDL_LIMIT_ORDER)
-        spdl__text_add(text, ".");
-    else if (is->concurrency > 0 && !several)
-        spdl__text_add(text, ", if its function may run on several threads at a time.");
-    else
-        spdl__text_add(text, ", unless its calls wait for a lock.");
-    if (is->limit != SPDL_LIMIT_ORDER && !f->raises && stats->workers > 0)
+    if (is->gain > 0)
+        spdl__text_add(text, is->gain < 9.95 ? ": up to %.*gx" : ": up to %.*fx",
+                       is->gain < 1.095 ? 3 : is->gain < 9.95 ? 2 : 0, is->gain);
+    if (is->buffer_size == 0)
+        spdl__text_add(text, ", unless calls hold each other up (a lock, the allocator, memory, "
+                             "the other side)");
+    spdl__text_add(text, ".");
+    if (f->others >= SPDL__OTHERS && is->buffer_size == 0 &&
+        !spdl__stage_sleeps(&stats->stage[is->stage]))
+        spdl__text_add(text, " Beside other programs, which use %.2f of %.3g processors, it gains "
+                             "less.", f->others, stats->cores_allowed);
+    if (f->raises)
+        spdl__text_add(text, is->buffer_size > 0 ? " A doctor does not try buffers." : "");
+    else if (stats->may_doctor && is->buffer_size == 0)
         spdl__text_add(text, " SPDL_DOCTOR=30,raise tries it.");
+}
+
+/* ".concurrency = 2 for stage 1 'a' and stage 2 'b'": rows with the same number together. The
+   name is left out where the sentence is about that row alone. */
+SPDL__COLD const char *spdl__verdict_calls(spdl__text *text, const spdl_stats *stats,
+                                           const spdl__found *f, const char *before) {
+    const int *calls = f->is.concurrency;
+    uint32_t left = 0;
+    spdl__cell cell;
+    int i, k;
+    for (i = 0; i < stats->stage_count; ++i) left |= (uint32_t)(calls[i] > 0) << i;
+    if (f->is.stage >= 0 && left == (uint32_t)1 << f->is.stage) {
+        spdl__text_add(text, "%s.concurrency = %d", before, calls[f->is.stage]);
+        if (stats->stage[f->is.stage].concurrency == 1 && f->measured == NULL)
+            spdl__text_add(text, " (or .serial = true, if it must not run twice at a time or "
+                                 "keeps a pace)");
+        return " and ";
+    }
+    for (i = 0; i < stats->stage_count; ++i) {
+        if (!(left >> i & 1)) continue;
+        spdl__text_add(text, "%s.concurrency = %d", before, calls[i]);
+        before = " for ";
+        for (k = i; k < stats->stage_count; ++k) {
+            if (!(left >> k & 1) || calls[k] != calls[i]) continue;
+            spdl__text_add(text, "%s%s", before, spdl__stage_called(&cell, stats, k));
+            before = " and ";
+            left &= ~((uint32_t)1 << k);
+        }
+    }
+    return before;
 }
 
 /* The settings to write, as "Write .concurrency = 3 and workers = 5." False: there are none. */
@@ -12410,29 +12725,38 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats
     const spdl_finding *is = &f->is;
     const bool fails = f->measured != NULL && !spdl__found_helps(f);
     const char *before = fails ? " " : " Write ";
-    spdl__cell cell;
-    if (is->concurrency + is->tie_concurrency + is->workers + is->buffer_size == 0) return false;
-    if (is->concurrency > 0) {
-        spdl__text_add(text, "%s.concurrency = %d", before, is->concurrency);
-        before = " and ";
-    }
-    if (is->workers > 0) {
-        spdl__text_add(text, "%sworkers = %d", before, is->workers);
-        before = " and ";
-    }
-    if (is->tie_concurrency > 0)
-        spdl__text_add(text, "%s.concurrency = %d for %s, which is as busy", before,
-                       is->tie_concurrency, spdl__stage_called(&cell, stats, is->tie));
+    if (!spdl__finding_has(is)) return false;
+    before = spdl__verdict_calls(text, stats, f, before);
+    if (is->workers > 0) spdl__text_add(text, "%sworkers = %d", before, is->workers);
     if (is->buffer_size > 0)
         spdl__text_add(text, is->stage == stats->stage_count - 1 ? "%sSPDL_SINK(%d)"
                                                                  : "%s.buffer_size = %d",
                        before, is->buffer_size);
-    if (is->limit == SPDL_LIMIT_ORDER && stats->stage[is->stage].concurrency > 1 &&
-        spdl__stage_may_pass(stats, is->stage))
+    if (is->buffer_size > 0 && stats->stage[is->stage].in_order &&
+        stats->stage[is->stage].concurrency > 1 && spdl__stage_may_pass(stats, is->stage) &&
+        stats->stage[is->stage].max_ns >= SPDL__TAIL * stats->stage[is->stage].p50_ns)
         spdl__text_add(text, ", or .output_order = SPDL_ORDER_COMPLETION");
-    if (fails) spdl__text_add(text, " was tried and does not help");
+    if (fails)
+        spdl__text_add(text, spdl__found_fails(f) ? " was tried and does not help"
+                                                  : " was tried, and it is not decided");
     spdl__verdict_gain(text, stats, f);
     return true;
+}
+
+/* No setting gains enough: what comes next. */
+SPDL__COLD void spdl__verdict_next(spdl__text *text, const spdl_stats *stats,
+                                   const spdl__found *f) {
+    spdl__cell cell;
+    spdl__text_add(text, " More calls at a time would gain less than 3 %%: ");
+    if (f->next >= 0)
+        spdl__text_add(text, "%s is as near its limit%s.",
+                       spdl__stage_called(&cell, stats, f->next),
+                       spdl__stage_raises(stats, f->next) ? "" : ", and has one call at a time");
+    else if (f->next == SPDL__BY_CORES)
+        spdl__text_add(text, "%.2f of %.3g processors are used.", f->used, stats->cores_allowed);
+    else
+        spdl__text_add(text, f->next == SPDL__BY_WORKERS ? "there can be no more workers."
+                                                         : "the consumer's steps take as long.");
 }
 
 /* Of a row that is busy, or of all workers: what to do about it. */
@@ -12440,12 +12764,17 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
     if (f->is.limit == SPDL_LIMIT_LOCK) {
-        spdl__text_add(text, f->proven ? " Its calls wait for each other, as for a lock: more at a "
-                                         "time do not help. Hold it for less."
+        spdl__text_add(text, f->proven ? " Its calls wait for each other, as for a lock, or the "
+                                         "other side takes no more: more at a time do not help."
                              : f->doctor ? " It may be a lock."
                                          : " It may be a lock" SPDL__ASK_DOCTOR ".");
     } else if (f->is.limit == SPDL_LIMIT_SERIAL) {
-        spdl__text_add(text, stage->kind == SPDL_KIND_SOURCE
+        spdl__text_add(text, stage->from ? " It waits for what it takes from: see the verdict of "
+                                           "that pipeline."
+                             : stage->kind == SPDL_KIND_SOURCE && spdl__stage_sleeps(stage)
+                                 ? " If it takes from another pipeline see the verdict of that; "
+                                   "else move work from the source to a stage."
+                             : stage->kind == SPDL_KIND_SOURCE
                                  ? " Move work from the source to a stage."
                                  : " Make it cheaper, or split the row in two.");
     } else {
@@ -12453,9 +12782,7 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
             spdl__text_add(text, " It takes %.0f page faults for each item of the consumer: use "
                                  "memory again, such as by spdl_buffer.",
                            spdl__share(stats->minor_faults, stats->delivered));
-        if (!spdl__verdict_settings(text, stats, f))
-            spdl__text_add(text, " More calls at a time would gain less than 3 %%: the next limit "
-                                 "is as near.");
+        if (!spdl__verdict_settings(text, stats, f)) spdl__verdict_next(text, stats, f);
     }
 }
 
@@ -12472,8 +12799,8 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                              "stages.", f->used + f->others, cores);
     else if (stats->workers_runnable_ns / (uint64_t)spdl__stats_threads(stats) >
              stats->elapsed_ns / 5)
-        spdl__text_add(text, "the workers were ready for it, and waited for a processor. Run less "
-                             "beside it, or use fewer workers.");
+        spdl__text_add(text, "the workers were ready for it, and waited for a processor. Use fewer "
+                             "workers, or stop other programs.");
     else
         spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
                              "is not known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
@@ -12481,59 +12808,98 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
 
+/* The buffer that is too small, and for what. */
+SPDL__COLD void spdl__verdict_of_room(spdl__text *text, const spdl_stats *stats,
+                                      const spdl__found *f, const char *called) {
+    const int row = f->is.stage, last = stats->stage_count - 1;
+    const spdl_stage_stats *stage = &stats->stage[row];
+    const double full = spdl__share(stats->edge[row].put_wait_ns, stats->edge[row].elapsed_ns);
+    spdl__cell cell[2];
+    if (stage->kind == SPDL_KIND_FEED)
+        spdl__text_add(text, "more came at once than its buffer_size.");
+    else if (row == last && full >= SPDL__ROOM)
+        spdl__text_add(text, "at other times results waited for a place in the sink, %.0f %% of "
+                             "the time, as its steps take %s (p50) to %s.", 100 * full,
+                       spdl__duration(&cell[0], (double)stats->step_p50_ns),
+                       spdl__duration(&cell[1], (double)stats->step_max_ns));
+    else
+        spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
+                             "back the rest.", called,
+                       spdl__duration(&cell[0], (double)stage->max_ns),
+                       spdl__duration(&cell[1], (double)stage->p50_ns));
+    (void)spdl__verdict_settings(text, stats, f);
+}
+
+/* The processors are the limit: of this process, or of others. */
+SPDL__COLD void spdl__verdict_of_cores(spdl__text *text, const spdl_stats *stats,
+                                       const spdl__found *f, int row, const char *called) {
+    const spdl_stage_stats *stage = &stats->stage[row];
+    const double waited = 100 * spdl__share(stage->runnable_ns, stage->busy_ns);
+    const double cores = stats->cores_allowed;
+    if (f->is.limit == SPDL_LIMIT_FOREIGN) {
+        spdl__text_add(text, "other programs used %.2f of %.3g processors", f->others, cores);
+        if (f->is.stage >= 0 && stage->runnable_known)
+            spdl__text_add(text, ", and calls of %s waited for one %.0f %% of their time", called,
+                           waited);
+        spdl__text_add(text, ".");
+        if (f->is.stage < 0 || !spdl__verdict_settings(text, stats, f))
+            spdl__text_add(text, " Stop them, or give this program more processors.");
+        return;
+    }
+    if (f->used + f->others >= SPDL__FULL * cores)
+        spdl__text_add(text, "the processors are used up (%.2f of %.3g), most of all by %s. ",
+                       f->used + f->others, cores, called);
+    else
+        spdl__text_add(text, "calls of %s waited for a processor, %.0f %% of their time. ", called,
+                       waited);
+    spdl__text_add(text, "More concurrency does not help: make that stage cheaper.");
+}
+
 /* What the consumer or requests wait for: the processors, all workers, a row. */
 SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats,
                                        const spdl__found *f) {
     const int row = f->is.stage >= 0 ? f->is.stage : spdl__stats_busiest(stats);
-    const int threads = spdl__stats_threads(stats);
     const spdl_stage_stats *stage = &stats->stage[row];
-    const double load = 100 * spdl__stage_load(stats, row), cores = stats->cores_allowed;
-    spdl__cell cell[3];
-    const char *called = spdl__stage_called(&cell[0], stats, row);
+    spdl__cell cell;
+    const char *called = spdl__stage_called(&cell, stats, row);
     switch (f->is.limit) {
     case SPDL_LIMIT_MACHINE:
-        if (f->used + f->others >= SPDL__FULL * cores)
-            spdl__text_add(text, "the processors are used up (%.2f of %.3g), most of all by %s. ",
-                           f->used + f->others, cores, called);
-        else
-            spdl__text_add(text, "calls of %s waited for a processor, %.0f %% of their time. ",
-                           called, 100 * spdl__share(stage->runnable_ns, stage->busy_ns));
-        spdl__text_add(text, "More concurrency does not help: make that stage cheaper.");
-        break;
-    case SPDL_LIMIT_FOREIGN:
-        spdl__text_add(text, "other programs used %.2f of %.3g processors", f->others, cores);
-        if (f->is.stage >= 0 && stage->runnable_known)
-            spdl__text_add(text, ", and calls of %s waited for one %.0f %% of their time", called,
-                           100 * spdl__share(stage->runnable_ns, stage->busy_ns));
-        spdl__text_add(text, ". Run less beside it.");
-        break;
+    case SPDL_LIMIT_FOREIGN: spdl__verdict_of_cores(text, stats, f, row, called); break;
+    case SPDL_LIMIT_ROOM: spdl__verdict_of_room(text, stats, f, called); break;
     case SPDL_LIMIT_BATCH:
         spdl__text_add(text, "until %s had a batch full. Write a smaller size in that row, or a "
                              "larger %s.", called,
                        row == stats->stage_count - 1 ? "SPDL_SINK" : ".buffer_size in it");
         break;
-    case SPDL_LIMIT_ORDER:
-        spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
-                             "back the rest.", called,
-                       spdl__duration(&cell[1], (double)stage->max_ns),
-                       spdl__duration(&cell[2], (double)stage->p50_ns));
-        (void)spdl__verdict_settings(text, stats, f);
-        break;
     case SPDL_LIMIT_WORKERS:
-        if (stats->workers > 0 && threads > 1)
-            spdl__text_add(text, "all %d workers were busy", threads);
+        if (f->elsewhere)
+            spdl__text_add(text, "items were ready, but the workers of its pool were in other "
+                                 "pipelines");
+        else if (stats->workers > 1)
+            spdl__text_add(text, "all %d workers were busy", stats->workers);
         else
             spdl__text_add(text, stats->workers > 0 ? "the only worker was busy"
-                                                    : "the only thread was busy, as workers is 0");
-        spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
+                                                    : "the only thread was busy, as there are no "
+                                                      "workers");
+        if (f->elsewhere)
+            spdl__text_add(text, ".");
+        else
+            spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
         spdl__verdict_cure(text, stats, f);
         break;
     case SPDL_LIMIT_CONCURRENCY:
     case SPDL_LIMIT_LOCK:
     case SPDL_LIMIT_SERIAL:
-        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s%s", called, load,
-                       stage->concurrency, spdl__stage_does(stage),
-                       f->is.limit == SPDL_LIMIT_SERIAL ? ", one call at a time."
+        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s%s%s", called,
+                       100 * spdl__stage_load(stats, row), stage->concurrency,
+                       stage->from ? "" : spdl__stage_does(stage),
+                       !stage->from && spdl__stage_late(stage, stage->busy_ns / 2)
+                           ? ", most of it in rare slow calls" : "",
+                       f->is.limit == SPDL_LIMIT_SERIAL && stage->alone
+                           ? ", one call at a time, as its row allows no more (.serial, .flush or "
+                             ".again)."
+                       : f->is.limit == SPDL_LIMIT_SERIAL && !stage->from
+                           ? ", one call at a time."
                        : f->is.limit == SPDL_LIMIT_LOCK && !f->proven
                            ? " on one processor at a time." : ".");
         spdl__verdict_cure(text, stats, f);
@@ -12548,20 +12914,22 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
     const uint64_t lost = feed->skips + feed->failures;
     if (lost > 0) {
-        spdl__text_add(text, "%llu of %llu requests were %s: ", (spdl__llu)lost,
+        spdl__text_add(text, "%llu of %llu requests were %s", (spdl__llu)lost,
                        (spdl__llu)(feed->tasks + feed->failures),
                        feed->failures == 0 ? "dropped"
                        : feed->skips == 0  ? "refused" : "dropped or refused");
-        if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_ORDER &&
-            f->is.limit != SPDL_LIMIT_BATCH)
-            spdl__verdict_of_limit(text, stats, f);
-        else if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
-            spdl__text_add(text, "answers were not taken in time.");
-        else
-            spdl__text_add(text, stats->edge[0].readiness >= SPDL__LIMITING
-                                     ? "the workers lacked processor time."
-                                     : "more came at once than its buffer_size.");
-        spdl__text_add(text, " ");
+        if (spdl__share(lost, feed->tasks + feed->failures) < SPDL__LOST) {
+            spdl__text_add(text, ". ");
+        } else {
+            spdl__text_add(text, ": ");
+            if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
+                spdl__text_add(text, "answers were not taken in time.");
+            else if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_BATCH)
+                spdl__verdict_of_limit(text, stats, f);
+            else
+                spdl__text_add(text, "the workers lacked processor time.");
+            spdl__text_add(text, " ");
+        }
     }
     if (stats->delivered > 0)
         spdl__verdict_of_answers(text, stats);
@@ -12574,54 +12942,72 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
 /* A consumer that has enough. */
 SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
                                      const spdl__found *f) {
-    spdl__text_add(text, "Loading keeps up: the consumer waited %.1f %% of its time. ",
-                   100 * spdl__stats_waiting(stats));
+    spdl__text_add(text, "Loading keeps up: the consumer waited %.1f %% of its time%s. ",
+                   100 * spdl__stats_waiting(stats),
+                   spdl__stats_waiting(stats) < SPDL__FED ? "" : ", with results there");
     if (f->is.limit == SPDL_LIMIT_CONSUMER)
         spdl__text_add(text, "What its own steps lose to loading only spdl_headspace measures.");
     else
         spdl__text_add(text, "But for %.0f %% of its own steps other %s.",
-                       100 * spdl__share(stats->consumer_runnable_ns, stats->step_ns),
+                       100 * spdl__stats_harm(stats),
                        f->is.limit == SPDL_LIMIT_FOREIGN
-                           ? "programs had its processor: run less beside it"
+                           ? "programs had its processor: stop them, or give this program more"
                            : "threads of this program had its processor: write .policy.polite, by "
                              "which workers give way to it, or use fewer workers");
 }
 
-SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const spdl__found *f) {
+/* A call that has lasted longer than the interval, or much longer than all before it; and a stage
+   of which too many calls fail. */
+SPDL__COLD void spdl__verdict_of_calls(spdl__text *text, const spdl_stats *stats) {
     double most = SPDL__FAILING;
-    spdl__cell cell;
-    int i, stage = -1;
+    spdl__cell cell[2];
+    int i, fails = -1;
+    for (i = 0; i < stats->stage_count; ++i) {
+        const spdl_stage_stats *stage = &stats->stage[i];
+        const double share = spdl__share(stage->failures, stage->tasks);
+        if (stage->call_ns >= SPDL__HANGS_NS &&
+            (stage->call_ns >= stats->elapsed_ns || stage->call_ns > SPDL__TAIL * stage->max_ns))
+            spdl__text_add(text, " %s has been in one call for %s (item %llu).",
+                           spdl__stage_called(&cell[0], stats, i),
+                           spdl__duration(&cell[1], (double)stage->call_ns),
+                           (spdl__llu)stage->call_item);
+        if (share <= most || stage->kind == SPDL_KIND_FEED) continue;
+        most = share;
+        fails = i;
+    }
+    if (fails >= 0)
+        spdl__text_add(text, " %.0f %% of the calls of %s fail.", 100 * most,
+                       spdl__stage_called(&cell[0], stats, fails));
+}
+
+SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const spdl__found *f) {
+    const double waiting = 100 * spdl__stats_waiting(stats);
     if (spdl__stats_pushed(stats)) {
         spdl__verdict_of_feed(text, stats, f);
     } else if (stats->delivered == 0) {
         spdl__text_add(text, "Nothing was delivered: the consumer %s.",
-                       2 * stats->wait_ns > stats->elapsed_ns ? "waited" : "did not ask for it");
-    } else if (spdl__stats_waiting(stats) >= SPDL__FED) {
-        spdl__text_add(text, "The consumer waited %.0f %% of its time: ",
-                       100 * spdl__stats_waiting(stats));
+                       stats->polls > 0 || 2 * stats->wait_ns > stats->elapsed_ns
+                           ? "waited" : "did not ask for it");
+    } else if (!spdl__stats_fed(stats)) {
+        if (spdl__stats_polls(stats))
+            spdl__text_add(text, "%.0f %% of the polls found nothing: ",
+                           100 * spdl__share(stats->polls, stats->polls + stats->delivered));
+        else
+            spdl__text_add(text, "The consumer waited %.0f %% of its time: ", waiting);
         spdl__verdict_of_limit(text, stats, f);
     } else {
         spdl__verdict_of_fed(text, stats, f);
     }
-    for (i = spdl__stats_pushed(stats); i < stats->stage_count; ++i) { /* too many to go unseen */
-        const double share = spdl__share(stats->stage[i].failures, stats->stage[i].tasks);
-        if (share <= most) continue;
-        most = share;
-        stage = i;
-    }
-    if (stage >= 0)
-        spdl__text_add(text, " %.0f %% of the calls of %s fail.", 100 * most,
-                       spdl__stage_called(&cell, stats, stage));
+    spdl__verdict_of_calls(text, stats);
 }
 
 /* --- the table --- */
 
 /* One row, 100 columns wide with the mark before it. Of calls under a microsecond only a guess is
    known of where their time goes: it is left out. */
-SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i) {
+SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i, bool limit) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
-    const bool waited = spdl__share(stats->wait_ns, stats->elapsed_ns) >= SPDL__WAIT_SHOWN;
     const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, stats->wait_ns);
     const double cpu = spdl__share(stage->cpu_ns, stage->busy_ns);
     const double runq = spdl__share(stage->runnable_ns, stage->busy_ns);
@@ -12643,7 +13029,19 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
                    split && runq > SPDL__PART_SHOWN ? spdl__percent(&c[2], runq) : "",
                    split && block > SPDL__PART_SHOWN ? spdl__percent(&c[3], block) : "",
                    spdl__percent(&c[4], stats->edge[i].readiness),
-                   waited && waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
+                   limit && waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
+}
+
+/* The consumer as a row: its steps. */
+SPDL__COLD void spdl__stats_consumer(spdl__text *text, const spdl_stats *stats) {
+    spdl__cell c[5];
+    spdl__text_add(text, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
+                   (spdl__llu)stats->delivered,
+                   spdl__rate(&c[0], 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
+                   spdl__duration(&c[1], (double)stats->step_p50_ns),
+                   spdl__duration(&c[2], (double)stats->step_p99_ns),
+                   spdl__duration(&c[3], (double)stats->step_max_ns),
+                   spdl__percent(&c[4], 1 - spdl__stats_waiting(stats)));
 }
 
 SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int limit) {
@@ -12652,9 +13050,10 @@ SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int 
                          " busy  cpu runq block ready waits\n");
     for (i = 0; i < stats->stage_count; ++i) {
         spdl__text_add(text, i == limit ? "> " : "  ");
-        spdl__stats_row(text, stats, i);
+        spdl__stats_row(text, stats, i, i == limit);
         spdl__text_add(text, "\n");
     }
+    if (!spdl__stats_pushed(stats) && stats->delivered > 0) spdl__stats_consumer(text, stats);
     for (i = 0; i < stats->stage_count; ++i) {
         const spdl_stage_stats *s = &stats->stage[i];
         const uint64_t counts[] = { s->failures, s->skips, s->freed };
@@ -12693,10 +13092,10 @@ SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
     if (stats->first_item_ns > 0)
         spdl__text_add(text, ", the first after %s",
                        spdl__duration(&cell[0], (double)stats->first_item_ns));
-    spdl__text_add(text, ", %s, a step of %s, %d worker%s\n\n",
+    spdl__text_add(text, ", %s, a step of %s, %d worker%s%s\n\n",
                    spdl__rate(&cell[1], 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
                    spdl__duration(&cell[2], (double)stats->step_mean_ns), stats->workers,
-                   stats->workers == 1 ? "" : "s");
+                   stats->workers == 1 ? "" : "s", stats->next_works ? " and next" : "");
     spdl__stats_rows(text, stats, f.is.stage);
 }
 
@@ -12708,8 +13107,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* --- JSON: one describer for statistics, reports and the doctor --- */
 
-/* A field of a struct: 'u' uint64_t, 'd' double, 'i' int, 'b' bool, 's' characters, 'v' an
-   interval, 'e' an enum with its words (NULL: a kind). */
+/* A field of a struct: 'u' uint64_t, 'h' one that is not written, 'n' one that is no counter, 'd' double, 'i' int, 'r' the rows
+   that have one of an array of them, 'b' bool, 's' characters, 'v' an interval, 'e' an enum with its words (NULL: a kind). */
 typedef struct spdl__field {
     char type;
     const char *name;
@@ -12719,6 +13118,7 @@ typedef struct spdl__field {
 
 #define SPDL__FIELD_(of, type, field, words) { type, #field, offsetof(of, field), words }
 #define SPDL__U(of, field) SPDL__FIELD_(of, 'u', field, NULL)
+#define SPDL__H(of, field) SPDL__FIELD_(of, 'h', field, NULL)
 #define SPDL__D(of, field) SPDL__FIELD_(of, 'd', field, NULL)
 #define SPDL__I(of, field) SPDL__FIELD_(of, 'i', field, NULL)
 #define SPDL__B(of, field) SPDL__FIELD_(of, 'b', field, NULL)
@@ -12727,38 +13127,37 @@ typedef struct spdl__field {
 #define SPDL__FIELDS_END { '\0', NULL, 0, NULL }
 
 static const char *const spdl__limit_names[] = {
-    "not_known", "consumer", "concurrency", "machine", "lock", "serial", "order", "batch",
+    "not_known", "consumer", "concurrency", "machine", "lock", "serial", "room", "batch",
     "workers", "harm", "foreign", NULL
 };
 
-/* What is written of each struct, in this order. The 'u' are counters: they are subtracted for an
-   interval. */
+/* What is written of each struct, in this order. 'u' and 'h' are counters: they are subtracted for
+   an interval. */
 static const spdl__field spdl__finding_fields[] = {
     SPDL__FIELD_(spdl_finding, 'e', limit, spdl__limit_names), SPDL__I(spdl_finding, stage),
-    SPDL__I(spdl_finding, tie), SPDL__I(spdl_finding, concurrency),
-    SPDL__I(spdl_finding, tie_concurrency), SPDL__I(spdl_finding, workers),
+    SPDL__FIELD_(spdl_finding, 'r', concurrency, NULL), SPDL__I(spdl_finding, workers),
     SPDL__I(spdl_finding, buffer_size), SPDL__D(spdl_finding, gain), SPDL__FIELDS_END
 };
 static const spdl__field spdl__stats_fields[] = {
-    SPDL__I(spdl_stats, workers), SPDL__I(spdl_stats, cores), SPDL__D(spdl_stats, cores_allowed),
+    SPDL__I(spdl_stats, workers), SPDL__B(spdl_stats, next_works),
     SPDL__U(spdl_stats, elapsed_ns), SPDL__U(spdl_stats, delivered),
-    SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns),
-    SPDL__U(spdl_stats, workers_runnable_ns), SPDL__U(spdl_stats, step_ns),
-    SPDL__U(spdl_stats, step_mean_ns),
+    SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns), SPDL__U(spdl_stats, polls),
+    SPDL__H(spdl_stats, workers_runnable_ns), SPDL__U(spdl_stats, step_ns),
+    SPDL__U(spdl_stats, step_mean_ns), SPDL__U(spdl_stats, step_p50_ns),
+    SPDL__U(spdl_stats, step_p99_ns), SPDL__U(spdl_stats, step_max_ns),
     SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, consumer_runnable_ns),
-    SPDL__U(spdl_stats, process_ns), SPDL__U(spdl_stats, process_cpu_ns),
-    SPDL__U(spdl_stats, others_cpu_ns), SPDL__U(spdl_stats, minor_faults), SPDL__FIELDS_END
+    SPDL__H(spdl_stats, process_ns), SPDL__H(spdl_stats, process_cpu_ns),
+    SPDL__H(spdl_stats, others_cpu_ns), SPDL__H(spdl_stats, minor_faults), SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
     SPDL__S(spdl_stage_stats, name), SPDL__FIELD_(spdl_stage_stats, 'e', kind, NULL),
-    SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, threads),
-    SPDL__I(spdl_stage_stats, in_flight), SPDL__B(spdl_stage_stats, deferred),
-    SPDL__B(spdl_stage_stats, alone), SPDL__B(spdl_stage_stats, in_order),
-    SPDL__B(spdl_stage_stats, lock_found), SPDL__B(spdl_stage_stats, runnable_known),
+    SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, in_flight),
+    SPDL__FIELD_(spdl_stage_stats, 'n', call_ns, NULL),
+    SPDL__FIELD_(spdl_stage_stats, 'n', call_item, NULL),
     SPDL__U(spdl_stage_stats, tasks), SPDL__U(spdl_stage_stats, failures),
     SPDL__U(spdl_stage_stats, skips), SPDL__U(spdl_stage_stats, freed),
     SPDL__U(spdl_stage_stats, busy_ns), SPDL__U(spdl_stage_stats, exposed_ns),
-    SPDL__U(spdl_stage_stats, exposed_idle_ns), SPDL__U(spdl_stage_stats, mean_ns),
+    SPDL__H(spdl_stage_stats, exposed_idle_ns), SPDL__U(spdl_stage_stats, mean_ns),
     SPDL__U(spdl_stage_stats, p50_ns), SPDL__U(spdl_stage_stats, p90_ns),
     SPDL__U(spdl_stage_stats, p99_ns), SPDL__U(spdl_stage_stats, max_ns),
     SPDL__U(spdl_stage_stats, cpu_ns), SPDL__U(spdl_stage_stats, runnable_ns),
@@ -12768,7 +13167,7 @@ static const spdl__field spdl__edge_fields[] = {
     SPDL__I(spdl_edge_stats, buffer_size), SPDL__I(spdl_edge_stats, depth),
     SPDL__D(spdl_edge_stats, readiness), SPDL__U(spdl_edge_stats, items),
     SPDL__U(spdl_edge_stats, put_wait_ns), SPDL__U(spdl_edge_stats, get_wait_ns),
-    SPDL__U(spdl_edge_stats, empty_ns), SPDL__U(spdl_edge_stats, elapsed_ns), SPDL__FIELDS_END
+    SPDL__U(spdl_edge_stats, empty_ns), SPDL__H(spdl_edge_stats, elapsed_ns), SPDL__FIELDS_END
 };
 
 /* The inside of a JSON string. What is not UTF-8 becomes U+FFFD. */
@@ -12824,20 +13223,37 @@ SPDL__COLD uint64_t spdl__field_at(const void *stats, size_t at) {
     return value;
 }
 
+/* {"2":4}: the rows whose number is not 0. */
+SPDL__COLD void spdl__json_rows(spdl__text *text, const int *numbers) {
+    const char *before = "";
+    int i;
+    spdl__text_add(text, "{");
+    for (i = 0; i < SPDL_MAX_STAGES; ++i) {
+        if (numbers[i] == 0) continue;
+        spdl__text_add(text, "%s\"%d\":%d", before, i, numbers[i]);
+        before = ",";
+    }
+    spdl__text_add(text, "}");
+}
+
 /* An object without its last brace; `before` is the first one, or a comma. */
 SPDL__COLD void spdl__json_fields(spdl__text *text, const char *before, const void *object,
                                   const spdl__field *field) {
     spdl__cell cell;
-    for (; field->name != NULL; ++field, before = ",") {
+    for (; field->name != NULL; ++field) {
         const void *at = (const char *)object + field->at;
         int value; /* of an enum, whatever its type */
+        if (field->type == 'h') continue;
         spdl__text_add(text, "%s\"%s\":", before, field->name);
+        before = ",";
         switch (field->type) {
         case 'u':
+        case 'n':
             spdl__text_add(text, "%llu", (spdl__llu)spdl__field_at(object, field->at));
             break;
         case 'd': spdl__text_add(text, "%s", spdl__json_double(&cell, *(const double *)at)); break;
         case 'i': spdl__text_add(text, "%d", *(const int *)at); break;
+        case 'r': spdl__json_rows(text, (const int *)at); break;
         case 'b': spdl__text_add(text, *(const bool *)at ? "true" : "false"); break;
         case 's': spdl__json_string(text, (const char *)at); break;
         case 'v': spdl__json_interval(text, (const spdl_interval *)at); break;
@@ -12861,16 +13277,29 @@ SPDL__COLD void spdl__json_array(spdl__text *text, const char *name, const void 
     spdl__text_add(text, "]");
 }
 
-SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
+/* The verdict and the finding, the beginning of an object. */
+SPDL__COLD void spdl__json_verdict(spdl__text *text, const spdl_stats *stats) {
     const spdl__found f = spdl__find(stats);
-    char verdict[768];
+    char verdict[1024];
     (void)spdl_stats_verdict(stats, verdict, sizeof(verdict));
     spdl__text_add(text, "{\"verdict\":");
     spdl__json_string(text, verdict);
     spdl__json_fields(text, ",\"finding\":{", &f.is, spdl__finding_fields);
-    spdl__json_fields(text, "},", stats, spdl__stats_fields);
-    spdl__json_array(text, "stages", stats->stage, stats->stage_count, sizeof(stats->stage[0]),
-                     spdl__stage_fields);
+    spdl__text_add(text, "}");
+}
+
+SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
+    spdl__cell cell;
+    int i;
+    spdl__json_verdict(text, stats);
+    spdl__json_fields(text, ",", stats, spdl__stats_fields);
+    spdl__text_add(text, ",\"stages\":[");
+    for (i = 0; i < stats->stage_count; ++i) {
+        spdl__json_fields(text, i > 0 ? ",{" : "{", &stats->stage[i], spdl__stage_fields);
+        spdl__text_add(text, ",\"load\":%s}",
+                       spdl__json_double(&cell, 1e-4 * (int)(1e4 * spdl__stage_load(stats, i))));
+    }
+    spdl__text_add(text, "]");
     spdl__json_array(text, "edges", stats->edge, stats->stage_count, sizeof(stats->edge[0]),
                      spdl__edge_fields);
     spdl__text_add(text, "}");
@@ -12887,24 +13316,25 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
        pid, run   the process; when the pipeline was created (Unix time in ms): unique together
        time       when the line was written (Unix time in s)
        final      whether this is the last line of the pipeline
-       interval   spdl_stats since the line before, by the names of its fields: "stages" and "edges"
-                  are arrays; "verdict" and "finding" are added, with a "limit" of not_known,
-                  consumer, concurrency, machine, lock, serial, order, batch, workers, harm or
-                  foreign. max_ns is the upper end of a bucket of durations
-       total      the same since the start
+       interval   "verdict" and "finding" since the line before; its "limit" is not_known, consumer,
+                  concurrency, machine, lock, serial, room, batch, workers, harm or foreign, and its
+                  "concurrency" has the rows that need more, such as {"2":4}
+       total      both since the start, and of spdl_stats what examples/data/report.html draws, by
+                  the names of the fields: "stages" and "edges" are arrays. "load" of a stage is how
+                  busy it was. The difference of two lines is the interval between them
        process    spdl__process_stats when the line was written
    Later versions may add fields; none changes its meaning under this name. */
 
 /* What has changed since the snapshot before: of reports, and of the doctor. */
 typedef struct spdl__since {
     spdl_stats last;
-    spdl__histogram times[SPDL_MAX_STAGES];
+    spdl__histogram times[SPDL_MAX_STAGES], steps;
 } spdl__since;
 
 SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__field *field) {
     for (; field->name != NULL; ++field) {
         uint64_t value;
-        if (field->type != 'u') continue;
+        if (field->type != 'u' && field->type != 'h') continue;
         value = spdl__grown(spdl__field_at(from, field->at), spdl__field_at(to, field->at));
         memcpy((char *)to + field->at, &value, sizeof(value));
     }
@@ -12929,6 +13359,11 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
         spdl__stage_times(stage, &since->times[i]);
         since->times[i] = times;
     }
+    memset(&times, 0, sizeof(times));
+    spdl__counters_merge(&times, &p->steps);
+    spdl__histogram_since(&since->steps, &times);
+    spdl__stats_steps_of(interval, &since->steps);
+    since->steps = times;
     spdl__stats_means(interval);
     since->last = *now;
 }
@@ -13046,8 +13481,8 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__json_head(&text, "spdl.stats.1", r->name);
     spdl__text_add(&text, ",\"run\":%llu,\"final\":%s,\"interval\":", (spdl__llu)(r->run / 1000),
                    final ? "true" : "false");
-    spdl__json_stats(&text, &r->interval);
-    spdl__text_add(&text, ",\"total\":");
+    spdl__json_verdict(&text, &r->interval);
+    spdl__text_add(&text, "},\"total\":");
     spdl__json_stats(&text, &r->now);
     spdl__json_fields(&text, ",\"process\":{", &r->process, spdl__process_fields);
     spdl__text_add(&text, "}}\n");
@@ -14255,12 +14690,8 @@ SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
 
 /* The calls that row i may have in this window. */
 SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, const spdl__arm *arm, int i) {
-    const spdl_finding *is = &d->found.is;
-    if (arm->kind == SPDL__ARM_SETTINGS && i == is->stage && is->concurrency > 0)
-        return (uint32_t)is->concurrency;
-    if (arm->kind == SPDL__ARM_SETTINGS && i == is->tie && is->tie_concurrency > 0)
-        return (uint32_t)is->tie_concurrency;
-    return d->limit[i];
+    const int calls = d->found.is.concurrency[i];
+    return arm->kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
 }
 
 /* What is different from here on; all else as it is. */
@@ -14368,7 +14799,7 @@ SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
 /* Of what was observed. */
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *seen = &d->seen.stage[i];
-    const double timed = (double)spdl__grown(seen->failures, seen->tasks);
+    const double timed = (double)seen->tasks;
     spdl__doctor_row *to = &d->report.row[i];
     memcpy(to->name, seen->name, sizeof(to->name));
     to->kind = seen->kind;
@@ -14412,13 +14843,11 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
 /* Whether the settings may be tried on the running pipeline. */
 SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
     const spdl_finding *is = &d->found.is;
-    if (!d->plan.desc.raise || is->concurrency + is->tie_concurrency + is->workers == 0)
-        return false;
-    return is->workers <= d->report.workers + d->p->spare &&
-           (is->concurrency == 0 ||
-            is->concurrency <= d->p->node[is->stage].most) &&
-           (is->tie_concurrency == 0 ||
-            is->tie_concurrency <= d->p->node[is->tie].most);
+    int i;
+    for (i = 0; i < d->p->count; ++i)
+        if (is->concurrency[i] > d->p->node[i].most) return false;
+    return d->plan.desc.raise && spdl__finding_has(is) && is->buffer_size == 0 &&
+           is->workers <= d->report.workers + d->p->spare;
 }
 
 /* Two windows for the busiest rows that cannot be replayed, one for those that can; at most three
@@ -14475,7 +14904,6 @@ SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
    lock; where there is one call at a time nothing could hide it, so the row is not the limit. */
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
-    const spdl_finding none = { SPDL_LIMIT_NOT_KNOWN, -1, -1, 0, 0, 0, 0, 0 };
     const spdl__doctor_row *row;
     bool follows, hides;
     if (f->is.stage < 0 || (f->is.limit != SPDL_LIMIT_CONCURRENCY &&
@@ -14493,7 +14921,8 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
         spdl__find_settings(&d->seen, f, true);
     } else if (hides && row->concurrency == 1 && row->computing.known &&
                row->computing.low > SPDL__HIDDEN) {
-        f->is = none;
+        memset(&f->is, 0, sizeof(f->is));
+        f->is.stage = -1;
         f->proven = false;
     }
 }
@@ -14514,8 +14943,8 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     const double promised = is->gain - 1;
     int i;
     spdl__doctor_results(d);
+    if (r->measured.rounds > 0) d->found.measured = &r->measured;
     if (!r->measured.known) return;
-    d->found.measured = &r->measured;
     r->kept = spdl__found_helps(&d->found);
     if (r->kept) {
         for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__doctor_calls(d, &settings, i);
@@ -14752,7 +15181,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->report.workers = workers;
     d->report.replays = plan->desc.replay;
     d->report.row_count = p->count;
-    d->found.is.stage = d->found.is.tie = d->report.finding.stage = d->report.finding.tie = -1;
+    d->found.is.stage = d->report.finding.stage = -1;
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
     for (i = 0; i < SPDL__MAX_WORKERS; ++i) d->spare[i].d = d;
     if (!spdl__os_event_init(&d->hold)) {
@@ -17069,6 +17498,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
         if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
             stats->stage[i].kind = SPDL_KIND_NONE;
     }
+    stats->may_doctor = false;
     return SPDL_OK;
 }
 

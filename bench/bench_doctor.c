@@ -206,11 +206,11 @@ static spdl_interval compared(planted_run run[2], int windows) {
 /* How many times as fast the program is with the settings typed. */
 static spdl_interval truth_of(const planted *is, const spdl_finding *found) {
     static planted_run run[2];
-    const planted_change none = { -1, 0, 0, 0, 0, -1, 0, true };
-    planted_change change = { found->stage, 0, found->concurrency, found->workers, 0, found->tie,
-                              found->tie_concurrency, true };
+    const planted_change none = { -1, 0, 0, 0, { 0 }, true };
+    planted_change change = { -1, 0, found->workers, 0, { 0 }, true };
     spdl_interval truth;
     bench_now_with("as it really is");
+    memcpy(change.calls, found->concurrency, sizeof change.calls);
     open_or_fail(&run[0], is, &none, NULL);
     if (found->buffer_size > 0 && found->stage == run[0].count - 2)
         change.sink = found->buffer_size;
@@ -278,7 +278,7 @@ static const char *run_repeat(brief *b, const planted *is, FILE *raw, char *more
         snprintf(more + strlen(more), bytes - strlen(more), "    verdict: %.300s\n", text);
     if (b->doctor < 0.5)
         snprintf(more + strlen(more), bytes - strlen(more), "    doctor: %.300s\n", r.verdict);
-    if (around.others == 0 && r.finding.concurrency + r.finding.workers > 0) {
+    if (around.others == 0 && spdl__finding_has(&r.finding)) {
         const spdl_interval truth = truth_of(is, &r.finding);
         b->said = r.finding.gain;
         b->truth = truth.value;

@@ -14,7 +14,7 @@
            spread            costs differ from item to item, by a factor of 0.3 to 1.9, mean 1
            passes            hands its input on; the row after a batch always does
            copies            has .copy_item; `flush` is .flush
-           alone             a pipe says .concurrency = 1; buffer=2 is .buffer_size
+           alone             a pipe says .serial; buffer=2 is .buffer_size
        trainer               compute, sleep, every, late: of its step, and
            workers=4 sink=3  of the pipeline; 4 and 3 unless given
            items=300         in an epoch; without: no end. `continuous` is .continuous
@@ -74,8 +74,8 @@ typedef struct planted_row {
 typedef struct planted_change {
     int stage;    /* or -1 */
     double speed; /* of its calls; 0: as it is */
-    int calls, workers, sink; /* 0: as it is */
-    int tie, tie_calls; /* another stage, or -1 */
+    int workers, sink; /* 0: as it is */
+    int calls[SPDL_MAX_STAGES]; /* of each stage; 0: as it is */
     bool warm;    /* the first calls are as quick as those after them */
 } planted_change;
 
@@ -286,7 +286,8 @@ static inline spdl_stage planted_stage(planted_run *run, int i) {
     if (row->kind == SPDL_KIND_BATCH) to.size = (int)v->calls;
     if (row->kind == SPDL_KIND_PIPE) {
         to.fn = &planted_pipe_spdl;
-        to.concurrency = v->flush > 0 || (v->calls <= 1 && v->alone == 0) ? 0 : (int)v->calls;
+        to.concurrency = v->flush > 0 ? 0 : (int)v->calls;
+        to.serial = v->alone > 0;
         to.flush = v->flush > 0;
     }
     to.buffer_size = (int)v->buffer;
@@ -300,10 +301,8 @@ static inline void planted_make_change(planted_run *run, const planted_change *c
     planted_values *pool = &run->row[run->count - 1].is;
     int i;
     if (change->stage >= 0 && change->speed > 0) run->row[change->stage].speed = change->speed;
-    if (change->stage >= 0 && change->calls > 0)
-        run->row[change->stage].is.calls = change->calls;
-    if (change->tie >= 0 && change->tie_calls > 0)
-        run->row[change->tie].is.calls = change->tie_calls;
+    for (i = 0; i < run->count; ++i)
+        if (change->calls[i] > 0) run->row[i].is.calls = change->calls[i];
     for (i = 0; change->warm && i < run->count; ++i) run->row[i].is.first = 0;
     if (change->workers > 0) pool->workers = change->workers;
     if (change->sink > 0) pool->sink = change->sink;
@@ -452,11 +451,11 @@ static const planted planted_programs[] = {
     { "two_limits", "source list; pipe decode sleep=3000; pipe augment sleep=3000;"
       "trainer sleep=500", PLANTED_RAISE, IS(CONCURRENCY), 0, "decode,augment," },
     { "late_calls", "source list; pipe read calls=4 sleep=2000 every=100 late=100000;"
-      "trainer sleep=200 workers=8", 0, IS(ORDER), 0, "read," },
+      "trainer sleep=200 workers=8", 0, IS(ROOM), 0, "read," },
     { "late_in_each_100", "source list; pipe read calls=4 sleep=2000 every=100 late=50000;"
-      "pipe check compute=100; trainer sleep=200 workers=8", 0, IS(ORDER), 0, "read," },
+      "pipe check compute=100; trainer sleep=200 workers=8", 0, IS(ROOM), 0, "read," },
     { "bursty_source", "source list every=40 late=100000; pipe decode compute=500;"
-      "trainer sleep=500", PLANTED_RAISE, IS(SERIAL) | IS(ORDER), IS(NOT_KNOWN), "list," },
+      "trainer sleep=500", PLANTED_RAISE, IS(SERIAL) | IS(ROOM), IS(NOT_KNOWN), "list," },
     { "late_steps", "source list; pipe decode compute=3000; trainer sleep=500 every=10 late=5000",
       PLANTED_RAISE, IS(CONCURRENCY), 0, "decode," },
     /* batches, branches, ends */

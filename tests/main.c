@@ -21,10 +21,10 @@ static const char *const alone[] = {
     "branch.a_merge_that_waits", "contract.ready_", "contract.time_is_booked",
     "contract.pipelines_on_a_pool", "headspace.planted_", "push.a_", "push.concurrency_",
     "push.polite_", "push.workers_",
-    "stats.failures_", "stats.process_", "stats.reference_", "stats.steps_", "stats.time",
+    "stats.failures_", "stats.slow_", "stats.process_", "stats.reference_", "stats.steps_", "stats.time",
     "stats.wait", "report.intervals_", "report.table_",
     "trace.computing_", "trace.crowded_", "trace.mixed_", "trace.times_", "verdict.stages_",
-    "verdict.sources_", "verdict.rare_", "verdict.requests_", NULL,
+    "verdict.sources_", "verdict.programs_", "verdict.rows_of_one_call_are", "verdict.rare_", "verdict.requests_", NULL,
 };
 
 MODULES(DECLARE)

@@ -83,7 +83,7 @@ static void differ(spdl_pipeline *p, uint64_t *state) {
     arm.value = draw(state, 60000);
     if (arm.kind == SPDL__ARM_SETTINGS) { /* of any finding */
         d->found.is.stage = row;
-        d->found.is.concurrency = 1 + (int)draw(state, (unsigned)p->node[row].most);
+        d->found.is.concurrency[row] = 1 + (int)draw(state, (unsigned)p->node[row].most);
         d->found.is.workers = d->report.workers + (int)draw(state, 1 + (unsigned)p->spare);
     }
     spdl__doctor_set(d, &arm);
@@ -874,7 +874,7 @@ static void spare_workers_work_when_they_are_tried(void) {
         const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
         const uint64_t begun = spdl_time_ns();
         p->doctor->found.is.stage = 1;
-        p->doctor->found.is.concurrency = tries[i].calls;
+        p->doctor->found.is.concurrency[1] = tries[i].calls;
         p->doctor->found.is.workers = tries[i].workers;
         spdl__doctor_set(p->doctor, &settings);
         while (most_calls(p, &slow) != tries[i].most) /* calls of before end; threads come late */
@@ -887,7 +887,7 @@ static void spare_workers_work_when_they_are_tried(void) {
 static void trial_ends(spdl__doctor *d, double measured) {
     d->report.row[1].concurrency = 2;
     d->found.is.stage = 1;
-    d->found.is.concurrency = d->found.is.workers = 4;
+    d->found.is.concurrency[1] = d->found.is.workers = 4;
     d->found.is.gain = 2;
     d->arm[2].result = &d->report.measured;
     d->rounds.arms = 3;
@@ -1013,18 +1013,22 @@ static void reports_go_to_the_file(void) {
     test_setenv("SPDL_REPORT", NULL);
 }
 
-/* What a row says is a hard bound without `raise`, and where it is 1, or the row has .again. */
+/* What a row says is a hard bound without `raise`, and where it is .serial or .again. */
 static void bounds_are_kept(void) {
-    static const int says[] = { 0, 1, 2, 3 }, raised[] = { 4, 1, 4, 6 };
-    for (int i = 0; i < 8; ++i) {
+    static const int says[] = { 0, 1, 2, 3 }, raised[] = { 4, 4, 4, 6 };
+    for (int i = 0; i < 12; ++i) {
+        const bool serial = i > 7;
         spdl_doctor_desc doctor = watches;
         spdl_pipeline *p;
         memset(&source, 0, sizeof source);
         source.count = 3;
         doctor.raise = i > 3;
-        p = EXAMINE(&doctor, 4, FROM(NOTHING), LOOK(.concurrency = says[i % 4]),
+        p = EXAMINE(&doctor, 4, FROM(NOTHING),
+                    LOOK(.concurrency = serial ? i % 2 : says[i % 4], .serial = serial),
                     TWICE(.concurrency = 3, .output_order = SPDL_ORDER_COMPLETION), SPDL_SINK(2));
-        CHECK_EQ(p->node[1].most, doctor.raise ? raised[i % 4] : says[i % 4] ? says[i % 4] : 1);
+        CHECK_EQ(p->node[1].most, serial         ? 1
+                                  : doctor.raise ? raised[i % 4]
+                                  : says[i % 4]  ? says[i % 4] : 1);
         CHECK_EQ(p->node[2].most, 3);
         CHECK_EQ(p->spare, doctor.raise ? 4 : 0);
         CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 4), SPDL_E_LIMIT); /* whoever else sets it */

@@ -352,7 +352,9 @@ static void json_lines_are_what_the_schema_says(void) {
         CHECK_EQ(json_number(line, "{", "pid"), getpid());
         CHECK(says(line, "\"name\":\"a \\u0022quoted\\u0022 \\u003cname\\u003e\\u000a\\ufffd"
                          "\xc3\xa9\""));
-        CHECK(json_number(line, "\"interval\"", "elapsed_ns") > 0);
+        CHECK(json_number(line, "\"total\"", "elapsed_ns") > 0);
+        CHECK_EQ(count_of(line, "\"elapsed_ns\""), 1); /* the numbers are there once */
+        CHECK(json_number(line, "\"stages\"", "load") >= 0);
         CHECK(json_number(line, "\"total\"", "split_calls") >= 0);
         CHECK(says(line, "\"runnable_ns\":") && says(line, "\"finding\":{\"limit\":\""));
         CHECK(json_number(line, "\"process\"", "cores_allowed") > 0);
