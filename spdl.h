@@ -537,13 +537,16 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    SPDL_FOREVER; for one that waits for a device, workers = cores and 2 ms.
 
    Who may wait for whom. While a worker is free it calls every row with an input, under its
-   concurrency and with room for its result, whatever other calls wait for. Calls of a row begin in
-   the order of its inputs. Up to `concurrency` calls of a row may wait for each other, if there are
-   as many workers (in input order: within buffer_size + concurrency items). A call may wait for a
-   later stage, the consumer or the producer, if its row has a concurrency of 1 or completion order:
-   otherwise order makes calls wait for those before them. The consumer may wait until its buffer is
-   full, or pause for any time. create stores *pipeline before the first call. Pipelines on one pool
-   share it by time, not by calls. The library calls no function of yours under a lock.
+   concurrency and with room for its result, whatever other calls wait for (for a large SPDL_SINK
+   see there). Calls of a row begin in the order of its inputs. Up to `concurrency` calls of a row
+   may wait for each other, if there are as many workers (in input order: within buffer_size +
+   concurrency items). A call may wait for a later stage, the consumer or the producer, if its row
+   has a concurrency of 1 or completion order: otherwise order makes calls wait for those before
+   them. There must be one worker more than calls that wait for a later stage. No call may wait for
+   the consumer if the thread in next runs stages (with workers = 0 or .next_works_ns): it may run
+   on the thread that it waits for. The consumer may wait until its buffer is full, or pause for any
+   time. create stores *pipeline before the first call. Pipelines on one pool share it by time, not
+   by calls. The library calls no function of yours under a lock.
 
    Fork. In the child of a fork a pipeline with threads is dead: next, push, stop and rewind return
    SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. */
@@ -606,7 +609,8 @@ typedef struct spdl_stage {
     const spdl_allocator *allocator SPDL__ZERO; /* with item_bytes: of this row's blocks, which are
                                            kept until the pipeline ends; NULL: the pipeline's */
     bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
-    bool drop_oldest SPDL__ZERO;        /* feed: when it is full, drop the oldest item */
+    bool drop_oldest SPDL__ZERO;        /* feed: when it is full, drop the oldest item; the next
+                                           row has one call at a time, or completion order */
     bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
     bool flush SPDL__ZERO;              /* pipe: called once more at the end; concurrency 1 */
     bool deferred SPDL__ZERO;           /* pipe: may return SPDL_PENDING */
@@ -666,7 +670,8 @@ typedef struct spdl_pipeline_desc {
     const char *name;         /* names the threads; default "spdl" */
     spdl_policy policy;       /* of its own threads */
     size_t stack_bytes;       /* of each of them; 0: the system's default */
-    int64_t next_works_ns;    /* see Who works; 0: no stage, SPDL_FOREVER: all */
+    int64_t next_works_ns;    /* see Who works; 0: no stage, SPDL_FOREVER: all. `pool` must have
+                                 guests, and no call may wait for the consumer */
     spdl_allocator allocator;
     spdl_logger logger;
     spdl_profiler profiler;   /* default: that of `pool` */
@@ -719,7 +724,8 @@ typedef struct spdl_pipeline_desc {
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
        SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size)
+       SPDL_SINK(buffer_size), of results that may wait for the consumer. Without a feed, workers
+       fill a buffer of 8 or more again when half of it is gone, or when the consumer waits.
    C++20 wants fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size, .output_order,
    .item_bytes, .drop_last, .continuous, .max_failures, .free_item, and so on. C++ before that:
    SPDL_PIPE(fn).with_concurrency(4). */
@@ -5743,8 +5749,9 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    Turns. Of several clients each worker steps in the one that it has worked least for, for up to
    SPDL__TURN_NS; one that had nothing to do saves up no more than two turns.
 
-   Guests. The place of a guest is a worker without a thread; `taken` says that a thread has it. A
-   guest never sleeps, so nobody wakes it: it passes on what it leaves.
+   Guests. The place of a guest is a worker without a thread; `taken` is set while a thread has it.
+   A guest never sleeps, so nobody wakes it. Whoever goes elsewhere passes on what it leaves: a
+   guest whose budget is over, a worker that begins a job or goes to another client.
 
    Threads: workers run worker_main; clients come and go from any thread. `slot.users` counts the
    workers inside a client, and detach waits until it is 0. The pool owns threads, queue and locals;
@@ -5761,6 +5768,7 @@ typedef struct spdl__client {
     /* written by its owner before it is attached */
     bool (*step)(void *self, int worker);     /* runs one piece of work; false: there is none */
     bool (*runnable)(void *self, int worker); /* whether step would find some; -1: any worker */
+    void (*pass_on)(void *self); /* wakes a consumer that works, if it would find some */
     void *self;
 } spdl__client;
 
@@ -5937,11 +5945,29 @@ SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *clie
     spdl__pool_wake_all(pool);
 }
 
-/* Call after making something runnable, unless the same worker looks for work next. */
-SPDL__PRIVATE void spdl__pool_hint(spdl_pool *pool) {
+/* Call after making something runnable, unless the same worker looks for work next. Returns true if
+   there was a worker to wake for it. */
+SPDL__PRIVATE bool spdl__pool_hint(spdl_pool *pool) {
     spdl__full_barrier();
-    if (spdl__pool_has_sleepers(pool) && spdl__pool_runnable(pool, -1, NULL))
-        spdl__pool_wake_one(pool);
+    if (!spdl__pool_has_sleepers(pool)) return false;
+    if (spdl__pool_runnable(pool, -1, NULL)) spdl__pool_wake_one(pool);
+    return true;
+}
+
+/* Call before this thread goes elsewhere, for however long. What it leaves behind is for a worker
+   that sleeps. If none does, it is for consumers that work and sleep: those that are not asleep
+   look again before they sleep. (tests/model/works.pml) */
+SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
+    uint32_t i;
+    if (spdl__pool_hint(pool) || spdl__load_relaxed32(&pool->beacon.sleepers) < SPDL__WAITER)
+        return;
+    for (i = 0; i < used; ++i) {
+        const spdl__client *client = spdl__client_enter(pool, &pool->slot[i]);
+        if (client == NULL) continue;
+        client->pass_on(client->self);
+        spdl__client_leave(pool, &pool->slot[i]);
+    }
 }
 
 /* --- workers --- */
@@ -5986,7 +6012,7 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
     if (!over && spdl__load_relaxed32(&pool->clients) > 1) spdl__client_settle(pool, client, at);
     spdl__client_leave(pool, slot);
     if (!alone && found) worker->worked_ns[at] += spdl_time_ns() - since;
-    if (over) spdl__pool_hint(pool); /* it may have more, and we look elsewhere */
+    if (over) spdl__pool_pass_on(pool); /* it may have more, and we look elsewhere */
     return found;
 }
 
@@ -6017,7 +6043,7 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
     const spdl_profiler *profiler = &pool->desc.profiler;
     spdl__job job;
     if (spdl_ring_try_pop(pool->jobs, &job) != SPDL_OK) return false;
-    spdl__pool_hint(pool);
+    spdl__pool_pass_on(pool);
     spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, pool->name, (uint64_t)worker->index);
     job.fn(job.arg, worker->index, worker->local);
     spdl__profile(profiler, SPDL_EVENT_TASK_END, pool->name, (uint64_t)worker->index);
@@ -6146,7 +6172,7 @@ SPDL__PRIVATE spdl__worker *spdl__guest_enter(spdl_pool *pool, uint64_t until) {
 
 /* Passes on what it leaves; with the last store it may be the pool's end. */
 SPDL__PRIVATE void spdl__guest_leave(spdl__worker *guest) {
-    spdl__pool_hint(guest->pool);
+    spdl__pool_pass_on(guest->pool);
     spdl__store(&guest->id, 0);
     spdl__store32(&guest->taken, 0); /* pairs with the next guest's swap and the wait in release */
 }
@@ -6193,7 +6219,7 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
     spdl__add(&pool->pending, 1);
     result = spdl_ring_push(pool->jobs, &job, timeout_ns);
     if (result == SPDL_OK)
-        spdl__pool_hint(pool);
+        (void)spdl__pool_hint(pool);
     else if (spdl__sub(&pool->pending, 1) == 1)
         spdl__os_event_wake(&pool->idle, SPDL__ALL);
     return result;
@@ -6804,8 +6830,9 @@ struct spdl__batch {
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row of the stage that made each item; in place: the parts that are given */
     uint64_t range;   /* of what is in it: see >>position-impl */
-    spdl__batch *next; /* of a spare one: as above; in place: under place_lock, as are sequence and
-                          epoch, which say what batch it will be */
+    spdl__batch *next; /* of a spare one: as above; in place: the older one, under place_lock, as
+                          are the newer one, sequence and epoch, which say what batch it will be */
+    spdl__batch *newer;
 };
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
@@ -7170,7 +7197,9 @@ typedef struct spdl__node {
     char pad2[SPDL_CACHE_LINE];
     /* batch in place: by the row, and by calls of the row before; all under the lock */
     uint32_t place_lock;
-    spdl__batch *place;     /* batches that calls write into, the open one among them */
+    spdl__batch *place; /* the newest of the batches that calls write into, the open one among
+                           them; in order, so that both ends are quick to find */
+    spdl__batch *place_oldest;
     uint64_t place_epoch;   /* of the items the row takes */
     uint64_t place_dropped; /* dropped items of this epoch that the row has passed, or fewer */
     char pad3[SPDL_CACHE_LINE];
@@ -7509,6 +7538,12 @@ SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
         else spdl__wake_consumer(p);
         return;
     }
+}
+
+/* The client's pass_on. */
+SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, UINT32_MAX);
 }
 
 SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
@@ -9324,35 +9359,60 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
 static const char *const spdl__in_place_stays =
     "the items of a batch in place (.item_bytes) cannot leave it";
 
-/* Under place_lock: the batch that will have this number in this epoch. */
-SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number) {
-    spdl__batch *batch = row->place;
-    while (batch != NULL && (batch->shown.epoch != epoch || batch->shown.sequence != number))
-        batch = batch->next;
-    if (batch != NULL) return batch;
-    batch = spdl__batch_get(row->batches);
-    if (batch == NULL) return NULL;
+/* Under place_lock: the batch that will have this number in this epoch. If there is none, *made is
+   that one, and then NULL; NULL: neither. */
+SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number,
+                                             spdl__batch **made) {
+    spdl__batch *newer = NULL, *batch = row->place_oldest;
+    if (batch == NULL || batch->shown.epoch != epoch || batch->shown.sequence != number)
+        for (batch = row->place;
+             batch != NULL && (batch->shown.epoch > epoch ||
+                               (batch->shown.epoch == epoch && batch->shown.sequence > number));
+             batch = batch->next)
+            newer = batch;
+    if (batch != NULL && batch->shown.epoch == epoch && batch->shown.sequence == number)
+        return batch;
+    if (*made == NULL) return NULL;
+    (*made)->next = batch;
+    (*made)->newer = newer;
+    *(batch != NULL ? &batch->newer : &row->place_oldest) = *made;
+    *(newer != NULL ? &newer->next : &row->place) = *made;
+    batch = *made;
+    *made = NULL;
     memset(batch->owner, 0, (size_t)row->row.size);
     batch->shown.epoch = epoch;
     batch->shown.sequence = number;
-    batch->next = row->place;
-    row->place = batch;
     return batch;
 }
 
-/* A part of a batch in place, for this call. */
+/* Under place_lock: no call writes into it any more. */
+SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
+    *(batch->next != NULL ? &batch->next->newer : &row->place_oldest) = batch->newer;
+    *(batch->newer != NULL ? &batch->newer->next : &row->place) = batch->next;
+}
+
+/* A part of a batch in place, for this call. Memory comes from the user's allocator, so not under
+   the lock. */
 SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     const spdl__node *node = task->node;
     const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
     uint64_t at = (node->serial ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
-    spdl__batch *batch;
-    spdl__lock(&row->place_lock, row->locks);
-    if (row->place_epoch == epoch) at -= row->place_dropped;
-    batch = spdl__place_batch(row, epoch, at / size);
-    while (batch != NULL && batch->owner[at % size] != 0)
-        batch = spdl__place_batch(row, epoch, ++at / size);
-    if (batch != NULL) batch->owner[at % size] = SPDL__IN_PLACE;
-    spdl__unlock(&row->place_lock, row->locks);
+    spdl__batch *batch = NULL, *made = NULL;
+    bool again = false;
+    for (;;) {
+        spdl__lock(&row->place_lock, row->locks);
+        if (!again && row->place_epoch == epoch) at -= row->place_dropped;
+        batch = spdl__place_batch(row, epoch, at / size, &made);
+        while (batch != NULL && batch->owner[at % size] != 0)
+            batch = spdl__place_batch(row, epoch, ++at / size, &made);
+        if (batch != NULL) batch->owner[at % size] = SPDL__IN_PLACE;
+        spdl__unlock(&row->place_lock, row->locks);
+        if (batch != NULL) break;
+        made = spdl__batch_get(row->batches);
+        if (made == NULL) break;
+        again = true;
+    }
+    spdl_batch_free(made);
     task->holder = batch;
     return batch != NULL ? (char *)batch->shown.data + at % size * row->row.item_bytes : NULL;
 }
@@ -9377,18 +9437,17 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
 SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
-    spdl__batch **at = &node->place;
+    spdl__batch *empty = NULL;
     if (node->row.item_bytes == 0) return;
     spdl__lock(&node->place_lock, node->locks);
     node->place_dropped = dropped - node->dropped;
-    while (*at != NULL) {
-        spdl__batch *batch = *at;
-        if (done != NULL ? batch != done : batch->shown.epoch != epoch) {
-            at = &batch->next;
-            continue;
-        }
-        *at = batch->next;
-        if (done == NULL) spdl_batch_free(batch); /* empty: all calls that had a part dropped it */
+    if (done != NULL) spdl__place_unlink(node, done);
+    while (done == NULL && node->place_oldest != NULL &&
+           node->place_oldest->shown.epoch == epoch) { /* all calls that had a part dropped it */
+        spdl__batch *batch = node->place_oldest;
+        spdl__place_unlink(node, batch);
+        batch->next = empty;
+        empty = batch;
     }
     if (done == NULL) {
         node->place_epoch = epoch + 1;
@@ -9396,20 +9455,31 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
         node->dropped = dropped;
     }
     spdl__unlock(&node->place_lock, node->locks);
+    while (empty != NULL) {
+        spdl__batch *batch = empty;
+        empty = batch->next;
+        spdl_batch_free(batch);
+    }
 }
 
 /* The batch that the next item goes to; NULL: there is no memory for it. */
 SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
-    spdl__batch *batch;
+    spdl__batch *batch, *made = NULL;
     if (node->row.item_bytes == 0) {
         batch = spdl__batch_get(node->batches);
         if (batch != NULL) batch->shown.epoch = spdl__load_relaxed(&node->epoch);
         return batch;
     }
-    spdl__lock(&node->place_lock, node->locks);
-    batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
-                              node->number - node->number_first);
-    spdl__unlock(&node->place_lock, node->locks);
+    for (;;) {
+        spdl__lock(&node->place_lock, node->locks);
+        batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
+                                  node->number - node->number_first, &made);
+        spdl__unlock(&node->place_lock, node->locks);
+        if (batch != NULL) break;
+        made = spdl__batch_get(node->batches); /* not under the lock */
+        if (made == NULL) break;
+    }
+    spdl_batch_free(made);
     return batch;
 }
 
@@ -9751,11 +9821,14 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
-/* Whether calls of this row are not longer than that on average; one that was not timed yet may
-   be. */
-SPDL__INLINE bool spdl__step_suits(const spdl__node *node, uint64_t longest) {
-    return longest == SPDL__NEVER || node->gathers ||
-           spdl__load_relaxed(&node->item_ns) - 1 < longest;
+/* Returns true if calls of this row are not longer than that on average. A row that was not timed
+   yet is for the workers, if there are any. */
+SPDL__INLINE bool spdl__step_suits(const spdl_pipeline *p, const spdl__node *node,
+                                   uint64_t longest) {
+    uint64_t each;
+    if (longest == SPDL__NEVER || node->gathers) return true;
+    each = spdl__load_relaxed(&node->item_ns);
+    return each != 0 ? each <= longest : p->pool->desc.workers == 0;
 }
 
 /* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
@@ -9770,7 +9843,7 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
             const uint64_t word = spdl__load(node->word);
             bool done;
             if (((word & SPDL__ACTIVE) != 0 && node->parked == NULL) != (joins != 0) ||
-                !spdl__row_has_work(p, node, word) || !spdl__step_suits(node, longest))
+                !spdl__row_has_work(p, node, word) || !spdl__step_suits(p, node, longest))
                 continue;
             if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
             else if (node->plain) done = spdl__flow_sit_plain(task, node, late);
@@ -10057,7 +10130,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
 SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
     int i;
     for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
-        if (spdl__step_suits(&p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
+        if (spdl__step_suits(p, &p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
             return true;
     return false;
 }
@@ -10295,24 +10368,23 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     return SPDL_OK;
 }
 
-/* Takes the oldest item by the reader's own swap, as if the reader had dropped it. A ticket that
-   the reader promises with it gets a hole. When that cannot be now the reader is at work: there is
-   room soon. */
+/* Takes the oldest item by the reader's own swap, as if the reader had dropped it. The reader is
+   not in input order with several calls, so the drop leaves no hole. When the swap fails the reader
+   is at work, and there is room soon. */
 SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__node *feed = p->feed, *reader = feed + 1;
     uint64_t word = spdl__load(reader->word);
-    const uint64_t head = spdl__head(word), at = spdl__row_at(reader, word);
+    const uint64_t head = spdl__head(word);
     const spdl__slot *slot = spdl__edge_slot(&feed->out, head);
     const bool ready = spdl__slot_has(slot, head);
     const spdl__item got = spdl__slot_read(slot);
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
         (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
-        !spdl__row_passes_hole(p, reader, word) ||
         !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
         spdl__os_yield();
         return;
     }
-    spdl__put_nothing(p, reader, at, spdl_time_ns());
+    spdl__put_nothing(p, reader, 0, 0);
     spdl__count(&feed->counters[0].skips, 1);
     spdl__wake_changed(p, reader);
     spdl__item_free(p, got.item, got.origin); /* user code */
@@ -10453,6 +10525,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             node->place = batch->next;
             spdl_batch_free(batch);
         }
+        node->place_oldest = NULL;
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
             uint64_t origin;
@@ -10991,6 +11064,10 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "again is set, and concurrency is more than 1: write .output_order = "
           "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
+        { i == 1 && plan->rows[0].drop_oldest && several && row->output_order == SPDL_ORDER_INPUT,
+          "concurrency is more than 1 in input order, and the feed before it says drop_oldest: "
+          "write "
+          ".output_order = SPDL_ORDER_COMPLETION, or put a stage with one call at a time between" },
         { plan->desc->deliver_failures && row->max_failures != 0,
           "max_failures is set, but with deliver_failures the consumer gets each failure" },
         { plan->desc->deliver_failures && i == 0 && row->kind != SPDL_KIND_FEED,
@@ -11178,6 +11255,10 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     else if (desc->pool != NULL && desc->workers != 0)
         (void)snprintf(why, sizeof(why), "workers is %d, but pool is set: leave it 0",
                        desc->workers);
+    else if (desc->pool != NULL && desc->pool->desc.guests == 0 && desc->next_works_ns != 0)
+        (void)snprintf(why, sizeof(why),
+                       "next_works_ns is set, but its pool has no place for guests: "
+                       "set .guests of the pool");
     else if (desc->workers == SPDL__MAX_WORKERS && desc->next_works_ns != 0)
         (void)snprintf(why, sizeof(why), "workers is %d, with next_works_ns at most %d",
                        desc->workers, SPDL__MAX_WORKERS - 1);
@@ -11597,6 +11678,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     p->beacon = p->pool != NULL ? &p->pool->beacon : &p->own_beacon;
     p->client.step = spdl__step;
     p->client.runnable = spdl__pipeline_runnable;
+    p->client.pass_on = spdl__pipeline_pass_on;
     p->client.self = p;
     if (p->pool != NULL) {
         p->slot = spdl__pool_attach(p->pool, &p->client, &p->bit);

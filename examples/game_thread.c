@@ -100,7 +100,8 @@ int main(void) {
         spdl_pool_create(&desc.pool, &pool_desc) != SPDL_OK) return 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_FEED(Request, .drop_oldest = true, .buffer_size = 16, .free_item = free),
-            SPDL_PIPE(find_path, .concurrency = THREADS),
+            SPDL_PIPE(find_path, .concurrency = THREADS,
+                      .output_order = SPDL_ORDER_COMPLETION), /* as drop_oldest wants it */
             SPDL_SINK(16))) != SPDL_OK) return 1;
     for (int i = 0; i < THREADS; i++) thread_start(&own[i], job_thread, jobs);
     for (int frame = 0; frame < FRAMES; frame++) {

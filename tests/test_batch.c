@@ -761,29 +761,115 @@ static void batches_in_place_may_run_out(void) {
     }
 }
 
-TEST_TABLE(batch) {
-    TEST_CASE(a_source_writes_into_batches),
-    TEST_CASE(calls_write_into_batches_at_the_same_time),
-    TEST_CASE(dropped_parts_leave_no_gap),
-    TEST_CASE(epochs_do_not_share_a_batch),
-    TEST_CASE(batches_know_their_epoch),
-    TEST_CASE(other_items_are_copied),
-    TEST_CASE(buffers_are_copied_into_batches),
-    TEST_CASE(buffers_of_one_to_many_are_copied_into_batches),
-    TEST_CASE(calls_made_again_have_new_buffers),
-    TEST_CASE(deferred_calls_write_into_batches),
-    TEST_CASE(batches_in_place_can_be_left),
-    TEST_CASE(a_rewind_begins_a_new_batch),
-    TEST_CASE(a_failure_after_the_batch_waits_for_those_who_write),
-    TEST_CASE(a_failure_before_the_batch_delivers_what_was_whole),
-    TEST_CASE(buffers_come_back),
-    TEST_CASE(buffers_in_a_batch_come_back),
-    TEST_CASE(batches_are_taken_apart),
-    TEST_CASE(batches_are_taken_apart_in_each_epoch),
-    TEST_CASE(wrong_use_is_a_failure),
-    TEST_CASE(rows_are_checked),
-    TEST_CASE(running_in_place_allocates_nothing),
-    TEST_CASE(any_allocation_may_fail),
-    TEST_CASE(batches_in_place_may_run_out),
-    TEST_END
-};
+/* While the allocator makes one more batch, another call gets its part of one: no lock is held. */
+typedef struct slow_allocator {
+    bool armed;
+    int in_alloc, asked, got;
+} slow_allocator;
+
+static void *slow_alloc(size_t bytes, size_t align, void *user) {
+    slow_allocator *a = (slow_allocator *)user;
+    if (__atomic_load_n(&a->armed, __ATOMIC_ACQUIRE) &&
+        !__atomic_exchange_n(&a->in_alloc, 1, __ATOMIC_ACQ_REL)) {
+        const int was = __atomic_load_n(&a->got, __ATOMIC_ACQUIRE);
+        for (int i = 0; i < 5000 && __atomic_load_n(&a->got, __ATOMIC_ACQUIRE) == was; ++i)
+            sleep_us(1000);
+        CHECK(__atomic_load_n(&a->got, __ATOMIC_ACQUIRE) > was);
+    }
+    return test_memory(align, bytes);
+}
+
+static void slow_free(void *memory, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    test_memory_free(memory);
+}
+
+SPDL_FN(asks_for_a_part, item, char) {
+    slow_allocator *a = (slow_allocator *)spdl_ctx(task);
+    (void)in;
+    *out = (char *)spdl_buffer(task);
+    __atomic_add_fetch(&a->got, 1, __ATOMIC_ACQ_REL);
+    sleep_us(100);
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+/* The consumer keeps its batches, so that more must be made. The first call that makes one waits
+   for the next call: batches of one part each. */
+static void alloc_under_lock(void) {
+    static spdl_batch *kept[400];
+    slow_allocator a = { .armed = false };
+    spdl_pipeline_desc desc = { .workers = 2, .allocator = { slow_alloc, slow_free, &a } };
+    spdl_pipeline *p;
+    size_t count = 0;
+    REQUIRE(spdl_pipeline_create(
+                &p, &desc,
+                SPDL_STAGES(COUNT_TO(400), SPDL_PIPE(asks_for_a_part, .ctx = &a, .concurrency = 2),
+                            SPDL_BATCH(2, .item_bytes = 64), SPDL_SINK(2))) == SPDL_OK);
+    __atomic_store_n(&a.armed, true, __ATOMIC_RELEASE);
+    while (SPDL_NEXT(p, &kept[count], SPDL_SECONDS(15)) == SPDL_OK) ++count;
+    CHECK_EQ(count, 200);
+    CHECK_EQ(a.in_alloc, 1);
+    while (count > 0) spdl_batch_free(kept[--count]);
+    DONE(p);
+}
+
+SPDL_FN(gives_parts, void, char) {
+    *out = (char *)spdl_buffer(task);
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+/* Nanoseconds a batch of one part, while the source is `ahead` batches ahead; the best of some. */
+static double batch_ns(int ahead) {
+    double best = 1e9;
+    for (int i = 0; i < 5; ++i) {
+        const int most = 2000;
+        spdl_pipeline *p = START(1, SPDL_SOURCE(gives_parts, .buffer_size = ahead),
+                                 SPDL_BATCH(1, .item_bytes = 8), SPDL_SINK(1));
+        spdl_batch *batch;
+        uint64_t since;
+        double ns;
+        while (stats_of(p, 0).tasks < (uint64_t)ahead) sleep_us(100);
+        since = spdl_time_ns();
+        for (int n = 0; n < most; ++n) {
+            REQUIRE(SPDL_NEXT(p, &batch, SPDL_SECONDS(15)) == SPDL_OK);
+            spdl_batch_free(batch);
+        }
+        ns = (double)(spdl_time_ns() - since) / most;
+        best = ns < best ? ns : best;
+        spdl_pipeline_destroy(p);
+    }
+    return best;
+}
+
+/* What a batch in place costs does not grow with those that are open. */
+static void open_batches_linear(void) {
+    const double few = batch_ns(64), many = batch_ns(16384);
+    CHECK(many < 20 * few); /* 500, when a list was walked */
+}
+
+TEST_TABLE(batch){ TEST_CASE(a_source_writes_into_batches),
+                   TEST_CASE(calls_write_into_batches_at_the_same_time),
+                   TEST_CASE(dropped_parts_leave_no_gap),
+                   TEST_CASE(epochs_do_not_share_a_batch),
+                   TEST_CASE(batches_know_their_epoch),
+                   TEST_CASE(other_items_are_copied),
+                   TEST_CASE(buffers_are_copied_into_batches),
+                   TEST_CASE(buffers_of_one_to_many_are_copied_into_batches),
+                   TEST_CASE(calls_made_again_have_new_buffers),
+                   TEST_CASE(deferred_calls_write_into_batches),
+                   TEST_CASE(batches_in_place_can_be_left),
+                   TEST_CASE(a_rewind_begins_a_new_batch),
+                   TEST_CASE(a_failure_after_the_batch_waits_for_those_who_write),
+                   TEST_CASE(a_failure_before_the_batch_delivers_what_was_whole),
+                   TEST_CASE(buffers_come_back),
+                   TEST_CASE(buffers_in_a_batch_come_back),
+                   TEST_CASE(batches_are_taken_apart),
+                   TEST_CASE(batches_are_taken_apart_in_each_epoch),
+                   TEST_CASE(wrong_use_is_a_failure),
+                   TEST_CASE(rows_are_checked),
+                   TEST_CASE(running_in_place_allocates_nothing),
+                   TEST_CASE(any_allocation_may_fail),
+                   TEST_CASE(batches_in_place_may_run_out),
+                   TEST_CASE(alloc_under_lock),
+                   TEST_CASE(open_batches_linear),
+                   TEST_END };

@@ -578,6 +578,12 @@ static void calls_may_wait_for_later_stages(void) {
 
 WAYS(calls_may_wait_for_later_stages)
 
+/* With one worker more than calls that wait, and no more. */
+static void token_behind(void) {
+    tokens_go_round(2, 1, times(2000), false, false, 16);
+    tokens_go_round(3, 2, times(2000), false, false, 16);
+}
+
 static void calls_may_wait_for_the_trainer(void) {
     tokens_go_round(2, 1, times(100000), true, true, 16);
     tokens_go_round(3, 2, times(50000), false, true, 16);
@@ -937,7 +943,8 @@ static void one_push_hangs(void) {
     test_thread producer;
     the_house = &h;
     h.p = BEGIN(2, SPDL_FEED(item, .free_item = frees, .buffer_size = 4, .drop_oldest = true),
-                SPDL_PIPE(first, .concurrency = 4), SPDL_PIPE(last, OPEN), SPDL_SINK(8));
+                SPDL_PIPE(first, .concurrency = 4, .output_order = SPDL_ORDER_COMPLETION),
+                SPDL_PIPE(last, OPEN), SPDL_SINK(8));
 #undef OPEN
     CHECK_EQ(spdl_pipeline_set_concurrency(h.p, 1, 1), SPDL_OK);
     (void)house_push(&h);
@@ -1190,10 +1197,11 @@ static void ready_items_come_at_once(void) {
     spdl_pipeline_destroy(p);
 }
 
-TEST_TABLE(contract) {
+TEST_TABLE(contract){
     CASES(all_that_can_be_called_is),
     CASES(calls_may_wait_for_each_other),
     CASES(calls_may_wait_for_later_stages),
+    TEST_CASE(token_behind),
     CASES(calls_may_wait_for_the_trainer),
     CASES(calls_may_wait_for_the_producer),
     CASES(a_trainer_may_wait_for_a_full_buffer),

@@ -281,23 +281,155 @@ static void the_trainer_has_a_place_of_its_own(void) {
     }
 }
 
-/* On a shared pool it takes the place of a guest; without a free one it waits as any trainer. */
+static spdl_pool *pool_with(int workers, int guests) {
+    const spdl_pool_desc desc = { .workers = workers, .guests = guests };
+    spdl_pool *pool = NULL;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    return pool;
+}
+
+/* On a shared pool it takes the place of a guest. */
 static void on_a_shared_pool_it_is_a_guest(void) {
-    for (int guests = 0; guests < 2; ++guests) {
-        const spdl_pool_desc desc = { .workers = 1, .guests = guests };
-        spdl_pool *pool = NULL;
-        REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
-        for (int i = 0; i < 10; ++i) {
-            tally t = { .meet = guests ? 2 : 0, .us = 20 };
-            spdl_pipeline *p = start_works(0, pool, SPDL_FOREVER, SPDL_STAGES(
-                COUNT_TO(20), SPDL_PIPE(count_calls, .ctx = &t, .concurrency = 2),
-                SPDL_SINK(20)));
-            CHECK_EQ(take_from(p, 0, 100, SPDL_END), 20);
-            CHECK(guests ? t.in_next >= 10 : t.in_next == 0);
-            DONE(p);
-        }
+    spdl_pool *pool = pool_with(1, 1);
+    for (int i = 0; i < 10; ++i) {
+        tally t = { .meet = 2, .us = 20 };
+        spdl_pipeline *p = start_works(
+            0, pool, SPDL_FOREVER,
+            SPDL_STAGES(COUNT_TO(20), SPDL_PIPE(count_calls, .ctx = &t, .concurrency = 2),
+                        SPDL_SINK(20)));
+        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 20);
+        CHECK(t.in_next >= 10);
+        DONE(p);
+    }
+    spdl_pool_destroy(pool);
+}
+
+/* A pool without such a place is refused: next would never work. */
+static void next_works_without_place(void) {
+    spdl_pipeline_desc desc = { .pool = pool_with(2, 0), .next_works_ns = 1 };
+    spdl_pipeline *p = NULL;
+    spdl_error error;
+    desc.error = &error;
+    CHECK_EQ(
+        spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(1), SPDL_PIPE(pass_on), SPDL_SINK(1))),
+        SPDL_E_INVALID);
+    CHECK_STR(error.text, "pipeline: next_works_ns is set, but its pool has no place for guests: "
+                          "set .guests of the pool");
+    CHECK(p == NULL);
+    spdl_pool_destroy(desc.pool);
+}
+
+/* On a pool of guests alone nobody else times a row: its first call is the consumer's, whatever the
+   limit. */
+static void guest_only(void) {
+    for (int i = 0; i < 2; ++i) {
+        spdl_pool *pool = pool_with(0, 1);
+        tally t = { .us = 0 };
+        spdl_pipeline *p =
+            start_works(0, pool, i ? 2000000 : SPDL_FOREVER,
+                        SPDL_STAGES(COUNT_TO(10), SPDL_PIPE(count_calls, .ctx = &t), SPDL_SINK(3)));
+        CHECK_EQ(take_from(p, 0, 100, SPDL_END), 10);
+        CHECK_EQ(t.in_next, 10);
+        DONE(p);
         spdl_pool_destroy(pool);
     }
+}
+
+/* Whether the consumer sleeps in next. */
+static void await_sleep(const spdl_pipeline *p) {
+    while (spdl__load32(&p->waiting) == 0) sleep_us(100);
+    sleep_us(2000);
+}
+
+/* All inputs but the last are dropped, so that nothing but the row could wake the consumer. The
+   first call, which is not the consumer's, lasts until the consumer sleeps. */
+typedef struct keeper {
+    spdl_pipeline *p;
+    spdl_pool *pool;
+    long last;
+    int inside, calls, jobs;
+} keeper;
+
+static void job_without_end(void *arg, int worker, void *local) {
+    keeper *k = (keeper *)arg;
+    (void)worker, (void)local;
+    __atomic_add_fetch(&k->jobs, 1, __ATOMIC_ACQ_REL);
+    await(&k->calls, (int)k->last + 1);
+}
+
+SPDL_FN(keep_last, item, item) {
+    keeper *k = (keeper *)spdl_ctx(task);
+    if (in->value == 0) {
+        CHECK(!is_trainer());
+        __atomic_store_n(&k->inside, 1, __ATOMIC_RELEASE);
+        await_sleep(k->p);
+        if (k->last == 2) CHECK_EQ(spdl_pool_submit(k->pool, job_without_end, k, 0), SPDL_OK);
+    }
+    __atomic_add_fetch(&k->calls, 1, __ATOMIC_ACQ_REL);
+    *out = in;
+    return in->value == k->last ? SPDL_OK : SPDL_SKIP;
+}
+
+static void *guest_for_one_call(void *arg) {
+    keeper *k = (keeper *)arg;
+    while (__atomic_load_n(&k->inside, __ATOMIC_ACQUIRE) == 0)
+        (void)spdl_pool_run(k->pool, 1000000);
+    return NULL;
+}
+
+static void keeper_runs(keeper *k) {
+    item *got;
+    REQUIRE(SPDL_NEXT(k->p, &got, SPDL_SECONDS(10)) == SPDL_OK);
+    CHECK_EQ(got->value, k->last);
+    item_free(got);
+    CHECK_EQ(SPDL_NEXT(k->p, &got, SPDL_SECONDS(10)), SPDL_END);
+}
+
+/* A guest whose budget ends leaves a row that the consumer could run. */
+static void guest_leaves_consumer_sleeps(void) {
+    keeper k = { .pool = pool_with(0, 2), .last = 3 };
+    test_thread guest;
+    k.p = start_works(0, k.pool, SPDL_FOREVER,
+                      SPDL_STAGES(COUNT_TO(4), SPDL_PIPE(keep_last, .ctx = &k), SPDL_SINK(2)));
+    guest = thread_of(guest_for_one_call, &k);
+    await(&k.inside, 1);
+    keeper_runs(&k);
+    test_join(guest);
+    DONE(k.p);
+    spdl_pool_destroy(k.pool);
+}
+
+/* So does the only worker, which has a job that waits for the row. */
+static void a_job_leaves_the_consumer_asleep(void) {
+    keeper k = { .pool = pool_with(1, 1), .last = 2 };
+    k.p = start_works(0, k.pool, SPDL_FOREVER,
+                      SPDL_STAGES(SPDL_FEED(item, .buffer_size = 4, .free_item = item_free),
+                                  SPDL_PIPE(keep_last, .ctx = &k), SPDL_SINK(2)));
+    for (long i = 0; i < 3; ++i) CHECK_EQ(spdl_pipeline_push(k.p, item_make(i), 0), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_push_end(k.p), SPDL_OK);
+    await(&k.inside, 1);
+    keeper_runs(&k);
+    CHECK_EQ(k.jobs, 1);
+    DONE(k.p);
+    spdl_pool_destroy(k.pool);
+}
+
+/* A call may wait for the consumer while the thread in next runs no stage. */
+SPDL_FN(waits_for_the_consumer, item, item) {
+    CHECK(!is_trainer());
+    await((const int *)spdl_ctx(task), (int)in->value);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void next_works_waits_for_itself(void) {
+    int taken = 0;
+    spdl_pipeline *p =
+        WORKS(1, 0, COUNT_TO(50), SPDL_PIPE(waits_for_the_consumer, .ctx = &taken), SPDL_SINK(2));
+    for (item *got; SPDL_NEXT(p, &got, SPDL_SECONDS(10)) == SPDL_OK; item_free(got))
+        __atomic_add_fetch(&taken, 1, __ATOMIC_ACQ_REL);
+    CHECK_EQ(taken, 50);
+    DONE(p);
 }
 
 /* A quick row becomes slow in a call that the consumer makes, while the only worker has found
@@ -362,7 +494,7 @@ static void without_workers_nothing_changes(void) {
     DONE(p);
 }
 
-TEST_TABLE(next) {
+TEST_TABLE(next){
     TEST_CASE(the_trainer_is_one_thread_more),
     TEST_CASE(rows_of_long_calls_are_left_to_the_workers),
     TEST_CASE(without_it_no_call_runs_in_next),
@@ -376,6 +508,11 @@ TEST_TABLE(next) {
     TEST_CASE(a_call_in_next_may_fail),
     TEST_CASE(the_trainer_has_a_place_of_its_own),
     TEST_CASE(on_a_shared_pool_it_is_a_guest),
+    TEST_CASE(next_works_without_place),
+    TEST_CASE(guest_only),
+    TEST_CASE(guest_leaves_consumer_sleeps),
+    TEST_CASE(a_job_leaves_the_consumer_asleep),
+    TEST_CASE(next_works_waits_for_itself),
     TEST_CASE(what_it_leaves_is_passed_on),
     TEST_CASE(without_workers_nothing_changes),
     TEST_END,

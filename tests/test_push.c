@@ -302,6 +302,42 @@ static void a_source_is_asked_for_nothing(void) {
     DONE(p);
 }
 
+/* While the consumer pauses each push has room at once, as the oldest item makes way. A row that
+   would need a hole for each of these is refused. */
+static void drop_oldest_refuses_newest(void) {
+    static const spdl_order orders[] = { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION };
+    const spdl_stage refused[] = { FEED(4, .drop_oldest = true),
+                                   SPDL_PIPE(follow, SCRIPT(.plus = 0), .concurrency = 2),
+                                   SPDL_SINK(3) };
+    spdl_pipeline_desc desc = { .workers = 2 };
+    spdl_pipeline *p = NULL;
+    spdl_error error;
+    desc.error = &error;
+    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_TABLE(refused)), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "stage 1 'follow': concurrency is more than 1 in input order, and the "
+                             "feed before it says drop_oldest") != NULL);
+    for (int i = 0; i < 2; ++i) {
+        long last = -1;
+        p = START(
+            2, FEED(4, .drop_oldest = true),
+            SPDL_PIPE(follow, SCRIPT(.plus = 0), .concurrency = 1 + i, .output_order = orders[i]),
+            SPDL_SINK(3));
+        for (long k = 0; k < 1000; ++k) {
+            spdl_result result = push(p, k, 0);
+            for (int tries = 0; result == SPDL_FULL && tries < 100; ++tries) { /* one was taking */
+                sleep_us(100);
+                result = push(p, k, 0);
+            }
+            CHECK_EQ(result, SPDL_OK);
+        }
+        CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+        for (item *it; SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK; item_free(it))
+            last = it->value > last ? it->value : last;
+        CHECK_EQ(last, 999);
+        DONE(p);
+    }
+}
+
 /* Beside readers that are at work: nothing is lost but what made way, and never the last. */
 static void items_make_way_in_order(void) {
     chaos_on();
@@ -967,7 +1003,7 @@ static void the_same_seed_gives_the_same_batches(void) {
     }
 }
 
-TEST_TABLE(push) {
+TEST_TABLE(push){
     TEST_CASE(items_can_be_pushed),
     TEST_CASE(nothing_has_to_be_pushed),
     TEST_CASE(any_row_may_stand_behind_a_feed),
@@ -978,6 +1014,7 @@ TEST_TABLE(push) {
     TEST_CASE(each_of_many_answers_its_input),
     TEST_CASE(the_age_of_a_push_is_exact),
     TEST_CASE(a_source_is_asked_for_nothing),
+    TEST_CASE(drop_oldest_refuses_newest),
     TEST_CASE(items_make_way_in_order),
     TEST_CASE(a_push_that_waits_is_closed),
     TEST_CASE(a_push_that_waits_is_told_of_a_failed_init),

@@ -62,6 +62,8 @@ static void wild_many(wild *w, dice *d, wild_place place) {
     spdl_stage *row = wild_last(w);
     if (!place.inorder && !row->flush && chance(w, 4)) row->output_order = SPDL_ORDER_COMPLETION;
     if (!row->flush && (!row->again || row->output_order)) row->concurrency = (int)draw(w, 8);
+    if (w->lossy_feed && w->count == 2 && row->output_order == SPDL_ORDER_INPUT)
+        row->concurrency = 1; /* create refuses more */
     if (row->concurrency > 0) d->most = row->concurrency;
     if (row->output_order == SPDL_ORDER_COMPLETION && d->most > 1) w->ordered = false;
 }
@@ -204,6 +206,7 @@ static void wild_make_desc(wild *w, spdl_pool *pool) {
     w->desc.pool = pool;
     if (pool != NULL) w->desc.workers = 0;
     w->desc.next_works_ns = works[draw(w, 4)];
+    if (pool != NULL && pool->desc.guests == 0) w->desc.next_works_ns = 0;
     w->desc.logger.log_fn = log_nothing;
     w->allocator.alloc_fn = wild_alloc;
     w->allocator.free_fn = wild_release;

@@ -161,6 +161,9 @@ model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2 -DFENCE
 large holds wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT
 model holds next -DTICKETS=2
 model holds next -DNO_STOP
+model holds works -DALONE
+large holds works -DNO_GUEST
+large holds works -DNO_GUEST -DASIDE
 large holds loader -DBATCHES=1
 large holds loader -DLIVES=1
 if [ "$long" = yes ]; then
@@ -186,6 +189,7 @@ if [ "$long" = yes ]; then
     large holds next
     large holds next -DTICKETS=2
     large holds event -DNO_FIRST_TRY
+    large holds works
     large holds marks -DITEMS=2 -DLIM2=2 -DHANG
     large holds loader -DBATCHES=2
     large holds loader
@@ -250,6 +254,13 @@ for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK LATE_FED OWN_TICKET NO_END_H
 done
 model breaks next -DTICKETS=2 -DSILENT_STOP
 model breaks next -DTICKETS=2 -DEARLY_STOP
+for mutant in SILENT_GUEST NO_PUT_FENCE NO_RECHECK PLAIN_WAITING LATE_FED; do
+    model breaks works -DALONE "-D$mutant"
+done
+for mutant in SILENT_JOB SILENT_OVER; do
+    model breaks works -DNO_GUEST "-D$mutant"
+done
+model breaks works -DNO_GUEST -DASIDE -DNO_LEAVE_HINT
 for mutant in PLAIN_CALLING NO_LOOK BLIND_RETURN LATE_WORD NO_REFERENCE; do
     model breaks leave "-D$mutant"
 done
