@@ -503,6 +503,15 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    more when its input ends (spdl_flushing(task) is true, `in` is NULL): it may gather items, and
    hand on the rest then.
 
+   Small items. Each row takes some 100 ns for an item. For items of a few microseconds let one call
+   fill a whole batch:
+       SPDL_FN(fill, spdl_batch, Block) {
+           if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+           for (size_t i = 0; i < in->count; i++) read_row((*out)->row[i], in->items[i]);
+           return SPDL_OK;
+       }
+       SPDL_COUNT(rows), SPDL_BATCH(32), SPDL_PIPE(fill, .item_bytes = sizeof(Block)), SPDL_SINK(3)
+
    Reused memory. With .item_bytes = n on a source or pipe, spdl_buffer(task) returns buffers of n
    bytes, which come back when the library or spdl_buffer_free frees the item. With
    SPDL_BATCH(count, .item_bytes = n) batches are made in place: `data` is one block of count * n
@@ -872,7 +881,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at item `sequence` of epoch 0. It waits for the running calls,
    frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
-   spdl_sequence that it must seek. ctx and statistics stay. Use it for a validation set.
+   spdl_sequence that it must seek. ctx and statistics stay. Use it for a validation set: it takes
+   1 us, a new pipeline 200. Between a stop that waited and a rewind no function of yours runs: ctx
+   may change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, for a sequence of 2^36 or
             more.
