@@ -80,11 +80,16 @@ static share open_share(int trainer, const checkpoint *c) {
     return s;
 }
 
-static spdl_batch *next(spdl_pipeline *p, position *after) {
+static spdl_batch *next(spdl_pipeline *p, position *after, MPI_Comm comm) {
     spdl_batch *batch;
     spdl_result result;
-    while ((result = SPDL_NEXT(p, &batch, SPDL_FOREVER)) == SPDL_END) {} /* of an epoch */
-    if (result != SPDL_OK) fail(spdl_pipeline_error(p)->text, result);
+    for (int all = 0; !all;) { /* rows that drop items: all ranks end an epoch where one does */
+        all = (result = SPDL_NEXT(p, &batch, SPDL_FOREVER)) == SPDL_OK;
+        if (comm != MPI_COMM_NULL) MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, comm);
+        for (; !all && result == SPDL_OK; result = SPDL_NEXT(p, &batch, SPDL_FOREVER))
+            spdl_batch_free(batch);
+        if (result < 0) fail(spdl_pipeline_error(p)->text, result);
+    }
     if (spdl_state_save(p, after->at, sizeof after->at) < 0) fail(after->at, 0);
     return batch;
 }
@@ -169,7 +174,7 @@ int main(int argc, char **argv) {
     for (; c.step < steps; c.step++) {
         for (int t = 0; t < trainers; t++) {
             if (!of[t].p) continue;
-            spdl_batch *batch = next(of[t].p, &after);
+            spdl_batch *batch = next(of[t].p, &after, loaders ? MPI_COMM_NULL : comm);
             if (t == rank) {
                 c.loss = learn(&c.net, (const sample *)batch->data, each, comm);
             } else {

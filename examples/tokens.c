@@ -1,12 +1,12 @@
-/* tokens.c - windows of tokens out of shards as llm.c writes them, in batches without a copy: the
-   source writes inputs and targets straight into the batch, and spdl_batch_free gives its memory
-   back to the next one. A window carries its position, so training goes on after a checkpoint
-   exactly where the trainer was, not where the source had got to. Another pipeline has what the
-   model is validated on: every epoch of it is the same few batches, read ahead while the trainer
-   trains. Without arguments it takes three shards that it makes itself.
+/* tokens.c - windows of tokens out of shards as llm.c writes them, in batches without a copy. The
+   sampler shuffles them, SPDL_BATCH gathers indices, and one call of SPDL_TOKENS_AT reads all
+   windows of a batch into one block, which spdl_batch_free gives back. Every few steps the model
+   is validated: always on the same batches of another file, of a pipeline that is stopped and
+   rewound. A checkpoint has the position as a line of text. Without an argument it takes shards
+   that it makes itself.
 
    Build:  cc -O2 -I. examples/tokens.c -o tokens -lpthread
-   Run:    ./tokens [SHARD.bin ...]     (256 int32 of header, the third counts the uint16 tokens) */
+   Run:    ./tokens ['SHARDS-*.bin' VALIDATION.bin]    (256 int32 of header, then uint16 tokens) */
 #define _GNU_SOURCE
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
@@ -15,106 +15,103 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { TOKENS = 256, BATCH = 8, STEPS = 60, SAVED = 25, VALIDATED = 5, HEADER = 256, MADE = 30000 };
+enum { TOKENS = 256, BATCH = 8, STEPS = 60, SAVED = 25, VALIDATED = 5, MADE = 4, COUNT = 30000 };
 
-typedef struct Window {
-    uint64_t position;
-    int32_t inputs[TOKENS], targets[TOKENS];
-} Window;
-
-typedef struct Shard {
-    FILE *file;
-    uint64_t windows;
-} Shard;
-
-typedef struct Loader {
-    const Shard *shards;
-    int count;
-    uint64_t from, epoch; /* the first window's position; windows in an epoch, or 0 */
-} Loader;
-
-SPDL_FN(read_window, void, Window) {
-    const Loader *loader = spdl_ctx(task);
-    const uint64_t number = spdl_sequence(task), position = loader->from + number;
-    uint64_t at = position;
-    uint16_t tokens[TOKENS + 1]; /* the last target is the first input of the next window */
-    int i = 0;
-    if (loader->epoch && number == loader->epoch) return SPDL_END;
-    for (; at >= loader->shards[i].windows; i = (i + 1) % loader->count)
-        at -= loader->shards[i].windows;
-    if (pread(fileno(loader->shards[i].file), tokens, sizeof tokens,
-              (off_t)(HEADER * sizeof(int32_t) + at * TOKENS * sizeof *tokens)) != sizeof tokens)
-        return spdl_fail(task, "shard %d ends at window %d", i, (int)at);
-    if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM; /* its place in the batch */
-    (*out)->position = position;
-    for (i = 0; i < TOKENS; i++) {
-        (*out)->inputs[i] = tokens[i];
-        (*out)->targets[i] = tokens[i + 1];
-    }
-    return SPDL_OK;
-}
-
-static spdl_pipeline *start(Loader *loader) {
-    const spdl_pipeline_desc desc = { .workers = 1 };
+typedef struct Set {
+    spdl_files *files;
+    spdl_tokens *tokens;
+    spdl_sampler *sampler;
     spdl_pipeline *p;
-    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_SOURCE(read_window, .ctx = loader, .continuous = loader->epoch > 0),
-            SPDL_BATCH(BATCH, .item_bytes = sizeof(Window)),
-            SPDL_SINK(3))) != SPDL_OK) exit(1); /* the log says why */
-    return p;
+} Set;
+
+static Set open_set(const char *path, spdl_sampler_order how) {
+    Set set;
+    spdl_error error;
+    const spdl_files_desc listed = { .error = &error };
+    const spdl_tokens_desc windows = { .length = TOKENS, .error = &error };
+    spdl_sampler_desc order = { .order = how, .seed = 7, .error = &error };
+    spdl_pipeline_desc desc = { .workers = 1, .error = &error };
+    spdl_result result = spdl_files_open(&set.files, path, &listed);
+    if (result == SPDL_OK) result = spdl_tokens_open(&set.tokens, set.files, &windows);
+    if (result == SPDL_OK) {
+        order.count = spdl_tokens_count(set.tokens);
+        result = spdl_sampler_create(&set.sampler, &order);
+    }
+    if (result == SPDL_OK) {
+        desc.data_hash = spdl_files_hash(set.files); /* a checkpoint of other shards is refused */
+        result = spdl_pipeline_create(&set.p, &desc, SPDL_STAGES(
+            SPDL_INDEX(set.sampler, .continuous = true),
+            SPDL_BATCH(BATCH),
+            SPDL_TOKENS_AT(set.tokens),
+            SPDL_SINK(3)));
+    }
+    if (result != SPDL_OK) puts(error.text), exit(1);
+    return set;
 }
 
-/* Stands for training: takes up to `steps` batches, or what is left of an epoch. *state depends on
-   every token, *next is the position after them. */
-static void take(spdl_pipeline *p, int steps, uint64_t *state, uint64_t *next) {
+static void close_set(Set *set) {
+    spdl_pipeline_destroy(set->p);
+    spdl_sampler_destroy(set->sampler);
+    spdl_tokens_close(set->tokens);
+    spdl_files_close(set->files);
+}
+
+/* Stands for training: `steps` batches. The model depends on every token. */
+static void take(spdl_pipeline *p, int steps, uint64_t *model) {
     spdl_batch *batch;
-    while (steps-- > 0 && SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) {
-        const Window *w = batch->data; /* one after the other: what a GPU gets in one copy */
-        for (size_t i = 0; i < batch->count; *next = w[i++].position + 1)
+    spdl_result result;
+    while (steps > 0 && (result = SPDL_NEXT(p, &batch, SPDL_FOREVER)) >= 0) {
+        if (result == SPDL_END) continue; /* of an epoch */
+        for (size_t i = 0; i < batch->count; i++) {
+            const uint32_t *inputs = batch->items[i], *targets = inputs + 1;
             for (int t = 0; t < TOKENS; t++)
-                *state = *state * 31 + (uint64_t)(w[i].inputs[t] ^ w[i].targets[t] << 8);
+                *model = *model * 31 + (inputs[t] ^ targets[t] << 8);
+        }
         spdl_batch_free(batch);
+        steps--;
     }
-    if (!spdl_pipeline_failed(p)) return;
-    fprintf(stderr, "%s\n", spdl_pipeline_error(p)->text);
-    exit(1);
+    if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text), exit(1);
 }
 
-static bool open_shard(Shard *shard, const char *path) {
-    int32_t header[HEADER] = { 20240520, 1, MADE };
-    shard->file = path ? fopen(path, "rb") : tmpfile();
-    if (shard->file != NULL && path == NULL) {
-        fwrite(header, sizeof header, 1, shard->file);
-        for (unsigned i = 0; i < MADE; i++)
-            fwrite(&(uint16_t){ (uint16_t)(i * i * 40503u >> 3) }, 2, 1, shard->file);
-        rewind(shard->file);
-    }
-    if (shard->file == NULL || fread(header, sizeof header, 1, shard->file) != 1) return false;
-    shard->windows = header[2] > TOKENS ? (uint64_t)(header[2] - 1) / TOKENS : 0;
-    return shard->windows > 0;
+static void make_shard(const char *path, unsigned seed) {
+    int32_t header[256] = { 20240520, 1, COUNT };
+    FILE *file = fopen(path, "wb");
+    if (file == NULL) perror(path), exit(1);
+    fwrite(header, sizeof header, 1, file);
+    for (unsigned i = seed; i < seed + COUNT; i++)
+        fwrite(&(uint16_t){ (uint16_t)(i * i * 40503u >> 3) }, 2, 1, file);
+    if (fclose(file) != 0) perror(path), exit(1);
 }
 
 int main(int argc, char **argv) {
-    Shard shards[64];
-    const int count = argc > 64 ? 64 : argc > 1 ? argc - 1 : 3;
-    Loader all = { shards, count, 0, 0 }, few = { shards, count, 7, VALIDATED * BATCH }, rest = all;
-    uint64_t model = 1, next = 0, saved = 0, checked, ignored;
-    for (int i = 0; i < count; i++)
-        if (!open_shard(&shards[i], argc > 1 ? argv[i + 1] : NULL)) return perror("shard"), 1;
-    spdl_pipeline *train = start(&all), *validate = start(&few), *resumed;
-    for (int step = 0; step < STEPS; step += 5) {
-        checked = model;
-        if (step == SAVED) rest.from = next, saved = model; /* the checkpoint: of the trainer */
-        take(validate, VALIDATED + 1, &checked, &ignored); /* up to SPDL_END: the next epoch */
-        take(train, 5, &model, &next);
+    char folder[] = "/tmp/spdl_tokens_XXXXXX", path[MADE][64], all[64], text[SPDL_STATE_BYTES];
+    const char *texts[] = { text };
+    uint64_t model = 1, saved = 0, checked;
+    spdl_error error;
+    if (argc < 3 && mkdtemp(folder) == NULL) return perror(folder), 1;
+    for (int i = 0; i < MADE && argc < 3; i++) {
+        snprintf(path[i], sizeof path[i], "%s/%s%d.bin", folder, i > 0 ? "train" : "check", i);
+        make_shard(path[i], (unsigned)i * COUNT);
     }
-    resumed = start(&rest);
-    take(resumed, STEPS - SAVED, &saved, &next);
-    printf("%d steps, and again from window %d on: %s\n", STEPS, (int)rest.from,
+    snprintf(all, sizeof all, "%s/train*.bin", folder);
+    Set train = open_set(argc < 3 ? all : argv[1], SPDL_SAMPLE_SHUFFLED);
+    Set check = open_set(argc < 3 ? path[0] : argv[2], SPDL_SAMPLE_SEQUENTIAL);
+    for (int step = 0; step < STEPS; step += 5) {
+        if (step == SAVED && spdl_state_save(train.p, text, sizeof text) < 0) return puts(text), 1;
+        if (step == SAVED) saved = model;
+        checked = model;
+        spdl_pipeline_rewind(check.p, 0, SPDL_FOREVER); /* the same batches, read ahead meanwhile */
+        take(check.p, VALIDATED, &checked);
+        take(train.p, 5, &model);
+    }
+    if (spdl_state_load(train.p, texts, 1, SPDL_FOREVER, &error) != SPDL_OK)
+        return puts(error.text), 1;
+    take(train.p, STEPS - SAVED, &saved);
+    printf("%d steps, and again from step %d on: %s\n", STEPS, SAVED,
            saved == model ? "the same" : "different");
-    spdl_pipeline_destroy(train);
-    spdl_pipeline_destroy(validate);
-    spdl_pipeline_destroy(resumed);
-    for (int i = 0; i < count; i++) fclose(shards[i].file);
+    close_set(&train);
+    close_set(&check);
+    for (int i = 0; i < MADE && argc < 3; i++) unlink(path[i]);
+    if (argc < 3) rmdir(folder);
     return saved != model;
 }

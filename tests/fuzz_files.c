@@ -63,7 +63,7 @@ static uint64_t try_records(const uint8_t *data, size_t bytes, spdl__records_kin
 }
 
 static void try_tokens(const spdl_files *files, int raw_bytes, size_t bytes) {
-    spdl_tokens_desc desc = { LENGTH, raw_bytes, { NULL, NULL, NULL }, &error };
+    spdl_tokens_desc desc = { LENGTH, raw_bytes, false, { NULL, NULL, NULL }, &error };
     uint32_t *window = (uint32_t *)(void *)fuzz_out(BLOCK_OUT, 4 * (LENGTH + 1), true);
     spdl_tokens *tokens;
     uint64_t i;

@@ -227,7 +227,7 @@ static bool can_be_files() {
 #endif
         SPDL_SINK(3),
     };
-    const spdl_stage others[] = { SPDL_FILES_AT(files), SPDL_TOKENS_AT(nullptr),
+    const spdl_stage others[] = { SPDL_COUNT(9), SPDL_FILES_AT(files), SPDL_TOKENS_AT(nullptr),
                                   SPDL_TAR(nullptr), SPDL_READ() };
     if (others[0].ctx != files || others[1].kind != SPDL_KIND_PIPE || others[1].again ||
         others[3].free_item != spdl_record_free || others[3].free_state != spdl__records_close ||

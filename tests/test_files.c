@@ -667,6 +667,33 @@ static void windows_in_batches(void) {
     spdl_files_close(files);
 }
 
+/* Numbers without a sampler, with positions. */
+static void numbers_in_order(void) {
+    for (uint64_t count = 0; count < 3; ++count) {
+        spdl_pipeline *p = START(SPDL_COUNT(count * 5, .continuous = true), SPDL_SINK(2));
+        char text[SPDL_STATE_BYTES];
+        const char *texts[] = { text };
+        spdl_index *at;
+        CHECK(spdl_state_save(p, text, sizeof text) > 0);
+        for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+            for (uint64_t i = 0; i < count * 5; ++i) {
+                REQUIRE(SPDL_NEXT(p, &at, SPDL_FOREVER) == SPDL_OK);
+                CHECK(at->index == i && at->position == i && at->epoch == epoch && !at->source);
+                spdl_buffer_free(at);
+                if (epoch == 1 && i == 2) CHECK(spdl_state_save(p, text, sizeof text) > 0);
+            }
+            CHECK_EQ(SPDL_NEXT(p, &at, SPDL_FOREVER), SPDL_END);
+        }
+        CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, &error), SPDL_OK);
+        if (count > 0) {
+            REQUIRE(SPDL_NEXT(p, &at, SPDL_FOREVER) == SPDL_OK);
+            CHECK(at->index == 3 && at->epoch == 1);
+            spdl_buffer_free(at);
+        }
+        spdl_pipeline_destroy(p);
+    }
+}
+
 SPDL_FN(any_index, void, spdl_index) {
     if (spdl_sequence(task) == 8) return SPDL_END;
     if ((*out = (spdl_index *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
@@ -1569,6 +1596,7 @@ static void no_memory(void) {
 }
 
 TEST_TABLE(files) {
+    TEST_CASE(numbers_in_order),
     TEST_CASE(windows_in_batches), TEST_CASE(bad_windows_in_batches), TEST_CASE(windows_in_shards),
     TEST_CASE(archives_in_a_row),
     TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
