@@ -1764,6 +1764,7 @@ typedef struct spdl_npy_info {
 typedef struct spdl_npz_desc {
     uint64_t max_bytes; /* refuse larger arrays, with load a larger sum; default 2^40 */
     bool no_crc;        /* trust the file: verify nothing; load maps arrays that need no copy */
+    const char *const *names; /* load: read only these arrays; ends with NULL */
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_npz_desc;
@@ -1778,15 +1779,17 @@ typedef struct spdl_npz_array {
 typedef struct spdl_npz_bundle {
     spdl_npz_array *arrays;
     size_t count;
-    size_t bytes; /* of the allocation */
+    size_t bytes; /* of the allocation, without the file that arrays are views of */
     spdl_allocator allocator;
-    const void *mapping_; /* private, as is the next: the file that arrays are views of */
+    const void *mapping_; /* private, as is the next: that file, mapped or, if small, read */
     uint64_t mapped_;
 } spdl_npz_bundle;
 
-/* Reads all arrays of a file. With no_crc, stored arrays of 64 KB and more that are aligned to 64
+/* Reads all arrays of a file, or those of desc->names, in the order of the file. Members that are no
+   arrays are skipped: folders, "__MACOSX/", and what has neither ".npy" at the end of its name nor
+   the first bytes of an array. With no_crc, stored arrays of 64 KB and more that are aligned to 64
    bytes (as a spdl_npz_writer does) are views: do not truncate the file while the bundle is in use.
-   Returns: see above. The caller frees *bundle. */
+   Returns: see above; SPDL_E_NOT_FOUND for a name that no array has. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
 
@@ -17636,9 +17639,10 @@ SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes
    CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.) */
 
 typedef struct spdl__crc {
-    uint32_t table[8][256]; /* table[k][b]: what byte b does when k zero bytes follow it */
+    uint32_t table[8][256]; /* table[k][b]: what byte b does when k zero bytes follow it; if the
+                               processor folds, only table[0] */
     bool folds; /* the processor multiplies without carries: PCLMULQDQ, PMULL */
-    bool wide;  /* and four at once: VPCLMULQDQ */
+    int wide;   /* in so many bytes at once: VPCLMULQDQ with 32 or 64; 0: in 16 */
 } spdl__crc;
 
 #if SPDL__GNU /* 16 bytes, anywhere in memory */
@@ -17655,18 +17659,29 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
 }
 
 #if SPDL__X86_WIDE
-/* Two numbers of 128 bits, each with its own product. */
+/* Two and four numbers of 128 bits, each with its own product. */
 typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
-#define SPDL__CRC_WIDE_TARGET SPDL__TARGET("avx2,pclmul,vpclmulqdq")
-#define SPDL__CRC_WIDE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq"))
+typedef long long spdl__v512 __attribute__((vector_size(64), aligned(1), may_alias));
+#define SPDL__CRC_TARGET_32 SPDL__TARGET("avx2,pclmul,vpclmulqdq")
+#define SPDL__CRC_TARGET_64 SPDL__TARGET("avx512f,pclmul,vpclmulqdq")
+#define SPDL__CRC_WIDE                                                                             \
+    (!__builtin_cpu_supports("vpclmulqdq") || !__builtin_cpu_supports("avx2") ? 0                  \
+     : __builtin_cpu_supports("avx512f")                                      ? 64                 \
+                                                                              : 32)
 #if defined(__clang__)
-#define SPDL__CRC_WIDE_PRODUCT __builtin_ia32_pclmulqdq256
+#define SPDL__CRC_PRODUCT_32 __builtin_ia32_pclmulqdq256
+#define SPDL__CRC_PRODUCT_64 __builtin_ia32_pclmulqdq512
 #else
-#define SPDL__CRC_WIDE_PRODUCT __builtin_ia32_vpclmulqdq_v4di
+#define SPDL__CRC_PRODUCT_32 __builtin_ia32_vpclmulqdq_v4di
+#define SPDL__CRC_PRODUCT_64 __builtin_ia32_vpclmulqdq_v8di
 #endif
 
-SPDL__CRC_WIDE_TARGET SPDL__INLINE spdl__v256 spdl__crc_fold_wide(spdl__v256 x, spdl__v256 by) {
-    return SPDL__CRC_WIDE_PRODUCT(x, by, 0x00) ^ SPDL__CRC_WIDE_PRODUCT(x, by, 0x11);
+SPDL__CRC_TARGET_32 SPDL__INLINE spdl__v256 spdl__crc_fold_32(spdl__v256 x, spdl__v256 by) {
+    return SPDL__CRC_PRODUCT_32(x, by, 0x00) ^ SPDL__CRC_PRODUCT_32(x, by, 0x11);
+}
+
+SPDL__CRC_TARGET_64 SPDL__INLINE spdl__v512 spdl__crc_fold_64(spdl__v512 x, spdl__v512 by) {
+    return SPDL__CRC_PRODUCT_64(x, by, 0x00) ^ SPDL__CRC_PRODUCT_64(x, by, 0x11);
 }
 #endif
 
@@ -17685,29 +17700,34 @@ SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
 #define SPDL__CRC_FOLDS false
 #endif
 #ifndef SPDL__CRC_WIDE
-#define SPDL__CRC_WIDE false
+#define SPDL__CRC_WIDE 0
 #endif
 
 /* What a byte does is the sum of what its bits do, so each bit doubles what is known. */
-SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
+SPDL__PRIVATE void spdl__crc_fill(spdl__crc *crc) {
+    const uint32_t rows = crc->folds ? 1 : 8;
     uint32_t value, bit, k, i;
-    for (k = 0; k < 8; k++) crc->table[k][0] = 0;
+    for (k = 0; k < rows; k++) crc->table[k][0] = 0;
     for (bit = 0; bit < 8; bit++) {
-        for (value = 1u << bit, k = 0; k < 8; k++) {
+        for (value = 1u << bit, k = 0; k < rows; k++) {
             for (i = 0; i < 8; i++) value = (value >> 1) ^ (value & 1 ? 0xedb88320u : 0u);
             for (i = 0; i < 1u << bit; i++)
                 crc->table[k][(1u << bit) + i] = crc->table[k][i] ^ value;
         }
     }
-    crc->folds = SPDL__CRC_FOLDS;
-    crc->wide = SPDL__CRC_WIDE;
 }
 
-/* Eight bytes a step, each through its own table. */
+SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
+    crc->folds = SPDL__CRC_FOLDS;
+    crc->wide = crc->folds ? SPDL__CRC_WIDE : 0;
+    spdl__crc_fill(crc);
+}
+
+/* With all tables eight bytes a step, each through its own. */
 SPDL__PRIVATE uint32_t spdl__crc_tables(const spdl__crc *crc, uint32_t value, const uint8_t *data,
                                         size_t bytes) {
     uint32_t low, high;
-    for (; bytes >= 8; bytes -= 8, data += 8) {
+    for (; !crc->folds && bytes >= 8; bytes -= 8, data += 8) {
         low = spdl__le32(data) ^ value;
         high = spdl__le32(data + 4);
         value = crc->table[7][low & 255] ^ crc->table[6][low >> 8 & 255] ^
@@ -17745,43 +17765,74 @@ SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, u
 }
 #endif
 
-#ifdef SPDL__CRC_WIDE_TARGET
-/* For a multiple of 128 bytes: folds them into the last 32. */
-SPDL__CRC_WIDE_TARGET SPDL__PRIVATE uint32_t spdl__crc_wide(const spdl__crc *crc, uint32_t value,
-                                                            const uint8_t *data, size_t bytes) {
-    const spdl__v256 by_128 = { 0x1e88ef372, 0x14a7fe880, 0x1e88ef372, 0x14a7fe880 };
-    const spdl__v256 by_32 = { 0x0f1da05aa, 0x15a546366, 0x0f1da05aa, 0x15a546366 };
-    const spdl__v256 before = { (long long)value, 0, 0, 0 };
+#if SPDL__X86 && SPDL__X86_WIDE
+/* Twins: folds a multiple of 128 bytes into the last 128, which it leaves to the way for 16, and a
+   multiple of 256. Copies them, too, unless `copy` is NULL. */
+SPDL__CRC_TARGET_32
+SPDL__PRIVATE uint32_t spdl__crc_by_32(const spdl__crc *crc, uint32_t value, uint8_t *copy,
+                                       const uint8_t *data, size_t bytes) {
+    const spdl__v256 by = { 0x1e88ef372, 0x14a7fe880, 0x1e88ef372, 0x14a7fe880 }, zero = { 0 };
     const spdl__v256 *from = (const spdl__v256 *)data;
-    spdl__v256 a = from[0] ^ before, b = from[1], c = from[2], d = from[3];
-    for (from += 4, bytes -= 128; bytes >= 128; from += 4, bytes -= 128) {
-        a = spdl__crc_fold_wide(a, by_128) ^ from[0];
-        b = spdl__crc_fold_wide(b, by_128) ^ from[1];
-        c = spdl__crc_fold_wide(c, by_128) ^ from[2];
-        d = spdl__crc_fold_wide(d, by_128) ^ from[3];
+    spdl__v256 *to = (spdl__v256 *)copy, s[4] = { zero, zero, zero, zero };
+    spdl__v256 a = zero, b = zero, c = zero, d = zero, first = { (long long)value };
+    for (; bytes >= sizeof(s); from += 4, bytes -= sizeof(s), first = zero) {
+        a = spdl__crc_fold_32(a, by) ^ from[0] ^ first;
+        b = spdl__crc_fold_32(b, by) ^ from[1];
+        c = spdl__crc_fold_32(c, by) ^ from[2];
+        d = spdl__crc_fold_32(d, by) ^ from[3];
+        if (to == NULL) continue;
+        to[0] = from[0], to[1] = from[1], to[2] = from[2], to[3] = from[3];
+        to += 4;
     }
-    b ^= spdl__crc_fold_wide(a, by_32);
-    c ^= spdl__crc_fold_wide(b, by_32);
-    d ^= spdl__crc_fold_wide(c, by_32);
-    return spdl__crc_tables(crc, 0, (const uint8_t *)&d, 32);
+    s[0] = a, s[1] = b, s[2] = c, s[3] = d;
+    return spdl__crc_folded(crc, 0, (const uint8_t *)s, sizeof(s));
+}
+
+SPDL__CRC_TARGET_64
+SPDL__PRIVATE uint32_t spdl__crc_by_64(const spdl__crc *crc, uint32_t value, uint8_t *copy,
+                                       const uint8_t *data, size_t bytes) {
+    const spdl__v512 by = { 0x11542778a, 0x1322d1430, 0x11542778a, 0x1322d1430,
+                            0x11542778a, 0x1322d1430, 0x11542778a, 0x1322d1430 }, zero = { 0 };
+    const spdl__v512 *from = (const spdl__v512 *)data;
+    spdl__v512 *to = (spdl__v512 *)copy, s[4] = { zero, zero, zero, zero };
+    spdl__v512 a = zero, b = zero, c = zero, d = zero, first = { (long long)value };
+    for (; bytes >= sizeof(s); from += 4, bytes -= sizeof(s), first = zero) {
+        a = spdl__crc_fold_64(a, by) ^ from[0] ^ first;
+        b = spdl__crc_fold_64(b, by) ^ from[1];
+        c = spdl__crc_fold_64(c, by) ^ from[2];
+        d = spdl__crc_fold_64(d, by) ^ from[3];
+        if (to == NULL) continue;
+        to[0] = from[0], to[1] = from[1], to[2] = from[2], to[3] = from[3];
+        to += 4;
+    }
+    s[0] = a, s[1] = b, s[2] = c, s[3] = d;
+    return spdl__crc_folded(crc, 0, (const uint8_t *)s, sizeof(s));
 }
 #endif
 
-/* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. */
-SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const uint8_t *data,
-                                     size_t bytes) {
-#ifdef SPDL__CRC_WIDE_TARGET
-    if (bytes >= 512 && crc->wide) {
-        const size_t whole = bytes & ~(size_t)127;
-        value = ~spdl__crc_wide(crc, ~value, data, whole);
-        data += whole;
-        bytes -= whole;
-    }
+/* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. Copies them as it
+   goes, unless `to` is NULL. */
+SPDL__PRIVATE uint32_t spdl__crc_copy(const spdl__crc *crc, uint32_t value, uint8_t *to,
+                                      const uint8_t *data, size_t bytes) {
+    size_t whole = 0;
+#if SPDL__X86 && SPDL__X86_WIDE
+    if (bytes >= 512 && crc->wide > 0) whole = bytes & ~((size_t)crc->wide * 4 - 1);
+    if (whole > 0)
+        value = ~(crc->wide == 64 ? spdl__crc_by_64(crc, ~value, to, data, whole)
+                                  : spdl__crc_by_32(crc, ~value, to, data, whole));
 #endif
+    bytes -= whole;
+    data += whole;
+    if (to != NULL && bytes > 0) memcpy(to + whole, data, bytes);
 #ifdef SPDL__CRC_TARGET
     if (bytes >= 64 && crc->folds) return ~spdl__crc_folded(crc, ~value, data, bytes);
 #endif
     return ~spdl__crc_tables(crc, ~value, data, bytes);
+}
+
+SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const uint8_t *data,
+                                     size_t bytes) {
+    return spdl__crc_copy(crc, value, NULL, data, bytes);
 }
 
 /* ============================================================================================= */
@@ -18534,6 +18585,7 @@ typedef struct spdl__zip_member {
     uint64_t csize, usize;
     uint32_t crc;
     uint16_t key_bytes, method, flags;
+    bool wanted; /* by load */
 } spdl__zip_member;
 
 typedef struct spdl__zip {
@@ -19395,12 +19447,6 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 #define SPDL__NPZ_HEAD 2048 /* the first run of a decoder; longer headers need other memory */
 #endif
 
-/* What verifying and inflating need, made when one of them is first asked for. */
-typedef struct spdl__npz_tables {
-    spdl__crc crc;
-    spdl__inflate_tables fixed;
-} spdl__npz_tables;
-
 struct spdl_npz {
     /* Written by open alone. */
     spdl__zip zip;         /* of a .npy file: one member, made up */
@@ -19412,14 +19458,15 @@ struct spdl_npz {
 
     /* Any thread: set once, by cas, by the first call that needs it. */
     uint64_t mapping; /* a const uint8_t *, or 0 */
-    uint64_t tables;  /* a const spdl__npz_tables *, or 0 */
+    uint64_t sums;    /* a const spdl__crc *, or 0 */
+    uint64_t fixed;   /* a const spdl__inflate_tables *, or 0 */
 };
 
 /* A member in use: on the stack of the call that uses it, which alone writes it. */
 typedef struct spdl__npz_reader {
     spdl_npz *npz;
     spdl__zip_where where;
-    const spdl__npz_tables *tables; /* NULL until they are needed */
+    const spdl__crc *sums; /* NULL until they are needed */
 
     /* Set when a member is found. */
     const spdl__zip_member *member;
@@ -19458,22 +19505,22 @@ typedef struct spdl__npz_reader {
     spdl__inflate inflate;
 } spdl__npz_reader;
 
-/* Makes the tables, or finds those that another call made. */
-SPDL__PRIVATE bool spdl__npz_need_tables(spdl__npz_reader *r) {
+/* Makes the tables of CRC or of the fixed codes, or finds those that another call made. NULL: no
+   memory. */
+SPDL__PRIVATE const void *spdl__npz_tables(spdl__npz_reader *r, bool crc) {
     spdl_npz *npz = r->npz;
-    uint64_t found = spdl__load(&npz->tables); /* pairs with the cas below */
-    if (found == 0) {
-        spdl__npz_tables *made =
-            (spdl__npz_tables *)spdl__zip_alloc(&r->where, sizeof(*made), "tables");
-        if (made == NULL) return false;
-        spdl__crc_init(&made->crc);
-        spdl__inflate_build_fixed(&made->fixed);
-        if (spdl__cas(&npz->tables, &found, (uint64_t)(uintptr_t)made))
-            found = (uint64_t)(uintptr_t)made;
-        else spdl__free(&npz->zip.allocator, made, sizeof(*made)); /* another was faster */
-    }
-    r->tables = (const spdl__npz_tables *)(uintptr_t)found;
-    return true;
+    uint64_t *const place = crc ? &npz->sums : &npz->fixed;
+    const size_t bytes = crc ? sizeof(spdl__crc) : sizeof(spdl__inflate_tables);
+    uint64_t found = spdl__load(place); /* pairs with the cas below: they are filled */
+    void *made;
+    if (found != 0) return (const void *)(uintptr_t)found;
+    made = spdl__zip_alloc(&r->where, bytes, "tables");
+    if (made == NULL) return NULL;
+    if (crc) spdl__crc_init((spdl__crc *)made);
+    else spdl__inflate_build_fixed((spdl__inflate_tables *)made);
+    if (spdl__cas(place, &found, (uint64_t)(uintptr_t)made)) return made;
+    spdl__free(&npz->zip.allocator, made, bytes); /* another was faster */
+    return (const void *)(uintptr_t)found;
 }
 
 SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t bytes) {
@@ -19583,11 +19630,12 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
 /* Prepares the first run of the decoder, with so many of the compressed bytes. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
     spdl__inflate *s = &r->inflate;
+    const spdl__inflate_tables *fixed = (const spdl__inflate_tables *)spdl__npz_tables(r, false);
     const uint8_t *in = NULL;
-    if (spdl__npz_need_tables(r)) in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
+    if (fixed != NULL) in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
     if (in == NULL) return false;
     r->head = r->small;
-    spdl__inflate_init(s, &r->tables->fixed, in, (size_t)bytes, r->small);
+    spdl__inflate_init(s, fixed, in, (size_t)bytes, r->small);
     s->slack = true;
     s->limit = r->small + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
     return true;
@@ -19658,16 +19706,21 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     return true;
 }
 
-/* Finds a member and reads its header, and no more. */
-SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
+/* Finds a member, and has its first bytes at r->head. */
+SPDL__PRIVATE bool spdl__npz_head(spdl__npz_reader *r, size_t index) {
     uint64_t bytes;
     if (!spdl__npz_locate(r, index)) return false;
-    if (r->stored) return spdl__npz_parse(r);
+    if (r->stored) return spdl__npz_need_head(r, 6);
     bytes = r->member->csize;
     if (r->npz->zip.data == NULL) bytes = spdl__min(bytes, SPDL__NPZ_INFO);
     if (!spdl__npz_start_inflate(r, bytes)) return false;
     (void)spdl__inflate_run(&r->inflate, r->inflate.limit);
-    return spdl__npz_parse(r);
+    return spdl__npz_need_head(r, 6);
+}
+
+/* Finds a member and reads its header, and no more. */
+SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
+    return spdl__npz_head(r, index) && spdl__npz_parse(r);
 }
 
 /* The array is there as a whole: compares its CRC, and gives its bytes the order that is wanted. */
@@ -19684,19 +19737,23 @@ SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
 /* Reads the data of a stored member whose header is there. */
 SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     uint64_t at = r->payload + r->head_bytes;
-    const uint8_t *from;
+    const uint8_t *const memory = r->npz->zip.data, *from;
     size_t piece;
-    if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, 0, r->head, r->head_bytes);
+    if (r->verify) r->crc = spdl__crc_add(r->sums, 0, r->head, r->head_bytes);
     for (; r->want > 0; r->want -= piece, r->data += piece, at += piece) {
         piece = r->verify ? (size_t)spdl__min(r->want, SPDL__NPZ_PIECE) : r->want;
+        if (r->verify && memory != NULL) {
+            r->crc = spdl__crc_copy(r->sums, r->crc, r->data, memory + at, piece);
+            continue;
+        }
         if (!spdl__npz_copy_out(r, at, r->data, piece)) return false;
-        if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, r->crc, r->data, piece);
+        if (r->verify) r->crc = spdl__crc_add(r->sums, r->crc, r->data, piece);
     }
     for (; r->verify && at < r->payload + r->member->usize; at += piece) { /* after the array */
         piece = (size_t)spdl__min(r->payload + r->member->usize - at, SPDL__NPZ_PIECE);
         from = spdl__npz_fetch(r, at, piece);
         if (from == NULL) return false;
-        r->crc = spdl__crc_add(&r->tables->crc, r->crc, from, piece);
+        r->crc = spdl__crc_add(r->sums, r->crc, from, piece);
     }
     return spdl__npz_complete(r);
 }
@@ -19717,7 +19774,7 @@ SPDL__PRIVATE bool spdl__npz_read_whole(spdl__npz_reader *r) {
     if (ended == SPDL__INFLATE_FULL) ended = spdl__inflate_run(&r->inflate, whole + usize);
     whole_there = ended == SPDL__INFLATE_DONE && r->inflate.out == whole + usize;
     if (r->want > 0) memcpy(r->data, whole + r->head_bytes, r->want);
-    r->crc = spdl__crc_add(&r->tables->crc, 0, whole, usize);
+    r->crc = spdl__crc_add(r->sums, 0, whole, usize);
     spdl__free(&r->npz->zip.allocator, whole, usize);
     return whole_there ? spdl__npz_complete(r) : spdl__npz_inflate_error(r, ended);
 }
@@ -19731,7 +19788,8 @@ SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
                               "the array has %llu bytes, the memory for it %llu", bytes, room);
     if (r->to == NULL && bytes > 0)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
-    if (r->verify && !spdl__npz_need_tables(r)) return false;
+    if (r->verify) r->sums = (const spdl__crc *)spdl__npz_tables(r, true);
+    if (r->verify && r->sums == NULL) return false;
     r->data = (uint8_t *)r->to;
     r->want = (size_t)bytes;
     if (!r->turn || bytes == 0) return true;
@@ -19743,7 +19801,7 @@ SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
 SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     spdl__inflate *s = &r->inflate;
     size_t have = (size_t)(s->out - s->base);
-    if (r->verify) r->crc = spdl__crc_add(&r->tables->crc, 0, r->head, have);
+    if (r->verify) r->crc = spdl__crc_add(r->sums, 0, r->head, have);
     have = (size_t)spdl__min(have - r->head_bytes, r->want);
     if (have > 0) memcpy(r->data, r->head + r->head_bytes, have);
     r->want -= have;
@@ -19768,7 +19826,7 @@ SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) 
         return spdl__npz_inflate_error(r, ended);
     } else if (r->verify) {
         bytes = (size_t)(s->out - r->piece);
-        r->crc = spdl__crc_add(&r->tables->crc, r->crc, r->piece, bytes);
+        r->crc = spdl__crc_add(r->sums, r->crc, r->piece, bytes);
     }
     if (r->want > 0) {
         bytes = (size_t)spdl__min(r->want, SPDL__NPZ_PIECE);
@@ -19885,7 +19943,8 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     spdl_allocator allocator;
     if (npz == NULL) return;
     allocator = npz->zip.allocator;
-    spdl__free(&allocator, (void *)(uintptr_t)npz->tables, sizeof(spdl__npz_tables));
+    spdl__free(&allocator, (void *)(uintptr_t)npz->sums, sizeof(spdl__crc));
+    spdl__free(&allocator, (void *)(uintptr_t)npz->fixed, sizeof(spdl__inflate_tables));
     spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
@@ -19998,7 +20057,8 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 /* ============================================================================================= */
 /* >>load-impl
    Whole files, all arrays in one block. Each array has the room of its member, header included, so
-   that the headers are read once, with the data. The decoders of two deflated members run side by
+   that the headers are read once, with the data. A small file whose arrays are aligned and right
+   as they are is that block's companion and not copied. The decoders of two deflated members run side by
    side on the calling thread; that is faster where codes are the work, not copies of matches. */
 
 #define SPDL__LOAD_AHEAD 262144  /* bytes that are read from a file at once */
@@ -20035,45 +20095,89 @@ SPDL__PRIVATE bool spdl__load_may_lend(const spdl__zip_member *member) {
     return member->method == SPDL__ZIP_STORED && member->usize >= SPDL__LOAD_LEND;
 }
 
-/* Where a stored array need not be copied: its data, in the mapping. */
-SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
+/* Where a stored array need not be copied: its data, in the bytes of the file at `base`. */
+SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array,
+                                   const uint8_t *base) {
     spdl__npz_reader *r = &load->lane[0].r;
     const uint8_t *data;
-    if (load->mapping == NULL || !spdl__load_may_lend(&load->npz->zip.members[index])) return false;
     r->info = &array->info;
     if (!spdl__npz_start(r, index) || r->swap || r->turn) return false;
-    data = load->mapping + r->payload + r->head_bytes;
+    data = base + r->payload + r->head_bytes;
     array->data = SPDL__UNCONST(data);
     return ((uintptr_t)data & 63) == 0;
 }
 
-/* Bytes for the data: of all members that are not lent, each at a multiple of 64. */
-SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *names, uint64_t *data) {
+SPDL__PRIVATE bool spdl__load_lend_mapped(spdl__loading *load, size_t index,
+                                          spdl_npz_array *array) {
+    return load->mapping != NULL && spdl__load_may_lend(&load->npz->zip.members[index]) &&
+           spdl__load_lend(load, index, array, load->mapping);
+}
+
+/* Bytes for the data: of all members that are not lent, each at a multiple of 64. Members that are
+   not in each other's place make less than 1033 times the bytes of the file. */
+SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
     const spdl_npz *npz = load->npz;
     const uint64_t heads = npz->zip.count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
     spdl_npz_array one;
+    uint64_t whole = 0;
     size_t i;
     for (i = 0; i < npz->zip.count; i++) {
         const spdl__zip_member *m = load->where.member = &npz->zip.members[i];
-        *names += strlen(m->name) + 1;
         if (!npz->is_npy && !spdl__zip_check(&load->where)) return false;
-        if (m->usize > SIZE_MAX / 4 - *data) break;
-        if (!spdl__load_lend(load, i, &one)) *data += (m->usize + 63) & ~(uint64_t)63;
+        if (m->usize > SIZE_MAX / 4 - whole) break;
+        whole += m->usize;
+        if (!spdl__load_lend_mapped(load, i, &one)) *data += (m->usize + 63) & ~(uint64_t)63;
     }
     load->where.member = NULL;
-    return (i == npz->zip.count && *data <= npz->desc.max_bytes + heads) ||
-           spdl__load_too_large(load);
+    if (i < npz->zip.count || *data > npz->desc.max_bytes + heads) return spdl__load_too_large(load);
+    return whole / 1033 <= npz->zip.size ||
+           spdl__zip_fail(&load->where, SPDL_E_FORMAT, "members overlap");
 }
 
-/* Makes the bundle, with names and the places of the data. */
-SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
+/* Whether a member is an array, as far as can be seen without reading one. */
+SPDL__PRIVATE bool spdl__load_is_array(spdl__loading *load, size_t index) {
+    const spdl__zip_member *m = &load->npz->zip.members[index];
+    spdl__npz_reader *r = &load->lane[0].r;
+    bool array = true;
+    if (load->npz->is_npy) return true;
+    if (m->key_bytes >= 9 && memcmp(m->key, "__MACOSX/", 9) == 0) return false;
+    if (spdl__zip_ends_npy(m->key, m->key_bytes)) return true;
+    if (m->usize < 6 || m->key_bytes == 0 || m->key[m->key_bytes - 1] == '/') return false;
+    if (spdl__npz_head(r, index)) array = memcmp(r->head, "\x93NUMPY", 6) == 0;
+    spdl__npz_drop(r); /* what cannot be read at all is reported when it is loaded */
+    return array;
+}
+
+/* Keeps the members that are to be loaded: those that desc->names has, or all arrays. */
+SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
+    spdl__zip *zip = &load->npz->zip;
+    const char *const *name = load->npz->desc.names;
+    size_t i, kept = 0;
+    char shown[80];
+    for (i = 0; i < zip->count; i++) zip->members[i].wanted = name == NULL && spdl__load_is_array(load, i);
+    for (; name != NULL && *name != NULL; name++) {
+        if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK) {
+            zip->members[i].wanted = true;
+            continue;
+        }
+        spdl__printable(shown, sizeof(shown), *name);
+        return spdl__zip_fail(&load->where, SPDL_E_NOT_FOUND, "no array '%s'", shown);
+    }
+    for (i = 0; i < zip->count; i++)
+        if (zip->members[i].wanted) zip->members[kept++] = zip->members[i];
+    zip->count = kept;
+    return true;
+}
+
+/* Makes the bundle, with the names and room for `data` bytes, where *at begins. */
+SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at) {
     const spdl__zip *zip = &load->npz->zip;
-    uint64_t names = 0, data = 0, bytes;
+    uint64_t bytes = sizeof(spdl_npz_bundle) + zip->count * sizeof(spdl_npz_array) + 63;
     spdl_npz_bundle *made;
-    char *name, *at;
+    char *name;
     size_t i;
-    if (!spdl__load_measure(load, &names, &data)) return false;
-    bytes = (sizeof(*made) + zip->count * sizeof(*made->arrays) + names + 63) & ~(uint64_t)63;
+    for (i = 0; i < zip->count; i++) bytes += strlen(zip->members[i].name) + 1;
+    bytes &= ~(uint64_t)63;
     made = (spdl_npz_bundle *)spdl__zip_alloc(&load->where, bytes + data, "its arrays");
     if (made == NULL) return false;
     load->bundle = made;
@@ -20085,19 +20189,79 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     made->bytes = (size_t)(bytes + data);
     made->allocator = zip->allocator;
     name = (char *)(made->arrays + zip->count);
-    at = (char *)made + bytes;
     for (i = 0; i < zip->count; i++, name += strlen(name) + 1) {
         memcpy(name, zip->members[i].name, strlen(zip->members[i].name) + 1);
         made->arrays[i].name = name;
-        if (spdl__load_lend(load, i, &made->arrays[i])) {
-            made->mapping_ = load->mapping;
-            made->mapped_ = zip->size;
+    }
+    *at = (char *)made + bytes;
+    return true;
+}
+
+/* Makes the bundle, with the places of the data. */
+SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
+    const spdl__zip *zip = &load->npz->zip;
+    uint64_t data = 0;
+    spdl_npz_array *array;
+    char *at;
+    size_t i;
+    if (!spdl__load_measure(load, &data) || !spdl__load_make(load, data, &at)) return false;
+    for (i = 0; i < zip->count; i++) {
+        array = &load->bundle->arrays[i];
+        if (spdl__load_lend_mapped(load, i, array)) {
+            load->bundle->mapping_ = load->mapping;
+            load->bundle->mapped_ = zip->size;
         } else {
-            memset(&made->arrays[i].info, 0, sizeof(made->arrays[i].info));
-            made->arrays[i].data = at;
+            memset(&array->info, 0, sizeof(array->info));
+            array->data = at;
             at += (size_t)((zip->members[i].usize + 63) & ~(uint64_t)63);
         }
     }
+    return true;
+}
+
+/* Whether the data of a member of a small file seem to be aligned, as far as that can be seen
+   without reading its header. */
+SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip_member *m) {
+    const uint8_t *const at = npz->small;
+    uint64_t payload = m->offset;
+    if (!npz->is_npy) {
+        if (npz->zip.size < m->offset + SPDL__ZIP_LOCAL_BYTES) return false;
+        payload += SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + m->offset + 28);
+    }
+    return m->method == SPDL__ZIP_STORED && payload + 10 <= npz->zip.size &&
+           (payload + 10 + spdl__le16(at + payload + 8)) % 64 == 0;
+}
+
+/* Whether the stored bytes of the member of r have its CRC. */
+SPDL__PRIVATE bool spdl__load_verify(spdl__npz_reader *r) {
+    const uint8_t *const from = r->npz->zip.data + r->payload;
+    if (!r->verify) return true;
+    r->sums = (const spdl__crc *)spdl__npz_tables(r, true);
+    return r->sums != NULL &&
+           spdl__crc_add(r->sums, 0, from, (size_t)r->member->usize) == r->member->crc;
+}
+
+/* A small file with arrays that are all right as they are: the bundle keeps its bytes. False: some
+   have to be read, or cannot be. */
+SPDL__PRIVATE bool spdl__load_keep(spdl__loading *load) {
+    spdl_npz *npz = load->npz;
+    spdl__npz_reader *r = &load->lane[0].r;
+    char *none;
+    size_t i;
+    if (npz->small == NULL) return false;
+    for (i = 0; i < npz->zip.count; i++)
+        if (!spdl__load_seems_aligned(npz, &npz->zip.members[i])) return false;
+    if (!spdl__load_make(load, 0, &none)) return false;
+    for (i = 0; i < npz->zip.count; i++)
+        if (!spdl__load_lend(load, i, &load->bundle->arrays[i], npz->small) ||
+            !spdl__load_verify(r)) {
+            spdl_npz_bundle_free(load->bundle);
+            load->bundle = NULL;
+            return false;
+        }
+    load->bundle->mapping_ = npz->small;
+    load->bundle->mapped_ = npz->zip.size;
+    npz->small = NULL;
     return true;
 }
 
@@ -20176,7 +20340,7 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     load.npz = npz;
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
-    if (spdl__load_place(&load)) {
+    if (spdl__load_select(&load) && (spdl__load_keep(&load) || spdl__load_place(&load))) {
         spdl__load_read(&load);
         for (i = 0; i < load.bundle->count; i++)
             bytes += load.bundle->arrays[i].info.bytes;
@@ -20275,7 +20439,9 @@ SPDL_API void spdl_npz_bundle_free(void *bundle) {
     spdl_allocator allocator;
     if (freed == NULL) return;
     allocator = freed->allocator;
-    spdl__os_file_unmap((const uint8_t *)freed->mapping_, freed->mapped_);
+    if (freed->mapped_ > SPDL__NPZ_SMALL_FILE)
+        spdl__os_file_unmap((const uint8_t *)freed->mapping_, freed->mapped_);
+    else spdl__free(&allocator, SPDL__UNCONST(freed->mapping_), (size_t)freed->mapped_);
     spdl__free(&allocator, freed, freed->bytes);
 }
 

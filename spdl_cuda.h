@@ -922,11 +922,10 @@ SPDL__PRIVATE bool spdl__host_pinned(const spdl_cuda *cuda, const spdl__cuda_sla
 SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
-    int code;
+    int code = 0;
     if (result != SPDL_OK) return result;
-    code = spdl__slab_pin(cuda, slab);
-    if (code == SPDL__CU_ALREADY_PINNED && spdl__host_pinned(cuda, NULL, slab->base, slab->bytes))
-        code = 0; /* by others, who unpin it */
+    if (!spdl__host_pinned(cuda, NULL, slab->base, slab->bytes)) /* by others, who unpin it */
+        code = spdl__slab_pin(cuda, slab);
     spdl__cuda_leave(cuda, &scope);
     if (code == 0) return SPDL_OK;
     if (code == SPDL__CU_ALREADY_PINNED)

@@ -480,18 +480,25 @@ static uint32_t crc_by_definition(uint32_t crc, const uint8_t *data, size_t byte
 
 /* Every way this processor has, at every length around the sizes of their steps. */
 static void crc_in_every_way(void) {
+    static uint8_t copy[1500];
     guarded data = guarded_new(3000);
     spdl__crc crc;
     spdl__crc_init(&crc);
     for (size_t i = 0; i < data.bytes; ++i) data.at[i] = (uint8_t)below(256);
-    for (int way = crc.folds; way >= 0; --way) {
+    for (int way = crc.folds ? 1 + crc.wide : 0; way >= 0; way = way > 33 ? 33 : way > 1 ? 1 : way - 1) {
         crc.folds = way > 0;
+        crc.wide = crc.folds ? way - 1 : 0;
+        spdl__crc_fill(&crc);
         CHECK_EQ(spdl__crc_add(&crc, 0, (const uint8_t *)"123456789", 9), 0xcbf43926);
         CHECK_EQ(spdl__crc_add(&crc, 0, NULL, 0), 0);
         for (size_t bytes = 0; bytes < 1400; ++bytes) {
             const uint8_t *at = data.at + data.bytes - bytes;
             const uint32_t start = (uint32_t)bytes * 2654435761u;
             CHECK_EQ(spdl__crc_add(&crc, start, at, bytes), crc_by_definition(start, at, bytes));
+            memset(copy, 0xa5, sizeof copy);
+            CHECK_EQ(spdl__crc_copy(&crc, start, copy + 1, at, bytes),
+                     crc_by_definition(start, at, bytes));
+            CHECK(memcmp(copy + 1, at, bytes) == 0 && copy[0] == 0xa5 && copy[bytes + 1] == 0xa5);
         }
         CHECK_EQ(spdl__crc_add(&crc, 0, data.at + 1, 2999),
                  crc_by_definition(0, data.at + 1, 2999));
