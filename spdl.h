@@ -1234,7 +1234,9 @@ typedef struct spdl_report_desc {
 /* >>trace
    The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane for
    each worker with its calls (stage, number of the item, result) and batches, one for the
-   consumer's waits in next, and a plot of the depth of each edge.
+   consumer's waits in next, and a plot of the depth of each edge. Arrows lead from call to call of
+   an item. Times begin at 0; `unix_ns` in otherData is the Unix time of that, by which files of
+   several pipelines and processes can be laid on each other.
 
    desc.trace names the file; "" means none. Where it is NULL the environment decides:
    SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create
@@ -12112,6 +12114,7 @@ typedef struct spdl__found {
     bool proven;         /* by an experiment: the calls wait for each other */
     bool doctor, raises; /* it is the doctor who says it; it may try settings */
     const spdl_interval *measured; /* of the settings; NULL: they were not tried */
+    const char *changed; /* NULL, or how the limit did: then there are no settings to write */
 } spdl__found;
 
 enum { SPDL__BY_CONSUMER = -1, SPDL__BY_CORES = -2, SPDL__BY_WORKERS = -3 };
@@ -12641,6 +12644,7 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats
     const spdl_finding *is = &f->is;
     const bool fails = f->measured != NULL && !spdl__found_helps(f);
     const char *before = fails ? " " : " Write ";
+    if (f->changed != NULL) return true;
     if (!spdl__finding_has(is)) return false;
     before = spdl__verdict_calls(text, stats, f, before);
     if (is->workers > 0) spdl__text_add(text, "%sworkers = %d", before, is->workers);
@@ -12915,6 +12919,7 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const s
         spdl__verdict_of_fed(text, stats, f);
     }
     spdl__verdict_of_calls(text, stats);
+    if (f->changed != NULL) spdl__text_add(text, " %s", f->changed);
 }
 
 /* --- the table --- */
@@ -12996,9 +13001,10 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
 }
 
 /* Verdict, run and table. */
-SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
-    const spdl__found f = spdl__find(stats);
+SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats, const char *changed) {
+    spdl__found f = spdl__find(stats);
     spdl__cell cell[3];
+    f.changed = changed;
     spdl__verdict(text, stats, &f);
     spdl__text_add(text, "\n");
     if (spdl__stats_pushed(stats))
@@ -13017,7 +13023,7 @@ SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
 
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__stats_write(&text, stats);
+    spdl__stats_write(&text, stats, NULL);
     return (int)text.length;
 }
 
@@ -13363,7 +13369,32 @@ typedef struct spdl__reporter {
     spdl_stats now, interval;
     spdl__process_stats process; /* at the last report */
     spdl__since since;
+    uint32_t often[SPDL_LIMIT_FOREIGN + 1][SPDL_MAX_STAGES + 1]; /* intervals, by limit and row */
+    char changed[128]; /* what most of them had, if not all */
 } spdl__reporter;
+
+/* An interval is over: which limit most of them had. */
+SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
+    const spdl__found f = spdl__find(&r->interval);
+    uint32_t all = 0, most = 0;
+    int limit, row, which = 0, where = 0;
+    spdl__cell cell;
+    if (f.is.limit != SPDL_LIMIT_NOT_KNOWN) ++r->often[f.is.limit][f.is.stage + 1];
+    for (limit = 1; limit <= SPDL_LIMIT_FOREIGN; ++limit)
+        for (row = 0; row <= r->now.stage_count; ++row) {
+            const uint32_t often = r->often[limit][row];
+            all += often;
+            if (often <= most) continue;
+            most = often;
+            which = limit;
+            where = row;
+        }
+    if (all < 4 || most >= all - all / 10) return; /* as good as always */
+    (void)snprintf(r->changed, sizeof(r->changed), "The limit changed: in %u of %u intervals it "
+                   "was %s%s%s.", (unsigned)most, (unsigned)all, spdl__limit_names[which],
+                   where > 0 ? " of " : "",
+                   where > 0 ? spdl__stage_called(&cell, &r->now, where - 1) : "");
+}
 
 /* What a line of JSON begins with. */
 SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
@@ -13415,7 +13446,8 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     spdl__text_add(&text, "  %s %s, %llu items\n", final ? "ended after" : "at",
                    spdl__duration(&cell, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
-    spdl__stats_write(&text, final ? &r->now : &r->interval);
+    if (final) spdl__stats_write(&text, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
+    else spdl__stats_write(&text, &r->interval, NULL);
     spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
                    spdl__share(r->interval.process_cpu_ns, r->interval.process_ns),
                    r->process.cores_allowed,
@@ -13433,6 +13465,7 @@ SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     spdl_pipeline_stats(r->pipeline, &r->now);
     spdl__process_read(&r->process);
     spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
+    spdl__report_limit(r);
     if (r->plan.desc.report_fn != NULL)
         r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
     if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
@@ -22001,6 +22034,22 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     return &out->text;
 }
 
+/* Arrows from call to call of an item. Batches have numbers of their own: other arrows. */
+SPDL__COLD void spdl__trace_flow(spdl__out *out, const spdl_pipeline *p, int track, int row,
+                                 const spdl__record *record) {
+    int i, batches = 0;
+    bool first = true;
+    for (i = 0; i < row; ++i) {
+        const spdl_stage *above = &p->node[i].row;
+        if (!(p->node[row].above >> i & 1)) continue;
+        first = above->kind == SPDL_KIND_BATCH || above->again;
+        batches += first;
+    }
+    (void)spdl__trace_event(out, p, first ? "s" : "t", track, spdl__max(record->begin, p->start_ns));
+    spdl__text_add(&out->text, ",\"bp\":\"e\",\"cat\":\"item\",\"name\":\"item\",\"id\":"
+                               "\"%d.%llu\"}", batches, (spdl__llu)record->number);
+}
+
 SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int track,
                                    const spdl__record *record) {
     static const char *const phases[] = { "X", "X", "X", "C", "X", "C" };
@@ -22027,6 +22076,7 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
         spdl__text_add(text, "\",\"args\":{\"item\":%llu,\"stage\":%d,\"result\":\"%s\"}}",
                        (spdl__llu)record->number, code,
                        spdl_result_text((spdl_result)(int16_t)(uint16_t)(record->stamp >> 16)));
+        if (kind == SPDL__RECORD_CALL) spdl__trace_flow(out, p, track, code, record);
     } else if (kind == SPDL__RECORD_DEPTH) {
         spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
     } else if (kind == SPDL__RECORD_VALUE) {
@@ -22059,11 +22109,12 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     int track;
     out.failure = spdl__os_file_open(&out.file, p->trace->path, SPDL__OS_REPLACE, NULL);
     spdl__text_add(text,
-                   "{\"otherData\":{\"spdl\":\"%s\",\"events\":%llu,"
+                   "{\"otherData\":{\"spdl\":\"%s\",\"unix_ns\":%llu,\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
-                   "{\"name\":\"spdl ", spdl_version(), (spdl__llu)kept,
-                   (spdl__llu)dropped, (spdl__llu)spdl__os_process_id());
+                   "{\"name\":\"spdl ", spdl_version(),
+                   (spdl__llu)(spdl__os_clock_ns(SPDL__OS_UNIX) - (spdl_time_ns() - p->start_ns)),
+                   (spdl__llu)kept, (spdl__llu)dropped, (spdl__llu)spdl__os_process_id());
     spdl__json_escape(text, p->trace->name);
     spdl__text_add(text, "\"}}");
     for (track = 0; track < p->trace->tracks && out.failure == NULL; ++track) {
