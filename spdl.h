@@ -1256,7 +1256,9 @@ typedef struct spdl_report_desc {
 /* >>trace
    The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane for
    each worker with its calls (stage, number of the item, result) and batches, one for the
-   consumer's waits in next, and a plot of the depth of each edge.
+   consumer's waits in next, and a plot of the depth of each edge. Arrows lead from call to call of
+   an item. Times begin at 0; `unix_ns` in otherData is the Unix time of that, by which files of
+   several pipelines and processes can be laid on each other.
 
    desc.trace names the file; "" means none. Where it is NULL the environment decides:
    SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create
@@ -1387,8 +1389,8 @@ typedef struct spdl_headspace_report {
 } spdl_headspace_report;
 
 /* Measures the headspace of a loop. A window lasts at least 400 ms, 8 steps and 3 of the longest
-   gaps between items; a round has one of each kind, in random order. free_item gets each item
-   before the call returns.
+   gaps between items, and begins at a random moment. A round has one of each kind, in random order.
+   free_item gets each item before the call returns.
    Returns: SPDL_OK, with the answer in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or the result of
             next, if neither SPDL_OK nor SPDL_END: *report has the rounds so far.
    Threads: owner of the source; step is called here.
@@ -1412,8 +1414,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    It works in next, on the thread of the consumer, and compares windows of time with one difference
    to windows without. With `replay` kept items replace everything up to a row; that needs
    .copy_item on the row (buffers of spdl_buffer are copied without). Otherwise calls of the busiest
-   rows take a known time longer, computing or asleep: throughput shows on which row and resource it
-   depends, and whether calls wait for a lock; the items stay the same. Statistics include the
+   rows sleep a known time longer. Throughput shows on which row it depends, and whether calls wait
+   for a lock; the items stay the same. Statistics include the
    experiments; spdl_pipeline_set_concurrency has no lasting effect meanwhile.
 
    It repeats rounds in which other programs had the processors, for up to twice its time; if most
@@ -11468,7 +11470,8 @@ SPDL__COLD bool spdl__node_is_plain(const spdl_pipeline *p, const spdl__node *no
     const spdl_stage *row = &node->row;
     return (row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE) && !node->own_thread &&
            !row->again && !row->deferred && !row->flush && row->init == NULL &&
-           p->failures == NULL && p->trace == NULL && p->profiler.event_fn == NULL;
+           p->failures == NULL && p->trace == NULL && p->profiler.event_fn == NULL &&
+           p->tokens == NULL; /* a copy may be another row's */
 }
 
 /* How many batches of row `first` can be alive: on the edges they may travel, if later stages pass
@@ -12303,6 +12306,7 @@ typedef struct spdl__found {
     bool proven;         /* by an experiment: the calls wait for each other */
     bool doctor, raises; /* it is the doctor who says it; it may try settings */
     const spdl_interval *measured; /* of the settings; NULL: they were not tried */
+    const char *changed; /* NULL, or how the limit did: then there are no settings to write */
 } spdl__found;
 
 enum { SPDL__BY_CONSUMER = -1, SPDL__BY_CORES = -2, SPDL__BY_WORKERS = -3 };
@@ -12832,6 +12836,7 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats
     const spdl_finding *is = &f->is;
     const bool fails = f->measured != NULL && !spdl__found_helps(f);
     const char *before = fails ? " " : " Write ";
+    if (f->changed != NULL) return true;
     if (!spdl__finding_has(is)) return false;
     before = spdl__verdict_calls(text, stats, f, before);
     if (is->workers > 0) spdl__text_add(text, "%sworkers = %d", before, is->workers);
@@ -13106,6 +13111,7 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const s
         spdl__verdict_of_fed(text, stats, f);
     }
     spdl__verdict_of_calls(text, stats);
+    if (f->changed != NULL) spdl__text_add(text, " %s", f->changed);
 }
 
 /* --- the table --- */
@@ -13187,9 +13193,10 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
 }
 
 /* Verdict, run and table. */
-SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
-    const spdl__found f = spdl__find(stats);
+SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats, const char *changed) {
+    spdl__found f = spdl__find(stats);
     spdl__cell cell[3];
+    f.changed = changed;
     spdl__verdict(text, stats, &f);
     spdl__text_add(text, "\n");
     if (spdl__stats_pushed(stats))
@@ -13208,7 +13215,7 @@ SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats) {
 
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__stats_write(&text, stats);
+    spdl__stats_write(&text, stats, NULL);
     return (int)text.length;
 }
 
@@ -13554,7 +13561,32 @@ typedef struct spdl__reporter {
     spdl_stats now, interval;
     spdl__process_stats process; /* at the last report */
     spdl__since since;
+    uint32_t often[SPDL_LIMIT_FOREIGN + 1][SPDL_MAX_STAGES + 1]; /* intervals, by limit and row */
+    char changed[128]; /* what most of them had, if not all */
 } spdl__reporter;
+
+/* An interval is over: which limit most of them had. */
+SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
+    const spdl__found f = spdl__find(&r->interval);
+    uint32_t all = 0, most = 0;
+    int limit, row, which = 0, where = 0;
+    spdl__cell cell;
+    if (f.is.limit != SPDL_LIMIT_NOT_KNOWN) ++r->often[f.is.limit][f.is.stage + 1];
+    for (limit = 1; limit <= SPDL_LIMIT_FOREIGN; ++limit)
+        for (row = 0; row <= r->now.stage_count; ++row) {
+            const uint32_t often = r->often[limit][row];
+            all += often;
+            if (often <= most) continue;
+            most = often;
+            which = limit;
+            where = row;
+        }
+    if (all < 4 || most >= all - all / 10) return; /* as good as always */
+    (void)snprintf(r->changed, sizeof(r->changed), "The limit changed: in %u of %u intervals it "
+                   "was %s%s%s.", (unsigned)most, (unsigned)all, spdl__limit_names[which],
+                   where > 0 ? " of " : "",
+                   where > 0 ? spdl__stage_called(&cell, &r->now, where - 1) : "");
+}
 
 /* What a line of JSON begins with. */
 SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
@@ -13606,7 +13638,8 @@ SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     spdl__text_add(&text, "  %s %s, %llu items\n", final ? "ended after" : "at",
                    spdl__duration(&cell, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
-    spdl__stats_write(&text, final ? &r->now : &r->interval);
+    if (final) spdl__stats_write(&text, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
+    else spdl__stats_write(&text, &r->interval, NULL);
     spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
                    spdl__share(r->interval.process_cpu_ns, r->interval.process_ns),
                    r->process.cores_allowed,
@@ -13624,6 +13657,7 @@ SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
     spdl_pipeline_stats(r->pipeline, &r->now);
     spdl__process_read(&r->process);
     spdl__since_take(r->pipeline, &r->since, &r->now, &r->interval);
+    spdl__report_limit(r);
     if (r->plan.desc.report_fn != NULL)
         r->plan.desc.report_fn(&r->interval, &r->now, r->plan.desc.user);
     if (r->json_file != SPDL__NO_FILE) spdl__report_json(r, final);
@@ -13887,8 +13921,9 @@ SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeou
    with a difference) are measured in windows, each arm once a round, in an order that is drawn
    afresh for each round. The rate of an arm is the sum of its items by the sum of its time, and the
    interval of a ratio is the jackknife's: how far it moves without each of the rounds. A window is
-   as long as three of the longest gaps between items, so that no period of the program itself is
-   met at one phase only. No state but the caller's, no libm. */
+   a stretch of time, as long as three of the longest gaps between items; it begins at a moment that
+   is drawn, so it meets a period of the program at every phase. No state but the caller's, no
+   libm. */
 
 #define SPDL__ARMS 16
 #define SPDL__ROUNDS 64
@@ -13897,6 +13932,7 @@ SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeou
 #define SPDL__WINDOW_NS 400000000 /* the least length of a window */
 #endif
 #define SPDL__WINDOW_GAPS 3
+#define SPDL__WINDOW_ITEMS 8
 #define SPDL__FOREIGN SPDL__OTHERS
 
 typedef struct spdl__rounds {
@@ -13929,6 +13965,37 @@ SPDL__COLD void spdl__rounds_start(spdl__rounds *r, uint64_t seed, int arms) {
     r->random = seed;
     r->arms = arms;
     spdl__rounds_shuffle(r);
+}
+
+/* A window. Of an item that lies across an end a part counts, as long as what is inside. */
+typedef struct spdl__window {
+    uint64_t set, begin, end; /* the clock: when it was set; 0: not yet, and when it counts */
+    uint64_t at, gap_ns;      /* when the last item came; the longest time between two */
+    double items;
+} spdl__window;
+
+/* Begins up to three of the longest gaps from now, or as long as it lasts. */
+SPDL__COLD void spdl__window_begin(spdl__window *w, spdl__rounds *r, uint64_t now, uint64_t length,
+                                   uint64_t gap) {
+    const uint64_t most = spdl__min(length, SPDL__WINDOW_GAPS * gap) + 1;
+    w->at = now;
+    w->begin = now + spdl__mix(r->random++) % most;
+    w->end = w->begin + length;
+    w->gap_ns = 0;
+    w->items = 0;
+}
+
+/* How much of a time lies in it. */
+SPDL__COLD uint64_t spdl__window_inside(const spdl__window *w, uint64_t from, uint64_t to) {
+    return spdl__grown(spdl__max(from, w->begin), spdl__min(to, w->end));
+}
+
+/* An item has come. Whether the window is over. */
+SPDL__COLD bool spdl__window_item(spdl__window *w, uint64_t now) {
+    w->items += spdl__share(spdl__window_inside(w, w->at, now), spdl__grown(w->at, now));
+    w->gap_ns = spdl__max(w->gap_ns, spdl__grown(w->at, now));
+    w->at = now;
+    return now >= w->end;
 }
 
 /* The arm that is to be measured now. */
@@ -14025,8 +14092,10 @@ SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int 
     return is;
 }
 
-SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap) {
-    return spdl__max(SPDL__WINDOW_NS, SPDL__WINDOW_GAPS * longest_gap);
+/* How long a window lasts: 8 items at least, of which one takes `each` on average. */
+SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap, double each) {
+    return spdl__max(spdl__max(SPDL__WINDOW_NS, SPDL__WINDOW_GAPS * longest_gap),
+                     (uint64_t)(SPDL__WINDOW_ITEMS * each));
 }
 
 /* Processors that other programs, of low priority too, have had since then. 0: not known, or there
@@ -14066,19 +14135,19 @@ SPDL__COLD double spdl__waiter_waited(spdl__waiter *w, const spdl_stats *now) {
    other its steps on kept items. What the report says follows from the rounds alone. */
 
 #define SPDL__HEADSPACE_SECONDS 30
-#define SPDL__HEADSPACE_STEPS 8 /* in a window, at least */
+#define SPDL__HEADSPACE_STEPS 8 /* calls of next that a pause is over after */
 #define SPDL__HEADSPACE_KEPT 32
 
 /* The arms; the third is the first without the time inside of next. */
 enum { SPDL__LIVE, SPDL__STILL, SPDL__STEPS };
 
 /* A stretch of the loop. */
-typedef struct spdl__window {
-    uint64_t steps, ns;
-    uint64_t wait_ns;   /* inside of next */
-    uint64_t queued_ns; /* the caller was ready to run */
-    uint64_t gap_ns;    /* the longest from item to item */
-} spdl__window;
+typedef struct spdl__stretch {
+    double steps;
+    uint64_t ns;
+    uint64_t wait_ns; /* inside of next */
+    uint64_t spent_ns, queued_ns; /* with the time before it; the caller was ready to run */
+} spdl__stretch;
 
 typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
     const spdl_headspace_desc *desc;
@@ -14087,7 +14156,8 @@ typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
     int kept, position;
     uint64_t window_ns;
     uint64_t paused_ns;   /* since the source was asked */
-    spdl__window usual;   /* as it is, before the first pause */
+    spdl__stretch usual;  /* as it is, before the first pause */
+    uint64_t gap_ns;      /* the longest from item to item in it */
     spdl_result result;   /* not SPDL_OK: the source has ended or failed */
     spdl__waiter waiter;
     spdl_stats stats;     /* of the source, if it is a pipeline */
@@ -14120,40 +14190,46 @@ SPDL__COLD bool spdl__headspace_take(spdl__headspace *h, void **item) {
     return h->result == SPDL_OK;
 }
 
-/* Steps on the source's items, or on those that are kept, for so long and so many at least. */
-SPDL__COLD spdl__window spdl__headspace_steps(spdl__headspace *h, bool live, uint64_t ns,
-                                              uint64_t steps) {
+/* Steps on the source's items, or on those that are kept, from `settle` on for so long. */
+SPDL__COLD spdl__stretch spdl__headspace_steps(spdl__headspace *h, bool live, uint64_t settle,
+                                               uint64_t length) {
     const uint64_t start = spdl_time_ns();
-    spdl__window w = { 0, 0, 0, 0, 0 };
-    uint64_t queued[2] = { 0, 0 };
+    uint64_t queued[2] = { 0, 0 }, now;
+    spdl__stretch s = { 0, 0, 0, 0, 0 };
+    spdl__window w;
+    spdl__window_begin(&w, &h->rounds, start, length, h->gap_ns);
+    w.begin += settle;
+    w.end += settle;
     spdl__os_thread_times(NULL, NULL, &queued[0]);
-    for (; w.ns < ns || w.steps < steps; ++w.steps) {
+    do {
         void *item = live ? NULL : h->item[h->position];
-        uint64_t now;
         if (live) {
             if (!spdl__headspace_take(h, &item)) break;
-            w.wait_ns += spdl_time_ns() - start - w.ns;
+            s.wait_ns += spdl__window_inside(&w, w.at, spdl_time_ns());
         } else {
             h->position = (h->position + 1) % h->kept;
         }
         h->desc->step(h->desc->ctx, item);
         if (live) spdl__headspace_free(h, item);
-        now = spdl_time_ns() - start;
-        w.gap_ns = spdl__max(w.gap_ns, now - w.ns);
-        w.ns = now;
-    }
+        now = spdl_time_ns();
+    } while (!spdl__window_item(&w, now));
     spdl__os_thread_times(NULL, NULL, &queued[1]);
-    w.queued_ns = queued[0] == SPDL__NEVER ? 0 : queued[1] - queued[0];
-    return w;
+    s.queued_ns = queued[0] == SPDL__NEVER ? 0 : queued[1] - queued[0];
+    s.spent_ns = w.at - start;
+    s.steps = w.items;
+    s.ns = length;
+    if (h->gap_ns == 0) h->gap_ns = w.gap_ns;
+    return s;
 }
 
 /* After a pause: drops what was loaded in it, so that the loop does not live on its buffers, until
    some calls of next in a row took as long as usual, or as many items as such a time takes. */
 SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     uint64_t took[SPDL__HEADSPACE_STEPS] = { 0 }, sum = 0, since = spdl_time_ns(), i;
-    const uint64_t wait = h->usual.wait_ns / h->usual.steps;
-    const uint64_t most = h->usual.steps * h->paused_ns / h->usual.ns + 1;
-    if (wait * 200 < h->usual.ns / h->usual.steps) return; /* its buffers are full all the time */
+    const double each = (double)h->usual.ns / h->usual.steps;
+    const uint64_t wait = (uint64_t)((double)h->usual.wait_ns / h->usual.steps);
+    const uint64_t most = (uint64_t)((double)h->paused_ns / each) + 1;
+    if ((double)wait * 200 < each) return; /* its buffers are full all the time */
     for (i = 0; i < most && sum < SPDL__HEADSPACE_STEPS * wait * 9 / 10; ++i) {
         uint64_t *last = &took[i % SPDL__HEADSPACE_STEPS], now;
         void *item = NULL;
@@ -14168,9 +14244,9 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
 
 /* The share of the round that a processor was waited for: by the busiest row of a pipeline, or by
    the caller. Of another source that is waited for nobody knows: all of it. */
-SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__window *live) {
+SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__stretch *live) {
     const bool pipeline = h->desc->next == spdl_pipeline_next;
-    const double queued = spdl__share(live->queued_ns, live->ns);
+    const double queued = spdl__share(live->queued_ns, live->spent_ns);
     double waited = spdl__share(live->wait_ns, live->ns) < SPDL__FED ? 0 : 1;
     if (pipeline) {
         spdl_pipeline_stats((const spdl_pipeline *)h->desc->source, &h->stats);
@@ -14183,24 +14259,20 @@ SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__window 
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     spdl__process_stats before;
     spdl__rounds *r = &h->rounds;
-    spdl__window w[2];
+    spdl__stretch w[2];
     double others, waited;
     bool drop;
+    int arm;
     spdl__process_read(&before);
     do {
-        const int arm = spdl__rounds_arm(r);
-        const bool live = arm == SPDL__LIVE;
-        uint64_t settling;
+        const bool live = (arm = spdl__rounds_arm(r)) == SPDL__LIVE;
         if (live && h->paused_ns > 0) spdl__headspace_drain(h);
         if (h->result != SPDL_OK) return;
-        settling = spdl__headspace_steps(h, live, h->window_ns / 5, 1).ns;
+        w[arm] = spdl__headspace_steps(h, live, h->window_ns / 5, h->window_ns);
         if (h->result != SPDL_OK) return;
-        w[arm] = spdl__headspace_steps(h, live, h->window_ns, SPDL__HEADSPACE_STEPS);
-        if (h->result != SPDL_OK) return;
-        h->paused_ns = live ? 0 : h->paused_ns + settling + w[arm].ns;
-    } while (!spdl__rounds_window(r, (double)w[spdl__rounds_arm(r)].steps,
-                                  (double)w[spdl__rounds_arm(r)].ns));
-    r->items[SPDL__STEPS][r->round] = (double)w[SPDL__LIVE].steps;
+        h->paused_ns = live ? 0 : h->paused_ns + w[arm].spent_ns;
+    } while (!spdl__rounds_window(r, w[arm].steps, (double)w[arm].ns));
+    r->items[SPDL__STEPS][r->round] = w[SPDL__LIVE].steps;
     r->ns[SPDL__STEPS][r->round] = (double)(w[SPDL__LIVE].ns - w[SPDL__LIVE].wait_ns);
     others = spdl__foreign_since(&before);
     waited = spdl__headspace_waited(h, &w[SPDL__LIVE]);
@@ -14209,8 +14281,8 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
                "headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
                "processors%s", r->round + 1,
-               1e9 * spdl__share(w[SPDL__LIVE].steps, w[SPDL__LIVE].ns),
-               1e9 * spdl__share(w[SPDL__STILL].steps, w[SPDL__STILL].ns), others,
+               1e9 * w[SPDL__LIVE].steps / (double)w[SPDL__LIVE].ns,
+               1e9 * w[SPDL__STILL].steps / (double)w[SPDL__STILL].ns, others,
                drop ? ": once more" : "");
     (void)spdl__rounds_next(r, drop);
 }
@@ -14220,16 +14292,15 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
    that are dropped are made again, for half of the time more. */
 SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t budget) {
     const uint64_t start = spdl_time_ns();
-    uint64_t setup, length, now, until;
+    uint64_t setup, length, now, until; /* `length` of a round */
     while (h->kept < most && (h->kept == 0 || spdl_time_ns() < start + budget / 5)) {
         if (!spdl__headspace_take(h, &h->item[h->kept])) return;
         h->kept++;
     }
-    (void)spdl__headspace_steps(h, true, SPDL__WINDOW_NS / 2, 1);
+    h->gap_ns = 0;
+    h->usual = spdl__headspace_steps(h, true, SPDL__WINDOW_NS / 2, SPDL__WINDOW_NS);
     if (h->result != SPDL_OK) return;
-    h->usual = spdl__headspace_steps(h, true, SPDL__WINDOW_NS, SPDL__HEADSPACE_STEPS);
-    if (h->result != SPDL_OK) return;
-    h->window_ns = spdl__window_ns(h->usual.gap_ns);
+    h->window_ns = spdl__window_ns(h->gap_ns, (double)h->usual.ns / h->usual.steps);
     h->window_ns = spdl__max(h->window_ns, budget / (3 * SPDL__ROUNDS));
     h->waiter.row = -1;
     if (h->desc->next == spdl_pipeline_next) {
@@ -14240,7 +14311,7 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     spdl__rounds_start(&h->rounds, start, 2);
     now = spdl_time_ns();
     setup = now - start;
-    length = spdl__max(h->usual.ns, h->window_ns) * 5 / 2; /* of a round */
+    length = h->window_ns * 5 / 2 + spdl__min(h->window_ns, SPDL__WINDOW_GAPS * h->gap_ns);
     until = start + budget;
     while (h->result == SPDL_OK && (h->rounds.round < SPDL__ROUNDS) && now + length <= until) {
         const int drops = h->rounds.drops;
@@ -14391,10 +14462,9 @@ typedef struct spdl__probe {
     uint32_t lock;
     int count;               /* of `kept`; by the consumer when that is complete */
     void *kept[SPDL__KEPT];
+    uint8_t owner[SPDL__KEPT]; /* the rows that free them: a row may pass its input on */
     uint64_t item_ns;        /* of a call, when nothing was different */
-    uint64_t delay_ns;       /* each call takes longer by this: computing, or asleep */
-    uint32_t asleep;
-    uint64_t worked;         /* what the computing comes to */
+    uint64_t delay_ns;       /* each call sleeps so much longer */
 } spdl__probe;
 
 /* What a thread still has to sleep, of a row. */
@@ -14413,27 +14483,13 @@ struct spdl__hand {
     uint64_t cut_until;      /* for so long at most: an item may not come before the source ends */
     uint64_t arm;            /* counts what was set */
     size_t bytes;            /* of this and `debt` */
-    double rounds_ns;        /* of counted work, in a nanosecond */
     spdl__os_event never;    /* nobody wakes it */
 };
 
-/* Counted work: a clock would go on while others have the processor. */
-SPDL__NOINLINE uint64_t spdl__spin_work(uint64_t rounds) {
-    uint64_t x = rounds;
-    while (rounds-- > 0) x = (x ^ x >> 29) * 6364136223846793005u + 1442695040888963407u;
-    return x;
-}
-
 /* Takes `ns`, now or in the calls to come: sleeping takes its own time, which is counted. */
-SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, spdl__probe *probe,
-                                 uint64_t ns) {
+SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns) {
     const uint64_t arm = spdl__load_relaxed(&hand->arm);
     uint64_t begun;
-    if (!spdl__load_relaxed32(&probe->asleep)) {
-        const uint64_t worked = spdl__spin_work((uint64_t)((double)ns * hand->rounds_ns));
-        spdl__store_relaxed(&probe->worked, worked);
-        return;
-    }
     if (debt->arm != arm) debt->ns = 0;
     debt->arm = arm;
     debt->ns += (int64_t)ns;
@@ -14446,12 +14502,13 @@ SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, spdl__probe
 
 /* --- what is kept --- */
 
-SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void *kept) {
+SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void *kept,
+                                uint8_t owner) {
     if (kept == NULL) return;
     if (probe->bytes > 0)
         spdl__free(&p->allocator, kept, probe->bytes);
     else
-        spdl__item_free(p, kept, spdl__origin(0, (unsigned)(probe - p->hand->probe)));
+        spdl__item_free(p, kept, spdl__origin(0, owner));
 }
 
 /* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
@@ -14464,6 +14521,9 @@ SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
 /* After a call that was made as always: a copy of its result is kept. */
 SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
     spdl__probe *probe = &hand->probe[task->node->index];
+    const bool passed = out == task->in.item && spdl__origin_tag(task->in.origin) < SPDL_MAX_STAGES;
+    uint8_t owner = (uint8_t)(passed ? spdl__origin_tag(task->in.origin)
+                                     : (unsigned)task->node->index), before;
     void *copy = NULL, *old = NULL;
     uint64_t place;
     if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
@@ -14477,12 +14537,15 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     if (probe->bytes > 0) memcpy(copy, out, probe->bytes);
     spdl__lock(&probe->lock, &hand->p->locks);
     old = copy;
+    before = owner;
     if (spdl__load32(&hand->keeps) != 0) {
         old = probe->kept[place];
+        before = probe->owner[place];
         probe->kept[place] = copy;
+        probe->owner[place] = owner;
     }
     spdl__unlock(&probe->lock, &hand->p->locks);
-    spdl__kept_free(hand->p, probe, old); /* user code */
+    spdl__kept_free(hand->p, probe, old, before); /* user code */
 }
 
 /* The sample is complete: nothing is kept any more. */
@@ -14492,8 +14555,11 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
     for (i = 0; i < hand->p->count; ++i) {
         spdl__probe *probe = &hand->probe[i];
         spdl__lock(&probe->lock, &hand->p->locks); /* a thread that has seen `keeps` has stored */
-        for (k = 0; k < SPDL__KEPT; ++k)
-            if (probe->kept[k] != NULL) probe->kept[probe->count++] = probe->kept[k];
+        for (k = 0; k < SPDL__KEPT; ++k) {
+            if (probe->kept[k] == NULL) continue;
+            probe->owner[probe->count] = probe->owner[k];
+            probe->kept[probe->count++] = probe->kept[k];
+        }
         for (k = probe->count; k < SPDL__KEPT; ++k) probe->kept[k] = NULL;
         if (probe->count < 2) spdl__store_relaxed32(&probe->replays, 0);
         spdl__unlock(&probe->lock, &hand->p->locks);
@@ -14502,7 +14568,9 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
 
 /* A token becomes a copy of what was kept; without memory for it nothing, as it was nothing. */
 SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
-    const void *kept = probe->kept[spdl__add(&probe->turn, 1) % (uint64_t)probe->count];
+    const uint64_t place = spdl__add(&probe->turn, 1) % (uint64_t)probe->count;
+    const void *kept = probe->kept[place];
+    task->owner = probe->owner[place];
     *out = probe->bytes == 0 ? task->node->row.copy_item(kept) : spdl_buffer(task);
     if (probe->bytes > 0 && *out != NULL) memcpy(*out, kept, probe->bytes);
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
@@ -14538,8 +14606,9 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
             spdl__store_relaxed(&node->made, node->made - 1);
         return result;
     }
+    task->owner = (uint8_t)node->index; /* a copy may have been another row's */
     if (delay_ns > 0)
-        spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], probe, delay_ns);
+        spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], delay_ns);
     result = probe->fn->call(task, in, out);
     if (SPDL__UNLIKELY(spdl__load_relaxed32(&hand->keeps)) && result == SPDL_OK)
         spdl__kept_look(task, hand, *out);
@@ -14572,7 +14641,6 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     const size_t bytes = sizeof(spdl__hand) + debts * sizeof(spdl__debt);
     spdl__hand *hand =
         (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes, SPDL_CACHE_LINE);
-    uint64_t best = SPDL__NEVER, begun;
     int i;
     if (hand == NULL || !spdl__os_event_init(&hand->never)) {
         spdl__free(&p->allocator, hand, bytes);
@@ -14594,12 +14662,6 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     }
     for (i = 0; replay && i < p->count; ++i)
         spdl__probe_replay(p, &p->node[i], &hand->probe[i]);
-    for (i = 0; i < 16; ++i) { /* the best of some tries */
-        begun = spdl_time_ns();
-        hand->probe[0].worked += spdl__spin_work(20000);
-        best = spdl__min(best, spdl_time_ns() - begun);
-    }
-    hand->rounds_ns = 20000 / (double)spdl__max(best, 1);
     return SPDL_OK;
 }
 
@@ -14608,8 +14670,9 @@ SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
     int i, k;
     for (i = 0; p->hand != NULL && i < p->count; ++i)
         for (k = 0; k < SPDL__KEPT; ++k) {
-            spdl__kept_free(p, &p->hand->probe[i], p->hand->probe[i].kept[k]);
-            p->hand->probe[i].kept[k] = NULL;
+            spdl__probe *probe = &p->hand->probe[i];
+            spdl__kept_free(p, probe, probe->kept[k], probe->owner[k]);
+            probe->kept[k] = NULL;
         }
 }
 
@@ -14639,7 +14702,6 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
    it: there is no other model, and no other sentence. */
 
 #define SPDL__DOCTOR_SECONDS 30
-#define SPDL__WINDOW_ITEMS 8
 #define SPDL__SETTLE_NS 1e9  /* the most that is let pass for what was ready to be gone */
 #define SPDL__SLOWER 0.2     /* calls are made longer by this share */
 #define SPDL__BUSY_ROW 0.4   /* a row that is less busy is not looked at */
@@ -14662,7 +14724,7 @@ typedef struct spdl__doctor_row {
     double load;            /* share of the time that as many calls ran as can */
     double delay_ns;        /* by which each call was longer */
     spdl_interval replayed; /* everything up to this row replayed */
-    spdl_interval computing, asleep; /* each call took delay_ns longer */
+    spdl_interval asleep;   /* each call took delay_ns longer */
 } spdl__doctor_row;
 
 /* Plain data without pointers. */
@@ -14697,8 +14759,7 @@ typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
     SPDL__ARM_KEPT,    /* the consumer works on what it has, the pipeline is not asked */
     SPDL__ARM_CUT,     /* after `row` */
-    SPDL__ARM_COMPUTE, /* calls of `row` take `value` ns longer */
-    SPDL__ARM_SLEEP,
+    SPDL__ARM_SLEEP,   /* calls of `row` take `value` ns longer */
     SPDL__ARM_SETTINGS /* of the finding, all at once */
 } spdl__arm_kind;
 
@@ -14738,9 +14799,10 @@ struct spdl__doctor {
     spdl__rounds rounds;
     spdl__arm arm[SPDL__ARMS];
     spdl__arm at;                /* what is different now */
-    bool counting, ended;        /* the pipeline has, before the doctor was done */
+    bool ended;                  /* the pipeline has, before the doctor was done */
+    spdl__window window;         /* `begin` is 0 until things have settled */
     uint64_t window_ns, settle_items;
-    uint64_t since_ns, since_items; /* when that was set, or counting began, and d->items then */
+    uint64_t since_items;        /* d->items when the window was set */
     spdl__process_stats clocks;   /* when the round began */
     spdl__waiter waiter;
     double others;               /* sum over all rounds */
@@ -14811,10 +14873,8 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
     for (i = 0; i < d->p->count; ++i) {
         spdl__node *node = &d->p->node[i];
-        const spdl__arm_kind kind = arm->row == i ? arm->kind : SPDL__ARM_BASE;
-        const bool slower = kind == SPDL__ARM_COMPUTE || kind == SPDL__ARM_SLEEP;
+        const bool slower = arm->row == i && arm->kind == SPDL__ARM_SLEEP;
         const uint32_t calls = spdl__doctor_calls(d, arm, i);
-        spdl__store_relaxed32(&hand->probe[i].asleep, kind == SPDL__ARM_SLEEP);
         spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
         if (spdl__load_relaxed32(&node->limit) == calls) continue;
         spdl__store32(&node->limit, calls);
@@ -14823,8 +14883,8 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__doctor_open_workers(d, tries ? d->found.is.workers - d->report.workers
                                        : (int)spdl__load_relaxed32(&d->p->open));
     d->at = *arm;
-    d->counting = false;
-    d->since_ns = spdl_time_ns();
+    d->window.set = spdl_time_ns();
+    d->window.begin = 0;
     d->since_items = d->items;
 }
 
@@ -14873,16 +14933,14 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const double rate = spdl__larger(d->report.today, 1e-3);
     const uint64_t most = spdl__max(3 * d->window_ns, (uint64_t)spdl__smaller(
         SPDL__SETTLE_NS, 1.5e9 * (double)d->settle_items / rate));
-    const uint64_t items = d->items - d->since_items, ns = now - d->since_ns;
-    if (!d->counting) { /* what was ready is taken first, as quick as the consumer is */
-        if (ns < d->window_ns / 5 || (items < d->settle_items && ns < most)) return false;
-        d->counting = true;
-        d->since_ns = now;
-        d->since_items = d->items;
+    const uint64_t ns = now - d->window.set;
+    if (d->window.begin == 0) { /* what was ready is taken first, as quick as the consumer is */
+        if (ns >= most || (ns >= d->window_ns / 5 && d->items - d->since_items >= d->settle_items))
+            spdl__window_begin(&d->window, &d->rounds, now, d->window_ns, d->gap_ns);
         return false;
     }
-    if (ns < d->window_ns || (items < SPDL__WINDOW_ITEMS && ns < 4 * d->window_ns)) return false;
-    if (spdl__rounds_window(&d->rounds, (double)items, (double)ns) &&
+    if (!spdl__window_item(&d->window, now)) return false;
+    if (spdl__rounds_window(&d->rounds, d->window.items, (double)d->window_ns) &&
         !spdl__doctor_round_ends(d, now))
         return true;
     spdl__doctor_set(d, &d->arm[spdl__rounds_arm(&d->rounds)]);
@@ -14944,7 +15002,7 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
                                       visits + 0.5);
     }
     d->waiter.row = r->waiting >= SPDL__FED ? spdl__stats_busiest(&d->seen) : -1;
-    d->window_ns = spdl__window_ns(d->gap_ns);
+    d->window_ns = spdl__window_ns(d->gap_ns, 1e9 / spdl__larger(r->today, 1e-3));
 }
 
 /* Whether the settings may be tried on the running pipeline. */
@@ -14957,8 +15015,8 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
            is->workers <= d->report.workers + d->p->spare;
 }
 
-/* Two windows for the busiest rows that cannot be replayed, one for those that can; at most three
-   more than there are rows. */
+/* A window for each row that can be replayed, and for the busiest of the others; at most three more
+   than there are rows. */
 SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     const int most = r->row_count + 3 < SPDL__ARMS ? r->row_count + 3 : SPDL__ARMS;
@@ -14973,7 +15031,7 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
         r->row[i].method = SPDL__DOCTOR_REPLAYED;
         spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0, &r->row[i].replayed);
     }
-    for (k = 0; k < r->row_count && d->rounds.arms + 2 <= most; ++k) {
+    for (k = 0; k < r->row_count && d->rounds.arms < most; ++k) {
         for (row = -1, i = 0; i < r->row_count; ++i) /* the busiest of those that are left */
             if (!(looked >> i & 1) && (row < 0 || r->row[i].load > r->row[row].load)) row = i;
         looked |= (uint32_t)1 << row;
@@ -14982,8 +15040,6 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
             continue;
         r->row[row].method = SPDL__DOCTOR_SLOWED;
         r->row[row].delay_ns = SPDL__SLOWER * r->row[row].mean_ns;
-        spdl__doctor_arm(d, SPDL__ARM_COMPUTE, row, (uint64_t)r->row[row].delay_ns,
-                         &r->row[row].computing);
         spdl__doctor_arm(d, SPDL__ARM_SLEEP, row, (uint64_t)r->row[row].delay_ns,
                          &r->row[row].asleep);
     }
@@ -15026,8 +15082,7 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     } else if (f->is.limit == SPDL_LIMIT_LOCK && follows) {
         f->is.limit = SPDL_LIMIT_CONCURRENCY;
         spdl__find_settings(&d->seen, f, true);
-    } else if (hides && row->concurrency == 1 && row->computing.known &&
-               row->computing.low > SPDL__HIDDEN) {
+    } else if (hides && row->concurrency == 1) {
         memset(&f->is, 0, sizeof(f->is));
         f->is.stage = -1;
         f->proven = false;
@@ -15071,11 +15126,17 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
     const bool foreign = r->rounds > 0 && !spdl__rounds_clean(&d->rounds);
+    spdl__cell cell;
     if (d->seen.delivered == 0) {
         spdl__text_add(&text, "Not known: the items ended before anything was observed.");
         return;
     }
     spdl__verdict(&text, &d->seen, &d->found);
+    if (r->rounds > 0 && spdl__finding_has(&d->found.is) && d->found.is.stage >= 0 &&
+        r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
+        spdl__text_add(&text, " The doctor cannot slow %s: it does not know whether its calls hold "
+                              "each other up.",
+                       spdl__stage_called(&cell, &d->seen, d->found.is.stage));
     if (foreign)
         spdl__text_add(&text, " Other programs had %.1f processors that were waited for in %d of "
                               "%d rounds: measured is how it is beside them.", r->others_used,
@@ -15373,7 +15434,6 @@ SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, b
                        row->mean_ns > 0 ? spdl__percent(&cell, parts[k] / row->mean_ns) : "-");
     spdl__text_add(text, "%*s", 3, "");
     spdl__found_experiment(text, "replayed", 0, &row->replayed, &lines);
-    spdl__found_experiment(text, "computing", share, &row->computing, &lines);
     spdl__found_experiment(text, "asleep", share, &row->asleep, &lines);
     if (lines == 0) spdl__text_add(text, "\n");
 }
@@ -15441,8 +15501,7 @@ static const spdl__field spdl__row_fields[] = {
     SPDL__D(spdl__doctor_row, mean_ns), SPDL__D(spdl__doctor_row, cpu_ns),
     SPDL__D(spdl__doctor_row, runnable_ns), SPDL__D(spdl__doctor_row, blocked_ns),
     SPDL__D(spdl__doctor_row, load), SPDL__D(spdl__doctor_row, delay_ns),
-    SPDL__V(spdl__doctor_row, replayed), SPDL__V(spdl__doctor_row, computing),
-    SPDL__V(spdl__doctor_row, asleep), SPDL__FIELDS_END
+    SPDL__V(spdl__doctor_row, replayed), SPDL__V(spdl__doctor_row, asleep), SPDL__FIELDS_END
 };
 
 SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes) {
@@ -22397,6 +22456,22 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     return &out->text;
 }
 
+/* Arrows from call to call of an item. Batches have numbers of their own: other arrows. */
+SPDL__COLD void spdl__trace_flow(spdl__out *out, const spdl_pipeline *p, int track, int row,
+                                 const spdl__record *record) {
+    int i, batches = 0;
+    bool first = true;
+    for (i = 0; i < row; ++i) {
+        const spdl_stage *above = &p->node[i].row;
+        if (!(p->node[row].above >> i & 1)) continue;
+        first = above->kind == SPDL_KIND_BATCH || above->again;
+        batches += first;
+    }
+    (void)spdl__trace_event(out, p, first ? "s" : "t", track, spdl__max(record->begin, p->start_ns));
+    spdl__text_add(&out->text, ",\"bp\":\"e\",\"cat\":\"item\",\"name\":\"item\",\"id\":"
+                               "\"%d.%llu\"}", batches, (spdl__llu)record->number);
+}
+
 SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int track,
                                    const spdl__record *record) {
     static const char *const phases[] = { "X", "X", "X", "C", "X", "C" };
@@ -22423,6 +22498,7 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
         spdl__text_add(text, "\",\"args\":{\"item\":%llu,\"stage\":%d,\"result\":\"%s\"}}",
                        (spdl__llu)record->number, code,
                        spdl_result_text((spdl_result)(int16_t)(uint16_t)(record->stamp >> 16)));
+        if (kind == SPDL__RECORD_CALL) spdl__trace_flow(out, p, track, code, record);
     } else if (kind == SPDL__RECORD_DEPTH) {
         spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
     } else if (kind == SPDL__RECORD_VALUE) {
@@ -22455,11 +22531,12 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     int track;
     out.failure = spdl__os_file_open(&out.file, p->trace->path, SPDL__OS_REPLACE, NULL);
     spdl__text_add(text,
-                   "{\"otherData\":{\"spdl\":\"%s\",\"events\":%llu,"
+                   "{\"otherData\":{\"spdl\":\"%s\",\"unix_ns\":%llu,\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
                    "{\"ph\":\"M\",\"pid\":%llu,\"tid\":0,\"name\":\"process_name\",\"args\":"
-                   "{\"name\":\"spdl ", spdl_version(), (spdl__llu)kept,
-                   (spdl__llu)dropped, (spdl__llu)spdl__os_process_id());
+                   "{\"name\":\"spdl ", spdl_version(),
+                   (spdl__llu)(spdl__os_clock_ns(SPDL__OS_UNIX) - (spdl_time_ns() - p->start_ns)),
+                   (spdl__llu)kept, (spdl__llu)dropped, (spdl__llu)spdl__os_process_id());
     spdl__json_escape(text, p->trace->name);
     spdl__text_add(text, "\"}}");
     for (track = 0; track < p->trace->tracks && out.failure == NULL; ++track) {

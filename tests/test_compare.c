@@ -152,16 +152,43 @@ static void orders_are_drawn_afresh(void) {
             CHECK(a == b || (follows[a][b] > 1300 && follows[a][b] < 1700));
 }
 
-/* Three of the longest gaps, and not under the least. */
+/* Three of the longest gaps, and not under the least; at least eight items. */
 static void windows_are_longer_than_gaps(void) {
-    CHECK_EQ(spdl__window_ns(0), SPDL__WINDOW_NS);
-    CHECK_EQ(spdl__window_ns(SPDL__WINDOW_NS / 4), SPDL__WINDOW_NS);
-    CHECK_EQ(spdl__window_ns(1000000000), 3000000000u);
+    CHECK_EQ(spdl__window_ns(0, 0), SPDL__WINDOW_NS);
+    CHECK_EQ(spdl__window_ns(SPDL__WINDOW_NS / 4, 1000), SPDL__WINDOW_NS);
+    CHECK_EQ(spdl__window_ns(1000000000, 1000), 3000000000u);
+    CHECK_EQ(spdl__window_ns(1000000000, 1e9), 8000000000u);
+}
+
+/* Items of 9 short steps and a long one: what lies in a window counts, whole or in part, so that on
+   average a window has as many as its share of the period. */
+static void windows_count_parts(void) {
+    static spdl__rounds r;
+    const uint64_t shorts = 2000, whole = 9 * shorts + 182000, length = 3 * 182000;
+    double items = 0;
+    uint64_t now = 1000000;
+    spdl__window w;
+    spdl__rounds_start(&r, test_seed(), 2);
+    for (int i = 0; i < 4000; ++i) {
+        int step = 0;
+        spdl__window_begin(&w, &r, now, length, 182000); /* a long step has just ended */
+        CHECK(w.begin >= now && w.begin <= now + length && w.end - w.begin == length);
+        do now += step++ % 10 == 9 ? 182000 : shorts;
+        while (!spdl__window_item(&w, now));
+        CHECK(w.gap_ns == 182000 && w.at == now && now >= w.end);
+        items += w.items / 4000;
+    }
+    CHECK(items > 0.97 * 10 * (double)length / (double)whole &&
+          items < 1.03 * 10 * (double)length / (double)whole);
+    spdl__window_begin(&w, &r, 1000, 100, 0); /* without a gap it begins at once */
+    CHECK(w.begin == 1000 && !spdl__window_item(&w, 1050) && spdl__window_item(&w, 1150));
+    CHECK(w.items > 1.49 && w.items < 1.51);
 }
 
 TEST_TABLE(compare) {
     TEST_CASE(roots_and_quantiles), TEST_CASE(ratios_are_of_sums),
     TEST_CASE(few_rounds_say_nothing), TEST_CASE(rounds_are_dropped),
     TEST_CASE(interval_holds_the_truth), TEST_CASE(comparisons_hold_together),
-    TEST_CASE(orders_are_drawn_afresh), TEST_CASE(windows_are_longer_than_gaps), TEST_END,
+    TEST_CASE(orders_are_drawn_afresh), TEST_CASE(windows_are_longer_than_gaps),
+    TEST_CASE(windows_count_parts), TEST_END,
 };

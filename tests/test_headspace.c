@@ -109,6 +109,26 @@ static void planted_wait_is_found(void) {
     CHECK(!report.ended);
 }
 
+/* Steps with a period: one in ten takes long. Windows meet it at every phase. */
+static void period_step(void *ctx, void *item) {
+    static int steps;
+    (void)ctx, (void)item;
+    sleep_ms(steps++ % 10 == 9 ? 60 : 1);
+}
+
+static void planted_periods_are_met_at_every_phase(void) {
+    TEST_JUDGES_COSTS();
+    loop l = { .next_ms = 6 };
+    spdl_headspace_desc desc = desc_of(&l, 8);
+    spdl_headspace_report report;
+    desc.step = period_step;
+    CHECK_EQ(spdl_headspace(&desc, &report), SPDL_OK);
+    CHECK_EQ(items_freed, items_made);
+    CHECK(report.gain.known); /* 129 ms to 69 */
+    CHECK(within(report.gain.low, 0.8, 2.1) && within(report.gain.high, 1.7, 4));
+    CHECK(report.gain.high - report.gain.low > 0.05); /* it knows how well it knows */
+}
+
 /* The steps are slower while the source is asked: nothing is waited for, all of it is harm. */
 static void planted_harm_is_found(void) {
     TEST_JUDGES_COSTS();
@@ -355,6 +375,7 @@ static void sentences_without_a_gain(void) {
 
 TEST_TABLE(headspace) {
     TEST_CASE(planted_wait_is_found), TEST_CASE(planted_harm_is_found),
+    TEST_CASE(planted_periods_are_met_at_every_phase),
     TEST_CASE(planted_nothing_is_nothing), TEST_CASE(planted_buffers_are_drained),
     TEST_CASE(source_ends), TEST_CASE(source_is_empty),
     TEST_CASE(source_has_epochs), TEST_CASE(source_fails), TEST_CASE(one_item_is_kept),

@@ -242,6 +242,43 @@ static void intervals_add_up(void) {
     world_close(&w);
 }
 
+/* A limit that has changed: the last text says which most intervals had, and gives no settings. */
+static void intervals_with_several_limits(void) {
+    static spdl__reporter r;
+    static char text[4000];
+    spdl_stats *s = &r.interval;
+    spdl__text out;
+    memset(&r, 0, sizeof r);
+    s->elapsed_ns = 1000000000;
+    s->wait_ns = 900000000;
+    s->delivered = 100;
+    s->workers = 8;
+    s->stage_count = 2;
+    for (int i = 0; i < 2; ++i) {
+        snprintf(s->stage[i].name, sizeof s->stage[i].name, i ? "b" : "a");
+        s->stage[i].kind = SPDL_KIND_PIPE;
+        s->stage[i].concurrency = 1;
+    }
+    s->stage[0].tasks = s->stage[1].tasks = 100;
+    s->stage[0].mean_ns = s->stage[1].mean_ns = 9000000;
+    r.now = *s;
+    for (int i = 0; i < 10; ++i) {
+        s->stage[0].busy_ns = i < 7 ? 950000000 : 1000000;
+        s->stage[1].busy_ns = i < 7 ? 1000000 : 950000000;
+        spdl__report_limit(&r);
+        CHECK_EQ(r.changed[0] != '\0', i > 6);
+    }
+    CHECK_STR(r.changed, "The limit changed: in 7 of 10 intervals it was concurrency of stage 0 "
+                         "'a'.");
+    out = spdl__text_start(text, sizeof text);
+    spdl__stats_write(&out, s, r.changed);
+    CHECK(says(text, "stage 1 'b' was busy 95 %") && says(text, r.changed));
+    CHECK(!says(text, "Write "));
+    out = spdl__text_start(text, sizeof text);
+    spdl__stats_write(&out, s, NULL);
+    CHECK(says(text, "Write .concurrency = 2"));
+}
+
 /* Percentiles of an interval are those of its own calls. */
 SPDL_FN(slower, void, void) {
     sleep_ms(*(const double *)spdl_ctx(task));
@@ -864,6 +901,7 @@ static void end_is_told_once(void) {
 
 TEST_TABLE(report) {
     TEST_CASE(intervals_add_up),
+    TEST_CASE(intervals_with_several_limits),
     TEST_CASE(intervals_have_their_own_percentiles),
     TEST_CASE(intervals_without_an_item),
     TEST_CASE(json_lines_are_what_the_schema_says),

@@ -407,6 +407,31 @@ static void whole_run(int workers) {
     remove_files();
 }
 
+/* Arrows of items: one begins at the source and goes on in each later call with that number. Time 0
+   is told in Unix time. */
+static void arrows_and_a_common_clock(void) {
+    const char *path = file_named("t.json"), *at, *clock;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(2, path, &m);
+    const uint64_t before = spdl__os_clock_ns(SPDL__OS_UNIX);
+    char *text;
+    int begins = 0, goes_on = 0;
+    run_short(&desc);
+    text = text_in(path);
+    REQUIRE(text != NULL && json_is(text));
+    for (at = text; (at = strstr(at, "{\"ph\":\"s\"")) != NULL; ++at) ++begins;
+    for (at = text; (at = strstr(at, "{\"ph\":\"t\"")) != NULL; ++at) ++goes_on;
+    CHECK_EQ(begins, thousand + 1); /* the call that says the end, too */
+    CHECK_EQ(goes_on, thousand);
+    CHECK(strstr(text, "\"cat\":\"item\",\"name\":\"item\",\"id\":\"0.999\"}") != NULL);
+    clock = strstr(text, "\"unix_ns\":");
+    REQUIRE(clock != NULL);
+    CHECK(strtoull(clock + 10, NULL, 10) >= before - 50000000);
+    CHECK(strtoull(clock + 10, NULL, 10) <= spdl__os_clock_ns(SPDL__OS_UNIX));
+    free(text);
+    remove_files();
+}
+
 static void whole_run_on_workers(void) { whole_run(3); }
 static void whole_run_inline(void) { whole_run(0); }
 
@@ -1194,6 +1219,7 @@ static void probes_are_in_the_program(void) {
 }
 
 TEST_TABLE(trace) {
+    TEST_CASE(arrows_and_a_common_clock),
     TEST_CASE(whole_run_on_workers),
     TEST_CASE(whole_run_inline),
     TEST_CASE(a_source_that_is_left_is_not_printed),
