@@ -244,6 +244,10 @@ check-warnings: ## C99 to C17, C++11 to C++20, gcc and clang, every mode of the 
 check-headers: ## includes, macros, symbols, linking, licence and version
 	@tests/check_headers.sh
 
+.PHONY: check-hygiene
+check-hygiene: ## the headers after Qt, windows.h, X11 and unix headers; unity builds, LTO
+	@tests/check_hygiene.sh
+
 .PHONY: check-budget
 check-budget: ## instructions of a push and a pop, and of a row (needs valgrind)
 	@tests/check_budget.sh

@@ -115,9 +115,11 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define SPDL__UNUSED __attribute__((unused))
 #define SPDL__PRINTF(text, args) __attribute__((format(printf, text, args)))
+#define SPDL__CHECKED __attribute__((warn_unused_result))
 #else
 #define SPDL__UNUSED
 #define SPDL__PRINTF(text, args)
+#define SPDL__CHECKED
 #endif
 
 /* In front of each public declaration. Your own definition must begin with extern. For hidden
@@ -134,7 +136,11 @@
 #define SPDL__CAST(type, value) static_cast<type>(value)
 #define SPDL__UNCONST(pointer) const_cast<void *>(static_cast<const void *>(pointer))
 #define SPDL__INT_ENUM : int /* as in C, where the negative values see to it */
-#define SPDL__ZERO = {} /* so that C++20 rows, which leave fields out, compile without warnings */
+#if __cplusplus >= 202002L
+#define SPDL__ZERO = {} /* C++20 can leave out such a field without a warning */
+#else
+#define SPDL__ZERO
+#endif
 extern "C" {
 #else
 #define SPDL__CAST(type, value) ((type)(value))
@@ -269,8 +275,8 @@ typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spd
 /* Where messages go: all zero is stderr for errors and warnings, "spdl: " in front, and nowhere for
    the rest. `text` is one line without a newline. Any thread may call log_fn. */
 typedef struct spdl_logger {
-    void (*log_fn)(spdl_log_level level, const char *text, void *user);
-    void *user;
+    void (*log_fn)(spdl_log_level level, const char *text, void *user) SPDL__ZERO;
+    void *user SPDL__ZERO;
 } spdl_logger;
 
 /* ============================================================================================= */
@@ -292,17 +298,17 @@ typedef struct spdl_logger {
 typedef enum spdl_ring_mode { SPDL_RING_MPMC, SPDL_RING_SPSC } spdl_ring_mode;
 
 typedef struct spdl_ring_desc {
-    uint64_t capacity;        /* items, 1 to 2^30 */
-    size_t item_bytes;        /* default sizeof(void *); at most 4096 */
-    spdl_ring_mode mode;      /* default MPMC */
-    spdl_allocator allocator;
-    spdl_error *error;
+    uint64_t capacity SPDL__ZERO;   /* items, 1 to 2^30 */
+    size_t item_bytes SPDL__ZERO;   /* default sizeof(void *); at most 4096 */
+    spdl_ring_mode mode SPDL__ZERO; /* default MPMC */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_ring_desc;
 typedef struct spdl_ring spdl_ring;
 
 /* Makes a ring.
    Returns: the results of create. */
-SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc);
+SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc) SPDL__CHECKED;
 
 /* Frees the ring. Calls free_item (may be NULL) with the address of each item inside, aligned to at
    most 8 bytes. */
@@ -368,11 +374,11 @@ typedef enum spdl_sched {
    core: workers = cores - 1, and .next_works_ns. `polite` is for consumers with threads on all
    cores: nice 10 and SCHED_BATCH on Linux, the utility class on macOS, nice elsewhere. */
 typedef struct spdl_policy {
-    bool polite;
-    int nice;        /* -20 to 19, per thread; 0: as it is. A lower one needs a privilege */
-    spdl_sched sched;
-    const int *cpus; /* processors that workers may use; Linux, Windows */
-    int cpu_count;   /* 0: all that the process may use */
+    bool polite SPDL__ZERO;
+    int nice SPDL__ZERO; /* -20 to 19, per thread; 0: as it is. A lower one needs a privilege */
+    spdl_sched sched SPDL__ZERO;
+    const int *cpus SPDL__ZERO; /* processors that workers may use; Linux, Windows */
+    int cpu_count SPDL__ZERO;   /* 0: all that the process may use */
 } spdl_policy;
 
 /* Events for a profiler; begin and end come on one thread. */
@@ -390,24 +396,24 @@ typedef enum spdl_event {
 /* Zero is none. `name` lives as long as the pool or pipeline. event_fn runs on all threads at the
    same time, and must not call the library. */
 typedef struct spdl_profiler {
-    void (*event_fn)(spdl_event event, const char *name, uint64_t number, void *user);
-    void *user;
+    void (*event_fn)(spdl_event event, const char *name, uint64_t number, void *user) SPDL__ZERO;
+    void *user SPDL__ZERO;
 } spdl_profiler;
 
 typedef struct spdl_pool_desc {
-    int workers;            /* 1 to 256; with guests from 0 */
-    int guests;             /* with workers up to 256 */
-    const char *name;       /* threads are called name-0, name-1, ... (default "spdl") */
-    spdl_policy policy;
-    size_t stack_bytes;     /* 0: the system's default */
-    int queue_size;         /* jobs that may wait, default 256 */
-    spdl_init_fn init;      /* on each worker, before any job; for guests create calls it */
-    spdl_fini_fn fini;      /* on each worker that ran init; for guests destroy calls it */
-    void *ctx;              /* for init and fini */
-    spdl_allocator allocator;
-    spdl_logger logger;
-    spdl_profiler profiler; /* also of pipelines on the pool that have none */
-    spdl_error *error;
+    int workers SPDL__ZERO;      /* 1 to 256; with guests from 0 */
+    int guests SPDL__ZERO;       /* with workers up to 256 */
+    const char *name SPDL__ZERO; /* threads are called name-0, name-1, ... (default "spdl") */
+    spdl_policy policy SPDL__ZERO;
+    size_t stack_bytes SPDL__ZERO; /* 0: the system's default */
+    int queue_size SPDL__ZERO;     /* jobs that may wait, default 256 */
+    spdl_init_fn init SPDL__ZERO;  /* on each worker, before any job; for guests create calls it */
+    spdl_fini_fn fini SPDL__ZERO;  /* on each worker that ran init; for guests destroy calls it */
+    void *ctx SPDL__ZERO;          /* for init and fini */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_logger logger SPDL__ZERO;
+    spdl_profiler profiler SPDL__ZERO; /* also of pipelines on the pool that have none */
+    spdl_error *error SPDL__ZERO;
 } spdl_pool_desc;
 typedef struct spdl_pool spdl_pool;
 
@@ -417,7 +423,7 @@ typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 /* Starts the workers.
    Returns: the results of create, SPDL_E_THREAD, or the result of init.
    Blocks:  until every init has returned and every worker has its policy. */
-SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc);
+SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *desc) SPDL__CHECKED;
 
 /* Runs the queued jobs, then fini on every worker, and frees the pool. While a pipeline uses the
    pool it only logs an error.
@@ -594,6 +600,7 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
 /* One row, made by the macros below; zero is the default. */
 typedef struct spdl_stage {
+    unsigned layout_ SPDL__ZERO;        /* the version and the structs that the row was made with */
     spdl_kind kind SPDL__ZERO;
     const spdl_function *fn SPDL__ZERO;
     const char *type SPDL__ZERO;        /* feed, SPDL_FROM: the type of its items */
@@ -631,7 +638,7 @@ typedef struct spdl_stage {
     spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: copies an item, for >>doctor */
     spdl_init_fn init SPDL__ZERO;       /* on each worker, before its first call of this stage */
     spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
-    void *lambda_ SPDL__ZERO;           /* C++: what is called */
+    unsigned char lambda_[4 * sizeof(void *)] SPDL__ZERO; /* C++: a copy of the callable */
     int line SPDL__ZERO;
 #ifdef __cplusplus
     /* For C++ before C++20, which has no designated initialisers:
@@ -674,25 +681,26 @@ typedef struct spdl_batch {
 typedef struct spdl_pipeline spdl_pipeline;
 
 typedef struct spdl_pipeline_desc {
-    int workers;              /* threads of its own pool; 0: the thread in next does all the work */
-    spdl_pool *pool;          /* or a pool that is shared; then leave workers 0 */
-    const char *name;         /* names the threads; default "spdl" */
-    spdl_policy policy;       /* of its own threads */
-    size_t stack_bytes;       /* of each of them; 0: the system's default */
-    int64_t next_works_ns;    /* see Who works; 0: no stage, SPDL_FOREVER: all. `pool` must have
-                                 guests, and no call may wait for the consumer */
-    spdl_allocator allocator;
-    spdl_logger logger;
-    spdl_profiler profiler;   /* default: that of `pool` */
-    spdl_error *error;
-    const char *trace;        /* file of a trace: see >>trace */
-    int trace_events;         /* kept of each thread and edge; default 65536 */
-    const struct spdl_report_desc *report; /* optional, copied: see >>report */
-    const struct spdl_doctor_desc *doctor; /* optional, copied: see >>doctor */
-    uint64_t seed;            /* of spdl_item_key */
-    uint64_t data_hash;       /* of the data, for spdl_state_load: spdl_files_hash, or spdl_hash of
-                                 names and sizes */
-    bool deliver_failures;    /* feed: a failed call ends nothing, see Failed requests */
+    int workers SPDL__ZERO; /* threads of its own pool; 0: the thread in next does all the work */
+    spdl_pool *pool SPDL__ZERO;       /* or a pool that is shared; then leave workers 0 */
+    const char *name SPDL__ZERO;      /* names the threads; default "spdl" */
+    spdl_policy policy SPDL__ZERO;    /* of its own threads */
+    size_t stack_bytes SPDL__ZERO;    /* of each of them; 0: the system's default */
+    int64_t next_works_ns SPDL__ZERO; /* see Who works; 0: no stage, SPDL_FOREVER: all.
+                                         `pool` must have guests, and no call may wait for the
+                                         consumer */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_logger logger SPDL__ZERO;
+    spdl_profiler profiler SPDL__ZERO; /* default: that of `pool` */
+    spdl_error *error SPDL__ZERO;
+    const char *trace SPDL__ZERO; /* file of a trace: see >>trace */
+    int trace_events SPDL__ZERO;  /* kept of each thread and edge; default 65536 */
+    const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
+    const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
+    uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
+    uint64_t data_hash SPDL__ZERO;    /* of the data, for spdl_state_load: spdl_files_hash, or
+                                         spdl_hash of names and sizes */
+    bool deliver_failures SPDL__ZERO; /* feed: a failed call ends nothing, see Failed requests */
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -720,7 +728,7 @@ typedef struct spdl_pipeline_desc {
         *out = SPDL__UNCONST(spdl__made);                                                          \
         return spdl__result;                                                                       \
     }                                                                                              \
-    SPDL__UNUSED static const spdl_function name##_spdl = {                                        \
+    SPDL__UNUSED static const spdl_function name##_is_no_SPDL_FN = {                               \
         name##_spdl_call, #name, SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };           \
     static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
                             Out **out SPDL__UNUSED)
@@ -735,9 +743,10 @@ typedef struct spdl_pipeline_desc {
        SPDL_MERGE(fields...)
        SPDL_SINK(buffer_size), of results that may wait for the consumer. Without a feed, workers
        fill a buffer of 8 or more again when half of it is gone, or when the consumer waits.
-   C++20 wants fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size, .output_order,
-   .item_bytes, .drop_last, .continuous, .max_failures, .free_item, and so on. C++ before that:
-   SPDL_PIPE(fn).with_concurrency(4). */
+   C++20 requires the fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size,
+   .output_order, .item_bytes, .drop_last, .continuous, .max_failures, .free_item, and so on. Older
+   C++: SPDL_PIPE(fn).with_concurrency(4). In a header for C and C++, in the same order:
+   SPDL_PIPE(fn, SPDL_SET(concurrency, 4), SPDL_SET(free_item, free)). */
 #define SPDL_SOURCE(...) SPDL__FN(SOURCE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_source */
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_FROM(...)   SPDL__FROM_ROW(__VA_ARGS__, SPDL__LINE)
@@ -753,9 +762,10 @@ typedef struct spdl_pipeline_desc {
 #define SPDL__STRING(x) #x
 #define SPDL__EXPAND(x) SPDL__STRING(x)
 #if !defined(__cplusplus) || __cplusplus >= 202002L
+#define SPDL_SET(field, value) .field = value
 #define SPDL__LINE .line = __LINE__
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
-    SPDL__ROW .kind = kind_, .fn = &fn_##_spdl, .file = __FILE__, __VA_ARGS__ }
+    SPDL__ROW .kind = kind_, .fn = &fn_##_is_no_SPDL_FN, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .size = size_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
@@ -785,37 +795,40 @@ typedef struct spdl_pipeline_desc {
               .line = __LINE__ }
 #else
 /* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4). Fields inside of the
-   row make the text of its arguments longer, and do not compile, with a message that says so. */
-#define SPDL__NO_FIELDS(none) spdl__no_fields<(none)>(__LINE__)
-#define SPDL__ROW_LINE(rest) SPDL__NO_FIELDS(sizeof(rest) == sizeof("SPDL__LINE"))
+   row do not begin with SPDL_SET, which spdl__row sees. */
+#define SPDL_SET(field, value) spdl__set(&spdl_stage::field, value)
+#define SPDL__LINE SPDL_SET(line, __LINE__)
+#define SPDL__MADE(args, text, ...) spdl__made{ spdl__row<(text)[0]> args, __VA_ARGS__ }.row
 #define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
-    spdl__row(kind_, &fn_##_spdl, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)
+    SPDL__MADE((kind_, &fn_##_is_no_SPDL_FN, __FILE__), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_ROW(size_, ...)                                                                \
-    spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_, NULL)
+    SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
-    spdl__row(SPDL_KIND_BATCH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), size_,                \
-              SPDL__TYPE(type_)).with_item_bytes(sizeof(type_))
+    SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_, SPDL__TYPE(type_)), #__VA_ARGS__,          \
+               __VA_ARGS__).with_item_bytes(sizeof(type_))
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
-    spdl__row(SPDL_KIND_FEED, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, SPDL__TYPE(type_))
+    SPDL__MADE((SPDL_KIND_FEED, NULL, __FILE__, 0, SPDL__TYPE(type_)), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    spdl__row(SPDL_KIND_SOURCE, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0,                   \
-              SPDL__TYPE(type_), next_, source_)
+    SPDL__MADE((SPDL_KIND_SOURCE, NULL, __FILE__, 0,                                               \
+                SPDL__TYPE(type_), next_, source_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
-    spdl__row(SPDL_KIND_PATH, NULL, __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), 0, NULL)               \
-        .with_name(name_)
+    SPDL__MADE((SPDL_KIND_PATH, NULL, __FILE__), #__VA_ARGS__, __VA_ARGS__).with_name(name_)
 #define SPDL__BARE_ROW(kind_, ...)                                                                 \
-    spdl__row(kind_, NULL, __FILE__, SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL)
+    SPDL__MADE((kind_, NULL, __FILE__), #__VA_ARGS__, SPDL__LINE, __VA_ARGS__)
 #define SPDL_SINK(buffer_size_)                                                                    \
-    spdl__row(SPDL_KIND_SINK, NULL, __FILE__, __LINE__, 0, NULL).with_buffer_size(buffer_size_)
+    SPDL__BARE_ROW(SPDL_KIND_SINK, SPDL_SET(buffer_size, buffer_size_))
 #endif
 
 /* The rows of a pipeline, written in place; SPDL_TABLE(rows) is for an array that has a name. Both
    stand for the last arguments of spdl_pipeline_create. */
+#define SPDL__LAYOUT                                                                               \
+    SPDL__CAST(unsigned, SPDL_VERSION << 14 | (sizeof(spdl_stage) + sizeof(spdl_pipeline_desc) +   \
+                                               sizeof(struct spdl_loader_desc)))
 #ifdef __cplusplus
-#define SPDL__ROW spdl_stage {
+#define SPDL__ROW spdl_stage { .layout_ = SPDL__LAYOUT,
 #define SPDL_STAGES spdl__stages /* a function: the arguments of a macro all have its line */
 #else
-#define SPDL__ROW { /* an error here: rows stand in SPDL_STAGES(...), or in an array */
+#define SPDL__ROW { .layout_ = SPDL__LAYOUT, /* rows are for SPDL_STAGES(...), or an array */
 #define SPDL_STAGES(...)                                                                           \
     (const spdl_stage[]){ __VA_ARGS__ },                                                           \
         sizeof((const spdl_stage[]){ __VA_ARGS__ }) / sizeof(spdl_stage)
@@ -830,7 +843,8 @@ typedef struct spdl_pipeline_desc {
             pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                          const spdl_stage *stages, size_t stage_count);
+                                          const spdl_stage *stages, size_t stage_count)
+    SPDL__CHECKED;
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
    the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
@@ -857,22 +871,34 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
    Threads: the consumer. */
 SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 
-/* For SPDL_NEXT in C++.
+/* For SPDL_NEXT.
    Returns: as spdl_pipeline_next; SPDL_E_TYPE: the items are of another type. */
 SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t timeout_ns,
                                    const char *type);
 
 /* Takes the next item, as spdl_pipeline_next does: `out` is the address of a pointer to the type of
-   the item. C programs take items so, and nobody checks the type; C++ has spdl_next, too, and
-   another type is SPDL_E_TYPE, as spdl_pipeline_error says. */
+   the item. Another type is SPDL_E_TYPE, and spdl_pipeline_error has a sentence. C++ checks every
+   type. C11 checks the pairs in which a type is the library's, such as spdl_batch, and those of
+   char, int, float and double. C99 checks none. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
-#define SPDL_NEXT(pipeline, out, timeout_ns)                                                       \
-    spdl__next(pipeline, ((void)sizeof(&**(out)), (out)), timeout_ns)
+#define SPDL_NEXT(pipeline, out, timeout_ns) /* `out` is the address of a pointer: &item */        \
+    spdl__next(pipeline, ((void)sizeof(&**(out)), (out)), timeout_ns, SPDL__TAKEN(out))
+#if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
+#define SPDL__TAKEN(out)                                                                           \
+    _Generic(*(out), void *: "void", const void *: "void", char *: "char", const char *: "char",   \
+        int *: "int", float *: "float", double *: "double", struct spdl_batch *: "spdl_batch",     \
+        const struct spdl_batch *: "spdl_batch", struct spdl_index *: "spdl_index",                \
+        const struct spdl_index *: "spdl_index", struct spdl_npz_bundle *: "spdl_npz_bundle",      \
+        const struct spdl_npz_bundle *: "spdl_npz_bundle", struct spdl_record *: "spdl_record",    \
+        const struct spdl_record *: "spdl_record", default: "?")
+#else
+#define SPDL__TAKEN(out) "void"
+#endif
 SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void *out,
-                                                  int64_t timeout_ns) {
-    return spdl_pipeline_next(pipeline, (void **)out, timeout_ns); /* which copies bytes */
+                                                  int64_t timeout_ns, const char *type) {
+    return spdl__next_as(pipeline, (void **)out, timeout_ns, type); /* which copies bytes */
 }
 #endif
 
@@ -952,7 +978,7 @@ SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *ke
 /* Returns: what spdl_pipeline_error is about, or NULL. */
 SPDL_API void *spdl__thrown_get(const spdl_pipeline *pipeline,
                                 void (**act)(void *kept, bool rethrow));
-/* Returns: the lambda of this stage's row. */
+/* Returns: the copy of the callable in this stage's row. */
 SPDL_API void *spdl__lambda(const spdl_task *task);
 
 /* Returns: the ctx of this stage's row. */
@@ -1244,11 +1270,11 @@ typedef void (*spdl_report_fn)(const spdl_stats *interval, const spdl_stats *tot
 
 /* All zero: only the reports of the environment. */
 typedef struct spdl_report_desc {
-    double every;           /* seconds between reports, 0.01 to 1e7; default 5 */
-    spdl_report_fn report_fn; /* gets the numbers */
-    void *user;
-    bool table;             /* the table, on stderr */
-    const char *json;       /* file for JSON lines */
+    double every SPDL__ZERO;             /* seconds between reports, 0.01 to 1e7; default 5 */
+    spdl_report_fn report_fn SPDL__ZERO; /* gets the numbers */
+    void *user SPDL__ZERO;
+    bool table SPDL__ZERO;       /* the table, on stderr */
+    const char *json SPDL__ZERO; /* file for JSON lines */
 } spdl_report_desc;
 #endif
 
@@ -1301,22 +1327,24 @@ SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *pipeline, const char *n
    nothing. One thread at a time calls, and runs all of it. */
 
 typedef struct spdl_cache_desc {
-    spdl_next_fn next;
-    void *source;                 /* its first argument */
-    uint64_t num_caches;          /* at least 1 */
-    uint64_t return_caches_after; /* default num_caches, and at least that */
-    uint64_t stop_after;          /* end after so many items, at least those; 0: never */
-    void (*delete_source)(void *source); /* optional: called once, when the source is not needed */
-    spdl_free_fn free_item;       /* frees an item of the source */
-    spdl_copy_fn copy_item;       /* optional: see spdl_cache_next */
-    spdl_allocator allocator;
-    spdl_error *error;
+    spdl_next_fn next SPDL__ZERO;
+    void *source SPDL__ZERO;                 /* its first argument */
+    uint64_t num_caches SPDL__ZERO;          /* at least 1 */
+    uint64_t return_caches_after SPDL__ZERO; /* default num_caches, and at least that */
+    uint64_t stop_after SPDL__ZERO;          /* end after so many items, at least those; 0: never */
+    void (*delete_source)(void *source) SPDL__ZERO; /* optional: called once, when the source is
+                                                       not needed */
+    spdl_free_fn free_item SPDL__ZERO;              /* frees an item of the source */
+    spdl_copy_fn copy_item SPDL__ZERO;              /* optional: see spdl_cache_next */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_cache_desc;
 typedef struct spdl_cache spdl_cache;
 
 /* Makes a cache. The caller keeps the source unless delete_source is set.
    Returns: the results of create. */
-SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc);
+SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc)
+    SPDL__CHECKED;
 
 /* Frees the cache with its items, and calls delete_source unless that was done. */
 SPDL_API void spdl_cache_destroy(spdl_cache *cache);
@@ -1353,17 +1381,19 @@ typedef struct spdl_interval {
 typedef void (*spdl_step_fn)(void *ctx, void *item);
 
 typedef struct spdl_headspace_desc {
-    spdl_next_fn next; /* after SPDL_END it is called once more: there may be another epoch */
-    void *source;      /* its first argument */
-    spdl_step_fn step; /* returns when all is done, on a device too */
-    void *ctx;         /* its first argument */
-    spdl_free_fn free_item; /* frees an item of the source */
-    uint64_t run_steps; /* steps of the whole run, for the hours it would save; 0: not known */
-    double seconds;     /* how long to measure, 0.1 to 86400; default 30 */
-    int kept;           /* items for the steps without loading; default 32 */
-    spdl_logger logger; /* gets each round as SPDL_LOG_INFO */
-    spdl_allocator allocator;
-    spdl_error *error;
+    spdl_next_fn next SPDL__ZERO; /* after SPDL_END it is called once more: there may be another
+                                     epoch */
+    void *source SPDL__ZERO;      /* its first argument */
+    spdl_step_fn step SPDL__ZERO; /* returns when all is done, on a device too */
+    void *ctx SPDL__ZERO;         /* its first argument */
+    spdl_free_fn free_item SPDL__ZERO; /* frees an item of the source */
+    uint64_t run_steps SPDL__ZERO; /* steps of the whole run, for the hours it would save; 0: not
+                                      known */
+    double seconds SPDL__ZERO;     /* how long to measure, 0.1 to 86400; default 30 */
+    int kept SPDL__ZERO;           /* items for the steps without loading; default 32 */
+    spdl_logger logger SPDL__ZERO; /* gets each round as SPDL_LOG_INFO */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_headspace_desc;
 
 typedef enum spdl_headspace_kind {
@@ -1425,10 +1455,10 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
-    double seconds;        /* default 30 */
-    bool replay, raise;
-    bool quiet;            /* nothing goes to stderr */
-    const char *json;      /* file for the report: a line of JSON, schema "spdl.doctor.1" */
+    double seconds SPDL__ZERO; /* default 30 */
+    bool replay SPDL__ZERO, raise SPDL__ZERO;
+    bool quiet SPDL__ZERO;       /* nothing goes to stderr */
+    const char *json SPDL__ZERO; /* file for the report: a line of JSON, schema "spdl.doctor.1" */
 } spdl_doctor_desc;
 
 #ifndef SPDL_NO_REPORT
@@ -1500,7 +1530,7 @@ typedef enum spdl_tail {
 
 /* This process among `world` ones; all zero: the only one. */
 typedef struct spdl_ranks {
-    int rank, world;
+    int rank SPDL__ZERO, world SPDL__ZERO;
 } spdl_ranks;
 
 /* The index at a position of an epoch: less than desc.count, and always the same. */
@@ -1509,26 +1539,27 @@ typedef uint64_t (*spdl_index_fn)(void *ctx, uint64_t epoch, uint64_t position);
 typedef struct spdl_sampler spdl_sampler;
 
 typedef struct spdl_sampler_desc {
-    spdl_sampler_order order;
-    uint64_t count;     /* indices, 1 to 2^63; of a mixture leave it 0 */
-    uint64_t draws;     /* positions in an epoch: default `count`, more only with index_fn; a
+    spdl_sampler_order order SPDL__ZERO;
+    uint64_t count SPDL__ZERO; /* indices, 1 to 2^63; of a mixture leave it 0 */
+    uint64_t draws SPDL__ZERO; /* positions in an epoch: default `count`, more only with index_fn; a
                            mixture needs them */
-    uint64_t seed;
-    spdl_ranks ranks;
-    spdl_tail tail;
-    uint64_t block;     /* indices in each block */
-    spdl_index_fn index_fn;
-    void *ctx;          /* its first argument */
-    size_t sources;          /* of a mixture, 1 to 65536 */
-    const double *weights;   /* of each, on any scale; 0: it never comes */
-    spdl_sampler *const *samplers; /* of each; they must outlive this one */
-    spdl_allocator allocator;
-    spdl_error *error;
+    uint64_t seed SPDL__ZERO;
+    spdl_ranks ranks SPDL__ZERO;
+    spdl_tail tail SPDL__ZERO;
+    uint64_t block SPDL__ZERO; /* indices in each block */
+    spdl_index_fn index_fn SPDL__ZERO;
+    void *ctx SPDL__ZERO; /* its first argument */
+    size_t sources SPDL__ZERO; /* of a mixture, 1 to 65536 */
+    const double *weights SPDL__ZERO; /* of each, on any scale; 0: it never comes */
+    spdl_sampler *const *samplers SPDL__ZERO; /* of each; they must outlive this one */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_sampler_desc;
 
 /* Makes a sampler.
    Returns: the results of create. */
-SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc);
+SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc)
+    SPDL__CHECKED;
 
 /* Frees a sampler; destroy its pipeline or mixture first: before that it only logs an error. */
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
@@ -1563,7 +1594,7 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 #define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_spdl,                                    \
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_is_no_SPDL_FN,                           \
       .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index),    \
       .free_item = spdl_buffer_free, .file = __FILE__, __VA_ARGS__ }
 #else
@@ -1574,9 +1605,9 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl_index_spdl;
+SPDL_API const spdl_function spdl_index_is_no_SPDL_FN;
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl_index_spdl;
+SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
 #endif
 
 /* ============================================================================================= */
@@ -1587,7 +1618,7 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
    spdl_buffer; rows after it hand them on. Its blocks are slots of the shared memory (the arena):
-   as many as the pipeline can use, and desc.slots.
+   as many as the pipeline can use, and desc.slot_count.
 
    Processes. open forks a supervisor, which forks the child, now and for each restart: rows, ctx
    and all memory are as they were at open. A fork copies only one thread, so open refuses a process
@@ -1617,16 +1648,16 @@ SPDL__UNUSED static const spdl_function spdl_index_spdl;
    SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
-    spdl_pipeline_desc pipeline; /* of the child; without pool */
-    int slots;                /* batches that are ready or the consumer's; default 4 */
-    uint64_t arena_bytes;     /* at most so much shared memory; 0: what there is room for */
-    double hang_timeout;      /* seconds of waiting, in one call or in several that time out, before
-                                 the child is killed; 0: for ever */
-    int max_restarts;
-    bool fork_with_threads;   /* open all the same: no stage takes a lock that they hold */
-    const char *name;         /* for messages; default "spdl" */
-    spdl_logger logger;       /* in this process */
-    spdl_error *error;
+    spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool */
+    int slot_count SPDL__ZERO;       /* batches that are ready or the consumer's; default 4 */
+    uint64_t arena_bytes SPDL__ZERO; /* at most so much shared memory; 0: what there is room for */
+    double hang_timeout SPDL__ZERO;  /* seconds of waiting, in one call or in several that time
+                                        out, before the child is killed; 0: for ever */
+    int max_restarts SPDL__ZERO;
+    bool fork_with_threads SPDL__ZERO; /* open all the same: no stage takes a lock that they hold */
+    const char *name SPDL__ZERO;       /* for messages; default "spdl" */
+    spdl_logger logger SPDL__ZERO;     /* in this process */
+    spdl_error *error SPDL__ZERO;
 } spdl_loader_desc;
 typedef struct spdl_loader spdl_loader;
 
@@ -1643,7 +1674,7 @@ typedef struct spdl_loader_batch {
 } spdl_loader_batch;
 
 typedef struct spdl_loader_status {
-    int slots;                /* those of the pipeline, too */
+    int slot_count;           /* those of the pipeline, too */
     int64_t supervisor, pid;  /* process ids; 0: none now */
     int restarts;
     uint64_t taken;           /* batches that the consumer got */
@@ -1658,7 +1689,7 @@ typedef struct spdl_loader_status {
             SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
    Threads: any. */
 SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
-                                      const spdl_stage *stages, size_t stage_count);
+                                      const spdl_stage *stages, size_t stage_count) SPDL__CHECKED;
 
 /* Ends the processes, and frees the arena with all batches.
    Blocks:  until they have ended; it kills the child after 1 s, and the supervisor after 1.5. */
@@ -1668,8 +1699,8 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
    one call for each epoch. A failure stays. A batch that is ready costs no system call.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, or hung, or has
-            overwritten shared data; SPDL_E_LIMIT: the consumer holds all desc.slots batches, and
-            may go on when it has given one back.
+            overwritten shared data; SPDL_E_LIMIT: the consumer holds all desc.slot_count batches,
+            and may go on when it has given one back.
    Blocks:  until there is one of these. */
 SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
                                       int64_t timeout_ns);
@@ -1764,11 +1795,11 @@ typedef struct spdl_npy_info {
 } spdl_npy_info;
 
 typedef struct spdl_npz_desc {
-    uint64_t max_bytes; /* refuse larger arrays, with load a larger sum; default 2^40 */
-    bool no_crc;        /* trust the file: verify nothing; load maps arrays that need no copy */
-    const char *const *names; /* load: read only these arrays; ends with NULL */
-    spdl_allocator allocator;
-    spdl_error *error;
+    uint64_t max_bytes SPDL__ZERO; /* refuse larger arrays, with load a larger sum; default 2^40 */
+    bool no_crc SPDL__ZERO; /* trust the file: verify nothing; load maps arrays that need no copy */
+    const char *const *names SPDL__ZERO; /* load: read only these arrays; ends with NULL */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_npz_desc;
 
 /* All arrays of a file, in one allocation. */
@@ -1821,7 +1852,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
 #define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
 #define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_spdl,                                   \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_is_no_SPDL_FN,                          \
       .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free,     \
       .file = __FILE__, __VA_ARGS__ }
 #else
@@ -1832,9 +1863,9 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl_npz_load_spdl;
+SPDL_API const spdl_function spdl_npz_load_is_no_SPDL_FN;
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl_npz_load_spdl;
+SPDL__UNUSED static const spdl_function spdl_npz_load_is_no_SPDL_FN;
 #endif
 
 /* One array at a time, out of an open archive. */
@@ -1842,7 +1873,8 @@ typedef struct spdl_npz spdl_npz;
 
 /* Opens an .npz or .npy file and reads its directory.
    Returns: see above. */
-SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path, const spdl_npz_desc *desc);
+SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path, const spdl_npz_desc *desc)
+    SPDL__CHECKED;
 
 /* The same from memory, which must stay unchanged until close. Messages use `name`.
    Returns: see above. */
@@ -1892,17 +1924,17 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
    that opens `path` sees the old file or the whole new one. Members are stored, their data aligned
    to 64 bytes; NumPy reads them. */
 typedef struct spdl_npz_writer_desc {
-    bool npy;          /* a .npy file, of exactly one array */
-    bool sync;         /* write it to the disk before it takes its place */
-    spdl_allocator allocator;
-    spdl_error *error;
+    bool npy SPDL__ZERO;  /* a .npy file, of exactly one array */
+    bool sync SPDL__ZERO; /* write it to the disk before it takes its place */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_npz_writer_desc;
 typedef struct spdl_npz_writer spdl_npz_writer;
 
 /* Begins a file.
    Returns: see above. */
 SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
-                                          const spdl_npz_writer_desc *desc);
+                                          const spdl_npz_writer_desc *desc) SPDL__CHECKED;
 
 /* Writes an array in C order. The name is UTF-8, without ".npy". dtype is the text in the file:
    "<f4", "|u1", "<M8[ns]", "[('x', '<f4')]"; "f4" has the byte order of this machine. `data` has
@@ -1929,10 +1961,10 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
    first argument of all other functions owns what they return. The rows are at the end. */
 
 typedef struct spdl_files_desc {
-    bool recursive;     /* of a folder: the folders below it, too */
-    uint64_t max_files; /* refuse more files and folders; default 2^24 */
-    spdl_allocator allocator;
-    spdl_error *error;
+    bool recursive SPDL__ZERO;     /* of a folder: the folders below it, too */
+    uint64_t max_files SPDL__ZERO; /* refuse more files and folders; default 2^24 */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_files_desc;
 typedef struct spdl_files spdl_files;
 
@@ -1944,7 +1976,7 @@ typedef struct spdl_files spdl_files;
             list), SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep). With
             SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
-                                     const spdl_files_desc *desc);
+                                     const spdl_files_desc *desc) SPDL__CHECKED;
 
 /* Frees a list and its paths, when nothing that was opened with it is in use. */
 SPDL_API void spdl_files_close(spdl_files *files);
@@ -1976,13 +2008,13 @@ SPDL_API void spdl_record_free(void *record);
    other. Checksums are verified; a file without an empty block at its end was cut off. Lines end
    in LF or CR LF, or with the file. */
 typedef struct spdl_records_desc {
-    bool group;             /* tar: members in a row with the same path up to the first dot of the
+    bool group SPDL__ZERO; /* tar: members in a row with the same path up to the first dot of the
                                name are one sample: a list of records. A name that the sample has
                                begins another one; names with a dot in front are left out */
-    uint64_t max_bytes;     /* refuse a larger member, sample (512 bytes more a member), line, or
-                               header over 64 KB; default 2^30, lines 2^24 */
-    spdl_allocator allocator;
-    spdl_error *error;      /* not used by the rows */
+    uint64_t max_bytes SPDL__ZERO; /* refuse a larger member, sample (512 bytes more a member),
+                                      line, or header over 64 KB; default 2^30, lines 2^24 */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO; /* not used by the rows */
 } spdl_records_desc;
 
 /* Tokens in shards: files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
@@ -1990,11 +2022,12 @@ typedef struct spdl_records_desc {
    tokens. Window i has the tokens i * length to i * length + length, one more than `length`: the
    last one is the last target, and the first input of the next window. */
 typedef struct spdl_tokens_desc {
-    uint64_t length; /* of a window: needed */
-    int raw_bytes;   /* the shards have no header, and tokens of 2 or 4 bytes; 0: of llm.c */
-    bool in_shards;  /* each shard is a row of its own: no window has tokens of two */
-    spdl_allocator allocator;
-    spdl_error *error;
+    uint64_t length SPDL__ZERO; /* of a window: needed */
+    int raw_bytes SPDL__ZERO; /* the shards have no header, and tokens of 2 or 4 bytes; 0: of
+                                 llm.c */
+    bool in_shards SPDL__ZERO; /* each shard is a row of its own: no window has tokens of two */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_tokens_desc;
 typedef struct spdl_tokens spdl_tokens;
 
@@ -2002,7 +2035,7 @@ typedef struct spdl_tokens spdl_tokens;
    Returns: the results of open; SPDL_E_IO; SPDL_E_FORMAT: no shard, or it is longer or shorter than
             it says, or all have too few tokens for a window. */
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
-                                      const spdl_tokens_desc *desc);
+                                      const spdl_tokens_desc *desc) SPDL__CHECKED;
 
 /* Closes the shards. */
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
@@ -2060,19 +2093,18 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 #else
 #if __cplusplus >= 202002L
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
-    spdl_stage{ .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,       \
-                __VA_ARGS__ }
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,         \
+              __VA_ARGS__ }
 #define SPDL__READ_ROW(...)                                                                        \
-    spdl_stage{ .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6],                                 \
-                .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }                         \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6],                                   \
+              .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }                           \
         .with_free_item(spdl_record_free)
 #else
 #define SPDL__READ_ROW(...)                                                                        \
-    spdl__row(SPDL_KIND_PIPE, &spdl__file_rows[6], __FILE__,                                       \
-              SPDL__NO_FIELDS(sizeof(#__VA_ARGS__) == 1), 0, NULL).with_free_item(spdl_record_free)
+    SPDL__MADE((SPDL_KIND_PIPE, &spdl__file_rows[6], __FILE__), #__VA_ARGS__, SPDL__LINE,          \
+               __VA_ARGS__).with_free_item(spdl_record_free)
 #define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
-    spdl__row(SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__, SPDL__ROW_LINE(#__VA_ARGS__), \
-              0, NULL)
+    SPDL__MADE((SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__), #__VA_ARGS__, __VA_ARGS__)
 #endif
 #define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
     spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
@@ -2104,19 +2136,18 @@ SPDL__UNUSED static const spdl_function spdl__file_rows[8];
    Thin forms of what C does with compound literals, and rows of lambdas, without any C++ header. */
 
 #ifdef __cplusplus
-template <bool none> inline int spdl__no_fields(int line) {
-    static_assert(none, "before C++20 write SPDL_PIPE(fn).with_concurrency(4)");
-    return line;
-}
-
-inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char *file, int line,
-                            int size, const char *type, spdl_next_fn next = NULL,
+/* `first` is the first character of the fields, 0 if there are none. */
+template <char first>
+inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char *file, int size = 0,
+                            const char *type = NULL, spdl_next_fn next = NULL,
                             void *source = NULL) {
+    static_assert(first == 's' || first == 'S' || first == 0,
+                  "before C++20 write SPDL_PIPE(fn).with_concurrency(4)");
     spdl_stage row = spdl_stage();
+    row.layout_ = SPDL__LAYOUT;
     row.kind = kind;
     row.fn = fn;
     row.file = file;
-    row.line = line;
     row.size = size;
     row.type = type;
     row.next = next;
@@ -2124,11 +2155,36 @@ inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char 
     return row;
 }
 
+/* SPDL_SET before C++20, and a row with such fields. */
+template <class T> struct spdl__setting {
+    T spdl_stage::*field;
+    T value;
+};
+template <class T> struct spdl__same {
+    typedef T type;
+};
+template <class T>
+inline spdl__setting<T> spdl__set(T spdl_stage::*field, typename spdl__same<T>::type value) {
+    const spdl__setting<T> setting = { field, value };
+    return setting;
+}
+struct spdl__made {
+    spdl_stage row;
+    explicit spdl__made(const spdl_stage &made) : row(made) {}
+    template <class T, class... Settings>
+    spdl__made(const spdl_stage &made, const spdl__setting<T> &setting,
+               const Settings &...settings)
+        : row(made) {
+        row.*setting.field = setting.value;
+        row = spdl__made{ row, settings... }.row;
+    }
+};
+
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_spdl, spdl__file_rows[8];
+extern SPDL__UNUSED const spdl_function spdl_index_is_no_SPDL_FN, spdl__file_rows[8];
 #ifndef SPDL_NO_NPZ
-extern SPDL__UNUSED const spdl_function spdl_npz_load_spdl;
+extern SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN;
 #endif
 }
 #endif
@@ -2147,16 +2203,18 @@ inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn fre
 
 /* With an array or SPDL_STAGES(...) as the last argument. */
 template <size_t count>
-inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                        const spdl_stage (&stages)[count]) {
+SPDL__CHECKED inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline,
+                                                      const spdl_pipeline_desc *desc,
+                                                      const spdl_stage (&stages)[count]) {
     return spdl_pipeline_create(pipeline, desc, stages, count);
 }
 template <size_t count> struct spdl__rows {
     spdl_stage row[count];
 };
 template <size_t count>
-inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                        const spdl__rows<count> &rows) {
+SPDL__CHECKED inline spdl_result spdl_pipeline_create(spdl_pipeline **pipeline,
+                                                      const spdl_pipeline_desc *desc,
+                                                      const spdl__rows<count> &rows) {
     return spdl_pipeline_create(pipeline, desc, rows.row, count);
 }
 template <class... Rows> inline spdl__rows<sizeof...(Rows)> spdl__stages(const Rows &...rows) {
@@ -2251,7 +2309,27 @@ template <> struct spdl__type<uint16_t> {
 template <class T, size_t bytes = sizeof(T)> constexpr size_t spdl__bytes(int) { return bytes; }
 template <class T> constexpr size_t spdl__bytes(long) { return 0; }
 
-/* What SPDL_FN makes of a function, of anything that can be called.
+/* A stage function of a class, and an object to call it with. */
+template <class Member, class Object> struct spdl__method {
+    Member member;
+    Object *object;
+    template <class In, class Out>
+    auto operator()(spdl_task *task, In *in, Out **out) const
+        -> decltype((object->*member)(task, in, out)) {
+        return (object->*member)(task, in, out);
+    }
+};
+/* The address of a callable. */
+template <class Call> struct spdl__pointed {
+    Call *call;
+    template <class In, class Out>
+    auto operator()(spdl_task *task, In *in, Out **out) const
+        -> decltype((*call)(task, in, out)) {
+        return (*call)(task, in, out);
+    }
+};
+
+/* Makes a stage function of the row's callable.
    Task is spdl_task: a parameter, for std::exception to be looked up where the row is written. */
 template <class In, class Out, class Call, class Task>
 static spdl_result spdl__called(Task *task, void *in, void **out) {
@@ -2263,54 +2341,69 @@ static spdl_result spdl__called(Task *task, void *in, void **out) {
     return result;
 }
 
-/* Whether it can be called so. */
+/* Returns true if it can be called with these types. */
 template <class In, class Out, class Call>
 constexpr auto spdl__fits(Call *call, spdl_task *task = NULL, In *in = NULL, Out **out = NULL)
     -> decltype(spdl_result_text((*call)(task, in, out)) != NULL) { return true; }
 template <class In, class Out> constexpr bool spdl__fits(...) { return false; }
 
 template <class In, class Out, class Call>
-static spdl_stage spdl__called_row(spdl_kind kind, const char *name, Call *call, const char *file,
-                                   int line) {
+static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call &call,
+                                   const char *file, int line) {
     static_assert(spdl__fits<In, Out>(static_cast<Call *>(NULL)),
                   "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **); In of "
                   "spdl_source is void");
+    static_assert(__is_trivially_copyable(Call) && sizeof(Call) <= 4 * sizeof(void *) &&
+                      alignof(Call) <= alignof(void *),
+                  "a row keeps a copy of up to four captures that need no destructor: give this "
+                  "callable a name, let it outlive the pipeline, and write &name");
     static const spdl_function function = { spdl__called<In, Out, Call, spdl_task>, "lambda",
                                             SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };
-    spdl_stage row = spdl__row(kind, &function, file, line, 0, NULL).with_name(name);
-    row.lambda_ = const_cast<void *>(reinterpret_cast<const void *>(call));
+    spdl_stage row = spdl__row<0>(kind, &function, file).with_name(name);
+    const unsigned char *bytes = &reinterpret_cast<const unsigned char &>(call);
+    for (size_t i = 0; i < sizeof(Call); ++i) row.lambda_[i] = bytes[i];
+    row.line = line;
     return row;
 }
 
 #define SPDL__HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
-/* Rows of lambdas, with the arguments and the result of a stage function (a source takes void *):
+/* Rows of lambdas and of functions of a class, with the arguments and the result of a stage
+   function. In of a source is void.
        auto load = [&](spdl_task *task, Path *in, Image **out) { ...; return SPDL_OK; };
        spdl_pipe<Path, Image>("load", load).with_concurrency(4).with_free_item(spdl_delete<Image>)
-   The row has the address of `load`, which must outlive the pipeline; as many threads as
-   `concurrency` says call it at a time. One without captures may be written in place. */
+       spdl_pipe<Image, Image>("scale", &Loader::scale, this)
+   The row keeps a copy of the callable: at most four captures, without destructors. What they point
+   to must outlive the pipeline. For any other callable write its address, &load: the callable
+   itself must outlive the pipeline. As many threads as `concurrency` call it at a time. */
 template <class In, class Out, class Call>
-static spdl_stage spdl_pipe(const char *name, Call &call, SPDL__HERE) {
-    return spdl__called_row<In, Out, Call>(SPDL_KIND_PIPE, name, &call, file, line);
-}
-template <class In, class Out>
-static spdl_stage spdl_pipe(const char *name, spdl_result (*call)(spdl_task *, In *, Out **),
-                            SPDL__HERE) {
+static spdl_stage spdl_pipe(const char *name, Call call, SPDL__HERE) {
     return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, call, file, line);
 }
-template <class In, class Out>
-static spdl_stage spdl_pipe(const char *name_the_callable_first, ...) = delete;
-template <class Out, class Call>
-static spdl_stage spdl_source(const char *name, Call &call, SPDL__HERE) {
-    return spdl__called_row<void, Out, Call>(SPDL_KIND_SOURCE, name, &call, file, line);
+template <class In, class Out, class Call>
+static spdl_stage spdl_pipe(const char *name, Call *call, SPDL__HERE) {
+    const spdl__pointed<Call> pointed = { call };
+    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, pointed, file, line);
 }
-template <class Out>
-static spdl_stage spdl_source(const char *name, spdl_result (*call)(spdl_task *, void *, Out **),
-                              SPDL__HERE) {
+template <class In, class Out, class Member, class Object>
+static spdl_stage spdl_pipe(const char *name, Member member, Object *object, SPDL__HERE) {
+    const spdl__method<Member, Object> method = { member, object };
+    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, method, file, line);
+}
+template <class Out, class Call>
+static spdl_stage spdl_source(const char *name, Call call, SPDL__HERE) {
     return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, call, file, line);
 }
-template <class Out>
-static spdl_stage spdl_source(const char *name_the_callable_first, ...) = delete;
+template <class Out, class Call>
+static spdl_stage spdl_source(const char *name, Call *call, SPDL__HERE) {
+    const spdl__pointed<Call> pointed = { call };
+    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, pointed, file, line);
+}
+template <class Out, class Member, class Object>
+static spdl_stage spdl_source(const char *name, Member member, Object *object, SPDL__HERE) {
+    const spdl__method<Member, Object> method = { member, object };
+    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, method, file, line);
+}
 
 /* As free_item of what was made by `new T`. */
 template <class T> inline void spdl_delete(void *item) { delete static_cast<T *>(item); }
@@ -4661,19 +4754,19 @@ SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) 
 #endif
 
 /* In a new process, that `parent` has made: the end of the parent ends it, or wakes it if it is the
-   supervisor, which blocks all signals; *signals are those that were blocked before. The child has
+   supervisor, which blocks all signals; *signal_set are those that were blocked before. The child has
    a session of its own, with the programs that it starts: a terminal would stop those in a mere
    group of their own. Returns why not, or NULL. */
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
-                                                  spdl__os_signals *signals) {
+                                                  spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
     const long set_parent_signal = 1, set_name = 15;
     (void)signal(SIGCHLD, SIG_DFL);
     if (supervisor) {
-        spdl__os_signals_set(&all, signals);
+        spdl__os_signals_set(&all, signal_set);
     } else {
         spdl__os_signals_leave();
-        spdl__os_signals_set(signals, NULL);
+        spdl__os_signals_set(signal_set, NULL);
         (void)syscall(SYS_setsid);
     }
     (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
@@ -5145,7 +5238,7 @@ typedef struct spdl__ring_core {
     uint64_t index_mask; /* one lap of positions is index_mask + 1 */
     uint64_t cell_mask;  /* index_mask, or 0 when MPMC has no quick path */
     spdl__ring_cell *cells; /* the slots, or a cell that never fits */
-    unsigned char *slots;
+    unsigned char *store;
     uint64_t slot_count;
     size_t item_bytes;
     size_t stride;
@@ -5172,7 +5265,7 @@ typedef struct spdl__ring_core {
 } spdl__ring_core;
 
 SPDL__PRIVATE unsigned char *spdl__ring_slot(const spdl__ring_core *ring, uint64_t at) {
-    return ring->slots + (size_t)(at & ring->index_mask) * ring->stride;
+    return ring->store + (size_t)(at & ring->index_mask) * ring->stride;
 }
 
 /* With acquire: pairs with the store of CLOSED in close, which comes after the last tail. */
@@ -5215,7 +5308,7 @@ SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *i
     if (n == 0) return SPDL_FULL;
     run = spdl__spsc_run(ring, tail, n);
     memcpy(spdl__ring_slot(ring, tail), from, (size_t)run * ring->stride);
-    if (run < n) memcpy(ring->slots, from + run * ring->stride, (size_t)(n - run) * ring->stride);
+    if (run < n) memcpy(ring->store, from + run * ring->stride, (size_t)(n - run) * ring->stride);
     next = tail + n;
     if (n > 1) {
         const uint64_t free_to = ring->head_seen + ring->capacity;
@@ -5244,7 +5337,7 @@ SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, u
     if (n == 0) return closed ? SPDL_CLOSED : SPDL_EMPTY;
     run = spdl__spsc_run(ring, head, n);
     memcpy(to, spdl__ring_slot(ring, head), (size_t)run * ring->stride);
-    if (run < n) memcpy(to + run * ring->stride, ring->slots, (size_t)(n - run) * ring->stride);
+    if (run < n) memcpy(to + run * ring->stride, ring->store, (size_t)(n - run) * ring->stride);
     spdl__store(&ring->head, head + n); /* pairs with its load in spdl__spsc_room */
     return SPDL_OK;
 }
@@ -5335,7 +5428,7 @@ SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
                                          uint32_t *waiting) {
     uint64_t tail = spdl__load_relaxed(&ring->tail);
     if (SPDL__LIKELY(tail < ring->limit)) {
-        memcpy(ring->slots + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
+        memcpy(ring->store + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
         SPDL_TEST_POINT("ring filled");
         spdl__store(&ring->tail, tail + 1); /* pairs with its load in a pop: the item is there */
     } else {
@@ -5359,7 +5452,7 @@ SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32
             ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in a push */
             if (head == ring->tail_seen) return false;
         }
-        memcpy(item, ring->slots + (head & ring->index_mask) * sizeof(uint64_t), sizeof(uint64_t));
+        memcpy(item, ring->store + (head & ring->index_mask) * sizeof(uint64_t), sizeof(uint64_t));
         SPDL_TEST_POINT("ring emptied");
         spdl__store(&ring->head, head + 1); /* pairs with its load in spdl__spsc_room */
     } else {
@@ -5380,7 +5473,7 @@ SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32
 /* ---- both modes ---- */
 
 /* Sizes, of a ring that is all zeros; `quick` says whether spdl__barrier_quick is a barrier. Then
-   `slots` must be set to slot_count slots of `stride` bytes, and the ring started. */
+   `store` must be set to slot_count slots of `stride` bytes, and the ring started. */
 SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode mode,
                                          uint64_t capacity, size_t item_bytes, bool quick) {
     const bool spsc = mode == SPDL_RING_SPSC;
@@ -5404,7 +5497,7 @@ SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
         *spdl__mpmc_stamp(ring, i) = i < ring->capacity ? i : UINT64_MAX;
     ring->no_cell.stamp = UINT64_MAX;
     ring->quick_spsc = ring->quick && !stamped;
-    ring->cells = cells ? (spdl__ring_cell *)(void *)ring->slots : &ring->no_cell;
+    ring->cells = cells ? (spdl__ring_cell *)(void *)ring->store : &ring->no_cell;
     ring->cell_mask = cells ? ring->index_mask : 0;
 }
 
@@ -5712,7 +5805,7 @@ SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *de
     if (!spdl__os_event_init(&made->pushes.event)) goto no_event;
     if (!spdl__os_event_init(&made->pops.event)) goto no_second_event;
     made->core = core;
-    made->core.slots = (unsigned char *)made + SPDL__RING_HEAD;
+    made->core.store = (unsigned char *)made + SPDL__RING_HEAD;
     made->allocator = desc->allocator;
     made->pushes.waiting = &made->core.pushes_waiting;
     made->pops.waiting = &made->core.pops_waiting;
@@ -6336,7 +6429,7 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
 SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     const spdl_pool_desc *desc = &pool->desc;
     spdl_ring_desc jobs;
-    memset(&jobs, 0, sizeof(jobs));
+    memset((void *)&jobs, 0, sizeof(jobs));
     jobs.capacity = (uint64_t)(desc->queue_size ? desc->queue_size : 256);
     jobs.item_bytes = sizeof(spdl__job);
     jobs.allocator = desc->allocator;
@@ -6652,7 +6745,7 @@ typedef struct spdl__slot { /* half a line of the cache; written by the owner of
 
 typedef struct spdl__edge {
     /* written by create */
-    spdl__slot *slots;
+    spdl__slot *slot;
     uint64_t mask;        /* slots - 1: a power of two */
     uint64_t window;      /* tickets that may be given out beyond head */
     uint64_t buffer_size;
@@ -6701,7 +6794,7 @@ SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
 SPDL__INLINE uint64_t spdl__head(uint64_t word) { return word >> SPDL__HEAD_BITS; }
 
 SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
-    return &edge->slots[ticket & edge->mask];
+    return &edge->slot[ticket & edge->mask];
 }
 
 /* The acquire pairs with the release in spdl__put_at: what the slot holds is there. */
@@ -10306,12 +10399,26 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     return result;
 }
 
-/* Whether two types are known to differ. The names of C and C++ compare only where they are the
-   library's. */
+/* Returns: 1 if the name is a struct of the library, 2 if it is a word of C, else 0: a typedef can
+            stand for it. */
+SPDL__COLD int spdl__type_known(const char *name) {
+    static const char *const names[] = { "char", "int", "float", "double", "spdl_batch",
+                                         "spdl_index", "spdl_npz_bundle", "spdl_record" };
+    size_t i = 0;
+    while (i < 8 && strcmp(names[i], name) != 0) ++i;
+    return i == 8 ? 0 : i < 4 ? 2 : 1;
+}
+
+/* Whether two types are known to differ. Names of C++ compare with each other; of C those that no
+   typedef can stand for. "?" is any type of a C program that the library does not know. */
 SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
-    const bool known = (is[0] == '[' && asked[0] == '[') ||
-                       strncmp(spdl__type_named(is).text, "spdl_", 5) == 0;
-    return known && !spdl__types_fit(asked, is);
+    const spdl__type_name taken = spdl__type_named(asked), made = spdl__type_named(is);
+    const int wants = spdl__type_known(taken.text);
+    const char *plain = made.text + (strncmp(made.text, "const ", 6) == 0 ? 6 : 0);
+    const int has = spdl__type_known(plain);
+    if (is[0] == '[' && asked[0] == '[') return !spdl__types_fit(asked, is);
+    return (wants == 1 || has == 1 || (wants == 2 && has == 2)) &&
+           !spdl__types_fit(asked, plain);
 }
 
 /* Whether next may give items of this type: those of the last row, and with .deliver_failures the
@@ -10326,8 +10433,10 @@ SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
         fits = is == NULL || !spdl__next_differs(type, is);
     }
     if (fits) return true;
-    spdl__error_set(&p->told, SPDL_E_TYPE, "SPDL_NEXT into a '%s *', but stage %d '%s' %s '%s *'",
-                    spdl__type_named(type).text, i < p->count ? i : p->count - 1,
+    spdl__error_set(&p->told, SPDL_E_TYPE, "SPDL_NEXT into %s%s%s, but stage %d '%s' %s '%s *'",
+                    type[0] == '?' ? "a pointer of another type" : "a '",
+                    type[0] == '?' ? "" : spdl__type_named(type).text,
+                    type[0] == '?' ? "" : " *'", i < p->count ? i : p->count - 1,
                     i < p->count ? p->node[i].name : p->last->name,
                     i < p->count ? "may fail, which gives its input:" : "yields",
                     spdl__type_named(is).text);
@@ -10816,7 +10925,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__thrown_drop(&node->thrown);
         if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
         if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
-        spdl__free(&allocator, node->out.slots, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
+        spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
         spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
@@ -11559,13 +11668,13 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->window = spdl__node_window(node);
     edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
     edge->mask = spdl__pow2(edge->window) - 1;
-    edge->slots = (spdl__slot *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(*edge->slots));
+    edge->slot = (spdl__slot *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(*edge->slot));
     node->counters = (spdl__counters *)spdl__pipeline_alloc(p, (uint64_t)p->workers + 1,
                                                             sizeof(*node->counters));
     if (parks)
         node->parked = (spdl__parked *)spdl__pipeline_alloc(p, (uint64_t)node->most,
                                                             sizeof(*node->parked));
-    if (edge->slots == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
+    if (edge->slot == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
         !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
     for (k = 0; parks && k < (uint32_t)node->most; ++k)
@@ -11652,7 +11761,7 @@ SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc
     spdl_pool_desc pool;
     p->pool = desc->pool;
     if (desc->workers == 0) return SPDL_OK;
-    memset(&pool, 0, sizeof(pool));
+    memset((void *)&pool, 0, sizeof(pool));
     pool.workers = desc->workers + p->spare;
     pool.guests = p->works_ns != 0;
     pool.name = desc->name;
@@ -11800,6 +11909,27 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     return result;
 }
 
+/* The caller's file has another version of this header, or other structs: then no field behind the
+   first one can be read, nor the desc, so the log is stderr. A row made by hand has no layout. */
+SPDL__COLD bool spdl__layout_fits(const spdl_stage *stages, size_t count) {
+    const unsigned is = count > 0 && stages != NULL ? stages->layout_ : 0, version = is >> 14;
+    char of[32] = "an older spdl.h";
+    spdl_logger logger;
+    if (is == 0 || is == SPDL__LAYOUT) return true;
+    memset((void *)&logger, 0, sizeof(logger));
+    if (version > 0)
+        (void)snprintf(of, sizeof(of), "spdl.h %u.%u.%u", version / 10000, version / 100 % 100,
+                       version % 100);
+    if (version != SPDL_VERSION)
+        spdl__logf(&logger, SPDL_LOG_ERROR, "these rows were compiled with %s, but linked to %s",
+                   of, spdl_version());
+    else
+        spdl__logf(&logger, SPDL_LOG_ERROR, "these rows were compiled with another %s, or after a "
+                   "macro that changes it: its structs have %u bytes, those linked %u", of,
+                   is & 0x3fff, SPDL__LAYOUT & 0x3fff);
+    return false;
+}
+
 SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
                                           const spdl_stage *stages, size_t stage_count) {
     spdl_pipeline_desc known;
@@ -11807,10 +11937,12 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     spdl__doctor_plan doctor;
     spdl__plan plan;
     spdl_result result;
-    const bool told = desc != NULL && desc->error != NULL;
+    bool told;
     if (pipeline == NULL) return SPDL_E_INVALID;
     *pipeline = NULL;
-    memset(&known, 0, sizeof(known));
+    if (!spdl__layout_fits(stages, stage_count)) return SPDL_E_INVALID;
+    told = desc != NULL && desc->error != NULL;
+    memset((void *)&known, 0, sizeof(known));
     memset(&plan, 0, sizeof(plan));
     if (desc != NULL) known = *desc;
     if (known.error == NULL) known.error = &error; /* the log needs a text in any case */
@@ -13523,7 +13655,7 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
     char room[2][SPDL__OS_VARIABLE];
     const char *stats = spdl__os_environment("SPDL_STATS", room[0]);
     const char *json = spdl__os_environment("SPDL_REPORT", room[1]);
-    memset(plan, 0, sizeof(*plan));
+    memset((void *)plan, 0, sizeof(*plan));
     if (desc != NULL) plan->desc = *desc;
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
     if (stats != NULL && strcmp(stats, "0") != 0) {
@@ -15309,7 +15441,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
                                  const spdl_logger *logger) {
     char room[SPDL__OS_VARIABLE], json[SPDL__OS_VARIABLE], word[64];
     const char *value = spdl__os_environment("SPDL_DOCTOR", room), *at = value;
-    memset(plan, 0, sizeof(*plan));
+    memset((void *)plan, 0, sizeof(*plan));
     if (desc != NULL) {
         plan->desc = *desc;
         (void)spdl__path_copy(plan->json, desc->json, "doctor", logger);
@@ -16240,8 +16372,9 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl_index_spdl = { spdl__index_stage, "spdl_index", "void", "spdl_index",
-                                        sizeof(spdl_index), SPDL__HAS_CTX };
+const spdl_function spdl_index_is_no_SPDL_FN = {
+    spdl__index_stage, "spdl_index", "void", "spdl_index", sizeof(spdl_index), SPDL__HAS_CTX
+};
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -16365,7 +16498,7 @@ typedef struct spdl__ledger {
 /* Sizes and places, each process's own. */
 typedef struct spdl__layout {
     int stages, row;  /* that makes the batches */
-    int slots, quota; /* of them for the trainer */
+    int slot_count, quota; /* of them for the trainer */
     uint64_t ring;    /* entries, a power of two */
     uint64_t stride;  /* of a slot: `head` bytes of the pipeline's, then the data */
     uint64_t head, room;
@@ -16390,7 +16523,7 @@ struct spdl_loader {
     spdl__shared_entry *entries;
     spdl__shared_note *notes;
     uint64_t *words;
-    char *slots;
+    char *slot_memory;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
     spdl_loader_batch *held; /* of each slot; the ticket goes to 0 by any thread */
     uint32_t holds;          /* batches in the trainer's hands; by any thread */
@@ -16423,7 +16556,7 @@ typedef struct spdl__child {
     spdl_error failure;
     spdl_profiler profiler;  /* the user's */
     spdl_allocator blocks;
-    spdl__os_signals signals; /* that are blocked in the trainer */
+    spdl__os_signals signal_set; /* that are blocked in the trainer */
     bool continuous;
     spdl__child_slot *slot;
     /* written by the main thread */
@@ -16439,15 +16572,15 @@ SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length); /* (>>s
 /* --- places --- */
 
 SPDL__COLD bool spdl__layout_plan(spdl__layout *y) {
-    const uint64_t page = SPDL__OS_PAGE, slots = (uint64_t)y->slots;
+    const uint64_t page = SPDL__OS_PAGE, count = (uint64_t)y->slot_count;
     y->ring = spdl__pow2((uint64_t)y->quota + SPDL__LOADER_SPARE);
     y->entries = spdl__line_up(sizeof(spdl__shared));
     y->notes = spdl__line_up((size_t)(y->entries + y->ring * sizeof(spdl__shared_entry)));
     y->words = y->notes + SPDL__LOADER_NOTES * sizeof(spdl__shared_note);
-    y->data = (y->words + slots * sizeof(uint64_t) + page - 1) / page * page;
+    y->data = (y->words + count * sizeof(uint64_t) + page - 1) / page * page;
     y->stride = spdl__line_up((size_t)(y->head + y->room));
-    if (y->stride > ((uint64_t)1 << 46) / slots) return false;
-    y->bytes = (y->data + slots * y->stride + page - 1) / page * page;
+    if (y->stride > ((uint64_t)1 << 46) / count) return false;
+    y->bytes = (y->data + count * y->stride + page - 1) / page * page;
     return true;
 }
 
@@ -16487,17 +16620,17 @@ SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
     int slot;
     if (bytes != y->head + y->room)
         return spdl__alloc(&child->loader->desc.pipeline.allocator, bytes, align);
-    for (slot = 0; slot < y->slots; ++slot)
+    for (slot = 0; slot < y->slot_count; ++slot)
         if (spdl__exchange32(&child->slot[slot].used, 1) == 0)
-            return child->loader->slots + (uint64_t)slot * y->stride;
+            return child->loader->slot_memory + (uint64_t)slot * y->stride;
     return NULL;
 }
 
 SPDL__PRIVATE void spdl__child_free(void *memory, size_t bytes, void *user) {
     const spdl__child *child = (const spdl__child *)user;
     const spdl__layout *y = &child->loader->layout;
-    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->loader->slots) / y->stride;
-    if (slot < (uint64_t)y->slots) spdl__store32(&child->slot[slot].used, 0);
+    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->loader->slot_memory) / y->stride;
+    if (slot < (uint64_t)y->slot_count) spdl__store32(&child->slot[slot].used, 0);
     else spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
 }
 
@@ -16516,7 +16649,7 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
 /* Slots that the trainer is done with are the pipeline's again. */
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
     int slot;
-    for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slots; ++slot)
+    for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slot_count; ++slot)
         if (child->slot[slot].item != NULL && spdl__load(&child->loader->words[slot]) == 0)
             spdl__child_give_back(child, slot);
 }
@@ -16570,10 +16703,10 @@ SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
 SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     const spdl_loader *l = child->loader;
     const spdl__layout *y = &l->layout;
-    const uint64_t at = (uintptr_t)item - (uintptr_t)l->slots, slot = at / y->stride;
+    const uint64_t at = (uintptr_t)item - (uintptr_t)l->slot_memory, slot = at / y->stride;
     spdl__shared_entry *entry = spdl__loader_entry(l, child->published);
     spdl_error error;
-    if (slot >= (uint64_t)y->slots || at % y->stride != (y->item > 0 ? 0 : y->head)) {
+    if (slot >= (uint64_t)y->slot_count || at % y->stride != (y->item > 0 ? 0 : y->head)) {
         spdl__error_clear(&error);
         (void)spdl__error_set(&error, SPDL_E_INVALID,
                               "loader '%s': an item does not lie in a slot: rows after stage "
@@ -16634,7 +16767,7 @@ SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
     while (child->published > from && child->published - from <= l->layout.ring) {
         spdl__shared_entry *entry = spdl__loader_entry(l, --child->published);
         const uint64_t slot = entry->slot;
-        if (entry->result == SPDL_OK && slot < (uint64_t)l->layout.slots &&
+        if (entry->result == SPDL_OK && slot < (uint64_t)l->layout.slot_count &&
             spdl__load_relaxed(&l->words[slot]) == child->published + 1)
             spdl__store_relaxed(&l->words[slot], 0);
         spdl__store(&entry->stamp, 0);
@@ -16730,7 +16863,7 @@ SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
         if (has == thread) return note;
         if (has != 0 || !spdl__cas(&note->thread, &has, thread)) continue;
         /* it is new: programs that it starts can be ended, and its faults are noted */
-        spdl__os_signals_set(&child->signals, NULL);
+        spdl__os_signals_set(&child->signal_set, NULL);
         spdl__os_faults_note(&child->loader->shared->fault, (uint32_t)at + 1);
         return note;
     }
@@ -16778,7 +16911,7 @@ SPDL__COLD void spdl__child_inherit(spdl__child *child) {
     child->published = spdl__load(&s->published);
     if (spdl__loader_entry(l, child->published)->stamp == child->published + 1)
         spdl__store(&s->published, ++child->published); /* it was killed before it said so */
-    for (slot = 0; slot < l->layout.slots; ++slot) {
+    for (slot = 0; slot < l->layout.slot_count; ++slot) {
         const uint64_t word = spdl__load(&l->words[slot]);
         if (word > child->published) spdl__store_relaxed(&l->words[slot], 0);
         if (word == 0 || word > child->published) continue;
@@ -16815,7 +16948,8 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     child->profiler = desc.profiler;
     desc.profiler.event_fn = spdl__child_event;
     desc.profiler.user = child;
-    (void)spdl_pipeline_create(&child->pipeline, &desc, rows, l->count);
+    if (spdl_pipeline_create(&child->pipeline, &desc, rows, l->count) != SPDL_OK)
+        child->pipeline = NULL; /* child->failure has the reason */
     SPDL_FREE(rows);
 }
 
@@ -16845,7 +16979,7 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
 typedef struct spdl__supervisor {
     spdl_loader *l;
     int64_t parent;
-    spdl__os_signals signals; /* that are blocked in the trainer */
+    spdl__os_signals signal_set; /* that are blocked in the trainer */
     uint64_t quits_ns; /* the child has to be gone by then; 0: it runs */
     const char *why;   /* it was killed by us; or NULL */
     bool lost;         /* it could not be waited for: who knows whether it is gone */
@@ -16855,24 +16989,24 @@ typedef struct spdl__supervisor {
 SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl_loader *l = v->l;
     const char *reason =
-        spdl__os_process_begins(supervisor, l->name, false, &v->signals);
+        spdl__os_process_begins(supervisor, l->name, false, &v->signal_set);
     spdl__child *child = (spdl__child *)SPDL_MALLOC(sizeof(*child));
-    spdl__child_slot *slots =
-        (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slots * sizeof(*slots));
+    spdl__child_slot *all =
+        (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slot_count * sizeof(*all));
     int slot;
     l->ledger->process = (int64_t)spdl__os_process_id(); /* whoever is first */
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
-    if (reason != NULL || child == NULL || slots == NULL) {
+    if (reason != NULL || child == NULL || all == NULL) {
         (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
                       reason != NULL ? reason : "out of memory");
         _exit(1);
     }
-    memset(child, 0, sizeof(*child));
-    memset(slots, 0, (size_t)l->layout.slots * sizeof(*slots));
+    memset((void *)child, 0, sizeof(*child));
+    memset(all, 0, (size_t)l->layout.slot_count * sizeof(*all));
     child->loader = l;
-    child->slot = slots;
-    child->signals = v->signals;
+    child->slot = all;
+    child->signal_set = v->signal_set;
     child->blocks.alloc_fn = spdl__child_alloc;
     child->blocks.free_fn = spdl__child_free;
     child->blocks.user = child;
@@ -16881,7 +17015,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     SPDL_TEST_POINT("loader child begins");
     spdl__child_begin(child);
     while (!spdl__load32(&l->shared->quits)) spdl__child_turn(child);
-    for (slot = 0; child->lendings > 0 && slot < l->layout.slots; ++slot)
+    for (slot = 0; child->lendings > 0 && slot < l->layout.slot_count; ++slot)
         if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
     spdl_pipeline_destroy(child->pipeline);
     spdl__os_files_flush(l->flushes_all);
@@ -17002,7 +17136,7 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     memset(&v, 0, sizeof(v));
     v.l = l;
     v.parent = parent;
-    reason = spdl__os_process_begins(parent, "spdl-loader", true, &v.signals);
+    reason = spdl__os_process_begins(parent, "spdl-loader", true, &v.signal_set);
     while (again && reason == NULL) {
         int64_t child = 0;
         int how;
@@ -17066,14 +17200,14 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
     const uint64_t slot = entry->slot, bytes = entry->bytes, count = entry->count;
     const uint64_t item = l->layout.item;
     spdl_loader_batch *held;
-    if (slot >= (uint64_t)l->layout.slots || bytes > l->layout.room || count == 0 ||
+    if (slot >= (uint64_t)l->layout.slot_count || bytes > l->layout.room || count == 0 ||
         (item > 0 ? bytes % item != 0 || bytes / item != count : count != 1))
         return spdl__loader_torn(l, "a batch");
     held = &l->held[slot];
     if (spdl__load_relaxed(&held->ticket_) != 0)
         return spdl__loader_torn(l, "a batch in a slot that we have");
     held->slot_ = (int)slot;
-    held->data = l->slots + slot * l->layout.stride + l->layout.head;
+    held->data = l->slot_memory + slot * l->layout.stride + l->layout.head;
     held->bytes = (size_t)bytes;
     held->count = (size_t)count;
     held->sequence = l->number;
@@ -17192,7 +17326,7 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
     if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT,
                                  "the consumer holds all %d slots: give batches back, or raise "
-                                 "desc.slots", l->layout.quota);
+                                 "desc.slot_count", l->layout.quota);
     if (spdl__backoff(round, l->slept ? 0 : SPDL__IDLE_YIELDS)) return SPDL_OK;
     return spdl__loader_sleep(l, deadline);
 }
@@ -17277,7 +17411,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
     spdl_loader_batch *held;
     if (l == NULL || batch == NULL || batch->loader_ != l || batch->slot_ < 0 ||
-        batch->slot_ >= l->layout.slots)
+        batch->slot_ >= l->layout.slot_count)
         return SPDL_E_INVALID;
     held = &l->held[batch->slot_];
     if (batch->ticket_ == 0 || spdl__load_relaxed(&held->ticket_) != batch->ticket_ ||
@@ -17380,7 +17514,7 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     const struct {
         const char *name;
         double value, most;
-    } fields[] = { { "slots", (double)desc->slots, 1 << 16 },
+    } fields[] = { { "slot_count", (double)desc->slot_count, 1 << 16 },
                    { "max_restarts", (double)desc->max_restarts, INT16_MAX },
                    { "hang_timeout", desc->hang_timeout, 1e9 } };
     size_t i;
@@ -17391,7 +17525,7 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     if (desc->pipeline.pool != NULL)
         return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but threads of this "
                                                     "process are in no child");
-    l->layout.quota = desc->slots > 0 ? desc->slots : 4;
+    l->layout.quota = desc->slot_count > 0 ? desc->slot_count : 4;
     return SPDL_OK;
 }
 
@@ -17424,10 +17558,10 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
     y->room = node->row.item_bytes;
     if (node->row.kind == SPDL_KIND_BATCH) y->room *= (uint64_t)node->row.size;
     y->item = node->row.size > 0 ? y->room / (uint64_t)node->row.size : 0;
-    y->slots = (int)spdl__node_blocks(p, node) + y->quota;
-    if (y->slots <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
+    y->slot_count = (int)spdl__node_blocks(p, node) + y->quota;
+    if (y->slot_count <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
     return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
-                             y->slots, (spdl__llu)y->room);
+                             y->slot_count, (spdl__llu)y->room);
 }
 
 SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
@@ -17469,7 +17603,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     if (l->desc.arena_bytes > 0 && y->bytes > l->desc.arena_bytes)
         return spdl__loader_fail(l, SPDL_E_LIMIT,
                                  "no room: %.1f MiB wanted (%d slots of %.1f MiB), arena_bytes is "
-                                 "%.1f MiB", bytes, y->slots, slot,
+                                 "%.1f MiB", bytes, y->slot_count, slot,
                                  (double)l->desc.arena_bytes / mib);
     if (y->bytes <= room.left) reason = spdl__os_shared_make(&memory, y->bytes);
     l->shared = (spdl__shared *)memory;
@@ -17482,17 +17616,17 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     l->entries = (spdl__shared_entry *)(void *)(at + y->entries);
     l->notes = (spdl__shared_note *)(void *)(at + y->notes);
     l->words = (uint64_t *)(void *)(at + y->words);
-    l->slots = at + y->data;
+    l->slot_memory = at + y->data;
     l->ledger = (spdl__ledger *)spdl__os_page(true);
     l->mark = (uint32_t *)spdl__os_page(false);
     if (l->mark != NULL) *l->mark = 1;
     l->held = (spdl_loader_batch *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
-                                                      (size_t)y->slots, sizeof(*l->held), 8);
+                                                      (size_t)y->slot_count, sizeof(*l->held), 8);
     if (l->ledger == NULL || l->held == NULL)
         return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
                "loader '%s': %.1f MiB are shared (%d slots of %.1f MiB) of the %.1f MiB that "
-               "were left", l->name, bytes, y->slots, slot, (double)room.left / mib);
+               "were left", l->name, bytes, y->slot_count, slot, (double)room.left / mib);
     return SPDL_OK;
 }
 
@@ -17528,7 +17662,7 @@ SPDL__COLD void spdl__loader_release(spdl_loader *l) {
     spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_PAGE);
-    spdl__free(&heap, l->held, (size_t)l->layout.slots * sizeof(*l->held));
+    spdl__free(&heap, l->held, (size_t)l->layout.slot_count * sizeof(*l->held));
     spdl__free(&heap, l, sizeof(*l));
 }
 
@@ -17540,7 +17674,8 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     spdl_result result;
     if (loader == NULL) return SPDL_E_INVALID;
     *loader = NULL;
-    memset(&known, 0, sizeof(known));
+    if (!spdl__layout_fits(stages, stage_count)) return SPDL_E_INVALID;
+    memset((void *)&known, 0, sizeof(known));
     if (desc != NULL) known = *desc;
     why = known.error != NULL ? known.error : &local;
     spdl__error_clear(why);
@@ -17670,7 +17805,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
 
 SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     memset(status, 0, sizeof(*status));
-    status->slots = l->layout.slots;
+    status->slot_count = l->layout.slot_count;
     status->supervisor = l->supervisor;
     status->pid = l->ledger->process;
     status->restarts = (int)l->ledger->restarts;
@@ -17681,7 +17816,7 @@ SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *s
 
 SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes,
                                 size_t *slot_bytes) {
-    if (base != NULL) *base = l->slots;
+    if (base != NULL) *base = l->slot_memory;
     if (bytes != NULL) *bytes = (size_t)(l->layout.bytes - l->layout.data);
     if (slot_bytes != NULL) *slot_bytes = (size_t)l->layout.stride;
 }
@@ -19513,7 +19648,7 @@ struct spdl_npz {
     uint32_t only_order;
     bool is_npy;
     spdl_npz_desc desc; /* with its defaults */
-    uint8_t *small;     /* the bytes of a small file */
+    uint8_t *file_bytes;    /* the bytes of a small file */
 
     /* Any thread: set once, by cas, by the first call that needs it. */
     uint64_t mapping; /* a const uint8_t *, or 0 */
@@ -19544,7 +19679,7 @@ typedef struct spdl__npz_reader {
     const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
     size_t head_bytes;
     bool swap, turn; /* what is to be converted */
-    uint8_t *large;  /* a header that `small` cannot hold */
+    uint8_t *large;  /* a header that `head_store` cannot hold */
     size_t large_bytes;
 
     /* Of a read. */
@@ -19559,7 +19694,7 @@ typedef struct spdl__npz_reader {
     uint32_t crc;   /* of what is made */
 
     spdl_npy_info own;
-    uint8_t small[SPDL__NPZ_HEAD + SPDL__INFLATE_FAST_OUT];
+    uint8_t head_store[SPDL__NPZ_HEAD + SPDL__INFLATE_FAST_OUT];
     uint8_t local[SPDL__NPZ_WINDOW];
     spdl__inflate inflate;
 } spdl__npz_reader;
@@ -19693,10 +19828,10 @@ SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) 
     const uint8_t *in = NULL;
     if (fixed != NULL) in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
     if (in == NULL) return false;
-    r->head = r->small;
-    spdl__inflate_init(s, fixed, in, (size_t)bytes, r->small);
+    r->head = r->head_store;
+    spdl__inflate_init(s, fixed, in, (size_t)bytes, r->head_store);
     s->slack = true;
-    s->limit = r->small + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
+    s->limit = r->head_store + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
     return true;
 }
 
@@ -19717,7 +19852,7 @@ SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
         r->large_bytes = bytes + SPDL__INFLATE_FAST_OUT;
         r->large = (uint8_t *)spdl__zip_alloc(&r->where, r->large_bytes, "its header");
         if (r->large == NULL) return false;
-        memcpy(r->large, r->small, (size_t)(s->out - s->base));
+        memcpy(r->large, r->head_store, (size_t)(s->out - s->base));
         s->out = r->large + (s->out - s->base);
         r->head = s->base = r->large;
     }
@@ -19931,7 +20066,7 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
                                          const char *function, const spdl_npz_desc *desc) {
     spdl_npz_desc full;
     spdl_npz *made;
-    memset(&full, 0, sizeof(full));
+    memset((void *)&full, 0, sizeof(full));
     if (desc != NULL) full = *desc;
     if (full.max_bytes == 0) full.max_bytes = (uint64_t)1 << 40;
     if (npz != NULL) *npz = NULL;
@@ -19955,12 +20090,12 @@ SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     uint8_t magic[6] = { 0 };
     if (zip->size == 0) return spdl__zip_fail(where, SPDL_E_FORMAT, "empty, 0 bytes");
     if (zip->data == NULL && zip->size <= SPDL__NPZ_SMALL_FILE) {
-        npz->small = (uint8_t *)spdl__zip_alloc(where, size, "the file");
-        if (npz->small == NULL || spdl__zip_read(where, npz->small, size, size, 0) < size)
+        npz->file_bytes = (uint8_t *)spdl__zip_alloc(where, size, "the file");
+        if (npz->file_bytes == NULL || spdl__zip_read(where, npz->file_bytes, size, size, 0) < size)
             return false;
         (void)spdl__os_file_close(zip->file);
         zip->file = SPDL__NO_FILE;
-        zip->data = npz->small;
+        zip->data = npz->file_bytes;
     }
     if (zip->data != NULL) memcpy(magic, zip->data, first);
     else if (spdl__zip_read(where, magic, first, first, 0) < first) return false;
@@ -20007,7 +20142,7 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
-    spdl__free(&allocator, npz->small, (size_t)npz->zip.size);
+    spdl__free(&allocator, npz->file_bytes, (size_t)npz->zip.size);
     spdl__free(&allocator, npz, sizeof(*npz));
 }
 
@@ -20281,7 +20416,7 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
 /* Whether the data of a member of a small file seem to be aligned, as far as that can be seen
    without reading its header. */
 SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip_member *m) {
-    const uint8_t *const at = npz->small;
+    const uint8_t *const at = npz->file_bytes;
     uint64_t payload = m->offset;
     if (!npz->is_npy) {
         if (npz->zip.size < m->offset + SPDL__ZIP_LOCAL_BYTES) return false;
@@ -20307,20 +20442,20 @@ SPDL__PRIVATE bool spdl__load_keep(spdl__loading *load) {
     spdl__npz_reader *r = &load->lane[0].r;
     char *none;
     size_t i;
-    if (npz->small == NULL) return false;
+    if (npz->file_bytes == NULL) return false;
     for (i = 0; i < npz->zip.count; i++)
         if (!spdl__load_seems_aligned(npz, &npz->zip.members[i])) return false;
     if (!spdl__load_make(load, 0, &none)) return false;
     for (i = 0; i < npz->zip.count; i++)
-        if (!spdl__load_lend(load, i, &load->bundle->arrays[i], npz->small) ||
+        if (!spdl__load_lend(load, i, &load->bundle->arrays[i], npz->file_bytes) ||
             !spdl__load_verify(r)) {
             spdl_npz_bundle_free(load->bundle);
             load->bundle = NULL;
             return false;
         }
-    load->bundle->mapping_ = npz->small;
+    load->bundle->mapping_ = npz->file_bytes;
     load->bundle->mapped_ = npz->zip.size;
-    npz->small = NULL;
+    npz->file_bytes = NULL;
     return true;
 }
 
@@ -20510,7 +20645,7 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     spdl_npz_desc desc;
     spdl_error error;
     spdl_result result;
-    memset(&desc, 0, sizeof(desc));
+    memset((void *)&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
     desc.error = &error;
     result = spdl_npz_load(&bundle, (const char *)in, &desc);
@@ -20525,8 +20660,9 @@ namespace {
 #elif defined(SPDL_STATIC)
 static
 #endif
-SPDL__UNUSED const spdl_function spdl_npz_load_spdl = { spdl__npz_stage, "spdl_npz_load", "char",
-                                                        "spdl_npz_bundle", 0, SPDL__POINTS };
+SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN = {
+    spdl__npz_stage, "spdl_npz_load", "char", "spdl_npz_bundle", 0, SPDL__POINTS
+};
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
 #endif
@@ -20837,7 +20973,7 @@ SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *
     spdl_npz_writer_desc full;
     spdl_npz_writer *w;
     spdl_result result;
-    memset(&full, 0, sizeof(full));
+    memset((void *)&full, 0, sizeof(full));
     if (desc != NULL) full = *desc;
     if (writer != NULL) *writer = NULL;
     if (writer == NULL || path == NULL)
@@ -21305,7 +21441,7 @@ SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t
 SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given,
                                                        spdl__records_kind kind) {
     spdl_records_desc desc;
-    memset(&desc, 0, sizeof(desc));
+    memset((void *)&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
     if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL__RECORDS_TAR ? 1 << 30 : 1 << 24;
     spdl__error_clear(desc.error);
@@ -21329,7 +21465,7 @@ SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char
     s = (spdl__records *)spdl__alloc(&desc.allocator, block_bytes, 64);
     if (s == NULL)
         return spdl__error_set(desc.error, SPDL_E_NOMEM, "records: out of memory");
-    memset(s, 0, offsetof(spdl__records, window));
+    memset((void *)s, 0, offsetof(spdl__records, window));
     s->desc = desc;
     s->kind = kind;
     s->block_bytes = block_bytes;
@@ -21526,7 +21662,7 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     spdl_records_desc desc;
     spdl__records *lines = NULL;
     spdl_record *line = NULL;
-    memset(&desc, 0, sizeof(desc));
+    memset((void *)&desc, 0, sizeof(desc));
     desc.max_bytes = SPDL__LISTED_BYTES;
     desc.allocator = f->desc.allocator;
     desc.error = f->desc.error;
@@ -21585,7 +21721,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
     spdl__search f;
     spdl_files *made;
     size_t i;
-    memset(&f, 0, sizeof(f));
+    memset((void *)&f, 0, sizeof(f));
     if (desc != NULL) f.desc = *desc;
     if (f.desc.max_files == 0) f.desc.max_files = 1 << 24;
     spdl__error_clear(f.desc.error);
@@ -21728,7 +21864,7 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
     spdl_tokens_desc desc;
     spdl_tokens *made;
     spdl_result result;
-    memset(&desc, 0, sizeof(desc));
+    memset((void *)&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
     spdl__error_clear(desc.error);
     if (tokens != NULL) *tokens = NULL;
@@ -21948,7 +22084,7 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__rec
     spdl_records_desc desc;
     spdl_error error;
     spdl_result result = SPDL_OK;
-    memset(&desc, 0, sizeof(desc));
+    memset((void *)&desc, 0, sizeof(desc));
     if (given != NULL) desc = *given;
     desc.error = &error;
     if (*state == NULL) {
@@ -22293,7 +22429,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     spdl__start start;
     spdl_result result;
     int i = 0;
-    memset(&l, 0, sizeof(l));
+    memset((void *)&l, 0, sizeof(l));
     memset(&start, 0, sizeof(start));
     while (p != NULL && texts != NULL && i < count && texts[i] != NULL) ++i;
     if (i == 0 || i < count)

@@ -126,16 +126,17 @@ typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 #define SPDL_CUDA_ORDINAL(n) ((n) + 1) /* of spdl_cuda_desc.device: the n-th device, from 0 */
 
 typedef struct spdl_cuda_desc {
-    size_t slot_bytes;   /* the largest batch */
-    int device;          /* 0: that of the calling thread, whose context has to exist (of the
+    size_t slot_bytes SPDL__ZERO; /* the largest batch */
+    int device SPDL__ZERO; /* 0: that of the calling thread, whose context has to exist (of the
                             runtime, since CUDA 12 cudaSetDevice makes it); or SPDL_CUDA_ORDINAL */
-    int device_slots;    /* default 3 */
-    void *device_memory; /* yours for them; for each slot_bytes, rounded up to SPDL_CUDA_ALIGN */
-    size_t output_bytes; /* the largest output; 0: there are none */
-    int output_slots;    /* default 4 when there are outputs */
-    spdl_allocator allocator;
-    spdl_logger logger;
-    spdl_error *error;
+    int device_slots SPDL__ZERO;    /* default 3 */
+    void *device_memory SPDL__ZERO; /* yours for them; for each slot_bytes, rounded up to
+                                       SPDL_CUDA_ALIGN */
+    size_t output_bytes SPDL__ZERO; /* the largest output; 0: there are none */
+    int output_slots SPDL__ZERO;    /* default 4 when there are outputs */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_logger logger SPDL__ZERO;
+    spdl_error *error SPDL__ZERO;
 } spdl_cuda_desc;
 
 /* What is to be sent. release(item) is called once, when the memory has been read. */
@@ -176,7 +177,7 @@ typedef struct spdl_cuda_stats {
             SPDL_E_NOMEM (of host or device), or one of those above.
    Blocks:  while the driver starts and memory is pinned.
    Owns:    the caller closes *cuda; on failure *cuda is NULL and nothing is left. */
-SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc);
+SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc) SPDL__CHECKED;
 
 /* Waits for the copies, and for readers that were done, releases what was sent, and frees
    everything. When the driver is already unloading (at exit) or the process has forked, CUDA is
@@ -315,14 +316,14 @@ SPDL_API void spdl_cuda_output_free(void *out);
 typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
 
 typedef struct spdl_cuda_iter_desc {
-    spdl_next_fn next;      /* spdl_pipeline_next, spdl_loader_next_fn, ... */
-    void *source;
-    spdl_cuda_view_fn view; /* what an item is; or NULL: a batch in place, */
-    size_t item_bytes;      /* of SPDL_BATCH(n, .item_bytes = ...) */
-    spdl_free_fn free_item; /* destroys an item, when its memory has been read; without view
-                               spdl_batch_free */
-    int depth;              /* batches sent ahead; default and at most device_slots - 1 */
-    spdl_error *error;
+    spdl_next_fn next SPDL__ZERO; /* spdl_pipeline_next, spdl_loader_next_fn, ... */
+    void *source SPDL__ZERO;
+    spdl_cuda_view_fn view SPDL__ZERO; /* what an item is; or NULL: a batch in place, */
+    size_t item_bytes SPDL__ZERO;      /* of SPDL_BATCH(n, .item_bytes = ...) */
+    spdl_free_fn free_item SPDL__ZERO; /* destroys an item, when its memory has been read;
+                                          without view spdl_batch_free */
+    int depth SPDL__ZERO; /* batches sent ahead; default and at most device_slots - 1 */
+    spdl_error *error SPDL__ZERO;
 } spdl_cuda_iter_desc;
 
 typedef struct spdl_cuda_iter spdl_cuda_iter;
@@ -334,14 +335,14 @@ typedef struct spdl_cuda_iter spdl_cuda_iter;
    Blocks:  until the first item is there.
    Owns:    the caller destroys *iter before the source. */
 SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
-                                         size_t item_bytes, spdl_error *error);
+                                         size_t item_bytes, spdl_error *error) SPDL__CHECKED;
 
 /* Makes an iterator on an spdl_cuda, which can have one at a time.
    Returns: SPDL_OK, SPDL_E_INVALID (a field, or there is an iterator already), SPDL_E_NOMEM, or as
             above.
    Owns:    the caller destroys *iter, and keeps the source. */
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
-                                         const spdl_cuda_iter_desc *desc);
+                                         const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
 /* Is done with the batch of the last call on the stream of that call, and hands out the next, ready
    on `stream`. SPDL_END comes once for each time the source says so, behind the batches before it,
@@ -1158,13 +1159,13 @@ SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
 
 /* What a wait of 1 s may mean: who has what there is none of. */
 SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
-    const int slots = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
+    const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     if (spdl__exchange32(&cuda->told_stall, 1) != 0) return;
     spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
                "cuda: %s has been waited for for 1 s: of %d device slots %d hold batches "
                "that nobody was done with, of %d outputs %d were not freed; %d copies to the "
                "device are not done",
-               what, slots, slots - (int)spdl_ring_count(cuda->free_slots), outputs,
+               what, inputs, inputs - (int)spdl_ring_count(cuda->free_slots), outputs,
                outputs == 0 ? 0 : outputs - (int)spdl_ring_count(cuda->free_outputs),
                (int)spdl__cuda_in_flight(cuda));
 }
@@ -1717,8 +1718,8 @@ SPDL_API void spdl_cuda_output_free(void *out) {
 SPDL__PRIVATE spdl_result spdl__cuda_prepare(spdl_cuda *cuda) {
     static const char *const name[] = { "slot_bytes", "output_bytes", "device_slots",
                                         "output_slots", "device" };
-    const int64_t slots = SPDL_CUDA_MAX_SLOTS, bytes = (int64_t)SPDL__MAX_SLOT_BYTES;
-    const int64_t most[] = { bytes, bytes, slots, slots, INT32_MAX };
+    const int64_t count = SPDL_CUDA_MAX_SLOTS, bytes = (int64_t)SPDL__MAX_SLOT_BYTES;
+    const int64_t most[] = { bytes, bytes, count, count, INT32_MAX };
     spdl_cuda_desc *desc = &cuda->desc;
     const int64_t value[] = { (int64_t)desc->slot_bytes, (int64_t)desc->output_bytes,
                               desc->device_slots, desc->output_slots, desc->device };
@@ -1789,7 +1790,7 @@ SPDL__PRIVATE bool spdl__cuda_sync_init(spdl_cuda *cuda) {
 SPDL__PRIVATE spdl_result spdl__cuda_ring(const spdl_cuda *cuda, spdl_ring **ring, int capacity) {
     spdl_ring_desc desc;
     if (capacity == 0) return SPDL_OK;
-    memset(&desc, 0, sizeof(desc));
+    memset((void *)&desc, 0, sizeof(desc));
     desc.capacity = (uint64_t)capacity;
     desc.allocator = cuda->desc.allocator;
     return spdl_ring_create(ring, &desc);
@@ -1803,23 +1804,23 @@ SPDL__PRIVATE size_t spdl__cuda_table_bytes(const spdl_cuda *cuda) {
 
 /* The host's side: tables and rings. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
-    const int slots = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
+    const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     spdl_result result;
-    cuda->events = slots * (1 + SPDL_CUDA_MAX_READERS) + 2 * outputs;
+    cuda->events = inputs * (1 + SPDL_CUDA_MAX_READERS) + 2 * outputs;
     cuda->slot = (spdl__cuda_slot *)spdl__alloc_zeroed(&cuda->desc.allocator, 1,
                                                        spdl__cuda_table_bytes(cuda), 0);
     if (cuda->slot == NULL) return SPDL_E_NOMEM;
-    cuda->transfer = (spdl__cuda_transfer *)(void *)(cuda->slot + slots);
-    cuda->output = (spdl__cuda_output *)(void *)(cuda->transfer + slots);
+    cuda->transfer = (spdl__cuda_transfer *)(void *)(cuda->slot + inputs);
+    cuda->output = (spdl__cuda_output *)(void *)(cuda->transfer + inputs);
     cuda->event = (void **)(void *)(cuda->output + outputs);
-    result = spdl__cuda_ring(cuda, &cuda->free_slots, slots);
+    result = spdl__cuda_ring(cuda, &cuda->free_slots, inputs);
     return result == SPDL_OK ? spdl__cuda_ring(cuda, &cuda->free_outputs, outputs) : result;
 }
 
 /* Device memory, for what has none. */
 SPDL__PRIVATE spdl_result spdl__cuda_malloc(spdl_cuda *cuda) {
-    const size_t slots = cuda->desc.device_memory == NULL ? (size_t)cuda->desc.device_slots : 0;
-    const size_t bytes = slots * cuda->stride +
+    const size_t inputs = cuda->desc.device_memory == NULL ? (size_t)cuda->desc.device_slots : 0;
+    const size_t bytes = inputs * cuda->stride +
                          (size_t)cuda->desc.output_slots * cuda->output_stride;
     spdl_result result;
     int code;
@@ -1876,12 +1877,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
 
 /* All slots are free. */
 SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
-    const int slots = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
+    const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     uintptr_t device = (uintptr_t)cuda->memory;
-    void **copied = cuda->event, **read = cuda->event + slots + outputs;
+    void **copied = cuda->event, **read = cuda->event + inputs + outputs;
     int i, k;
     if (cuda->desc.device_memory != NULL) device = (uintptr_t)cuda->desc.device_memory;
-    for (i = 0; i < slots; ++i) {
+    for (i = 0; i < inputs; ++i) {
         spdl__cuda_slot *slot = &cuda->slot[i];
         slot->batch.data = (void *)(device + (size_t)i * cuda->stride);
         slot->batch.slot = i;
@@ -1892,7 +1893,7 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
         (void)spdl_ring_try_push(cuda->free_slots, &slot);
     }
     device = (uintptr_t)cuda->memory;
-    if (cuda->desc.device_memory == NULL) device += (size_t)slots * cuda->stride;
+    if (cuda->desc.device_memory == NULL) device += (size_t)inputs * cuda->stride;
     for (i = 0; i < outputs; ++i) {
         spdl__cuda_output *output = &cuda->output[i];
         output->out.host = cuda->outputs_at->base + (size_t)i * cuda->output_stride;
@@ -2035,7 +2036,7 @@ struct spdl_cuda_iter {
     spdl_cuda_iter_desc desc;
     spdl_cuda *cuda;
     spdl__cuda_slot **queue; /* depth + 2; behind the struct, as are: */
-    spdl__cuda_slot **slots; /* device_slots: those held */
+    spdl__cuda_slot **slot; /* device_slots: those held */
     int first, count;
     spdl_result end;         /* an error that stays */
     void *first_item;        /* taken by open, to be sent first */
@@ -2157,7 +2158,7 @@ SPDL__PRIVATE spdl_result spdl__iter_obtain(spdl_cuda_iter *iter, uint64_t deadl
                                             spdl__cuda_slot **slot) {
     spdl_result result;
     if (iter->hold > 0 && iter->held == iter->hold) {
-        *slot = iter->slots[iter->position];
+        *slot = iter->slot[iter->position];
         iter->position = (iter->position + 1) % iter->hold;
         return SPDL_OK;
     }
@@ -2172,7 +2173,7 @@ SPDL__PRIVATE spdl_result spdl__iter_obtain(spdl_cuda_iter *iter, uint64_t deadl
     --iter->count;
     if (*slot == NULL) return SPDL_END;
     (*slot)->repeats = iter->hold > 0;
-    if (iter->hold > 0) iter->slots[iter->held++] = *slot;
+    if (iter->hold > 0) iter->slot[iter->held++] = *slot;
     return SPDL_OK;
 }
 
@@ -2219,9 +2220,9 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
 SPDL__PRIVATE void spdl__iter_let_go(spdl_cuda_iter *iter) {
     int i;
     for (i = 0; i < iter->held; ++i) {
-        iter->slots[i]->repeats = false;
-        if (iter->slots[i] != iter->current && iter->slots[i] != iter->offered)
-            spdl__slot_retire(iter->cuda, iter->slots[i]);
+        iter->slot[i]->repeats = false;
+        if (iter->slot[i] != iter->current && iter->slot[i] != iter->offered)
+            spdl__slot_retire(iter->cuda, iter->slot[i]);
     }
     iter->hold = iter->held = iter->position = 0;
 }
@@ -2286,7 +2287,7 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
     made->desc.depth = depth;
     if (made->desc.view == NULL) made->desc.free_item = spdl_batch_free;
     made->queue = (spdl__cuda_slot **)(void *)(made + 1);
-    made->slots = made->queue + depth + 2;
+    made->slot = made->queue + depth + 2;
     *iter = made;
     return SPDL_OK;
 }
@@ -2302,15 +2303,15 @@ SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *vie
 /* Opens the spdl_cuda of an iterator for items like this one; adopts the arena of a loader. */
 SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter, const spdl_cuda_iter_desc *desc,
                                               void *item, size_t bytes) {
-    spdl_cuda_desc slots;
+    spdl_cuda_desc ring_desc;
     spdl_cuda *cuda;
     spdl_result result;
     size_t arena_bytes;
     void *arena;
-    memset(&slots, 0, sizeof(slots));
-    slots.slot_bytes = bytes;
-    slots.error = desc->error;
-    result = spdl_cuda_open(&cuda, &slots);
+    memset((void *)&ring_desc, 0, sizeof(ring_desc));
+    ring_desc.slot_bytes = bytes;
+    ring_desc.error = desc->error;
+    result = spdl_cuda_open(&cuda, &ring_desc);
     if (result == SPDL_OK && desc->view != NULL) {
         spdl_loader_arena((const spdl_loader *)desc->source, &arena, &arena_bytes, NULL);
         result = spdl_cuda_adopt(cuda, arena, arena_bytes);
@@ -2339,7 +2340,7 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
     if (next == NULL || (item_bytes == 0 && !loader))
         return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: next is NULL, or item_bytes "
                                                       "of the batches is 0");
-    memset(&desc, 0, sizeof(desc));
+    memset((void *)&desc, 0, sizeof(desc));
     desc.next = next;
     desc.source = source;
     desc.item_bytes = item_bytes;

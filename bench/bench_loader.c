@@ -115,7 +115,7 @@ static spdl_loader *ours_open(const shape *the_shape) {
     *is = *the_shape;
     memset(&desc, 0, sizeof desc);
     desc.pipeline.workers = is->workers;
-    desc.slots = is->slots > 0 ? is->slots : READY;
+    desc.slot_count = is->slots > 0 ? is->slots : READY;
     desc.error = &error;
     if (is->when != NULL) desc.logger.log_fn = say_nothing;
     rows[1].ctx = is;

@@ -281,11 +281,11 @@ static inline spdl_stage planted_stage(planted_run *run, int i) {
     to.file = __FILE__;
     to.ctx = row;
     if (i > 0 && run->row[i - 1].kind == SPDL_KIND_BATCH) row->is.passes = 1;
-    if (row->kind == SPDL_KIND_SOURCE) to.fn = &planted_source_spdl;
-    if (row->kind == SPDL_KIND_BRANCH) to.fn = &planted_branch_spdl;
+    if (row->kind == SPDL_KIND_SOURCE) to.fn = &planted_source_is_no_SPDL_FN;
+    if (row->kind == SPDL_KIND_BRANCH) to.fn = &planted_branch_is_no_SPDL_FN;
     if (row->kind == SPDL_KIND_BATCH) to.size = (int)v->calls;
     if (row->kind == SPDL_KIND_PIPE) {
-        to.fn = &planted_pipe_spdl;
+        to.fn = &planted_pipe_is_no_SPDL_FN;
         to.concurrency = v->flush > 0 ? 0 : (int)v->calls;
         to.serial = v->alone > 0;
         to.flush = v->flush > 0;

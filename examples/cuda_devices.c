@@ -73,7 +73,7 @@ static int share_out(spdl_cuda *cuda[DEVICES], spdl_loader *loader) {
 
 int main(void) {
     spdl_error error = { 0 };
-    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slots = 12, .error = &error };
+    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slot_count = 12, .error = &error };
     spdl_cuda *cuda[DEVICES] = { NULL };
     spdl_loader *loader = NULL;
     int n = 0, i;

@@ -26,7 +26,7 @@ SPDL_FN(load, void, Image) {
 
 int main(void) {
     spdl_error error = { 0 };
-    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slots = 8, .error = &error };
+    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slot_count = 8, .error = &error };
     spdl_loader *loader = NULL;
     spdl_cuda_iter *it = NULL;
     spdl_cuda_batch batch;

@@ -94,8 +94,7 @@ static void end(Client *client, CURL *easy, CURLcode code) {
 
 static void *run_client(void *arg) {
     Client *client = (Client *)arg;
-    spdl_result result = SPDL_OK;
-    while (result != SPDL_CLOSED || client->in_flight > 0) {
+    for (spdl_result result;;) {
         CURLMsg *message;
         Page *page;
         int left;
@@ -103,6 +102,7 @@ static void *run_client(void *arg) {
         curl_multi_perform(client->multi, &left);
         while ((message = curl_multi_info_read(client->multi, &left)) != NULL)
             end(client, message->easy_handle, message->data.result);
+        if (result == SPDL_CLOSED && client->in_flight == 0) break; /* no wakeup would follow */
         curl_multi_poll(client->multi, NULL, 0, 1000, NULL);
     }
     while (client->idle_count) curl_easy_cleanup(client->idle[--client->idle_count]);
@@ -147,8 +147,8 @@ static double fetch_all(Client *client, List list, int in_flight) {
 
 int main(int argc, char **argv) {
     Client client = { .multi = NULL };
-    if (argc != 3) return fprintf(stderr, "usage: http_fetch PREFIX COUNT\n"), 2;
-    if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || !client_open(&client)) return 1;
+    if (argc != 3) return puts("usage: http_fetch PREFIX COUNT"), 2;
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) || !client_open(&client)) return puts("no curl"), 1;
     const uint64_t count = strtoull(argv[2], NULL, 10);
     const double one = fetch_all(&client, (List){ argv[1], 20 }, 1);
     const double many = fetch_all(&client, (List){ argv[1], count }, IN_FLIGHT);

@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < n; i++) { /* all of them before anything that makes threads */
         spdl_sampler_desc order = { .order = SPDL_SAMPLE_SHUFFLED, .count = ITEMS, .seed = 7,
                                     .ranks = { i, n } };
-        spdl_loader_desc desc = { .pipeline = { .workers = 1 }, .slots = 2 };
+        spdl_loader_desc desc = { .pipeline = { .workers = 1 }, .slot_count = 2 };
         if (spdl_sampler_create(&sampler[i], &order) != SPDL_OK
             || spdl_loader_open(&loader[i], &desc, SPDL_STAGES(
                    SPDL_INDEX(sampler[i]), SPDL_PIPE(load),

@@ -75,7 +75,7 @@ static result beside(bool process, bool polite, int workers, double seconds) {
                   .free_item = spdl_buffer_free),
         SPDL_SINK(8)
     };
-    spdl_loader_desc desc = { .slots = 8 };
+    spdl_loader_desc desc = { .slot_count = 8 };
     spdl_loader *l = NULL;
     spdl_pipeline *p = NULL;
     result r;

@@ -8,6 +8,7 @@
 #include "spdl.h"
 
 #include "digits_net.h"
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -69,7 +70,8 @@ static bool read_back(const char *path, checkpoint *c) {
     return file && fread(c, sizeof *c, 1, file) == 1 && fclose(file) == 0;
 }
 
-static int tell(const char *text) { return fprintf(stderr, "%s\n", text); }
+static int tell(const char *text) { return fprintf(stderr, "resume: %s\n", text), 1; }
+
 /* Trains to the end, or up to a step that kills this process. */
 static int train(char *folder, const char *path, int workers, long kill_at) {
     static checkpoint c;
@@ -92,11 +94,11 @@ static int train(char *folder, const char *path, int workers, long kill_at) {
         spdl_batch_free(batch);
         if (++c.step == kill_at) raise(SIGKILL); /* after steps that are in no checkpoint */
         if (spdl_state_save(p, c.position, sizeof c.position) < 0) return tell(c.position);
-        if (c.step % 5 == 0 && !save(path, &c)) return 1;
+        if (c.step % 5 == 0 && !save(path, &c)) return tell(path);
     }
     if (result < 0) return tell(spdl_pipeline_error(p)->text);
     spdl_pipeline_destroy(p);
-    return !save(path, &c);
+    return save(path, &c) ? 0 : tell(path);
 }
 
 int main(int argc, char **argv) {
@@ -108,13 +110,14 @@ int main(int argc, char **argv) {
         const pid_t child = fork();
         const char *path = run == 0 ? "resume_whole.bin" : "resume_broken.bin";
         if (child == 0) _exit(train(argc > 1 ? argv[1] : here, path, run % 3 + 1, run * 12));
-        if (waitpid(child, &status, 0) != child) return 1;
+        while (waitpid(child, &status, 0) != child && errno == EINTR) continue;
         kills += WIFSIGNALED(status);
     }
-    if (!read_back("resume_whole.bin", &whole)) return 1;
-    if (!read_back("resume_broken.bin", &broken)) return 1;
+    if (!read_back("resume_whole.bin", &whole) || !read_back("resume_broken.bin", &broken))
+        return tell("no checkpoint");
     printf("without a break: %ld steps, loss %.17g\nkilled %d times: %ld steps, loss %.17g\n",
            whole.step, whole.loss, kills, broken.step, broken.loss);
-    if (status != 0 || memcmp(&whole.net, &broken.net, sizeof whole.net) != 0) return 1;
+    if (status != 0 || memcmp(&whole.net, &broken.net, sizeof whole.net) != 0)
+        return tell("the weights differ");
     return remove("resume_broken.bin") | remove("resume_whole.bin");
 }

@@ -42,11 +42,8 @@ int main(void) {
     thread sensor;
     uint64_t moved, next = 0, batches = 0;
     bool in_order = true;
-    if (spdl_ring_create(&ring, &desc) != SPDL_OK) return 1;
-    if (!thread_start(&sensor, sense, ring)) {
-        spdl_ring_destroy(ring, NULL, NULL);
-        return 1;
-    }
+    if (spdl_ring_create(&ring, &desc) != SPDL_OK || !thread_start(&sensor, sense, ring))
+        return fprintf(stderr, "ring_batches: no memory or no thread\n"), 1;
     while (spdl_ring_pop_n(ring, taken, TAKEN, &moved, SPDL_FOREVER) == SPDL_OK) {
         for (uint64_t i = 0; i < moved; i++) in_order = in_order && taken[i].number == next++;
         batches++;

@@ -90,7 +90,7 @@ static void write_some(void) {
         char name[32];
         snprintf(name, sizeof name, "wav_%d.wav", i);
         FILE *file = fopen(name, "wb");
-        if (!file || fwrite(head, 40, 1, file) != 1) exit(1);
+        if (!file || fwrite(head, 40, 1, file) != 1) perror(name), exit(1);
         for (int k = 0; k < 4; k++) fputc((int)(bytes >> 8 * k & 255), file);
         for (uint32_t k = 0; k < bytes / 2; k++) fputc(0, file), fputc(i * 16, file);
         fclose(file);
@@ -102,9 +102,11 @@ int main(int argc, char **argv) {
     spdl_pipeline *p;
     Sound *sound;
     char pattern[400];
+    spdl_error error;
+    const spdl_files_desc desc = { .error = &error };
     if (argc < 2) write_some();
     snprintf(pattern, sizeof pattern, "%s*.wav", argc > 1 ? argv[1] : "wav_");
-    if (spdl_files_open(&files, pattern, NULL) != SPDL_OK) return 1;
+    if (spdl_files_open(&files, pattern, &desc) != SPDL_OK) return puts(error.text), 1;
     if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2, .seed = 1 }, SPDL_STAGES(
             SPDL_FILES(files), SPDL_PIPE(load, .concurrency = 2, .free_item = sound_free),
             SPDL_SINK(4))) != SPDL_OK) return 1;

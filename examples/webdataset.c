@@ -64,7 +64,7 @@ static void make_shards(const char *folder) {
     for (int i = 0; i < SHARDS; i++) {
         snprintf(text, sizeof text, "%s/train-%06d.tar", folder, i);
         FILE *tar = fopen(text, "wb");
-        if (tar == NULL) exit(1);
+        if (tar == NULL) perror(text), exit(1);
         for (int k = 0; k < SAMPLES; k++) {
             for (int j = 0; j < PIXELS; j++) image[j] = (unsigned char)(i * SAMPLES + k + j);
             snprintf(text, sizeof text, "sample/%06d", i * SAMPLES + k);

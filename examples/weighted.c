@@ -58,13 +58,15 @@ int main(void) {
     static double weight[ITEMS];
     spdl_sampler_desc order = { .order = SPDL_SAMPLE_FUNCTION, .count = ITEMS, .draws = DRAWS,
                                 .index_fn = draw, .ctx = &t };
+    spdl_error error;
     spdl_sampler *sampler;
     spdl_pipeline *p;
     spdl_index *item;
     int rare = 0, failed;
     for (int i = 0; i < ITEMS; i++) weight[i] = i < 10 ? 99 : 1; /* ten of a rare class */
     table_make(&t, weight);
-    if (spdl_sampler_create(&sampler, &order) != SPDL_OK) return 1;
+    order.error = &error;
+    if (spdl_sampler_create(&sampler, &order) != SPDL_OK) return puts(error.text), 1;
     if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
             SPDL_INDEX(sampler),
             SPDL_PIPE(load, .concurrency = 2),

@@ -46,6 +46,15 @@ fails_with() {
     [ $? -eq "$expected" ] && grep -qF "$text" report || { cat report; false; }
 }
 
+# A program in a folder without its files ends with a sentence.
+without_files() {
+    program=$PWD/$1
+    mkdir -p empty && cd empty && fails_with 1 "digits_train_" "$program"
+    without=$?
+    cd ..
+    return $without
+}
+
 # It judges times, so on a busy machine it may be wrong once.
 finds_how_many_reads() {
     for try in 1 2 3; do
@@ -130,6 +139,14 @@ run_example() {
         check "http_fetch on no server" fails_with 1 "0 pages, 20 not to be had" \
             ./http_fetch http://127.0.0.1:1/ 20
         ;;
+    pipeline_class)
+        check "pipeline_class" fails_with 0 "3 signals, 3000 samples, then: pitch" ./pipeline_class
+        ;;
+    two_units) check "two_units: rows in C and C++" fails_with 0 "9900, in C++ 14850" ./two_units ;;
+    wav)
+        check "wav" run ./wav
+        check "wav on no file" fails_with 1 "none*.wav" ./wav none
+        ;;
     tokens) check "tokens goes on from a checkpoint" fails_with 0 "25 on: the same" ./tokens ;;
     requests) check "requests are answered" fails_with 0 "2000 answers; some took" ./requests ;;
     tar)
@@ -173,8 +190,12 @@ run_example() {
                 "$(./loaders_in_turn | cut -d: -f2)" ./loaders_in_turn $n
         done
         ;;
-    quickstart_cpp) check "quickstart in C++" fails_with 0 4.795 ./quickstart_cpp ;;
+    quickstart_cpp)
+        check "quickstart in C++" fails_with 0 4.795 ./quickstart_cpp
+        check "quickstart in C++ without its files" without_files ./quickstart_cpp
+        ;;
     quickstart)
+        check "quickstart without its files" without_files ./quickstart
         check "quickstart" fails_with 0 "mean of the first 4.795" ./quickstart
         check "quickstart with a doctor" fails_with 0 "spdl doctor:" \
             env SPDL_DOCTOR=1 ./quickstart
@@ -197,7 +218,7 @@ for file in examples/*.c examples/*.cpp examples/*/*.c examples/*/*.cpp; do
     case $file in
     examples/train_digits.c | examples/image_folder.c | examples/http_fetch.c) limit=160 ;;
     examples/mpi_train.c) limit=205 ;;
-    examples/game_thread.c) limit=130 ;;
+    examples/game_thread.c | examples/resume.c | examples/wav.c) limit=130 ;;
     esac
     check "$file has at most $limit lines" short "$file" $limit
     build_lines "$file" >commands

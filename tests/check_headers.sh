@@ -65,7 +65,7 @@ $declare_all" -fsyntax-only -Wall -Wextra -Werror
     # Implementation: our names, no globals that change.
     strangers "the implementation" "$implement" "$system_headers"
     symbols "$implement" --defined-only >"$scratch/all"
-    awk '$2 ~ /^[A-Zu]$/ && $NF !~ /^spdl_/ { print $NF }' "$scratch/all" >"$scratch/symbols"
+    awk '$2 ~ /^[A-Zu]$/ && $NF !~ /^(_ZN[0-9]+)?spdl_/ { print $NF }' "$scratch/all" >"$scratch/symbols"
     empty "$what: the implementation exports names without the prefix" "$scratch/symbols"
     awk '$2 ~ /^[bBdDC]$/ { print $NF }' "$scratch/all" >"$scratch/symbols"
     empty "$what: the implementation has globals that can change" "$scratch/symbols"
@@ -199,6 +199,41 @@ empty "symbols that SPDL_API does not hide" "$scratch/visible"
 check "implemented in C, used in C++" two_units c cpp
 check "implemented in C++, used in C" two_units cpp c
 
+# A program that was compiled with another spdl.h is refused in a sentence; its desc is not read.
+cat >"$scratch/rows.c" <<'USE'
+#include "spdl.h"
+SPDL_FN(none, void, int) { return SPDL_END; }
+int main(void) {
+    spdl_pipeline *p = 0;
+    spdl_loader *l = 0;
+    static spdl_loader_desc apart;
+    return spdl_pipeline_create(&p, 0, SPDL_STAGES(SPDL_SOURCE(none), SPDL_SINK(3))) !=
+               SPDL_E_INVALID || p ||
+           spdl_loader_open(&l, &apart, SPDL_STAGES(SPDL_SOURCE(none), SPDL_SINK(3))) !=
+               SPDL_E_INVALID || l;
+}
+USE
+gcc -w -O0 -I. -xc -c "$scratch/implement" -o "$scratch/implement.o"
+# mismatch TEXT SED: SED makes the other header
+mismatch() {
+    mkdir -p "$scratch/other"
+    sed "$2" spdl.h >"$scratch/other/spdl.h"
+    gcc -w -O0 -I"$scratch/other" "$scratch/rows.c" "$scratch/implement.o" -o "$scratch/linked" \
+        -lpthread && "$scratch/linked" 2>"$scratch/said" && cat "$scratch/said" &&
+        [ "$(grep -cE "$1" "$scratch/said")" = 2 ]
+}
+here=$(awk '/^#define SPDL_VERSION_(MAJOR|MINOR|PATCH) / { v = v "." $3 }
+    END { print substr(v, 2) }' spdl.h)
+check "another version" mismatch "compiled with spdl.h 7.8.9, but linked to $here" \
+    's/^\(#define SPDL_VERSION_MAJOR\) .*/\1 7/; s/^\(#define SPDL_VERSION_MINOR\) .*/\1 8/
+     s/^\(#define SPDL_VERSION_PATCH\) .*/\1 9/'
+check "an older version" mismatch "compiled with an older spdl.h, but linked to $here" \
+    '/^    unsigned layout_/d; s/\.layout_ = SPDL__LAYOUT,//'
+for struct in spdl_stage spdl_pipeline_desc spdl_loader_desc; do
+    check "a $struct with a field more" mismatch "compiled with another spdl.h $here, or after" \
+        "s/^} $struct;/    void *one_more; } $struct;/"
+done
+
 # Rows in C++, without designated initialisers and with them; what is there for C++ alone.
 runs_in_cpp() {
     file=$1
@@ -222,11 +257,15 @@ typedef struct some some;
 void use(spdl_pipeline *p, some *item, some **out, const char *text, int number);
 SPDL_FN(stage, void, some) { *out = NULL; return SPDL_OK; }
 void use(spdl_pipeline *p, some *item, some **out, const char *text, int number) {
-    (void)p, (void)item, (void)out, (void)text, (void)number, (void)stage_spdl;
+    (void)p, (void)item, (void)out, (void)text, (void)number, (void)stage_is_no_SPDL_FN;
     $code;
 }" -c -o "$scratch/statement.o" "$@"
 }
 
+# warned CODE WARNING: the compiler warns
+warned() {
+    ! statement "$1" "-Werror=$2" >"$scratch/said" 2>&1 && grep -F "$2" "$scratch/said"
+}
 # refused CODE TEXT: it does not compile, and the compiler says TEXT
 refused() {
     ! statement "$1" -w >"$scratch/said" 2>&1 && grep -F "$2" "$scratch/said"
@@ -245,9 +284,14 @@ EOF
     done
     # Mistakes of newcomers that the compiler finds: what it shows them says what to write.
     check "$cc -std=$std: rows without SPDL_STAGES" refused \
-        "(void)spdl_pipeline_create(&p, NULL, SPDL_SOURCE(stage), SPDL_SINK(3))" "SPDL_STAGES("
+        "(void)!spdl_pipeline_create(&p, NULL, SPDL_SOURCE(stage), SPDL_SINK(3))" "SPDL_STAGES("
     check "$cc -std=$std: SPDL_PIPE of what SPDL_FN did not make" refused \
-        "spdl_stage rows[] = { SPDL_PIPE(number), SPDL_SINK(3) }" "of a lambda: spdl_pipe"
+        "spdl_stage rows[] = { SPDL_PIPE(number), SPDL_SINK(3) }" "number_is_no_SPDL_FN"
+    check "$cc -std=$std: SPDL_NEXT without an address" refused "(void)SPDL_NEXT(p, number, 0)" \
+        "$([ "$language" = c ] && echo 'the address of a pointer' || echo 'no matching function')"
+    check "$cc -std=$std: create's result is ignored without a warning" warned \
+        "spdl_pipeline_create(&p, NULL, SPDL_STAGES(SPDL_SOURCE(stage), SPDL_SINK(3)))" \
+        unused-result
     [ "$language" = c ] && continue
     for row in "SPDL_PIPE(stage, .concurrency = 4)" "SPDL_SOURCE(stage, .ctx = p)" \
         "SPDL_BRANCH(stage, .name = 0)" "SPDL_BATCH(4, .drop_last = true)" \
@@ -259,11 +303,18 @@ EOF
         check "$cc -std=$std: what it says of $row" refused "(void)$row" \
             "before C++20 write SPDL_PIPE(fn).with_concurrency(4)"
     done
-    for row in "spdl_pipe<some, some>(text, [&](spdl_task *, some *, some **to) {" \
-        "spdl_source<some>(text, [&](spdl_task *, void *, some **to) {"; do
-        check "$cc -std=$std: a lambda with captures in place compiles" refused \
-            "(void)$row *to = item; return SPDL_OK; })" name_the_callable_first
+    for row in "spdl_pipe<some, some>(text, [=](spdl_task *, some *, some **to) {" \
+        "spdl_source<some>(text, [=](spdl_task *, void *, some **to) {"; do
+        check "$cc -std=$std: five captures in place compile" refused \
+            "void *a = 0, *b = 0, *c = 0, *d = 0;
+            (void)$row *to = item; return a == b && c == d ? SPDL_OK : SPDL_END; })" \
+            "let it outlive the pipeline, and write &name"
     done
+    check "$cc -std=$std: a capture with a destructor compiles" refused \
+        "struct gone { ~gone() {} } last;
+        (void)spdl_pipe<some, some>(text, [=](spdl_task *, some *, some **to) {
+            (void)last; *to = item; return SPDL_OK; })" \
+        "let it outlive the pipeline, and write &name"
     for row in "spdl_pipe<some, int>" "spdl_source<int>"; do
         check "$cc -std=$std: a lambda that $row cannot call" refused \
             "auto lambda = [&](spdl_task *, some *, some **to) { *to = item; return SPDL_OK; };

@@ -61,7 +61,7 @@ static void driver_start(driver *d, spdl_ring_mode mode, uint64_t capacity, uint
     static const driver zero;
     *d = zero;
     d->words = words;
-    d->ring.slots = (unsigned char *)d->slots;
+    d->ring.store = (unsigned char *)d->slots;
     spdl__ring_core_shape(&d->ring, mode, capacity, (size_t)words * sizeof(uint64_t), quick);
     spdl__ring_core_start(&d->ring);
 }

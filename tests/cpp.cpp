@@ -340,6 +340,107 @@ static void rows_may_be_lambdas(int workers) {
     CHECK(alive == 0);
 }
 
+/* A class with stages: the row has its functions and the object. */
+struct Loader {
+    int factor;
+    uint64_t count;
+    spdl_result next(spdl_task *task, void *, Number **out) const {
+        if (spdl_sequence(task) == count) return SPDL_END;
+        *out = new Number(1);
+        return SPDL_OK;
+    }
+    spdl_result scale(spdl_task *, Number *in, Number **out) {
+        in->value *= factor;
+        *out = in;
+        return SPDL_OK;
+    }
+    /* A lambda that ends with this function: the row has a copy, which has `this`. */
+    spdl_stage next_row() {
+        const auto make = [this](spdl_task *task, void *in, Number **out) {
+            return next(task, in, out);
+        };
+        return spdl_source<Number>("next", make).with_free_item(spdl_delete<Number>);
+    }
+};
+
+static void functions_of_a_class_are_stages(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    Loader loader = { 3, 100 };
+    for (int round = 0; round < 2; ++round) {
+        spdl_pipeline *p = nullptr;
+        const spdl_stage source =
+            round == 0 ? loader.next_row()
+                       : spdl_source<Number>("next", &Loader::next, &loader)
+                             .with_free_item(spdl_delete<Number>);
+        char junk[4096]; /* where the lambda of next_row() was */
+        std::memset(junk, round, sizeof(junk));
+        CHECK(spdl_pipeline_create(
+                  &p, &desc,
+                  SPDL_STAGES(source,
+                              spdl_pipe<Number, Number>("scale", &Loader::scale, &loader)
+                                  .with_concurrency(2),
+                              SPDL_SINK(2))) == SPDL_OK);
+        CHECK(spdl__pipeline_find(p, "next") == 0 && spdl__pipeline_find(p, "scale") == 1);
+        const Taken taken = take(p);
+        CHECK(taken.count == 100 && taken.sum == 300 && junk[77] == round);
+        spdl_pipeline_destroy(p);
+        CHECK(alive == 0);
+    }
+}
+
+/* Captures in place are copied into the row; a larger callable is used where it is. */
+static void captures_are_copied_or_pointed_to(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    std::atomic<int> calls(0);
+    const std::string text = "a string has a destructor";
+    int until = 7;
+    long more = 5;
+    auto large = [text, &calls](spdl_task *, Number *in, Number **out) {
+        in->value += static_cast<long>(text.size());
+        ++calls;
+        *out = in;
+        return SPDL_OK;
+    };
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(spdl_source<Number>("count",
+                                              [until, more](spdl_task *task, void *, Number **out) {
+                                                  if (spdl_sequence(task) ==
+                                                      static_cast<uint64_t>(until))
+                                                      return SPDL_END;
+                                                  *out = new Number(more);
+                                                  return SPDL_OK;
+                                              }).with_free_item(spdl_delete<Number>),
+                          spdl_pipe<Number, Number>("large", &large), SPDL_SINK(2))) == SPDL_OK);
+    until = 0;
+    more = 0;
+    const Taken taken = take(p);
+    CHECK(taken.count == 7 && taken.sum == 7 * (5 + 25) && calls == 7);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
+/* Rows that a header for C and C++ can have. */
+static void fields_by_spdl_set(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    const spdl_stage rows[] = {
+        SPDL_SOURCE(count_to_100, SPDL_SET(name, "numbers"), SPDL_SET(buffer_size, 5),
+                    SPDL_SET(free_item, spdl_delete<Number>)),
+        SPDL_BATCH(8, SPDL_SET(drop_last, true)), SPDL_UNBATCH(SPDL_SET(name, "apart")),
+        SPDL_SINK(2)
+    };
+    CHECK(std::strcmp(rows[0].name, "numbers") == 0 && rows[0].buffer_size == 5);
+    CHECK(rows[0].free_item == spdl_delete<Number> && rows[0].kind == SPDL_KIND_SOURCE);
+    CHECK(rows[1].size == 8 && rows[1].drop_last && rows[3].buffer_size == 2);
+    CHECK(std::strcmp(rows[2].name, "apart") == 0 && rows[1].line > rows[0].line);
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    CHECK(take(p).count == 96);
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
 static void functions_fit_too() {
     spdl_pipeline_desc desc = with_workers(1);
     spdl_pipeline *p = nullptr;
@@ -596,6 +697,9 @@ int main() {
         a_source_may_throw(workers);
 #endif
         rows_may_be_lambdas(workers);
+        functions_of_a_class_are_stages(workers);
+        captures_are_copied_or_pointed_to(workers);
+        fields_by_spdl_set(workers);
     }
     functions_fit_too();
     a_lambda_may_have_a_ctx();

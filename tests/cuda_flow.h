@@ -387,7 +387,7 @@ static inline void flow_answers_open(flow_answers *a, spdl_cuda *cuda, void *str
     a->cuda = cuda;
     a->stream = stream;
     for (tries = 0; tries < 2 && a->pending == NULL; ++tries)
-        (void)spdl_ring_create(&a->pending, &desc);
+        if (spdl_ring_create(&a->pending, &desc) != SPDL_OK) a->pending = NULL;
     REQUIRE(a->pending != NULL);
     if (pthread_create(&a->thread, NULL, flow_answers_run, a) != 0)
         REQUIRE(pthread_create(&a->thread, NULL, flow_answers_run, a) == 0);

@@ -636,11 +636,11 @@ static spdl_pipeline *program_pipeline(program *g) {
         SPDL_PIPE(program_fill, .ctx = g, .concurrency = g->fillers,                               \
                   .item_bytes = sizeof(flow_filled), .free_item = spdl_buffer_free)
     if (g->shape == ANSWERED)
-        (void)spdl_pipeline_create(&p, &desc, SPDL_STAGES(PROGRAM_FILL, FLOW_ROWS(&g->answers),
-                                                          SPDL_SINK(2)));
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(PROGRAM_FILL, FLOW_ROWS(&g->answers),
+                                                            SPDL_SINK(2))) == SPDL_OK);
     else
-        (void)spdl_pipeline_create(&p, &desc, SPDL_STAGES(PROGRAM_FILL, SPDL_SINK(2)));
-    REQUIRE(p != NULL);
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(PROGRAM_FILL, SPDL_SINK(2))) ==
+                SPDL_OK);
     return p;
 }
 

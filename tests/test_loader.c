@@ -76,7 +76,7 @@ static void batches_come_whole_and_in_order(void) {
         spdl_loader_desc desc = desc_of(k % 3);
         spdl_loader *l;
         desc.pipeline.logger.log_fn = log_nothing; /* concurrency is more than the workers */
-        desc.slots = 1 + k % 5;
+        desc.slot_count = 1 + k % 5;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100),
                     SPDL_PIPE(copied, .concurrency = 2),
                     IN_BATCHES(7), SPDL_SINK(2))) == SPDL_OK);
@@ -180,7 +180,7 @@ static void all_slots_held_is_an_error(void) {
     spdl_loader_batch held[2], batch;
     spdl_loader *l;
     TEST_NEEDS_PROCESSES();
-    desc.slots = 2;
+    desc.slot_count = 2;
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50),
                 IN_BATCHES(5), SPDL_SINK(2))) == SPDL_OK);
     for (int i = 0; i < 2; ++i)
@@ -205,7 +205,7 @@ static void blocks_suffice(void) {
         spdl_result result;
         size_t count = 0;
         memset(seen, 0, sizeof seen);
-        desc.slots = 1 + k % 3;
+        desc.slot_count = 1 + k % 3;
         desc.pipeline.logger.log_fn = log_nothing;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(600),
                     SPDL_PIPE(two_of_three, .concurrency = 3), IN_BATCHES(4),
@@ -1096,7 +1096,7 @@ static void wrong_things_are_refused(void) {
         desc = as_it_was;                                                                          \
     } while (0)
     REFUSES(desc.max_restarts = -1, good, SPDL_E_INVALID, "max_restarts is -1, must be 0 to 32767");
-    REFUSES(desc.slots = 1 << 20, good, SPDL_E_INVALID, "slots is 1048576");
+    REFUSES(desc.slot_count = 1 << 20, good, SPDL_E_INVALID, "slot_count is 1048576");
     REFUSES(desc.hang_timeout = -1, good, SPDL_E_INVALID, "hang_timeout is -1");
     REFUSES(desc.pipeline.pool = pool, good, SPDL_E_INVALID, "pipeline.pool is set");
     REFUSES(desc.pipeline.allocator.alloc_fn = half_an_allocator, good, SPDL_E_INVALID,
@@ -1105,7 +1105,7 @@ static void wrong_things_are_refused(void) {
     REFUSES((void)0, feed, SPDL_E_UNSUPPORTED, "SPDL_FEED");
     REFUSES((void)0, wrong, SPDL_E_INVALID, "the last row must be SPDL_SINK");
     if (SPDL__OS_PROCESSES) {
-        REFUSES(desc.slots = 1 << 16, good, SPDL_E_LIMIT, "are more than there can be");
+        REFUSES(desc.slot_count = 1 << 16, good, SPDL_E_LIMIT, "are more than there can be");
         REFUSES(desc.arena_bytes = 4096, good, SPDL_E_LIMIT, "MiB wanted (");
         REFUSES(desc.arena_bytes = 4096, good, SPDL_E_LIMIT, "arena_bytes is 0.0 MiB");
         REQUIRE(pthread_create(&thread, NULL, sleeper, &over) == 0);
@@ -1293,7 +1293,7 @@ static void scribbles_are_survived(void) {
     const uint64_t seeds = TEST_SANITIZED ? 10 : 40;
     TEST_NEEDS_PROCESSES();
     for (scribble_seed = 1; scribble_seed <= seeds * 7919; scribble_seed += 7919) {
-        spdl__layout places = { .quota = 4, .slots = 1 };
+        spdl__layout places = { .quota = 4, .slot_count = 1 };
         spdl_loader_desc desc = desc_of(1);
         spdl_loader_batch batch;
         spdl_loader_status status;
@@ -1334,7 +1334,7 @@ static void wrong_numbers_are_seen(void) {
                     RECORDS(40), SPDL_PIPE(copied, .item_bytes = 136), SPDL_SINK(2))) == SPDL_OK);
         entry = spdl__loader_entry(l, 0);
         while (spdl__load(&entry->stamp) != 1) usleep(100); /* nothing changes it any more */
-        if (k == 0) entry->slot = (uint64_t)l->layout.slots;
+        if (k == 0) entry->slot = (uint64_t)l->layout.slot_count;
         if (k == 1) entry->bytes = 137;
         if (k == 2) entry->result = SPDL_END; /* of 0 batches: so it is, but not of the second */
         if (k == 3) entry->result = -5; /* no such failure is there */
@@ -1370,7 +1370,7 @@ static void a_ready_batch_costs_no_call(void) {
         spdl_loader_desc desc = desc_of(1);
         spdl_loader_batch batch[20];
         spdl_loader *l;
-        desc.slots = 21;
+        desc.slot_count = 21;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(1000), SPDL_SINK(21))) ==
                 SPDL_OK);
         while (spdl__load(&spdl__loader_entry(l, 20)->stamp) != 21) usleep(100);
@@ -1501,7 +1501,7 @@ static void caches_and_headspace_take_from_it(void) {
     spdl_loader *l;
     uint64_t items = 0;
     void *item;
-    desc.slots = 40;
+    desc.slot_count = 40;
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(1000, .continuous = true),
                 IN_BATCHES(5), SPDL_SINK(2))) == SPDL_OK);
     memset(&cache_desc, 0, sizeof cache_desc);
@@ -1536,7 +1536,7 @@ static void a_rewind_ends_a_call_that_hangs(void) {
         fate harm = { .at = 2, .how = HANG, .done = shared_flag() };
         spdl_loader_batch batch;
         spdl_loader *l;
-        desc.slots = 2;
+        desc.slot_count = 2;
         desc.hang_timeout = PATIENCE;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100),
                     SPDL_PIPE(meets_its_fate, .ctx = &harm), IN_BATCHES(1),
@@ -1561,7 +1561,7 @@ static void only_a_trainer_that_waits_finds_a_hang(void) {
     spdl_loader_batch held[2], batch;
     spdl_loader *l;
     TEST_NEEDS_PROCESSES();
-    desc.slots = 2;
+    desc.slot_count = 2;
     desc.hang_timeout = PATIENCE;
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(2), IN_BATCHES(1),
                 SPDL_SINK(2))) == SPDL_OK);
@@ -1687,7 +1687,7 @@ static void a_refused_position_is_never_begun_at(void) {
         spdl_loader_status status;
         spdl_error error;
         spdl_loader *l;
-        desc.slots = 2;
+        desc.slot_count = 2;
         desc.max_restarts = 1;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
         if (how == 0) { /* all that was published is taken */
@@ -1828,7 +1828,7 @@ static void an_old_look_is_no_wait(void) {
         spdl_loader_batch held[2], batch;
         spdl_loader *l;
         pid_t helper;
-        desc.slots = 2;
+        desc.slot_count = 2;
         desc.hang_timeout = PATIENCE;
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(4), SPDL_SINK(1))) == SPDL_OK);
         for (int i = 0; i < 2; ++i)

@@ -147,7 +147,7 @@ static void rows_in_the_wrong_place(void) {
 
 static void fields_in_the_wrong_place(void) {
     REFUSED("size is set, but only batch rows have it", SOURCE,
-            { .kind = SPDL_KIND_PIPE, .fn = &passes_a_spdl, .size = 4 }, SPDL_SINK(1));
+            { .kind = SPDL_KIND_PIPE, .fn = &passes_a_is_no_SPDL_FN, .size = 4 }, SPDL_SINK(1));
     REFUSED("buffer_size of the last stage is what SPDL_SINK says: write SPDL_SINK(8)", SOURCE,
             SPDL_PIPE(passes_a, .buffer_size = 8), SPDL_SINK(1));
     refused(&(spdl_pipeline_desc){ .deliver_failures = true },
@@ -353,6 +353,88 @@ static void two_threads_at_one_end(void) {
     }
 }
 
+/* --- types --- */
+
+SPDL_FN(makes_int, void, int) {
+    if (spdl_sequence(task) == 4 || (*out = (int *)calloc(1, sizeof **out)) == NULL)
+        return SPDL_END;
+    return SPDL_OK;
+}
+SPDL_FN(makes_const, void, const int) {
+    static const int seven = 7;
+    *out = &seven;
+    return spdl_sequence(task) == 4 ? SPDL_END : SPDL_OK;
+}
+
+static spdl_pipeline *makes_ints(bool batches) {
+    const spdl_pipeline_desc desc = { .logger = { log_lines, NULL } };
+    spdl_pipeline *p = NULL;
+    said.count = 0;
+    if (batches)
+        CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_int,
+                                      .free_item = free), SPDL_BATCH(2), SPDL_SINK(2))) == SPDL_OK);
+    else
+        CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_int,
+                                      .free_item = free), SPDL_SINK(2))) == SPDL_OK);
+    return p;
+}
+
+/* SPDL_NEXT in C refuses a pair of types that no typedef can make equal, and loses no item. */
+static void next_into_another_type(void) {
+    spdl_pipeline *p = makes_ints(true);
+    A *a = NULL;
+    int *n = NULL;
+    const spdl_batch *batch = NULL;
+    CHECK_EQ(SPDL_NEXT(p, &a, 0), SPDL_E_TYPE);
+    says(said.text[0], "SPDL_NEXT into a pointer of another type, but stage 1 'batch' yields "
+                       "'spdl_batch *'");
+    says(spdl_pipeline_error(p)->text, "another type");
+    CHECK_EQ(SPDL_NEXT(p, &n, 0), SPDL_E_TYPE);
+    says(said.text[1], "SPDL_NEXT into a 'int *', but stage 1 'batch' yields 'spdl_batch *'");
+    CHECK(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
+    CHECK(batch->count == 2 && batch->sequence == 0);
+    spdl_batch_free((spdl_batch *)(uintptr_t)batch);
+    spdl_pipeline_destroy(p);
+    p = makes_ints(false);
+    {
+        spdl_batch *wrong = NULL;
+        double *other = NULL;
+        void *item = NULL;
+        CHECK_EQ(SPDL_NEXT(p, &wrong, 0), SPDL_E_TYPE);
+        says(said.text[0], "SPDL_NEXT into a 'spdl_batch *', but stage 0 'makes_int' yields "
+                           "'int *'");
+        CHECK_EQ(SPDL_NEXT(p, &other, 0), SPDL_E_TYPE);
+        CHECK(SPDL_NEXT(p, &item, SPDL_FOREVER) == SPDL_OK);
+        free(item);
+        CHECK(SPDL_NEXT(p, &n, SPDL_FOREVER) == SPDL_OK);
+        free(n);
+    }
+    spdl_pipeline_destroy(p);
+}
+
+/* Names that a typedef may stand for are not compared, nor is const. */
+static void next_into_a_type_that_may_fit(void) {
+    const spdl_pipeline_desc desc = { .logger = { log_lines, NULL } };
+    spdl_pipeline *p = NULL;
+    A *a = NULL;
+    B *b = NULL;
+    const int *n = NULL;
+    int *plain = NULL;
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_a, .free_item = free),
+                                                         SPDL_SINK(2))) == SPDL_OK);
+    CHECK(SPDL_NEXT(p, &a, SPDL_FOREVER) == SPDL_OK);
+    free(a);
+    CHECK(SPDL_NEXT(p, &b, SPDL_FOREVER) == SPDL_OK);
+    free(b);
+    spdl_pipeline_destroy(p);
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_const), SPDL_SINK(2))) ==
+          SPDL_OK);
+    CHECK(SPDL_NEXT(p, &n, SPDL_FOREVER) == SPDL_OK);
+    CHECK(SPDL_NEXT(p, &plain, SPDL_FOREVER) == SPDL_OK);
+    CHECK(*n == 7 && *plain == 7);
+    spdl_pipeline_destroy(p);
+}
+
 /* --- texts --- */
 
 /* No prefix in any text, whichever part of the library wrote it. */
@@ -363,11 +445,11 @@ static void texts_have_one_style(void) {
     spdl_npz *npz;
     spdl_files *files;
     spdl_cache *cache;
-    (void)spdl_ring_create(&ring, &(spdl_ring_desc){ .error = &error[0] });
-    (void)spdl_pool_create(&pool, &(spdl_pool_desc){ .workers = -1, .error = &error[1] });
-    (void)spdl_npz_open(&npz, "/nowhere.npz", &(spdl_npz_desc){ .error = &error[2] });
-    (void)spdl_files_open(&files, "/nowhere/*", &(spdl_files_desc){ .error = &error[3] });
-    (void)spdl_cache_create(&cache, &(spdl_cache_desc){ .error = &error[4] });
+    CHECK(spdl_ring_create(&ring, &(spdl_ring_desc){ .error = &error[0] }) < 0);
+    CHECK(spdl_pool_create(&pool, &(spdl_pool_desc){ .workers = -1, .error = &error[1] }) < 0);
+    CHECK(spdl_npz_open(&npz, "/nowhere.npz", &(spdl_npz_desc){ .error = &error[2] }) < 0);
+    CHECK(spdl_files_open(&files, "/nowhere/*", &(spdl_files_desc){ .error = &error[3] }) < 0);
+    CHECK(spdl_cache_create(&cache, &(spdl_cache_desc){ .error = &error[4] }) < 0);
     (void)spdl_state_load(NULL, NULL, 0, 0, &error[5]);
     for (int i = 0; i < 6; ++i) {
         CHECK(error[i].result < 0 && error[i].text[0] != 0);
@@ -393,6 +475,8 @@ TEST_TABLE(mistakes) {
     TEST_CASE(items_of_a_batch_in_place_stay),
     TEST_CASE(destroy_in_a_stage),
     TEST_CASE(two_threads_at_one_end),
+    TEST_CASE(next_into_another_type),
+    TEST_CASE(next_into_a_type_that_may_fit),
     TEST_CASE(texts_have_one_style),
     TEST_END,
 };

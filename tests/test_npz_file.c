@@ -123,7 +123,7 @@ static bool same_archive(const char *path, const uint8_t *data, size_t bytes) {
     bool same;
     memset(error, 0, sizeof error);
     desc.error = &error[0];
-    spdl_npz_open(&npz[0], path, &desc);
+    if (spdl_npz_open(&npz[0], path, &desc) != SPDL_OK) npz[0] = NULL;
     desc.error = &error[1];
     spdl_npz_open_memory(&npz[1], data, bytes, path, &desc);
     same = (npz[0] != NULL) == (npz[1] != NULL) && strcmp(error[0].text, error[1].text) == 0 &&

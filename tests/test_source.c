@@ -488,10 +488,10 @@ static void rows_of_other_sources_are_checked(void) {
     REFUSED("0 'from': next is set, but type is NULL", odd, SPDL_SINK(1));
     odd = from;
     odd.next = NULL;
-    odd.fn = &count_up_spdl;
+    odd.fn = &count_up_is_no_SPDL_FN;
     REFUSED("0 'count_up': type is set, but only feed and batch rows have it", odd, SPDL_SINK(1));
     odd = from;
-    odd.fn = &count_up_spdl;
+    odd.fn = &count_up_is_no_SPDL_FN;
     REFUSED("0 'from': next and fn are both set", odd, SPDL_SINK(1));
     odd = from;
     odd.type = "other";

@@ -435,6 +435,7 @@ typedef struct run_of {
 
 static void run_open(run_of *r) {
     spdl_error error = { .text = "" };
+    spdl_result result;
     spdl_loader_desc desc;
     table t;
     memset(&desc, 0, sizeof desc);
@@ -448,11 +449,10 @@ static void run_open(run_of *r) {
     desc.fork_with_threads = true; /* a sanitizer may have one */
     desc.max_restarts = 9;
     desc.pipeline.error = desc.error = &error;
-    if (r->apart) (void)spdl_loader_open(&r->loader, &desc, t.rows, t.count);
-    else (void)spdl_pipeline_create(&r->p, &desc.pipeline, t.rows, t.count);
-    if (r->p == NULL && r->loader == NULL)
-        (void)printf("    table %d: %s\n", r->number, error.text);
-    REQUIRE(r->p != NULL || r->loader != NULL);
+    result = r->apart ? spdl_loader_open(&r->loader, &desc, t.rows, t.count)
+                      : spdl_pipeline_create(&r->p, &desc.pipeline, t.rows, t.count);
+    if (result != SPDL_OK) (void)printf("    table %d: %s\n", r->number, error.text);
+    REQUIRE(result == SPDL_OK);
 }
 
 static void run_close(run_of *r) {

@@ -157,7 +157,7 @@ static void is_started_again(int points) {
         spdl_loader *l;
         uint64_t next = 0;
         desc.max_restarts = 1;
-        desc.slots = 1 + (int)throw_dice(4);
+        desc.slot_count = 1 + (int)throw_dice(4);
         __atomic_store_n(&shared->countdown, (int64_t)throw_dice(600), __ATOMIC_RELAXED);
         if ((l = open_run(&desc, &harm)) == NULL) return;
         HOLDS(take_run(l, &next) == SPDL_END);
@@ -265,7 +265,7 @@ static void is_scribbled_over(int points) {
             HOLDS(result == SPDL_OK || result == SPDL_TIMEOUT || result < 0);
             HOLDS(result >= 0 || spdl_loader_error(l)->result == result);
             if (result == SPDL_OK) {
-                HOLDS((char *)batch.data >= l->slots && batch.count <= 3 &&
+                HOLDS((char *)batch.data >= l->slot_memory && batch.count <= 3 &&
                       (char *)batch.data + batch.bytes <= (char *)l->shared + l->layout.bytes);
                 HOLDS(spdl_loader_done(l, &batch) == SPDL_OK);
             } else if (result != SPDL_TIMEOUT) {
@@ -319,7 +319,7 @@ static spdl_result open_table(spdl_loader **l, spdl_pipeline **p, spdl_sampler *
     rows[n++] = (spdl_stage)SPDL_SINK(2);
     desc.pipeline.seed = t;
     desc.pipeline.logger.log_fn = log_nothing;
-    desc.slots = 1 + (int)(t % 4);
+    desc.slot_count = 1 + (int)(t % 4);
     desc.max_restarts = 9;
     return l != NULL ? spdl_loader_open(l, &desc, rows, n)
                      : spdl_pipeline_create(p, &desc.pipeline, rows, n);

@@ -10,24 +10,13 @@
 
 #include "b.h"
 
-static int numbers[100];
-
-SPDL_FN(count, void, int) {
-    const uint64_t i = spdl_sequence(task);
-    if (i == 100) return SPDL_END;
-    numbers[i] = (int)i;
-    *out = &numbers[i];
-    return SPDL_OK;
-}
-
 int main(void) {
     spdl_pipeline *p;
+    int factor = 2;
     long sum;
-    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 },
-                             SPDL_STAGES(SPDL_SOURCE(count), SPDL_SINK(3))) != SPDL_OK)
-        return 1;
+    if (numbers_create(&p, &factor) != SPDL_OK) return 1; /* the log says why */
     sum = sum_of_ints(p);
     spdl_pipeline_destroy(p);
-    printf("sum: %ld, version %s\n", sum, spdl_version());
-    return sum == 4950 ? 0 : 1;
+    printf("sum: %ld, in C++ %ld, version %s\n", sum, sum_in_cpp(3), spdl_version());
+    return sum == 9900 ? 0 : 1;
 }

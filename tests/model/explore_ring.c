@@ -198,7 +198,7 @@ void explore_begin(const void *of) {
     explore_name(&ring->pops.event.word, "pops.word");
     explore_name(&ring->pushes.event.word, "pushes.word");
     explore_name(closed_flag, "closed_flag");
-    explore_name(ring->core.slots, "slots");
+    explore_name(ring->core.store, "store");
 }
 
 static void leftover(void *item, void *of) {
