@@ -3,14 +3,14 @@
 #
 #   make test T="ring pool.stop"     only tests with such a part in their name
 #   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --slow --jobs N
-#                                    --repeat N --seed N --second N
+#                                    --repeat N --seed N --second N --busy (see CONTRIBUTING.md)
 #   make CC=clang CFLAGS=-O3         another compiler, other flags; CXX is for the examples
 #   make CFLAGS="-O0 -g"             for a debugger
 #   make bench JSON=1                one JSON object per line
 #   make bench-ring ARGS="--all 4p4c"   options of a bench: --quick --all --list TEXT
 #   make V=1                         shows the commands
 
-CFLAGS ?= -O1 -g1
+CFLAGS ?= -Og -g1
 ifeq ($(origin CXX),default)
 CXX = c++
 endif
@@ -56,7 +56,9 @@ SAME = npz% inflate files loader sampler os_none verdict report trace doctor% he
 TESTS = $(filter-out tests/test_cuda% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
-TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(TESTS))
+# Tests of pipelines share the library's object; the others have a copy of their own.
+SHARES = $(shell grep -lE 'tests/library.c|^.include "(flow|items|wild_model)\.h"' $(TESTS))
+TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(if $(SHARES),tests/library.c) $(TESTS))
 BENCHES = $(patsubst bench/bench_%.c,%,$(wildcard bench/bench_*.c))
 BENCH_FLAGS = -O2
 
@@ -187,7 +189,7 @@ mutate-ring: ## would we notice a memory order, barrier or wake that is missing?
 # One after the other; what fails ends it. CHANCE_ROUNDS, RUNS and FUZZ_RUNS set the lengths.
 .PHONY: torture
 torture: ## the long forms of what `make check` does briefly: hours
-	@$(MAKE) check-compilers
+	@$(MAKE) check-compilers CFLAGS="-O2 -g1"
 	@$(MAKE) asan CC=gcc
 	@$(MAKE) tsan CC=gcc
 	@$(MAKE) stress

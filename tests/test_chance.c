@@ -433,7 +433,7 @@ static void wild_round(uint64_t seed) {
 
 static void pipelines_keep_their_promises(void) {
     const char *only = getenv("CHANCE"), *wanted = getenv("CHANCE_ROUNDS");
-    const long usual = SPDL__TSAN ? 200 : TEST_SANITIZED ? 600 : 3000;
+    const long usual = TEST_TSAN ? 200 : TEST_SANITIZED ? 600 : 3000;
     const long rounds = wanted ? atol(wanted) : only ? 1 : usual;
     const uint64_t first = only ? strtoull(only, NULL, 0) : test_seed() >> 1;
     const uint64_t start = spdl_time_ns();
