@@ -182,6 +182,10 @@ explore: ## rings under a model of memory, RUNS random schedules (1000000) of ea
 	@build/explore/fast --runs $(or $(RUNS),1000000)
 	@build/explore/plain --runs $(or $(RUNS),1000000)
 
+.PHONY: mutate
+mutate: ## would the tests notice a changed line? 300 by chance (ARGS="--count N --seed N"; an hour)
+	@python3 tests/mutate.py $(ARGS)
+
 .PHONY: mutate-ring
 mutate-ring: ## would we notice a memory order, barrier or wake that is missing? (minutes)
 	@tests/mutate_ring.sh
@@ -225,9 +229,9 @@ torture-loader: build/torture_loader ## ends processes of a loader, at POINTS (1
 check-bigendian: ## the npz tests on s390x (needs gcc-s390x-linux-gnu and qemu-user)
 	@tests/check_bigendian.sh
 
-.PHONY: coverage-npz
-coverage-npz: ## branches of the sections crc to npz that no test takes (needs clang, llvm, python3)
-	@tests/coverage_npz.sh
+.PHONY: coverage
+coverage: ## branches of the headers that no test takes (needs clang, llvm, python3; ARGS: sections)
+	@tests/coverage.sh $(ARGS)
 
 .PHONY: check
 check: ## everything that CI runs, and the sum of it
