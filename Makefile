@@ -3,14 +3,14 @@
 #
 #   make test T="ring pool.stop"     only tests with such a part in their name
 #   make test ARGS="--repeat 100"    options of the runner: --list --no-fork --slow --jobs N
-#                                    --repeat N --seed N --second N
+#                                    --repeat N --seed N --second N --busy (see CONTRIBUTING.md)
 #   make CC=clang CFLAGS=-O3         another compiler, other flags; CXX is for the examples
 #   make CFLAGS="-O0 -g"             for a debugger
 #   make bench JSON=1                one JSON object per line
 #   make bench-ring ARGS="--all 4p4c"   options of a bench: --quick --all --list TEXT
 #   make V=1                         shows the commands
 
-CFLAGS ?= -O1 -g1
+CFLAGS ?= -Og -g1
 ifeq ($(origin CXX),default)
 CXX = c++
 endif
@@ -56,7 +56,9 @@ SAME = npz% inflate files loader sampler os_none verdict report trace doctor% he
 TESTS = $(filter-out tests/test_cuda% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
-TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(TESTS))
+# Tests of pipelines share the library's object; the others have a copy of their own.
+SHARES = $(shell grep -lE 'tests/library.c|^.include "(flow|items|wild_model)\.h"' $(TESTS))
+TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(if $(SHARES),tests/library.c) $(TESTS))
 BENCHES = $(patsubst bench/bench_%.c,%,$(wildcard bench/bench_*.c))
 BENCH_FLAGS = -O2
 
@@ -180,6 +182,10 @@ explore: ## rings under a model of memory, RUNS random schedules (1000000) of ea
 	@build/explore/fast --runs $(or $(RUNS),1000000)
 	@build/explore/plain --runs $(or $(RUNS),1000000)
 
+.PHONY: mutate
+mutate: ## would the tests notice a changed line? 300 by chance (ARGS="--count N --seed N"; an hour)
+	@python3 tests/mutate.py $(ARGS)
+
 .PHONY: mutate-ring
 mutate-ring: ## would we notice a memory order, barrier or wake that is missing? (minutes)
 	@tests/mutate_ring.sh
@@ -187,7 +193,7 @@ mutate-ring: ## would we notice a memory order, barrier or wake that is missing?
 # One after the other; what fails ends it. CHANCE_ROUNDS, RUNS and FUZZ_RUNS set the lengths.
 .PHONY: torture
 torture: ## the long forms of what `make check` does briefly: hours
-	@$(MAKE) check-compilers
+	@$(MAKE) check-compilers CFLAGS="-O2 -g1"
 	@$(MAKE) asan CC=gcc
 	@$(MAKE) tsan CC=gcc
 	@$(MAKE) stress
@@ -223,9 +229,9 @@ torture-loader: build/torture_loader ## ends processes of a loader, at POINTS (1
 check-bigendian: ## the npz tests on s390x (needs gcc-s390x-linux-gnu and qemu-user)
 	@tests/check_bigendian.sh
 
-.PHONY: coverage-npz
-coverage-npz: ## branches of the sections crc to npz that no test takes (needs clang, llvm, python3)
-	@tests/coverage_npz.sh
+.PHONY: coverage
+coverage: ## branches of the headers that no test takes (needs clang, llvm, python3; ARGS: sections)
+	@tests/coverage.sh $(ARGS)
 
 .PHONY: check
 check: ## everything that CI runs, and the sum of it

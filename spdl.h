@@ -9171,6 +9171,7 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
         s->inside = s->done = true; /* leaves */
     }
     spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
+    SPDL_TEST_POINT("pipeline passes a hole");
     if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
         spdl__sub(&node->in->dropped, 1);
         spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */

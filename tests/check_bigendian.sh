@@ -1,6 +1,6 @@
 #!/bin/sh
 # The tests and the fuzz targets of npz and files on a machine that has its bytes the other way
-# round: s390x, under qemu-user.
+# round: s390x, under qemu-user. With BRIEF=1, as in `make check`, the tests alone.
 # usage: tests/check_bigendian.sh
 . "$(dirname "$0")/tally.sh"
 
@@ -31,6 +31,7 @@ failed=$2
 skipped=$3
 [ $status -eq 0 ] || [ "$failed" -gt 0 ] || not_ok "the runner ended with $status"
 
+[ -z "$BRIEF" ] || finish
 for target in npy directory inflate npz roundtrip files; do
     set -- "tests/corpus/$target"
     # shellcheck disable=SC2086 # a list of options

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Tabs, trailing blanks, lines of more than 100 columns (but in Markdown), and files that do not end
-# in exactly one newline. One test per text file. And no table of tests is left out.
+# in exactly one newline. One test per text file. And no table of tests is left out, and what models
+# say they describe is in spdl.h, in the sections that they name.
 . "$(dirname "$0")/tally.sh"
 
 files() {
@@ -38,4 +39,23 @@ sed -n 's/^TEST_TABLE(\([a-z_]*\)).*/\1/p' tests/test_*.c | while IFS= read -r m
     grep -q "X($module)" tests/main*.c || echo "$module"
 done >"$scratch/unlisted"
 empty "tables that tests/main*.c do not list" "$scratch/unlisted"
+
+# FUNCTION >>SECTION for each definition
+awk '/^\/\* >>/ { section = $2 }
+    /^SPDL_/ && !/;$/ && match($0, /spdl_[a-z0-9_]+\(/) {
+        print substr($0, RSTART, RLENGTH - 1), section
+    }' spdl.h | sort -u >"$scratch/defined"
+for model in tests/model/*.pml; do
+    tags=$(grep -oE '>>[a-z-]+' "$model" | sort -u | tr '\n' ' ')
+    [ -n "$tags" ] || continue
+    for name in $(grep -oE 'spdl_[a-z0-9_]+' "$model" | sort -u); do
+        sections=$(sed -n "s/^$name //p" "$scratch/defined" | tr '\n' ' ')
+        if [ -z "$sections" ]; then
+            grep -qw "$name" spdl.h || echo "$model: there is no $name"
+        elif ! echo "$tags" | grep -qwF "$(echo "$sections" | tr ' ' '\n' | grep .)"; then
+            echo "$model: $name is in $sections"
+        fi
+    done
+done >"$scratch/misnamed"
+empty "functions that a model names, and that its sections do not have" "$scratch/misnamed"
 finish

@@ -6,20 +6,25 @@
                                 SPDL_SINK(3));
        RUN(p, "1 2 4 5 7 8", SPDL_END);      takes everything, destroys, and counts the items
 
-   Included once in a test file, in place of the header itself. */
+   Included once in a test file, in place of the header itself. The library is compiled once, in
+   tests/library.c; a test file that uses private names defines ITEMS_PRIVATE, and has its own. */
 #ifndef ITEMS_H_INCLUDED
 #define ITEMS_H_INCLUDED
 
 #include <stdarg.h>
 #include <stdbool.h>
 
-static inline void timing_point(const char *id);
-static inline bool thread_refused(void);
+void timing_point(const char *id);
+bool thread_refused(void);
+#if defined(ITEMS_PRIVATE) || defined(ITEMS_LIBRARY)
 #define SPDL_TEST_POINT(id) timing_point(id)
 #define SPDL_CREATE_THREAD(...) (thread_refused() ? NULL : CreateThread(__VA_ARGS__))
 #define SPDL_PTHREAD_CREATE(...) (thread_refused() ? EAGAIN : pthread_create(__VA_ARGS__))
-#define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
+#endif
+#ifdef ITEMS_PRIVATE
+#define SPDL_STATIC
+#endif
 #include "../spdl.h"
 #include "test.h"
 
@@ -27,38 +32,42 @@ static inline void sleep_us(int64_t us) { test_sleep_us(us); }
 
 /* --- yields where timing decides, or no step further; threads that cannot be had --- */
 
-static uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
-static const char *frozen_at; /* who comes to this point stays there until it is another one */
-static int frozen;            /* how many have come there */
-static int threads_left = -1; /* threads of the library fail from then on; -1: never */
+extern uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
+extern const char *frozen_at; /* who comes to this point stays there until it is another one */
+extern int frozen_most;       /* so many do; 0: all */
+extern int frozen;            /* how many have come there */
+extern int frozen_turn;       /* changes with frozen_at, also when it becomes the same again */
+extern int threads_left;      /* threads of the library fail from then on; -1: never */
 
-static inline void chaos_point(void) {
-    static _Thread_local uint64_t state;
-    const uint64_t seed = __atomic_load_n(&chaos, __ATOMIC_RELAXED);
-    if (seed == 0) return;
-    if (state == 0) state = seed ^ (uint64_t)(uintptr_t)&state;
-    if (test_random(&state) % 8 == 0) test_yield();
+static inline void freeze(const char *at) {
+    __atomic_add_fetch(&frozen_turn, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&frozen_at, at, __ATOMIC_RELEASE);
 }
 
-static inline void timing_point(const char *id) {
-    const char *at = __atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE);
-    chaos_point();
-    if (at == NULL || strcmp(at, id) != 0) return;
-    __atomic_add_fetch(&frozen, 1, __ATOMIC_RELEASE);
-    while (__atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE) == at) sleep_us(100);
+/* The first that come to this point stay there until thaw; the others pass. */
+static inline void freeze_some(const char *at, int most) {
+    __atomic_store_n(&frozen_most, most, __ATOMIC_RELAXED);
+    __atomic_store_n(&frozen, 0, __ATOMIC_RELAXED);
+    freeze(at);
 }
 
-static inline void freeze(const char *at) { __atomic_store_n(&frozen_at, at, __ATOMIC_RELEASE); }
+static inline void thaw(void) {
+    freeze(NULL);
+    __atomic_store_n(&frozen_most, 0, __ATOMIC_RELAXED);
+}
 
 static inline void chaos_on(void) {
     __atomic_store_n(&chaos, test_seed() | 1, __ATOMIC_RELAXED);
 }
 
-static inline bool thread_refused(void) {
-    if (threads_left == 0) return true;
-    if (threads_left > 0) --threads_left;
-    return false;
-}
+/* What tests look at inside of the library. */
+int task_worker(const spdl_task *task);
+int row_named(const spdl_pipeline *p, const char *name); /* or -1 */
+bool row_has_times(const spdl_pipeline *p, int row);
+uint32_t rows_failed(const spdl_pipeline *p); /* a bit for each row */
+bool rows_are_shut(const spdl_pipeline *p);   /* nobody can enter one */
+uint32_t state_sum(const char *text, size_t length);
+const int *consumer_inside(const spdl_pipeline *p); /* 1: it is in next */
 
 static inline test_thread thread_of(void *(*entry)(void *), void *arg) {
     test_thread thread;

@@ -19,8 +19,9 @@
 
        TEST_TABLE(ring) { TEST_CASE(holds_one), TEST_END };
 
-   tests/main.c lists the tables, and the tests that run alone. Checks may stand on any thread, and
-   in processes a test forks. A test fails when a check failed, when a signal ended it (the alarm is
+   tests/main.c lists the tables, and the tests that read clocks. Those run alone, and are skipped
+   on a machine whose processors are busy. Checks may stand on any thread, and in processes a test
+   forks. A test fails when a check failed, when a signal ended it (the alarm is
    one), and when it ended with another status than 0 (a sanitizer's, say).
 
    Tests take threads, sleeps, folders, memory and variables from here, so that they run on
@@ -124,6 +125,16 @@ typedef struct test_module {
 #ifndef TEST_SANITIZED
 #define TEST_SANITIZED 0
 #endif
+#if defined(__SANITIZE_THREAD__)
+#define TEST_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TEST_TSAN 1
+#endif
+#endif
+#ifndef TEST_TSAN
+#define TEST_TSAN 0
+#endif
 
 /* The format is this parameter, its arguments follow. */
 #ifdef __MINGW32__
@@ -136,9 +147,9 @@ typedef struct test_module {
 extern "C" {
 #endif
 
-/* `alone`: how the names of those begin that run beside no other test; ends in NULL. */
+/* `clocks`: how the names of those begin that read clocks; ends in NULL. */
 int test_main(int argc, char **argv, const test_module *modules, size_t count,
-              const char *const *alone);
+              const char *const *clocks);
 TEST_PRINTF(4) bool test_check(bool held, const char *file, int line, const char *format, ...);
 bool test_check_eq(long long a, long long b, const char *file, int line, const char *what);
 bool test_check_str(const char *a, const char *b, const char *file, int line, const char *what);
@@ -220,6 +231,7 @@ enum {
     TEST_MESSAGES = 20, /* shown of one test: a check may fail a million times */
     TEST_SLOWEST = 40,  /* tests that --slow shows */
     TEST_DOUBTFUL = 8,  /* tests that --second runs once more */
+    TEST_SPINS = 16,    /* threads that test whether the processors are free */
 };
 
 /* What a test tells the runner, in memory that both processes see. */
@@ -253,12 +265,13 @@ typedef struct test_time {
 
 typedef struct test_state {
     bool list, no_fork, slow;
+    bool busy_too; /* --busy */
     unsigned timeout; /* seconds, 0 is none */
     int repeat, jobs;
     uint64_t seed; /* of this round */
     char **filters;
     int filter_count;
-    const char *const *alone;
+    const char *const *clocks;
     int passed, failed, skipped;
     int second; /* --second */
     bool in_second;
@@ -372,12 +385,51 @@ static void test_doubt(const char *name) {
     ++test_now.doubtful_count;
 }
 
+static bool test_reads_clocks(const char *name) {
+    for (const char *const *start = test_now.clocks; start && *start; ++start)
+        if (strncmp(name, *start, strlen(*start)) == 0) return true;
+    return false;
+}
+
+static void *test_spin(void *until) {
+    while (test_seconds() < *(const double *)until) {}
+    return NULL;
+}
+
+/* Whether threads that compute, one for each job, get less than 5 of 6 parts of the processors. */
+static bool test_looks_busy(void) {
+    const int count = test_now.jobs < TEST_SPINS ? test_now.jobs : TEST_SPINS;
+    const double start = test_seconds();
+    double until = start + 0.02;
+    const uint64_t cpu = test_cpu_ns();
+    test_thread threads[TEST_SPINS];
+    int n = 0;
+    while (n < count && test_thread_start(&threads[n], test_spin, &until)) ++n;
+    for (int i = 0; i < n; ++i) test_join(threads[i]);
+    return (double)(test_cpu_ns() - cpu) * 1e-9 < (test_seconds() - start) * n * 5 / 6;
+}
+
+/* Whether they are busy for longer than a moment. */
+static bool test_is_busy(void) {
+    if (test_now.busy_too || test_now.no_fork) return false;
+    for (int i = 0; i < 3; ++i)
+        if (!test_looks_busy()) return false;
+    return true;
+}
+
+static void test_skips_clocks(const char *name) {
+    ++test_now.skipped;
+    printf("skip %s: reads clocks, and the machine is busy (--busy runs it)\n", name);
+}
+
 static void test_judge(test_job *job, const char *why, double cpu) {
     const test_report *report = job->report;
     const double wall = test_seconds() - job->start;
     test_show_output(job);
     test_note_time(job->name, wall, cpu);
-    if (report->failures > 0 || why[0]) {
+    if (report->failures > 0 && !why[0] && test_reads_clocks(job->name) && test_is_busy()) {
+        test_skips_clocks(job->name);
+    } else if (report->failures > 0 || why[0]) {
         ++test_now.failed;
         if (!why[0]) test_doubt(job->name);
         printf("FAIL %s: %s%s%d failed checks, seed %llu\n", job->name, why, why[0] ? ", " : "",
@@ -402,6 +454,10 @@ static void test_without_fork(test_job *job) {
 static void test_start(const test_case *test, const char *name, bool alone) {
     test_job *job = test_now.job;
     while (test_now.running >= (alone ? 1 : test_now.jobs)) test_wait();
+    if (test_reads_clocks(name) && test_is_busy()) {
+        test_skips_clocks(name);
+        return;
+    }
     while (job->running) ++job;
     memset(job->report, 0, sizeof *job->report);
     job->test = test;
@@ -857,13 +913,7 @@ static bool test_selected(const char *name) {
     return test_now.filter_count == 0;
 }
 
-static bool test_runs_alone(const char *name) {
-    for (const char *const *start = test_now.alone; start && *start; ++start)
-        if (strncmp(name, *start, strlen(*start)) == 0) return true;
-    return false;
-}
-
-/* The tests of a module that run alone, or those that do not; with one job all of them. */
+/* The tests of a module that read clocks, or those that do not; with one job all of them. */
 static void test_each(const test_module *module, bool alone) {
     char name[200];
     if (!module->tests && !alone && test_selected(module->name)) {
@@ -873,7 +923,7 @@ static void test_each(const test_module *module, bool alone) {
     for (const test_case *test = module->tests; test && test->name; ++test) {
         snprintf(name, sizeof name, "%s.%s", module->name, test->name);
         if (!test_selected(name)) continue;
-        if (test_now.jobs > 1 && test_runs_alone(name) != alone) continue;
+        if (test_now.jobs > 1 && test_reads_clocks(name) != alone) continue;
         if (test_now.list) puts(name);
         else test_start(test, name, alone);
     }
@@ -937,7 +987,7 @@ static void test_show_times(void) {
 static void test_usage(const char *program) {
     fprintf(stderr,
             "usage: %s [--list] [--no-fork] [--slow] [--jobs N] [--repeat N] [--seed N]\n"
-            "       [--second N] [PART-OF-A-NAME ...]\n"
+            "       [--second N] [--busy] [PART-OF-A-NAME ...]\n"
             "       TEST_TIMEOUT (seconds for one test, 60) and TEST_SEED are looked at as well\n",
             program);
     exit(2);
@@ -954,6 +1004,7 @@ static void test_options(int argc, char **argv) {
         if (strcmp(argv[i], "--list") == 0) test_now.list = true;
         else if (strcmp(argv[i], "--no-fork") == 0) test_now.no_fork = true;
         else if (strcmp(argv[i], "--slow") == 0) test_now.slow = true;
+        else if (strcmp(argv[i], "--busy") == 0) test_now.busy_too = true;
         else if (more && strcmp(argv[i], "--jobs") == 0) test_now.jobs = atoi(argv[++i]);
         else if (more && strcmp(argv[i], "--repeat") == 0) test_now.repeat = atoi(argv[++i]);
         else if (more && strcmp(argv[i], "--second") == 0) test_now.second = atoi(argv[++i]);
@@ -976,9 +1027,9 @@ static bool test_make_jobs(void) {
 }
 
 int test_main(int argc, char **argv, const test_module *modules, size_t count,
-              const char *const *alone) {
+              const char *const *clocks) {
     test_options(argc, argv);
-    test_now.alone = alone;
+    test_now.clocks = clocks;
     if (test_now.no_fork || test_now.list || test_now.jobs < 1) test_now.jobs = 1;
 #ifdef _WIN32
     if (test_now.child != NULL) return test_as_child(modules, count);

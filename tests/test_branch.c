@@ -144,7 +144,7 @@ static void as_many_paths_as_there_may_be(void) {
         CHECK_EQ(take_values(p, values, 200, SPDL_END), 100);
         if (i % 2) qsort(values, 100, sizeof values[0], by_value_of);
         for (int k = 0; k < 100; ++k) CHECK_EQ(values[k], k);
-        CHECK_EQ(spdl__pipeline_find(p, "28"), 30);
+        CHECK_EQ(row_named(p, "28"), 30);
         rows[31] = (spdl_stage)SPDL_MERGE();
         DONE(p);
     }

@@ -5,7 +5,9 @@
    Each has a number. One that breaks a promise says its number, and
        CHANCE=number [CHANCE_ROUNDS=n] build/cc/runner chance
    runs it alone, n times; --seed repeats a whole run. Without CHANCE, CHANCE_ROUNDS is how many are
-   drawn. */
+   drawn, and CHANCE_TELL=1 shows them. */
+#define SPDL__WINDOW_NS 300000 /* of the doctor: else a pipeline is over before it tries anything */
+#define ITEMS_PRIVATE
 #include "wild_model.h"
 
 #include <limits.h>
@@ -44,6 +46,10 @@ static void wild_tell(const wild *w) {
             w->rewind_after, (unsigned long long)w->begins, w->rewound ? " (done)" : "", w->epochs,
             (unsigned long long)w->epoch, w->ordered ? ", ordered" : "", w->known ? ", known" : "",
             w->plain ? ", plain" : "");
+    fprintf(stderr, "  with%s%s%s%s%s%s%s\n", w->saves ? " a position," : "",
+            w->answers ? " answers," : "", w->inner ? " another pipeline," : "",
+            w->desc.doctor ? " a doctor," : "", w->desc.report ? " reports," : "",
+            w->trace[0] ? " a trace," : "", w->desc.allocator.alloc_fn ? " a heap," : "");
     for (size_t i = 0; i < w->count; ++i) wild_tell_row(w, i);
     if (w->pipeline != NULL && spdl_pipeline_failed(w->pipeline))
         fprintf(stderr, "  failed: %s\n", spdl_pipeline_error(w->pipeline)->text);
@@ -158,7 +164,37 @@ static void *wild_stopper(void *arg) {
     return NULL;
 }
 
+/* A guest of the pool, who comes and goes. */
+typedef struct wild_guest {
+    spdl_pool *pool;
+    uint64_t state;
+    int quit;
+} wild_guest;
+
+static void *wild_visits(void *arg) {
+    wild_guest *g = (wild_guest *)arg;
+    while (!__atomic_load_n(&g->quit, __ATOMIC_ACQUIRE)) {
+        const unsigned luck = (unsigned)(test_random(&g->state) % 8);
+        const spdl_result result = spdl_pool_run(g->pool, luck % 2 ? 0 : 100000);
+        CHECK(result == SPDL_OK || result == SPDL_EMPTY || result == SPDL_FULL);
+        if (luck == 7) sleep_us(100);
+        else test_yield();
+    }
+    return NULL;
+}
+
 /* --- the trainer --- */
+
+/* A failure names its row and its item, and why. */
+static void wild_judge_error(wild *w, const spdl_error *error) {
+    const char *const why = strstr(error->text, ", item ");
+    char row[32];
+    snprintf(row, sizeof row, "stage %d '", error->stage);
+    HOLDS(w, strncmp(error->text, row, strlen(row)) == 0);
+    HOLDS(w, why != NULL && (strstr(why, spdl_result_text(SPDL_E_FORMAT)) != NULL ||
+                             strstr(why, "drawn by chance") != NULL));
+    HOLDS(w, w->dice[error->stage].fails > 0);
+}
 
 static void wild_see_thing(wild *w, thing *it) {
     HOLDS(w, it->magic == ALIVE);
@@ -179,6 +215,16 @@ static void wild_see(wild *w, void *taken, int depth) {
     stream_add(&w->seen, WILD_CLOSE);
 }
 
+/* A request has failed, and is delivered. */
+static void wild_answer(wild *w, thing *in) {
+    const spdl_error *error = spdl_pipeline_error(w->pipeline);
+    HOLDS(w, in != NULL && in->magic == ALIVE && in->fate == FAILED);
+    HOLDS(w, !spdl_pipeline_failed(w->pipeline));
+    stream_add(&w->seen, in->number | WILD_ANSWER);
+    wild_judge_error(w, error);
+    thing_free(in);
+}
+
 /* Takes up to `most` items, over the ends of epochs. */
 static spdl_result wild_take(wild *w, long most) {
     static const int64_t timeouts[] = { 0, 20000, SPDL_FOREVER, SPDL_FOREVER, SPDL_FOREVER };
@@ -190,6 +236,10 @@ static spdl_result wild_take(wild *w, long most) {
             stream_add(&w->seen, WILD_EPOCH);
             if ((long)++w->epoch == w->epochs) return result;
             result = SPDL_OK;
+        } else if (result == SPDL_E_STAGE && w->answers) {
+            wild_answer(w, (thing *)taken);
+            result = SPDL_OK;
+            --most;
         } else if (result == SPDL_OK) {
             wild_see(w, taken, w->depth);
             if (w->depth) spdl_batch_free(taken);
@@ -269,7 +319,7 @@ static void wild_judge_end(wild *w, spdl_result result) {
     if (result >= 0) return;
     HOLDS(w, spdl_pipeline_failed(w->pipeline) && error->result == result);
     HOLDS(w, result == SPDL_E_FORMAT || result == SPDL_E_STAGE);
-    HOLDS(w, w->dice[error->stage].fails > 0);
+    wild_judge_error(w, error);
     HOLDS(w, w->dice[error->stage].failed > (uint64_t)w->rows[error->stage].max_failures);
 }
 
@@ -288,7 +338,8 @@ static void wild_judge_row(wild *w, size_t i, const spdl_stage_stats *row) {
     EQUAL(w, row->skips, d->skipped);
     EQUAL(w, row->failures, d->failed);
     EQUAL(w, row->failures, d->drops);
-    if (w->rows[i].max_failures >= 0 && !w->rewound && !spdl_pipeline_failed(w->pipeline))
+    if (w->rows[i].max_failures >= 0 && !w->rewound && !w->loaded && !w->answers &&
+        !spdl_pipeline_failed(w->pipeline))
         HOLDS(w, row->failures <= (uint64_t)w->rows[i].max_failures);
 }
 
@@ -304,6 +355,7 @@ static void wild_judge_stats(wild *w) {
         if (w->rows[i].deferred || w->rows[i].again || w->dice[i].buffers) exact = false;
         wild_judge_row(w, i, &stats.stage[i]);
     }
+    if (w->inner != NULL) return; /* it has freed some itself */
     if (!batches) HOLDS(w, (uint64_t)w->fates[OTHERWISE] <= freed);
     if (!batches && exact) EQUAL(w, w->fates[OTHERWISE], freed);
 }
@@ -320,6 +372,9 @@ static void wild_account(wild *w) {
     EQUAL(w, w->made, sum);
     EQUAL(w, w->order_count, 0);
     EQUAL(w, w->blocks, 0);
+    EQUAL(w, w->heap, 0);
+    if (w->desc.report != NULL) HOLDS(w, w->reports > 0);
+    if (w->trace[0] != '\0') EQUAL(w, remove(w->trace), 0);
 }
 
 /* --- one pipeline --- */
@@ -333,9 +388,29 @@ static void wild_say(const wild *w, spdl_result result) {
            w->seen.count, (unsigned long long)sum);
 }
 
+/* The pipeline that the source is. */
+static void wild_start_inner(wild *w) {
+    spdl_pipeline_desc desc = { .workers = (int)(w->seed % 3) };
+    desc.logger.log_fn = log_nothing;
+    if (w->inner_rows[0].fn == NULL) return;
+    REQUIRE(spdl_pipeline_create(&w->inner, &desc, w->inner_rows, 2) == SPDL_OK);
+    w->rows[0].next = spdl_pipeline_next;
+    w->rows[0].ctx = w->inner;
+}
+
 static void wild_start(wild *w) {
     spdl_error error;
     w->desc.error = &error;
+    wild_start_inner(w);
+    while (w->left >= 0) { /* without memory it is refused, and leaves nothing */
+        const spdl_result result = spdl_pipeline_create(&w->pipeline, &w->desc, w->rows, w->count);
+        if (result == SPDL_OK) w->left = -1;
+        if (result == SPDL_OK) return;
+        EQUAL(w, result, SPDL_E_NOMEM);
+        EQUAL(w, w->heap, 0);
+        HOLDS(w, w->pipeline == NULL && error.text[0] != '\0');
+        w->left = -1;
+    }
     if (spdl_pipeline_create(&w->pipeline, &w->desc, w->rows, w->count) == SPDL_OK) return;
     CHECK_STR(error.text, "");
     wild_broke(w);
@@ -353,13 +428,56 @@ static void wild_rewind(wild *w) {
     EQUAL(w, spdl_pipeline_rewind(w->pipeline, w->begins, SPDL_FOREVER), SPDL_OK);
 }
 
+/* Saves a position, goes on for a while, and goes back to it. */
+static void wild_load(wild *w) {
+    char text[SPDL_STATE_BYTES];
+    const char *texts[] = { text };
+    const size_t seen = w->seen.count;
+    const uint64_t epoch = w->epoch;
+    spdl_error error;
+    if (w->epochs > 0 && (long)epoch == w->epochs) {
+        wild_rewind(w);
+        return;
+    }
+    HOLDS(w, spdl_state_save(w->pipeline, text, sizeof text) > 0);
+    (void)wild_take(w, (long)draw(w, 40));
+    w->loaded = true;
+    EQUAL(w, spdl_state_load(w->pipeline, texts, 1, SPDL_FOREVER, &error), SPDL_OK);
+    w->seen.count = seen;
+    w->epoch = epoch;
+}
+
+/* Items are pushed, some are taken, and the rest is not delivered after the rewind. */
+static void wild_rewind_feed(wild *w) {
+    const long some = w->rewind_after % 8;
+    for (long i = 0; i < some; ++i) {
+        thing *it = thing_make(w, mix(w->seed, (uint64_t)i), 0);
+        const spdl_result result = spdl_pipeline_push(w->pipeline, it, 0);
+        HOLDS(w, result == SPDL_OK || result == SPDL_FULL || result == SPDL_CLOSED);
+        if (result == SPDL_OK) continue;
+        doom(it, 0, KEPT);
+        thing_free(it);
+    }
+    for (long i = 0; i < some / 2; ++i) {
+        void *taken = NULL;
+        const spdl_result result = spdl_pipeline_next(w->pipeline, &taken, 100000);
+        if (result == SPDL_E_STAGE && w->answers) wild_answer(w, (thing *)taken);
+        if (result != SPDL_OK) continue;
+        wild_see(w, taken, w->depth);
+        if (w->depth) spdl_batch_free(taken);
+        else thing_free(taken);
+    }
+    wild_rewind(w);
+}
+
 /* Takes what there is to take, and stops in the way that was drawn. How it ended. */
 static spdl_result wild_flow(wild *w) {
     void *none = NULL;
     spdl_result result;
-    if (w->rewind_after >= 0) {
+    if (w->rewind_after >= 0 && !w->feed) {
         (void)wild_take(w, w->rewind_after);
-        wild_rewind(w);
+        if (w->saves) wild_load(w);
+        else wild_rewind(w);
     }
     if (w->end == STOP || w->end == DESTROY) result = wild_take(w, w->leave_after);
     if (w->end == STOP) EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
@@ -376,6 +494,7 @@ static void wild_run(wild *w) {
     spdl_result result;
     wild_start(w);
     if (w->deferred) clerk = thread_of(wild_clerk, w);
+    if (w->feed && w->rewind_after >= 0) wild_rewind_feed(w);
     if (w->feed) producer = thread_of(wild_producer, w);
     if (w->meddler) meddler = thread_of(wild_meddler, w);
     if (w->end == STOP_BY_THREAD) stopper = thread_of(wild_stopper, w);
@@ -390,7 +509,9 @@ static void wild_run(wild *w) {
         if (w->end != DESTROY) wild_judge_items(w, result);
     }
     wild_say(w, result);
+    if (getenv("CHANCE_TELL") != NULL) wild_tell(w);
     spdl_pipeline_destroy(w->pipeline);
+    spdl_pipeline_destroy(w->inner);
     __atomic_store_n(&w->destroyed, true, __ATOMIC_RELEASE);
     if (w->deferred) test_join(clerk);
     wild_account(w);
@@ -403,12 +524,12 @@ static void *wild_other(void *arg) {
     return NULL;
 }
 
-/* One in two lends places to trainers. */
+/* One in two lends places to trainers and a guest, some have no worker of their own. */
 static spdl_pool *wild_pool(uint64_t seed) {
     spdl_pool_desc desc = { 0 };
     spdl_pool *pool = NULL;
-    desc.workers = 1 + (int)(seed / 8 % 4);
     desc.guests = (int)(seed / 32 % 2) * 2;
+    desc.workers = desc.guests ? (int)(seed / 8 % 4) : 1 + (int)(seed / 8 % 4);
     REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
     return pool;
 }
@@ -417,15 +538,20 @@ static spdl_pool *wild_pool(uint64_t seed) {
 static void wild_round(uint64_t seed) {
     const bool shared = seed % 8 == 0;
     spdl_pool *pool = shared ? wild_pool(seed) : NULL;
-    test_thread other = 0;
+    const bool guests = shared && seed / 32 % 2;
+    test_thread other = 0, guest = 0;
+    wild_guest visitor = { pool, seed, 0 };
     wilds[1].count = 0;
     for (int i = 0; i < 1 + shared; ++i) {
         wild_make(&wilds[i], seed + 0x100000000u * (uint64_t)i, pool);
         wilds[i].seed = seed;
     }
+    if (guests) guest = thread_of(wild_visits, &visitor);
     if (shared) other = thread_of(wild_other, &wilds[1]);
     wild_run(&wilds[0]);
     if (shared) test_join(other);
+    __atomic_store_n(&visitor.quit, 1, __ATOMIC_RELEASE);
+    if (guests) test_join(guest);
     for (int i = 0; i < 1 + shared; ++i) things_bury(&wilds[i]);
     EQUAL(&wilds[0], items_alive(), 0);
     spdl_pool_destroy(pool);
@@ -433,17 +559,19 @@ static void wild_round(uint64_t seed) {
 
 static void pipelines_keep_their_promises(void) {
     const char *only = getenv("CHANCE"), *wanted = getenv("CHANCE_ROUNDS");
-    const long usual = SPDL__TSAN ? 200 : TEST_SANITIZED ? 600 : 3000;
+    const long usual = TEST_SANITIZED ? 500 : 5000;
     const long rounds = wanted ? atol(wanted) : only ? 1 : usual;
     const uint64_t first = only ? strtoull(only, NULL, 0) : test_seed() >> 1;
     const uint64_t start = spdl_time_ns();
+    test_folder(wild_folder, sizeof wild_folder);
     wild_watch();
     chaos_on();
     for (long i = 0; i < rounds && !wilds[0].broken && !wilds[1].broken; ++i) {
         /* on a machine that does much else, so many as leave a hang time to be noticed */
-        if (rounds == usual && spdl_time_ns() - start > 12000000000u) break;
+        if (rounds == usual && spdl_time_ns() - start > 25000000000u) break;
         wild_round(only ? first : first + (uint64_t)i);
     }
+    test_folder_remove(wild_folder);
 }
 
 TEST_TABLE(chance) {

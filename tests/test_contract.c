@@ -854,13 +854,12 @@ static void *house_push(void *arg) {
 
 static void house_ask(house *h, int concurrency) {
     static spdl_stats stats;
-    static spdl__histogram histogram;
     spdl_pipeline_stats(h->p, &stats);
     for (int row = 1; row < stats.stage_count; ++row) {
-        CHECK_EQ(spdl__pipeline_histogram(h->p, row, &histogram), SPDL_OK);
+        CHECK(row_has_times(h->p, row));
         CHECK_EQ(spdl_pipeline_set_concurrency(h->p, row, concurrency), SPDL_OK);
     }
-    CHECK_EQ(spdl__pipeline_find(h->p, "first"), 1);
+    CHECK_EQ(row_named(h->p, "first"), 1);
     CHECK(!spdl_pipeline_failed(h->p));
 }
 

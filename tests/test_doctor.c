@@ -4,6 +4,7 @@
    with windows this short a whole examination is over soon. CHANCE_ROUNDS is how often all shapes
    are tried. */
 #define SPDL__WINDOW_NS 300000
+#define ITEMS_PRIVATE
 #include "flow.h"
 
 #include <limits.h>

@@ -48,7 +48,7 @@ static void what_ends_a_pipeline_is_an_error(void) {
         spdl_pipeline *p = start_kept(&k, crowds[w], SPDL_STAGES(
             COUNT_TO(20), SPDL_PIPE(follow, FAIL_AT(8, 5)), FOLLOW(.plus = 0), SPDL_SINK(3)));
         TAKE_ALL(p, "0 1 2 3 4", SPDL_E_STAGE);
-        CHECK_EQ(p->failed, 1 << 1);
+        CHECK_EQ(rows_failed(p), 1 << 1);
         DONE(p);
         CHECK_EQ(k.errors, 1);
         CHECK_STR(k.error[0], "stage 1 'follow', item 5: value 5 is bad");
@@ -104,7 +104,7 @@ static void what_was_dropped_is_one_line_at_the_end(void) {
               == 0);
         CHECK_STR(k.warning[1 + odd], "2 of 67 items of stage 2 'follow' were dropped, the "
                                       "first: item 0: value 0 is bad");
-        CHECK_EQ(p->failed, 0);
+        CHECK_EQ(rows_failed(p), 0);
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
         DONE(p);
         CHECK_EQ(k.warnings, 2 + odd);
@@ -520,11 +520,11 @@ static void all_that_fail_are_logged(void) {
     TAKE_ALL(p, "0 1 2", SPDL_E_STAGE);
     const spdl_error before = *spdl_pipeline_error(p);
     CHECK_EQ(before.stage, 2);
-    CHECK_EQ(p->failed, 1 << 2);
+    CHECK_EQ(rows_failed(p), 1 << 2);
     open_gate(&gate);
     CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
     CHECK_EQ(memcmp(&before, spdl_pipeline_error(p), sizeof before), 0);
-    CHECK_EQ(p->failed, 1 << 1 | 1 << 2);
+    CHECK_EQ(rows_failed(p), 1 << 1 | 1 << 2);
     DONE(p);
     CHECK_EQ(k.errors, 2);
     CHECK_STR(k.error[0], "stage 2 'fail_late', item 3: late");
@@ -618,7 +618,7 @@ static void the_second_of_a_name_has_a_number(void) {
                              SPDL_PIPE(pass_on), SPDL_SINK(1));
     for (int i = 0; i < 9; ++i) {
         CHECK_STR(stats_of(p, i).name, names[i]);
-        CHECK_EQ(spdl__pipeline_find(p, names[i]), i);
+        CHECK_EQ(row_named(p, names[i]), i);
     }
     RUN(p, "0 1 2", SPDL_END);
 }

@@ -1,6 +1,7 @@
 /* Pipelines: one to many, calls that ask for what they may not, flush, epochs, rows of quick
    stages. Streams of one input are in test_again.c, branches in test_branch.c, deferred calls
    in test_defer.c, push mode, live changes and policies in test_push.c. */
+#define ITEMS_PRIVATE
 #include "flow.h"
 
 /* --- what a call may ask for --- */

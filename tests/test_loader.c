@@ -654,6 +654,24 @@ static void positions_that_are_not_there(void) {
     all_gone();
 }
 
+/* Each life is watched: one that was started again hangs at the same item. */
+static void a_hang_after_a_restart_is_found(void) {
+    spdl_loader_desc desc = desc_of(2);
+    fate harm = { .at = 40, .how = HANG };
+    spdl_loader_status status;
+    spdl_loader *l;
+    uint64_t taken;
+    TEST_NEEDS_PROCESSES();
+    desc.max_restarts = 2;
+    desc.hang_timeout = PATIENCE;
+    CHECK_EQ(runs_into(&harm, &desc, &l, &taken), SPDL_E_PROCESS);
+    CHECK(strstr(spdl_loader_error(l)->text, "made nothing for hang_timeout") != NULL);
+    spdl_loader_get_status(l, &status);
+    CHECK_EQ(status.restarts, 2);
+    spdl_loader_close(l);
+    all_gone();
+}
+
 static void a_table_without_a_position_is_not_started_again(void) {
     spdl_loader_desc desc = desc_of(1);
     fate harm = { .at = 10, .how = EXIT_17 };
@@ -2091,6 +2109,7 @@ TEST_TABLE(loader) {
     TEST_CASE(all_slots_held_is_an_error),
     TEST_CASE(blocks_suffice),
     TEST_CASE(it_is_started_again),
+    TEST_CASE(a_hang_after_a_restart_is_found),
     TEST_CASE(it_goes_on_exactly),
     TEST_CASE(a_run_goes_on_with_a_loader_and_without),
     TEST_CASE(ranks_change_with_loaders),

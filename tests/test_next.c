@@ -258,8 +258,8 @@ static void places_fini(void *ctx, int worker, void *local) {
 
 SPDL_FN(looks_at_its_place, item, item) {
     places *h = (places *)spdl_ctx(task);
-    CHECK(spdl_local(task) == &h->inits[spdl__task_worker(task)]);
-    CHECK_EQ(h->inits[spdl__task_worker(task)], 1);
+    CHECK(spdl_local(task) == &h->inits[task_worker(task)]);
+    CHECK_EQ(h->inits[task_worker(task)], 1);
     if (is_trainer()) ++h->in_next;
     sleep_us(20);
     *out = in;

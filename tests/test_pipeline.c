@@ -121,7 +121,7 @@ static void order_is_kept_among_survivors(void) {
 
 SPDL_FN(tells_number, item, item) {
     CHECK_EQ(spdl_sequence(task), in->value);
-    CHECK(spdl__task_worker(task) >= 0 && spdl__task_worker(task) < 3);
+    CHECK(task_worker(task) >= 0 && task_worker(task) < 3);
     CHECK(spdl_local(task) == NULL && !spdl_stopping(task));
     *out = in;
     return SPDL_OK;

@@ -1,5 +1,6 @@
 /* Pipelines that are fed, changed while they run, and told how to be scheduled; and that the
    number of workers changes no result. */
+#define ITEMS_PRIVATE
 #include "flow.h"
 
 #if defined(__linux__)

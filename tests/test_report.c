@@ -307,6 +307,13 @@ static void intervals_have_their_own_percentiles(void) {
     spdl__since_take(p, since, &now, &part);
     CHECK(part.stage[1].p50_ns >= 7500000);
     CHECK(part.stage[1].max_ns >= part.stage[1].p99_ns);
+    CHECK(part.stage[1].max_ns <= now.stage[1].max_ns);
+    ms = 0.3; /* the longest of an interval is not that of the run */
+    take(p, 5);
+    spdl_pipeline_stats(p, &now);
+    spdl__since_take(p, since, &now, &part);
+    CHECK(part.stage[1].max_ns >= part.stage[1].p99_ns);
+    CHECK(part.stage[1].max_ns < 7500000);
     CHECK(now.stage[1].p50_ns < 7500000);
     spdl_pipeline_stats(p, &now);
     spdl__since_take(p, since, &now, &part); /* nothing came: nothing is told of what was before */

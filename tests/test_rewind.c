@@ -342,8 +342,7 @@ static void a_stop_during_a_rewind_stays(void) {
         await(&s.stops, round);
         freeze(NULL);
         test_join(rewinder);
-        for (int row = 0; row < s.p->count; ++row)
-            CHECK((spdl__load(s.p->node[row].word) & SPDL__SHUT) != 0);
+        CHECK(rows_are_shut(s.p));
         CHECK_EQ(SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)), SPDL_CLOSED);
         CHECK_EQ(spdl_pipeline_rewind(s.p, 0, SPDL_FOREVER), SPDL_OK);
         TAKE(s.p, 2, "0 1");
@@ -382,8 +381,7 @@ static void a_stop_in_free_item_stays(void) {
             stopped_by_free = NULL;
             if (stops_by_free == 0) continue; /* without workers none are */
             all_stops += stops_by_free;
-            for (int row = 0; row < p->count; ++row)
-                CHECK((spdl__load(p->node[row].word) & SPDL__SHUT) != 0);
+            CHECK(rows_are_shut(p));
             CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_CLOSED);
             CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
             CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);

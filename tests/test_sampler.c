@@ -1,4 +1,5 @@
 /* Orders and their chance, ranks, runs that go on elsewhere, mixtures. */
+#define ITEMS_PRIVATE
 #include "flow.h"
 
 #include <float.h>

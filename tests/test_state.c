@@ -994,7 +994,7 @@ static void edited(char *edit, const char *text, const char *from, const char *t
     length = (size_t)(at - edit);
     if (sum == NULL)
         (void)snprintf(edit + length, SPDL_STATE_BYTES - length, " sum=%08x",
-                       (unsigned)spdl__state_sum(edit, length));
+                       (unsigned)state_sum(edit, length));
     else if (sum[0] != '\0')
         (void)snprintf(edit + length, SPDL_STATE_BYTES - length, " sum=%s", sum);
 }

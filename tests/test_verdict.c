@@ -1,15 +1,11 @@
 /* The verdict: its class, stage and cure, on numbers made up at the borders of each class, and on
    programs with a fault planted in them. */
-#define SPDL_STATIC
-#define SPDL_IMPLEMENTATION
-#include "../spdl.h"
+#include "../spdl.h" /* its implementation is that of tests/library.c */
 #include "test.h"
 
 static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
 
-static void sleep_us(long us) {
-    test_sleep_us(us);
-}
+static void sleep_us(int64_t us) { test_sleep_us(us); }
 
 /* --- numbers made up --- */
 

@@ -84,6 +84,7 @@ typedef struct wild_stream {
 #define WILD_CLOSE (UINT64_MAX - 1) /* and ends */
 #define WILD_EPOCH (UINT64_MAX - 2) /* the end of an epoch */
 #define WILD_FAIL (UINT64_MAX - 40) /* + row: that of the failure that ended it */
+#define WILD_ANSWER ((uint64_t)1 << 63) /* + number: the input of a request that failed */
 #define WILD_MARKS WILD_FAIL        /* what is not less is a mark */
 
 struct wild {
@@ -109,15 +110,24 @@ struct wild {
     long leave_after;
     long rewind_after; /* items; or -1 */
     uint64_t begins;   /* the source, after the rewind */
-    bool rewound;
+    bool rewound, loaded;
+    bool saves;        /* in place of the rewind, a position is saved and loaded */
+    bool answers;      /* a failed request is delivered */
+    spdl_pipeline *inner; /* the source is another pipeline, with the first of the dice */
+    spdl_stage inner_rows[2];
+    spdl_report_desc report;
+    spdl_doctor_desc doctor;
+    char trace[100];   /* or "" */
     spdl_allocator allocator; /* of some blocks; with a count */
+    int left;          /* blocks that the pipeline's allocator has left; -1: all */
+    long heap;         /* its blocks; atomic */
     /* what the trainer and the producer saw */
     wild_stream seen;
     uint64_t epoch;
     wild_stream pushed;
     bool broken;
     /* atomic */
-    long made, fates[FATES], blocks;
+    long made, fates[FATES], blocks, reports;
     bool quit;        /* the helpers are to come home */
     bool destroyed;   /* and the clerk */
     thing *dead;
@@ -128,6 +138,7 @@ struct wild {
 };
 
 static void wild_broke(wild *w);
+static char wild_folder[64]; /* for traces */
 
 #define HOLDS(w, ...) ((void)(CHECK(__VA_ARGS__) || (wild_broke(w), true)))
 #define EQUAL(w, a, b) ((void)(CHECK_EQ(a, b) || (wild_broke(w), true)))
@@ -559,6 +570,28 @@ static void wild_release(void *memory, size_t bytes, void *user) {
     (void)bytes;
     __atomic_sub_fetch(&w->blocks, 1, __ATOMIC_RELAXED);
     test_memory_free(memory);
+}
+
+/* Memory of the pipeline. While it is created some block may not be had. */
+static void *wild_heap_alloc(size_t bytes, size_t align, void *user) {
+    wild *w = (wild *)user;
+    void *memory = w->left == 0 ? NULL : test_memory(align, bytes);
+    if (memory == NULL) return NULL;
+    if (w->left > 0) --w->left;
+    __atomic_add_fetch(&w->heap, 1, __ATOMIC_RELAXED);
+    return memory;
+}
+
+static void wild_heap_free(void *memory, size_t bytes, void *user) {
+    (void)bytes;
+    __atomic_sub_fetch(&((wild *)user)->heap, 1, __ATOMIC_RELAXED);
+    test_memory_free(memory);
+}
+
+static void wild_report(const spdl_stats *interval, const spdl_stats *total, void *user) {
+    wild *w = (wild *)user;
+    HOLDS(w, interval->delivered <= total->delivered);
+    __atomic_add_fetch(&w->reports, 1, __ATOMIC_RELAXED);
 }
 
 static spdl_result wild_init(void *ctx, int worker, void **local) {

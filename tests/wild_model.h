@@ -44,12 +44,14 @@ static void wild_losses(wild *w, dice *d) {
     row->on_drop = wild_drop;
     if (chance(w, 2)) d->skips = draw(w, 30);
     if (chance(w, 3)) d->fails = draw(w, 10);
+    if (w->answers) row->max_failures = 0;
     if (!w->ordered && d->depth > 0 && d->skips + d->fails > 0) w->known = false;
 }
 
 static wild_way wild_draw_way(wild *w, wild_place place) {
     const unsigned which = draw(w, 14);
     if (which == 0 && w->deferred < 2) return DEFERS;
+    if (w->answers) return PLAIN;
     if (w->depth > 0 && which == 1 && !(w->placed && w->depth == 1)) return PLUCKS;
     if (place.inorder || which > 6) return PLAIN;
     if (which == 2) return GATHERS;
@@ -169,7 +171,8 @@ static void wild_line(wild *w, unsigned rows, wild_place place) {
     for (; rows > 0; --rows) {
         const int room = WILD_ROWS - 2 - (int)w->count - w->owed;
         const bool deeper = place.nest < WILD_DEEP && room > 10, depth = !place.level && room > 0;
-        if (deeper && chance(w, 4)) wild_branch(w, place);
+        if (w->answers) wild_pipe(w, place);
+        else if (deeper && chance(w, 4)) wild_branch(w, place);
         else if (depth && w->depth < 2 && chance(w, 6)) wild_batch(w);
         else if (depth && w->depth > 0 && !(w->placed && w->depth == 1) && chance(w, 8))
             wild_unbatch(w);
@@ -181,14 +184,25 @@ static void wild_begin(wild *w) {
     const spdl_stage source = SPDL_SOURCE(wild_source, .free_item = thing_free);
     const spdl_stage feed = SPDL_FEED(thing, .free_item = thing_free);
     const spdl_stage from = SPDL_FROM(thing, wild_next, NULL, .free_item = thing_free);
-    const unsigned which = draw(w, 10);
+    const unsigned which = draw(w, 11);
     dice *d;
     w->feed = which < 2;
+    if (which == 10) { /* another pipeline makes the items */
+        w->inner_rows[0] = source;
+        w->inner_rows[1] = (spdl_stage)SPDL_SINK((int)draw(w, 4));
+        d = wild_add(w, from, PLAIN);
+        w->inner_rows[0].ctx = d;
+        d->count = (long)draw(w, WILD_ITEMS);
+        d->slow = chance(w, 8);
+        w->rewind_after = -1;
+        return;
+    }
     d = wild_add(w, w->feed ? feed : which == 2 ? from : source, which == 2 ? ASKED : PLAIN);
     d->count = (long)draw(w, WILD_ITEMS);
     if (w->feed) {
         wild_last(w)->drop_oldest = chance(w, 3);
         w->lossy_feed = wild_last(w)->drop_oldest;
+        w->answers = chance(w, 3);
         return;
     }
     wild_last(w)->continuous = chance(w, 3);
@@ -196,6 +210,46 @@ static void wild_begin(wild *w) {
     if (which == 3) wild_last(w)->threads = 1;
     wild_losses(w, d);
     w->stateful = d->way == ASKED || d->skips + d->fails > 0;
+}
+
+/* Whether the calls of all rows depend on their input alone, so that a position can be loaded, and
+   none counts failures. */
+static bool wild_has_position(const wild *w) {
+    if (!w->ordered || w->stateful || w->feed || w->inner_rows[0].fn != NULL) return false;
+    for (size_t i = 0; i < w->count; ++i)
+        if (w->dice[i].fails > 0 && w->rows[i].max_failures >= 0) return false;
+    return true;
+}
+
+/* What changes nothing of what is delivered: reports, a trace, a doctor, memory that is not there
+   at first; and a position in place of a rewind. */
+static void wild_extras(wild *w) {
+    w->left = -1;
+    if (chance(w, 4)) {
+        w->desc.allocator.alloc_fn = wild_heap_alloc;
+        w->desc.allocator.free_fn = wild_heap_free;
+        w->desc.allocator.user = w;
+        w->left = draw(w, 2) ? (int)draw(w, 80) : -1;
+    }
+    if (chance(w, 12)) {
+        w->report.every = 0.01;
+        w->report.report_fn = wild_report;
+        w->report.user = w;
+        w->desc.report = &w->report;
+    }
+    if (chance(w, 20)) {
+        snprintf(w->trace, sizeof w->trace, "%s/%llx.json", wild_folder,
+                 (unsigned long long)w->state);
+        w->desc.trace = w->trace;
+        w->desc.trace_events = 1 << (8 + draw(w, 4));
+    }
+    if (chance(w, 8)) {
+        w->doctor.seconds = 1e9;
+        w->doctor.quiet = true;
+        w->desc.doctor = &w->doctor;
+    }
+    w->desc.deliver_failures = w->answers;
+    w->saves = w->rewind_after >= 0 && draw(w, 4) && wild_has_position(w);
 }
 
 /* With a pool, or with one of its own. */
@@ -253,7 +307,7 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
                 w->rows[i].fini = wild_fini;
             }
     if (w->lossy_feed) w->ordered = w->known = false;
-    if (w->feed) w->rewind_after = -1; /* what was pushed would be another's question */
+    wild_extras(w);
     wild_forget(w);
 }
 
@@ -324,6 +378,10 @@ static wild_stream model_pipe(wild *w, size_t at, const wild_stream *in) {
         if (is_fail(in->token[i])) {
             fail = in->token[i];
             break;
+        }
+        if (w->answers && (in->token[i] & WILD_ANSWER || result < 0)) {
+            stream_add(&out, in->token[i] | WILD_ANSWER);
+            continue;
         }
         for (uint64_t k = 0; d->way == SPREADS && k < spread_count(d, number, result); ++k)
             stream_add(&out, spread_child(d, number, k));

@@ -1,5 +1,6 @@
-/* Sleeping and waking with an event of >>os, as the MPMC ring of >>ring-impl does it: WAITERS
-   threads in spdl_ring_pop, PUSHERS threads in spdl_ring_try_push, and one that closes the ring.
+/* Sleeping and waking with an event of >>os, as the MPMC ring of >>ring-core and >>ring-impl does
+   it: WAITERS threads in spdl_ring_pop, PUSHERS threads in spdl_ring_try_push, and one that closes
+   the ring.
 
    A push claims the next ticket and stamps its slot a little later, so a later slot may be ready
    before an earlier one; until the earlier one is stamped a pop finds the ring empty. Each sleep

@@ -1,10 +1,12 @@
-/* Leaving a source that blocks: spdl__step_may_block and spdl__step_is_back of >>step-impl against
-   spdl_pipeline_destroy with spdl__pipeline_await_quiet and spdl__pipeline_abandon of >>stop-impl.
+/* Leaving a source that blocks: spdl__call_may_block and spdl__call_is_back of >>flow-impl, and
+   spdl__producer_main of >>step-impl, against spdl__destroy_await, spdl__destroy_abandons,
+   spdl__pipeline_await_quiet and spdl__pipeline_drop of >>stop-impl.
 
    One source on a thread of its own, which is inside its row and about to call. The call returns at
    any moment, or never. One thread destroys at any moment: it stops, then waits until the row is
-   quiet or abandons the call, releases the thread, which it joins unless the call was abandoned,
-   and drops its reference.
+   quiet or abandons the call. It adds a reference for the thread before the swap that abandons, and
+   takes it back if that fails. A thread whose call was abandoned drops that reference at once, and
+   ends; the other one is joined.
 
    Checked: when nothing moves any more destroy has returned, whatever the call does; no call begins
    after it has, except one that it has abandoned; what an abandoned call returns is freed, not
@@ -24,8 +26,8 @@
 #define CALLING 1 /* 2: abandoned */
 
 bool inside = true; /* only ever changed by read-modify-writes */
-byte quiet, refs = 1, freed, quit;
-bool asleep, abandoned, returned, back, gone;
+byte quiet, refs = 1, freed;
+bool asleep, abandoned, returned, back, gone, quit;
 
 #include "tso.pml"
 
@@ -46,7 +48,7 @@ proctype Source() {
 #endif
 #ifndef NO_LOOK
     if
-    :: LOAD(0, STOPPING) -> d_step { FENCED(0); mem[CALLING] = 0 }; goto leaves
+    :: LOAD(0, STOPPING) -> d_step { FENCED(0); was = mem[CALLING]; mem[CALLING] = 0 }; goto over
     :: else
     fi;
 #endif
@@ -62,15 +64,14 @@ proctype Source() {
 #endif
     assert(freed == 0);
     assert(was == 2 || !returned); /* settled */
-leaves:
-    skip;
-    d_step { FENCED(0); assert(freed == 0); inside = false };
-    d_step { quiet++; asleep = false };
-    quit > 0;
+over:
     if
-    :: quit == 2 -> drop(0)
+    :: was == 2 -> drop(0); gone = true; goto for_ever
     :: else
     fi;
+    d_step { FENCED(0); assert(freed == 0); inside = false };
+    d_step { quiet++; asleep = false };
+    quit;
     gone = true;
 for_ever:
     skip
@@ -89,6 +90,9 @@ proctype Destroyer() {
         :: !inside -> break
         :: else
         fi;
+#ifndef NO_REFERENCE
+        refs++;
+#endif
         d_step {
             FENCED(1);
             abandoned = mem[CALLING] == 1;
@@ -98,19 +102,19 @@ proctype Destroyer() {
         :: abandoned -> break
         :: else
         fi;
+#ifndef NO_REFERENCE
+        drop(1);
+#endif
 #ifdef LATE_WORD
         word = quiet;
 #endif
         atomic { asleep = word == quiet };
         !asleep
     od;
+    quit = true;
     if
-    :: abandoned ->
-#ifndef NO_REFERENCE
-        refs++;
-#endif
-        quit = 2
-    :: else -> quit = 1; gone
+    :: abandoned
+    :: else -> gone
     fi;
     drop(1);
     returned = true

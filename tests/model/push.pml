@@ -1,5 +1,6 @@
-/* A producer that waits for room: spdl__push_try and spdl__push_wait of >>next-impl, against
-   the takes of the row behind the feed, a failure or a stop, and with drop_oldest.
+/* A producer that waits for room: spdl__push_try and spdl__push_wait of >>next-impl, with
+   the hints of >>row-impl, against the takes of the row behind the feed, a failure or a stop, and
+   with drop_oldest.
 
    One producer pushes ITEMS items into an edge with room for CAPACITY, then a mark, END, for which
    there is always a slot. Two

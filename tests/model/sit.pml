@@ -1,5 +1,5 @@
 /* Who wakes whom: spdl__flow_sit, spdl__flow_hole, spdl__wake_hint and spdl__pool_park of
-   >>flow-impl, >>row-impl and >>pool-impl, with the trainer that takes and waits
+   >>flow-impl, >>row-impl, >>edge-impl and >>pool-impl, with the trainer that takes and waits
    (spdl__next_wait of >>next-impl).
 
    Rows 0 (a source, limit 1), 1 (limit LIM1) and 2 (limit LIM2), in input order, room for CAP0,

@@ -22,7 +22,7 @@ export TSAN_OPTIONS="$TSAN_OPTIONS atexit_sleep_ms=0"
 
 # run ARGUMENT ...: what the runner prints is in $output, its exit status in $status
 run() {
-    TEST_TIMEOUT=1 "$runner" "$@" >"$output" 2>&1
+    TEST_TIMEOUT=1 "$runner" --busy "$@" >"$output" 2>&1
     status=$?
 }
 
@@ -115,6 +115,20 @@ counts "a second run that fails" 2 'FAIL self.check_goes_on'
 says "a second run that fails" 'self.check_goes_on: failed again in a second run'
 counts "no second run after a crash" 1 'FAIL self.aborts'
 ends "a second run that fails" '0 passed, 2 failed'
+
+# Those that read clocks are skipped while others compute.
+spinners=
+for _ in $(seq $((3 * $(getconf _NPROCESSORS_ONLN)))); do
+    while :; do :; done &
+    spinners="$spinners $!"
+done
+"$runner" check_goes_on self.passes >"$output" 2>&1
+status=$?
+# shellcheck disable=SC2086 # a list of processes
+kill $spinners
+says "a busy machine" 'skip self.check_goes_on: reads clocks, and the machine is busy.*'
+exits "a busy machine" 0
+ends "a busy machine" '1 passed, 0 failed, 1 skipped'
 
 run --list hang spin
 exits "a list" 0

@@ -104,9 +104,9 @@ TEST_TABLE(self) {
     TEST_END,
 };
 
-static const char *const alone[] = { "self.check_", NULL };
+static const char *const clocks[] = { "self.check_", NULL };
 
 int main(int argc, char **argv) {
     const test_module modules[] = { { "self", test_table_self }, { "gone", NULL } };
-    return test_main(argc, argv, modules, 2, alone);
+    return test_main(argc, argv, modules, 2, clocks);
 }

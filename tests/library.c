@@ -1,0 +1,55 @@
+/* The library as most tests of pipelines link it: compiled once, with the points where timing
+   decides (see items.h), and what those tests look at inside of it. */
+#define ITEMS_LIBRARY
+#include "items.h"
+
+uint64_t chaos;
+const char *frozen_at;
+int frozen_most, frozen, frozen_turn, threads_left = -1;
+
+static void chaos_point(void) {
+    static _Thread_local uint64_t state;
+    const uint64_t seed = __atomic_load_n(&chaos, __ATOMIC_RELAXED);
+    if (seed == 0) return;
+    if (state == 0) state = seed ^ (uint64_t)(uintptr_t)&state;
+    if (test_random(&state) % 8 == 0) test_yield();
+}
+
+void timing_point(const char *id) {
+    const int turn = __atomic_load_n(&frozen_turn, __ATOMIC_ACQUIRE);
+    const char *at = __atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE);
+    int most;
+    chaos_point();
+    if (at == NULL || strcmp(at, id) != 0) return;
+    most = __atomic_load_n(&frozen_most, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&frozen, 1, __ATOMIC_ACQ_REL) > most && most > 0) return;
+    while (__atomic_load_n(&frozen_turn, __ATOMIC_ACQUIRE) == turn) sleep_us(100);
+}
+
+bool thread_refused(void) {
+    if (threads_left == 0) return true;
+    if (threads_left > 0) --threads_left;
+    return false;
+}
+
+int task_worker(const spdl_task *task) { return spdl__task_worker(task); }
+
+int row_named(const spdl_pipeline *p, const char *name) { return spdl__pipeline_find(p, name); }
+
+bool row_has_times(const spdl_pipeline *p, int row) {
+    static _Thread_local spdl__histogram histogram;
+    return spdl__pipeline_histogram(p, row, &histogram) == SPDL_OK;
+}
+
+uint32_t rows_failed(const spdl_pipeline *p) { return p->failed; }
+
+bool rows_are_shut(const spdl_pipeline *p) {
+    bool shut = true;
+    for (int i = 0; i < p->count; ++i)
+        shut = shut && (spdl__load(p->node[i].word) & SPDL__SHUT) != 0;
+    return shut;
+}
+
+uint32_t state_sum(const char *text, size_t length) { return spdl__state_sum(text, length); }
+
+const int *consumer_inside(const spdl_pipeline *p) { return (const int *)&p->trainer_inside; }
