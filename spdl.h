@@ -40,14 +40,15 @@
            return failed;
        }
 
-   THE THIRTY NAMES of a first program; all others are more
+   THE NAMES that most programs need
        stages    SPDL_FN  spdl_ctx  spdl_sequence  spdl_item_key  spdl_buffer  spdl_fail
        rows      SPDL_STAGES  SPDL_SOURCE  SPDL_INDEX  SPDL_FILES_AT  SPDL_PIPE  SPDL_BATCH
                  SPDL_SINK
        pipeline  spdl_pipeline_create  spdl_pipeline_destroy  spdl_pipeline_failed
                  spdl_pipeline_error  SPDL_NEXT  SPDL_FOREVER  spdl_batch_free
        data      spdl_files_open  spdl_files_count  spdl_sampler_create  spdl_npz_load
-       resume    spdl_state_save  spdl_state_load         see  spdl_pipeline_stats  spdl_stats_text
+       resume    spdl_state_save  spdl_state_load
+       speed     spdl_pipeline_stats  spdl_stats_text
        requests  SPDL_FEED  spdl_pipeline_push
    and twelve fields: .workers .seed .error of spdl_pipeline_desc; of a row .ctx .concurrency
        .buffer_size .output_order .item_bytes .continuous .max_failures .free_item .drop_last
@@ -68,33 +69,34 @@
        >>files-impl  >>state-impl  >>trace-impl  >>license
 
    WORDS
-       item          a void * that moves through the pipeline; NULL is an item like any other
-       stage         a row that calls a function of yours; task: one such call, on one item
-       edge          the bounded ring between two stages; sink: the last one
-       worker        a thread that runs stages; consumer: the one that takes items from the sink
-       epoch         one pass of a source with .continuous
-       headspace     the consumer's gain if loading cost nothing
+       item          a void * that moves through the pipeline; NULL is an ordinary item
+       row           a line of the table that describes a pipeline
+       stage         a row with a function of yours; task: one call of that function
+       edge          the bounded ring behind a row; sink: the edge that the consumer reads
+       worker        a thread that calls stages; consumer: the thread that calls next
+       epoch         one pass over the data of a source with .continuous
+       headspace     how much faster the consumer would be if loading cost nothing
 
-   DEFAULTS: sections and blocks say only what differs
-       Any thread may call. A call waits at most for its timeout_ns, then returns SPDL_TIMEOUT; one
-       without timeout_ns does not wait. Workers without work sleep; they block all signals but
-       those that a fault raises.
-       Pointers must not be NULL, and stay the caller's; `error`, here and in a desc, may be NULL.
-       create and open return SPDL_OK, SPDL_E_INVALID (the error names the field) or SPDL_E_NOMEM,
-       and on failure set the pointer to NULL. The caller ends what they made with destroy or close,
-       once no other call on it runs; these and *_free accept NULL. Each *_free fits free_item.
-       A text is cut to `bytes`, and the result is its whole length, as with snprintf.
-       Zero is success, positive results are ordinary outcomes, negative ones errors. The library
-       never aborts the program, and has no global state.
-       Only create and open allocate, through the allocator of the desc; but also: batches and
-       buffers in place of those that the consumer keeps, NPZ, records, spdl_state_load, and the
-       file of a trace.
+   DEFAULTS: these rules hold where a comment has no other rule
+       Any thread may call. A call with timeout_ns waits at most that long and then returns
+       SPDL_TIMEOUT. Other calls do not wait. Idle workers sleep. Workers block all signals except
+       those that a fault raises, such as SIGSEGV.
+       Arguments must not be NULL, and the caller still owns them. `error` may be NULL, also in a
+       desc. create and open return SPDL_OK, SPDL_E_INVALID (the error names the field) or
+       SPDL_E_NOMEM. If they fail they set the pointer to NULL. Call destroy or close when no other
+       call uses the object. destroy, close and *_free accept NULL. Each *_free fits free_item.
+       Text functions work as snprintf: they cut to `bytes` and return the full length.
+       Zero is success, positive results are ordinary outcomes, negative ones are errors. The
+       library never aborts the program, and has no global state.
+       create and open allocate, with the allocator of the desc. So do NPZ, records, a trace,
+       spdl_state_load, and batches and buffers while the consumer keeps all others.
 
    LIMITS
-       Linux, Windows, macOS and the BSDs, on 64-bit and 32-bit processors that have atomic words
-       of 64 bits: mips32, ppc32 and riscv32 have none. SPDL_NO_THREADS takes C alone: any C99
-       compiler, any processor. >>platform-impl has a table: how each was tested, what it lacks.
-       32 rows and a sink in a pipeline, 64 pipelines on a pool, 256 workers and guests in a pool.
+       Linux, Windows, macOS and the BSDs, on processors with atomic words of 64 bits. mips32, ppc32
+       and riscv32 have none. SPDL_NO_THREADS needs only a C99 compiler. The table in
+       >>platform-impl has the tests of each system.
+       A pipeline has at most 32 rows and a sink. A pool has at most 64 pipelines, and 256 workers
+       and guests.
 
    License (MIT) at the end of the file. */
 
@@ -122,8 +124,8 @@
 #define SPDL__CHECKED
 #endif
 
-/* In front of each public declaration. Your own definition must begin with extern. For hidden
-   symbols: extern __attribute__((visibility("hidden"))). */
+/* SPDL_API precedes each public declaration. Begin a definition of your own with extern, such as
+   extern __attribute__((visibility("hidden"))). */
 #ifndef SPDL_API
 #ifdef SPDL_STATIC
 #define SPDL_API SPDL__UNUSED static
@@ -149,27 +151,25 @@ extern "C" {
 #define SPDL__ZERO
 #endif
 
-/* Switches leave out what a program does not use, and make it compile faster:
-       SPDL_NO_REPORT   >>report, >>trace and >>doctor. Counting and spdl_pipeline_stats stay. A
-                        desc or variable that asks for one of them causes a warning; spans and
+/* Switches remove what a program does not use, and make it compile faster:
+       SPDL_NO_REPORT   no >>report, >>trace and >>doctor. Counting and spdl_pipeline_stats remain.
+                        A desc or variable that requests one of them causes a warning. Spans and
                         counters (spdl_trace_begin) do nothing.
-       SPDL_NO_NPZ      >>npz
-       SPDL_NO_THREADS  threads and all that is not C: for wasm and boards. One thread calls, and
-                        does all the work. Rings, pipelines with workers = 0, pools of guests,
-                        statistics, traces, cache and npz remain; workers, .threads and SPDL_FROM
-                        return SPDL_E_THREAD. A call that would sleep returns SPDL_TIMEOUT at once.
-   Define them for the file with the implementation: then a call of a missing function does not
-   link; or for every file: then it does not compile. Structs stay the same. */
+       SPDL_NO_NPZ      no >>npz
+       SPDL_NO_THREADS  standard C only, for wasm and boards. The calling thread does all the work.
+                        Rings, inline pipelines, pools of guests, statistics, traces, cache and npz
+                        remain. .threads and SPDL_FROM return SPDL_E_THREAD. A call that would sleep
+                        returns SPDL_TIMEOUT at once.
+   Defined for all files: a call of a removed function does not compile. Defined only for the
+   implementation: such a call does not link. Structs stay the same. */
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
-       two threads at once on a side of an SPSC ring: an assert
-       a stage whose first 100 results are NULL, or all if there are fewer, and that may have
-       forgotten *out: a warning
-       a call that writes more than .item_bytes into what spdl_buffer gave: the call fails. Not in a
-       row with .allocator
-       items that the library had to free, though the row that made them has no .free_item: a
-       warning for each row at destroy; harmless if the items need no free
-   It does not find a stage that frees its input: -fsanitize=address shows where. */
+       two threads at once on one side of an SPSC ring: an assert fails
+       a stage that returns only NULL (100 times, or always), and may never set *out: a warning
+       a call that writes more than .item_bytes into its spdl_buffer: the call fails. Not in a row
+       with .allocator
+       items leaked because their row has no .free_item: a warning for each row at destroy
+   Use -fsanitize=address to find a stage that frees its input. */
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -184,19 +184,19 @@ extern "C" {
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 
-/* The version of the implementation that was linked.
+/* The version of the linked implementation.
    Returns: "major.minor.patch", a string literal. */
 SPDL_API const char *spdl_version(void);
 
 /* ============================================================================================= */
 /* >>time */
 
-/* Timeouts are in nanoseconds on the monotonic clock: 0 tries once and never waits. */
+/* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
-/* The monotonic clock that all timeouts and statistics use.
-   Returns: nanoseconds since an arbitrary moment; they never go backwards. */
+/* The monotonic clock of all timeouts and statistics.
+   Returns: nanoseconds since an arbitrary moment; they never decrease. */
 SPDL_API uint64_t spdl_time_ns(void);
 
 /* ============================================================================================= */
@@ -241,9 +241,9 @@ SPDL_API const char *spdl_result_text(spdl_result result);
 /* ============================================================================================= */
 /* >>error */
 
-/* An error, and where it happened. `text` is a sentence that names the file, array, stage or
-   argument. `stage` is the number of the row, from 0 (the source), or -1. `item` is the number of
-   the item in its source, from 0; it has a meaning only when stage >= 0. */
+/* An error and its place. `text` is a sentence that names the file, array, stage or argument.
+   `stage` is the number of the row, from 0 (the source), or -1 for none. With a stage, `item` is
+   the number of the item in its source, from 0. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
@@ -257,10 +257,10 @@ typedef struct spdl_error {
 
 #define SPDL_BLOCK_ALIGN 256 /* `align` of blocks of item_bytes, and of no other memory */
 
-/* Where memory comes from: all zero is malloc and free; otherwise set both functions. alloc_fn
-   returns NULL when there is no memory; `align` is a power of two, at least 8. free_fn gets the
-   size of the request. Any thread may call them, several at the same time. The allocator must
-   outlive the last batch. */
+/* An allocator. Zero is malloc and free; otherwise set both functions. alloc_fn returns NULL when
+   there is no memory. `align` is a power of two, at least 8. free_fn receives the size of the
+   request. Several threads can call both at the same time. The allocator must outlive the last
+   batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
     void (*free_fn)(void *memory, size_t bytes, void *user);
@@ -272,8 +272,8 @@ typedef struct spdl_allocator {
 
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
-/* Where messages go: all zero is stderr for errors and warnings, "spdl: " in front, and nowhere for
-   the rest. `text` is one line without a newline. Any thread may call log_fn. */
+/* A receiver of messages. Zero prints errors and warnings to stderr after "spdl: ", and drops the
+   rest. `text` is one line without a newline. Any thread can call log_fn. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user) SPDL__ZERO;
     void *user SPDL__ZERO;
@@ -283,17 +283,17 @@ typedef struct spdl_logger {
 /* >>ring
    A bounded queue of items of one size, by default a pointer; first in, first out.
 
-   Producers call push, consumers call pop. Calls with a timeout spin, yield, then sleep. After
-   SPDL_OK a pushed item belongs to the ring and a popped one to the caller; after any other result
-   nothing has moved. SPDL_CLOSED means: closed, and for a pop also empty.
+   Producers push and consumers pop. Calls with a timeout spin, yield, then sleep. After SPDL_OK the
+   ring owns a pushed item, and the caller owns a popped one. After any other result nothing has
+   moved. SPDL_CLOSED means closed, and for a pop closed and empty.
 
-   MPMC has any number of producers and consumers. A consumer sees the items of one producer in
-   order. A thread that the system stops inside a push or pop delays the slots behind it: try_pop
-   may return SPDL_EMPTY although later items are inside.
+   MPMC takes any number of producers and consumers. A consumer gets the items of one producer in
+   order. A thread that the system stops inside of a push or pop delays the slots behind it. try_pop
+   can then return SPDL_EMPTY although later items are inside.
 
-   SPSC is quicker, and wait-free: one thread at a time pushes, and one pops. Either side may move
-   to another thread if the program orders the two. Two threads at once on a side corrupt the ring;
-   with SPDL_DEBUG they meet an assert, and the call returns SPDL_E_INVALID. */
+   SPSC is faster, and wait-free. One thread at a time pushes, and one pops. Either side can move to
+   another thread if you synchronise the two threads. Two threads at once on a side corrupt the
+   ring. With SPDL_DEBUG an assert fails, and the call returns SPDL_E_INVALID. */
 
 typedef enum spdl_ring_mode { SPDL_RING_MPMC, SPDL_RING_SPSC } spdl_ring_mode;
 
@@ -331,19 +331,19 @@ SPDL_API spdl_result spdl_ring_push(spdl_ring *ring, const void *item, int64_t t
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns);
 
-/* Pushes n items that lie one after the other, and waits for room as often as needed. *moved: how
-   many went in, whatever the result. Items of other producers may come between them.
+/* Pushes an array of n items, and waits for room as often as needed. *moved is the number of pushed
+   items, with any result. Items of other producers can be between them.
    Returns: SPDL_OK (all n), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (a NULL argument). */
 SPDL_API spdl_result spdl_ring_push_n(spdl_ring *ring, const void *items, uint64_t n,
                                       uint64_t *moved, int64_t timeout_ns);
 
-/* Waits for at least one item, then pops up to n that are there. *moved: how many.
+/* Waits for at least one item, then pops up to n without waiting. *moved is their number.
    Returns: SPDL_OK (at least one, or n is 0), SPDL_TIMEOUT, SPDL_CLOSED, SPDL_E_INVALID (NULL). */
 SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, uint64_t *moved,
                                      int64_t timeout_ns);
 
-/* Ends the flow, and wakes all waiting calls. A later push gets SPDL_CLOSED; one at the same time
-   is refused, or its item can be popped.
+/* Ends the flow, and wakes all waiting calls. A later push returns SPDL_CLOSED. A push at the same
+   time is refused, or its item can be popped.
    Threads: any in MPMC; in SPSC the producer. */
 SPDL_API void spdl_ring_close(spdl_ring *ring);
 
@@ -354,20 +354,20 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
 /* >>pool
    A fixed set of worker threads. It runs jobs, and stages of pipelines.
 
-   Guests. A program can lend its threads: a pool with guests = n has places for n of them at a
-   time, and spdl_pool_run takes one. `worker` of a job or init, statistics and traces number these
-   places after the workers. Nobody wakes a guest: it should come once a frame or so. With workers =
-   0 next and push wait for guests. With .next_works_ns next has a place while it works. Any thread
-   may take one, so init must store nothing that belongs to a thread. */
+   Guests. A program can lend its threads to a pool. With guests = n up to n threads at a time can
+   call spdl_pool_run. Guests have worker numbers after those of the workers. The pool does not wake
+   guests: call spdl_pool_run about once a frame. In a pool of guests alone next and push wait for
+   them. A consumer in next is a guest while it calls stages. Different threads use a guest number
+   in turn, and init must store nothing that belongs to one thread. */
 
-/* State of each worker: init stores it in *local, fini gets it back. */
+/* State of each worker: init stores it in *local, and fini receives it. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
 typedef void (*spdl_fini_fn)(void *ctx, int worker, void *local);
 
 typedef enum spdl_sched {
-    SPDL_SCHED_DEFAULT, /* as the thread that creates the workers */
-    SPDL_SCHED_BATCH,   /* yields to threads that have just woken */
-    SPDL_SCHED_IDLE     /* only on an idle processor: may starve */
+    SPDL_SCHED_DEFAULT, /* that of the thread that creates the workers */
+    SPDL_SCHED_BATCH,   /* other threads that wake run first */
+    SPDL_SCHED_IDLE     /* only on an idle processor; can starve */
 } spdl_sched;
 
 /* How the system schedules workers; zero changes nothing. First leave a consumer that computes a
@@ -381,7 +381,7 @@ typedef struct spdl_policy {
     int cpu_count SPDL__ZERO;   /* 0: all that the process may use */
 } spdl_policy;
 
-/* Events for a profiler; begin and end come on one thread. */
+/* Events for a profiler. A begin and its end are reported on the same thread. */
 typedef enum spdl_event {
     SPDL_EVENT_THREAD_BEGIN, /* a worker, before its init: name of the pool, number of the worker */
     SPDL_EVENT_THREAD_END,
@@ -393,8 +393,8 @@ typedef enum spdl_event {
     SPDL_EVENT_WAIT_END
 } spdl_event;
 
-/* Zero is none. `name` lives as long as the pool or pipeline. event_fn runs on all threads at the
-   same time, and must not call the library. */
+/* A receiver of events; zero is none. `name` is valid as long as the pool or pipeline. All threads
+   call event_fn at the same time, and it must not call the library. */
 typedef struct spdl_profiler {
     void (*event_fn)(spdl_event event, const char *name, uint64_t number, void *user) SPDL__ZERO;
     void *user SPDL__ZERO;
@@ -417,7 +417,7 @@ typedef struct spdl_pool_desc {
 } spdl_pool_desc;
 typedef struct spdl_pool spdl_pool;
 
-/* A job; `local` is what init stored for this worker. */
+/* A job. `local` is the pointer that init stored for this worker. */
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 
 /* Starts the workers.
@@ -427,18 +427,18 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
 
 /* Runs the queued jobs, then fini on every worker, and frees the pool. While a pipeline uses the
    pool it only logs an error.
-   Threads: not a worker or guest of this pool; no guest may come any more.
+   Threads: not a worker or guest of this pool. No guest may enter any more.
    Blocks:  until the jobs have run and the guests have left. */
 SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 
-/* Queues fn(arg). Jobs start in the order of submission; each runs exactly once. A job that submits
-   should use a timeout of 0, or it may wait for itself.
+/* Queues fn(arg). Jobs start in the order of submission, and each runs exactly once. A job that
+   submits needs a timeout of 0, because it can wait for itself.
    Returns: SPDL_OK, SPDL_TIMEOUT (the queue stayed full), SPDL_CLOSED (after stop), SPDL_E_INVALID.
             */
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until no job is queued or running; without workers it runs the queued ones itself.
+/* Waits until no job is queued or running. Without workers the caller runs the queued jobs.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 
@@ -446,10 +446,10 @@ SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns);
 
-/* Makes the calling thread a guest: it runs jobs and stages until there is nothing to do or
-   budget_ns is over, and finishes the call in progress. A budget of 0 only looks.
-   Returns: SPDL_OK: there is more to do; SPDL_EMPTY: nothing to do now; SPDL_FULL: all places are
-            taken; SPDL_E_INVALID: the pool has no guests, or the thread is a worker or inside.
+/* Makes the calling thread a guest. It runs jobs and stages until none is left or budget_ns has
+   passed, and ends the call in progress. A budget of 0 runs nothing.
+   Returns: SPDL_OK: there is more to do; SPDL_EMPTY: there is nothing to do; SPDL_FULL: all guests
+            are inside; SPDL_E_INVALID: the pool has no guests, this thread is a worker or inside.
    Blocks:  in the functions it calls. */
 SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
