@@ -8,7 +8,7 @@
    and include it without the define elsewhere. Link with -lpthread. Define SPDL_STATIC as well to
    keep every function private to that file. While you develop define SPDL_DEBUG: see >>config.
 
-   THE SMALLEST COMPLETE PROGRAM (C; in C++ cast malloc, and write `= {}` for `= { 0 }`)
+   THE SMALLEST COMPLETE PROGRAM (C; in C++ cast malloc)
 
        #define SPDL_IMPLEMENTATION
        #include "spdl.h"
@@ -24,10 +24,8 @@
 
        int main(void) {
            spdl_pipeline *p;
-           spdl_pipeline_desc desc = { 0 };
            int *n, failed;
-           desc.workers = 2;
-           if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+           if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
                    SPDL_SOURCE(count, .free_item = free),
                    SPDL_SINK(3))) != SPDL_OK) return 1;
            while (SPDL_NEXT(p, &n, SPDL_FOREVER) == SPDL_OK) {
@@ -370,9 +368,8 @@ typedef enum spdl_sched {
     SPDL_SCHED_IDLE     /* only on an idle processor; can starve */
 } spdl_sched;
 
-/* How the system schedules workers; zero changes nothing. First leave a consumer that computes a
-   core: workers = cores - 1, and .next_works_ns. `polite` is for consumers with threads on all
-   cores: nice 10 and SCHED_BATCH on Linux, the utility class on macOS, nice elsewhere. */
+/* How the system schedules workers; zero changes nothing. `polite` is for consumers with threads on
+   all cores: nice 10 and SCHED_BATCH on Linux, the utility class on macOS, nice elsewhere. */
 typedef struct spdl_policy {
     bool polite SPDL__ZERO;
     int nice SPDL__ZERO; /* -20 to 19, per thread; 0: as it is. A lower one needs a privilege */
@@ -419,6 +416,10 @@ typedef struct spdl_pool spdl_pool;
 
 /* A job. `local` is the pointer that init stored for this worker. */
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
+
+/* How many processors this process may use, by affinity and cgroup quota. Takes 0.1 ms.
+   Returns: whole processors, at least 1. */
+SPDL_API int spdl_cores(void);
 
 /* Starts the workers.
    Returns: the results of create, SPDL_E_THREAD, or the result of init.
@@ -546,10 +547,11 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    anything else fails, with the text of the other pipeline. `source` must outlive the pipeline. To
    rewind both: stop this one, rewind the other, then this one.
 
-   Who works. `workers` threads; with workers = 0 only the thread in next. With .next_works_ns the
-   thread in next also runs stages while it would wait, except those whose mean call is longer; an
-   item may then come late by one call. For a consumer that computes write workers = cores - 1 and
-   SPDL_FOREVER; for one that waits for a device, workers = cores and 2 ms.
+   Who works. By default spdl_cores() - 1 workers, at least one, and the thread in next while it
+   would wait, so all processors are busy. With workers = n these n threads work, and the thread in
+   next only with .next_works_ns: it skips stages whose mean call is longer. While it works, one
+   item can be late by one call. With workers = SPDL_INLINE only the thread in next works. A
+   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
 
    Who may wait for whom. While a worker is free it calls every row with an input, under its
    concurrency and with room for its result, whatever other calls wait for (for a large SPDL_SINK
@@ -612,7 +614,8 @@ typedef struct spdl_stage {
     const char *name SPDL__ZERO;        /* default: of the function, "batch" or so; the second of a
                                            name is called "name#2" */
     void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
-    int concurrency SPDL__ZERO;         /* pipe: the most calls at the same time; default 1 */
+    int concurrency SPDL__ZERO;         /* pipe: the most calls at the same time; default 1.
+                                           SPDL_ALL: as many as threads work */
     bool serial SPDL__ZERO;             /* pipe: one call at a time, and no advice or doctor raises
                                            it: for what must not run twice at a time */
     int threads SPDL__ZERO;             /* source: 1 if it may block */
@@ -680,15 +683,19 @@ typedef struct spdl_batch {
 } spdl_batch;
 typedef struct spdl_pipeline spdl_pipeline;
 
+#define SPDL_INLINE (-1) /* workers: none, the thread in next does all the work */
+#define SPDL_ALL (-1)    /* concurrency: of all threads that work */
+
 typedef struct spdl_pipeline_desc {
-    int workers SPDL__ZERO; /* threads of its own pool; 0: the thread in next does all the work */
+    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256; SPDL_INLINE; 0: see Who
+                                         works */
     spdl_pool *pool SPDL__ZERO;       /* or a pool that is shared; then leave workers 0 */
     const char *name SPDL__ZERO;      /* names the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
     size_t stack_bytes SPDL__ZERO;    /* of each of them; 0: the system's default */
-    int64_t next_works_ns SPDL__ZERO; /* see Who works; 0: no stage, SPDL_FOREVER: all.
-                                         `pool` must have guests, and no call may wait for the
-                                         consumer */
+    int64_t next_works_ns SPDL__ZERO; /* see Who works; SPDL_FOREVER: all stages; 0: none, or all
+                                         with the default of workers. `pool` must have guests,
+                                         and no call may wait for the consumer */
     spdl_allocator allocator SPDL__ZERO;
     spdl_logger logger SPDL__ZERO;
     spdl_profiler profiler SPDL__ZERO; /* default: that of `pool` */
@@ -836,8 +843,8 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
 /* clang-format on */
 
-/* Checks the rows, allocates all that the pipeline will use, and starts it. It copies the rows; the
-   memory behind ctx must outlive the pipeline. An error names file, line and field of the row: in
+/* Checks the rows, allocates all that the pipeline will use, and starts it. desc can be NULL. It
+   copies the rows; the memory behind ctx must outlive the pipeline. An error names file, line and field of the row: in
    desc->error, or without it in the log. A row with more concurrency than threads causes a warning.
    Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
             pipelines already).
@@ -4924,6 +4931,12 @@ SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTON
 SPDL__PRIVATE void spdl__process_read(spdl__process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
+}
+
+SPDL_API int spdl_cores(void) {
+    spdl__process_stats now;
+    spdl__process_read(&now);
+    return now.cores_allowed > 1 ? (int)now.cores_allowed : 1;
 }
 
 /* When a wait that starts now has to end. */
@@ -11096,6 +11109,12 @@ typedef struct spdl__row_field {
     int min, max;
 } spdl__row_field;
 
+/* Of a row as it is written: 0 is right for all kinds, SPDL_ALL for those that may write more. */
+SPDL__COLD int spdl__row_calls_most(const spdl_stage *row) {
+    if (row->concurrency == SPDL_ALL) return SPDL__MAX_CONCURRENCY;
+    return row->concurrency == 1 ? 0 : row->concurrency;
+}
+
 /* Fields that are out of range, or without effect on this kind of row. */
 SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     static const char *const calls = "source, pipe and branch";
@@ -11106,7 +11125,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "type", from ? NULL : "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
-        { "concurrency", "pipe", row->concurrency == 1 ? 0 : row->concurrency, 1,
+        { "concurrency", "pipe", spdl__row_calls_most(row), 1,
           row->serial ? 1 : SPDL__MAX_CONCURRENCY },
         { "serial", "pipe", row->serial, 0, 1 },
         { "threads", "source", row->threads, 1, 1 },
@@ -11172,7 +11191,7 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
     const bool source = row->kind == SPDL_KIND_SOURCE;
     const bool begins = source || row->kind == SPDL_KIND_FEED;
     const bool ends = row->kind == SPDL_KIND_SINK, last = i == plan->count - 1;
-    const bool several = row->concurrency > 1;
+    const bool several = row->concurrency > 1 || row->concurrency == SPDL_ALL;
     const spdl__rule rules[] = {
         { i == 0 && !begins, "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
         { i > 0 && begins, "only the first row may be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
@@ -11386,9 +11405,9 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
 SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     char why[SPDL_NAME_BYTES + 64] = "";
-    if (desc->workers < 0 || desc->workers > SPDL__MAX_WORKERS)
-        (void)snprintf(why, sizeof(why), "workers is %d, must be 0 to %d", desc->workers,
-                       SPDL__MAX_WORKERS);
+    if (desc->workers < SPDL_INLINE || desc->workers > SPDL__MAX_WORKERS)
+        (void)snprintf(why, sizeof(why), "workers is %d, must be SPDL_INLINE or 0 to %d",
+                       desc->workers, SPDL__MAX_WORKERS);
     else if (desc->pool != NULL && desc->workers != 0)
         (void)snprintf(why, sizeof(why), "workers is %d, but pool is set: leave it 0",
                        desc->workers);
@@ -11412,6 +11431,15 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
                        plan->count, SPDL_MAX_STAGES);
     if (why[0] == '\0') return SPDL_OK;
     return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
+}
+
+/* Workers that the caller did not write. From here on 0 means a shared pool. */
+SPDL__COLD void spdl__desc_defaults(spdl_pipeline_desc *desc) {
+    if (desc->workers != 0 || desc->pool != NULL) return;
+    desc->workers = SPDL_INLINE;
+    if (SPDL__OS_NO_THREAD[0] != '\0') return;
+    desc->workers = (int)spdl__min(spdl__max((uint64_t)spdl_cores(), 2), SPDL__MAX_WORKERS) - 1;
+    if (desc->next_works_ns == 0) desc->next_works_ns = SPDL_FOREVER;
 }
 
 SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
@@ -11539,12 +11567,19 @@ SPDL__COLD bool spdl__row_is_index(const spdl_stage *row) {
            strcmp(fn->name, "spdl_index") == 0 && strcmp(fn->out_type, "spdl_index") == 0;
 }
 
+/* The most calls that can run at the same time. */
+SPDL__COLD int spdl__threads_most(const spdl_pipeline *p, const spdl__plan *plan) {
+    const int threads = p->threads + (plan->desc->pool == NULL && p->works_ns != 0);
+    return threads > 0 ? threads : 1;
+}
+
 /* A row, except for its memory. The rows before it are there. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
     spdl_stage *row = &node->row;
     const bool raises = plan->doctor != NULL && plan->doctor->desc.raise;
     *row = spdl__row_defaults(plan, i);
+    if (row->concurrency == SPDL_ALL) row->concurrency = spdl__threads_most(p, plan);
     node->index = i;
     node->locks = &p->locks;
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
@@ -11721,7 +11756,9 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
-    p->threads = desc->pool != NULL ? desc->pool->places : desc->workers;
+    p->threads = desc->pool != NULL  ? desc->pool->places
+                 : desc->workers > 0 ? desc->workers
+                                     : 0;
     if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
         p->spare = (int)spdl__min((uint64_t)desc->workers,
                                   (uint64_t)(SPDL__MAX_WORKERS - desc->workers -
@@ -11761,7 +11798,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
 SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     spdl_pool_desc pool;
     p->pool = desc->pool;
-    if (desc->workers == 0) return SPDL_OK;
+    if (desc->workers <= 0) return SPDL_OK;
     memset((void *)&pool, 0, sizeof(pool));
     pool.workers = desc->workers + p->spare;
     pool.guests = p->works_ns != 0;
@@ -11841,7 +11878,7 @@ SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
 /* More calls than there are threads for: if they wait for each other they do so for ever. Deferred
    calls need no thread. */
 SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) {
-    const int threads = p->pool != NULL ? p->threads + (p->own_pool && p->works_ns != 0) : 1;
+    const int threads = spdl__threads_most(p, plan);
     int i;
     for (i = 0; i < p->count; ++i) {
         const spdl__node *node = &p->node[i];
@@ -11954,6 +11991,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
+    spdl__desc_defaults(&known);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
         spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: the "
                                                 "statistics say how soon they are answered");
@@ -17575,6 +17613,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     plan.rows = l->rows;
     plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
     result = spdl__check_plan(&plan);
+    spdl__desc_defaults(&l->desc.pipeline); /* here: a child has the threads that `slots` is for */
     if (result != SPDL_OK) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     if (result != SPDL_OK) return result;
     if (l->rows[0].kind == SPDL_KIND_FEED)

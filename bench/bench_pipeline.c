@@ -59,7 +59,7 @@
                       stopped in the middle of what they do: the longest call of next
    vs_spdl_noop3      pull3_ordered against SPDL of PyPI, with the same workers and concurrency
    vs_torch_noop      the same against a DataLoader of PyTorch with as many worker processes
-   inline_ns          three stages with workers = 0: per item and call (a source and three stages)
+   inline_ns          three stages with SPDL_INLINE: per item and call (a source and three stages)
    startup_us         three stages: from create to the first item
    rewind_us          three stages, after five items: from the call of rewind to the first item
    stop_idle_ms       three stages with every edge full: stop and destroy

@@ -14,7 +14,7 @@
    overhead_pct           three stages that do nothing, 4 workers, buffer_size 16: how much longer
                           an item takes with statistics, in percent; the note is the same measured
                           for a side against itself, which is the error of the method
-   overhead_inline_pct    the same with workers = 0: no other thread, no cache line that moves
+   overhead_inline_pct    the same with SPDL_INLINE: no other thread, no cache line that moves
    reporter_pct           the same, with a reporter (JSON every 0.1 s) against without
    create_us              spdl_pipeline_create and _destroy of the inline one, which reads no /proc
    snapshot_us            spdl_pipeline_stats of 5 stages and 8 workers, while they run
@@ -50,7 +50,7 @@ SPDL_FN(pass, void, void) {
 static spdl_pipeline *hop_open(int workers, const spdl_report_desc *report) {
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p;
-    desc.workers = workers;
+    desc.workers = workers > 0 ? workers : SPDL_INLINE;
     desc.report = report;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_SOURCE(count_up, .buffer_size = 16),

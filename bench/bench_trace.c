@@ -10,10 +10,10 @@
 
    trace_overhead_pct       no-op stages: hooks there and no trace asked for, against none at all
    trace_overhead_10us_pct  the same with stages of 10 us
-   trace_overhead_inline_pct  no-op stages with workers = 0: one thread, hence the least noise
+   trace_overhead_inline_pct  no-op stages with SPDL_INLINE: one thread, hence the least noise
    trace_on_pct             no-op stages: with a trace against without
    trace_on_10us_pct        the same with stages of 10 us
-   trace_on_inline_pct      no-op stages with workers = 0
+   trace_on_inline_pct      no-op stages with SPDL_INLINE
    trace_file_ms            writing the file of a trace of 100000 events */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
@@ -57,7 +57,7 @@ double TRACE_RUN(const trace_case *is) {
     spdl_pipeline *p;
     uint64_t start = 0, end = 0, taken = 0;
     void *item;
-    desc.workers = is->workers;
+    desc.workers = is->workers > 0 ? is->workers : SPDL_INLINE;
     desc.trace = "/dev/null";
     desc.trace_events = is->events;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(

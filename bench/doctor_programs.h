@@ -334,7 +334,7 @@ static inline spdl_result planted_open(planted_run *run, const planted *is,
     rows[run->count - 1].ctx = NULL;
     rows[run->count - 1].buffer_size = (int)pool->sink;
     memset(&desc, 0, sizeof(desc));
-    desc.workers = (int)pool->workers;
+    desc.workers = pool->workers > 0 ? (int)pool->workers : SPDL_INLINE;
     desc.doctor = doctor;
     desc.logger.log_fn = planted_log;
     desc.error = error;

@@ -316,7 +316,7 @@ static spdl_pipeline *ours_open_with(flow *f, const spdl_allocator *allocator) {
     spdl_pipeline *made;
     spdl_error error;
     memset(&desc, 0, sizeof desc);
-    desc.workers = f->pool != NULL ? 0 : f->is.workers;
+    desc.workers = f->pool != NULL ? 0 : f->is.workers > 0 ? f->is.workers : SPDL_INLINE;
     desc.pool = f->pool;
     desc.error = &error;
     if (allocator != NULL) desc.allocator = *allocator;

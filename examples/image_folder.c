@@ -105,10 +105,10 @@ int main(int argc, char **argv) {
     DIR *folder = argc == 2 && chdir(argv[1]) == 0 ? opendir(".") : NULL;
     if (!folder) return fprintf(stderr, "usage: image_folder FOLDER\n"), 2;
     if (spdl_ring_create(&broken, &lines) != SPDL_OK) return 1;
-    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 4 }, SPDL_STAGES(
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_SOURCE(next_name, .ctx = folder, .free_item = free),
-            SPDL_READ(.concurrency = 4), /* the bytes of each file */
-            SPDL_PIPE(decode, .ctx = broken, .concurrency = 4, .max_failures = MAX_BROKEN,
+            SPDL_READ(.concurrency = SPDL_ALL), /* the bytes of each file */
+            SPDL_PIPE(decode, .ctx = broken, .concurrency = SPDL_ALL, .max_failures = MAX_BROKEN,
                       .free_item = free),
             SPDL_BATCH(BATCH),
             SPDL_PIPE(collate, .free_item = free),

@@ -25,9 +25,8 @@ SPDL_FN(read_one, void, Text) {
 }
 
 static spdl_pipeline *open_texts(char *kind) {
-    const spdl_pipeline_desc desc = { .workers = 1 };
     spdl_pipeline *p;
-    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_SOURCE(read_one, .ctx = kind, .free_item = free),
             SPDL_SINK(4))) != SPDL_OK) exit(1); /* the log says which row and why */
     return p;

@@ -41,9 +41,9 @@ int main(void) {
             .draws = 1000, .ranks = ranks, .error = &error }) != SPDL_OK)
         return puts(error.text), 1;
 
-    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_INDEX(mixed),
-            SPDL_PIPE(load, .concurrency = 2),
+            SPDL_PIPE(load, .concurrency = SPDL_ALL),
             SPDL_SINK(8))) != SPDL_OK) return 1;
     while (SPDL_NEXT(p, &item, SPDL_FOREVER) == SPDL_OK) {
         taken[item->source]++;

@@ -82,9 +82,9 @@ int main(int argc, char **argv) {
     size_t at = 0, batches = 0, samples = 0;
     uint64_t sum = 0;
     static Batch batch;
-    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_SOURCE(next_file, .ctx = &files, .free_item = free),
-            SPDL_NPZ(NULL, .concurrency = 2, .buffer_size = 4),
+            SPDL_NPZ(NULL, .concurrency = SPDL_ALL, .buffer_size = 4),
             SPDL_PIPE(check, .free_item = samples_free),
             SPDL_SINK(3))) != SPDL_OK) return 1;
     while (next_batch(p, &file, &at, &batch)) {

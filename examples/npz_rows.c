@@ -51,7 +51,7 @@ SPDL_FN(read_rows, Batch, Batch) {
 int main(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : "samples.npz";
     spdl_error error = { .text = "" };
-    const spdl_pipeline_desc desc = { .workers = 2, .error = &error };
+    const spdl_pipeline_desc desc = { .error = &error };
     spdl_npz *npz = NULL;
     spdl_pipeline *p = NULL;
     Batch *batch;
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
         spdl_npz_open(&npz, path, &(spdl_npz_desc){ .error = &error }) != SPDL_OK ||
         spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_SOURCE(next_batch, .free_item = free),
-            SPDL_PIPE(read_rows, .ctx = npz, .concurrency = 2, .free_item = free),
+            SPDL_PIPE(read_rows, .ctx = npz, .concurrency = SPDL_ALL, .free_item = free),
             SPDL_SINK(4))) != SPDL_OK)
         fprintf(stderr, "npz_rows: %s\n", error.text);
     for (; p && SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; count++, free(batch))

@@ -3,7 +3,7 @@
 #include "spdl.h"
 #include <stdio.h>
 
-SPDL_FN(mean, spdl_npz_bundle, double) {            /* a stage: up to 4 calls at a time */
+SPDL_FN(mean, spdl_npz_bundle, double) {             /* a stage, called by all threads */
     const spdl_npz_array *images = spdl_npz_bundle_find(in, "images");
     double sum = 0;
     if (images == NULL) return spdl_fail(task, "there is no array 'images'");
@@ -18,12 +18,12 @@ int main(void) {
     spdl_pipeline *p;
     spdl_batch *batch;
     if (spdl_files_open(&files, "examples/data/digits_train_*.npz", NULL) != SPDL_OK) return 1;
-    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 4 }, SPDL_STAGES(
-            SPDL_FILES(files),                      /* the source: paths */
-            SPDL_NPZ(NULL, .concurrency = 4),       /* loads each file */
-            SPDL_PIPE(mean, .concurrency = 4),
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
+            SPDL_FILES(files),                       /* the source: paths */
+            SPDL_NPZ(NULL, .concurrency = SPDL_ALL), /* loads each file */
+            SPDL_PIPE(mean, .concurrency = SPDL_ALL),
             SPDL_BATCH(16, .item_bytes = sizeof(double)),
-            SPDL_SINK(3))) != SPDL_OK) return 1;    /* the log says which row and why */
+            SPDL_SINK(3))) != SPDL_OK) return 1;     /* the log says which row and why */
     while (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) { /* in the order of the files */
         printf("%zu files, mean of the first %.3f\n", batch->count, ((double *)batch->data)[0]);
         spdl_batch_free(batch);

@@ -9,8 +9,6 @@
 int main() {
     spdl_files *files;
     spdl_pipeline *p;
-    spdl_pipeline_desc desc = {};
-    desc.workers = 4;
     auto mean = [](spdl_task *, spdl_npz_bundle *in, double **out) {
         const spdl_npz_array *images = spdl_npz_bundle_find(in, "images");
         if (images == nullptr) throw std::runtime_error("there is no array 'images'");
@@ -20,10 +18,10 @@ int main() {
         return SPDL_OK;
     };
     if (spdl_files_open(&files, "examples/data/digits_train_*.npz", nullptr) != SPDL_OK) return 1;
-    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_FILES(files), SPDL_NPZ(nullptr).with_concurrency(4),
+    if (spdl_pipeline_create(&p, nullptr, SPDL_STAGES(
+            SPDL_FILES(files), SPDL_NPZ(nullptr).with_concurrency(SPDL_ALL),
             spdl_pipe<spdl_npz_bundle, double>("mean", mean)
-                .with_concurrency(4).with_free_item(spdl_delete<double>),
+                .with_concurrency(SPDL_ALL).with_free_item(spdl_delete<double>),
             SPDL_SINK(3))) != SPDL_OK) return 1;
     while (auto value = spdl_next<std::unique_ptr<double>>(p)) std::printf("%.3f\n", *value);
     const bool failed = spdl_pipeline_failed(p);

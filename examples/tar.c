@@ -22,17 +22,16 @@ SPDL_FN(add_up, spdl_record, spdl_record) {
 int main(int argc, char **argv) {
     spdl_error error;
     const spdl_files_desc named = { .error = &error };
-    const spdl_pipeline_desc desc = { .workers = 3 };
     spdl_files *files;
     spdl_pipeline *p;
     spdl_record *member;
     if (argc != 2) return fprintf(stderr, "usage: tar FILES\n"), 2;
     if (spdl_files_open(&files, argv[1], &named) != SPDL_OK)
         return fprintf(stderr, "tar: %s\n", error.text), 1;
-    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_FILES(files),
             SPDL_TAR(NULL),
-            SPDL_PIPE(add_up, .concurrency = 2),
+            SPDL_PIPE(add_up, .concurrency = SPDL_ALL),
             SPDL_SINK(4))) != SPDL_OK) return spdl_files_close(files), 1;
     for (; SPDL_NEXT(p, &member, SPDL_FOREVER) == SPDL_OK; spdl_record_free(member))
         printf("%zu %llu %s\n", member->bytes, (unsigned long long)member->offset, member->name);

@@ -1,5 +1,4 @@
-/* thread.h - what examples take from the system, POSIX or Windows: threads, processors, the
-   terminal. */
+/* thread.h - what examples take from the system, POSIX or Windows: threads, the terminal. */
 #ifndef EXAMPLE_THREAD_H
 #define EXAMPLE_THREAD_H
 
@@ -35,12 +34,6 @@ static inline void thread_join(thread *t) {
 
 static inline void thread_sleep_ms(int ms) { Sleep((DWORD)ms); }
 
-static inline int thread_cores(void) {
-    SYSTEM_INFO info;
-    GetSystemInfo(&info);
-    return (int)info.dwNumberOfProcessors;
-}
-
 static inline bool shows_stderr(void) { return _isatty(2) != 0; }
 #else
 #include <poll.h>
@@ -55,7 +48,6 @@ static inline bool thread_start(thread *t, void *(*run)(void *arg), void *arg) {
 
 static inline void thread_join(thread *t) { pthread_join(*t, NULL); }
 static inline void thread_sleep_ms(int ms) { poll(NULL, 0, ms); }
-static inline int thread_cores(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
 static inline bool shows_stderr(void) { return isatty(2) != 0; }
 #endif
 

@@ -30,7 +30,7 @@ static Set open_set(const char *path, spdl_sampler_order how) {
     const spdl_files_desc listed = { .error = &error };
     const spdl_tokens_desc windows = { .length = TOKENS, .error = &error };
     spdl_sampler_desc order = { .order = how, .seed = 7, .error = &error };
-    spdl_pipeline_desc desc = { .workers = 1, .error = &error };
+    spdl_pipeline_desc desc = { .error = &error };
     spdl_result result = spdl_files_open(&set.files, path, &listed);
     if (result == SPDL_OK) result = spdl_tokens_open(&set.tokens, set.files, &windows);
     if (result == SPDL_OK) {

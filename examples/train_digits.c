@@ -60,14 +60,13 @@ SPDL_FN(augment, samples, samples) {
 
 static spdl_pipeline *open_pipeline(file_list *files, spdl_error *error) {
     spdl_pipeline *p;
-    const int workers = thread_cores() > 2 ? 2 : 1; /* leave the training a core */
-    const spdl_pipeline_desc desc = { .workers = workers, .name = "digits", .error = error };
+    const spdl_pipeline_desc desc = { .name = "digits", .error = error };
     files->seed = 1;
     for (int i = 0; i < FILES; i++) files->order[i] = i;
     spdl_pipeline_create(&p, &desc, SPDL_STAGES(
         SPDL_SOURCE(next_path, .ctx = files),
-        SPDL_PIPE(load, .concurrency = workers, .free_item = free),
-        SPDL_PIPE(augment, .concurrency = workers),
+        SPDL_PIPE(load, .concurrency = SPDL_ALL, .free_item = free),
+        SPDL_PIPE(augment, .concurrency = SPDL_ALL),
         SPDL_BATCH(BATCH),
         SPDL_SINK(3)));
     return p;

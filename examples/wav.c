@@ -107,8 +107,8 @@ int main(int argc, char **argv) {
     if (argc < 2) write_some();
     snprintf(pattern, sizeof pattern, "%s*.wav", argc > 1 ? argv[1] : "wav_");
     if (spdl_files_open(&files, pattern, &desc) != SPDL_OK) return puts(error.text), 1;
-    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2, .seed = 1 }, SPDL_STAGES(
-            SPDL_FILES(files), SPDL_PIPE(load, .concurrency = 2, .free_item = sound_free),
+    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .seed = 1 }, SPDL_STAGES(
+            SPDL_FILES(files), SPDL_PIPE(load, .concurrency = SPDL_ALL, .free_item = sound_free),
             SPDL_SINK(4))) != SPDL_OK) return 1;
     for (; SPDL_NEXT(p, &sound, SPDL_FOREVER) == SPDL_OK; sound_free(sound))
         printf("%d frames of %d channels at %d Hz, the first is %g\n", sound->frames,

@@ -80,7 +80,6 @@ int main(int argc, char **argv) {
     spdl_error error;
     const spdl_files_desc named = { .error = &error };
     const spdl_records_desc grouped = { .group = true, .max_bytes = 1 << 20 };
-    const spdl_pipeline_desc desc = { .workers = 3 };
     spdl_files *files;
     spdl_pipeline *p;
     spdl_batch *batch;
@@ -89,10 +88,10 @@ int main(int argc, char **argv) {
     if (argc < 2) make_shards("shards");
     if (spdl_files_open(&files, argc < 2 ? "shards/train-*.tar" : argv[1], &named) != SPDL_OK)
         return fprintf(stderr, "webdataset: %s\n", error.text), 1;
-    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_FILES(files),
             SPDL_TAR(&grouped, .buffer_size = 16),
-            SPDL_PIPE(decode, .concurrency = 2),
+            SPDL_PIPE(decode, .concurrency = SPDL_ALL),
             SPDL_BATCH(BATCH, .item_bytes = sizeof(Example)),
             SPDL_SINK(3))) != SPDL_OK) return 1;
     for (; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; spdl_batch_free(batch)) {

@@ -67,9 +67,9 @@ int main(void) {
     table_make(&t, weight);
     order.error = &error;
     if (spdl_sampler_create(&sampler, &order) != SPDL_OK) return puts(error.text), 1;
-    if (spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2 }, SPDL_STAGES(
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_INDEX(sampler),
-            SPDL_PIPE(load, .concurrency = 2),
+            SPDL_PIPE(load, .concurrency = SPDL_ALL),
             SPDL_SINK(8))) != SPDL_OK) return 1;
     while (SPDL_NEXT(p, &item, SPDL_FOREVER) == SPDL_OK) {
         rare += item->index < 10;

@@ -54,7 +54,7 @@ static void silent(spdl_log_level, const char *, void *) {}
 
 static spdl_pipeline_desc with_workers(int workers) {
     spdl_pipeline_desc desc = {};
-    desc.workers = workers;
+    desc.workers = workers == 0 ? SPDL_INLINE : workers;
     desc.logger.log_fn = silent;
     return desc;
 }

@@ -195,7 +195,7 @@ static inline spdl_pipeline *start(int workers, spdl_pool *pool, const spdl_stag
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p = NULL;
     spdl_error error = { 0 };
-    desc.workers = workers;
+    desc.workers = pool != NULL ? 0 : TEST_WORKERS(workers);
     desc.pool = pool;
     desc.error = &error;
     desc.logger.log_fn = log_nothing; /* failures and odd rows are what is tried */

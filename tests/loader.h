@@ -114,7 +114,7 @@ static inline void log_nothing(spdl_log_level level, const char *text, void *use
 static inline spdl_loader_desc desc_of(int workers) {
     spdl_loader_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.pipeline.workers = workers;
+    desc.pipeline.workers = workers == 0 ? SPDL_INLINE : workers;
     desc.fork_with_threads = true;
     desc.logger.log_fn = log_nothing;
     return desc;

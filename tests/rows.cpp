@@ -169,7 +169,7 @@ static long sum_of_epoch(spdl_pipeline *p) {
 static bool runs(int workers) {
     spdl_pipeline_desc desc = {};
     spdl_pipeline *p = nullptr;
-    desc.workers = workers;
+    desc.workers = workers == 0 ? SPDL_INLINE : workers;
     if (spdl_pipeline_create(&p, &desc, SPDL_TABLE(plain)) != SPDL_OK) return false;
     const bool right = sum_of_epoch(p) == 1090 && sum_of_epoch(p) == 1090;
     if (!right) std::puts(spdl_pipeline_error(p)->text);
@@ -194,7 +194,9 @@ static bool can_be_fed() {
     spdl_pipeline *p = nullptr;
     void *item;
     long sum = 0;
-    if (spdl_pipeline_create(&p, nullptr, SPDL_TABLE(fed)) != SPDL_OK) return false;
+    spdl_pipeline_desc desc = {};
+    desc.workers = SPDL_INLINE;
+    if (spdl_pipeline_create(&p, &desc, SPDL_TABLE(fed)) != SPDL_OK) return false;
     for (long i = 1; i <= 3; ++i) /* without a worker the first one makes way */
         if (spdl_pipeline_push(p, make(i), 0) != SPDL_OK) return false;
     spdl_pipeline_push_end(p);

@@ -79,7 +79,7 @@ int main(void) {
     spdl_pipeline_desc desc;
     spdl_doctor_desc doctor;
     memset(&desc, 0, sizeof desc);
-    desc.workers = threads ? 2 : 0;
+    desc.workers = threads ? 2 : SPDL_INLINE;
     desc.logger.log_fn = on_log;
     memset(&doctor, 0, sizeof doctor);
     doctor.quiet = true;

@@ -70,6 +70,9 @@ typedef struct test_module {
 #define TEST_END { NULL, NULL }
 /* clang-format on */
 
+/* Tests count workers from 0: none, the consumer does all the work. */
+#define TEST_WORKERS(n) ((n) == 0 ? SPDL_INLINE : (n))
+
 /* All but REQUIRE yield whether the check held. A condition may contain commas. */
 #define CHECK(...)                                                                                 \
     test_check((__VA_ARGS__) ? true : false, __FILE__, __LINE__, "CHECK(%s)", #__VA_ARGS__)

@@ -263,7 +263,7 @@ static spdl_result attempt_pipeline(counting *c) {
     spdl_error error;
     spdl_result result;
     const int before = logged;
-    desc.workers = workers_tried;
+    desc.workers = pool_tried != NULL ? 0 : TEST_WORKERS(workers_tried);
     desc.pool = pool_tried;
     desc.allocator = allocator_of(c);
     desc.logger.log_fn = log_count;
@@ -338,7 +338,7 @@ static void running_allocates_nothing(const spdl_stage *rows, size_t count, int 
     spdl_pipeline *p;
     int made;
     c.fail_at = -1;
-    desc.workers = workers;
+    desc.workers = TEST_WORKERS(workers);
     desc.allocator = allocator_of(&c);
     source_count = items;
     REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
@@ -366,7 +366,7 @@ static void no_batch_is_missed_at_the_end(void) {
         void *batch[32];
         size_t ahead, count = 0;
         c.fail_at = -1;
-        desc.workers = workers;
+        desc.workers = TEST_WORKERS(workers);
         desc.allocator = allocator_of(&c);
         source_count = 0;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(shape_of_batches)) == SPDL_OK);
@@ -492,7 +492,7 @@ static void kept_batches_may_fail(void) {
         const spdl_error *error;
         int count = 0;
         c.fail_at = -1;
-        desc.workers = workers;
+        desc.workers = TEST_WORKERS(workers);
         desc.allocator = allocator_of(&c);
         source_count = 3 * KEPT;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
@@ -608,7 +608,7 @@ static bool runs_out_of_memory(const shape *of, int workers, int fail_at, bool f
     bool failed;
     c.fail_at = -1;
     c.for_good = for_good;
-    desc.workers = workers;
+    desc.workers = TEST_WORKERS(workers);
     desc.allocator = allocator_of(&c);
     made = gone = held_count = 0;
     __atomic_store_n(&may_begin, false, __ATOMIC_RELEASE);

@@ -619,7 +619,7 @@ static void runs_into(spdl_pipeline *p, const char *text) {
 }
 
 static spdl_pipeline *quiet(int workers, const spdl_stage *rows, size_t count) {
-    spdl_pipeline_desc desc = { .workers = workers, .logger = { log_nothing, NULL } };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers), .logger = { log_nothing, NULL } };
     spdl_pipeline *p = NULL;
     REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
     return p;
@@ -696,7 +696,7 @@ SPDL_FN(copy_part, part, part) {
 }
 
 static spdl_result memory_try(spdl_pipeline **p, int workers, const pen *with, spdl_error *error) {
-    spdl_pipeline_desc desc = { .workers = workers, .error = error };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers), .error = error };
     desc.allocator.alloc_fn = count_alloc;
     desc.allocator.free_fn = count_free;
     desc.logger.log_fn = log_nothing;

@@ -483,7 +483,7 @@ static void caches_a_pipeline(void) {
     for (int variant = 0; variant < 8; ++variant) {
         const bool copies = variant & 1, endless = variant & 2;
         uint64_t count = endless ? UINT64_MAX : 7;
-        const spdl_pipeline_desc desc = { .workers = variant & 4 ? 3 : 0 };
+        const spdl_pipeline_desc desc = { .workers = variant & 4 ? 3 : SPDL_INLINE };
         spdl_pipeline *pipeline;
         spdl_cache_desc on;
         spdl_cache *cache;

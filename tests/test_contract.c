@@ -42,7 +42,7 @@ static spdl_pipeline *begin_with(spdl_pipeline_desc desc, const spdl_stage *rows
 static spdl_pipeline *begin_rows(int workers, spdl_pool *pool, const spdl_stage *rows,
                                  size_t count) {
     spdl_pipeline_desc desc = { 0 };
-    desc.workers = workers;
+    desc.workers = pool != NULL ? 0 : TEST_WORKERS(workers);
     desc.pool = pool;
     return begin_with(desc, rows, count);
 }

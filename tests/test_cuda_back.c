@@ -171,7 +171,7 @@ SPDL_FN(fill, void, flow_filled) {
 #define FILL SPDL_SOURCE(fill, .item_bytes = sizeof(flow_filled), .free_item = spdl_buffer_free)
 
 static spdl_pipeline *answering(flow_answers *a, int workers, int sink) {
-    spdl_pipeline_desc desc = { .workers = workers, .logger = { flow_quiet, NULL } };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers), .logger = { flow_quiet, NULL } };
     spdl_pipeline *p = NULL;
     desc.allocator = spdl_cuda_allocator(a->cuda);
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(FILL, FLOW_ROWS(a), SPDL_SINK(sink))) ==

@@ -143,7 +143,7 @@ SPDL_FN(renew, int, int) {
 
 static void run_all(warnings *w, int workers, spdl_free_fn free_item, const spdl_stage *rows,
                     size_t count) {
-    spdl_pipeline_desc desc = { .workers = workers };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
     spdl_pipeline *p;
     void *taken;
     memset(w, 0, sizeof *w);

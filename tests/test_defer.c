@@ -328,7 +328,7 @@ static void log_of_misuse(spdl_log_level level, const char *text, void *user) {
 }
 
 static spdl_pipeline *start_logged(int workers, misuse *m, const spdl_stage *rows, size_t count) {
-    spdl_pipeline_desc desc = { .workers = workers };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
     spdl_pipeline *p = NULL;
     desc.logger.log_fn = log_of_misuse;
     desc.logger.user = m;

@@ -47,7 +47,7 @@ static spdl_pipeline *examine(const spdl_doctor_desc *doctor, int workers, const
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p = NULL;
     spdl_error error = { 0 };
-    desc.workers = workers;
+    desc.workers = TEST_WORKERS(workers);
     desc.doctor = doctor;
     desc.error = &error;
     desc.logger.log_fn = log_nothing;

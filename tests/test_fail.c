@@ -28,7 +28,7 @@ static int warnings_of(kept *k) {
 }
 
 static spdl_pipeline *start_kept(kept *k, int workers, const spdl_stage *rows, size_t count) {
-    spdl_pipeline_desc desc = { .workers = workers };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
     spdl_pipeline *p = NULL;
     memset(k, 0, sizeof *k);
     k->lock = (test_mutex)TEST_MUTEX;

@@ -165,7 +165,7 @@ SPDL_FN(leaks_its_task, item, item) {
 static void a_task_is_of_its_call_only(void) {
     for (int i = 0; i < CROWDS * MISUSES; ++i) {
         leak l = { .it = item_make(9), .way = &misuses[i % MISUSES] };
-        spdl_pipeline_desc desc = { .workers = crowds[i / MISUSES] };
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(crowds[i / MISUSES]) };
         spdl_pipeline *p = NULL;
         desc.logger.log_fn = log_of_leak;
         desc.logger.user = &l;

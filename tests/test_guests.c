@@ -797,7 +797,8 @@ static void profilers_see_all(void) {
     CHECK_EQ(own.threads + own.waits + own.jobs, 0);
     alone.profiler.event_fn = on_event;
     alone.profiler.user = &inside;
-    for (alone.workers = 0; alone.workers < 2; ++alone.workers) { /* a pool of its own, or none */
+    for (int workers = 0; workers < 2; ++workers) { /* a pool of its own, or none */
+        alone.workers = TEST_WORKERS(workers);
         memset(&inside, 0, sizeof inside);
         REQUIRE(spdl_pipeline_create(&p, &alone, SPDL_STAGES(
             ITEMS(200), SPDL_PIPE(work), SPDL_SINK(3))) == SPDL_OK);

@@ -246,7 +246,7 @@ static void stop_frees_what_is_not_in_the_sink(void) {
     }
 }
 
-/* With workers = 0 the stages run on the trainer's thread, and another one stops them. */
+/* With SPDL_INLINE the stages run on the trainer's thread, and another one stops them. */
 static void another_thread_can_stop_the_trainers_work(void) {
     for (int i = 0; i < 20; ++i) {
         trainer t = { .p = START(0, COUNT_TO(-1),
@@ -336,7 +336,7 @@ static void destroy_inside_a_stage_is_refused(void) {
     for (int w = 0; w < 3; ++w) {
         int gate = 0;
         spdl_pipeline *p = NULL;
-        spdl_pipeline_desc desc = { .workers = w };
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(w) };
         desc.logger.log_fn = log_of_destroy;
         REQUIRE(spdl_pipeline_create(
                     &p, &desc,
@@ -707,7 +707,7 @@ static void heap_free(void *memory, size_t bytes, void *user) {
 static spdl_result make_full(spdl_pipeline **p, heap *h, int workers, spdl_error *error) {
     static hooks hook;
     static script source, pass;
-    spdl_pipeline_desc desc = { .workers = workers, .error = error };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers), .error = error };
     hook = (hooks){ .fail_on = -1 };
     source = (script){ .count = 1000 };
     pass = (script){ .fresh = true };

@@ -129,10 +129,14 @@ static void numbers_out_of_range(void) {
     REQUIRE(spdl_pool_create(&pool, &small) == SPDL_OK);
     REFUSED("concurrency is -2, must be 1 to", SOURCE, SPDL_PIPE(passes_a, .concurrency = -2),
             SPDL_SINK(1));
+    REFUSED("flush is set, but concurrency is more than 1", SOURCE,
+            SPDL_PIPE(passes_a, .concurrency = SPDL_ALL, .flush = true), SPDL_SINK(1));
+    REFUSED("concurrency is set, but only pipe rows have it", SOURCE,
+            SPDL_BATCH(2, .concurrency = SPDL_ALL), SPDL_SINK(1));
     REFUSED("size is 0, must be at least 1", SOURCE, SPDL_BATCH(0), SPDL_SINK(1));
     REFUSED("fn is NULL", SOURCE, { .kind = SPDL_KIND_PIPE }, SPDL_SINK(1));
     refused(WORKERS(1000), SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID,
-            "workers is 1000, must be 0 to 256");
+            "workers is 1000, must be SPDL_INLINE or 0 to 256");
     refused(&(spdl_pipeline_desc){ .workers = 1, .pool = pool },
             SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID,
             "workers is 1, but pool is set: leave it 0");
@@ -335,7 +339,7 @@ static void two_threads_at_one_end(void) {
         pthread_t thread;
         void *item;
         char text[64];
-        REQUIRE(created(&p, NULL, WORKERS(push ? 0 : 1),
+        REQUIRE(created(&p, NULL, WORKERS(push ? SPDL_INLINE : 1),
                         SPDL_STAGES(SPDL_FEED(A, .buffer_size = 1), SPDL_PIPE(passes_a),
                                     SPDL_SINK(1))) == SPDL_OK);
         if (push) CHECK_EQ(spdl_pipeline_push(p, kept, 0), SPDL_OK); /* it is full */

@@ -7,9 +7,10 @@ static bool is_trainer(void) { return trainer == test_thread_id(); }
 
 static spdl_pipeline *start_works(int workers, spdl_pool *pool, int64_t works_ns,
                                   const spdl_stage *rows, size_t count) {
-    spdl_pipeline_desc desc = { .workers = workers, .pool = pool, .next_works_ns = works_ns };
+    spdl_pipeline_desc desc = { .pool = pool, .next_works_ns = works_ns };
     spdl_pipeline *p = NULL;
     spdl_error error = { 0 };
+    if (pool == NULL) desc.workers = TEST_WORKERS(workers);
     desc.error = &error;
     desc.logger.log_fn = log_nothing;
     trainer = test_thread_id();
@@ -494,6 +495,68 @@ static void without_workers_nothing_changes(void) {
     DONE(p);
 }
 
+/* --- the default --- */
+
+static int workers_of(const spdl_pipeline *p) {
+    spdl_stats s;
+    spdl_pipeline_stats(p, &s);
+    return s.workers;
+}
+
+/* All processors but one have a worker, and the trainer works while it waits. */
+static void the_default_uses_all_processors(void) {
+    const int cores = spdl_cores(), workers = cores > 1 ? cores - 1 : 1;
+    for (int none = 0; none < 2; ++none) {
+        const spdl_pipeline_desc zero = { .logger = { log_nothing, NULL } };
+        tally t = { .meet = workers + 1 };
+        spdl_pipeline *p;
+        trainer = test_thread_id();
+        REQUIRE(spdl_pipeline_create(&p, none ? NULL : &zero, SPDL_STAGES(
+            COUNT_TO(4 * (workers + 1)),
+            SPDL_PIPE(count_calls, .ctx = &t, .concurrency = SPDL_ALL),
+            SPDL_SINK(4 * (workers + 1)))) == SPDL_OK);
+        CHECK_EQ(workers_of(p), workers);
+        CHECK_EQ(take_from(p, 0, 5000, SPDL_END), 4 * (workers + 1));
+        CHECK(t.in_next >= 4);
+        DONE(p);
+    }
+}
+
+/* A number of workers means just that, and a limit of the calls in next stays as it is written. */
+static void what_is_written_is_no_default(void) {
+    const spdl_pipeline_desc limited = { .next_works_ns = 1, .logger = { log_nothing, NULL } };
+    tally t = { .us = 0 };
+    spdl_pipeline *p = WORKS(2, 0, COUNT_TO(200), SPDL_PIPE(count_calls, .ctx = &t), SPDL_SINK(1));
+    CHECK_EQ(workers_of(p), 2);
+    CHECK_EQ(take_from(p, 0, 5000, SPDL_END), 200);
+    CHECK_EQ(t.in_next, 0);
+    DONE(p);
+    t = (tally){ .us = 2000 };
+    REQUIRE(spdl_pipeline_create(&p, &limited, SPDL_STAGES(
+        COUNT_TO(30), SPDL_PIPE(count_calls, .ctx = &t), SPDL_SINK(1))) == SPDL_OK);
+    CHECK_EQ(take_from(p, 0, 5000, SPDL_END), 30);
+    CHECK(t.in_next < 10);
+    DONE(p);
+}
+
+static int calls_of(spdl_pipeline *p, int row) {
+    const int calls = stats_of(p, row).concurrency;
+    DONE(p);
+    return calls;
+}
+
+/* As many calls as threads may work, wherever they are from. */
+static void all_calls_are_those_of_the_threads(void) {
+    const spdl_stage rows[] = { COUNT_TO(4), SPDL_PIPE(pass_on, .concurrency = SPDL_ALL),
+                                SPDL_SINK(1) };
+    spdl_pool *pool = pool_of(5);
+    CHECK_EQ(calls_of(start_works(3, NULL, 0, SPDL_TABLE(rows)), 1), 3);
+    CHECK_EQ(calls_of(start_works(3, NULL, SPDL_FOREVER, SPDL_TABLE(rows)), 1), 4);
+    CHECK_EQ(calls_of(start_works(0, NULL, 0, SPDL_TABLE(rows)), 1), 1);
+    CHECK_EQ(calls_of(start_works(0, pool, 0, SPDL_TABLE(rows)), 1), 5);
+    spdl_pool_destroy(pool);
+}
+
 TEST_TABLE(next){
     TEST_CASE(the_trainer_is_one_thread_more),
     TEST_CASE(rows_of_long_calls_are_left_to_the_workers),
@@ -515,5 +578,8 @@ TEST_TABLE(next){
     TEST_CASE(next_works_waits_for_itself),
     TEST_CASE(what_it_leaves_is_passed_on),
     TEST_CASE(without_workers_nothing_changes),
+    TEST_CASE(the_default_uses_all_processors),
+    TEST_CASE(what_is_written_is_no_default),
+    TEST_CASE(all_calls_are_those_of_the_threads),
     TEST_END,
 };

@@ -599,7 +599,7 @@ static void row_of_a_pipeline(void) {
         spdl_error error = { 0 };
         spdl_pipeline_desc desc = { 0 };
         uint64_t n = 0;
-        desc.workers = workers;
+        desc.workers = TEST_WORKERS(workers);
         desc.error = &error;
         if (!CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
                 SPDL_SOURCE(next_path, .free_item = free),

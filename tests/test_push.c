@@ -500,7 +500,8 @@ static void a_push_in_a_forked_child_is_told(void) {
 
 static spdl_result start_answering(spdl_pipeline **p, int workers, spdl_error *error,
                                    const spdl_stage *rows, size_t count) {
-    spdl_pipeline_desc desc = { .workers = workers, .deliver_failures = true, .error = error };
+    spdl_pipeline_desc desc = { .deliver_failures = true, .error = error };
+    desc.workers = TEST_WORKERS(workers);
     desc.logger.log_fn = log_nothing;
     return spdl_pipeline_create(p, &desc, rows, count);
 }
@@ -886,7 +887,7 @@ static void workers_are_scheduled_as_asked(void) { TEST_SKIP("needs Linux"); }
 static void policy_refused(spdl_policy policy, spdl_result result, const char *text) {
     for (int own = 0; own < 2; ++own) {
         spdl_error error;
-        spdl_pipeline_desc desc = { .workers = own ? 0 : 2, .policy = policy, .error = &error };
+        spdl_pipeline_desc desc = { .workers = own ? SPDL_INLINE : 2, .policy = policy, .error = &error };
         spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
         script pass = { .plus = 0 }, source = { .count = 3 };
         desc.logger.log_fn = log_nothing;

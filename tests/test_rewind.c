@@ -246,7 +246,7 @@ static void misuse_is_refused(void) {
     const spdl_stage rows[] = { COUNT_TO(3), SPDL_PIPE(pass_on, .init = no_init), SPDL_SINK(1) };
     CHECK_EQ(spdl_pipeline_rewind(NULL, 0, 0), SPDL_E_INVALID);
     for (int i = 0; i < CROWDS; ++i) {
-        spdl_pipeline_desc desc = { .workers = crowds[i] };
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(crowds[i]) };
         spdl_pipeline *p = NULL;
         item *it = NULL;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(3),

@@ -121,7 +121,7 @@ static void free_nothing(void *memory, size_t bytes, void *user) {
 }
 
 static void numbers_have_limits(void) {
-    PIPE_REFUSED("concurrency is -1, must be 1 to 4096", .concurrency = -1);
+    PIPE_REFUSED("concurrency is -2, must be 1 to 4096", .concurrency = -2);
     PIPE_REFUSED("concurrency is 4097, must be 1 to 4096", .concurrency = 4097);
     PIPE_REFUSED("buffer_size is -1, must be 1 to 1048576", .buffer_size = -1);
     PIPE_REFUSED("buffer_size is 1048577, must be 1 to 1048576", .buffer_size = 1048577);
@@ -180,13 +180,13 @@ static void the_sink_has_its_own_buffer_size(void) {
 
 static void the_desc_is_checked(void) {
     const spdl_stage rows[] = { SPDL_SOURCE(count_up), SPDL_SINK(3) };
-    spdl_pipeline_desc desc = { .workers = -1 };
+    spdl_pipeline_desc desc = { .workers = -2 };
     spdl_pipeline *p = NULL;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "pipeline: workers is -1, must be 0 to 256");
+            "pipeline: workers is -2, must be SPDL_INLINE or 0 to 256");
     desc.workers = 257;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
-            "pipeline: workers is 257, must be 0 to 256");
+            "pipeline: workers is 257, must be SPDL_INLINE or 0 to 256");
     desc.workers = 1;
     desc.pool = pool_of(1);
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,

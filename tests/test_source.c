@@ -66,7 +66,7 @@ static void count_log(spdl_log_level level, const char *text, void *user) {
 static spdl_pipeline *start_counted(int workers, const spdl_stage *rows, size_t count) {
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p = NULL;
-    desc.workers = workers;
+    desc.workers = TEST_WORKERS(workers);
     desc.allocator.alloc_fn = count_alloc;
     desc.allocator.free_fn = count_free;
     desc.logger.log_fn = count_log;
@@ -166,7 +166,7 @@ static void a_blocked_source_runs_fini(void) {
                                       SPDL_PIPE(pass_on, .ctx = &other, .init = blocker_init,
                                                 .fini = blocker_fini),
                                       SPDL_SINK(1)));
-        take_from(p, 0, 1, SPDL_OK); /* with workers = 0 init runs in here */
+        take_from(p, 0, 1, SPDL_OK); /* with SPDL_INLINE init runs in here */
         await(&b.inside, 1);
         CHECK_EQ(spdl_pipeline_stop(p, 1), SPDL_TIMEOUT);
         spdl_pipeline_destroy(p);

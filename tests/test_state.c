@@ -443,7 +443,7 @@ static void run_open(run_of *r) {
     r->what = t.what;
     r->p = NULL;
     r->loader = NULL;
-    desc.pipeline.workers = r->workers;
+    desc.pipeline.workers = TEST_WORKERS(r->workers);
     desc.pipeline.next_works_ns = r->next_works_ns;
     desc.pipeline.logger.log_fn = desc.logger.log_fn = log_nothing;
     desc.fork_with_threads = true; /* a sanitizer may have one */
@@ -1263,8 +1263,9 @@ static void keys_are_those_of_the_items(void) {
     for (int crowd = 0; crowd < CROWDS; ++crowd) {
         size_t count = 0;
         for (int kind = 0; kind < 4; ++kind) {
-            spdl_pipeline_desc desc = { .workers = crowds[crowd], .seed = (uint64_t)kind % 2 };
+            spdl_pipeline_desc desc = { .seed = (uint64_t)kind % 2 };
             spdl_pipeline *p = NULL;
+            desc.workers = TEST_WORKERS(crowds[crowd]);
             desc.logger.log_fn = log_nothing;
             REQUIRE((kind < 2 ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(FROM(40),
                                     SPDL_PIPE(keyed, .concurrency = 3), SPDL_SINK(2)))

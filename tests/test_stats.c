@@ -16,7 +16,7 @@ static void sleep_ms(double ms) { sleep_ns(ms * 1e6); }
 static spdl_pipeline *pipeline_of(int workers, const spdl_stage *rows, size_t count) {
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p;
-    desc.workers = workers;
+    desc.workers = TEST_WORKERS(workers);
     REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
     return p;
 }
@@ -686,6 +686,8 @@ static void process_knows_its_affinity(void) {
     TEST_NEEDS_LINUX();
     cpu_set_t before, one;
     spdl__process_stats stats;
+    spdl_pipeline *p;
+    spdl_stats s;
     size_t cpu = 0;
     REQUIRE(sched_getaffinity(0, sizeof before, &before) == 0);
     while (!CPU_ISSET(cpu, &before)) ++cpu;
@@ -694,6 +696,13 @@ static void process_knows_its_affinity(void) {
     REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
     spdl__process_read(&stats);
     CHECK(stats.cores_allowed > 0 && stats.cores_allowed <= 1);
+    CHECK_EQ(spdl_cores(), 1);
+    REQUIRE(spdl_pipeline_create(&p, NULL, SPDL_STAGES(SPDL_SOURCE(endless),
+        SPDL_PIPE(pass, .concurrency = SPDL_ALL), SPDL_SINK(1))) == SPDL_OK);
+    spdl_pipeline_stats(p, &s);
+    CHECK_EQ(s.workers, 1);
+    CHECK_EQ(s.stage[1].concurrency, 2); /* and the thread in next */
+    spdl_pipeline_destroy(p);
 }
 #else
 static void process_knows_its_affinity(void) { TEST_SKIP("needs sched_setaffinity"); }

@@ -90,7 +90,7 @@ static void remove_files(void) {
 static spdl_pipeline_desc desc_of(int workers, const char *file, messages *m) {
     spdl_pipeline_desc desc = { 0 };
     test_setenv("SPDL_TRACE", NULL);
-    desc.workers = workers;
+    desc.workers = TEST_WORKERS(workers);
     desc.name = "loader";
     desc.trace = file;
     desc.logger.log_fn = keep_message;
@@ -1138,7 +1138,7 @@ static void processor_time_adds_up(void) {
     HOLDS(split_of(row, 2, 600), s.cpu > least * s.used && s.cpu < 1.2 * s.used);
 }
 
-/* With workers = 0 the thread in next runs the stages, and it need not be the same each time. */
+/* With SPDL_INLINE the thread in next runs the stages, and it need not be the same each time. */
 static void *take_one(void *arg) {
     void *item;
     CHECK_EQ(spdl_pipeline_next((spdl_pipeline *)arg, &item, SPDL_FOREVER), SPDL_OK);

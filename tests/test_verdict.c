@@ -584,7 +584,7 @@ typedef enum judgement { WRONG, RIGHT, DISTURBED } judgement;
 /* Runs it, and says whether the verdict is the right one. On a machine that others use another one
    may be true, too: that shows nothing, and is never a pass. */
 static judgement runs(program *it, char *text, size_t bytes) {
-    spdl_pipeline_desc desc = { .workers = it->workers };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(it->workers) };
     spdl_pipeline *p;
     spdl_stats stats;
     spdl_finding f;

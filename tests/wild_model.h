@@ -254,7 +254,7 @@ static void wild_extras(wild *w) {
 
 /* With a pool, or with one of its own. */
 static void wild_make_desc(wild *w, spdl_pool *pool) {
-    static const int workers[] = { 0, 1, 1, 2, 2, 3, 4, 6, 8, 16 };
+    static const int workers[] = { SPDL_INLINE, 0, 1, 1, 2, 2, 3, 4, 8, 16 };
     static const int64_t works[] = { 0, 0, SPDL_FOREVER, 1000 };
     w->desc.workers = workers[draw(w, 10)];
     w->desc.pool = pool;
