@@ -560,7 +560,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    concurrency items). A call may wait for a later stage, the consumer or the producer, if its row
    has a concurrency of 1 or completion order: otherwise order makes calls wait for those before
    them. There must be one worker more than calls that wait for a later stage. No call may wait for
-   the consumer if the thread in next runs stages (with workers = 0 or .next_works_ns): it may run
+   the consumer if the thread in next runs stages (see Who works): it may run
    on the thread that it waits for. The consumer may wait until its buffer is full, or pause for any
    time. create stores *pipeline before the first call. Pipelines on one pool share it by time, not
    by calls. The library calls no function of yours under a lock.
@@ -708,6 +708,8 @@ typedef struct spdl_pipeline_desc {
     uint64_t data_hash SPDL__ZERO;    /* of the data, for spdl_state_load: spdl_files_hash, or
                                          spdl_hash of names and sizes */
     bool deliver_failures SPDL__ZERO; /* feed: a failed call ends nothing, see Failed requests */
+    void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
+    void *ready_user SPDL__ZERO;
 } spdl_pipeline_desc;
 
 /* clang-format off */
@@ -867,6 +869,11 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    SPDL_END, the error that ended the pipeline, or SPDL_CLOSED after a stop. With .continuous it
    returns SPDL_END once for each epoch, then goes on. The caller owns *item after SPDL_OK;
    otherwise *item stays as it was (but see Failed requests).
+   With desc.ready_fn a thread that must not block calls next with a timeout of 0. After
+   SPDL_TIMEOUT the library calls ready_fn(ready_user) once, when another call can return something
+   else: an item, an end, a failure. Rarely it calls in vain. The call runs on any thread, also
+   inside of next or spdl_pipeline_stop. It must not call the library; it writes to an eventfd or a
+   pipe, or posts an event. Clear that event before you call next again: examples/event_loop.c.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside.
    Threads: the consumer, one at a time. Wait-free when an item is ready.
@@ -912,7 +919,8 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 /* Ends the flow early: no stage function is called again. next returns the items in the sink, then
    SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items;
    those behind a failure stay until destroy or a rewind. A second stop, or one after the end, does
-   nothing.
+   nothing. In a signal handler, such as that of Ctrl-C, call it with a timeout of 0 on Linux; the
+   pipeline must exist. Elsewhere set a flag there, and give next a timeout.
    Returns: SPDL_OK, SPDL_TIMEOUT (stage functions or a rewind still run; the stop goes on).
    Blocks:  until the running stage functions have returned and every deferred call was completed,
             and then in free_item. Inside of a stage or on a worker of its pool it does not wait. */
@@ -1138,7 +1146,7 @@ typedef struct spdl_stage_stats {
     bool from;         /* SPDL_FROM: it takes from another pipeline */
     bool in_order;     /* results leave in input order */
     bool lock_found;   /* a doctor found, with this concurrency, that its calls take turns */
-    /* The part of the consumer's waits (over 1 us; not with workers = 0) in which its item was
+    /* The part of the consumer's waits (over 1 us; not with SPDL_INLINE) in which its item was
        here. The sum over all stages is all it waited for items. */
     uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
     uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
@@ -7390,7 +7398,7 @@ struct spdl_pipeline {
     int spare;      /* and those of them that the doctor lets work when it tries more */
     uint32_t open;  /* of these, work: settings that the doctor has kept; written by it */
     int count;      /* rows but the sink */
-    spdl_pool *pool; /* NULL: the consumer runs all rows, workers = 0 */
+    spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
     spdl__client client;
     spdl__client_slot *slot;
@@ -7436,7 +7444,7 @@ struct spdl_pipeline {
     uint32_t purge_lock;
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
-    bool stop_stays;       /* of it: a free_item that it called has called stop */
+    uint32_t stop_stays;   /* a stop that did not wait for it: the rows do not open again */
     spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
     spdl__os_event locks;  /* where threads wait for one of its locks */
     char pad1[SPDL_CACHE_LINE];
@@ -7478,7 +7486,10 @@ struct spdl_pipeline {
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
     char pad3[SPDL_CACHE_LINE];
     /* while the consumer waits; read by threads that take and put */
-    uint32_t waiting;      /* set before it sleeps, cleared by the thread that wakes it */
+    uint32_t waiting;      /* 1 before it sleeps, 2: ready_fn; cleared by the thread that wakes it */
+    bool armed;            /* the consumer's: it counts as a sleeper for ready_fn */
+    void (*ready_fn)(void *user);
+    void *ready_user;
     spdl__os_event fed;    /* the sink got what the consumer waits for, or an end */
     uint32_t blame_lock;   /* the rest: written under it */
     uint64_t blame_since;  /* what the consumer waits for is where `blame` says since then; or 0 */
@@ -7636,9 +7647,10 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* After something the consumer may sleep for, and a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
-    uint32_t asleep = 1;
-    if (spdl__load_relaxed32(&p->waiting) != 0 && spdl__cas32(&p->waiting, &asleep, 0))
-        spdl__os_event_wake(&p->fed, 1);
+    uint32_t asleep = spdl__load_relaxed32(&p->waiting);
+    if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
+    if (asleep == 1) spdl__os_event_wake(&p->fed, 1);
+    else p->ready_fn(p->ready_user); /* user code */
 }
 
 /* Whether a sleeping consumer should look: an item or a mark lies there, or a hole that has
@@ -7662,7 +7674,7 @@ SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
 /* Wakes a worker if one of these rows can run; if none sleeps, the consumer that works. */
 SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
     const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
-    const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) != 0;
+    const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
     int i;
     if (!sleepers && !helps) return;
     for (i = p->count - 1; i >= 0; --i) {
@@ -7894,7 +7906,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
    An item's way through a row, in the order of its parts: put, fail, what a call may ask for, call,
    settle, take, leave, and the loop that does them (flow_sit).
 
-   Threads: the worker (or with workers = 0 the consumer) whose task it is. User functions run here,
+   Threads: the worker (or with SPDL_INLINE the consumer) whose task it is. User functions run here,
    never under a lock. An input is the call's until the function returns, and the library's again
    after that unless it was taken; a result is the library's. */
 
@@ -9936,7 +9948,7 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
    there. It never keeps an item it has not begun, and never waits in a row. The thread of a source
    sits in that row only, and sleeps while there is no room: as a producer, on `room`.
 
-   Threads: workers, with workers = 0 the consumer, and the producer. */
+   Threads: workers, with SPDL_INLINE the consumer, and the producer. */
 
 /* Runs the fini of every init that succeeded on this worker. */
 SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
@@ -10087,7 +10099,7 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 /* >>next-impl
    The ends of a pipeline: the consumer takes from the sink, the producer pushes into the feed. Both
    look a few times, then sleep until a worker wakes them (>>row-impl). With .next_works_ns, and
-   with workers = 0, the consumer runs rows while it would wait: in a place of a guest, or as worker
+   with SPDL_INLINE, the consumer runs rows while it would wait: in a place of a guest, or as worker
    0.
 
    Threads: next is the consumer's, push the producer's. An item is the caller's after next and
@@ -10376,6 +10388,34 @@ SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
     p->step_waited = p->wait_ns;
 }
 
+/* Not armed any more: ready_fn is called at most once more, by a thread that has cleared `waiting`.
+   */
+SPDL__PRIVATE void spdl__ready_end(spdl_pipeline *p) {
+    if (!p->armed) return;
+    p->armed = false;
+    spdl__store32(&p->waiting, 0);
+    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+}
+
+/* With ready_fn, at the end of next: after a TIMEOUT the consumer waits as next_sleep does, but in
+   the program. It counts as a sleeper until a call has another result. Without a pool nobody else
+   runs rows: if one can run it calls ready_fn itself. */
+SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_result result) {
+    if (result == SPDL_TIMEOUT) {
+        if (!p->armed) spdl__waiter_add(p, SPDL__WAITER);
+        p->armed = true;
+        (void)spdl__exchange32(&p->waiting, 2);
+        spdl__full_barrier(); /* pairs with those behind a put, as that in next_sleep does */
+        result = spdl__sink_take(p, item);
+        if (result == SPDL_EMPTY) {
+            if (p->pool == NULL && spdl__next_could(p, SPDL__NEVER)) spdl__wake_consumer(p);
+            return SPDL_TIMEOUT;
+        }
+    }
+    spdl__ready_end(p);
+    return result;
+}
+
 /* A second consumer or producer. */
 SPDL__COLD spdl_result spdl__inside(const spdl_pipeline *p, const char *function) {
     spdl__logf(&p->logger, SPDL_LOG_ERROR, "%s: another thread is inside", function);
@@ -10407,6 +10447,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
                             (int)result, since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
         spdl__next_waited(p);
     }
+    if (SPDL__UNLIKELY(p->ready_fn != NULL)) result = spdl__next_ready(p, item, result);
     if (!SPDL__NO_STATS && result == SPDL_OK && p->step_left-- <= 1) spdl__next_step(p);
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
     spdl__store32(&p->trainer_inside, 0);
@@ -10636,6 +10677,12 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     return p->pool == NULL && spdl__load(&p->trainer) == thread;
 }
 
+SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
+    int i = 0;
+    while (i < p->count && (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) ++i;
+    return i == p->count;
+}
+
 /* After halt: waits until no call is inside of a row, but for one of the producer that is
    `left`. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
@@ -10701,23 +10748,20 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over. In a free_item that the rewind calls it cannot: then the
-   rows do not open again. */
+/* A stop waits until a rewind is over, but not its own thread: in a free_item that it calls, or in a
+   signal handler. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
         const uint32_t word = spdl__load32(&p->quiet.word);
         const uint64_t rewinder = spdl__load(&p->rewinder);
         if (rewinder == 0) return SPDL_OK;
-        if (rewinder == spdl__os_thread_id()) {
-            p->stop_stays = true;
-            return SPDL_TIMEOUT;
-        }
-        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
+        if (slept == SPDL_TIMEOUT || rewinder == spdl__os_thread_id()) return SPDL_TIMEOUT;
         slept = spdl__os_event_sleep(&p->quiet, word, deadline);
     }
 }
 
+/* With a timeout of 0 it may be in a signal handler: it takes no lock, frees and logs nothing. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result result;
@@ -10729,14 +10773,15 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     spdl__add32(&p->stops, 1); /* pairs with rewind: one of both sees the other */
     spdl__full_barrier();
     result = spdl__pipeline_await_rewind(p, deadline);
-    if (result == SPDL_OK) {
-        spdl__pipeline_halt(p);
+    if (result != SPDL_OK) (void)spdl__exchange32(&p->stop_stays, 1); /* pairs with rewind_all */
+    spdl__pipeline_halt(p);
+    if (timeout_ns == 0) {
+        if (!spdl__pipeline_quiet(p)) result = SPDL_TIMEOUT;
+    } else if (result == SPDL_OK) {
         result = spdl__pipeline_await_quiet(p, deadline, NULL);
-        if (result != SPDL_OK && timeout_ns != 0) spdl__store32(&p->late, 1);
-    }
-    if (result == SPDL_OK) {
-        spdl__pipeline_purge(p, 1);
-        spdl__fail_log(p);
+        if (result != SPDL_OK) spdl__store32(&p->late, 1);
+        if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
+        if (result == SPDL_OK) spdl__fail_log(p);
     }
     spdl__sub32(&p->stops, 1);
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
@@ -10825,14 +10870,16 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
-    if (p->stop_stays) return;
-    spdl__store32(&p->stopping, 0);
+    if (spdl__load32(&p->stop_stays)) return;
+    (void)spdl__exchange32(&p->stopping, 0);
     for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
         SPDL_TEST_POINT("rewind opens");
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
-    if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX); /* a stop came meanwhile */
+    /* a stop came meanwhile: `stopping` may be cleared above, but not what it has set before */
+    if (spdl__exchange32(&p->stop_stays, 0) != 0) spdl__store32(&p->stopping, 1);
+    if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX);
     spdl__wake_all(p);
 }
 
@@ -10841,6 +10888,7 @@ SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t de
     spdl_result slept = SPDL_OK;
     for (;;) {
         uint32_t word;
+        spdl__store32(&p->stop_stays, 0); /* of a stop that is over: it came before this rewind */
         spdl__store(&p->rewinder, spdl__os_thread_id());
         spdl__full_barrier(); /* pairs with stop */
         if (spdl__load32(&p->stops) == 0) return SPDL_OK;
@@ -10863,7 +10911,6 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
         result = spdl__rewind_await_stops(p, deadline);
         if (result == SPDL_OK) {
-            p->stop_stays = false;
             spdl__pipeline_halt(p);
             result = spdl__pipeline_await_quiet(p, deadline, NULL);
             if (result == SPDL_OK) spdl__rewind_all(p, start);
@@ -11013,6 +11060,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
         return;
     }
     spdl__doctor_close(p);
+    spdl__ready_end(p);
     spdl__pipeline_halt(p);
     if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
@@ -11916,6 +11964,8 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     p->allocator = desc->allocator;
     p->logger = desc->logger;
     p->profiler = desc->profiler;
+    p->ready_fn = desc->ready_fn;
+    p->ready_user = desc->ready_user;
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
     p->count = plan->count - 1;

@@ -71,7 +71,7 @@ part surface "$make" -s check-surface
 part warnings env BRIEF=1 "$make" -s check-warnings # all compilers and standards: check-warnings
 second="--second 20"
 part gcc "$make" -s test CC=gcc WERROR=1 ARGS="$second"
-waits="core alloc pool lifetime next flow again rewind source defer push contract guests"
+waits="core alloc pool lifetime next ready flow again rewind source defer push contract guests"
 # shellcheck disable=SC2086 # a list
 part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second" \
     TESTS="$(files $waits)" T="$(tests $waits)"

@@ -6,8 +6,8 @@
    that is missing is reported as a failure. (`make lint` looks whether one is not in this list.) */
 #define MODULES(X)                                                                                 \
     X(core) X(alloc) X(ring) X(debug) X(mistakes) X(pool) X(pipeline) X(rows) X(lifetime)          \
-    X(next) X(flow) X(batch) X(branch) X(again) X(rewind) X(state) X(source) X(defer) X(fail)      \
-    X(push) X(contract) X(mutants) X(chance) X(stats) X(report) X(trace) X(loader) X(cache)        \
+    X(next) X(ready) X(flow) X(batch) X(branch) X(again) X(rewind) X(state) X(source) X(defer)     \
+    X(fail) X(push) X(contract) X(mutants) X(chance) X(stats) X(report) X(trace) X(loader) X(cache) \
     X(sampler) X(compare) X(headspace) X(doctor) X(doctor_text) X(npz) X(npz_file) X(npz_write)    \
     X(inflate) X(npz_cover) X(npz_in_pieces) X(files) X(os_none) X(guests) X(verdict) X(stress)
 

@@ -805,8 +805,8 @@ static void profilers_see_all(void) {
         take_all(p, 200, SPDL_END);
         spdl_pipeline_destroy(p);
         CHECK_EQ(inside.tasks, 401);
-        CHECK_EQ(inside.threads, alone.workers);
-        CHECK_EQ(inside.ended, alone.workers);
+        CHECK_EQ(inside.threads, workers);
+        CHECK_EQ(inside.ended, workers);
         CHECK_EQ(inside.bad, 0);
     }
     CHECK_EQ(alive, 0);

@@ -10,6 +10,11 @@
    the consumer never passes, or nothing for ever; a stop comes at some moment. Each sleep may last
    for ever or end with a timeout, after which the trainer asks again.
 
+   With READY the consumer never sleeps in next. It asks with a timeout of 0, and after a TIMEOUT it
+   waits for ready_fn, which adds to `fed`; or it asks again before that. `waiting` and the place
+   among the sleepers stay as they are from the first TIMEOUT to the next result (spdl__next_ready).
+   It empties its own event before it asks, as the header requires: `word`.
+
    Checked: when nothing moves any more, the trainer does not sleep while the ticket it waits for is
    there, be it the end, or after a stop; and without a stop it got every item.
 
@@ -23,6 +28,8 @@
      NO_END_HINT    the end is told to nobody
      SILENT_STOP    neither is the stop
      EARLY_STOP     the stop looks for the trainer before it is set
+     UNCOUNTED      with READY: the consumer is not among the sleepers
+     LATE_WORD      with READY: it empties its event after it has asked
    and one that makes the model smaller:
      NO_STOP        nobody stops */
 
@@ -133,6 +140,68 @@ inline sink_take() {
     }
 }
 
+#ifdef READY
+/* spdl__next_ready */
+proctype Trainer() {
+    byte word, at;
+    bool got, moved, ended, halted, armed;
+next:
+    atomic { FENCED(TRAINER); got = false; moved = false };
+#ifndef LATE_WORD
+    word = fed;
+#endif
+    sink_take();
+    if
+    :: !(got || ended || halted) ->
+        if
+        :: !armed ->
+#ifndef UNCOUNTED
+            d_step { FENCED(TRAINER); sleepers++ };
+#endif
+            armed = true
+        :: else
+        fi;
+#ifdef PLAIN_WAITING
+        store(TRAINER, WAITING, 1);
+#else
+        d_step { FENCED(TRAINER); mem[WAITING] = 1 };
+#endif
+#ifndef NO_RECHECK
+        sink_take();
+#endif
+    :: else
+    fi;
+    if
+    :: got || ended || halted ->
+        if
+        :: armed -> /* no longer */
+            d_step { FENCED(TRAINER); mem[WAITING] = 0; armed = false };
+#ifndef UNCOUNTED
+            d_step { FENCED(TRAINER); sleepers-- }
+#endif
+        :: else
+        fi;
+        if
+        :: got -> goto next
+        :: else -> goto done
+        fi
+    :: else ->
+#ifdef LATE_WORD
+        word = fed;
+#endif
+        d_step { asleep = fed == word; word = 0 };
+        if
+        :: true ->
+end_asleep:
+            !asleep
+        :: true -> asleep = false /* it asks by itself */
+        fi;
+        goto next
+    fi;
+done:
+    skip
+}
+#else
 /* spdl__next_wait; the pauses and yields before the first sleep are looks like others, left out */
 proctype Trainer() {
     byte word, at;
@@ -190,6 +259,8 @@ end_asleep:
 done:
     skip
 }
+
+#endif
 
 /* spdl__pipeline_halt; all it does are read-modify-writes */
 inline halt_hint() {

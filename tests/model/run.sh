@@ -164,6 +164,7 @@ model holds next -DNO_STOP
 model holds works -DALONE
 large holds works -DNO_GUEST
 large holds works -DNO_GUEST -DASIDE
+model holds next -DREADY -DTICKETS=2 -DNO_STOP
 large holds loader -DBATCHES=1
 large holds loader -DLIVES=1
 if [ "$long" = yes ]; then
@@ -188,6 +189,7 @@ if [ "$long" = yes ]; then
     large holds push -DLIM=1
     large holds next
     large holds next -DTICKETS=2
+    large holds next -DREADY -DTICKETS=2
     large holds event -DNO_FIRST_TRY
     large holds works
     large holds marks -DITEMS=2 -DLIM2=2 -DHANG
@@ -252,6 +254,11 @@ model breaks wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT -DNO_MARK
 for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK LATE_FED OWN_TICKET NO_END_HINT; do
     model breaks next -DTICKETS=2 -DNO_STOP "-D$mutant"
 done
+for mutant in PLAIN_WAITING NO_PUT_FENCE NO_RECHECK OWN_TICKET NO_END_HINT UNCOUNTED LATE_WORD; do
+    model breaks next -DREADY -DTICKETS=2 -DNO_STOP "-D$mutant"
+done
+model breaks next -DREADY -DTICKETS=2 -DSILENT_STOP
+model breaks next -DREADY -DTICKETS=2 -DEARLY_STOP
 model breaks next -DTICKETS=2 -DSILENT_STOP
 model breaks next -DTICKETS=2 -DEARLY_STOP
 for mutant in SILENT_GUEST NO_PUT_FENCE NO_RECHECK PLAIN_WAITING LATE_FED; do
