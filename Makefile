@@ -254,6 +254,10 @@ check-headers: ## includes, macros, symbols, linking, licence and version
 check-hygiene: ## the headers after Qt, windows.h, X11 and unix headers; unity builds, LTO
 	@tests/check_hygiene.sh
 
+.PHONY: check-howto
+check-howto: ## the answers of examples/HOWTO.md
+	@tests/check_howto.sh
+
 .PHONY: check-budget
 check-budget: ## instructions of a push and a pop, and of a row (needs valgrind)
 	@tests/check_budget.sh
