@@ -231,7 +231,7 @@ static bool can_be_files() {
     };
     const spdl_stage others[] = { SPDL_COUNT(9), SPDL_FILES_AT(files), SPDL_TOKENS_AT(nullptr),
                                   SPDL_TAR(nullptr), SPDL_READ() };
-    if (others[0].ctx != files || others[1].kind != SPDL_KIND_PIPE || others[1].again ||
+    if (others[1].ctx != files || others[2].kind != SPDL_KIND_PIPE || others[2].again ||
         others[3].free_item != spdl_record_free || others[3].free_state != spdl__records_close ||
         !others[3].again || others[4].free_item != spdl_record_free ||
         others[4].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
