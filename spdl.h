@@ -167,6 +167,8 @@ extern "C" {
        a call that writes more than .item_bytes into its spdl_buffer: the call fails. Not in a row
        with .allocator
        items leaked because their row has no .free_item: a warning for each row at destroy
+       .item_bytes of a batch that is the size of a pointer, where C does not know the type: a
+       warning
    Use -fsanitize=address to find a stage that frees its input. */
 
 /* Limits that size plain structs. */
@@ -11950,6 +11952,28 @@ SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *
     return SPDL_OK;
 }
 
+/* SPDL_DEBUG: in C the size of a type is not known, and sizeof(pointer) in the place of
+   sizeof(*pointer) is a common mistake. */
+SPDL__COLD void spdl__sizes_warn(const spdl__plan *plan) {
+    static const char *const words[] = { "double", "long", "size_t", "int64_t", "uint64_t",
+                                         "uintptr_t", "intptr_t", "float", "int" };
+    const size_t count = sizeof(words) / sizeof(words[0]);
+    int i;
+    for (i = 1; i < plan->count; ++i) {
+        const spdl_stage *row = &plan->rows[i];
+        const char *type = spdl__row_yields(plan, i - 1);
+        size_t k = 0;
+        if (row->kind != SPDL_KIND_BATCH || row->item_bytes != sizeof(void *)) continue;
+        if (row->type != NULL || row[-1].fn == NULL || row[-1].fn->out_bytes != 0) continue;
+        while (k < count && strcmp(words[k], type) != 0) ++k;
+        if (k < count || spdl__type_any(type)) continue;
+        spdl__logf(&plan->desc->logger, SPDL_LOG_WARN,
+                   "%s: stage %d '%s': item_bytes is %d, the size of a pointer. If '%s' is larger, "
+                   "write SPDL_BATCH_OF(%s, %d)", spdl__row_place(row).text, i,
+                   spdl__row_name(row), (int)row->item_bytes, type, type, row->size);
+    }
+}
+
 /* The rows are right: allocates everything and starts the threads. */
 SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
@@ -12049,6 +12073,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     }
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);
     if (result == SPDL_OK) spdl__rows_warn(*pipeline, &plan);
+    if (result == SPDL_OK && SPDL__DEBUGS) spdl__sizes_warn(&plan);
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
     if (result != SPDL_OK && !told) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;

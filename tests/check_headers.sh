@@ -66,7 +66,8 @@ $declare_all" -fsyntax-only -Wall -Wextra -Werror
     # Implementation: our names, no globals that change.
     strangers "the implementation" "$implement" "$system_headers"
     symbols "$implement" --defined-only >"$scratch/all"
-    awk '$2 ~ /^[A-Zu]$/ && $NF !~ /^(_ZN[0-9]+)?spdl_/ { print $NF }' "$scratch/all" >"$scratch/symbols"
+    awk '$2 ~ /^[A-Zu]$/ && $NF !~ /^(_ZN[0-9]+)?spdl_/ { print $NF }' "$scratch/all" \
+        >"$scratch/symbols"
     empty "$what: the implementation exports names without the prefix" "$scratch/symbols"
     awk '$2 ~ /^[bBdDC]$/ { print $NF }' "$scratch/all" >"$scratch/symbols"
     empty "$what: the implementation has globals that can change" "$scratch/symbols"

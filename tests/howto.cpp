@@ -1,4 +1,4 @@
-// Runs what examples/HOWTO.md answers in C++: check_howto.sh writes its blocks into howto_blocks.hpp.
+// Runs what examples/HOWTO.md answers in C++: check_howto.sh puts its blocks into howto_blocks.hpp.
 // What the page takes from the program, a loop and its types, is here.
 #include <condition_variable>
 #include <coroutine>

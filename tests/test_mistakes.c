@@ -416,6 +416,30 @@ static void next_into_another_type(void) {
     spdl_pipeline_destroy(p);
 }
 
+/* .item_bytes = sizeof(pointer) is named where the items can be larger, and only there. */
+SPDL_FN(makes_double, void, double) { return SPDL_END; }
+static void the_size_of_a_pointer(void) {
+    const spdl_pipeline_desc desc = { .logger = { log_lines, NULL } };
+    spdl_pipeline *p = NULL;
+    const A *pointer = NULL;
+    (void)pointer;
+    said.count = 0;
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_a, .free_item = free),
+          SPDL_BATCH(10, .item_bytes = sizeof(pointer)), SPDL_SINK(2))) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(said.count, 1);
+    says(said.text[0], "stage 1 'batch': item_bytes is 8, the size of a pointer. If 'A' is larger, "
+                       "write SPDL_BATCH_OF(A, 10)");
+    said.count = 0;
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_double),
+          SPDL_BATCH(10, .item_bytes = sizeof(double)), SPDL_SINK(2))) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_a, .free_item = free),
+          SPDL_BATCH_OF(A, 10), SPDL_SINK(2))) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(said.count, 0);
+}
+
 /* Names that a typedef may stand for are not compared, nor is const. */
 static void next_into_a_type_that_may_fit(void) {
     const spdl_pipeline_desc desc = { .logger = { log_lines, NULL } };
@@ -481,6 +505,7 @@ TEST_TABLE(mistakes) {
     TEST_CASE(two_threads_at_one_end),
     TEST_CASE(next_into_another_type),
     TEST_CASE(next_into_a_type_that_may_fit),
+    TEST_CASE(the_size_of_a_pointer),
     TEST_CASE(texts_have_one_style),
     TEST_END,
 };
