@@ -12,7 +12,7 @@ mv "$scratch/howto_blocks.cpp" "$scratch/howto_blocks.hpp"
 awk '/^## / { name = $0 } /^```/ { if (lines > 28 && name) print name ": " lines " lines"
     on = !on; lines = 0; next } on { lines++ }' $page >"$scratch/long"
 empty "answers of more than 28 lines" "$scratch/long"
-all="-Wall -Wextra -Wshadow -Wconversion -Werror -O1 -g1 -I. -I$scratch"
+all="-Wall -Wextra -Wshadow -Wconversion -Werror -O0 -g1 -I. -I$scratch"
 c_program() {
     # shellcheck disable=SC2086 # a list of options
     ${CC:-cc} -std=gnu11 $all $1 tests/howto.c -o "$scratch/howto" -lpthread &&
