@@ -899,8 +899,9 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
-#define SPDL_NEXT(pipeline, out, timeout_ns) /* `out` is the address of a pointer: &item */        \
-    spdl__next(pipeline, ((void)sizeof(&**(out)), (out)), timeout_ns, SPDL__TAKEN(out))
+#define SPDL_NEXT(pipeline, out, timeout_ns)                                                       \
+    spdl__next(pipeline, ((void)sizeof(&**(out)), (out)), /* the address of a pointer: &item */    \
+               timeout_ns, SPDL__TAKEN(out))
 #if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
 #define SPDL__TAKEN(out)                                                                           \
     _Generic(*(out), void *: "void", const void *: "void", char *: "char", const char *: "char",   \
