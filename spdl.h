@@ -7466,7 +7466,8 @@ struct spdl_pipeline {
     uint64_t trainer;      /* the thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
-    const char *asked;     /* the type that spdl__next_as was called with last, if it fits */
+    void *asked; /* the type that spdl__next_as was called with last, if it fits. Relaxed: a second
+                    thread in next is a mistake, but no race */
     spdl_error told;       /* the failure that next has returned last, of one item */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
@@ -10504,11 +10505,11 @@ SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
 
 SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeout_ns,
                                    const char *type) {
-    if (p != NULL && SPDL__UNLIKELY(p->asked != type)) {
-        p->asked = NULL;
-        p->told.result = SPDL_OK;
+    if (p != NULL && SPDL__UNLIKELY(spdl__load_pointer(&p->asked) != type)) {
+        spdl__store_pointer(&p->asked, NULL);
+        if (p->told.result != SPDL_OK) p->told.result = SPDL_OK;
         if (!spdl__next_fits(p, type)) return SPDL_E_TYPE;
-        p->asked = type;
+        spdl__store_pointer(&p->asked, SPDL__UNCONST(type));
     }
     return spdl_pipeline_next(p, item, timeout_ns);
 }
