@@ -567,7 +567,7 @@ static void ages_over_36_minutes(void) {
         const uint64_t put = (uint64_t)1 << 50, age = (uint64_t)(seconds[i] * 1e9) >> 10 << 10;
         const spdl__item nothing = { NULL, 0, 0 };
         spdl__slot slot = { .item = NULL };
-        const spdl__edge edge = { .slots = &slot };
+        const spdl__edge edge = { .slot = &slot };
         spdl__edge to = edge;
         spdl__put_at(&to, 7, &nothing, put);
         CHECK(spdl__slot_has(&slot, 7));
