@@ -6737,7 +6737,8 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__BUFFER SPDL_MAX_STAGES /* owner of an item that is a buffer of spdl_buffer */
 #define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* and of one that lies in a batch: nobody frees it */
 #define SPDL__TOKEN (SPDL_MAX_STAGES + 2)    /* and of one that is none: see >>probe-impl */
-#define SPDL__FAILED (SPDL_MAX_STAGES + 3)   /* and of a spdl__failure */
+/* With the owner of an input: its call has failed, and the edge has the record. */
+#define SPDL__FAILED 0x80u
 #define SPDL__HOLE 0xfbu  /* owner of a slot without an item; what is greater is a mark */
 #define SPDL__EPOCH 0xfcu
 #define SPDL__END 0xfdu
@@ -6763,9 +6764,12 @@ typedef struct spdl__slot { /* half a line of the cache; written by the owner of
     void *item;
     uint64_t origin; /* sequence << 8 | row of the stage that made it, or one of the owners above */
     uint64_t range;
-    uint32_t stamp;  /* low bits of ticket + 1 when ready */
-    uint32_t done;   /* when it was put, in units of 1024 ns */
+    uint64_t stamp; /* low bits of ticket + 1 when ready; above: when it was put, in units of
+                       1024 ns: of ages up to six days */
 } spdl__slot;
+
+#define SPDL__STAMP_BITS 24 /* more than tickets between two puts into a slot */
+#define SPDL__STAMP_MASK (((uint64_t)1 << SPDL__STAMP_BITS) - 1)
 
 typedef struct spdl__edge {
     /* written by create */
@@ -6774,6 +6778,7 @@ typedef struct spdl__edge {
     uint64_t window;      /* tickets that may be given out beyond head */
     uint64_t buffer_size;
     spdl__track *track; /* of the trace, or NULL */
+    uint64_t *failures; /* .deliver_failures: a record for each slot, or NULL */
     bool holes;         /* there may be some */
     char pad0[SPDL_CACHE_LINE];
     /* written by the row that writes the edge */
@@ -6823,7 +6828,7 @@ SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket
 
 /* The acquire pairs with the release in spdl__put_at: what the slot holds is there. */
 SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
-    return spdl__load32(&slot->stamp) == (uint32_t)(ticket + 1);
+    return ((spdl__load(&slot->stamp) ^ (ticket + 1)) & SPDL__STAMP_MASK) == 0;
 }
 
 SPDL__INLINE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
@@ -6880,17 +6885,47 @@ SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__it
     spdl__store_pointer(&slot->item, what->item);
     spdl__store_relaxed(&slot->origin, what->origin);
     spdl__store_relaxed(&slot->range, what->range);
-    spdl__store_relaxed32(&slot->done, (uint32_t)(now >> 10));
-    spdl__store32(&slot->stamp, (uint32_t)(ticket + 1)); /* pairs with slot_has */
+    spdl__store(&slot->stamp, now >> 10 << SPDL__STAMP_BITS |
+                                  ((ticket + 1) & SPDL__STAMP_MASK)); /* pairs with slot_has */
     SPDL_TEST_POINT("pipeline put");
+}
+
+/* The record of a failure, which belongs to the slot of its ticket. It is read as the slot is: what
+   was read counts only if the swap that takes the ticket succeeds. */
+#define SPDL__FAILURE_WORDS (sizeof(spdl_error) / sizeof(uint64_t))
+
+SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl_error *error) {
+    const uint64_t *from = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
+    size_t i;
+    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) {
+        const uint64_t word = spdl__load_relaxed(&from[i]);
+        memcpy((char *)error + i * sizeof(word), &word, sizeof(word));
+    }
+}
+
+/* Before the put of the ticket. */
+SPDL__COLD void spdl__failure_write(spdl__edge *edge, uint64_t ticket, const spdl_error *error) {
+    uint64_t *to = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
+    size_t i;
+    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) {
+        uint64_t word;
+        memcpy(&word, (const char *)error + i * sizeof(word), sizeof(word));
+        spdl__store_relaxed(&to[i], word);
+    }
+}
+
+/* Whether a tag is that of a failure. */
+SPDL__INLINE bool spdl__tag_failed(unsigned tag) {
+    return (tag & SPDL__FAILED) != 0 && tag < SPDL__HOLE;
 }
 
 /* --- waits --- */
 
 /* How long ago a ready slot was put, in whole units of 1024 ns. */
 SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
-    const int32_t ticks = (int32_t)((uint32_t)(now >> 10) - spdl__load_relaxed32(&slot->done));
-    return ticks > 0 ? (uint64_t)ticks << 10 : 0;
+    const uint64_t put = spdl__load_relaxed(&slot->stamp) & ~SPDL__STAMP_MASK;
+    const int64_t ticks = (int64_t)((now >> 10 << SPDL__STAMP_BITS) - put);
+    return ticks > 0 ? (uint64_t)ticks >> SPDL__STAMP_BITS << 10 : 0;
 }
 
 /* For the thread that takes ticket `head`: how long the item that enters the buffer by that had
@@ -7248,13 +7283,6 @@ typedef struct spdl__parked_list {
     uint32_t count;
 } spdl__parked_list;
 
-/* .deliver_failures: what goes on in the place of a result. (>>flow-impl) */
-typedef struct spdl__failure {
-    struct spdl__failure *next; /* of a free one; under error_lock */
-    spdl__item in;              /* what the call got, if that is still there */
-    spdl_error error;
-} spdl__failure;
-
 /* An exception that a call has thrown; `act` frees it or throws it again, see spdl__thrown_set. */
 typedef struct spdl__thrown_what {
     void *kept;
@@ -7385,6 +7413,7 @@ struct spdl_task {
                             are not booked yet, its lowest bits being the row */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
+    spdl_error failure; /* .deliver_failures: the record of one that goes on */
     char pad[SPDL_CACHE_LINE];
 };
 
@@ -7429,8 +7458,7 @@ struct spdl_pipeline {
     const char *tokens;    /* count of them: items that are none */
     spdl__trace *trace;    /* NULL: nothing is recorded */
     void **local;          /* [worker * count + row], by each worker */
-    spdl__failure *failures; /* one for each that can be under way, or NULL */
-    uint64_t failure_count;
+    bool delivers;         /* .deliver_failures */
     const char *yields;    /* the type of its items */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
@@ -7443,7 +7471,6 @@ struct spdl_pipeline {
     uint64_t references;   /* destroy, and a producer that it has abandoned */
     uint32_t completing;   /* threads inside spdl_complete */
     uint32_t error_lock;
-    spdl__failure *failure_free; /* under it */
     uint32_t purge_lock;
     uint32_t stops;        /* threads inside spdl_pipeline_stop */
     uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
@@ -7964,26 +7991,9 @@ SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64
                                                        : old - (old - each) / 8);
 }
 
-/* What a failure is about; its record is free again. */
-SPDL__COLD spdl__item spdl__failure_open(spdl_pipeline *p, void *item, spdl_error *error) {
-    spdl__failure *failure = (spdl__failure *)item;
-    const spdl__item in = failure->in;
-    if (error != NULL) *error = failure->error;
-    spdl__lock(&p->error_lock, &p->locks);
-    failure->next = p->failure_free;
-    p->failure_free = failure;
-    spdl__unlock(&p->error_lock, &p->locks);
-    return in;
-}
-
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
-    unsigned owner = spdl__origin_tag(origin);
-    if (SPDL__UNLIKELY(owner == SPDL__FAILED)) {
-        const spdl__item in = spdl__failure_open(p, item, NULL);
-        owner = spdl__origin_tag(in.origin);
-        item = in.item;
-    }
+    const unsigned owner = spdl__origin_tag(origin) & ~SPDL__FAILED;
     if (owner == SPDL__BUFFER) spdl_buffer_free(item);
     if (item == NULL || owner >= SPDL_MAX_STAGES) return;
     if (p->node[owner].row.free_item != NULL)
@@ -8451,7 +8461,7 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     char text[SPDL_TEXT_BYTES];
     spdl__settle_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
-    if (p->failures != NULL && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
+    if (p->delivers && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
     spdl__count(&counters->failures, 1);
     if (over || task->row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
@@ -8530,13 +8540,25 @@ SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uin
     spdl__put_path(task->pipeline, node, task->path, what, now);
 }
 
+/* .deliver_failures: an input whose call has failed goes on where the result would be, with the
+   record that is in the task. */
+SPDL__COLD void spdl__put_failure(spdl_task *task, const spdl__item *what, uint64_t now) {
+    spdl__node *node = task->node;
+    const bool branch = node->row.kind == SPDL_KIND_BRANCH;
+    spdl__edge *edge = branch ? spdl__path_edge(task->pipeline, node, task->path) : &node->out;
+    const uint64_t ticket =
+        branch ? spdl__load_relaxed(&edge->tail) : spdl__put_ticket(node, task->ticket);
+    spdl__failure_write(edge, ticket, &task->failure);
+    if (branch) spdl__settle_put(task, what, now);
+    else spdl__put_at(edge, ticket, what, now);
+}
+
 /* .deliver_failures: a call that failed puts a failure where its result would be, in place of a
-   hole. Whether it did. There is a record for each: it takes the room of a result. */
+   hole. Returns true if it did. */
 SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
                                       spdl_result result, uint64_t now) {
-    spdl_pipeline *p = task->pipeline;
+    const unsigned owner = spdl__origin_tag(task->in.origin);
     spdl__item what = task->in;
-    spdl__failure *failure;
     if (result == SPDL_OK || result == SPDL_SKIP) return false;
     if (task->cut_short || task->row_error) return false; /* that is of no item alone */
     if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
@@ -8544,17 +8566,11 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     spdl__settle_explain(task, result);
     spdl__thrown_drop(&task->thrown);
     spdl__count(&counters->failures, 1);
-    spdl__lock(&p->error_lock, &p->locks);
-    failure = p->failure_free;
-    p->failure_free = failure->next;
-    spdl__unlock(&p->error_lock, &p->locks);
-    failure->in = what;
-    if (task->taken) failure->in.item = NULL;
     spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
-                     &failure->error);
-    what.item = failure;
-    what.origin = spdl__origin(task->sequence, SPDL__FAILED);
-    spdl__settle_put(task, &what, now);
+                     &task->failure);
+    if (task->taken) what.item = NULL;
+    what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
+    spdl__put_failure(task, &what, now);
     return true;
 }
 
@@ -8567,7 +8583,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     bool goes_on = true;
     if (SPDL__UNLIKELY(result == SPDL_AGAIN) && out != what.item && out != task->buffer)
         spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
-    if (SPDL__UNLIKELY(task->pipeline->failures != NULL) &&
+    if (SPDL__UNLIKELY(task->pipeline->delivers) &&
         spdl__settle_delivers(task, counters, result, now))
         return true;
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->gathers)
@@ -9268,12 +9284,12 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
+    spdl__store_relaxed(&task->open, 0);
     if (s->calls > 0) {
         uint64_t ns;
         bool slow;
         if (!s->timed) s->now = spdl_time_ns();
         ns = s->now - s->begun;
-        spdl__store_relaxed(&task->open, 0);
         if (s->made > 0) spdl__count(&counters->made, s->made);
         slow = !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) &&
                spdl__flow_slow(s, task, ns);
@@ -9335,7 +9351,7 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
     if (node->gathers) --node->dropped; /* it takes no place in a batch */
     task->path = 0;
-    spdl__settle_put(task, &task->in, s->now);
+    spdl__put_failure(task, &task->in, s->now);
     s->done = true;
     s->word = spdl__load(node->word);
     return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
@@ -9371,6 +9387,8 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
             if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
             return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
         }
+        if (!plain && SPDL__UNLIKELY(spdl__tag_failed(tag)))
+            spdl__failure_read(in, head, &task->failure);
     }
     at = spdl__row_at(node, s->word);
     if (routes) s->until = at + spdl__row_routes(s->p, node);
@@ -9393,7 +9411,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     spdl__store_relaxed(&task->sequence, what.origin >> 8);
     task->ticket = at;
     if (!plain) task->since = s->now;
-    if (!plain && SPDL__UNLIKELY(spdl__origin_tag(what.origin) == SPDL__FAILED))
+    if (!plain && SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what.origin))))
         return spdl__flow_failure(s, task);
     return SPDL__TOOK;
 }
@@ -9474,6 +9492,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
+        spdl__store_relaxed(&task->open, 0); /* another may go on with it, up to the end */
         spdl__flow_park(task, task->parked);
         task->parked = NULL;
         s.inside = false;
@@ -9913,6 +9932,15 @@ SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path
     if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
 }
 
+/* The record of a failure at the head of a path goes on, before the failure is taken. */
+SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, int path) {
+    const spdl__edge *edge = spdl__path_edge(p, node, path);
+    spdl_error error;
+    if (!spdl__tag_failed(spdl__merge_tag(p, node, path))) return;
+    spdl__failure_read(edge, spdl__head(spdl__load_relaxed(&edge->word)), &error);
+    spdl__failure_write(&node->out, spdl__load_relaxed(&node->out.tail), &error);
+}
+
 /* What a worker does in a merge. Whether anything was done. */
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
     const uint64_t now = spdl_time_ns();
@@ -9927,7 +9955,9 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
         if (path == SPDL__ALL_PATHS || spdl__merge_tag(p, node, path) > SPDL__HOLE) {
             spdl__merge_pass(p, node, path, now);
         } else {
-            const spdl__item got = spdl__merge_take(p, node, path, now);
+            spdl__item got;
+            if (p->delivers) spdl__merge_failure(p, node, path);
+            got = spdl__merge_take(p, node, path, now);
             if (spdl__origin_tag(got.origin) == SPDL__HOLE)
                 spdl__put_nothing(p, node, 0, now);
             else
@@ -10228,9 +10258,9 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
 /* A failure lies at the head: the consumer gets the item that it is about. */
 SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const spdl__slot *slot,
                                          const spdl__item *got, void **item) {
-    const spdl__item in = spdl__failure_open(p, got->item, &p->told);
+    spdl__failure_read(p->sink, head, &p->told);
     p->last_item = *got;
-    memcpy(item, &in.item, sizeof(*item));
+    memcpy(item, &got->item, sizeof(*item));
     spdl__sink_moves(p, head + 1, slot);
     return SPDL_E_STAGE;
 }
@@ -10258,7 +10288,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
                 spdl__sink_drop(p, head, &got);
                 continue;
             }
-            if (SPDL__UNLIKELY(tag == SPDL__FAILED))
+            if (SPDL__UNLIKELY(spdl__tag_failed(tag)))
                 return spdl__sink_failed(p, head, slot, &got, item);
             spdl__position_watch(p, &got);
             p->last_item = got;
@@ -10486,7 +10516,7 @@ SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
     const char *is = p->yields;
     int i = p->count;
     bool fits = !spdl__next_differs(type, is);
-    while (fits && p->failures != NULL && --i > 0) {
+    while (fits && p->delivers && --i > 0) {
         if (p->node[i].row.fn == NULL) continue;
         is = p->node[i].row.fn->in_type;
         fits = is == NULL || !spdl__next_differs(type, is);
@@ -10734,7 +10764,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             origin = spdl__load_relaxed(&slot->origin);
             if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
-            spdl__add(&counters->freed, spdl__origin_tag(origin) != SPDL__FAILED);
+            spdl__add(&counters->freed, !spdl__tag_failed(spdl__origin_tag(origin)));
             spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
@@ -10805,9 +10835,13 @@ SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
 SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t now, bool sink) {
     spdl__edge *edge = &node->out;
     const uint64_t head = spdl__head(spdl__load(&edge->word));
+    uint64_t skipped = head;
     spdl__store(&edge->dropped, edge->dropped + (ticket - head));
     spdl__store(&edge->refunds, edge->dropped);
     spdl__store_relaxed(&edge->tail, ticket);
+    for (; skipped != ticket; ++skipped) /* so that no stamp is older than one round */
+        spdl__store_relaxed(&spdl__edge_slot(edge, skipped)->stamp,
+                            (skipped + 1) & SPDL__STAMP_MASK);
     spdl__store_relaxed(&edge->ended_ns, 0);
     if (spdl__load_relaxed(&edge->gap_since) == 0) {
         spdl__store_relaxed(&edge->idle_since, sink ? 0 : now);
@@ -10991,6 +11025,8 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         if (node->batches != NULL) spdl__batch_pool_drop(node->batches, NULL);
         if (node->buffers != NULL) spdl__batch_pool_drop(node->buffers, NULL);
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
+        spdl__free(&allocator, node->out.failures,
+                   (size_t)(node->out.mask + 1) * sizeof(spdl_error));
         spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
         spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
@@ -10998,7 +11034,6 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
     spdl__free(&allocator, p->task, workers * sizeof(*p->task));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
-    spdl__free(&allocator, p->failures, (size_t)p->failure_count * sizeof(*p->failures));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
     spdl__os_event_fini(&p->room);
@@ -11666,8 +11701,8 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
 SPDL__COLD bool spdl__node_is_plain(const spdl_pipeline *p, const spdl__node *node) {
     const spdl_stage *row = &node->row;
     return (row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE) && !node->own_thread &&
-           !row->again && !row->deferred && !row->flush && row->init == NULL &&
-           p->failures == NULL && p->trace == NULL && p->profiler.event_fn == NULL &&
+           !row->again && !row->deferred && !row->flush && row->init == NULL && !p->delivers &&
+           p->trace == NULL && p->profiler.event_fn == NULL &&
            p->tokens == NULL; /* a copy may be another row's */
 }
 
@@ -11762,29 +11797,16 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     if (parks)
         node->parked = (spdl__parked *)spdl__pipeline_alloc(p, (uint64_t)node->most,
                                                             sizeof(*node->parked));
+    if (p->delivers)
+        edge->failures = (uint64_t *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(spdl_error));
     if (edge->slot == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
-        !spdl__node_turns(p, node))
+        (p->delivers && edge->failures == NULL) || !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
     for (k = 0; parks && k < (uint32_t)node->most; ++k)
         spdl__parked_add(node, &node->parked_free, k);
     /* not the first calls: somebody waits for those; nor deferred ones, which end elsewhere */
     for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
     return spdl__node_pools(p, node);
-}
-
-/* .deliver_failures: each that is under way has the room of a result, or is that of a call. */
-SPDL__COLD spdl_result spdl__failures_build(spdl_pipeline *p) {
-    uint64_t i;
-    int k;
-    p->failure_count = 1;
-    for (k = 0; k < p->count; ++k)
-        p->failure_count += p->node[k].out.window + (uint64_t)p->node[k].most;
-    p->failures =
-        (spdl__failure *)spdl__pipeline_alloc(p, p->failure_count, sizeof(*p->failures));
-    if (p->failures == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i + 1 < p->failure_count; ++i) p->failures[i].next = &p->failures[i + 1];
-    p->failure_free = p->failures;
-    return SPDL_OK;
 }
 
 /* What workers have: a task each, and what init of each row stores for it. */
@@ -11826,6 +11848,7 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_result result = SPDL_OK;
     int i;
+    p->delivers = plan->desc->deliver_failures;
     spdl__workers_plan(p, plan);
     p->node = (spdl__node *)spdl__pipeline_alloc(p, (uint64_t)p->count, sizeof(*p->node));
     if (p->node == NULL) return SPDL_E_NOMEM;
@@ -11834,7 +11857,6 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
     for (i = 0; i < p->count && result == SPDL_OK; ++i)
         result = spdl__node_build(p, &p->node[i]);
-    if (result == SPDL_OK && plan->desc->deliver_failures) result = spdl__failures_build(p);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, p->threads);
 #ifndef SPDL_NO_REPORT /* else report_begin says so */

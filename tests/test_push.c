@@ -561,6 +561,38 @@ static void a_failed_request_is_answered_in_order(void) {
     }
 }
 
+/* Also after a pause of hours, and when the clock of the thread that put was ahead. */
+static void ages_over_36_minutes(void) {
+    static const double seconds[] = { 0, 1e-5, 1, 2000, 2400, 4500, 90000, 400000 };
+    for (size_t i = 0; i < sizeof seconds / sizeof seconds[0]; ++i) {
+        const uint64_t put = (uint64_t)1 << 50, age = (uint64_t)(seconds[i] * 1e9) >> 10 << 10;
+        const spdl__item nothing = { NULL, 0, 0 };
+        spdl__slot slot = { .item = NULL };
+        const spdl__edge edge = { .slot = &slot };
+        spdl__edge to = edge;
+        spdl__put_at(&to, 7, &nothing, put);
+        CHECK(spdl__slot_has(&slot, 7));
+        CHECK_EQ(spdl__slot_age(&slot, put + age), age);
+        CHECK_EQ(spdl__slot_age(&slot, put - age), 0);
+    }
+}
+
+/* A failure that is ready is taken at once, whoever has a lock of the pipeline. */
+static void next_is_wait_free_with_failures(void) {
+    spdl_pipeline *p;
+    void *taken = NULL;
+    ANSWERING(p, 1, FEED(2), FAILING(.name = "bad"), SPDL_SINK(2));
+    CHECK_EQ(push(p, 0, SPDL_FOREVER), SPDL_OK);
+    while (!spdl__edge_ready(p->sink, 0)) sleep_us(100);
+    spdl__lock(&p->error_lock, &p->locks);
+    CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_FOREVER), SPDL_E_STAGE);
+    spdl__unlock(&p->error_lock, &p->locks);
+    REQUIRE(taken != NULL);
+    CHECK_STR(spdl_pipeline_error(p)->text, "stage 1 'bad', item 0: value 0 is bad");
+    item_free(taken);
+    DONE(p);
+}
+
 static int notes_of_character(const notes *n, char which) {
     int count = 0;
     for (size_t i = 0; i < n->length; ++i) count += n->text[i] == which;
@@ -1015,6 +1047,8 @@ TEST_TABLE(push){
     TEST_CASE(a_batch_is_as_late_as_its_oldest),
     TEST_CASE(each_of_many_answers_its_input),
     TEST_CASE(the_age_of_a_push_is_exact),
+    TEST_CASE(ages_over_36_minutes),
+    TEST_CASE(next_is_wait_free_with_failures),
     TEST_CASE(a_source_is_asked_for_nothing),
     TEST_CASE(drop_oldest_refuses_newest),
     TEST_CASE(items_make_way_in_order),
