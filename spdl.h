@@ -1918,8 +1918,7 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
    first argument of all other functions owns what they return. The rows are at the end. */
 
 typedef struct spdl_files_desc {
-    bool recursive;     /* of a folder: the folders below it, too */
-    uint64_t max_files; /* refuse more files and folders; default 2^24 */
+    bool recursive; /* of a folder: the folders below it, too */
     spdl_allocator allocator;
     spdl_error *error;
 } spdl_files_desc;
@@ -1930,8 +1929,8 @@ typedef struct spdl_files spdl_files;
    Files come in the order of the bytes of their paths; those of a list in its order. A name with a
    dot in front needs a dot in the pattern or the list.
    Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the
-            list), SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep). With
-            SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
+            list), SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS there
+            are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc);
 
@@ -20995,42 +20994,29 @@ SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t
                              (spdl__llu)most);
 }
 
-SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given,
-                                                       spdl__records_kind kind) {
-    spdl_records_desc desc;
-    memset(&desc, 0, sizeof(desc));
-    if (given != NULL) desc = *given;
-    if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL__RECORDS_TAR ? 1 << 30 : 1 << 24;
-    spdl__error_clear(desc.error);
-    return desc;
-}
-
 SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char *path,
                                              spdl__records_kind kind,
-                                             const spdl_records_desc *given) {
-    const spdl_records_desc desc = spdl__records_defaults(given, kind);
+                                             const spdl_records_desc *desc) {
     spdl__records *s;
-    size_t block_bytes;
-    spdl_result result;
-    if (records != NULL) *records = NULL;
-    if (records == NULL || path == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "records: %s is NULL",
-                               path == NULL ? "path" : "records");
-    result = spdl__allocator_check(&desc.allocator, "records", desc.error);
+    const size_t block_bytes = sizeof(*s) + (path != NULL ? strlen(path) : 0);
+    spdl_result result = spdl__allocator_check(&desc->allocator, "records", desc->error);
+    *records = NULL;
     if (result != SPDL_OK) return result;
-    block_bytes = sizeof(*s) + strlen(path);
-    s = (spdl__records *)spdl__alloc(&desc.allocator, block_bytes, 64);
+    if (path == NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "records: path is NULL");
+    s = (spdl__records *)spdl__alloc(&desc->allocator, block_bytes, 64);
     if (s == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "records: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "records: out of memory");
     memset(s, 0, offsetof(spdl__records, window));
-    s->desc = desc;
+    s->desc = *desc;
+    if (desc->max_bytes == 0) s->desc.max_bytes = kind == SPDL__RECORDS_TAR ? 1 << 30 : 1 << 24;
     s->kind = kind;
     s->block_bytes = block_bytes;
-    result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc.error);
+    result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc->error);
     s->reader.window = s->window;
     s->reader.room = sizeof(s->window);
     if (result == SPDL_OK) *records = s;
-    else spdl__free(&desc.allocator, s, block_bytes);
+    else spdl__free(&desc->allocator, s, block_bytes);
     return result;
 }
 
@@ -21084,7 +21070,6 @@ typedef struct spdl__search {
     spdl_files_desc desc;
     const char *named;   /* what open was given */
     const char *pattern; /* what is left of it: for the folder at `path`; NULL: everything */
-    uint64_t seen;       /* files and folders */
     int depth;
     spdl_result result;
     size_t length;
@@ -21165,9 +21150,7 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
 /* Looks at f->path. A `middle` part of a pattern looks for folders: all else is skipped. */
 SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
-    if (reason != NULL && (*folder || !middle)) return spdl__search_fail(f, SPDL_E_IO, reason);
-    return ++f->seen <= f->desc.max_files ||
-           spdl__search_fail(f, SPDL_E_LIMIT, "more files and folders than max_files");
+    return reason == NULL || (middle && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
 /* An entry of the folder at f->path: false ends the search. */
@@ -21280,7 +21263,6 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
     size_t i;
     memset(&f, 0, sizeof(f));
     if (desc != NULL) f.desc = *desc;
-    if (f.desc.max_files == 0) f.desc.max_files = 1 << 24;
     spdl__error_clear(f.desc.error);
     if (files != NULL) *files = NULL;
     if (files == NULL || path == NULL || path[0] == '\0')
