@@ -1491,8 +1491,8 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
 
 /* ============================================================================================= */
 /* >>sampler
-   A sampler is the order of the items of a data set: sequential, shuffled, in shuffled blocks, mixed
-   from several data sets, or by a function of yours. It computes any position of any epoch.
+   A sampler is the order of a data set: sequential, shuffled, in shuffled blocks, mixed from other
+   samplers, or by a function of yours. It computes any position of any epoch.
 
        spdl_sampler_desc desc = { 0 };
        desc.count = 1000000;                       indices 0 to 999,999
@@ -1634,9 +1634,9 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
    nothing is copied. A crash, a leak or a library that is not thread-safe stays in that process.
    Only on Linux. Polite workers protect the consumer's speed as well, and cost less.
 
-   Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
-   spdl_buffer; rows after it hand them on. Its blocks are slots of the shared memory (the arena):
-   as many as the pipeline can use, and desc.slot_count.
+   Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, SPDL_TOKENS_AT, or a
+   stage that calls spdl_buffer. Rows after it pass them. Its blocks are slots of the shared memory
+   (the arena): as many as the pipeline can use, and desc.slot_count.
 
    Processes. open forks a supervisor, which forks the child, now and for each restart: rows, ctx
    and all memory are as they were at open. A fork copies only one thread, so open refuses a process
@@ -1979,8 +1979,7 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
    first argument of all other functions owns what they return. The rows are at the end. */
 
 typedef struct spdl_files_desc {
-    bool recursive SPDL__ZERO;     /* of a folder: the folders below it, too */
-    uint64_t max_files SPDL__ZERO; /* refuse more files and folders; default 2^24 */
+    bool recursive SPDL__ZERO; /* of a folder: the folders below it, too */
     spdl_allocator allocator SPDL__ZERO;
     spdl_error *error SPDL__ZERO;
 } spdl_files_desc;
@@ -1991,8 +1990,8 @@ typedef struct spdl_files spdl_files;
    Files come in the order of the bytes of their paths; those of a list in its order. A name with a
    dot in front needs a dot in the pattern or the list.
    Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the
-            list), SPDL_E_LIMIT (max_files; paths over 4095 bytes, 32 folders deep). With
-            SPDL_NO_THREADS there are no folders: SPDL_E_IO. */
+            list), SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS there
+            are no folders: SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc) SPDL__CHECKED;
 
@@ -2069,8 +2068,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
                                       size_t token_bytes, spdl_error *error);
 
 /* Rows. What the first argument points to must outlive the pipeline; fields follow, as in all rows.
-       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index), in order. Its argument
-                               is a number, at most SIZE_MAX
+       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index), n at most SIZE_MAX
        SPDL_FILES(files)       a source of paths (char), which belong to the list, in its order
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in memory of spdl_buffer, of
@@ -15791,7 +15789,7 @@ SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buf
 /* >>sampler-impl
    Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table,
    is kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
-   time, which also holds for the calls of a source. What >>state asks from the trainer's thread
+   time, which also holds for the calls of a source. What >>state asks from the consumer's thread
    looks at ranks and `from` alone, which do not change meanwhile. */
 
 #define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
@@ -16519,52 +16517,51 @@ const spdl_function spdl_index_is_no_SPDL_FN = {
 
 /* ============================================================================================= */
 /* >>loader-impl
-   Who is there. The trainer's process opens a loader. The child makes batches and publishes them;
-   the trainer takes them in order. The supervisor, between the two, starts the child and says how
-   it ended: it is the child's parent, as a thread of the trainer may end before its process does.
+   Three processes. The consumer's opens a loader. The child makes batches and publishes them; the
+   consumer takes them in order. The supervisor, between the two, starts the child and records its
+   end: it is the child's parent, as a thread of the consumer may end before its process does.
 
-   What they share. The arena: a struct spdl__shared, a ring of entries, notes of calls, a word for
-   each slot, and the slots. And the ledger, a page that the child unmaps before it calls anything:
-   what the trainer and the supervisor tell each other is safe from what a stage may write. No lock
-   is shared, so the death of any of them leaves nothing locked. The trainer trusts nothing that the
-   child can write: places and sizes are compared with its own (struct spdl__layout), numbers of
-   batches with those it has counted, and how long it waits it knows by its own clock.
+   They share the arena (a struct spdl__shared, a ring of entries, notes of calls, a word for each
+   slot, and the slots), and the ledger, a page that the child unmaps before it calls anything: no
+   stage can overwrite what is between consumer and supervisor. No lock is shared, so a death leaves
+   nothing locked. The consumer trusts nothing that the child can write: it compares places and
+   sizes with its own (struct spdl__layout), and numbers of batches with those it has counted.
 
    A batch, number n (from 0, over all lives of the child), and its slot s:
        child    words[s] = n + 1        the slot is not the child's
                 entry[n] = { s, ... }   then stamp = n + 1 (release): it is published
-       trainer  sees the stamp (acquire), reads the entry, then passed = n + 1 (release): the entry
+       consumer sees the stamp (acquire), reads the entry, then passed = n + 1 (release): the entry
                 may be written again
                 works on the data, then words[s] = 0 (release): done
        child    sees 0 (acquire): the slot goes back to the pool of its pipeline
-   A child that was killed before the stamp has published nothing: the next one takes the slot back,
-   as words[s] is more than what was published. One that was killed after it has: the next one
-   counts anew, and the supervisor wakes the trainer if it sleeps. (tests/model/loader.pml)
+   A child that was killed before the stamp has published nothing: the next life takes the slot
+   back, as words[s] is more than what was published. After a kill behind the stamp the next life
+   counts anew, and the supervisor wakes the consumer. (tests/model/loader.pml)
 
    Sleep. Both sides look some times, then wait for a word that the other one changes: `filled` by
-   the child that publishes and by the supervisor, `emptied` by the trainer that is done, commands
+   the child that publishes and by the supervisor, `emptied` by the consumer that is done, commands
    or quits. A waiter counts itself, does a full barrier and looks again; the other side changes
-   what is waited for, does a full barrier and looks whether somebody counts. So one of both sees
-   the other, and no call is made when nobody sleeps. Both wake now and then all the same, should a
-   count have been overwritten. A batch that is only taken wakes nobody: the ring has room for more
-   entries than there are batches; only ends fill it.
+   what is waited for, does a full barrier and reads the count. So one of both sees the other, and
+   no call is made when nobody sleeps. Both also wake now and then, in case a count was overwritten.
+   A batch that is only taken wakes nobody: the ring has room for more entries than there are
+   batches; only ends fill it.
 
-   Commands. The trainer writes a position (text, sequence), where the ring is at (start_at), and
-   `command`, and writes none of them again before it has seen `ack`. The child starts its pipeline there, takes back what was published from
-   start_at on, and writes `begun`, `begun_at` and `ack`; if it refuses, nothing but `refusal` and
-   `ack`. So a position that was only asked for is never one to go on from.
+   Commands. The consumer writes a position (text, sequence), the place in the ring (start_at), and
+   `command`, and writes none of them again before it has seen `ack`. The child starts its pipeline
+   at the position, takes back what was published from start_at on, and writes `begun`, `begun_at`
+   and `ack`. If it refuses it writes `refusal` and `ack` alone: no life goes on from there.
        ack == 0         no life has begun: the first command is the beginning, a new pipeline's
        ack == command   nothing is asked
        else             a life obeys in its first turn, after it went where it was: to the last
                         entry if there is one from begun_at on, or to `begun`
-   Killed before `begun` the next life obeys again, and nobody has seen the difference: until `ack`
-   the trainer looks at no entry. A load, a rewind and a restart are one call (spdl__child_go).
+   Killed before `begun` the next life obeys again: until `ack` the consumer reads no entry. A load,
+   a rewind and a restart are one call (spdl__child_go).
 
-   Threads: in the child all of this runs on its main thread, which is its pipeline's trainer, but
-   for notes (any worker). The supervisor has one thread. In the trainer's process it is the
-   trainer's, but spdl_loader_done may come from another one. */
+   Threads: in the child all of this runs on its main thread, which is its pipeline's consumer;
+   notes are written by any worker. The supervisor has one thread. In the consumer's process it is
+   the consumer's, but spdl_loader_done may come from another one. */
 
-#define SPDL__LOADER_LOOK_NS 10000000u /* a trainer that sleeps looks around */
+#define SPDL__LOADER_LOOK_NS 10000000u /* a consumer that sleeps looks around */
 #define SPDL__LOADER_TURN_NS 50000000u /* a child whose pipeline has nothing looks for commands */
 #define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
@@ -16596,7 +16593,7 @@ typedef struct spdl__shared_note {
 
 typedef struct spdl__shared {
     /* written by the child; filled.word by the supervisor, too */
-    spdl__shared_event filled; /* waiters: by the trainer */
+    spdl__shared_event filled; /* waiters: by the consumer */
     uint64_t published;
     uint32_t ack;
     int32_t ack_result;
@@ -16608,7 +16605,7 @@ typedef struct spdl__shared {
     char begun[SPDL_STATE_BYTES]; /* as text of an entry: where the last command has led */
     uint64_t begun_at;            /* and its start_at */
     char pad0[SPDL_CACHE_LINE];
-    /* written by the trainer */
+    /* written by the consumer */
     spdl__shared_event emptied; /* waiters: by the child */
     uint32_t command;
     uint32_t quits;
@@ -16621,7 +16618,7 @@ typedef struct spdl__shared {
 
 /* What the child cannot write. */
 typedef struct spdl__ledger {
-    /* written by the trainer */
+    /* written by the consumer */
     uint32_t quits;
     uint32_t hangs; /* 1 + the life that is to be ended as it hangs */
     /* written by the supervisor */
@@ -16636,7 +16633,7 @@ typedef struct spdl__ledger {
 /* Sizes and places, each process's own. */
 typedef struct spdl__layout {
     int stages, row;  /* that makes the batches */
-    int slot_count, quota; /* of them for the trainer */
+    int slot_count, quota; /* of them for the consumer */
     uint64_t ring;    /* entries, a power of two */
     uint64_t stride;  /* of a slot: `head` bytes of the pipeline's, then the data */
     uint64_t head, room;
@@ -16664,8 +16661,8 @@ struct spdl_loader {
     char *slot_memory;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
     spdl_loader_batch *held; /* of each slot; the ticket goes to 0 by any thread */
-    uint32_t holds;          /* batches in the trainer's hands; by any thread */
-    /* written by the trainer */
+    uint32_t holds;          /* batches in the consumer's hands; by any thread */
+    /* written by the consumer */
     uint64_t at;        /* the next entry */
     uint64_t number, epoch;
     bool last;          /* no epoch follows */
@@ -16683,7 +16680,7 @@ struct spdl_loader {
 #if SPDL__OS_PROCESSES
 /* A slot, as the child sees it. */
 typedef struct spdl__child_slot {
-    void *item;    /* lent to the trainer, by the main thread; itself: by an earlier life */
+    void *item;    /* lent to the consumer, by the main thread; itself: by an earlier life */
     uint32_t used; /* by any thread */
 } spdl__child_slot;
 
@@ -16694,7 +16691,7 @@ typedef struct spdl__child {
     spdl_error failure;
     spdl_profiler profiler;  /* the user's */
     spdl_allocator blocks;
-    spdl__os_signals signal_set; /* that are blocked in the trainer */
+    spdl__os_signals signal_set; /* that are blocked in the consumer */
     bool continuous;
     spdl__child_slot *slot;
     /* written by the main thread */
@@ -16784,7 +16781,7 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
     --child->lendings;
 }
 
-/* Slots that the trainer is done with are the pipeline's again. */
+/* Slots that the consumer is done with are the pipeline's again. */
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
     int slot;
     for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slot_count; ++slot)
@@ -16862,8 +16859,8 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     spdl__child_publish(child, SPDL_OK, false);
 }
 
-/* Whether one more entry may be published: the slots for the trainer are not all out, and it is not
-   too far behind. */
+/* Whether one more entry may be published: the consumer has not all its slots, and is not too far
+   behind. */
 SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
     const spdl_loader *l = child->loader;
     return child->lendings < l->layout.quota &&
@@ -16922,7 +16919,7 @@ SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES
     spdl__text_numbers(text, &child->number, &child->epoch);
 }
 
-/* Does what the trainer commands. If that is refused all is as before. */
+/* Does what the consumer commands. If that is refused all is as before. */
 SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     spdl__shared *s = child->loader->shared;
     spdl_error error;
@@ -16949,7 +16946,7 @@ SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
            spdl__load32(&s->command) == child->command;
 }
 
-/* Looks, then sleeps until the trainer has done something, or the deadline. */
+/* Looks, then sleeps until the consumer has done something, or the deadline. */
 SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
     spdl__shared_event *emptied = &child->loader->shared->emptied;
     int round = 0;
@@ -17117,7 +17114,7 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
 typedef struct spdl__supervisor {
     spdl_loader *l;
     int64_t parent;
-    spdl__os_signals signal_set; /* that are blocked in the trainer */
+    spdl__os_signals signal_set; /* that are blocked in the consumer */
     uint64_t quits_ns; /* the child has to be gone by then; 0: it runs */
     const char *why;   /* it was killed by us; or NULL */
     bool lost;         /* it could not be waited for: who knows whether it is gone */
@@ -17128,22 +17125,20 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl_loader *l = v->l;
     const char *reason =
         spdl__os_process_begins(supervisor, l->name, false, &v->signal_set);
-    spdl__child *child = (spdl__child *)SPDL_MALLOC(sizeof(*child));
-    spdl__child_slot *all =
-        (spdl__child_slot *)SPDL_MALLOC((size_t)l->layout.slot_count * sizeof(*all));
+    const size_t bytes = sizeof(spdl__child) + (size_t)l->layout.slot_count * sizeof(spdl__child_slot);
+    spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
     int slot;
     l->ledger->process = (int64_t)spdl__os_process_id(); /* whoever is first */
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
-    if (reason != NULL || child == NULL || all == NULL) {
+    if (reason != NULL || child == NULL) {
         (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
                       reason != NULL ? reason : "out of memory");
         _exit(1);
     }
-    memset((void *)child, 0, sizeof(*child));
-    memset(all, 0, (size_t)l->layout.slot_count * sizeof(*all));
+    memset((void *)child, 0, bytes);
     child->loader = l;
-    child->slot = all;
+    child->slot = (spdl__child_slot *)(child + 1);
     child->signal_set = v->signal_set;
     child->blocks.alloc_fn = spdl__child_alloc;
     child->blocks.free_fn = spdl__child_free;
@@ -17264,7 +17259,7 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
     return how;
 }
 
-/* This process is the supervisor of `l`, and its parent is the trainer. Does not return. */
+/* This process is the supervisor of `l`, and its parent is the consumer. Does not return. */
 SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     const int64_t self = (int64_t)spdl__os_process_id();
     spdl__supervisor v;
@@ -17299,9 +17294,9 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     _exit(0);
 }
 
-/* --- the trainer takes --- */
+/* --- the consumer takes --- */
 
-/* What the trainer's calls return from now on, or why it cannot be opened. */
+/* What the consumer's calls return from now on, or why it cannot be opened. */
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
                                          ...) {
@@ -17386,7 +17381,7 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
     return result;
 }
 
-/* --- the trainer waits --- */
+/* --- the consumer waits --- */
 
 /* Whether the child was started again: the log says why, and the wait begins anew. */
 SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
@@ -17524,7 +17519,7 @@ SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *
     return result;
 }
 
-/* In the child of a fork: what is shared is the trainer's. */
+/* In the child of a fork: what is shared is the consumer's. */
 SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
     return l->mark != NULL ? spdl__load_relaxed32(l->mark) == 0
                            : l->process != spdl__os_process_id();
@@ -17823,29 +17818,24 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
         l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
         if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "loader: out of memory");
     }
-    if (l == NULL) {
-        if (known.error == NULL) spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
-        return result;
+    if (l != NULL) {
+        l->desc = known;
+        l->desc.pipeline.error = &l->error;
+        l->process = spdl__os_process_id();
+        l->rows = stages;
+        l->count = stage_count;
+        spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");
+        spdl__error_clear(&l->error);
+        result = spdl__loader_check(l);
+        if (result == SPDL_OK) result = spdl__loader_plan(l);
+        if (result == SPDL_OK) result = spdl__loader_reserve(l);
+        if (result == SPDL_OK) result = spdl__loader_launch(l);
+        l->opened = result == SPDL_OK;
+        *why = l->error;
     }
-    l->desc = known;
-    l->desc.pipeline.error = &l->error;
-    l->process = spdl__os_process_id();
-    l->rows = stages;
-    l->count = stage_count;
-    spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");
-    spdl__error_clear(&l->error);
-    result = spdl__loader_check(l);
-    if (result == SPDL_OK) result = spdl__loader_plan(l);
-    if (result == SPDL_OK) result = spdl__loader_reserve(l);
-    if (result == SPDL_OK) result = spdl__loader_launch(l);
-    if (result == SPDL_OK) {
-        l->opened = true;
-        *loader = l;
-        return SPDL_OK;
-    }
-    if (known.error == NULL) spdl__log(&known.logger, SPDL_LOG_ERROR, l->error.text);
-    *why = l->error;
-    spdl__loader_release(l);
+    if (result == SPDL_OK) *loader = l;
+    else if (known.error == NULL) spdl__log(&known.logger, SPDL_LOG_ERROR, why->text);
+    if (result != SPDL_OK && l != NULL) spdl__loader_release(l);
     return result;
 }
 
@@ -21470,8 +21460,8 @@ SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
     if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* whatever a link or a folder says */
 }
 
-/* Goes through headers up to the next member that is a plain file: m->at is that of its data. Behind
-   an empty block is the end of the file, another one, or another archive. */
+/* Goes through headers up to the next plain file: m->at is that of its data. Behind an empty block
+   is the end of the file, another one, or another archive. */
 SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint8_t *head = NULL;
@@ -21577,42 +21567,29 @@ SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t
                              (spdl__llu)most);
 }
 
-SPDL__PRIVATE spdl_records_desc spdl__records_defaults(const spdl_records_desc *given,
-                                                       spdl__records_kind kind) {
-    spdl_records_desc desc;
-    memset((void *)&desc, 0, sizeof(desc));
-    if (given != NULL) desc = *given;
-    if (desc.max_bytes == 0) desc.max_bytes = kind == SPDL__RECORDS_TAR ? 1 << 30 : 1 << 24;
-    spdl__error_clear(desc.error);
-    return desc;
-}
-
 SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char *path,
                                              spdl__records_kind kind,
-                                             const spdl_records_desc *given) {
-    const spdl_records_desc desc = spdl__records_defaults(given, kind);
+                                             const spdl_records_desc *desc) {
     spdl__records *s;
-    size_t block_bytes;
-    spdl_result result;
-    if (records != NULL) *records = NULL;
-    if (records == NULL || path == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "records: %s is NULL",
-                               path == NULL ? "path" : "records");
-    result = spdl__allocator_check(&desc.allocator, "records", desc.error);
+    const size_t block_bytes = sizeof(*s) + (path != NULL ? strlen(path) : 0);
+    spdl_result result = spdl__allocator_check(&desc->allocator, "records", desc->error);
+    *records = NULL;
     if (result != SPDL_OK) return result;
-    block_bytes = sizeof(*s) + strlen(path);
-    s = (spdl__records *)spdl__alloc(&desc.allocator, block_bytes, 64);
+    if (path == NULL)
+        return spdl__error_set(desc->error, SPDL_E_INVALID, "records: path is NULL");
+    s = (spdl__records *)spdl__alloc(&desc->allocator, block_bytes, 64);
     if (s == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "records: out of memory");
+        return spdl__error_set(desc->error, SPDL_E_NOMEM, "records: out of memory");
     memset((void *)s, 0, offsetof(spdl__records, window));
-    s->desc = desc;
+    s->desc = *desc;
+    if (desc->max_bytes == 0) s->desc.max_bytes = kind == SPDL__RECORDS_TAR ? 1 << 30 : 1 << 24;
     s->kind = kind;
     s->block_bytes = block_bytes;
-    result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc.error);
+    result = spdl__reader_open(&s->reader, strcpy(s->path, path), desc->error);
     s->reader.window = s->window;
     s->reader.room = sizeof(s->window);
     if (result == SPDL_OK) *records = s;
-    else spdl__free(&desc.allocator, s, block_bytes);
+    else spdl__free(&desc->allocator, s, block_bytes);
     return result;
 }
 
@@ -21666,7 +21643,6 @@ typedef struct spdl__search {
     spdl_files_desc desc;
     const char *named;   /* what open was given */
     const char *pattern; /* what is left of it: for the folder at `path`; NULL: everything */
-    uint64_t seen;       /* files and folders */
     int depth;
     spdl_result result;
     size_t length;
@@ -21747,9 +21723,7 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
 /* Looks at f->path. A `middle` part of a pattern looks for folders: all else is skipped. */
 SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
-    if (reason != NULL && (*folder || !middle)) return spdl__search_fail(f, SPDL_E_IO, reason);
-    return ++f->seen <= f->desc.max_files ||
-           spdl__search_fail(f, SPDL_E_LIMIT, "more files and folders than max_files");
+    return reason == NULL || (middle && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
 /* An entry of the folder at f->path: false ends the search. */
@@ -21862,7 +21836,6 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
     size_t i;
     memset((void *)&f, 0, sizeof(f));
     if (desc != NULL) f.desc = *desc;
-    if (f.desc.max_files == 0) f.desc.max_files = 1 << 24;
     spdl__error_clear(f.desc.error);
     if (files != NULL) *files = NULL;
     if (files == NULL || path == NULL || path[0] == '\0')
@@ -22167,7 +22140,7 @@ SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
     return (task->node + task->node->places)->row.item_bytes;
 }
 
-/* The window of an index, in the `room` bytes at `to`: .item_bytes tells how wide its tokens are. */
+/* The window of an index, in the `room` bytes at `to`, which are the width of its tokens, too. */
 SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, void *to,
                                               size_t room) {
     const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
@@ -22293,7 +22266,7 @@ const spdl_function spdl__file_rows[8] = {
    rest was changed. Bytes from outside: numbers are checked, a text has an end within
    SPDL_STATE_BYTES, and whatever it says the worst is another position.
 
-   Threads: the trainer. */
+   Threads: the consumer. */
 
 #define SPDL__STATE_BEGIN "spdl.state."
 #define SPDL__STATE_VERSION 1
