@@ -1921,8 +1921,9 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
                                    bool *aligned, spdl_error *error);
 
 /* Writing. Arrays go to a file beside `path`; finish puts it in the place of `path`, so a program
-   that opens `path` sees the old file or the whole new one. Members are stored, their data aligned
-   to 64 bytes; NumPy reads them. */
+   that opens `path` sees the old file or the whole new one. The mode, the owner and the links of
+   the old file are not kept: a symbolic link at `path` becomes a file. Members are stored, their
+   data aligned to 64 bytes. NumPy reads them; of "a" and "a.npy" in one file it finds only "a". */
 typedef struct spdl_npz_writer_desc {
     bool npy SPDL__ZERO;  /* a .npy file, of exactly one array */
     bool sync SPDL__ZERO; /* write it to the disk before it takes its place */
@@ -19510,6 +19511,8 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         info->kind = 'V';
         t->foreign = false; /* its fields stay as they are, and descr says how */
         bytes = (size_t)(t->at - first);
+    } else if (first == t->end || (*first != '\'' && *first != '"')) {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "descr is neither a string nor a list");
     } else {
         if (!spdl__npy_simple(t, info)) return false;
         bytes = (size_t)(t->at - first) - 2;
@@ -20773,8 +20776,11 @@ SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const ch
         return 0;
     }
     if (!spdl__npy_read(&t, head + start, text.length, info)) {
-        spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name,
-                         t.reason);
+        char why[160], written[40];
+        spdl__printable(written, sizeof(written), dtype);
+        snprintf(why, sizeof(why), "its dtype \"%s\" or its shape: %.*s", written,
+                 (int)(strstr(t.reason, ", at byte") - t.reason), t.reason);
+        spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name, why);
         return 0;
     }
     if (!spdl__write_is_ascii(dtype, strlen(dtype))) { /* UTF-8 in names of fields */
