@@ -20529,6 +20529,13 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     if (i < zip->count) zip->data = load->mapping = spdl__os_file_map(zip->file, zip->size, true);
 }
 
+/* Nothing is lent: what is to be copied is read sooner than mapped. */
+SPDL__PRIVATE void spdl__load_unmap(spdl__loading *load) {
+    if (load->mapping == NULL) return;
+    spdl__os_file_unmap(load->mapping, load->npz->zip.size);
+    load->npz->zip.data = load->mapping = NULL;
+}
+
 /* Loads all of an archive, and closes it. */
 SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
     spdl__loading load;
@@ -20539,14 +20546,14 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
     if (spdl__load_select(&load) && (spdl__load_keep(&load) || spdl__load_place(&load))) {
+        if (load.bundle->mapping_ == NULL) spdl__load_unmap(&load);
         spdl__load_read(&load);
         for (i = 0; i < load.bundle->count; i++)
             bytes += load.bundle->arrays[i].info.bytes;
         if (load.where.result == SPDL_OK && bytes > npz->desc.max_bytes)
             spdl__load_too_large(&load);
     }
-    if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping_ == NULL))
-        spdl__os_file_unmap(load.mapping, npz->zip.size);
+    if (load.bundle == NULL) spdl__load_unmap(&load);
     if (load.mapping != NULL) npz->zip.data = NULL;
     for (i = 0; i < SPDL__INFLATE_LANES; i++) (void)spdl__npz_end(&load.lane[i].r);
     spdl_npz_close(npz);
