@@ -20424,7 +20424,7 @@ SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip
     uint64_t payload = m->offset;
     if (!npz->is_npy) {
         if (npz->zip.size < m->offset + SPDL__ZIP_LOCAL_BYTES) return false;
-        payload += SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + m->offset + 28);
+        payload += (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + m->offset + 28);
     }
     return m->method == SPDL__ZIP_STORED && payload + 10 <= npz->zip.size &&
            (payload + 10 + spdl__le16(at + payload + 8)) % 64 == 0;
