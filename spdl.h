@@ -1939,8 +1939,9 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
                                    bool *aligned, spdl_error *error);
 
 /* Writing. Arrays go to a file beside `path`; finish puts it in the place of `path`, so a program
-   that opens `path` sees the old file or the whole new one. Members are stored, their data aligned
-   to 64 bytes; NumPy reads them. */
+   that opens `path` sees the old file or the whole new one. The mode, the owner and the links of
+   the old file are not kept: a symbolic link at `path` becomes a file. Members are stored, their
+   data aligned to 64 bytes. NumPy reads them; of "a" and "a.npy" in one file it finds only "a". */
 typedef struct spdl_npz_writer_desc {
     bool npy SPDL__ZERO;  /* a .npy file, of exactly one array */
     bool sync SPDL__ZERO; /* write it to the disk before it takes its place */
@@ -19638,6 +19639,8 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         info->kind = 'V';
         t->foreign = false; /* its fields stay as they are, and descr says how */
         bytes = (size_t)(t->at - first);
+    } else if (first == t->end || (*first != '\'' && *first != '"')) {
+        return spdl__npy_fail(t, SPDL_E_FORMAT, "descr is neither a string nor a list");
     } else {
         if (!spdl__npy_simple(t, info)) return false;
         bytes = (size_t)(t->at - first) - 2;
@@ -20549,7 +20552,7 @@ SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip
     uint64_t payload = m->offset;
     if (!npz->is_npy) {
         if (npz->zip.size < m->offset + SPDL__ZIP_LOCAL_BYTES) return false;
-        payload += SPDL__ZIP_LOCAL_BYTES + m->key_bytes + (uint64_t)spdl__le16(at + m->offset + 28);
+        payload += (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + m->offset + 28);
     }
     return m->method == SPDL__ZIP_STORED && payload + 10 <= npz->zip.size &&
            (payload + 10 + spdl__le16(at + payload + 8)) % 64 == 0;
@@ -20654,6 +20657,13 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     if (i < zip->count) zip->data = load->mapping = spdl__os_file_map(zip->file, zip->size, true);
 }
 
+/* Nothing is lent: what is to be copied is read sooner than mapped. */
+SPDL__PRIVATE void spdl__load_unmap(spdl__loading *load) {
+    if (load->mapping == NULL) return;
+    spdl__os_file_unmap(load->mapping, load->npz->zip.size);
+    load->npz->zip.data = load->mapping = NULL;
+}
+
 /* Loads all of an archive, and closes it. */
 SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
     spdl__loading load;
@@ -20664,14 +20674,14 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
     if (spdl__load_select(&load) && (spdl__load_keep(&load) || spdl__load_place(&load))) {
+        if (load.bundle->mapping_ == NULL) spdl__load_unmap(&load);
         spdl__load_read(&load);
         for (i = 0; i < load.bundle->count; i++)
             bytes += load.bundle->arrays[i].info.bytes;
         if (load.where.result == SPDL_OK && bytes > npz->desc.max_bytes)
             spdl__load_too_large(&load);
     }
-    if (load.mapping != NULL && (load.bundle == NULL || load.bundle->mapping_ == NULL))
-        spdl__os_file_unmap(load.mapping, npz->zip.size);
+    if (load.bundle == NULL) spdl__load_unmap(&load);
     if (load.mapping != NULL) npz->zip.data = NULL;
     for (i = 0; i < SPDL__INFLATE_LANES; i++) (void)spdl__npz_end(&load.lane[i].r);
     spdl_npz_close(npz);
@@ -20901,8 +20911,11 @@ SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const ch
         return 0;
     }
     if (!spdl__npy_read(&t, head + start, text.length, info)) {
-        spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name,
-                         t.reason);
+        char why[160], written[40];
+        spdl__printable(written, sizeof(written), dtype);
+        snprintf(why, sizeof(why), "its dtype \"%s\" or its shape: %.*s", written,
+                 (int)(strstr(t.reason, ", at byte") - t.reason), t.reason);
+        spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name, why);
         return 0;
     }
     if (!spdl__write_is_ascii(dtype, strlen(dtype))) { /* UTF-8 in names of fields */

@@ -190,6 +190,8 @@ FILES = [
     ("large_photos", np.savez_compressed, lambda: {"x": photos(random("large"), 64 << 20)}),
     ("large_f32", np.savez_compressed, lambda: {"x": normal(random("large"), 16 << 20)}),
     ("stored_256mb", np.savez, lambda: {"x": normal(random("stored"), 64 << 20)}),
+    ("stored_1kb", np.savez, lambda: {"x": normal(random("stored"), 1 << 8)}),
+    ("stored_64kb", np.savez, lambda: {"x": normal(random("stored"), 1 << 14)}),
     ("stored_1mb", np.savez, lambda: {"x": normal(random("stored"), 1 << 18)}),
     ("stored_small", np.savez, lambda: small("small_f32")),
     ("small_f32", np.savez_compressed, lambda: small("small_f32")),

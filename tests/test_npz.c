@@ -873,6 +873,7 @@ static void headers_that_are_fine(void) {
 static void headers_that_are_not(void) {
     const spdl_result format = SPDL_E_FORMAT, unsupported = SPDL_E_UNSUPPORTED;
     header_refused("", format, "'{' is missing");
+    header_read(HEADER("'<f1'", "(2,)"), 2, 'f', 1, 1, 2); /* float8_e5m2 of ml_dtypes */
     header_refused("{", format, "no string");
     header_refused("{}", format, "is missing");
     header_refused("{'descr'}", format, "':' is missing");
@@ -909,7 +910,8 @@ static void headers_that_are_not(void) {
     header_refused(HEADER("'<M8[s'", "(1,)"), unsupported, "dtype '<M8[s'");
     header_refused(HEADER("'<U9223372036854775807'", "(1,)"), unsupported, "is not known");
     header_refused(HEADER("'|S99999999999999999999'", "(1,)"), unsupported, "is not known");
-    header_refused(HEADER("None", "(1,)"), format, "no string");
+    header_refused(HEADER("None", "(1,)"), format, "neither a string nor a list");
+    header_refused(HEADER("('<f4', {'unit': 'm'})", "(1,)"), format, "neither a string nor a list");
     header_refused(HEADER("[('a', '<f4'", "(1,)"), format, "missing");
     header_refused(HEADER("[(('a' 't'), '<f4')]", "(1,)"), format, "',' is missing");
     header_refused(HEADER("['a']", "(1,)"), format, "'(' is missing");
@@ -1270,6 +1272,212 @@ static void members_that_overlap(void) {
     check_array(npz, "one", 1);
     spdl_npz_close(npz);
     zip_free(&z);
+}
+
+/* ---- whole files ---- */
+
+/* An allocator that knows the largest request, and what is out. */
+typedef struct sizes {
+    size_t largest, out;
+} sizes;
+
+static void *sizes_alloc(size_t count, size_t align, void *user) {
+    sizes *s = (sizes *)user;
+    void *memory = count > 1 << 28 ? NULL : test_memory(align, count);
+    if (count > s->largest) s->largest = count;
+    if (memory != NULL) s->out += count;
+    return memory;
+}
+
+static void sizes_free(void *memory, size_t count, void *user) {
+    ((sizes *)user)->out -= count;
+    test_memory_free(memory);
+}
+
+static spdl_npz_desc sizes_desc(sizes *s, spdl_error *error) {
+    spdl_npz_desc desc;
+    memset(&desc, 0, sizeof desc);
+    memset(s, 0, sizeof *s);
+    desc.allocator.alloc_fn = sizes_alloc;
+    desc.allocator.free_fn = sizes_free;
+    desc.allocator.user = s;
+    desc.error = error;
+    return desc;
+}
+
+/* load refuses it, and has asked for no more than such a file can become. */
+static void load_refuses(const zip *z, const char *part) {
+    spdl_npz_bundle *bundle = NULL;
+    spdl_error error = { 0 };
+    sizes s;
+    const spdl_npz_desc desc = sizes_desc(&s, &error);
+    CHECK_EQ(spdl_npz_load_memory(&bundle, z->file.at, z->file.count, "it", &desc), SPDL_E_FORMAT);
+    if (!CHECK(bundle == NULL && strstr(error.text, part) != NULL)) puts(error.text);
+    CHECK(s.largest <= 1033 * z->file.count + 65536);
+    CHECK_EQ(s.out, 0);
+}
+
+/* A directory may claim any size; what is there decides. */
+static void sizes_that_are_claimed(void) {
+    static const uint32_t claims[] = { 0xc0000000u, 0x7fffffffu, 200 };
+    uint8_t block[200] = { 1 };
+    const bytes deflated = { block, sizeof block, sizeof block };
+    char name[20];
+    zip z;
+    for (size_t i = 0; i < 3; ++i) {
+        z = two_arrays(0);
+        set_le(&z.file, z.entry_at[0] + 20, claims[i], 4);
+        set_le(&z.file, z.entry_at[0] + 24, claims[i], 4);
+        load_refuses(&z, "'one': ");
+        zip_free(&z);
+    }
+    memset(&z, 0, sizeof z);
+    for (unsigned i = 0; i < 400; ++i) { /* all of them the same bytes */
+        zip_part part = { name, 8, 0, 200 * 1000, 1, NULL };
+        snprintf(name, sizeof name, "%u.npy", i);
+        if (i == 0) zip_add(&z, &part, &deflated);
+        else {
+            zip other;
+            memset(&other, 0, sizeof other);
+            zip_add(&other, &part, &deflated);
+            put(&z.directory, other.directory.at, other.directory.count);
+            zip_free(&other);
+        }
+    }
+    z.count = 400;
+    for (unsigned i = 0; i < ZIP_PARTS; ++i) z.entry_at[i] = 0;
+    zip_end(&z, 0);
+    load_refuses(&z, "overlap");
+    zip_free(&z);
+}
+
+static void zip_add_text(zip *z, const char *name, const char *text) {
+    const zip_part part = { name, 0, 0, 0, 0, NULL };
+    bytes data = { NULL, 0, 0 };
+    put_text(&data, text);
+    zip_add(z, &part, &data);
+    free(data.at);
+}
+
+/* What archives of the world hold beside arrays; with "o", an array of objects. */
+static zip mixed_archive(bool objects) {
+    const zip_part a = { "a.npy", 0, 0, 0, 0, NULL }, b = { "b", 0, 0, 0, 0, NULL };
+    const zip_part o = { "o.npy", 0, 0, 0, 0, NULL };
+    zip_part notes = { "notes.md", 8, 0, 12, 0, NULL };
+    bytes one = small_array(7), text = { NULL, 0, 0 }, packed, object;
+    zip z;
+    memset(&z, 0, sizeof z);
+    put_text(&text, "twelve bytes");
+    notes.crc = crc_of(text.at, text.count);
+    packed = deflate_stored(&text);
+    object = make_npy(1, "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }\n", "x", 1);
+    zip_add_text(&z, "__meta__.json", "{\"columns\": 3}");
+    zip_add(&z, &a, &one);
+    zip_add_text(&z, "folder/", "");
+    zip_add_text(&z, "__MACOSX/._a.npy", "Mac OS X, and more");
+    zip_add(&z, &notes, &packed);
+    zip_add(&z, &b, &one); /* an array without ".npy" */
+    if (objects) zip_add(&z, &o, &object);
+    zip_end(&z, 0);
+    free(one.at), free(text.at), free(packed.at), free(object.at);
+    return z;
+}
+
+/* Loads these arrays of a mixed archive; "" for all. Returns how many there were, or the result. */
+static int load_mixed(bool objects, const char *const *wanted, spdl_error *error) {
+    zip z = mixed_archive(objects);
+    spdl_npz_bundle *bundle = NULL;
+    sizes s;
+    spdl_npz_desc desc = sizes_desc(&s, error);
+    int result;
+    desc.names = wanted;
+    result = spdl_npz_load_memory(&bundle, z.file.at, z.file.count, "it", &desc);
+    if (result == SPDL_OK) result = (int)bundle->count;
+    for (int i = 0; i < result; ++i) CHECK(memcmp(bundle->arrays[i].data, "\7\2\3\4", 4) == 0);
+    if (wanted == NULL && result > 0) CHECK(spdl_npz_bundle_find(bundle, "b") != NULL);
+    spdl_npz_bundle_free(bundle);
+    CHECK_EQ(s.out, 0);
+    zip_free(&z);
+    return result;
+}
+
+static void what_is_no_array_is_left_out(void) {
+    static const char *const both[] = { "b", "a", NULL }, *const one[] = { "a.npy", NULL };
+    static const char *const none[] = { NULL }, *const missing[] = { "a", "c", NULL };
+    static const char *const text[] = { "notes.md", NULL };
+    spdl_error error = { 0 };
+    CHECK_EQ(load_mixed(false, NULL, &error), 2);
+    CHECK_EQ(load_mixed(true, NULL, &error), SPDL_E_UNSUPPORTED);
+    CHECK(strstr(error.text, "member 'o': object arrays") != NULL);
+    CHECK_EQ(load_mixed(true, both, &error), 2);
+    CHECK_EQ(load_mixed(true, one, &error), 1);
+    CHECK_EQ(load_mixed(true, none, &error), 0);
+    CHECK_EQ(load_mixed(true, missing, &error), SPDL_E_NOT_FOUND);
+    CHECK_STR(error.text, "it: no array 'c'");
+    CHECK_EQ(load_mixed(true, text, &error), SPDL_E_FORMAT); /* wanted, and no array */
+}
+
+/* A small file as the writer makes it; `change` is added to a byte of its last array. */
+static spdl_npz_bundle *load_small(const char *dtype, int change, spdl_result *result, sizes *s) {
+    static const uint64_t shape[] = { 3, 4 };
+    static const float data[12] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 };
+    char folder[64], path[128];
+    const spdl_npz_desc desc = sizes_desc(s, NULL);
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz_writer *w = NULL;
+    spdl_npz *npz = NULL;
+    const void *y = NULL;
+    FILE *f;
+    test_folder(folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/small.npz", folder);
+    REQUIRE(spdl_npz_writer_open(&w, path, NULL) == SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_add(w, "x", "f4", 2, shape, data, NULL), SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_add(w, "y", dtype, 1, shape, data, NULL), SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
+    spdl_npz_writer_close(w);
+    REQUIRE(spdl_npz_open(&npz, path, NULL) == SPDL_OK);
+    CHECK_EQ(spdl_npz_view(npz, 1, &y, NULL, NULL), dtype[0] == 'f' ? SPDL_OK : SPDL_E_UNSUPPORTED);
+    f = fopen(path, "r+b");
+    REQUIRE(f != NULL);
+    if (change != 0) /* in the data of y */
+        CHECK(fseek(f, (long)((const uint8_t *)y - npz->zip.data), SEEK_SET) == 0 &&
+              fputc(change, f) == change);
+    fclose(f);
+    spdl_npz_close(npz);
+    *result = spdl_npz_load(&bundle, path, &desc);
+    remove(path);
+    rmdir(folder);
+    return bundle;
+}
+
+/* The bundle keeps the bytes of a small file if all arrays can be used where they are. */
+static void small_files_are_not_copied(void) {
+    spdl_result result;
+    spdl_npz_bundle *bundle;
+    const char *base;
+    sizes s;
+    bundle = load_small("f4", 0, &result, &s);
+    REQUIRE(result == SPDL_OK && bundle->count == 2);
+    base = (const char *)bundle->mapping_;
+    for (size_t i = 0; i < 2; ++i) {
+        const char *at = (const char *)bundle->arrays[i].data;
+        CHECK(base != NULL && at > base && at < base + bundle->mapped_);
+        CHECK_EQ((uintptr_t)at % 64, 0);
+        CHECK(((const float *)bundle->arrays[i].data)[2] == 3);
+    }
+    memset(bundle->arrays[1].data, 0, 12); /* may be changed */
+    spdl_npz_bundle_free(bundle);
+    CHECK_EQ(s.out, 0);
+    bundle = load_small(SPDL__BIG_ENDIAN ? "<f4" : ">f4", 0, &result, &s); /* has to be turned */
+    REQUIRE(result == SPDL_OK);
+    CHECK(bundle->mapping_ == NULL);
+    CHECK_STR(bundle->arrays[1].info.dtype, SPDL__BIG_ENDIAN ? ">f4" : "<f4");
+    spdl_npz_bundle_free(bundle);
+    CHECK_EQ(s.out, 0);
+    bundle = load_small("f4", 77, &result, &s);
+    CHECK_EQ(result, SPDL_E_CHECKSUM);
+    CHECK(bundle == NULL);
+    CHECK_EQ(s.out, 0);
 }
 
 /* The last of one name counts, wherever it lies. */
@@ -1791,5 +1999,6 @@ TEST_TABLE(npz) {
     TEST_CASE(truncated_at_every_length), TEST_CASE(every_bit_flipped),
     TEST_CASE(streams_end_where_the_directory_says), TEST_CASE(random_damage),
     TEST_CASE(every_allocation_fails), TEST_CASE(read_by_several_threads),
-    TEST_CASE(crc_is_the_one_of_zip), TEST_END
+    TEST_CASE(crc_is_the_one_of_zip), TEST_CASE(sizes_that_are_claimed), TEST_CASE(what_is_no_array_is_left_out),
+    TEST_CASE(small_files_are_not_copied), TEST_END
 };

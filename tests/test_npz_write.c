@@ -315,7 +315,7 @@ static void what_cannot_be_written(void) {
     REQUIRE(name != NULL);
     memset(name, 'n', 70000);
     name[70000] = 0;
-    refused(&a, "a", SPDL_E_UNSUPPORTED, "f3' is not known");
+    refused(&a, "a", SPDL_E_UNSUPPORTED, "f3\" or its shape: dtype");
     a = type("|O", 1, 1, 0);
     refused(&a, "a", SPDL_E_UNSUPPORTED, "object arrays");
     a = type("|u1", 65, 1, 0);

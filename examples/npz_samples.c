@@ -1,0 +1,63 @@
+/* npz_samples.c - batches of samples out of shards with x[n, ...] and y[n]. Each epoch takes the
+   shards in another order. Rows load several shards at a time, cut them into samples, and put 64
+   samples into each batch. A consumer sees only whole batches. Without an argument it takes the
+   digits in examples/data: x is "images", y is "labels".
+
+   Build:  cc -O2 -I. examples/npz_samples.c -o npz_samples -lpthread
+   Run:    ./npz_samples ["shards/train-*.npz"] */
+#define SPDL_IMPLEMENTATION
+#include "spdl.h"
+
+#include <stdio.h>
+
+enum { BATCH = 64 };
+
+typedef struct Sample { uint8_t x[8][8], y; } Sample;
+
+/* One sample a call, until the shard is used up. Looks at a shard before it takes the first. */
+SPDL_FN(cut, spdl_npz_bundle, Sample) {
+    const spdl_npz_array *x = spdl_npz_bundle_find(in, "images");
+    const spdl_npz_array *y = spdl_npz_bundle_find(in, "labels");
+    uintptr_t *next = (uintptr_t *)spdl_call_state(task), i = (*next)++; /* from 0 in each shard */
+    spdl_error error;
+    if (i == 0 && (spdl_npz_expect(x, "u1", 3, (uint64_t[]){ 0, 8, 8 }, &error) != SPDL_OK ||
+                   spdl_npz_expect(y, "u1", 1, x->info.shape, &error) != SPDL_OK))
+        return spdl_fail(task, "%s", error.text);
+    if (i == y->info.count) return SPDL_SKIP; /* an empty shard */
+    if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    memcpy((*out)->x, (const uint8_t (*)[8][8])x->data + i, sizeof (*out)->x);
+    (*out)->y = ((const uint8_t *)y->data)[i];
+    return i + 1 < y->info.count ? SPDL_AGAIN : SPDL_OK;
+}
+
+int main(int argc, char **argv) {
+    const spdl_npz_desc arrays = { .names = (const char *[]){ "images", "labels", NULL } };
+    spdl_error error = { 0 };
+    spdl_files *shards = NULL;
+    spdl_sampler *order = NULL;
+    spdl_pipeline *p = NULL;
+    spdl_batch *batch;
+    size_t batches = 0, samples = 0, sum = 0;
+    if (spdl_files_open(&shards, argc > 1 ? argv[1] : "examples/data/digits_train_*.npz",
+                        &(spdl_files_desc){ .error = &error }) != SPDL_OK ||
+        spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = spdl_files_count(shards),
+            .order = SPDL_SAMPLE_SHUFFLED, .seed = 1, .error = &error }) != SPDL_OK ||
+        spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2, .error = &error },
+            SPDL_STAGES(SPDL_INDEX(order), SPDL_FILES_AT(shards),
+                        SPDL_NPZ(&arrays, .concurrency = 2, .buffer_size = 4),
+                        SPDL_PIPE(cut, .again = true, .item_bytes = sizeof(Sample)),
+                        SPDL_BATCH(BATCH, .item_bytes = sizeof(Sample)), SPDL_SINK(3))) != SPDL_OK)
+        fprintf(stderr, "npz_samples: %s\n", error.text);
+    for (; p && SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; batches++, spdl_batch_free(batch)) {
+        const Sample *sample = batch->data; /* 64 of them, one after the other: a training step */
+        for (size_t i = 0; i < batch->count; i++, samples++) sum += sample[i].y;
+    }
+    const bool failed = !p || spdl_pipeline_failed(p);
+    if (p && failed) fprintf(stderr, "npz_samples: %s\n", spdl_pipeline_error(p)->text);
+    else if (p) printf("%zu samples in %zu batches, mean label %.2f\n", samples, batches,
+                       samples ? (double)sum / (double)samples : 0);
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(order);
+    spdl_files_close(shards);
+    return failed ? 1 : 0;
+}
