@@ -5,13 +5,16 @@
        make bench-doctor ARGS="--all --part 3/20 --raw doctor.jsonl"    a piece, added to the file
        make bench-doctor ARGS="--sum doctor.jsonl"                      what all pieces come to
 
-   Two rows for each program of doctor_programs.h: the share of repeats with the right class and
-   stage, of the verdict alone (the statistics of --watch seconds, 3) and of the doctor. Each repeat
-   runs the doctor for --seconds (30; with --quick 12), in 3 repeats (--quick 1, --all 10). Then the
+   A row for each program of doctor_programs.h: the share of repeats with the right class and stage,
+   of the doctor, and beside it of the verdict alone (the statistics of --watch seconds, 3). Each
+   repeat runs the doctor for --seconds (30; with --quick 12), in 3 repeats (--quick 1, --all 10). Then the
    settings that were advised are really written: two pipelines, as it is and with them, in 24
    windows each (--quick 8), on the measuring core. From these:
 
-   said_err_p50..       the gain that the verdict said, by the times of the calls, against the truth
+   verdict_right        programs that the verdict alone names in most repeats; doctor_right: that the
+                        doctor does; doctor_worse: those in which it is right less often
+   said_is_a_bound      the gain that was said without a measurement is not less than the truth
+   said_err_p50..       how far it is off
    measured_err_p50..   the gain that the doctor measured, against the truth
    intervals_meet       its interval and the truth's have something in common
    aa_no_difference     nothing against nothing is no difference
@@ -323,11 +326,13 @@ static void read_briefs(const char *path) {
 
 /* ---- what is printed ---- */
 
+static struct { int programs, verdict, doctor, worse; } right;
+
 static void row_program(size_t program, FILE *raw) {
     const planted *is = &planted_programs[program];
-    char name[2][48], note_text[64], json[64], more[8192] = "";
-    bench_row row = { name[0], "right", NULL, true, 0.95, false, 0 };
-    bench_note note = { note_text, NULL, json };
+    char note_text[64], json[64], more[8192] = "";
+    const bench_row row = { is->name, "right", "verdict", true, 0.95, false, 0 };
+    const bench_note note = { note_text, more, json };
     double sums[2] = { 0, 0 }, others = 0;
     int i, all = 0;
     if (!bench_wanted(is->name)) return;
@@ -353,14 +358,13 @@ static void row_program(size_t program, FILE *raw) {
         others += briefs[i].others;
     }
     if (all == 0) return;
-    for (i = 0; i < 2; ++i) {
-        snprintf(name[i], sizeof name[i], "%s%s", is->name, i ? ".doctor" : ".verdict");
-        row.name = name[i];
-        snprintf(note_text, sizeof note_text, "of %d, others %.2f", all, others / all);
-        snprintf(json, sizeof json, ",\"repeats\":%d,\"others\":%.3g", all, others / all);
-        note.more = i ? more : NULL;
-        bench_print_noted(&row, sums[i] / all, 0, NULL, &note);
-    }
+    ++right.programs;
+    right.verdict += sums[0] > all / 2.0;
+    right.doctor += sums[1] > all / 2.0;
+    right.worse += sums[1] < sums[0];
+    snprintf(note_text, sizeof note_text, "of %d, others %.2f", all, others / all);
+    snprintf(json, sizeof json, ",\"repeats\":%d,\"others\":%.3g", all, others / all);
+    bench_print_noted(&row, sums[1] / all, sums[0] / all, NULL, &note);
 }
 
 /* |said / truth - 1| in percent. */
@@ -403,17 +407,23 @@ static void row_share(const char *name, int many, int all, double goal) {
 }
 
 static void rows_of_all(void) {
-    int i, intervals = 0, meet = 0, same = 0, none = 0, kept = 0, worse = 0;
+    int i, intervals = 0, meet = 0, same = 0, none = 0, kept = 0, worse = 0, said = 0, bounds = 0;
     for (i = 0; i < brief_count; ++i) {
         const brief *b = &briefs[i];
         same += b->same > 0;
         none += b->no_difference > 0;
         kept += b->kept > 0;
         worse += b->kept > 0 && b->truth > 0 && b->true_high < 1;
+        said += b->said > 0 && b->truth > 0;
+        bounds += b->said > 0 && b->truth > 0 && 1.03 * b->said >= b->true_low;
         if (b->measured <= 0 || b->truth <= 0) continue;
         ++intervals;
         meet += b->low <= b->true_high && b->true_low <= b->high;
     }
+    row_share("verdict_right", right.verdict, right.programs, 0.95);
+    row_share("doctor_right", right.doctor, right.programs, 0.95);
+    row_share("doctor_worse", right.worse, right.programs, 0);
+    row_share("said_is_a_bound", bounds, said, 0.95);
     row_errors("said", offsetof(brief, said), 0, 0);
     row_errors("measured", offsetof(brief, measured), 8, 15);
     row_share("intervals_meet", meet, intervals, 0.9);

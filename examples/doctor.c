@@ -110,7 +110,7 @@ int main(int argc, char **argv) {
             SPDL_PIPE(load, .concurrency = 4, .free_item = free, .copy_item = shard_copy),
             SPDL_PIPE(transform, .concurrency = 4, .item_bytes = sizeof(Shard)),
             SPDL_BATCH(BATCH / SHARD, .buffer_size = 1),
-            SPDL_PIPE(collate, .concurrency = 1, .item_bytes = sizeof(Batch)),
+            SPDL_PIPE(collate, .serial = true, .item_bytes = sizeof(Batch)),
             SPDL_SINK(1)));
     if (result == SPDL_OK) result = spdl_doctor_run(p, step, NULL);
     spdl_pipeline_destroy(p);

@@ -60,6 +60,12 @@ in_page "it is the slow one" '<div class="stage limit" title="decode">'
 in_page "its row is marked" '<tr class="limit"><td>decode</td>'
 check "a box for each stage and the consumer" [ "$(how_many '<div class="stage')" -eq 6 ]
 check "an arrow for each edge" [ "$(how_many '<div class="edge"')" -eq 5 ]
+check "a row for the consumer" [ "$(how_many '<td>consumer</td>')" -eq 1 ]
+in_page "what limited when" '<h2>What limited when</h2>'
+check "a stripe for each interval" [ "$(how_many '%;background:')" -ge 4 ]
+check "the time of the doctor is marked" [ "$(how_many 'class="doctor"')" -eq 8 ]
+in_page "its intervals are drawn" '<i class="off"'
+not_in_page "one run has none beside it" 'Runs side by side'
 check "eight charts" [ "$(how_many '<div class="card chart">')" -eq 8 ]
 check "lines in them" [ "$(how_many 'fill="none"')" -ge 22 ]
 not_in_page "no number went wrong" NaN
@@ -77,6 +83,27 @@ in_page "names are text" '&lt;img id=bad&gt;&amp;amp;'
 not_in_page "and no elements" '<img'
 in_page "bytes that are no UTF-8 are replaced" "$(printf 'a\tb\357\277\275\342\202\254')"
 check "one heading of the first rank" [ "$(how_many '<h1')" -eq 1 ]
+
+open_page cut
+in_page "a cut line is told" '1 line was cut or no JSON, and left out.'
+in_page "the others are drawn" '<h2>What limited when</h2>'
+
+open_page branch
+check "a path below the other" [ "$(how_many '<div class="fork">')" -eq 1 ]
+check "both are there" [ "$(how_many '<div class="edge">')" -ge 2 ]
+in_page "its paths have names" '<div class="edge">large</div>'
+not_in_page "nothing is undefined" undefined
+
+open_page deferred
+check "no share is over 100 %" sh -c '! grep -oE "[0-9]+ % busy" "$1" | grep -qvE "^([0-9]{1,2}|100) "' sh "$scratch/dom"
+
+open_page hours
+in_page "hours are hours" ' h</text>'
+in_page "in words, too" '24.0 h'
+
+open_page two
+in_page "runs stand beside each other" 'Runs side by side'
+check "a line for each" [ "$(how_many ', process ')" -ge 4 ]
 
 open_page one
 in_page "it says that it has no plots" "No plots: they need four lines"

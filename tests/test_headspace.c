@@ -240,7 +240,7 @@ static void source_fails(void) {
 
 static void one_item_is_kept(void) {
     loop l = { .step_ms = 1 };
-    spdl_headspace_desc desc = desc_of(&l, 0.3);
+    spdl_headspace_desc desc = desc_of(&l, 1);
     spdl_headspace_report report;
     desc.kept = 1;
     CHECK_EQ(spdl_headspace(&desc, &report), SPDL_OK);
@@ -250,7 +250,7 @@ static void one_item_is_kept(void) {
 
 static void items_may_be_null(void) {
     loop l = { .step_ms = 1, .nothing = true };
-    CHECK(measured(&l, 0.3).rounds > 0);
+    CHECK(measured(&l, 1).rounds > 0);
     CHECK_EQ(items_freed, 0);
 }
 
