@@ -9084,12 +9084,12 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
+    spdl__store_relaxed(&task->open, 0); /* also of a call that was only resumed */
     if (s->calls > 0) {
         uint64_t ns;
         bool slow;
         if (!s->timed) s->now = spdl_time_ns();
         ns = s->now - s->begun;
-        spdl__store_relaxed(&task->open, 0);
         if (s->made > 0) spdl__count(&counters->made, s->made);
         slow = !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) &&
                spdl__flow_slow(s, task, ns);
@@ -9290,6 +9290,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
+        spdl__store_relaxed(&task->open, 0); /* before another one may go on with it */
         spdl__flow_park(task, task->parked);
         task->parked = NULL;
         s.inside = false;
