@@ -57,7 +57,7 @@ TESTS = $(filter-out tests/test_cuda% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
 # Tests of pipelines share the library's object; the others have a copy of their own.
-SHARES = $(shell grep -lE 'tests/library.c|^.include "(flow|items|wild_model)\.h"' $(TESTS))
+SHARES = $(shell grep -lE '^.include "(flow|items|wild_model)\.h"' $(TESTS))
 TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(if $(SHARES),tests/library.c) $(TESTS))
 BENCHES = $(patsubst bench/bench_%.c,%,$(wildcard bench/bench_*.c))
 BENCH_FLAGS = -O2

@@ -9283,7 +9283,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
-    spdl__store_relaxed(&task->open, 0);
+    spdl__store_relaxed(&task->open, 0); /* also of a call that was only resumed */
     if (s->calls > 0) {
         uint64_t ns;
         bool slow;
@@ -9491,7 +9491,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
-        spdl__store_relaxed(&task->open, 0); /* another may go on with it, up to the end */
+        spdl__store_relaxed(&task->open, 0); /* before another one may go on with it */
         spdl__flow_park(task, task->parked);
         task->parked = NULL;
         s.inside = false;

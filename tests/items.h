@@ -66,7 +66,6 @@ int row_named(const spdl_pipeline *p, const char *name); /* or -1 */
 bool row_has_times(const spdl_pipeline *p, int row);
 uint32_t rows_failed(const spdl_pipeline *p); /* a bit for each row */
 bool rows_are_shut(const spdl_pipeline *p);   /* nobody can enter one */
-uint32_t state_sum(const char *text, size_t length);
 const int *consumer_inside(const spdl_pipeline *p); /* 1: it is in next */
 
 static inline test_thread thread_of(void *(*entry)(void *), void *arg) {

@@ -50,6 +50,4 @@ bool rows_are_shut(const spdl_pipeline *p) {
     return shut;
 }
 
-uint32_t state_sum(const char *text, size_t length) { return spdl__state_sum(text, length); }
-
 const int *consumer_inside(const spdl_pipeline *p) { return (const int *)&p->trainer_inside; }

@@ -1,6 +1,7 @@
 /* A run that was interrupted at any point goes on from a saved position and delivers, line by line,
    what it would have delivered: in a new pipeline or in the one that runs, at other numbers of
    workers, calls and places, and with a process of its own or without. */
+#define ITEMS_PRIVATE
 #include "flow.h"
 
 #if defined(__linux__) && !defined(SPDL_OS_POSIX)
@@ -994,7 +995,7 @@ static void edited(char *edit, const char *text, const char *from, const char *t
     length = (size_t)(at - edit);
     if (sum == NULL)
         (void)snprintf(edit + length, SPDL_STATE_BYTES - length, " sum=%08x",
-                       (unsigned)state_sum(edit, length));
+                       (unsigned)spdl__state_sum(edit, length));
     else if (sum[0] != '\0')
         (void)snprintf(edit + length, SPDL_STATE_BYTES - length, " sum=%s", sum);
 }

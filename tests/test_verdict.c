@@ -1,6 +1,8 @@
 /* The verdict: its class, stage and cure, on numbers made up at the borders of each class, and on
    programs with a fault planted in them. */
-#include "../spdl.h" /* its implementation is that of tests/library.c */
+#define SPDL_STATIC
+#define SPDL_IMPLEMENTATION
+#include "../spdl.h"
 #include "test.h"
 
 static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }

@@ -120,6 +120,7 @@ struct wild {
     char trace[100];   /* or "" */
     spdl_allocator allocator; /* of some blocks; with a count */
     int left;          /* blocks that the pipeline's allocator has left; -1: all */
+    bool refused;      /* one was not had: there may be no trace and no reports */
     long heap;         /* its blocks; atomic */
     /* what the trainer and the producer saw */
     wild_stream seen;
@@ -576,6 +577,7 @@ static void wild_release(void *memory, size_t bytes, void *user) {
 static void *wild_heap_alloc(size_t bytes, size_t align, void *user) {
     wild *w = (wild *)user;
     void *memory = w->left == 0 ? NULL : test_memory(align, bytes);
+    w->refused = w->refused || w->left == 0;
     if (memory == NULL) return NULL;
     if (w->left > 0) --w->left;
     __atomic_add_fetch(&w->heap, 1, __ATOMIC_RELAXED);
