@@ -53,14 +53,16 @@
 
    CONTENTS (search for the tag; `make toc` prints them with line numbers)
        >>config  >>version  >>time  >>result  >>error  >>alloc  >>log  >>ring  >>pool
-       >>pipeline  >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
+       >>pipeline  >>rows  >>ownership  >>run  >>failures  >>order  >>epochs  >>memory
+       >>one-to-many  >>branches  >>waiting
+       >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
        >>sampler  >>loader  >>npz  >>files  >>cpp                          declarations
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
-       >>os-process                                                        what all stand on
+       >>os-process                                                        platform
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
        >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>batch-impl  >>merge-impl
-       >>step-impl  >>next-impl  >>stop-impl  >>create-impl                an item's way
-       >>stats-impl  >>report-impl                                         around it
+       >>step-impl  >>next-impl  >>stop-impl  >>create-impl                engine
+       >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
        >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl  >>write-impl
@@ -458,117 +460,36 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
 /* ============================================================================================= */
 /* >>pipeline
-   A source, stages and a sink, written as rows of a table and run by a pool. Any worker runs any
-   stage, the one furthest downstream first. A stage is called only when it has an input, is under
-   its concurrency and has room for its output: no worker waits on a full edge.
+   A pipeline is a table of rows: a source, stages, and a sink. Worker threads call the stages. The
+   consumer takes results from the sink with SPDL_NEXT.
 
-   A function with a task is for the stage function that got the task, during that call.
+   Any worker calls any stage; stages near the sink go first. A stage is called when it has an
+   input, fewer running calls than its concurrency, and room for one more result. A worker therefore
+   never waits for room.
 
-   Stage functions. SPDL_FN(decode, Path, Image) { ... } defines
-       spdl_result decode(spdl_task *task, Path *in, Image **out)
-   and records the types: create refuses a table whose stages do not fit. void fits anything. A
-   source takes void. The function returns
-       SPDL_OK       with an item in *out (which may be `in`, changed in place)
-       SPDL_SKIP     to drop the item; from a source: nothing yet, and no number is used
-       SPDL_END      from a source: no more, or with .continuous no more in this epoch
-       SPDL_PENDING  with .deferred, after spdl_defer: spdl_complete gives the result later
-       SPDL_AGAIN    with .again: an item in *out, and there is more (see One to many)
-       SPDL_E_...    to fail this item; `return spdl_fail(task, "...")` records why
-   Only SPDL_OK and SPDL_AGAIN hand on *out. In C++ a stage function may throw: its item fails, with
-   what() as the reason. No other function of yours may throw, and none may end its thread.
+   Define a stage function with SPDL_FN(name, In, Out):
 
-   Ownership. A stage borrows its input. After the call the library frees the input, exactly once,
-   with the free_item of the row that made it, unless the stage passed it on (*out == in) or took it
-   (spdl_take). So a stage never frees its input. The consumer owns what next returns. Items made =
-   delivered + used by stages + skipped + failed + freed at a stop.
+       SPDL_FN(decode, Path, Image) { ... }
+       is   spdl_result decode(spdl_task *task, Path *in, Image **out)
 
-   Order. In input order (the default) a stage hands on its results in the order of its inputs; a
-   slow call holds back those after it, up to buffer_size of them (with dropped ones up to 64, or
-   twice buffer_size + concurrency). In completion order a stage hands on each result when it is
-   done. A table in input order delivers the same items in the same order
-   with any number of workers; with random numbers from spdl_item_key, bit by bit.
+   In a source, In is void and `in` is NULL. The function returns one of these:
 
-   Failures. The item of a failed call is dropped; .on_drop sees it. While .max_failures allows it
-   the flow goes on: the log gets each failure as SPDL_LOG_INFO, and the sum of each row at the end
-   as SPDL_LOG_WARN. One more ends the pipeline, as SPDL_LOG_ERROR. In input order the consumer gets
-   the items before the failure, then the failure. In completion order the failure passes at once:
-   the consumer gets the results handed on before it, and the library frees those of slower calls,
-   even if they began earlier. next does not wait for calls in rows above, such as a source that
-   blocks. After its loop a program asks spdl_pipeline_failed. To try a call again, write a loop in
-   the function.
+       result         row               effect
+       SPDL_OK        all               *out is the result; it may be `in`, changed in place
+       SPDL_SKIP      all but sources   drops the input; there is no result
+                      source            has no item now; the source is called again at once
+       SPDL_END       source            ends the data, or with .continuous the epoch
+       SPDL_AGAIN     .again            *out is one result; call again with the same input
+       SPDL_PENDING   .deferred         spdl_complete gives the result later
+       SPDL_E_...     all               the call failed; `return spdl_fail(task, "...")` records why
 
-   Failed requests. With desc.deliver_failures a failed call is an answer: next returns SPDL_E_STAGE
-   in the place of its result, with the input of that call in *item, which the consumer owns then;
-   NULL if the call has taken it, or was that of .flush. spdl_pipeline_error then says which stage
-   failed and why. Rows behind the failed one are not called; the failure overtakes what batches and
-   .flush rows have gathered. Whatever a stage returns to fail is SPDL_E_STAGE; next ends as ever
-   with an error of the library, such as that of an init. create refuses .max_failures beside it.
+   create compares the types of neighbouring rows, and refuses a table that does not fit. void fits
+   any type. Call functions that take a task only inside of the stage function that received it.
+   A C++ stage function may throw: its item fails, and what() is the reason. Other functions of
+   yours must not throw. No function of yours may end its thread or leave by longjmp.
 
-   One to many. A stage with .again returns SPDL_AGAIN to hand on one item and be called again with
-   the same input, when there is room. It ends with SPDL_OK and the last item, SPDL_SKIP without
-   one, or a failure. spdl_call_state(task) keeps what the calls for one input share. Such a stage
-   has one call at a time, or completion order; put slow work in a stage before it. SPDL_UNBATCH()
-   hands on the items of each batch, except NULL, one by one. A stage with .flush is called once
-   more when its input ends (spdl_flushing(task) is true, `in` is NULL): it may gather items, and
-   hand on the rest then.
-
-   Small items. Each row takes some 100 ns for an item. For items of a few microseconds let one call
-   fill a whole batch:
-       SPDL_FN(fill, spdl_batch, Block) {
-           if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
-           for (size_t i = 0; i < in->count; i++) read_row((*out)->row[i], in->items[i]);
-           return SPDL_OK;
-       }
-       SPDL_COUNT(rows), SPDL_BATCH(32), SPDL_PIPE(fill, .item_bytes = sizeof(Block)), SPDL_SINK(3)
-
-   Reused memory. With .item_bytes = n on a source or pipe, spdl_buffer(task) returns buffers of n
-   bytes, which come back when the library or spdl_buffer_free frees the item. With
-   SPDL_BATCH(count, .item_bytes = n) batches are made in place: `data` is one block of count * n
-   bytes. spdl_buffer then gives the row directly before (in input order, without .again) the place
-   of its item in the block. The library copies other items there, which must have n bytes, and
-   frees them; NULL becomes zeros. Items cannot leave such a batch. Blocks and buffers begin at a
-   multiple of 64 and are not cleared. create makes up to 256 MiB of them for each row; more come
-   when needed.
-
-   Branches. SPDL_BRANCH(fn), two or more SPDL_PATH(name), each followed by its rows, SPDL_MERGE().
-   `fn` is a stage that sends its result down a path with spdl_route(task, path). A path may have no
-   rows, or branches of its own. A full path does not stop the others: results for it wait, in
-   order, and `fn` is called while fewer than the .buffer_size of SPDL_BRANCH wait so, on all paths.
-   The merge restores the order of the branch, or with SPDL_ORDER_COMPLETION takes what is ready. In
-   a path each item makes one result or none: create refuses .again, .flush, batches and completion
-   order there.
-
-   Epochs. A source with .continuous starts over after SPDL_END, and numbers its items from 0 again;
-   next returns SPDL_END once for each epoch. Each stage finishes the calls of an epoch before it
-   begins those of the next; no batch spans two. An error ends this epoch and all others.
-
-   Sources that block. With .threads = 1 a source has a thread of its own, and may block.
-   SPDL_FROM(Type, next_fn, source) is such a source: it yields what next_fn(source, &item, timeout)
-   does, such as spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and
-   next_fn must keep to that. SPDL_END ends it (or an epoch); after SPDL_TIMEOUT it asks again;
-   anything else fails, with the text of the other pipeline. `source` must outlive the pipeline. To
-   rewind both: stop this one, rewind the other, then this one.
-
-   Who works. By default spdl_cores() - 1 workers, at least one, and the thread in next while it
-   would wait, so all processors are busy. With workers = n these n threads work, and the thread in
-   next only with .next_works_ns: it skips stages whose mean call is longer. While it works, one
-   item can be late by one call. With workers = SPDL_INLINE only the thread in next works. A
-   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
-
-   Who may wait for whom. While a worker is free it calls every row with an input, under its
-   concurrency and with room for its result, whatever other calls wait for (for a large SPDL_SINK
-   see there). Calls of a row begin in the order of its inputs. Up to `concurrency` calls of a row
-   may wait for each other, if there are as many workers (in input order: within buffer_size +
-   concurrency items). A call may wait for a later stage, the consumer or the producer, if its row
-   has a concurrency of 1 or completion order: otherwise order makes calls wait for those before
-   them. There must be one worker more than calls that wait for a later stage. No call may wait for
-   the consumer if the thread in next runs stages (see Who works): it may run
-   on the thread that it waits for. The consumer may wait until its buffer is full, or pause for any
-   time. create stores *pipeline before the first call. Pipelines on one pool share it by time, not
-   by calls. The library calls no function of yours under a lock.
-
-   Fork. In the child of a fork a pipeline with threads is dead: next, push, stop and rewind return
-   SPDL_E_INVALID (next and push as soon as they would wait), and destroy does nothing. */
+   Rare topics have tags of their own behind the functions: >>failures >>order >>epochs >>memory
+   >>one-to-many >>branches >>waiting. */
 
 typedef struct spdl_task spdl_task;
 typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
@@ -579,19 +500,18 @@ typedef struct spdl_function {
     const char *name;
     const char *in_type;
     const char *out_type;
-    size_t out_bytes; /* of what it makes; 0: not known, as always in C */
-    unsigned is;      /* of the library's own rows: bits, see >>row-impl */
+    size_t out_bytes; /* size of a result; 0: unknown, as always in C */
+    unsigned is;      /* rows of the library: bits, see >>row-impl */
 } spdl_function;
 
 typedef void (*spdl_free_fn)(void *item); /* frees an item; never gets NULL */
 typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 
-/* A function that yields items, such as spdl_pipeline_next. */
+/* A function that returns one item a call, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
-/* A call has failed, tolerated or not. `item` is its input, borrowed; NULL for a source or .flush,
-   or if the call took it. Not called for SPDL_SKIP. Runs on the thread of the call, as many at a
-   time as the row has calls. */
+/* Called for each failed call, also if max_failures allows it, on the thread of the call. It
+   borrows `item`, the input. `item` is NULL for a source or .flush, or if the call took it. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -599,50 +519,77 @@ typedef enum spdl_kind {
     SPDL_KIND_FEED, SPDL_KIND_BRANCH, SPDL_KIND_PATH, SPDL_KIND_MERGE, SPDL_KIND_UNBATCH
 } spdl_kind;
 
-/* The order in which a stage or a merge hands on results. */
+/* The order in which a row passes its results: see >>order. */
 typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
 
-/* One row, made by the macros below; zero is the default. */
+/* ============================================================================================= */
+/* >>rows
+   The fields of a row. Zero is the default. create names each field that its row does not have.
+
+       field          rows                  default   meaning
+       .name          all                   function  shown in errors, statistics and traces
+       .ctx           functions             NULL      spdl_ctx(task) returns it
+       .concurrency   pipe, branch          1         calls that may run at the same time; SPDL_ALL:
+                                                      one for each thread of the pool
+       .serial        pipe, branch          false     calls must never overlap: no advice raises
+                                                      the concurrency
+       .threads       source                0         1: a thread of its own, so it may block
+       .buffer_size   all but sink          2         results that can wait behind the row; before a
+                                                      batch its size, branch 32
+       .output_order  pipe, merge           input     SPDL_ORDER_COMPLETION: see >>order
+       .item_bytes    source, pipe, batch   0         bytes of an item of reused memory: >>memory
+       .allocator     with .item_bytes      desc's    allocates the blocks of this row
+       .drop_last     batch                 false     drops the last batch if it is not full
+       .drop_oldest   feed                  false     a push without room drops the oldest item
+       .continuous    source                false     starts again after SPDL_END: see >>epochs
+       .flush         pipe                  false     one more call at the end: see >>one-to-many
+       .deferred      pipe                  false     the function may return SPDL_PENDING
+       .again         pipe                  false     the function may return SPDL_AGAIN
+       .max_failures  functions             0         failed calls that do not end the pipeline; -1:
+                                                      any number
+       .on_drop       functions             NULL      called with the input of each failed call
+       .free_item     functions, feed       NULL      frees an item that this row made
+       .free_state    .again                NULL      frees what spdl_call_state holds
+       .copy_item     source, pipe          NULL      copies an item, for >>doctor
+       .init, .fini   functions             NULL      run on each worker, before its first call of
+                                                      the row and at the end */
+
+/* clang-format off */
 typedef struct spdl_stage {
-    unsigned layout_ SPDL__ZERO;        /* the version and the structs that the row was made with */
+    /* private: what the macros write in front of your fields */
+    unsigned layout_ SPDL__ZERO; /* the version and the structs that the row was compiled with */
     spdl_kind kind SPDL__ZERO;
     const spdl_function *fn SPDL__ZERO;
-    const char *type SPDL__ZERO;        /* feed, SPDL_FROM: the type of its items */
-    spdl_next_fn next SPDL__ZERO;       /* SPDL_FROM */
-    int size SPDL__ZERO;                /* batch: items in a batch */
-    const char *file SPDL__ZERO;        /* with line: where the row was written */
-    const struct spdl__write_dot_field_equals *unnamed SPDL__ZERO; /* NULL: a value without a field,
-                                           as in SPDL_PIPE(fn, 4), lands here: create refuses it */
-    const char *name SPDL__ZERO;        /* default: of the function, "batch" or so; the second of a
-                                           name is called "name#2" */
-    void *ctx SPDL__ZERO;               /* spdl_ctx(task); SPDL_FROM: the first argument of next */
-    int concurrency SPDL__ZERO;         /* pipe: the most calls at the same time; default 1.
-                                           SPDL_ALL: as many as threads work */
-    bool serial SPDL__ZERO;             /* pipe: one call at a time, and no advice or doctor raises
-                                           it: for what must not run twice at a time */
-    int threads SPDL__ZERO;             /* source: 1 if it may block */
-    int buffer_size SPDL__ZERO;         /* finished items that may wait; default 2, sink 3, in front
-                                           of a batch its size, branch 32; of the last
-                                           stage SPDL_SINK says it */
-    spdl_order output_order SPDL__ZERO; /* pipe, merge: default input order */
-    size_t item_bytes SPDL__ZERO;       /* source, pipe: of spdl_buffer; batch: of an item, in
-                                           place (see Reused memory) */
-    const spdl_allocator *allocator SPDL__ZERO; /* with item_bytes: of this row's blocks, which are
-                                           kept until the pipeline ends; NULL: the pipeline's */
-    bool drop_last SPDL__ZERO;          /* batch: drop the last one when it is not full */
-    bool drop_oldest SPDL__ZERO;        /* feed: when it is full, drop the oldest item; the next
-                                           row has one call at a time, or completion order */
-    bool continuous SPDL__ZERO;         /* source: starts over after SPDL_END */
-    bool flush SPDL__ZERO;              /* pipe: called once more at the end; concurrency 1 */
-    bool deferred SPDL__ZERO;           /* pipe: may return SPDL_PENDING */
-    bool again SPDL__ZERO;              /* pipe: may return SPDL_AGAIN */
-    int max_failures SPDL__ZERO;        /* tolerated; 0: the first one ends the pipeline; -1: any */
-    spdl_drop_fn on_drop SPDL__ZERO;    /* sees the input of a failed call; gets the row's ctx */
-    spdl_free_fn free_item SPDL__ZERO;  /* frees an item of this stage; default: nothing to do */
-    spdl_free_fn free_state SPDL__ZERO; /* again: frees what spdl_call_state holds */
-    spdl_copy_fn copy_item SPDL__ZERO;  /* source, pipe: copies an item, for >>doctor */
-    spdl_init_fn init SPDL__ZERO;       /* on each worker, before its first call of this stage */
-    spdl_fini_fn fini SPDL__ZERO;       /* on each worker that ran init; for guests: in destroy */
+    const char *type SPDL__ZERO;  /* of the items of a feed, SPDL_FROM, SPDL_BATCH_OF */
+    spdl_next_fn next SPDL__ZERO; /* SPDL_FROM */
+    int size SPDL__ZERO;          /* items of a batch */
+    const char *file SPDL__ZERO;
+    const struct spdl__write_dot_field_equals *unnamed SPDL__ZERO; /* a value without a field, as in
+                                     SPDL_PIPE(fn, 4), is stored here, and create refuses it */
+    /* yours */
+    const char *name SPDL__ZERO;
+    void *ctx SPDL__ZERO;
+    int concurrency SPDL__ZERO;
+    bool serial SPDL__ZERO;
+    int threads SPDL__ZERO;
+    int buffer_size SPDL__ZERO;
+    spdl_order output_order SPDL__ZERO;
+    size_t item_bytes SPDL__ZERO;
+    const spdl_allocator *allocator SPDL__ZERO;
+    bool drop_last SPDL__ZERO;
+    bool drop_oldest SPDL__ZERO;
+    bool continuous SPDL__ZERO;
+    bool flush SPDL__ZERO;
+    bool deferred SPDL__ZERO;
+    bool again SPDL__ZERO;
+    int max_failures SPDL__ZERO;
+    spdl_drop_fn on_drop SPDL__ZERO;
+    spdl_free_fn free_item SPDL__ZERO;
+    spdl_free_fn free_state SPDL__ZERO;
+    spdl_copy_fn copy_item SPDL__ZERO;
+    spdl_init_fn init SPDL__ZERO;
+    spdl_fini_fn fini SPDL__ZERO;
+    /* private */
     unsigned char lambda_[4 * sizeof(void *)] SPDL__ZERO; /* C++: a copy of the callable */
     int line SPDL__ZERO;
 #ifdef __cplusplus
@@ -654,7 +601,6 @@ typedef struct spdl_stage {
         copy.field = value;                                                                        \
         return copy;                                                                               \
     }
-    /* clang-format off */
     SPDL__WITH(const char *, name)                SPDL__WITH(void *, ctx)
     SPDL__WITH(int, concurrency)                  SPDL__WITH(bool, serial)
     SPDL__WITH(int, threads)
@@ -667,52 +613,22 @@ typedef struct spdl_stage {
     SPDL__WITH(spdl_drop_fn, on_drop)             SPDL__WITH(spdl_free_fn, free_item)
     SPDL__WITH(spdl_free_fn, free_state)          SPDL__WITH(spdl_copy_fn, copy_item)
     SPDL__WITH(spdl_init_fn, init)                SPDL__WITH(spdl_fini_fn, fini)
-    /* clang-format on */
 #undef SPDL__WITH
 #endif
 } spdl_stage;
+/* clang-format on */
 
-/* Items grouped by SPDL_BATCH; the next stage takes a spdl_batch. Set items[i] to NULL to take an
-   item out of a batch; the library frees an item put there with the same free_item. In a batch in
-   place (.item_bytes) the items are parts of `data`, and stay there. */
+/* The result of SPDL_BATCH. To take an item out set items[i] to NULL. The library frees an item
+   that you put there with the same free_item. In a batch in place (see >>memory) the items are
+   parts of `data`, and cannot be taken out. */
 typedef struct spdl_batch {
-    void *data;        /* in place: the items one after the other; else NULL */
-    size_t bytes;      /* in place: of all items; else 0 */
-    size_t count;      /* of items */
+    void *data;        /* in place: an array of the items; else NULL */
+    size_t bytes;      /* in place: size of that array; else 0 */
+    size_t count;      /* number of items */
     uint64_t sequence; /* number of the batch in its epoch, from 0 */
     uint64_t epoch;    /* from 0 */
     void **items;
 } spdl_batch;
-typedef struct spdl_pipeline spdl_pipeline;
-
-#define SPDL_INLINE (-1) /* workers: none, the thread in next does all the work */
-#define SPDL_ALL (-1)    /* concurrency: of all threads that work */
-
-typedef struct spdl_pipeline_desc {
-    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256; SPDL_INLINE; 0: see Who
-                                         works */
-    spdl_pool *pool SPDL__ZERO;       /* or a pool that is shared; then leave workers 0 */
-    const char *name SPDL__ZERO;      /* names the threads; default "spdl" */
-    spdl_policy policy SPDL__ZERO;    /* of its own threads */
-    size_t stack_bytes SPDL__ZERO;    /* of each of them; 0: the system's default */
-    int64_t next_works_ns SPDL__ZERO; /* see Who works; SPDL_FOREVER: all stages; 0: none, or all
-                                         with the default of workers. `pool` must have guests,
-                                         and no call may wait for the consumer */
-    spdl_allocator allocator SPDL__ZERO;
-    spdl_logger logger SPDL__ZERO;
-    spdl_profiler profiler SPDL__ZERO; /* default: that of `pool` */
-    spdl_error *error SPDL__ZERO;
-    const char *trace SPDL__ZERO; /* file of a trace: see >>trace */
-    int trace_events SPDL__ZERO;  /* kept of each thread and edge; default 65536 */
-    const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
-    const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
-    uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
-    uint64_t data_hash SPDL__ZERO;    /* of the data, for spdl_state_load: spdl_files_hash, or
-                                         spdl_hash of names and sizes */
-    bool deliver_failures SPDL__ZERO; /* feed: a failed call ends nothing, see Failed requests */
-    void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
-    void *ready_user SPDL__ZERO;
-} spdl_pipeline_desc;
 
 /* clang-format off */
 #ifdef __cpp_exceptions
@@ -744,19 +660,17 @@ typedef struct spdl_pipeline_desc {
     static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
                             Out **out SPDL__UNUSED)
 
-/* Rows, as data, the fields written as .concurrency = 4 and so on:
-       SPDL_SOURCE(fn, fields...), or SPDL_FEED(Type, fields...) for spdl_pipeline_push, or
-       SPDL_FROM(Type, next_fn, source, fields...) for what another function yields
+/* The macros of rows. Fields are written as .concurrency = 4:
+       SPDL_SOURCE(fn, fields...), SPDL_FEED(Type, fields...) for spdl_pipeline_push, or
+       SPDL_FROM(Type, next_fn, source, fields...) for the items of another function
        SPDL_PIPE(fn, fields...)
-       SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...) to take batches apart again
+       SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...), its reverse
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
-       SPDL_BRANCH(fn, fields...), for each path SPDL_PATH(name, fields...) and its rows, and
-       SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size), of results that may wait for the consumer. Without a feed, workers
-       fill a buffer of 8 or more again when half of it is gone, or when the consumer waits.
-   C++20 requires the fields in the order of spdl_stage: .ctx, .concurrency, .buffer_size,
-   .output_order, .item_bytes, .drop_last, .continuous, .max_failures, .free_item, and so on. Older
-   C++: SPDL_PIPE(fn).with_concurrency(4). In a header for C and C++, in the same order:
+       SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...), SPDL_MERGE(fields...)
+       SPDL_SINK(buffer_size): results that can wait for the consumer, default 3. Without a feed
+       workers fill a buffer of 8 or more again when half of it is gone, or the consumer waits.
+   C++20 requires the fields in the order of spdl_stage. Before C++20 write
+   SPDL_PIPE(fn).with_concurrency(4). In a header for C and C++ write, in the order of spdl_stage,
    SPDL_PIPE(fn, SPDL_SET(concurrency, 4), SPDL_SET(free_item, free)). */
 #define SPDL_SOURCE(...) SPDL__FN(SOURCE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_source */
 #define SPDL_FEED(...)   SPDL__FEED_ROW(__VA_ARGS__, SPDL__LINE)
@@ -847,9 +761,63 @@ typedef struct spdl_pipeline_desc {
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
 /* clang-format on */
 
-/* Checks the rows, allocates all that the pipeline will use, and starts it. desc can be NULL. It
-   copies the rows; the memory behind ctx must outlive the pipeline. An error names file, line and field of the row: in
-   desc->error, or without it in the log. A row with more concurrency than threads causes a warning.
+/* ============================================================================================= */
+/* >>ownership
+   A stage borrows its input. After the call the library frees the input once, with the .free_item
+   of the row that made it. Two exceptions: the stage passed the input on (*out == in), or took it
+   with spdl_take. A stage therefore never frees its input.
+
+   The consumer owns what SPDL_NEXT returns, and frees it with the function of the row that made it:
+
+       made by                                      free with
+       a source or pipe, from malloc                free
+       a source or pipe, from spdl_buffer           spdl_buffer_free
+       a source or pipe, from elsewhere             the row's .free_item
+       SPDL_BATCH, SPDL_BATCH_OF                    spdl_batch_free, which frees its items
+       a row of >>files or >>npz                    the function that its comment names
+       SPDL_UNBATCH, SPDL_MERGE                     as the row that made the item
+       a failed request (see >>failures)            as the input of the failed row
+
+   items made = delivered + used by stages + skipped + failed + freed at a stop */
+
+/* ============================================================================================= */
+/* >>run */
+
+typedef struct spdl_pipeline spdl_pipeline;
+
+#define SPDL_INLINE (-1) /* workers: none; the thread in next calls all stages */
+#define SPDL_ALL (-1)    /* concurrency: one call for each thread that calls stages */
+
+typedef struct spdl_pipeline_desc {
+    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0: see
+                                         >>waiting */
+    spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
+    const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
+    spdl_policy policy SPDL__ZERO;    /* of its own threads */
+    size_t stack_bytes SPDL__ZERO;    /* of its own threads; 0: the system's default */
+    int64_t next_works_ns SPDL__ZERO; /* the longest mean call of stages that the thread in next
+                                         calls; SPDL_FOREVER: all; 0: none, or all with workers = 0.
+                                         `pool` needs guests. No call may wait for the consumer */
+    spdl_allocator allocator SPDL__ZERO;
+    spdl_logger logger SPDL__ZERO;
+    spdl_profiler profiler SPDL__ZERO; /* default: that of `pool` */
+    spdl_error *error SPDL__ZERO;
+    const char *trace SPDL__ZERO; /* path of a trace: see >>trace */
+    int trace_events SPDL__ZERO;  /* kept for each thread and edge; default 65536 */
+    const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
+    const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
+    uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
+    uint64_t data_hash SPDL__ZERO;    /* of the data, for spdl_state_load: spdl_files_hash, or
+                                         spdl_hash of names and sizes */
+    bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
+    void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
+    void *ready_user SPDL__ZERO;
+} spdl_pipeline_desc;
+
+/* Checks and copies the rows, allocates what the pipeline will use, and starts it. `desc` can be
+   NULL. The memory behind ctx must outlive the pipeline. An error names file, line and field of the
+   row. It is in desc->error, or without that in the log. A row with more concurrency than threads
+   causes a warning.
    Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
             pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
@@ -858,32 +826,34 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     SPDL__CHECKED;
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
-   the log names the stages it waits for. For a call of a source with .threads = 1 it waits 5
-   seconds; after a stop that timed out waiting for it only for SPDL_FROM. When that call returns,
-   its thread frees the rest: until then ctx, allocator and profiler must exist.
+   the log names the calls that still run. destroy waits at most 5 seconds for a source with its own
+   thread, and not at all if a stop has timed out before (SPDL_FROM: always). The thread of a call
+   that is left behind frees the rest: until it returns, ctx, allocator and profiler must exist.
    Threads: not on a worker of its pool.
-   Blocks:  until the running stage functions have returned, except as above, and every deferred
-            call was completed; with fini rows on a shared pool until each worker was free. */
+   Blocks:  until all other calls have returned and every deferred call was completed; with .fini on
+            a shared pool until each worker was free. */
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
 
-/* The base of SPDL_NEXT, and a spdl_next_fn: `pipeline` is a spdl_pipeline. Takes the next item out
-   of the sink. A timeout loses nothing. After the last item every call returns how it ended:
-   SPDL_END, the error that ended the pipeline, or SPDL_CLOSED after a stop. With .continuous it
-   returns SPDL_END once for each epoch, then goes on. The caller owns *item after SPDL_OK;
-   otherwise *item stays as it was (but see Failed requests).
-   With desc.ready_fn a thread that must not block calls next with a timeout of 0. After
-   SPDL_TIMEOUT the library calls ready_fn(ready_user) once, when another call can return something
-   else: an item, an end, a failure. Rarely it calls in vain. The call runs on any thread, also
-   inside of next or spdl_pipeline_stop. It must not call the library; it writes to an eventfd or a
-   pipe, or posts an event. Clear that event before you call next again: examples/event_loop.c.
+/* Takes the next item. `pipeline` is a spdl_pipeline, and void * because the function is a
+   spdl_next_fn. A timeout loses nothing. After the last item every call returns SPDL_END, the error
+   that ended the pipeline, or SPDL_CLOSED after a stop. With .continuous it returns SPDL_END once
+   after each epoch. The caller owns *item after SPDL_OK. Other results leave *item as it was; for
+   the exception see Failed requests in >>failures.
+
+   Event loops. Set desc.ready_fn, and call next with a timeout of 0. After SPDL_TIMEOUT the library
+   calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. Rarely
+   it calls too early. The call is on any thread, also inside of next or spdl_pipeline_stop.
+   ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
+   event before you call next again: see examples/event_loop.c.
+
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside.
    Threads: the consumer, one at a time. Wait-free when an item is ready.
    Blocks:  up to timeout_ns; stages that run inside of this call are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
 
-/* Returns: the epoch that the consumer is in, from 0: that of the last item; after SPDL_END the
-            next one; after spdl_state_load that of the text; 0 without .continuous.
+/* Returns: the epoch of the last item, from 0; after SPDL_END the next epoch; after spdl_state_load
+            the epoch of the text; without .continuous 0.
    Threads: the consumer. */
 SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 
@@ -892,10 +862,10 @@ SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *pipeline);
 SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t timeout_ns,
                                    const char *type);
 
-/* Takes the next item, as spdl_pipeline_next does: `out` is the address of a pointer to the type of
-   the item. Another type is SPDL_E_TYPE, and spdl_pipeline_error has a sentence. C++ checks every
-   type. C11 checks the pairs in which a type is the library's, such as spdl_batch, and those of
-   char, int, float and double. C99 checks none. */
+/* Takes the next item, as spdl_pipeline_next does. `out` is the address of a pointer to the type of
+   the item. Another type is SPDL_E_TYPE, with a sentence in spdl_pipeline_error. C++ checks every
+   type. C11 checks types of the library, such as spdl_batch, and char, int, float and double. C99
+   checks none. */
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
@@ -919,21 +889,24 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 }
 #endif
 
-/* Ends the flow early: no stage function is called again. next returns the items in the sink, then
-   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items;
-   those behind a failure stay until destroy or a rewind. A second stop, or one after the end, does
-   nothing. In a signal handler, such as that of Ctrl-C, call it with a timeout of 0 on Linux; the
-   pipeline must exist. Elsewhere set a flag there, and give next a timeout.
-   Returns: SPDL_OK, SPDL_TIMEOUT (stage functions or a rewind still run; the stop goes on).
-   Blocks:  until the running stage functions have returned and every deferred call was completed,
-            and then in free_item. Inside of a stage or on a worker of its pool it does not wait. */
+/* Ends the flow early. No stage function is called again. next returns the items in the sink, then
+   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items.
+   Items after a failure are freed by destroy or a rewind. A second stop, or a stop after the end,
+   does nothing.
+
+   Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists. On
+   other systems set a flag in the handler, and give next a timeout.
+
+   Returns: SPDL_OK, SPDL_TIMEOUT (calls or a rewind still run; the stop goes on).
+   Blocks:  until running calls have returned and every deferred call was completed, and then in
+            free_item. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at item `sequence` of epoch 0. It waits for the running calls,
-   frees all items inside, and forgets an end, failure or stop. A source that reads in order sees by
-   spdl_sequence that it must seek. ctx and statistics stay. Use it for a validation set: it takes
-   1 us, a new pipeline 200. Between a stop that waited and a rewind no function of yours runs: ctx
-   may change.
+/* Starts again, with the source at item `sequence` of epoch 0. It waits for running calls, frees
+   all items inside, and clears an end, failure or stop. A source that reads in order must compare
+   spdl_sequence, and seek. ctx and statistics remain. Use a stop and a rewind for a validation set:
+   they take 1 us, a new pipeline 200 us. No function of yours runs between a stop that waited and
+   the rewind, and ctx may change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, for a sequence of 2^36 or
             more.
@@ -942,23 +915,23 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
 
-/* Gives an item to a pipeline whose first row is SPDL_FEED. A timeout of 0 never blocks: for
-   threads of games and audio. With .drop_oldest a push without room drops the oldest item and frees
-   it with free_item of the row (a skip of row 0 in the statistics); SPDL_FULL then means that a
-   worker was taking one just now. The pipeline owns the item after SPDL_OK only.
+/* Adds an item to a pipeline whose first row is SPDL_FEED. The pipeline owns the item only after
+   SPDL_OK. A timeout of 0 never blocks, as threads of games and audio need. With .drop_oldest a
+   push without room drops the oldest item, frees it with .free_item of the row, and counts as a
+   skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
    Threads: the producer, one at a time.
    Blocks:  until there is room; never with drop_oldest. */
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
 
-/* Says that no push follows: the pipeline ends after the items it has.
+/* Ends the input: the pipeline ends after the items that it has.
    Returns: SPDL_OK, SPDL_E_INVALID without a row SPDL_FEED, or while another thread pushes.
    Threads: the producer. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 
-/* Changes the concurrency of row `stage`, for calls that begin from now on, up to its .concurrency
-   (a doctor that raises may give it more).
+/* Changes the concurrency of row `stage` for calls that begin later, up to its .concurrency. Only a
+   doctor that raises can go above it.
    Returns: SPDL_OK, SPDL_E_INVALID (no such row, or not a pipe), SPDL_E_LIMIT (less than 1 or more
             than the row's .concurrency). */
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
@@ -967,33 +940,35 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
 /* Returns: true once a stage has failed more often than .max_failures allows, until a rewind. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
-/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy. If
-   several rows failed the log has all.
-   Returns: never NULL; result is SPDL_OK when there was no failure.
-   Threads: the consumer, after next has returned it; any, after a stop outside of stages returned
-            SPDL_OK. */
+/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy. The
+   log has the failures of all rows.
+   Returns: never NULL; result is SPDL_OK without a failure.
+   Threads: the consumer, after next has returned the failure or spdl_pipeline_failed true; any
+            thread, after a stop outside of stages returned SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
-/* Memory for the result of this call, to be its *out (see Reused memory). If the call does not hand
-   it on, it goes back when the call ends.
-   Returns: item_bytes bytes, the same ones until they are handed on; NULL: there is no memory, or
-            (the pipeline fails) neither this row nor a SPDL_BATCH after it says .item_bytes. */
+/* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
+   is reused when the call ends.
+   Returns: item_bytes bytes, the same in each call until *out is returned; NULL: there is no
+            memory, or neither this row nor a SPDL_BATCH after it has .item_bytes (the pipeline
+            fails). */
 SPDL_API void *spdl_buffer(spdl_task *task);
 
-/* Gives back a buffer of spdl_buffer, also after destroy; not a part of a batch. */
+/* Frees a buffer of spdl_buffer, also after destroy. Not for parts of a batch. */
 SPDL_API void spdl_buffer_free(void *buffer);
 
-/* Frees a batch, also after destroy, and its items, with the free_item of their row. */
+/* Frees a batch and its items, with the .free_item of their row, also after destroy. */
 SPDL_API void spdl_batch_free(void *batch);
 
-/* Records why this call fails, as printf, up to SPDL_TEXT_BYTES. Outside of the call the text goes
-   to the log.
+/* Records the reason of a failed call, as printf, up to SPDL_TEXT_BYTES. Outside of the call the
+   log gets the text.
    Returns: SPDL_E_STAGE, for the stage function to return. */
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
 
-/* For C++: what the call has thrown. act(kept, false) frees it, with true throws it again. */
+/* For C++: the exception of the call. act(kept, false) frees it, act(kept, true) throws it
+   again. */
 SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *kept, bool rethrow));
-/* Returns: what spdl_pipeline_error is about, or NULL. */
+/* Returns: the exception behind spdl_pipeline_error, or NULL. */
 SPDL_API void *spdl__thrown_get(const spdl_pipeline *pipeline,
                                 void (**act)(void *kept, bool rethrow));
 /* Returns: the copy of the callable in this stage's row. */
@@ -1002,56 +977,56 @@ SPDL_API void *spdl__lambda(const spdl_task *task);
 /* Returns: the ctx of this stage's row. */
 SPDL_API void *spdl_ctx(const spdl_task *task);
 
-/* Returns: what the row's init stored for this worker; NULL without init. */
+/* Returns: the pointer that .init stored for this worker; NULL without .init. */
 SPDL_API void *spdl_local(const spdl_task *task);
 
 /* The number of this item in its epoch, from 0.
-   Returns: in a source how many items it has made; elsewhere the number that the source gave; after
+   Returns: in a source the number of items it has made; elsewhere the number from the source; after
             SPDL_BATCH the number of the batch. */
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
 /* Returns: the epoch of this item, from 0; always 0 without .continuous. */
 SPDL_API uint64_t spdl_epoch(const spdl_task *task);
 
-/* Returns: true once the pipeline stops; a long stage function should then return early. */
+/* Returns: true once the pipeline stops: a long call should return early. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Takes the input away from the library. The caller then frees it (a batch: spdl_batch_free). */
+/* Makes the caller the owner of the input, which it must free (a batch: with spdl_batch_free). */
 SPDL_API void spdl_take(spdl_task *task);
 
-/* With .again: a place that the calls for one input share, NULL when the input is new. After the
-   last of them, or at a stop, free_state of the row frees what it holds, before the input.
-   Returns: the address of the place; never NULL. */
+/* With .again: a pointer that the calls for one input share, NULL in the first call. After the last
+   call, or at a stop, .free_state frees it, before the input is freed.
+   Returns: the address of the pointer; never NULL. */
 SPDL_API void **spdl_call_state(spdl_task *task);
 
-/* Sends the result of this call down a path of SPDL_BRANCH; the default is path 0.
-   Returns: SPDL_OK, for the function to return; SPDL_E_INVALID without such a path: the call fails,
-            and in a row that is no SPDL_BRANCH the pipeline. */
+/* Chooses the path of SPDL_BRANCH for the result of this call; default 0.
+   Returns: SPDL_OK, for the function to return; SPDL_E_INVALID: there is no such path and the call
+            fails, or the row is no SPDL_BRANCH and the pipeline fails. */
 SPDL_API spdl_result spdl_route(spdl_task *task, int path);
 
-/* Returns: true in the last call of a stage with .flush in this epoch, which has no input. */
+/* Returns: true in the last call of an epoch in a row with .flush; it has no input. */
 SPDL_API bool spdl_flushing(const spdl_task *task);
 
-/* Names a call that will be completed later; it may be copied. */
+/* The handle of a call that will be completed later; it can be copied. */
 typedef struct spdl_deferred {
     spdl_pipeline *pipeline; /* NULL: no call */
     uint64_t id;
 } spdl_deferred;
 
-/* Says that this call, in a row with .deferred, will return SPDL_PENDING and be completed later.
-   The worker is free, the call counts in the concurrency, and `in` stays valid.
-   Returns: what spdl_complete takes; its pipeline is NULL when the row does not say .deferred. */
+/* Prepares a call of a row with .deferred to return SPDL_PENDING and be completed later. The worker
+   is then free. The call counts in the concurrency, and `in` remains valid.
+   Returns: the handle for spdl_complete; its pipeline is NULL in a row without .deferred. */
 SPDL_API spdl_deferred spdl_defer(spdl_task *task);
 
-/* Completes a deferred call, as if its function returned `result` with `item`; also before the
-   function has returned. A worker hands on the result: no function of yours runs in here. destroy
-   waits for all deferred calls.
-   Returns: SPDL_OK; SPDL_E_INVALID, with a line in the log, when there is no such call or it was
-            completed before; `item` stays the caller's then.
+/* Completes a deferred call as if its function had returned `result` and `item`. It can be called
+   before the function has returned. A worker passes the result, and no function of yours runs
+   inside of spdl_complete. destroy waits for all deferred calls.
+   Returns: SPDL_OK; SPDL_E_INVALID, with a line in the log: there is no such call, or it was
+            completed before, and the caller keeps `item`.
    Threads: any, while the pipeline exists. */
 SPDL_API spdl_result spdl_complete(spdl_deferred deferred, spdl_result result, void *item);
 
-/* Completes a deferred call as failed, and records why, as printf.
+/* Completes a deferred call as failed, and records the reason, as printf.
    Returns: as spdl_complete.
    Threads: any, while the pipeline exists. */
 SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *format, ...)
@@ -1059,6 +1034,131 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 
 /* Ends the pipeline early, as spdl_pipeline_stop does, without waiting. */
 SPDL_API void spdl_stop(spdl_task *task);
+
+/* ============================================================================================= */
+/* >>failures
+   A failed call drops its input; .on_drop receives it. The log has each failure as SPDL_LOG_INFO,
+   and at the end the number of failures of each row as SPDL_LOG_WARN.
+
+   One failure more than .max_failures ends the pipeline, with SPDL_LOG_ERROR in the log. The
+   consumer then gets:
+
+       the row's order    before the error
+       input order        every result whose input came before the failed one
+       completion order   the results that were in the sink; the library frees all others
+
+   next does not wait for calls in earlier rows, such as a source that blocks. spdl_pipeline_failed
+   reports after the loop whether the pipeline failed. To retry a call, write a loop in the
+   function.
+
+   Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
+   next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
+   consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
+   spdl_pipeline_error has the stage and the reason. Later rows are not called for the item. The
+   failure overtakes items that a batch or a .flush row has gathered. Every error of a stage is
+   SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
+   .max_failures with it. */
+
+/* ============================================================================================= */
+/* >>order
+   In input order, the default, a row passes results in the order of its inputs. A slow call delays
+   the results of later calls. Up to .buffer_size results wait for it. If inputs are dropped, up to
+   64 inputs or 2 * buffer_size + concurrency can be ahead of it, whichever is more.
+   In completion order a row passes each result as soon as its call ends.
+
+   A table in input order delivers the same items in the same order with any number of workers.
+   Random numbers from spdl_item_key keep them bit by bit the same. */
+
+/* ============================================================================================= */
+/* >>epochs
+   A source with .continuous starts again after SPDL_END, and numbers its items from 0 again. next
+   returns SPDL_END once for each epoch. A row ends its calls of one epoch before it begins those of
+   the next. A batch never contains items of two epochs. An error ends the pipeline, not only the
+   epoch. */
+
+/* ============================================================================================= */
+/* >>memory
+   Buffers. With .item_bytes = n on a source or pipe, spdl_buffer(task) returns n bytes. The buffer
+   is used again after the library or spdl_buffer_free frees it.
+
+   Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
+   count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
+   That row needs input order and no .again. An item from elsewhere must have n bytes: the library
+   copies it into the block and frees it. A NULL item becomes zeros. Items cannot leave such a
+   batch.
+
+   Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
+   them for each row, and the library allocates more when the consumer keeps many. */
+
+/* ============================================================================================= */
+/* >>one-to-many
+   A stage with .again returns SPDL_AGAIN with one result. It is called again with the same input
+   when there is room. The last call returns SPDL_OK with the last result, SPDL_SKIP without one, or
+   an error. spdl_call_state(task) keeps what the calls for one input share. Such a row needs a
+   concurrency of 1 or completion order. Put slow work in a row before it. Return large results in
+   pieces of spdl_buffer.
+
+   Small items. Each row costs about 100 ns an item. For items of a few microseconds let one call
+   fill a whole batch:
+
+       SPDL_FN(fill, spdl_batch, Block) {
+           if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+           for (size_t i = 0; i < in->count; i++) read_row((*out)->row[i], in->items[i]);
+           return SPDL_OK;
+       }
+       SPDL_COUNT(rows), SPDL_BATCH(32), SPDL_PIPE(fill, .item_bytes = sizeof(Block)), SPDL_SINK(3)
+
+   SPDL_UNBATCH() passes the items of each batch one by one, except NULL.
+
+   A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
+   call, and `in` is NULL. The stage can gather items and pass the rest then. */
+
+/* ============================================================================================= */
+/* >>branches
+   Write SPDL_BRANCH(fn), then for each path SPDL_PATH(name) and its rows, then SPDL_MERGE(). `fn`
+   is a stage that chooses a path for its result with spdl_route(task, path). A path can be empty,
+   and can contain branches.
+
+   While one path is full, its results wait in the branch and other paths go on. At most
+   .buffer_size results of SPDL_BRANCH wait, for all paths together.
+
+   The merge passes results in the order of the branch. With SPDL_ORDER_COMPLETION it passes what is
+   ready. Rows inside of a path make at most one result for each input: create refuses .again,
+   .flush, batches and completion order there. */
+
+/* ============================================================================================= */
+/* >>waiting
+   Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
+   in next while it would wait. With workers = n only these n threads do, unless .next_works_ns is
+   set: the thread in next then leaves out rows whose mean call is longer. While it is in a call,
+   one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. If the
+   consumer waits for a device, workers = spdl_cores() and .next_works_ns = 2 ms can be better.
+
+   Sources that block. With .threads = 1 a source has its own thread. SPDL_FROM(Type, next_fn,
+   source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
+   spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and next_fn must return
+   in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call. Other
+   results fail, with the text of the other pipeline. `source` must outlive the pipeline. To rewind
+   both: stop this pipeline, rewind the other, rewind this one.
+
+   Calls that wait. While a worker is free, it calls every row that has an input, is under its
+   concurrency, and has room. Calls of a row begin in the order of its inputs.
+
+       a call of row A may wait for      if
+       another call of A                 .concurrency and the workers allow both; in input order
+                                         within buffer_size + concurrency items
+       a later row, or the producer      A has a concurrency of 1 or completion order, and one more
+                                         worker is free
+       the consumer                      the same, and the thread in next calls no stages: not with
+                                         workers = 0, SPDL_INLINE or .next_works_ns
+       an earlier row                    never
+
+   The consumer can pause for any time, and can wait until its buffer is full. create stores
+   *pipeline before the first call. Pipelines on one pool share its time. The library never calls a
+   function of yours under a lock.
+
+   Fork. In the child of a fork a pipeline with threads is dead. stop and rewind return
+   SPDL_E_INVALID, and so do next and push when they would wait. destroy does nothing. */
 
 /* ============================================================================================= */
 /* >>state
@@ -1836,10 +1936,11 @@ typedef struct spdl_npz_bundle {
     uint64_t mapped_;
 } spdl_npz_bundle;
 
-/* Reads all arrays of a file, or those of desc->names, in the order of the file. Members that are no
-   arrays are skipped: folders, "__MACOSX/", and what has neither ".npy" at the end of its name nor
-   the first bytes of an array. With no_crc, stored arrays of 64 KB and more that are aligned to 64
-   bytes (as a spdl_npz_writer does) are views: do not truncate the file while the bundle is in use.
+/* Reads all arrays of a file, or those of desc->names, in the order of the file. Members that are
+   no arrays are skipped: folders, "__MACOSX/", and what has neither ".npy" at the end of its name
+   nor the first bytes of an array. With no_crc, stored arrays of 64 KB and more that are aligned to
+   64 bytes (as a spdl_npz_writer does) are views: do not truncate the file while the bundle is in
+   use.
    Returns: see above; SPDL_E_NOT_FOUND for a name that no array has. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -4771,8 +4872,8 @@ SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) 
 #endif
 
 /* In a new process, that `parent` has made: the end of the parent ends it, or wakes it if it is the
-   supervisor, which blocks all signals; *signal_set are those that were blocked before. The child has
-   a session of its own, with the programs that it starts: a terminal would stop those in a mere
+   supervisor, which blocks all signals; *signal_set are those that were blocked before. The child
+   has a session of its own, with the programs that it starts: a terminal would stop those in a mere
    group of their own. Returns why not, or NULL. */
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signal_set) {
@@ -9261,8 +9362,8 @@ SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t si
     spdl__flow_opens(task, s->now);
 }
 
-/* A sitting of `ns`, which is much: whether one of its calls was slow. Then all are booked here, the
-   others as long as usual. */
+/* A sitting of `ns`, which is much: whether one of its calls was slow. Then all are booked here,
+   the others as long as usual. */
 SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
     const uint64_t usual = spdl__load_relaxed(&s->node->item_ns), others = s->calls - 1;
     const uint64_t failed = spdl__load_relaxed(&s->counters->failures) - s->failures;
@@ -10781,8 +10882,8 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over, but not its own thread: in a free_item that it calls, or in a
-   signal handler. */
+/* A stop waits until a rewind is over, but not its own thread: in a free_item that it calls, or in
+   a signal handler. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
@@ -13490,8 +13591,9 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* --- JSON: one describer for statistics, reports and the doctor --- */
 
-/* A field of a struct: 'u' uint64_t, 'h' one that is not written, 'n' one that is no counter, 'd' double, 'i' int, 'r' the rows
-   that have one of an array of them, 'b' bool, 's' characters, 'v' an interval, 'e' an enum with its words (NULL: a kind). */
+/* A field of a struct: 'u' uint64_t, 'h' one that is not written, 'n' one that is no counter, 'd'
+   double, 'i' int, 'r' the rows that have one of an array of them, 'b' bool, 's' characters, 'v' an
+   interval, 'e' an enum with its words (NULL: a kind). */
 typedef struct spdl__field {
     char type;
     const char *name;
@@ -20383,9 +20485,9 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 /* ============================================================================================= */
 /* >>load-impl
    Whole files, all arrays in one block. Each array has the room of its member, header included, so
-   that the headers are read once, with the data. A small file whose arrays are aligned and right
-   as they are is that block's companion and not copied. The decoders of two deflated members run side by
-   side on the calling thread; that is faster where codes are the work, not copies of matches. */
+   that the headers are read once, with the data. A small file whose arrays are aligned and right as
+   they are is that block's companion and not copied. The decoders of two deflated members run side
+   by side on the calling thread; that is faster where codes are the work, not copies of matches. */
 
 #define SPDL__LOAD_AHEAD 262144  /* bytes that are read from a file at once */
 #define SPDL__LOAD_FEW 16        /* arrays that are read without that */
