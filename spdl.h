@@ -695,7 +695,7 @@ typedef struct spdl_batch {
     SPDL__ROW .kind = SPDL_KIND_BATCH, .size = size_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...)                                                                 \
     SPDL__ROW .kind = SPDL_KIND_FEED, .type = SPDL__TYPE(type_), .file = __FILE__, __VA_ARGS__ }
-#ifdef __cplusplus /* there fields have an order, and .name comes before .ctx */
+#ifdef __cplusplus /* fields have an order: .name is before .ctx */
 #define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_,                   \
               .file = __FILE__, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
@@ -712,7 +712,7 @@ typedef struct spdl_batch {
 #endif
 #define SPDL__PATH_ROW(name_, ...)                                                                 \
     SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
-/* It may have no fields, so its line cannot come last: it is part of the file's name. */
+/* The row can be without fields: its line is a part of the file's name. */
 #define SPDL__BARE_ROW(kind_, ...)                                                                 \
     SPDL__ROW .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_)                                                                    \
@@ -744,8 +744,8 @@ typedef struct spdl_batch {
     SPDL__BARE_ROW(SPDL_KIND_SINK, SPDL_SET(buffer_size, buffer_size_))
 #endif
 
-/* The rows of a pipeline, written in place; SPDL_TABLE(rows) is for an array that has a name. Both
-   stand for the last arguments of spdl_pipeline_create. */
+/* The rows of a pipeline, written in place, or SPDL_TABLE(rows) for an array with a name. Both are
+   the last two arguments of spdl_pipeline_create. */
 #define SPDL__LAYOUT                                                                               \
     SPDL__CAST(unsigned, SPDL_VERSION << 14 | (sizeof(spdl_stage) + sizeof(spdl_pipeline_desc) +   \
                                                sizeof(struct spdl_loader_desc)))
@@ -827,8 +827,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
    the log names the calls that still run. destroy waits at most 5 seconds for a source with its own
-   thread, and not at all if a stop has timed out before (SPDL_FROM: always). The thread of a call
-   that is left behind frees the rest: until it returns, ctx, allocator and profiler must exist.
+   thread. If a stop has timed out for that source, only SPDL_FROM is waited for. The thread of a
+   call that is left behind frees the rest: until it returns, ctx, allocator and profiler must exist.
    Threads: not on a worker of its pool.
    Blocks:  until all other calls have returned and every deferred call was completed; with .fini on
             a shared pool until each worker was free. */
@@ -1083,7 +1083,7 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   That row needs input order and no .again. An item from elsewhere must have n bytes: the library
+   The row needs input order and no .again. An item from elsewhere must have n bytes: the library
    copies it into the block and frees it. A NULL item becomes zeros. Items cannot leave such a
    batch.
 
