@@ -6603,8 +6603,9 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
    Where time goes. A meter reads the thread's processor clock, and the time it was runnable, before
    and after a sitting: four system calls, some microseconds. So about one sitting is measured for
-   each SPDL__METER_NS that the worker spends in the stage; which one is drawn by lot, in sittings:
-   by time it would always be the one after the longest.
+   each SPDL__METER_NS that the worker computes in the stage. Time asleep counts less: by the clock
+   alone, three of four calls of a source that waits for rare items would be measured. Sittings are
+   drawn by lot: by time, the measured one would always be the one after the longest.
 
    The pipeline owns the tracks, and a task its meter, which the thread that runs it uses. */
 
@@ -6612,6 +6613,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 #define SPDL__TRACE_EVENTS_MAX (1 << 24)
 #define SPDL__SPANS 16 /* of a user that may be open inside each other */
 #define SPDL__METER_NS 800000 /* time of a worker in a stage for each measurement, on average */
+#define SPDL__METER_SLEEP 16  /* so much time asleep counts as one of computing */
 #define SPDL__METER_THREADS 8 /* of more threads the time of all together */
 #define SPDL__PATH_BYTES 1024 /* the name of a file that is written: a trace, a report */
 
@@ -8979,26 +8981,26 @@ SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
     spdl__unlock(&p->blame_lock, &p->locks);
 }
 
-/* The end of a sitting of `ns` that was measured, and how many to leave out then: on average as
-   many of its length as take SPDL__METER_NS. Of many threads, which mostly sleep, all together
-   measure so often: one after the other would cost 15 % of what calls that wait take of the
-   processors. (A sequence of Weyl's.) The meter is read before and after the clock, so its times
-   may come to more. */
+/* Ends a sitting of `ns` that was measured, and draws how many are not: on average, those of its
+   length take SPDL__METER_NS. Of many threads, which mostly sleep, all together are measured that
+   often: one by one, meters would cost 15 % of what calls that wait take of the processors. (Weyl's
+   sequence.) The meter is read before and after the clock, so its times may be longer. */
 SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, int threads,
                                      uint64_t calls, uint64_t ns) {
     const uint64_t each = SPDL__METER_NS * (threads > SPDL__METER_THREADS ? (uint64_t)threads : 1);
-    uint64_t cpu, wait, cpu_ns;
+    uint64_t cpu, wait, cpu_ns, counts;
     bool cpu_known, wait_known;
     spdl__os_thread_times(NULL, &cpu, NULL);
     spdl__os_thread_times(&meter->file, NULL, &wait);
     cpu_known = meter->cpu_ns != SPDL__NEVER && cpu != SPDL__NEVER;
     wait_known = meter->wait_ns != SPDL__NEVER && wait != SPDL__NEVER;
     spdl__meter_waited(meter, wait);
+    cpu_ns = cpu_known ? spdl__min(cpu - meter->cpu_ns, ns) : ns;
+    counts = cpu_ns + (ns - cpu_ns) / SPDL__METER_SLEEP + 1; /* without the clock: all of it */
     meter->lot += 0x9e3779b97f4a7c15u;
     counters->meter_due =
-        (int64_t)((meter->lot >> 32) * (2 * (each / (ns + 1)) + 1) >> 32);
+        (int64_t)((meter->lot >> 32) * (2 * (each / counts) + 1) >> 32);
     if (!cpu_known) return;
-    cpu_ns = spdl__min(cpu - meter->cpu_ns, ns);
     meter->cpu_ns = cpu;
     spdl__count(&counters->metered_ns, ns);
     spdl__count(&counters->metered_cpu_ns, cpu_ns);
@@ -12388,7 +12390,7 @@ SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats
         spdl__process_read(&p->process_last);
     if (!ended) spdl__taker_look(p);
     stats->consumer_runnable_ns = spdl__load_relaxed(&p->consumer_runnable_ns);
-    stats->process_ns = spdl__grown(p->start_ns, last->time_ns);
+    stats->process_ns = spdl__grown(first->time_ns, last->time_ns);
     stats->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
     stats->others_cpu_ns = spdl__grown(first->others_ns, last->others_ns);
     stats->minor_faults = spdl__grown(first->minor_faults, last->minor_faults);
