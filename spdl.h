@@ -1221,11 +1221,12 @@ typedef struct spdl_stats {
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t step_p50_ns, step_p99_ns, step_max_ns; /* within 6.25 %; below 1 us the mean of 32 */
     uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink */
-    uint64_t consumer_runnable_ns; /* since the first item: the consumer was ready to run while
+    uint64_t consumer_runnable_ns; /* since the second item: the consumer was ready to run while
                                others ran (Linux with schedstat). It is as of its own latest
                                snapshot; with reports, of its latest items */
-    /* The process since the start, read at most every 10 ms; 0: not known. */
-    uint64_t process_ns;    /* from the start to that reading */
+    /* The process since the second item, or since the first statistics if they were earlier. It is
+       read at most every 10 ms; 0: not known. */
+    uint64_t process_ns;    /* the time of this */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
     uint64_t others_cpu_ns; /* and of other programs on the machine */
     uint64_t minor_faults;
@@ -7555,7 +7556,7 @@ struct spdl_pipeline {
     uint64_t wait_since;   /* 0, or when the wait in next began */
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* what it was when the first item came */
-    uint64_t taker;        /* the thread that took the first item */
+    uint64_t taker;        /* the thread that took the second item */
     uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
     char pad3[SPDL_CACHE_LINE];
@@ -10233,7 +10234,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
 }
 
-/* The consumer, which took the first item: for how long it has been on a run queue since. Another
+/* For how long the consumer, which took the second item, has been on a run queue since. Another
    thread changes nothing. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
@@ -10248,6 +10249,19 @@ SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
     const uint64_t since = p->wait_since;
     spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
     spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+}
+
+/* What the process and the machine have used until now: that is not read again. Reading it takes up
+   to 0.1 ms, so neither create nor the first item waits for it. */
+SPDL__COLD void spdl__process_begin(spdl_pipeline *p) {
+    spdl__lock(&p->process_lock, &p->locks);
+    if (p->process_first.time_ns == 0) spdl__os_process_read(&p->process_first, false);
+    spdl__unlock(&p->process_lock, &p->locks);
+}
+
+/* The second item was taken. */
+SPDL__COLD void spdl__sink_second(spdl_pipeline *p) {
+    spdl__process_begin(p);
     spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
     spdl__store(&p->taker, spdl__os_thread_id());
 }
@@ -10257,7 +10271,7 @@ SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
 SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
     spdl__edge *sink = p->sink;
     const uint64_t waits = spdl__load_relaxed(&p->wait_since);
-    const bool timed = !SPDL__NO_STATS && (p->delivered == 0 || p->feed != NULL || waits != 0 ||
+    const bool timed = !SPDL__NO_STATS && (p->delivered < 2 || p->feed != NULL || waits != 0 ||
                                            spdl__load_relaxed(&sink->gap_since) != 0 ||
                                            !spdl__edge_ready(sink, head) ||
                                            spdl__edge_ready(sink, head + sink->buffer_size - 1));
@@ -10266,6 +10280,7 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
     if (item != NULL && timed) {
         if (p->feed != NULL) spdl__sink_answer(p, item, now);
         if (p->delivered == 0) spdl__sink_first(p, now);
+        if (p->delivered == 1) spdl__sink_second(p);
     }
     if (waited != 0) spdl__add(&sink->put_wait_ns, waited);
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
@@ -11961,8 +11976,6 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     int i;
     p->process = spdl__os_process_id();
-    if (!SPDL__NO_STATS) spdl__os_process_read(&p->process_first, false); /* of zeros */
-    p->process_last = p->process_first;
     p->start_ns = spdl_time_ns();
     for (i = 0; i < p->count; ++i) {
         p->node[i].out.gap_since = p->start_ns;
@@ -12385,6 +12398,7 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
     const spdl__process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
+    spdl__process_begin(p);
     spdl__lock(&p->process_lock, &p->locks);
     if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
         spdl__process_read(&p->process_last);
