@@ -5160,8 +5160,9 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
 #define SPDL__TURN_LONG_NS 100000
 #define SPDL__TURN_BARS 32
 
-/* Gives one turn. `barred` belongs to the pool, ring or loader that waits: no thread gives a turn
-   before that time. Returns false if none was given. */
+/* Gives one turn. No turn is given before *barred, a word in the worker, pipeline, ring or loader
+   that waits. The turn of an idle worker is long where a busy consumer has it: one word for both
+   would make the consumer sleep. Returns false if none was given. */
 SPDL__PRIVATE bool spdl__turn(uint64_t *barred) {
     const uint64_t before = spdl_time_ns();
     uint64_t took;
@@ -5974,6 +5975,7 @@ typedef struct spdl__worker {
     spdl__os_event bell;
     /* written by the worker */
     bool initialised;
+    uint64_t barred; /* see spdl__turn */
     uint64_t id;
     uint32_t asleep; /* or about to be; cleared by the thread that rings, too */
     void *local;
@@ -5992,7 +5994,6 @@ typedef struct spdl__beacon {
     uint32_t waking;   /* a worker was woken and has yet to look */
     uint64_t quiet;    /* bit i: there is no client i, or a look at it found nothing, and nothing
                           has changed since */
-    uint64_t barred;   /* see spdl__turn; written by those that wait, rarely */
     char pad[SPDL_CACHE_LINE];
 } spdl__beacon;
 
@@ -6174,7 +6175,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__store32(&worker->asleep, 0);
     (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw();
-    if (slept) (void)spdl__turn(&beacon->barred);
+    if (slept) (void)spdl__turn(&worker->barred);
 }
 
 /* Works for one client until it has nothing to do, or others should have a turn. Whether it had
@@ -6250,7 +6251,7 @@ SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
     while (!spdl__load32(&pool->quit)) {
         if (spdl__worker_turn(pool, worker)) {
             round = 0;
-        } else if (!spdl__backoff(&round, SPDL__IDLE_YIELDS, &pool->beacon.barred)) {
+        } else if (!spdl__backoff(&round, SPDL__IDLE_YIELDS, &worker->barred)) {
             spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, pool->name, (uint64_t)worker->index);
             spdl__pool_park(pool, worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_END, pool->name, (uint64_t)worker->index);
@@ -7530,9 +7531,11 @@ struct spdl_pipeline {
     spdl_policy policy;              /* by create; that thread reads it when it starts */
     bool producer_started;
     uint32_t producer_quits; /* by destroy */
+    uint64_t producer_barred; /* see spdl__turn */
     uint64_t producer_id;
     char pad2[SPDL_CACHE_LINE];
     /* written by the consumer */
+    uint64_t barred;       /* see spdl__turn */
     uint32_t trainer_inside;
     uint64_t trainer;      /* the thread that waits in next, or 0 */
     bool closed_returned;
@@ -10132,7 +10135,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
             continue;
         }
         if (task->gone) break; /* the pool may be, too */
-        if (spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->beacon->barred)) continue;
+        if (spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->producer_barred)) continue;
         spdl__producer_sleep(p);
         round = 0;
     }
@@ -10449,7 +10452,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
             late = result == SPDL_EMPTY && spdl__late(deadline);
             round = 0;
         } else if (p->pool != NULL &&
-                   spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->beacon->barred)) {
+                   spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->barred)) {
             result = spdl__sink_take(p, item);
         } else {
             if (!slept) spdl__waiter_add(p, SPDL__WAITER);
@@ -10665,7 +10668,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
         (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
         !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
-        (void)spdl__turn(&p->beacon->barred);
+        (void)spdl__turn(&p->producer_barred);
         return;
     }
     spdl__put_nothing(p, reader, 0, 0);
@@ -10679,7 +10682,7 @@ SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t
     spdl_result result = SPDL_FULL;
     bool late = false;
     int round = 0;
-    while (result == SPDL_FULL && spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->beacon->barred))
+    while (result == SPDL_FULL && spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->producer_barred))
         result = spdl__push_try(p, item);
     if (result != SPDL_FULL) return result;
     spdl__waiter_add(p, SPDL__WAITER);
