@@ -7,7 +7,8 @@
    all of them at once): 0.97 to 1.02 is no difference. With fewer than 6 rounds nothing can be
    said. In a row without a peer it is about our value. Every run checks the number and the order
    of its items; a wrong one ends the program with status 1. A missed goal does not: machines
-   differ.
+   differ. "others had 12 %" is the share of the processors that other programs had during the row,
+   as far as it is 2 % or more: a row of a machine that is not calm says so.
 
    Options of every benchmark:
        --json     one JSON object per line (the line about the machine goes to stderr)
@@ -28,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -80,7 +82,15 @@ typedef struct bench_sides {
 /* One measurement of one side; `arg` describes the case. */
 typedef double (*bench_side_fn)(const void *arg);
 
+/* A moment, for the share of the processors that other programs had since then. */
+typedef struct bench_moment {
+    uint64_t ns;
+    double busy_ns; /* of the processors this process may use, by anybody, and stolen by the host */
+    double own_ns;  /* of this process and its children that have ended */
+} bench_moment;
+
 static bench_options bench_opt;
+static bench_moment bench_row_begun;
 static char bench_now_running[64];
 static char bench_now_beside[64];
 
@@ -126,6 +136,96 @@ static inline double bench_idle_cores(void) {
 static inline int bench_cores(void) {
     const long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : (int)n;
+}
+
+/* ---- other programs ---- */
+
+static inline double bench_own_ns(void) {
+    struct rusage ended;
+    getrusage(RUSAGE_CHILDREN, &ended);
+    return bench_cpu_ns() + bench_timeval_ns(ended.ru_utime) + bench_timeval_ns(ended.ru_stime);
+}
+
+/* The processors this process may use; returns how many. */
+static inline int bench_allowed(cpu_set_t *may) {
+    int i;
+    if (sched_getaffinity(0, sizeof *may, may) == 0) return CPU_COUNT(may);
+    CPU_ZERO(may);
+    for (i = 0; i < bench_cores(); ++i) CPU_SET((size_t)i, may);
+    return bench_cores();
+}
+
+static inline bench_moment bench_moment_now(void) {
+    bench_moment now = { bench_ns(), 0, bench_own_ns() };
+    FILE *file = fopen("/proc/stat", "r");
+    unsigned long long user, nice, sys, idle, wait, irq, soft, stolen;
+    cpu_set_t may;
+    char line[256];
+    unsigned cpu;
+    bench_allowed(&may);
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "cpu%u %llu %llu %llu %llu %llu %llu %llu %llu", &cpu, &user, &nice, &sys,
+                   &idle, &wait, &irq, &soft, &stolen) != 9 ||
+            cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &may)) {
+            continue;
+        }
+        now.busy_ns += (double)(user + nice + sys + irq + soft + stolen) * 1e9 /
+                       (double)sysconf(_SC_CLK_TCK);
+    }
+    if (file != NULL) fclose(file);
+    return now;
+}
+
+/* The share of the processors that other programs have had since then: the witness of a row. */
+static inline double bench_others(const bench_moment *since) {
+    const bench_moment now = bench_moment_now();
+    cpu_set_t may;
+    const double all = (double)(now.ns - since->ns) * bench_allowed(&may);
+    const double others = (now.busy_ns - since->busy_ns) - (now.own_ns - since->own_ns);
+    return others > 0 && all > 0 ? others / all : 0;
+}
+
+/* A crowd: one program on each processor this process may use, which never rests. */
+#define BENCH_MAX_CROWD 64
+
+typedef struct bench_crowd {
+    pid_t pid[BENCH_MAX_CROWD];
+    int count;
+} bench_crowd;
+
+static inline void bench_pin(int cpu);
+
+static inline bool bench_matches(const char *name) {
+    return bench_opt.filter == NULL || strstr(name, bench_opt.filter) != NULL;
+}
+
+/* If this row is wanted. The crowd is part of what "others had" in it. */
+static inline void bench_crowd_come(bench_crowd *crowd, const char *row) {
+    cpu_set_t may;
+    const int count = bench_matches(row) && !bench_opt.list ? bench_allowed(&may) : 0;
+    const pid_t parent = getpid();
+    for (crowd->count = 0; crowd->count < count && crowd->count < BENCH_MAX_CROWD; ++crowd->count) {
+        const pid_t child = fork();
+        if (child == 0) {
+            bench_pin(crowd->count);
+            while (getppid() == parent) {
+                const uint64_t until = bench_ns() + 1000000;
+                while (bench_ns() < until) {
+                }
+            }
+            _exit(0);
+        }
+        crowd->pid[crowd->count] = child;
+    }
+}
+
+static inline void bench_crowd_go(bench_crowd *crowd) {
+    while (crowd->count > 0) {
+        const pid_t child = crowd->pid[--crowd->count];
+        if (child <= 0) continue;
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
 }
 
 /* Ties the calling thread to a CPU, where that can be done: 0 is the first this process may use,
@@ -252,6 +352,7 @@ static inline void bench_print_json(const bench_row *row, double ours, double pe
     if (is->known) printf(",\"%s_low\":%.4g,\"%s_high\":%.4g", what, is->low, what, is->high);
     if (is->rounds > 0) printf(",\"rounds\":%d", is->rounds);
     if (goal[0] != '\0') printf(",\"goal\":\"%s\"", goal);
+    printf(",\"others\":%.3f", bench_others(&bench_row_begun));
     if (note != NULL && note->json != NULL) fputs(note->json, stdout);
     puts("}");
 }
@@ -263,6 +364,7 @@ static inline void bench_print_table(const bench_row *row, double ours, double p
     char b[32];
     char between[72] = "";
     const double ratio = row->peer_name != NULL ? is->value : 0;
+    const double others = bench_others(&bench_row_begun);
     if (is->known && row->peer_name != NULL) {
         snprintf(between, sizeof between, "%.2f to %.2f", is->low, is->high);
     } else if (is->known) {
@@ -280,6 +382,7 @@ static inline void bench_print_table(const bench_row *row, double ours, double p
     if (goal[0] != '\0') {
         printf(" %s: %s", goal, bench_goal_met(row, ours, ratio) ? "met" : "MISSED");
     }
+    if (others >= 0.02) printf(" (others had %.0f %%)", 100 * others);
     putchar('\n');
     if (note != NULL && note->more != NULL) fputs(note->more, stdout);
 }
@@ -351,12 +454,13 @@ static inline void bench_print_sides(const bench_row *row, const bench_sides *si
 
 /* Whether the row is wanted; arms the alarm for it. */
 static inline bool bench_wanted(const char *name) {
-    if (bench_opt.filter != NULL && strstr(name, bench_opt.filter) == NULL) return false;
+    if (!bench_matches(name)) return false;
     if (bench_opt.list) {
         puts(name);
         return false;
     }
     snprintf(bench_now_running, sizeof bench_now_running, "%.63s", name);
+    bench_row_begun = bench_moment_now();
     alarm(BENCH_HANG_SECONDS);
     return true;
 }

@@ -11,7 +11,7 @@
                      hands the next one over. Half of a round, against the best of three ping-pongs
                      by futex between two processes: sleeping at once (which is told), after a
                      spin of 2 us, and after one of 50 us; of batches that nobody writes or reads.
-                     handoff alone is of 8 MiB
+                     handoff alone is of 8 MiB; crowd_*: beside a busy loop on each processor
    ready_next        next when the batch is there already, ready_done the done after it, which
                      wakes a child that had no slot left; each time after 0.5 ms of computing
    trainer_ms_per_gib  CPU of the trainer's process for batches of 8 MiB that are filled
@@ -236,21 +236,21 @@ static double handoff_ns(const shape *is) {
 }
 
 /* The sizes take turns with the ping-pong, so that all have the same machine. */
-static void rows_handoff(void) {
-    static const char *const names[] = { "handoff_64b", "handoff_64k", "handoff", "handoff_64m" };
-    static const size_t bytes[] = { 64, 64 << 10, 8 << 20, 64 << 20 };
-    static double ours[COUNT(names)][BENCH_MAX_ROUNDS];
+#define HANDOFFS 4
+
+static void rows_handoff(const char *const *names, const size_t *bytes, int count) {
+    static double ours[HANDOFFS][BENCH_MAX_ROUNDS];
     double peer[BENCH_MAX_ROUNDS], asleep[BENCH_MAX_ROUNDS];
-    bool wanted[COUNT(names)], any = false;
+    bool wanted[HANDOFFS], any = false;
     char told[64], json[64];
     const bench_note note = { told, NULL, json };
     const int rounds = bench_rounds(9);
     int round, i;
-    for (i = 0; i < COUNT(names); ++i) any |= wanted[i] = bench_wanted(names[i]);
+    for (i = 0; i < count; ++i) any |= wanted[i] = bench_wanted(names[i]);
     for (round = 0; any && round < rounds; ++round) {
         bench_now_with("ping-pong");
         if (round % 2 == 0) peer[round] = pingpong_best_ns(&asleep[round]);
-        for (i = 0; i < COUNT(names); ++i) {
+        for (i = 0; i < count; ++i) {
             const shape is = { bytes[i], -1, 0, 1, 1, NULL, -1, 0, NULL };
             bench_now_with(names[i]);
             if (wanted[i]) ours[i][round] = handoff_ns(&is);
@@ -261,11 +261,22 @@ static void rows_handoff(void) {
         snprintf(told, sizeof told, "sleeping %.0f ns", bench_median(asleep, rounds));
         snprintf(json, sizeof json, ",\"peer_asleep\":%.6g", bench_median(asleep, rounds));
     }
-    for (i = 0; i < COUNT(names); ++i) {
+    for (i = 0; i < count; ++i) {
         const bench_row row = { names[i], "ns", "futex ping-pong", false, 0, false, 1 / 1.1 };
         const bench_sides sides = { ours[i], peer, rounds, 1 };
         if (wanted[i]) bench_print_sides(&row, &sides, &note);
     }
+}
+
+static void rows_handoffs(void) {
+    static const char *const calm[] = { "handoff_64b", "handoff_64k", "handoff", "handoff_64m" };
+    static const char *const crowded[] = { "crowd_handoff_64b" };
+    static const size_t bytes[] = { 64, 64 << 10, 8 << 20, 64 << 20 };
+    bench_crowd crowd;
+    rows_handoff(calm, bytes, HANDOFFS);
+    bench_crowd_come(&crowd, crowded[0]);
+    rows_handoff(crowded, bytes, 1);
+    bench_crowd_go(&crowd);
 }
 
 static uint64_t clock_ns(void) {
@@ -529,7 +540,7 @@ static void row_report(const char *name, int harm) {
 
 int main(int argc, char **argv) {
     bench_start("loader", argc, argv);
-    rows_handoff();
+    rows_handoffs();
     rows_ready();
     rows_alone();
     row_report("kill_report_ms", SIGKILL);

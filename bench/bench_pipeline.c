@@ -23,6 +23,7 @@
    user_STEP_bN_step  mean length of a step, beginning with three quarters of a full buffer
    user_STEP_bN_p99   of one in a hundred; of fewer steps the longest
    user_STEP_bN_cpu   CPU of the process for a step and a call
+   next_*             these and other rows again: ours with a worker less, and .next_works_ns
 
    To a sink: source, stages, and a last stage with a concurrency of 1 that runs on the workers.
    Times run from the first item in the sink to the last; shares of the cores from the start.
@@ -40,6 +41,9 @@
    sparse_p50_us      three stages that do nothing and an item every 300 us: from the return of the
                       source to the call of the sink
    sparse_cpu_us      of the same runs: CPU per item
+   calm_*, crowd_*    2 workers, 3 items in front of a trainer who only takes: us an item, as it is
+                      and beside a busy loop on each processor. work: a source and a stage of 12 us;
+                      nap: that sleep 300 us; one: 1 worker, a source of 12 us
    scale_Nus_Ww       one stage of N us in order, W workers and a concurrency of W (with --all)
    jpeg_rate          one stage that decodes a JPEG of 256 x 256, in order: images a second, against
                       threads by hand and oneTBB
@@ -571,6 +575,14 @@ static void row_alone(const bench_row *row, int rounds, const shape *is, measure
 
 /* ---- the flow of items ---- */
 
+/* Whether rows are those of next_*, and their names. */
+static bool next_works;
+
+static const char *row_name(char *buffer, size_t bytes, const char *name) {
+    snprintf(buffer, bytes, "%s%s", next_works ? "next_" : "", name);
+    return buffer;
+}
+
 static shape to_sink(int pipes, int buffer_size, bool unordered) {
     shape is;
     memset(&is, 0, sizeof is);
@@ -579,6 +591,7 @@ static shape to_sink(int pipes, int buffer_size, bool unordered) {
     is.concurrency = is.workers;
     is.buffer_size = buffer_size;
     is.unordered = unordered;
+    is.next_works = next_works;
     return is;
 }
 
@@ -659,6 +672,7 @@ static uint64_t user_steps(double step_us, int buffer_size) {
 
 /* Everybody has buffer_size finished items and two calls, whatever his own bounds are. */
 static void rows_user(const char *step, double step_us, int buffer_size) {
+    static const char *const ends[] = { "step", "p99", "cpu" };
     char names[3][64];
     const view views[] = {
         { { names[0], "us", "", false, 0, false, 1 / 1.02 },
@@ -670,9 +684,11 @@ static void rows_user(const char *step, double step_us, int buffer_size) {
           { "condvar", "oneTBB pipeline" } },
     };
     shape is = to_trainer(1, buffer_size, false);
-    snprintf(names[0], sizeof names[0], "user_%s_b%d_step", step, buffer_size);
-    snprintf(names[1], sizeof names[1], "user_%s_b%d_p99", step, buffer_size);
-    snprintf(names[2], sizeof names[2], "user_%s_b%d_cpu", step, buffer_size);
+    int i;
+    for (i = 0; i < COUNT(views); ++i) {
+        snprintf(names[i], sizeof names[i], "%suser_%s_b%d_%s", next_works ? "next_" : "", step,
+                 buffer_size, ends[i]);
+    }
     is.concurrency = 2;
     is.live = buffer_size + is.concurrency;
     is.work = WORK_STEP;
@@ -698,7 +714,12 @@ static void rows_users(void) {
 /* ---- the flow of items ---- */
 
 static void row_noop(const char *name, shape is, double goal_ratio) {
-    const view v = { { name, "ns", "", false, 0, false, goal_ratio }, as_is, { NULL } };
+    char buffer[64];
+    const view v = {
+        { row_name(buffer, sizeof buffer, name), "ns", "", false, 0, false, goal_ratio },
+        as_is,
+        { NULL }
+    };
     rows_run(&v, 1, &is, run_flow, 9, RUN_MS);
 }
 
@@ -717,6 +738,9 @@ static void rows_noop(void) {
     is.unordered = true;
     rows_run(unordered, COUNT(unordered), &is, run_flow, 9, RUN_MS);
     row_noop("noop3_16live", to_sink(3, 4, false), 0);
+}
+
+static void rows_pull(void) {
     row_noop("pull", to_trainer(1, 16, false), 10);
     row_noop("pull3_ordered", to_trainer(3, 16, false), 0);
     row_noop("pull3_unordered", to_trainer(3, 16, true), 0);
@@ -727,7 +751,12 @@ static int work_buffer(int workers) { return workers > 16 ? workers : 16; }
 
 static void row_work(const char *name, double work_us, work_kind work, bool unordered,
                      double goal_ratio) {
-    const view v = { { name, "%", "", true, 0, false, goal_ratio }, as_share, { NULL } };
+    char buffer[64];
+    const view v = {
+        { row_name(buffer, sizeof buffer, name), "%", "", true, 0, false, goal_ratio },
+        as_share,
+        { NULL }
+    };
     shape is = to_sink(1, work_buffer(all_workers()), unordered);
     is.work = work;
     is.work_us = work_us;
@@ -776,7 +805,11 @@ static void rows_tail(void) {
     };
     int i;
     for (i = 0; i < COUNT(orders); ++i) {
-        const view v = { { orders[i].name, "%", "", true, 0, false, 0 }, as_share, { NULL } };
+        char buffer[64];
+        const view v = { { row_name(buffer, sizeof buffer, orders[i].name), "%", "", true, 0, false,
+                           0 },
+                         as_share,
+                         { NULL } };
         shape is = to_trainer(1, orders[i].buffer_size, orders[i].unordered);
         is.work = WORK_TAIL;
         is.work_us = 100;
@@ -824,14 +857,61 @@ static void rows_convoy(void) {
 }
 
 static void rows_jpeg(void) {
+    char names[3][64];
     const view views[] = {
-        { { "jpeg_rate", "img/s", "", true, 0, false, 1 }, as_rate, { "oneTBB", "condvar" } },
-        { { "jpeg_cpu", "us", "", false, 0, false, 1 }, as_cpu_us, { "oneTBB", "condvar" } },
-        { { "jpeg_mem", "KiB", "", false, 0, false, 0 }, as_peak, { "condvar pool" } },
+        { { row_name(names[0], sizeof names[0], "jpeg_rate"), "img/s", "", true, 0, false, 1 },
+          as_rate,
+          { "oneTBB", "condvar" } },
+        { { row_name(names[1], sizeof names[1], "jpeg_cpu"), "us", "", false, 0, false, 1 },
+          as_cpu_us,
+          { "oneTBB", "condvar" } },
+        { { row_name(names[2], sizeof names[2], "jpeg_mem"), "KiB", "", false, 0, false, 0 },
+          as_peak,
+          { "condvar pool" } },
     };
     shape is = to_sink(1, work_buffer(all_workers()), false);
     is.work = WORK_JPEG;
     if (jpeg_calls != NULL) rows_run(views, COUNT(views), &is, run_flow, 8, SLOW_RUN_MS * 2);
+}
+
+/* ---- beside other programs ---- */
+
+static void row_beside(const char *name, const shape *is) {
+    const view v = { { name, "us", "", false, 0, false, 1 },
+                     as_us,
+                     { "condvar pool", "oneTBB pipeline" } };
+    rows_run(&v, 1, is, run_flow, 8, 0);
+}
+
+/* Beside one busy loop on each processor, or calm. */
+static void rows_beside(bool crowded) {
+    static const struct {
+        const char *name;
+        int workers;
+        feed_kind feed;
+        work_kind work;
+        double us;
+        uint64_t items;
+    } cases[] = { { "work", 2, FEED_WORK, WORK_EVEN, 12, 3000 },
+                  { "nap", 2, FEED_SPARSE, WORK_NAP, 300, 400 },
+                  { "one", 1, FEED_WORK, WORK_NONE, 12, 1500 } };
+    bench_crowd crowd = { { 0 }, 0 };
+    char name[64];
+    int i;
+    for (i = 0; i < COUNT(cases); ++i) {
+        shape is = to_trainer(1, 3, false);
+        snprintf(name, sizeof name, "%s_%s", crowded ? "crowd" : "calm", cases[i].name);
+        is.workers = cases[i].workers;
+        is.concurrency = is.workers;
+        is.feed = cases[i].feed;
+        is.feed_us = cases[i].us;
+        is.work = cases[i].work;
+        is.work_us = is.work == WORK_NONE ? 0 : cases[i].us;
+        is.items = cases[i].items / (bench_opt.quick ? 2 : 1);
+        if (crowded) bench_crowd_come(&crowd, name);
+        row_beside(name, &is);
+        bench_crowd_go(&crowd);
+    }
 }
 
 /* ---- two pipelines ---- */
@@ -1579,7 +1659,17 @@ int main(int argc, char **argv) {
     peers_load(argv[0]);
     rows_users();
     rows_noop();
+    rows_pull();
     rows_work();
+    next_works = true;
+    rows_users();
+    rows_pull();
+    rows_work();
+    rows_tail();
+    rows_jpeg();
+    next_works = false;
+    rows_beside(false);
+    rows_beside(true);
     rows_convoy();
     rows_turns();
     rows_sparse();

@@ -9,6 +9,7 @@
    mpmc_block_PpCc_N   blocking calls, P producers and C consumers
    pingpong_*          one item there and back over two rings of 16, blocking calls; against two
                        bare words, which is the least the machine can do
+   crowd_pingpong_*    the same beside a busy loop on each processor
    efficiency_N        P producers and C consumers that work for each item, over a ring of 16: items
                        per second over what the cores could do without a queue
    efficiency_N_cpu    of the same runs: CPU time over the time of the work
@@ -992,6 +993,13 @@ static void row_pingpong(const char *name, bool spsc, double goal) {
     row_print(&c, sides, count, rtt);
 }
 
+static void row_pingpong_crowd(const char *name, bool spsc) {
+    bench_crowd crowd;
+    bench_crowd_come(&crowd, name);
+    row_pingpong(name, spsc, 0);
+    bench_crowd_go(&crowd);
+}
+
 /* Two rows of the same runs. */
 static void row_efficiency(const char *name, int producers, double produce_us, int consumers,
                            double consume_us) {
@@ -1064,6 +1072,8 @@ int main(int argc, char **argv) {
     rows_mpmc();
     row_pingpong("pingpong_spsc", true, 0.59);
     row_pingpong("pingpong_mpmc", false, 0.87);
+    row_pingpong_crowd("crowd_pingpong_spsc", true);
+    row_pingpong_crowd("crowd_pingpong_mpmc", false);
     row_efficiency("efficiency_1", 4, 20, 1, 1);
     row_efficiency("efficiency_2", 4, 5, 1, 20);
     row_efficiency("efficiency_3", 8, 100, 1, 2);

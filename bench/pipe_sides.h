@@ -15,7 +15,7 @@
 #define TAIL_TABLE 100
 #define FOREVER UINT64_MAX
 
-typedef enum feed_kind { FEED_FAST, FEED_SPARSE, FEED_STARVED } feed_kind;
+typedef enum feed_kind { FEED_FAST, FEED_SPARSE, FEED_STARVED, FEED_WORK } feed_kind;
 typedef enum work_kind {
     WORK_NONE,
     WORK_EVEN,
@@ -35,12 +35,13 @@ typedef struct shape {
     int live; /* items in flight of peers that have one bound; 0: what all the edges hold */
     bool unordered;
     bool pulled;        /* by a trainer; else the last stage is a sink */
+    bool next_works;    /* ours: a worker less, and next runs stages while it waits */
     int batch;          /* the trainer takes as many at once; 0: items */
     work_kind work;
     double work_us;    /* of a call, on average */
     double trainer_us; /* of the trainer, per item */
     feed_kind feed;
-    double feed_us; /* FEED_SPARSE: the source sleeps that long before each item */
+    double feed_us; /* before each item: FEED_SPARSE sleeps, FEED_WORK computes */
     uint64_t items; /* of one run */
     uint64_t steps; /* of the trainer, where he works */
 } shape;
@@ -73,6 +74,7 @@ typedef struct flow {
     uint64_t turns[TAIL_TABLE]; /* of the loop, for item n % table */
     uint64_t table;
     uint64_t trainer_turns;
+    uint64_t feed_turns;
     spdl_pool *pool; /* of ours; NULL: one of its own */
     pthread_mutex_t mutex;
     pthread_cond_t released;
@@ -135,11 +137,13 @@ static double work_share(const shape *is, uint64_t item) {
 }
 
 static void flow_set_turns(flow *f) {
-    const bool works = f->is.work != WORK_NAP && f->is.work_us + f->is.trainer_us > 0;
+    const bool works = (f->is.work != WORK_NAP && f->is.work_us + f->is.trainer_us > 0) ||
+                       f->is.feed == FEED_WORK;
     const double rate = works ? work_rate() : 0;
     uint64_t i;
     f->table = f->is.work == WORK_TAIL ? TAIL_TABLE : TABLE;
     f->trainer_turns = (uint64_t)(f->is.trainer_us * rate);
+    f->feed_turns = (uint64_t)(f->is.feed_us * rate);
     for (i = 0; i < f->table; ++i) {
         f->turns[i] = (uint64_t)(f->is.work_us * rate * work_share(&f->is, i));
     }
@@ -169,6 +173,7 @@ static bool feed_item(void *ctx, uint64_t number, void **out) {
         bench_sleep_until(bench_ns() + (uint64_t)(f->is.feed_us * 1e3));
         item->stamp = bench_ns();
     }
+    if (f->is.feed == FEED_WORK) work_turns(f->feed_turns);
     *out = item;
     return true;
 }
@@ -316,7 +321,10 @@ static spdl_pipeline *ours_open_with(flow *f, const spdl_allocator *allocator) {
     spdl_pipeline *made;
     spdl_error error;
     memset(&desc, 0, sizeof desc);
-    desc.workers = f->pool != NULL ? 0 : f->is.workers > 0 ? f->is.workers : SPDL_INLINE;
+    desc.workers = SPDL_INLINE;
+    if (f->pool != NULL) desc.workers = 0;
+    else if (f->is.workers > 0) desc.workers = f->is.workers - f->is.next_works;
+    desc.next_works_ns = f->is.next_works ? SPDL_FOREVER : 0;
     desc.pool = f->pool;
     desc.error = &error;
     if (allocator != NULL) desc.allocator = *allocator;

@@ -681,6 +681,26 @@ static void process_is_read(void) {
     free(memory);
 }
 
+/* The readings take 0.1 ms: create and the first item do not wait for them. */
+static void process_counts_from_the_second_item(void) {
+    spdl_pipeline *p = pipeline_of(1, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_SINK(2)));
+    static spdl_stats s;
+    void *item;
+    REQUIRE(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+    burn(100);
+    CHECK_EQ(p->process_first.time_ns, 0);
+    REQUIRE(spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK);
+    CHECK(p->process_first.time_ns != 0);
+    burn(20);
+    spdl_pipeline_stats(p, &s);
+    CHECK(s.process_ns >= 20000000 && s.process_ns + 90000000 <= s.elapsed_ns);
+    spdl_pipeline_destroy(p);
+    p = pipeline_of(1, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_SINK(2)));
+    spdl_pipeline_stats(p, &s); /* or from the first statistics */
+    CHECK(p->process_first.time_ns != 0);
+    spdl_pipeline_destroy(p);
+}
+
 #if defined(__linux__)
 static void process_knows_its_affinity(void) {
     TEST_NEEDS_LINUX();
@@ -1618,6 +1638,7 @@ TEST_TABLE(stats) {
     TEST_CASE(steps_of_the_trainer),
     TEST_CASE(steps_behind_a_long_start),
     TEST_CASE(process_is_read),
+    TEST_CASE(process_counts_from_the_second_item),
     TEST_CASE(process_knows_its_affinity),
     TEST_CASE(process_sees_others),
     TEST_CASE(process_knows_its_quota),

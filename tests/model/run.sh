@@ -149,6 +149,7 @@ large holds parked -DAGAIN -DITEMS=1
 model holds leave
 model holds quiet
 model holds quiet -DALONE
+large holds turn -DITEMS=1
 large holds push -DITEMS=2 -DNO_CLOSE
 large holds push -DDROP -DNO_CLOSE
 large holds event -DNO_CLOSE
@@ -188,6 +189,7 @@ if [ "$long" = yes ]; then
     large holds push -DNO_CLOSE
     large holds push -DLIM=1
     large holds next
+    large holds turn
     large holds next -DTICKETS=2
     large holds next -DREADY -DTICKETS=2
     large holds event -DNO_FIRST_TRY
@@ -275,6 +277,9 @@ for mutant in NO_SECOND_LOOK PLAIN_BIT NO_STIR LATE_STIR NO_PUT_FENCE; do
     model breaks quiet "-D$mutant"
 done
 model breaks quiet -DALONE -DNO_WAKE_ALL
+for mutant in NO_RECHECK LATE_CLEAR LATE_WORD NO_PUT_FENCE; do
+    model breaks turn -DITEMS=1 "-D$mutant"
+done
 for mutant in PLAIN_WAITING NO_RECHECK LATE_WORD EARLY_HINT NO_PUSH_FENCE NO_END_HINT; do
     model breaks push -DITEMS=2 -DNO_CLOSE "-D$mutant"
 done
