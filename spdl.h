@@ -828,7 +828,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
    the log names the calls that still run. destroy waits at most 5 seconds for a source with its own
    thread. If a stop has timed out for that source, only SPDL_FROM is waited for. The thread of a
-   call that is left behind frees the rest: until it returns, ctx, allocator and profiler must exist.
+   call that is left behind frees the rest: until it returns, ctx, allocator and profiler must
+   exist.
    Threads: not on a worker of its pool.
    Blocks:  until all other calls have returned and every deferred call was completed; with .fini on
             a shared pool until each worker was free. */
@@ -1937,11 +1938,11 @@ typedef struct spdl_npz_bundle {
     uint64_t mapped_;
 } spdl_npz_bundle;
 
-/* Reads all arrays of a file, or those of desc->names, in the order of the file. Members that are
-   no arrays are skipped: folders, "__MACOSX/", and what has neither ".npy" at the end of its name
-   nor the first bytes of an array. With no_crc, stored arrays of 64 KB and more that are aligned to
-   64 bytes (as a spdl_npz_writer does) are views: do not truncate the file while the bundle is in
-   use.
+/* Reads all arrays of a file, or those of desc->names, in the order of the file. It skips members
+   that are no arrays: folders, those in "__MACOSX/", and those without ".npy" at the end of their
+   names that do not begin as an array does. With no_crc, stored arrays of 64 KB and more that are
+   aligned to 64 bytes (as by a spdl_npz_writer) are views: do not truncate the file while the
+   bundle is in use.
    Returns: see above; SPDL_E_NOT_FOUND for a name that no array has. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -18304,12 +18305,13 @@ SPDL__PRIVATE uint32_t spdl__crc_copy(const spdl__crc *crc, uint32_t value, uint
     size_t whole = 0;
 #if SPDL__X86 && SPDL__X86_WIDE
     if (bytes >= 512 && crc->wide > 0) whole = bytes & ~((size_t)crc->wide * 4 - 1);
-    if (whole > 0)
+    if (whole > 0) {
         value = ~(crc->wide == 64 ? spdl__crc_by_64(crc, ~value, to, data, whole)
                                   : spdl__crc_by_32(crc, ~value, to, data, whole));
+        data += whole;
+        bytes -= whole;
+    }
 #endif
-    bytes -= whole;
-    data += whole;
     if (to != NULL && bytes > 0) memcpy(to + whole, data, bytes);
 #ifdef SPDL__CRC_TARGET
     if (bytes >= 64 && crc->folds) return ~spdl__crc_folded(crc, ~value, data, bytes);
@@ -20546,9 +20548,10 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 /* ============================================================================================= */
 /* >>load-impl
    Whole files, all arrays in one block. Each array has the room of its member, header included, so
-   that the headers are read once, with the data. A small file whose arrays are aligned and right as
-   they are is that block's companion and not copied. The decoders of two deflated members run side
-   by side on the calling thread; that is faster where codes are the work, not copies of matches. */
+   that the headers are read once, with the data. The bytes of a small file are not copied but kept
+   with the bundle, if all its arrays are aligned and right as they are. The decoders of two
+   deflated members run side by side on the calling thread; that is faster where codes are the work,
+   not copies of matches. */
 
 #define SPDL__LOAD_AHEAD 262144  /* bytes that are read from a file at once */
 #define SPDL__LOAD_FEW 16        /* arrays that are read without that */
@@ -20618,7 +20621,8 @@ SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
         if (!spdl__load_lend_mapped(load, i, &one)) *data += (m->usize + 63) & ~(uint64_t)63;
     }
     load->where.member = NULL;
-    if (i < npz->zip.count || *data > npz->desc.max_bytes + heads) return spdl__load_too_large(load);
+    if (i < npz->zip.count || *data > npz->desc.max_bytes + heads)
+        return spdl__load_too_large(load);
     return whole / 1033 <= npz->zip.size ||
            spdl__zip_fail(&load->where, SPDL_E_FORMAT, "members overlap");
 }
@@ -20643,7 +20647,8 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     const char *const *name = load->npz->desc.names;
     size_t i, kept = 0;
     char shown[80];
-    for (i = 0; i < zip->count; i++) zip->members[i].wanted = name == NULL && spdl__load_is_array(load, i);
+    for (i = 0; i < zip->count; i++)
+        zip->members[i].wanted = name == NULL && spdl__load_is_array(load, i);
     for (; name != NULL && *name != NULL; name++) {
         if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK) {
             zip->members[i].wanted = true;

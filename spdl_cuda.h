@@ -931,7 +931,7 @@ SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *
     if (code == 0) return SPDL_OK;
     if (code == SPDL__CU_ALREADY_PINNED)
         return spdl__cuda_refuse(cuda, SPDL_E_INVALID,
-                                 "adopt: a part of the memory is pinned already, and a part is not");
+                                 "adopt: only a part of the memory is pinned already");
     result = spdl__cuda_fail(cuda, "cuMemHostRegister", code);
     if (result != SPDL_E_CUDA) return result;
     if (spdl__exchange32(&cuda->told_pageable, 1) == 0)
@@ -1140,7 +1140,8 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     const uint64_t until = reclaimed + (two && flying >= 3 ? 2u : 1u);
     spdl_result result;
     if (flying == 0) return SPDL_OK;
-    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, deadline, false);
+    result = spdl__event_wait(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, deadline,
+                              false);
     spdl__add(&cuda->wait_copy_ns, spdl_time_ns() - start);
     if (result == SPDL_OK) spdl__cuda_reap_until(cuda, until);
     return result;
@@ -1274,8 +1275,9 @@ SPDL__PRIVATE void spdl__submit_note(spdl_cuda *cuda, const spdl__cuda_sending *
     spdl__add(&cuda->pageable_bytes, bytes);
     if (bytes >= SPDL__PAGE && spdl__exchange32(&cuda->told_pageable, 1) == 0)
         spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
-                   "cuda: a batch of %llu bytes is not in pinned memory: it is several times slower "
-                   "to send; use spdl_cuda_allocator (slot_bytes is %llu) or spdl_cuda_adopt",
+                   "cuda: a batch of %llu bytes is not in pinned memory: it is several times "
+                   "slower to send; use spdl_cuda_allocator (slot_bytes is %llu) or "
+                   "spdl_cuda_adopt",
                    bytes, (spdl__llu)cuda->desc.slot_bytes);
 }
 
@@ -2024,9 +2026,9 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
 
 /* ============================================================================================= */
 /* >>iterator-impl
-   All of it on the consumer's thread: it takes items from the source, sends them to device slots and
-   puts those into `queue`; then it takes the oldest out, makes it ready, and is done with the last.
-   NULL in the queue is an end of the source.
+   All of it is on the consumer's thread: it takes items from the source, sends them to device slots
+   and puts those into `queue`; then it takes the oldest out, makes it ready, and is done with the
+   last. NULL in the queue is an end of the source.
 
    The consumer reaps before it takes an item, when as many copies are under way as there may be,
    and before it waits for a source that has nothing, which may wait for items to come back. It
@@ -2301,8 +2303,9 @@ SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *vie
 }
 
 /* Opens the spdl_cuda of an iterator for items like this one; adopts the arena of a loader. */
-SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter, const spdl_cuda_iter_desc *desc,
-                                              void *item, size_t bytes) {
+SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter,
+                                              const spdl_cuda_iter_desc *desc, void *item,
+                                              size_t bytes) {
     spdl_cuda_desc ring_desc;
     spdl_cuda *cuda;
     spdl_result result;
