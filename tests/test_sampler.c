@@ -1041,7 +1041,8 @@ static void a_sampler_serves_one(void) {
     CHECK(other == NULL);
     NO_MIXTURE("sampler: a pipeline or a mixture uses samplers[0]: make one for each", WEIGHTS(1));
     spdl_sampler_destroy(s);
-    for (; spdl_pipeline_next(p, &index, SPDL_SECONDS(15)) == SPDL_OK; ++got) spdl_buffer_free(index);
+    for (; spdl_pipeline_next(p, &index, SPDL_SECONDS(15)) == SPDL_OK; ++got)
+        spdl_buffer_free(index);
     CHECK_EQ(got, 1000);
     spdl_pipeline_destroy(p);
     NO_MIXTURE("sampler: a pipeline or a mixture uses samplers[1]: make one for each",
