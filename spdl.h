@@ -1148,8 +1148,8 @@ SPDL_API void spdl_stop(spdl_task *task);
        a call of row A may wait for      if
        another call of A                 .concurrency and the workers allow both; in input order
                                          within buffer_size + concurrency items
-       a later row, or the producer      A has a concurrency of 1 or completion order, and one more
-                                         worker is free
+       a later row, or the producer      A is .serial or has completion order, and one more worker
+                                         is free
        the consumer                      the same, and the thread in next calls no stages: not with
                                          workers = 0, SPDL_INLINE or .next_works_ns
        an earlier row                    never
@@ -1228,7 +1228,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* ============================================================================================= */
 /* >>stats
-   Numbers that say which stage is slow, in structs without pointers, which processes can send as
+   Numbers that show which stage is slow, in structs without pointers: processes can send them as
    bytes. >>report prints them at intervals. */
 
 /* spdl_pipeline_stats fills these three. */
@@ -1293,8 +1293,8 @@ typedef enum spdl_limit {
 } spdl_limit;
 
 /* The limit, and the settings to write; 0: nothing to write. A setting reaches the next limit, and
-   gains at least 3 %. It is at most twice what there is, except for buffer_size, and for workers
-   where there are none. */
+   gains at least 3 %. It is at most twice the number now. buffer_size, and workers where there are
+   none, may be more. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
@@ -1344,8 +1344,7 @@ typedef struct spdl_stats {
    consumer may wait for its buffer to fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
-/* Finds what holds the consumer back; the verdict says it in words, the doctor tries it. `finding`
-   may be NULL.
+/* Finds what holds the consumer back. `finding` may be NULL.
    Returns: its limit; SPDL_LIMIT_NOT_KNOWN when the numbers do not decide. */
 SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
@@ -1371,8 +1370,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* ============================================================================================= */
 /* >>report
-   Statistics at intervals, from a thread that a pipeline has only on request: by the field `report`
-   of its desc or, in any program, by the environment:
+   Statistics at intervals, from a thread that a pipeline has only on request. The field `report` of
+   its desc requests it, or in any program the environment:
 
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
@@ -1400,11 +1399,11 @@ typedef struct spdl_report_desc {
 
 /* ============================================================================================= */
 /* >>trace
-   The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane for
-   each worker with its calls (stage, number of the item, result) and batches, one for the
-   consumer's waits in next, and a plot of the depth of each edge. Arrows lead from call to call of
-   an item. Times begin at 0; `unix_ns` in otherData is the Unix time of that, by which files of
-   several pipelines and processes can be laid on each other.
+   The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing. Each worker
+   has a lane with its calls (stage, number of the item, result) and batches. The consumer has one
+   with its waits in next, and each edge has a plot of its depth. Arrows lead from call to call of
+   an item. Times begin at 0. `unix_ns` in otherData is the Unix time of 0: it aligns the files of
+   several pipelines and processes.
 
    desc.trace names the file; "" means none. Where it is NULL the environment decides:
    SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create
@@ -1412,7 +1411,7 @@ typedef struct spdl_report_desc {
    destroyed stays. A symbolic link is not followed. A failure is one warning in the log.
 
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
-   events; log and file say how many were dropped.
+   events; log and file have the number of dropped ones.
 
    The functions below add a counter and spans: parts of a call, or of the consumer's step. Spans
    nest, 16 deep; deeper ones are left out. The end of a call, or destroy, ends spans. A name
@@ -1441,10 +1440,10 @@ SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *pipeline, const char *n
 
 /* ============================================================================================= */
 /* >>cache
-   An iterator in front of any next function, such as a pipeline. It hands on the items of the
-   source and keeps the first num_caches of them. After return_caches_after items it leaves the
-   source and hands out the kept ones, again and again: the consumer runs as if loading cost
-   nothing. One thread at a time calls, and runs all of it. */
+   An iterator in front of any next function, such as a pipeline. It passes the items of the source
+   and keeps the first num_caches of them. After return_caches_after items it leaves the source and
+   returns the kept ones, again and again: the consumer runs as if loading cost nothing. One thread
+   at a time calls, and runs all of it. */
 
 typedef struct spdl_cache_desc {
     spdl_next_fn next SPDL__ZERO;
@@ -1481,11 +1480,11 @@ SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_n
 /* ============================================================================================= */
 /* >>headspace
    The cost of loading to a loop, whatever loads, in a sentence. Windows of the loop as it is take
-   turns with windows of the same steps on kept items, in which nothing is loaded: the source is not
-   called, and its workers rest when their buffers are full (calls longer than a window go on, and
-   their cost is understated). A loop loses in two ways: it waits for items, and its steps are
-   slower beside those who load (harm). Items repeat, others are dropped: what is learned is void.
-   Measure before a run, or on a copy. */
+   turns with windows of the same steps on kept items. In these nothing is loaded: the source is not
+   called, and its workers rest when their buffers are full. The cost of calls longer than a window
+   is understated. A loop loses in two ways: it waits for items, and its steps are slower while
+   others load (harm). Items repeat, others are dropped: what is learned is void. Measure before a
+   run, or on a copy. */
 
 /* A ratio, measured in rounds. low and high hold the true one in 95 of 100 measurements; of several
    to choose among, all together. An interval that holds 1 is no difference. With fewer than 5
@@ -1520,7 +1519,7 @@ typedef enum spdl_headspace_kind {
     SPDL_HEADSPACE_GAIN,   /* loading costs something */
     SPDL_HEADSPACE_NONE,   /* no difference */
     SPDL_HEADSPACE_FEW,    /* too few rounds */
-    SPDL_HEADSPACE_FOREIGN /* others used the processors in too many rounds: figures beside them */
+    SPDL_HEADSPACE_FOREIGN /* others used the processors in too many rounds, and are in the figures */
 } spdl_headspace_kind;
 
 typedef struct spdl_headspace_report {
@@ -1529,7 +1528,7 @@ typedef struct spdl_headspace_report {
     double waiting;        /* share of the time in next, as it is */
     double others; /* the most processors that other programs used (Linux) */
     spdl_interval gain; /* ceiling / today */
-    spdl_interval harm; /* duration of a step beside those who load / alone */
+    spdl_interval harm; /* duration of a step while others load / alone */
     double more_seconds; /* FEW: `seconds` that would probably do; 0: more would not help */
     uint64_t items;      /* taken from the source */
     bool ended;          /* the source ended too early */
@@ -1549,8 +1548,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 
 /* ============================================================================================= */
 /* >>doctor
-   Tries by experiments on the running pipeline what the verdict says, and prints that sentence with
-   measurements. By the environment:
+   Tests the verdict by experiments on the running pipeline, and prints it with measurements. By the
+   environment:
 
        SPDL_DOCTOR=1                 for 30 s from the first item on; the report goes to stderr, and
                                      as a line of JSON to the file of SPDL_REPORT
@@ -1558,20 +1557,20 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=1,replay          also repeats kept items: what the consumer learns is void
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps them if they help:
                                      may change the concurrency of rows that are not .serial,
-                                     and makes twice as many workers (not in a shared pool); the
-                                     `worker` of init may be so large then
+                                     and makes twice as many workers (not in a shared pool): the
+                                     `worker` of init has that range
 
    It works in next, on the thread of the consumer, and compares windows of time with one difference
    to windows without. With `replay` kept items replace everything up to a row; that needs
    .copy_item on the row (buffers of spdl_buffer are copied without). Otherwise calls of the busiest
    rows sleep a known time longer. Throughput shows on which row it depends, and whether calls wait
-   for a lock; the items stay the same. Statistics include the
-   experiments; spdl_pipeline_set_concurrency has no lasting effect meanwhile.
+   for a lock; the items stay the same. Statistics include the experiments.
+   spdl_pipeline_set_concurrency has no lasting effect meanwhile.
 
-   It repeats rounds in which other programs had the processors, for up to twice its time; if most
-   were, its figures hold beside them, and it says so. It keeps up to 32 items of each row, in up to
-   256 MiB where their size is known. A process that ends before, without spdl_pipeline_destroy,
-   prints nothing. */
+   It repeats rounds in which other programs had the processors, for up to twice its time. If most
+   rounds are such, the report is about the program while others run, and has that sentence. It
+   keeps up to 32 items of each row, in up to 256 MiB where their size is known. A process that ends
+   before, without spdl_pipeline_destroy, prints nothing. */
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -12345,10 +12344,16 @@ SPDL__PRIVATE spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int s
 }
 
 /* The fields that follow from the times of the steps. */
-SPDL__COLD void spdl__stats_steps_of(spdl_stats *stats, const spdl__histogram *times) {
-    stats->step_p50_ns = spdl__histogram_percentile(times, 0.50);
-    stats->step_p99_ns = spdl__histogram_percentile(times, 0.99);
-    stats->step_max_ns = times->max_ns;
+SPDL__COLD void spdl__stats_steps_of(const spdl_pipeline *p, spdl_stats *stats,
+                                     spdl__histogram *since) {
+    spdl__histogram times;
+    memset(&times, 0, sizeof(times));
+    spdl__counters_merge(&times, &p->steps);
+    spdl__histogram_since(since, &times);
+    stats->step_p50_ns = spdl__histogram_percentile(since, 0.50);
+    stats->step_p99_ns = spdl__histogram_percentile(since, 0.99);
+    stats->step_max_ns = since->max_ns;
+    *since = times;
 }
 
 /* The fields that follow from the times of the calls. */
@@ -12545,8 +12550,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     memset(&steps, 0, sizeof(steps));
-    spdl__counters_merge(&steps, &p->steps);
-    spdl__stats_steps_of(stats, &steps);
+    spdl__stats_steps_of(p, stats, &steps);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
     for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
@@ -13225,7 +13229,7 @@ SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
     spdl__text_add(text, ".");
     if (f->others >= SPDL__OTHERS && is->buffer_size == 0 &&
         !spdl__stage_sleeps(&stats->stage[is->stage]))
-        spdl__text_add(text, " Beside other programs, which use %.2f of %.3g processors, it gains "
+        spdl__text_add(text, " Other programs use %.2f of %.3g processors: while they do, it gains "
                              "less.", f->others, stats->cores_allowed);
     if (f->raises)
         spdl__text_add(text, is->buffer_size > 0 ? " A doctor does not try buffers." : "");
@@ -13338,7 +13342,7 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
     const double cores = stats->cores_allowed;
     if (f->short_calls)
         spdl__text_add(text, "no call takes as long as handing an item on. Do more in one call, or "
-                             "hand on batches.");
+                             "pass batches.");
     else if (f->used >= SPDL__FULL * cores && cores > 0)
         spdl__text_add(text, "the processors are used up (%.2f of %.3g), mostly outside of the "
                              "stages.", f->used + f->others, cores);
@@ -13347,8 +13351,8 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, "the workers were ready for it, and waited for a processor. Use fewer "
                              "workers, or stop other programs.");
     else
-        spdl__text_add(text, "no stage was busy more than %.0f %% of the time. What holds it back "
-                             "is not known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
+        spdl__text_add(text, "no stage was busy more than %.0f %% of the time. The limit is not "
+                             "known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
                        stats->elapsed_ns / 50000 >= stats->delivered
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
@@ -13491,7 +13495,7 @@ SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
                    100 * spdl__stats_waiting(stats),
                    spdl__stats_waiting(stats) < SPDL__FED ? "" : ", with results there");
     if (f->is.limit == SPDL_LIMIT_CONSUMER)
-        spdl__text_add(text, "What its own steps lose to loading only spdl_headspace measures.");
+        spdl__text_add(text, "spdl_headspace measures what its own steps lose to loading.");
     else
         spdl__text_add(text, "But for %.0f %% of its own steps other %s.",
                        100 * spdl__stats_harm(stats),
@@ -13532,7 +13536,7 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const s
     } else if (stats->delivered == 0) {
         spdl__text_add(text, "Nothing was delivered: the consumer %s.",
                        stats->polls > 0 || 2 * stats->wait_ns > stats->elapsed_ns
-                           ? "waited" : "did not ask for it");
+                           ? "waited" : "did not call next");
     } else if (!spdl__stats_fed(stats)) {
         if (spdl__stats_polls(stats))
             spdl__text_add(text, "%.0f %% of the polls found nothing: ",
@@ -13907,11 +13911,7 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
         spdl__stage_times(stage, &since->times[i]);
         since->times[i] = times;
     }
-    memset(&times, 0, sizeof(times));
-    spdl__counters_merge(&times, &p->steps);
-    spdl__histogram_since(&since->steps, &times);
-    spdl__stats_steps_of(interval, &since->steps);
-    since->steps = times;
+    spdl__stats_steps_of(p, interval, &since->steps);
     spdl__stats_means(interval);
     since->last = *now;
 }
@@ -14816,10 +14816,10 @@ SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, const spdl_
                                               : SPDL_HEADSPACE_NONE;
     if (report->kind != SPDL_HEADSPACE_FEW) report->more_seconds = 0;
     if (report->kind == SPDL_HEADSPACE_FOREIGN)
-        spdl__text_add(&text, "Beside other programs, which used up to %.1f processors in %d of %d "
+        spdl__text_add(&text, "While other programs used up to %.1f processors, in %d of %d "
                               "rounds: ", report->others, r->drops, r->round);
     if (report->kind == SPDL_HEADSPACE_FEW) {
-        spdl__text_add(&text, "Too few rounds to say: %d, and %d are needed", r->round,
+        spdl__text_add(&text, "Too few rounds: %d, and %d are needed", r->round,
                        SPDL__ROUNDS_LEAST);
         if (report->more_seconds > 0)
             spdl__text_add(&text, ": measure for %.0f seconds", report->more_seconds + 0.5);
@@ -15572,11 +15572,11 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                               "each other up.",
                        spdl__stage_called(&cell, &d->seen, d->found.is.stage));
     if (foreign)
-        spdl__text_add(&text, " Other programs had %.1f processors that were waited for in %d of "
-                              "%d rounds: measured is how it is beside them.", r->others_used,
-                       r->dropped, r->rounds);
+        spdl__text_add(&text, " In %d of %d rounds it waited for processors, of which other programs "
+                              "had %.1f: the measurement includes that.", r->dropped,
+                       r->rounds, r->others_used);
     else if (d->rounds.round < SPDL__ROUNDS_LEAST)
-        spdl__text_add(&text, " That was observed; %d round%s too few for an interval%s.",
+        spdl__text_add(&text, " There is no interval: %d round%s too few%s.",
                        d->rounds.round, d->rounds.round == 1 ? " is" : "s are",
                        d->ended ? ", and the items have ended" : ": give it more seconds");
 }

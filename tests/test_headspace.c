@@ -195,7 +195,7 @@ static void source_ends(void) {
     CHECK(report.ended);
     CHECK_EQ(report.kind, SPDL_HEADSPACE_FEW);
     CHECK_EQ(l.ends, 2); /* asked once more */
-    CHECK_STR(report.text, "Too few rounds to say: 0, and 5 are needed. The source ended after 50 "
+    CHECK_STR(report.text, "Too few rounds: 0, and 5 are needed. The source ended after 50 "
                            "items.");
     l = (loop){ .count = 1, .last = SPDL_END };
     CHECK_EQ(measured(&l, 0.5).items, 1);
@@ -356,7 +356,7 @@ static void sentences_of_gains(void) {
               "Loading costs 20 % of a step (20 to 21), 2.0 s of this 10 s run: slower steps 0.1, "
               "waiting 20.0.");
     CHECK_STR(sentence(10, 2, 0.01, 0, 8, 0), /* what holds is said all the same */
-              "Beside other programs, which used up to 0.8 processors in 8 of 10 rounds: Loading "
+              "While other programs used up to 0.8 processors, in 8 of 10 rounds: Loading "
               "costs 50 % of a step (50 to 50): slower steps 49.9, waiting 0.0.");
 }
 
@@ -369,8 +369,8 @@ static void sentences_without_a_gain(void) {
               "better.");
     CHECK_STR(sentence(12, 0.9, 0.01, 0, 0, 360000),
               "No difference: loading costs 0 % of a step: leave it.");
-    CHECK_STR(sentence(4, 2, 0.01, 0, 0, 0), "Too few rounds to say: 4, and 5 are needed.");
-    CHECK_STR(sentence(0, 1, 0, 0, 0, 1000), "Too few rounds to say: 0, and 5 are needed.");
+    CHECK_STR(sentence(4, 2, 0.01, 0, 0, 0), "Too few rounds: 4, and 5 are needed.");
+    CHECK_STR(sentence(0, 1, 0, 0, 0, 1000), "Too few rounds: 0, and 5 are needed.");
 }
 
 TEST_TABLE(headspace) {

@@ -1197,7 +1197,7 @@ static bool slow_trainer_is_told(bool tell) {
     spdl_stats stats;
     spdl_pipeline_stats(p, &stats);
     spdl_stats_verdict(&stats, text, sizeof text);
-    CHECK_STR(text, "Nothing was delivered: the consumer did not ask for it.");
+    CHECK_STR(text, "Nothing was delivered: the consumer did not call next.");
     for (int i = 0; i < 25; ++i) {
         CHECK_EQ(next_of(p), SPDL_OK);
         sleep_ms(3);
@@ -1249,7 +1249,7 @@ static void verdict_of_deferred_calls(void) {
     stats.stage[0].busy_ns = 192 * stats.elapsed_ns;
     spdl_stats_verdict(&stats, text, sizeof text);
     CHECK_STR(text, "The consumer waited 80 % of its time: no stage was busy more than 75 % of the "
-                    "time. What holds it back is not known: SPDL_DOCTOR=30 measures it.");
+                    "time. The limit is not known: SPDL_DOCTOR=30 measures it.");
     stats.stage[0].busy_ns = 230 * stats.elapsed_ns;
     spdl_stats_verdict(&stats, text, sizeof text);
     CHECK_STR(text, "The consumer waited 80 % of its time: stage 0 'fetch' was busy 90 % of the "

@@ -310,9 +310,9 @@ static void processors_that_others_have(void) {
     s.stage[2].blocked_ns = 0;
     CHECK(is(&s, SPDL_LIMIT_FOREIGN, 2, "other programs used 0.95 of 2 processors, and calls of "
                                         "stage 2 'decode' waited for one 10 % of their time. Write "
-                                        ".concurrency = 2" SERIAL ": up to 1.7x" DOUBT " Beside "
-                                        "other programs, which use 0.95 of 2 processors, it gains "
-                                        "less."));
+                                        ".concurrency = 2" SERIAL ": up to 1.7x" DOUBT " Other "
+                                        "programs use 0.95 of 2 processors: while they do, it "
+                                        "gains less."));
     s.stage[2].alone = true;
     CHECK(is(&s, SPDL_LIMIT_FOREIGN, 2, "of their time. Stop them, or give this program more"));
     s.stage[2].alone = false;
@@ -402,8 +402,8 @@ static void calls_that_hang(void) {
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, " stage 2 'decode' has been in one call for 4.00 s (item "
                                            "5)."));
     s.delivered = 0;
-    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "Nothing was delivered: the consumer did not ask for "
-                                           "it. stage 2 'decode' has been in one call"));
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "Nothing was delivered: the consumer did not call "
+                                           "next. stage 2 'decode' has been in one call"));
     s.stage[2].call_ns = 900000000;
     CHECK(lacks(&s, "has been in"));
     s.stage[2].call_ns = 1100000000; /* others took half as long */
@@ -473,8 +473,8 @@ static void consumers_that_have_enough(void) {
     s.wait_ns = 49000000;
     busy(&s, 2, 0.99, 1);
     CHECK(is(&s, SPDL_LIMIT_CONSUMER, -1,
-             "Loading keeps up: the consumer waited 4.9 % of its time. What its own steps lose to "
-             "loading only spdl_headspace measures."));
+             "Loading keeps up: the consumer waited 4.9 % of its time. spdl_headspace measures "
+             "what its own steps lose to loading."));
     s.consumer_runnable_ns = 48000000;
     CHECK(is(&s, SPDL_LIMIT_HARM, -1, "But for 5 % of its own steps other threads of this program "
                                       "had its processor: write .policy.polite"));
