@@ -171,6 +171,8 @@ extern "C" {
        items leaked because their row has no .free_item: a warning for each row at destroy
        .item_bytes of a batch that is the size of a pointer, where C does not know the type: a
        warning
+       batches and buffers that are not freed at destroy: a warning for each row
+       a source that returns SPDL_SKIP 1000 times in a row: a warning
    Use -fsanitize=address to find a stage that frees its input. */
 
 /* Limits that size plain structs. */
@@ -477,7 +479,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
        result         row               effect
        SPDL_OK        all               *out is the result; it may be `in`, changed in place
        SPDL_SKIP      all but sources   drops the input; there is no result
-                      source            has no item now; the source is called again at once
+                      source            has no item now; the number stays, and the source is called
+                                        again at once. To wait for data use .threads or SPDL_FEED
        SPDL_END       source            ends the data, or with .continuous the epoch
        SPDL_AGAIN     .again            *out is one result; call again with the same input
        SPDL_PENDING   .deferred         spdl_complete gives the result later
@@ -486,7 +489,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
    create compares the types of neighbouring rows, and refuses a table that does not fit. void fits
    any type. Call functions that take a task only inside of the stage function that received it.
    A C++ stage function may throw: its item fails, and what() is the reason. Other functions of
-   yours must not throw. No function of yours may end its thread or leave by longjmp.
+   yours must not throw. No function of yours may call exit, end its thread or leave by longjmp.
 
    Rare topics have tags of their own behind the functions: >>failures >>order >>epochs >>memory
    >>one-to-many >>branches >>waiting. */
@@ -6117,6 +6120,7 @@ struct spdl_pool {
     uint32_t quit;
     char pad[SPDL_CACHE_LINE];
     spdl__beacon beacon;
+    uint32_t nested; /* workers that wait in next of a pipeline on this pool */
     /* written by attach and detach, under the lock */
     uint32_t attach_lock;
     uint32_t clients;
@@ -7504,6 +7508,8 @@ typedef struct spdl__node {
     uint64_t logged;    /* of these: so many when the log had the line about them */
     uint64_t nulls;   /* with SPDL_DEBUG: results that were NULL, before the first that was not */
     uint64_t unfreed; /* and items it made that had to be freed, without free_item */
+    uint64_t empty;   /* source: calls that returned SPDL_SKIP since the last result */
+    uint64_t empty_since;
     char first_text[SPDL_TEXT_BYTES / 2]; /* why the first of those, by its thread */
     uint64_t fail_ticket; /* under error_lock: of `error` */
     spdl_error error;   /* under error_lock: the failure that its first FAIL is about */
@@ -7638,6 +7644,8 @@ struct spdl_pipeline {
     /* written by the consumer */
     uint64_t barred;       /* see spdl__turn */
     uint32_t trainer_inside;
+    uint32_t misused;      /* kinds of misuse that the log has had */
+    uint64_t misuses;      /* and more calls that were refused for one of them */
     uint64_t trainer;      /* the thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
@@ -8089,6 +8097,8 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
    never under a lock. An input is the call's until the function returns, and the library's again
    after that unless it was taken; a result is the library's. */
 
+#define SPDL__EMPTY_CALLS 1000 /* with SPDL_DEBUG: so many calls of a source without a result, */
+#define SPDL__EMPTY_NS 1000000000 /* in less time than this, are a loop that waits for data */
 #define SPDL__NULLS 100 /* with SPDL_DEBUG: so many in a row, and nothing before, are odd */
 #define SPDL__SITTING_NS 40000 /* how long a worker stays in a row before it looks downstream */
 #define SPDL__SITTING_ITEMS 32 /* and how many calls it makes there at most */
@@ -8641,6 +8651,21 @@ SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     row->on_drop(row->ctx, is_there ? task->in.item : NULL, &error);
 }
 
+/* With SPDL_DEBUG: a source returned SPDL_SKIP. It may, but not as fast as it can. */
+SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
+    spdl__node *node = task->node;
+    const uint64_t calls = spdl__load_relaxed(&node->empty) + 1;
+    if (calls == 1) spdl__store_relaxed(&node->empty_since, now);
+    if (calls == SPDL__EMPTY_CALLS && now - node->empty_since < SPDL__EMPTY_NS)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                   "stage %d '%s' returned SPDL_SKIP %d times in a row, and is called again at "
+                   "once: write .threads = 1 and wait in the function, or use SPDL_FEED",
+                   node->index, node->name, SPDL__EMPTY_CALLS);
+    spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
+                                              now - node->empty_since >= SPDL__EMPTY_NS
+                                          ? 0 : calls);
+}
+
 /* A call that made no result. False when it was the failure that ends the pipeline. */
 SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counters,
                                          spdl_result result, uint64_t now) {
@@ -8653,6 +8678,8 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
         spdl__count(&counters->skips, !handed_on && !node->gathers);
     else
         fatal = spdl__settle_failed(task, counters, result);
+    if (SPDL__DEBUGS && result == SPDL_SKIP && node->row.kind == SPDL_KIND_SOURCE)
+        spdl__source_debug(task, now);
     /* after one that a stop has cut short a ticket stays unfilled: nothing after it is delivered */
     if (!fatal && !task->cut_short) spdl__put_nothing(task->pipeline, node, task->ticket, now);
     return !fatal;
@@ -8668,6 +8695,7 @@ SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, 
 SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     spdl__node *node = task->node;
     const char *type = node->row.fn->out_type;
+    if (node->empty < SPDL__EMPTY_CALLS) spdl__store_relaxed(&node->empty, 0);
     if (out != NULL) spdl__store_relaxed(&node->nulls, SPDL__NULLS);
     if (out != NULL || (node->in != NULL && task->in.item == NULL) ||
         (type != NULL && strcmp(type, "void") == 0))
@@ -10292,6 +10320,37 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 
 /* --- the consumer --- */
 
+typedef enum spdl__misuse {
+    SPDL__NEXT_INSIDE = 1, SPDL__PUSH_INSIDE = 2, SPDL__END_INSIDE = 4, SPDL__PUSH_NO_FEED = 8,
+    SPDL__END_NO_FEED = 16, SPDL__NEXT_FORKED = 32, SPDL__PUSH_FORKED = 64, SPDL__NEXT_NESTED = 128
+} spdl__misuse;
+
+/* A call that is refused: one line for each kind; destroy has the number of the others. */
+SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind, const char *why) {
+    static const char *const name[] = { "next", "push", "push_end" };
+    const int of = kind & (SPDL__PUSH_INSIDE | SPDL__PUSH_NO_FEED | SPDL__PUSH_FORKED) ? 1
+                   : kind & (SPDL__END_INSIDE | SPDL__END_NO_FEED)                     ? 2
+                                                                                       : 0;
+    if (spdl__or32(&p->misused, (uint32_t)kind) & (uint32_t)kind)
+        spdl__add(&p->misuses, 1);
+    else
+        spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s: %s", name[of], why);
+    return SPDL_E_INVALID;
+}
+
+static const char spdl__is_inside[] = "another thread is inside";
+static const char spdl__no_feed[] = "the first row is no SPDL_FEED";
+static const char spdl__in_child[] = "called in the child of a fork, which has no workers";
+
+/* A worker that waits for its own pool is missing there: the last one would wait for ever. */
+SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
+    if (spdl__add32(&p->pool->nested, 1) + 1 < (uint32_t)p->pool->places) return true;
+    spdl__sub32(&p->pool->nested, 1);
+    (void)spdl__misused(p, SPDL__NEXT_NESTED, "called on the last free worker of the pipeline's own "
+                                              "pool, where it would wait for ever");
+    return false;
+}
+
 /* Whether this is the child of a fork: it has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
@@ -10518,7 +10577,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     could = result == SPDL_EMPTY && (work->works || has_place) &&
             spdl__next_could(p, work->longest);
     if (result == SPDL_EMPTY && spdl__pipeline_forked(p)) {
-        result = SPDL_E_INVALID;
+        result = spdl__misused(p, SPDL__NEXT_FORKED, spdl__in_child);
     } else if (result == SPDL_EMPTY && !(has_place && could)) {
         if (p->pool != NULL && !p->own_pool) spdl__next_leave(work);
         if (could) until = spdl__min(deadline, spdl_time_ns() + SPDL__NEXT_LOOKS_NS);
@@ -10613,18 +10672,12 @@ SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_r
     return result;
 }
 
-/* A second consumer or producer. */
-SPDL__COLD spdl_result spdl__inside(const spdl_pipeline *p, const char *function) {
-    spdl__logf(&p->logger, SPDL_LOG_ERROR, "%s: another thread is inside", function);
-    return SPDL_E_INVALID;
-}
-
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
     spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0))
-        return spdl__inside(p, "spdl_pipeline_next");
+        return spdl__misused(p, SPDL__NEXT_INSIDE, spdl__is_inside);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
         spdl__store_relaxed(&p->polls, p->polls + 1);
@@ -10633,10 +10686,14 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     } else if (result == SPDL_EMPTY) {
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
         const uint64_t waited_for = p->delivered;
+        bool nests;
         spdl__next_waits(p, since);
         SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
         spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
-        result = spdl__next_wait(p, item, deadline);
+        nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
+        if (nests && !spdl__next_nests(p)) nests = false, result = SPDL_E_INVALID;
+        else result = spdl__next_wait(p, item, deadline);
+        if (nests) spdl__sub32(&p->pool->nested, 1);
         spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, "next", waited_for);
         SPDL__PROBE(next_wait_end, p->last->name, p->delivered);
         if (SPDL__TRACED(p->trace))
@@ -10794,7 +10851,7 @@ SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t
         result = spdl__push_try(p, item);
         if (result != SPDL_FULL) break;
         if (spdl__pipeline_forked(p)) {
-            result = SPDL_E_INVALID;
+            result = spdl__misused(p, SPDL__PUSH_FORKED, spdl__in_child);
         } else {
             late = spdl__os_event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
             result = spdl__push_try(p, item);
@@ -10810,8 +10867,10 @@ SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t timeout_ns) {
     spdl_result result;
     int tries;
-    if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
-    if (spdl__exchange32(&p->producer_inside, 1) != 0) return spdl__inside(p, "spdl_pipeline_push");
+    if (p == NULL) return SPDL_E_INVALID;
+    if (p->feed == NULL) return spdl__misused(p, SPDL__PUSH_NO_FEED, spdl__no_feed);
+    if (spdl__exchange32(&p->producer_inside, 1) != 0)
+        return spdl__misused(p, SPDL__PUSH_INSIDE, spdl__is_inside);
     result = spdl__push_try(p, item);
     if (p->feed->row.drop_oldest) {
         for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
@@ -10830,9 +10889,10 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
 /* The edge has a slot more than its room, for this mark. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     const spdl__item end = { NULL, SPDL__END, 0 };
-    if (p == NULL || p->feed == NULL) return SPDL_E_INVALID;
+    if (p == NULL) return SPDL_E_INVALID;
+    if (p->feed == NULL) return spdl__misused(p, SPDL__END_NO_FEED, spdl__no_feed);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
-        return spdl__inside(p, "spdl_pipeline_push_end");
+        return spdl__misused(p, SPDL__END_INSIDE, spdl__is_inside);
     if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0)
         spdl__put(p->feed, 0, &end, spdl_time_ns());
     spdl__wake_changed(p, p->feed);
@@ -11152,6 +11212,16 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, &p->task[i]);
 }
 
+/* With SPDL_DEBUG: what the consumer still has. It may free that later. */
+SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
+                              const spdl__batch_pool *pool, const char *by) {
+    const uint64_t out = pool != NULL ? spdl__load(&pool->references) - 1 : 0;
+    if (out > 0)
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "%llu results of stage %d '%s' are not freed yet: call %s for each",
+                   (spdl__llu)out, node->index, node->name, by);
+}
+
 /* With SPDL_DEBUG: the items that nobody has freed, those in batches included. */
 SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     int i, k;
@@ -11162,8 +11232,10 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
                 items += spdl__load_relaxed(&p->node[k].batches->unfreed[i]);
         if (items > 0 && !p->node[i].lends)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
-                       "%llu items of stage %d '%s' were freed by nobody: its row has no "
-                       "free_item", (spdl__llu)items, i, p->node[i].name);
+                       "stage %d '%s' leaked %llu items: write .free_item in its row", i,
+                       p->node[i].name, (spdl__llu)items);
+        spdl__out_log(p, &p->node[i], p->node[i].batches, "spdl_batch_free");
+        spdl__out_log(p, &p->node[i], p->node[i].buffers, "spdl_buffer_free");
         items = spdl__load_relaxed(&p->node[i].nulls);
         if (items > 0 && items < SPDL__NULLS) spdl__nulls_log(p, &p->node[i], (int)items);
     }
@@ -11272,6 +11344,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__doctor_empty(p);
     spdl__fail_log(p);
     if (SPDL__DEBUGS) spdl__unfreed_log(p);
+    if (p->misuses > 0)
+        spdl__logf(&p->logger, SPDL_LOG_WARN, "%llu more calls were refused for the reasons above",
+                   (spdl__llu)p->misuses);
     spdl__report_end(p);
 #ifndef SPDL_NO_REPORT
     spdl__trace_close(p, left != NULL);

@@ -390,7 +390,7 @@ static void wild_say(const wild *w, spdl_result result) {
 
 /* The pipeline that the source is. */
 static void wild_start_inner(wild *w) {
-    spdl_pipeline_desc desc = { .workers = (int)(w->seed % 3) };
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS((int)(w->seed % 3)) };
     desc.logger.log_fn = log_nothing;
     if (w->inner_rows[0].fn == NULL) return;
     REQUIRE(spdl_pipeline_create(&w->inner, &desc, w->inner_rows, 2) == SPDL_OK);

@@ -141,6 +141,23 @@ SPDL_FN(renew, int, int) {
     return SPDL_OK;
 }
 
+SPDL_FN(fill, void, int) {
+    if (spdl_sequence(task) == 7) return SPDL_END;
+    *out = (int *)spdl_buffer(task);
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+/* With an item after each `length` calls without one. */
+static spdl_result one_in(const spdl_task *task, int length, int **out) {
+    static int calls;
+    if (spdl_sequence(task) == 20) return SPDL_END;
+    if (++calls % length != 0) return SPDL_SKIP;
+    *out = (int *)malloc(sizeof **out);
+    return SPDL_OK;
+}
+SPDL_FN(spins, void, int) { return one_in(task, 2000, out); }
+SPDL_FN(skips_some, void, int) { return one_in(task, 900, out); }
+
 static void run_all(warnings *w, int workers, spdl_free_fn free_item, const spdl_stage *rows,
                     size_t count) {
     spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
@@ -180,16 +197,48 @@ static void items_that_nobody_frees(void) {
     for (int workers = 0; workers < 3; ++workers) {
         RUN_ALL(free, SPDL_SOURCE(list), SPDL_PIPE(renew, .free_item = free), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK_STR(w.text[0], "400 items of stage 0 'list' were freed by nobody: its row has "
-                             "no free_item");
+        CHECK_STR(w.text[0], "stage 0 'list' leaked 400 items: write .free_item in its row");
         RUN_ALL(spdl_batch_free, SPDL_SOURCE(list), SPDL_BATCH(30), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK(strncmp(w.text[0], "400 items of stage 0 'list' were freed by nobody", 48) ==
-              0);
+        CHECK_STR(w.text[0], "stage 0 'list' leaked 400 items: write .free_item in its row");
         RUN_ALL(free, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(renew, .free_item = free),
                 SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
         RUN_ALL(NULL, SPDL_SOURCE(list), SPDL_SINK(3)); /* the trainer has them */
+        CHECK_EQ(w.count, 0);
+    }
+}
+
+/* What the consumer still has. */
+static void batches_and_buffers_that_are_out(void) {
+    warnings w;
+    for (int workers = 0; workers < 3; ++workers) {
+        RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_BATCH(30, .item_bytes = 4),
+                SPDL_SINK(3));
+        CHECK_EQ(w.count, 1);
+        CHECK(strstr(w.text[0], " results of stage 1 'batch' are not freed yet: call "
+                                "spdl_batch_free for each") != NULL);
+        RUN_ALL(spdl_batch_free, SPDL_SOURCE(make, .free_item = free),
+                SPDL_BATCH(30, .item_bytes = 4), SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+        RUN_ALL(NULL, SPDL_SOURCE(fill, .item_bytes = 4, .free_item = spdl_buffer_free),
+                SPDL_SINK(3));
+        CHECK_EQ(w.count, 1);
+        CHECK_STR(w.text[0], "7 results of stage 0 'fill' are not freed yet: call "
+                             "spdl_buffer_free for each");
+    }
+}
+
+/* A source that waits by SPDL_SKIP, quickly or not. */
+static void a_source_that_spins(void) {
+    warnings w;
+    for (int workers = 0; workers < 3; ++workers) {
+        RUN_ALL(free, SPDL_SOURCE(spins, .free_item = free), SPDL_SINK(3));
+        CHECK_EQ(w.count, 1);
+        CHECK_STR(w.text[0], "stage 0 'spins' returned SPDL_SKIP 1000 times in a row, and is "
+                             "called again at once: write .threads = 1 and wait in the function, "
+                             "or use SPDL_FEED");
+        RUN_ALL(free, SPDL_SOURCE(skips_some, .free_item = free), SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
     }
 }
@@ -201,5 +250,7 @@ TEST_TABLE(debug) {
     TEST_CASE(use_after_close),
     TEST_CASE(a_stage_that_hands_on_nothing),
     TEST_CASE(items_that_nobody_frees),
+    TEST_CASE(batches_and_buffers_that_are_out),
+    TEST_CASE(a_source_that_spins),
     TEST_END,
 };

@@ -240,8 +240,7 @@ static void a_free_item_that_is_not_there(void) {
     char text[SPDL_TEXT_BYTES];
     CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(lists_a), SPDL_PIPE(drops_all), SPDL_SINK(1))),
              SPDL_END);
-    says(said.text[0], "8 items of stage 0 'lists_a' were freed by nobody: its row has no "
-                       "free_item");
+    says(said.text[0], "stage 0 'lists_a' leaked 8 items: write .free_item in its row");
     CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(lists_a), SPDL_PIPE(forgets), SPDL_SINK(1))),
              SPDL_END); /* also when it ends before the hundredth */
     says(said.text[1], "stage 1 'forgets' has handed on nothing but NULL, 8 times: is *out set?");
@@ -351,9 +350,96 @@ static void two_threads_at_one_end(void) {
         snprintf(text, sizeof text, "%s: another thread is inside", name[push]);
         CHECK_STR(said.text[0], text);
         CHECK_EQ(said.count, 1);
+        for (int i = 0; i < 100; ++i) /* no line for each */
+            CHECK_EQ(push ? spdl_pipeline_push(p, kept, 0) : spdl_pipeline_next(p, &item, 0),
+                     SPDL_E_INVALID);
+        CHECK_EQ(said.count, 1);
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
         pthread_join(thread, NULL);
         spdl_pipeline_destroy(p);
+        says(said.text[said.count - 1], "100 more calls were refused for the reasons above");
+    }
+}
+
+static void a_push_without_a_feed(void) {
+    spdl_pipeline *p;
+    REQUIRE(created(&p, NULL, WORKERS(1), SPDL_STAGES(SOURCE, SPDL_SINK(1))) == SPDL_OK);
+    for (int i = 0; i < 3; ++i) CHECK_EQ(spdl_pipeline_push(p, kept, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_push_end(p), SPDL_E_INVALID);
+    CHECK_EQ(said.count, 2);
+    CHECK_STR(said.text[0], "spdl_pipeline_push: the first row is no SPDL_FEED");
+    CHECK_STR(said.text[1], "spdl_pipeline_push_end: the first row is no SPDL_FEED");
+    spdl_pipeline_destroy(p);
+}
+
+/* In the child of a fork next and push end with a line where they would wait. */
+static void a_pipeline_in_a_forked_child(void) {
+    spdl_pipeline *p;
+    TEST_NEEDS_FORKS();
+    REQUIRE(created(&p, NULL, WORKERS(1), SPDL_STAGES(SPDL_FEED(A, .buffer_size = 1),
+                                                      SPDL_PIPE(passes_a), SPDL_SINK(1))) ==
+            SPDL_OK);
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        void *item;
+        bool right = spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_E_INVALID &&
+                     spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_E_INVALID;
+        right = right && said.count == 1 &&
+                strcmp(said.text[0], "spdl_pipeline_next: called in the child of a fork, which has "
+                                     "no workers") == 0;
+        _exit(right ? 0 : 1);
+    }
+    int status = 0;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    spdl_pipeline_destroy(p);
+}
+
+/* A stage that runs another pipeline on the pool that runs it. */
+static spdl_pool *shared_pool;
+
+SPDL_FN(nested, A, A) {
+    const spdl_pipeline_desc desc = { .pool = shared_pool, .logger = { log_lines, NULL } };
+    spdl_pipeline *inner;
+    A *a;
+    spdl_result result;
+    int count = 0;
+    REQUIRE(spdl_pipeline_create(&inner, &desc, SPDL_STAGES(SPDL_SOURCE(makes_a, .free_item = free),
+                                                            SPDL_SINK(1))) == SPDL_OK);
+    for (; (result = SPDL_NEXT(inner, &a, SPDL_FOREVER)) == SPDL_OK; ++count) free(a);
+    /* it may not destroy on a worker of its pool: the test does */
+    *(spdl_pipeline **)spdl_ctx(task) = inner;
+    if (result != SPDL_END || count != 200) return spdl_fail(task, "%d of the inner", count);
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(one_a, void, A) {
+    static A a;
+    *out = &a;
+    return spdl_sequence(task) == 1 ? SPDL_END : SPDL_OK;
+}
+
+static void next_on_a_worker_of_its_pool(void) {
+    for (int workers = 1; workers < 3; ++workers) {
+        const spdl_pool_desc pool_desc = { .workers = workers };
+        spdl_pipeline *p, *inner = NULL;
+        void *item;
+        REQUIRE(spdl_pool_create(&shared_pool, &pool_desc) == SPDL_OK);
+        REQUIRE(created(&p, NULL, &(spdl_pipeline_desc){ .pool = shared_pool },
+                        SPDL_STAGES(SPDL_SOURCE(one_a), SPDL_PIPE(nested, .ctx = &inner),
+                                    SPDL_SINK(1))) == SPDL_OK);
+        CHECK_EQ(spdl_pipeline_next(p, &item, SPDL_FOREVER),
+                 workers == 1 ? SPDL_E_STAGE : SPDL_OK);
+        if (workers == 1)
+            CHECK_STR(said.text[0], "spdl_pipeline_next: called on the last free worker of the "
+                                    "pipeline's own pool, where it would wait for ever");
+        else
+            CHECK_EQ(said.count, 0);
+        spdl_pipeline_destroy(p);
+        spdl_pipeline_destroy(inner);
+        spdl_pool_destroy(shared_pool);
     }
 }
 
@@ -503,6 +589,9 @@ TEST_TABLE(mistakes) {
     TEST_CASE(items_of_a_batch_in_place_stay),
     TEST_CASE(destroy_in_a_stage),
     TEST_CASE(two_threads_at_one_end),
+    TEST_CASE(a_push_without_a_feed),
+    TEST_CASE(a_pipeline_in_a_forked_child),
+    TEST_CASE(next_on_a_worker_of_its_pool),
     TEST_CASE(next_into_another_type),
     TEST_CASE(next_into_a_type_that_may_fit),
     TEST_CASE(the_size_of_a_pointer),

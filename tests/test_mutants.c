@@ -132,7 +132,7 @@ SPDL_FN(fails_then_errs, item, item) {
 static void an_error_behind_a_failed_request_is_told(void) {
     for (int i = 0; i < CROWDS; ++i) {
         static const spdl_result results[] = { SPDL_OK, SPDL_E_STAGE, SPDL_OK, SPDL_E_INVALID };
-        spdl_pipeline_desc desc = { .workers = crowds[i], .deliver_failures = true };
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(crowds[i]), .deliver_failures = true };
         spdl_pipeline *p = NULL;
         desc.logger.log_fn = log_nothing;
         REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
@@ -221,7 +221,7 @@ static void a_source_with_a_thread_may_stop(void) {
     for (int i = 0; i < CROWDS; ++i) {
         const uint64_t start_ns = spdl_time_ns();
         static spdl_pipeline *p;
-        spdl_pipeline_desc desc = { .workers = crowds[i] };
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(crowds[i]) };
         spdl_pipeline *made = NULL;
         item *it = NULL;
         spdl_result result;

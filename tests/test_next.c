@@ -1,5 +1,5 @@
 /* .next_works_ns: the thread in spdl_pipeline_next runs stages while it would wait. */
-#define ITEMS_PRIVATE
+#define ITEMS_PRIVATE /* whether the consumer sleeps */
 #include "flow.h"
 
 static uint64_t trainer;

@@ -1,5 +1,6 @@
 /* .ready_fn: a consumer that must not block is told when another call of next can return something;
    and a stop in a signal handler, which may interrupt the consumer anywhere. */
+#define ITEMS_PRIVATE /* its events */
 #include "flow.h"
 
 /* What an event loop waits for. */

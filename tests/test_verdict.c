@@ -815,7 +815,7 @@ static void programs_whose_next_works(void) {
     static const char *const words[] = { "Write workers = 4: up to 4x", "Write workers = 3: up to 2x" };
     job none = { .calls = 0 }, sleeps = { .sleeps_us = 3000 };
     for (int workers = 0; workers < 2; ++workers) {
-        spdl_pipeline_desc desc = { .workers = workers, .logger = { no_log, NULL } };
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers), .logger = { no_log, NULL } };
         spdl_stats stats;
         const char *text;
         if (workers > 0) desc.next_works_ns = SPDL_FOREVER;
@@ -873,7 +873,7 @@ static void rows_with_too_few_threads_are_warned_of(void) {
     spdl_pool *pool;
     REQUIRE(spdl_pool_create(&pool, &two) == SPDL_OK);
     for (int i = 0; i < 4; ++i) {
-        spdl_pipeline_desc desc = { .workers = i == 1 ? 1 : i == 3 ? 4 : 0,
+        spdl_pipeline_desc desc = { .workers = i == 1 ? 1 : i == 3 ? 4 : SPDL_INLINE,
                                     .logger = { count_warnings, NULL } };
         warnings_of_threads = 0;
         if (i == 2) desc.pool = pool;
