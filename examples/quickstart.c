@@ -19,7 +19,8 @@ int main(void) {
     spdl_batch *batch;
     spdl_error error;
     if (spdl_files_open(&files, "examples/data/digits_train_*.npz",
-                        &(spdl_files_desc){ .error = &error }) != SPDL_OK) return puts(error.text), 1;
+                        &(spdl_files_desc){ .error = &error }) != SPDL_OK)
+        return puts(error.text), 1;
     if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_FILES(files),                       /* the source: paths */
             SPDL_NPZ(NULL, .concurrency = SPDL_ALL), /* loads each file */

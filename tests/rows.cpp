@@ -288,7 +288,8 @@ static bool can_be_sampled() {
 }
 
 int main() {
-    return can_leave_fields_out() && can_be_sampled() && runs(0) && can_be_fed() && can_be_joined() && can_be_files() &&
+    return can_leave_fields_out() && can_be_sampled() && runs(0) && can_be_fed() &&
+                   can_be_joined() && can_be_files() &&
                    alive == 0
                ? 0
                : 1;
