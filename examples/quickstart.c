@@ -17,12 +17,15 @@ int main(void) {
     spdl_files *files;
     spdl_pipeline *p;
     spdl_batch *batch;
-    if (spdl_files_open(&files, "examples/data/digits_train_*.npz", NULL) != SPDL_OK) return 1;
+    spdl_error error;
+    if (spdl_files_open(&files, "examples/data/digits_train_*.npz",
+                        &(spdl_files_desc){ .error = &error }) != SPDL_OK)
+        return puts(error.text), 1;
     if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_FILES(files),                       /* the source: paths */
             SPDL_NPZ(NULL, .concurrency = SPDL_ALL), /* loads each file */
             SPDL_PIPE(mean, .concurrency = SPDL_ALL),
-            SPDL_BATCH(16, .item_bytes = sizeof(double)),
+            SPDL_BATCH_OF(double, 16),               /* one block of memory */
             SPDL_SINK(3))) != SPDL_OK) return 1;     /* the log says which row and why */
     while (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK) { /* in the order of the files */
         printf("%zu files, mean of the first %.3f\n", batch->count, ((double *)batch->data)[0]);

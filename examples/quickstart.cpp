@@ -9,6 +9,9 @@
 int main() {
     spdl_files *files;
     spdl_pipeline *p;
+    spdl_error error;
+    spdl_files_desc where = {};
+    where.error = &error;
     auto mean = [](spdl_task *, spdl_npz_bundle *in, double **out) {
         const spdl_npz_array *images = spdl_npz_bundle_find(in, "images");
         if (images == nullptr) throw std::runtime_error("there is no array 'images'");
@@ -17,7 +20,8 @@ int main() {
         *out = new double(std::accumulate(pixel, pixel + count, 0.0) / double(count));
         return SPDL_OK;
     };
-    if (spdl_files_open(&files, "examples/data/digits_train_*.npz", nullptr) != SPDL_OK) return 1;
+    if (spdl_files_open(&files, "examples/data/digits_train_*.npz", &where) != SPDL_OK)
+        return std::puts(error.text), 1;
     if (spdl_pipeline_create(&p, nullptr, SPDL_STAGES(
             SPDL_FILES(files), SPDL_NPZ(nullptr).with_concurrency(SPDL_ALL),
             spdl_pipe<spdl_npz_bundle, double>("mean", mean)

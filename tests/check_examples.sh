@@ -49,7 +49,7 @@ fails_with() {
 # A program in a folder without its files ends with a sentence.
 without_files() {
     program=$PWD/$1
-    mkdir -p empty && cd empty && fails_with 1 "digits_train_" "$program"
+    mkdir -p empty && cd empty && fails_with 1 "examples/data" "$program"
     without=$?
     cd ..
     return $without

@@ -1,10 +1,12 @@
 // Runs what examples/HOWTO.md answers in C++: check_howto.sh puts its blocks into howto_blocks.hpp.
 // What the page takes from the program, a loop and its types, is here.
+#include <chrono>
 #include <condition_variable>
 #include <coroutine>
 #include <cstdio>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -71,12 +73,55 @@ private:
     std::thread thread_{ [this] { run(); } };
 };
 
-#include "howto_blocks.hpp"
+#include "../spdl.h"
 
 static spdl_result make(spdl_task *task, void *, Request **out) {
     if (spdl_sequence(task) == 1000) return SPDL_END;
     *out = new Request{ static_cast<int>(spdl_sequence(task)), 0 };
     return SPDL_OK;
+}
+
+// As much of Qt as the page uses, with its macros: an event loop, which calls what was posted.
+#define slots
+#define signals public
+#define emit
+
+namespace Qt {
+enum ConnectionType { QueuedConnection };
+}
+struct QObject {};
+
+static std::mutex posted_mutex;
+static std::condition_variable posted_some;
+static std::deque<std::function<void()>> posted;
+static int viewer_shown;
+static bool viewer_ended;
+
+struct QMetaObject {
+    template <class Call> static void invokeMethod(QObject *, Call call, Qt::ConnectionType) {
+        const std::lock_guard<std::mutex> lock(posted_mutex);
+        posted.emplace_back(call);
+        posted_some.notify_one();
+    }
+};
+
+static void show(const Request &request) { viewer_shown += request.id == viewer_shown; }
+static void quit() { viewer_ended = true; }
+
+#include "howto_blocks.hpp"
+
+static bool event_loop() {
+    const Viewer viewer;
+    while (!viewer_ended) {
+        std::unique_lock<std::mutex> lock(posted_mutex);
+        if (!posted_some.wait_for(lock, std::chrono::seconds(20), [] { return !posted.empty(); }))
+            return false;
+        const std::function<void()> call = posted.front();
+        posted.pop_front();
+        lock.unlock();
+        call();
+    }
+    return viewer_shown == 1000;
 }
 
 static bool coroutines() {
@@ -99,7 +144,8 @@ static bool coroutines() {
 }
 
 int main() {
-    const bool right = coroutines();
-    if (!right) std::puts("coroutines");
-    return right ? 0 : 1;
+    const bool coroutine = coroutines(), event = event_loop();
+    if (!coroutine) std::puts("coroutines");
+    if (!event) std::puts("event loop");
+    return coroutine && event ? 0 : 1;
 }

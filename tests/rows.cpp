@@ -255,7 +255,7 @@ static bool can_leave_fields_out() {
     const spdl_files_desc files{ .recursive = true };
     const spdl_npz_desc npz{ .no_crc = true };
     return ring.item_bytes == 0 && pool.queue_size == 0 && pipeline.seed == 0 &&
-           sampler.seed == 0 && loader.max_restarts == 0 && files.max_files == 0 &&
+           sampler.seed == 0 && loader.max_restarts == 0 && files.error == nullptr &&
            npz.max_bytes == 0;
 }
 #else
@@ -288,7 +288,8 @@ static bool can_be_sampled() {
 }
 
 int main() {
-    return can_leave_fields_out() && can_be_sampled() && runs(0) && can_be_fed() && can_be_joined() && can_be_files() &&
+    return can_leave_fields_out() && can_be_sampled() && runs(0) && can_be_fed() &&
+                   can_be_joined() && can_be_files() &&
                    alive == 0
                ? 0
                : 1;
