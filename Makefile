@@ -203,6 +203,7 @@ torture: ## the long forms of what `make check` does briefly: hours
 	@$(MAKE) model MODEL_ARGS=--long RUNS=$(or $(RUNS),1000000)
 	@$(MAKE) check-fuzz FUZZ_RUNS=$(if $(filter file,$(origin FUZZ_RUNS)),1000000,$(FUZZ_RUNS))
 	@$(MAKE) torture-loader
+	@$(MAKE) torture-faults
 	@$(MAKE) test-cuda
 	@$(MAKE) mutate-ring
 
@@ -224,6 +225,10 @@ POINTS = 1000
 .PHONY: torture-loader
 torture-loader: build/torture_loader ## ends processes of a loader, at POINTS (1000) of each kind
 	@build/torture_loader $(POINTS)
+
+.PHONY: torture-faults
+torture-faults: ## memory, threads, files, maps, futexes that fail, at FAULTS points (2000)
+	@python3 tests/torture_faults.py --points $(or $(FAULTS),2000) $(ARGS)
 
 .PHONY: check-bigendian
 check-bigendian: ## the npz tests on s390x (needs gcc-s390x-linux-gnu and qemu-user)
