@@ -1166,102 +1166,100 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>state
-   Resume: the consumer saves the position of a pipeline as a line of text beside its model, and
-   another run loads it. The position is that of the last item that the consumer got; items still
-   in the pipeline are made again. After a load the consumer gets, bit by bit, the same items as
-   without the interruption, with any number of workers, any .concurrency and .buffer_size, with a
-   loader or without, if
-     - rows and order are the same in every run (see Order in >>pipeline). Other rows are refused:
-       another kind, .again, .flush, .continuous, or type of C of a function's input or output.
-       Another function of the same types is not seen. Where one row groups, its size and .drop_last
-       may differ: the items stay the same, but not their batches
-     - sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
-       not follow the last one
-     - results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key
-     - what a stage keeps in its ctx does not matter, except in a row with .flush: the library first
-       calls it with spdl_flushing, and frees the results.
-   An item that a cache, a GPU or another thread took ahead of the consumer counts as delivered.
+   Resume. The consumer saves the position of a pipeline as a line of text with its model, and
+   another run loads it. The position is that of the last item that next returned. Items still in
+   the pipeline are made again. After a load the consumer gets the same items as without the
+   interruption, bit by bit. The number of workers, .concurrency, .buffer_size and the use of a
+   loader may change. Conditions:
+     - Rows and order are the same in every run (see >>order). A load refuses a row of another kind,
+       .again, .flush, .continuous or C type. It does not notice another function of the same types.
+       Where one row groups, its size and .drop_last may change: then batches are cut differently.
+     - Sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
+       not follow the last one.
+     - Results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key.
+     - Results do not depend on what a stage keeps in its ctx. A row with .flush may keep items: a
+       load first calls it with spdl_flushing, and frees the results.
+   An item that a cache, a GPU or another thread took in advance counts as delivered.
 
-   A load calls rows again for items in flight; rows that make several results or gather begin at
-   their item or batch, or at the epoch. A table has no position with SPDL_FEED, SPDL_FROM,
-   SPDL_ORDER_COMPLETION (also of a merge), or a doctor that replays; nor if an epoch has more than
-   2^36 items, or an item more than 2^28 - 2 results in front of SPDL_BATCH.
+   A load repeats calls for items in flight. Rows that make several results, or gather, begin again
+   at their item, batch or epoch. There is no position with SPDL_FEED, SPDL_FROM,
+   SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
+   most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them.
-   Another number loads the texts of all, the same ones at each rank, if all had taken the same
-   number of items of an epoch, or its last, or its end; the new ranks share the rest of the epoch
-   in order of position. To jump over items, load a text with a larger item=.
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To
+   change the number of ranks, give every rank the texts of all old ranks. All must be at the same
+   item, at their last item, or at the end of the epoch. The new ranks share the rest of the epoch
+   in the order of positions. To jump over items, load a text with a larger item=.
 
-   Epochs. After a load of a text saved behind the last item of an epoch, next returns SPDL_END; of
-   one saved behind that SPDL_END, the first item of the next epoch, or the end again.
+       saved after                   next returns after the load
+       the last item of an epoch     SPDL_END
+       SPDL_END                      the first item of the next epoch, or SPDL_END at the last
 
        char text[SPDL_STATE_BYTES];
-       if (spdl_state_save(p, text, sizeof text) < 0) puts(text);          beside the model
+       if (spdl_state_save(p, text, sizeof text) < 0) puts(text);          store it with the model
        ...
        const char *texts[] = { text };
        if (spdl_state_load(p, texts, 1, SPDL_FOREVER, &error) != SPDL_OK) puts(error.text);  */
 
 #define SPDL_STATE_BYTES 1024 /* the longest text, with its terminator */
 
-/* Writes the position after the item that next returned last: a line without a newline, in less
-   than a microsecond.
-   Returns: the length of the text; or a negative result, with the reason in `text`:
-            SPDL_E_UNSUPPORTED: the table has no position.
+/* Writes the position after the last item of next, as a line without a newline, in less than 1 us.
+   Returns: the length of the text; or SPDL_E_UNSUPPORTED, with the reason in `text`: the table has
+            no position.
    Threads: the consumer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
-/* Goes to the position of a text, in a new or a running pipeline, as spdl_pipeline_rewind does. It
-   refuses a changed text, another version, other rows, another seed and other data (data_hash),
-   with a sentence that says what differs and how to load it all the same; then the pipeline goes on
-   as before.
-   Returns: as rewind; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: it was changed; SPDL_E_INVALID:
-            it does not fit this pipeline; SPDL_E_UNSUPPORTED as save, or the number of ranks cannot
-            change there; SPDL_E_NOMEM; the error of an init that failed.
+/* Moves a new or running pipeline to the position of a text, as spdl_pipeline_rewind does. It
+   refuses a changed text, another version, other rows, another seed and other data (data_hash). The
+   error then names the difference, and how to load the text anyway. The pipeline goes on as before.
+   Returns: as rewind; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: a changed text; SPDL_E_INVALID:
+            the text does not fit this pipeline; SPDL_E_UNSUPPORTED: as save, or the number of ranks
+            cannot change at this position; SPDL_E_NOMEM; the error of an init.
    Threads: the consumer.
    Blocks:  as spdl_pipeline_rewind. */
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
 
-/* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence;
-   with SPDL_INDEX also of the sampler's seed and the position. It is the same after a load, for any
-   number of workers and, up to the first SPDL_BATCH, of ranks. The results of one item share it.
+/* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence.
+   With SPDL_INDEX it includes the sampler's seed and the position. A load and the number of workers
+   do not change it, nor does the number of ranks before the first SPDL_BATCH. All results of one
+   item share it.
    Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 
 /* ============================================================================================= */
 /* >>stats
-   Numbers that show which stage is slow, in structs without pointers: processes can send them as
-   bytes. >>report prints them at intervals. */
+   Numbers that show which stage is slow. The structs have no pointers, so processes can send them
+   as bytes. >>report prints them at intervals. */
 
-/* spdl_pipeline_stats fills these three. */
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;   /* the bound */
     int threads;       /* of its own; 0: the workers call it */
     int in_flight;     /* calls that run now */
-    uint64_t call_ns;  /* how long the oldest of these has run; 0: none runs */
-    uint64_t call_item; /* the number of its item */
-    uint64_t tasks;    /* calls that have ended; batch: batches made; feed: pushes */
-    uint64_t failures; /* of these, failed; not in the durations. Feed: refused, not in tasks */
-    uint64_t skips;    /* of these, dropped their item; batch: by drop_last; feed: by drop_oldest */
-    uint64_t freed;    /* items of this stage that a stop or failure freed */
-    uint64_t busy_ns;  /* time in calls, over all workers; calls that fail or still run count */
+    uint64_t call_ns;  /* duration so far of the oldest running call; 0: none runs */
+    uint64_t call_item; /* number of its item */
+    uint64_t tasks;    /* ended calls; batch: batches; feed: pushes */
+    uint64_t failures; /* failed calls, not in the durations; feed: refused pushes, not in tasks */
+    uint64_t skips;    /* dropped items; batch: by drop_last; feed: by drop_oldest */
+    uint64_t freed;    /* results of this stage that a stop or failure freed */
+    uint64_t busy_ns;  /* time in calls, over all workers, with failed and running calls */
     bool deferred;     /* busy_ns lasts until calls are completed, and is no worker's time */
-    bool alone;        /* its row allows one call at a time: .serial, .flush, .again */
-    bool from;         /* SPDL_FROM: it takes from another pipeline */
+    bool alone;        /* the row allows one call at a time: .serial, .flush, .again */
+    bool from;         /* SPDL_FROM: takes from another pipeline */
     bool in_order;     /* results leave in input order */
-    bool lock_found;   /* a doctor found, with this concurrency, that its calls take turns */
-    /* The part of the consumer's waits (over 1 us; not with SPDL_INLINE) in which its item was
-       here. The sum over all stages is all it waited for items. */
-    uint64_t exposed_ns;      /* in a call of this stage, or held back for order by one */
-    uint64_t exposed_idle_ns; /* ready for it, but no worker took it */
+    bool lock_found;   /* a doctor found, with this concurrency, that calls take turns */
+    /* The consumer's waits over 1 us, by the stage where its item was. The sum over all stages is
+       all that it waited for items. Not with SPDL_INLINE. */
+    uint64_t exposed_ns;      /* in a call of this stage, or delayed by such a call for order */
+    uint64_t exposed_idle_ns; /* ready for this stage, but no worker was free */
     /* Durations of a call, within 6.25 %; below 1 us the mean of up to 32. Feed: from push to
        answer (a batch: from its oldest push). */
     uint64_t mean_ns, p50_ns, p90_ns, p99_ns, max_ns;
-    /* These three add up to busy_ns: estimates from one call in about 0.8 ms of each worker, not
-       its first; they may go back a little. */
+    /* The sum of these three is busy_ns. They are estimates from one call in about 0.8 ms of each
+       worker, not its first, and can decrease a little. */
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run while other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
@@ -1271,13 +1269,13 @@ typedef struct spdl_stage_stats {
 
 typedef struct spdl_edge_stats {
     int buffer_size;
-    int depth;              /* to take now: up to buffer_size + concurrency; path: + its branch's */
+    int depth;              /* items now, up to buffer_size + concurrency; path: + its branch's */
     uint64_t items;         /* items taken so far */
-    uint64_t put_wait_ns;   /* time finished items waited for a place among the buffer_size */
-    uint64_t get_wait_ns;   /* time the reader had no item, an open wait included */
-    uint64_t empty_ns;      /* time the edge had nothing to take, the open gap included */
+    uint64_t put_wait_ns;   /* time that results waited for a place among the buffer_size */
+    uint64_t get_wait_ns;   /* time without an item for the reader, with the current wait */
+    uint64_t empty_ns;      /* time that the edge was empty, with the current gap */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
-    double readiness;       /* 1 - empty_ns / elapsed_ns; 0 before any time has passed */
+    double readiness;       /* 1 - empty_ns / elapsed_ns; 0 at the start */
 } spdl_edge_stats;
 
 /* The limit that holds the consumer back. */
@@ -1295,42 +1293,42 @@ typedef enum spdl_limit {
     SPDL_LIMIT_FOREIGN      /* other programs have the processors that a stage waits for */
 } spdl_limit;
 
-/* The limit, and the settings to write; 0: nothing to write. A setting reaches the next limit, and
-   gains at least 3 %. It is at most twice the number now. buffer_size, and workers where there are
-   none, may be more. */
+/* The limit, and the settings to write; 0: nothing to write. Each setting reaches the next limit,
+   gains at least 3 %, and is at most doubled. buffer_size has no such bound, nor have workers where
+   there are none. */
 typedef struct spdl_finding {
     spdl_limit limit;
     int stage;           /* the row, or -1 */
-    int concurrency[SPDL_MAX_STAGES]; /* of each row that has to have more */
+    int concurrency[SPDL_MAX_STAGES]; /* of each row that needs more */
     int workers;         /* of the pipeline, or of its shared pool with its guests */
     int buffer_size;     /* of `stage`; of the last row the number in SPDL_SINK */
-    double gain;         /* so many times as many items at most, computed from the times of calls;
-                            0: not known */
+    double gain;         /* the largest possible ratio of items, from the times of calls; 0: not
+                            known */
 } spdl_finding;
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
     int workers;            /* of a shared pool with guests; not those that a doctor only tries */
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
-    uint64_t delivered;     /* items that the consumer got */
+    uint64_t delivered;     /* items that next returned */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
     uint64_t wait_ns;       /* time the consumer lost in next: until an item was there, or while a
                                worker that it woke had its processor; a running wait included */
     uint64_t polls;         /* calls of next with a timeout of 0 that found nothing */
     bool next_works;        /* the thread in next runs stages, too */
-    bool shared_pool;       /* the workers are also those of other pipelines */
+    bool shared_pool;       /* other pipelines use the workers, too */
     uint64_t workers_runnable_ns; /* time workers were ready to run outside of calls (Linux with
                                schedstat; else 0) */
     uint64_t step_ns;       /* time since the first item outside of waits: the consumer's steps */
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t step_p50_ns, step_p99_ns, step_max_ns; /* within 6.25 %; below 1 us the mean of 32 */
-    uint64_t answer_wait_ns; /* with a feed: time answers lay in the sink */
-    uint64_t consumer_runnable_ns; /* since the second item: the consumer was ready to run while
-                               others ran (Linux with schedstat). It is as of its own latest
-                               snapshot; with reports, of its latest items */
-    /* The process since the second item, or since the first statistics if they were earlier. It is
-       read at most every 10 ms; 0: not known. */
-    uint64_t process_ns;    /* the time of this */
+    uint64_t answer_wait_ns; /* with a feed: time that answers waited in the sink */
+    uint64_t consumer_runnable_ns; /* time since the second item that the consumer was ready to run
+                               while others ran (Linux with schedstat). Updated when the consumer
+                               calls spdl_pipeline_stats, and by reports */
+    /* The process since the second item, or since earlier first statistics, read at most every 10 ms;
+       0: not known. */
+    uint64_t process_ns;    /* duration */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
     uint64_t others_cpu_ns; /* and of other programs on the machine */
     uint64_t minor_faults;
@@ -1342,52 +1340,52 @@ typedef struct spdl_stats {
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
-/* Copies the counters, in some microseconds for each stage, and every 10 ms reads the process. Each
-   counter is exact, and none goes back. It wakes a worker if the last row can be called, so a
-   consumer may wait for its buffer to fill. */
+/* Copies the counters, in a few microseconds for each stage, and every 10 ms reads the process.
+   Each counter is exact, and none decreases. The call wakes a worker if the last row can be called,
+   so that a consumer can wait for its buffer to fill. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
-/* Finds what holds the consumer back. `finding` may be NULL.
-   Returns: its limit; SPDL_LIMIT_NOT_KNOWN when the numbers do not decide. */
+/* Finds the limit of the consumer. `finding` can be NULL.
+   Returns: the limit; SPDL_LIMIT_NOT_KNOWN if the numbers do not decide. */
 SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding);
 
-/* The finding in words: how long the consumer waited, for which stage and why, and what to write.
-   A gain that was not measured is an upper bound, "up to". With a feed: how many requests were
-   dropped or refused, how soon the others were answered, and what took most of that time. It also
-   names stages in which over 5 % of the calls fail, and calls that hang.
+/* The finding in words: the consumer's waits, the stage and the cause, and the settings to write. A
+   gain without a measurement is an upper bound, "up to". With a feed: the dropped and refused
+   requests, the time to an answer, and its largest part. Stages in which over 5 % of the calls
+   fail, and calls that hang, are named.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* The verdict, a line about the run, and a table of at most 100 columns; ">" marks the limit:
-       conc tasks rate  its concurrency; calls that have ended, in all and each second
+       conc tasks rate  concurrency; ended calls, in all and each second
        p50 .. max       duration of a call; of a feed from push to answer
-       busy             share of the time that as many calls ran as can
-       cpu runq block   where that went: on a processor ("-": not measured); ready while others had
-                        the processors; asleep (the last two where they are over 5 %)
-       ready            share of the time the next stage, or the consumer, had a result to take
+       busy             share of the time in calls, of all that .concurrency allows
+       cpu runq block   busy time on a processor ("-": not measured); ready while others ran; asleep
+                        (the last two above 5 %)
+       ready            share of the time that a result was ready for the next stage or the consumer
        waits            of the limit: share of the consumer's waits in which its item was here
-   The last row is the consumer with its steps. Below, a line for each stage with failed calls,
-   skipped or freed items.
+   The last row is the consumer with its steps. A line for each stage with failed calls, skipped or
+   freed items follows.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes);
 
 /* ============================================================================================= */
 /* >>report
-   Statistics at intervals, from a thread that a pipeline has only on request. The field `report` of
-   its desc requests it, or in any program the environment:
+   Statistics at intervals, from a thread of their own. desc.report requests them, or in any program
+   the environment:
 
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   A failed report is one warning in the log, and no stage waits for it: a stderr that takes nothing
-   for 100 ms loses one. destroy waits for the last one. Files are appended, each line in one piece,
-   so pipelines and processes may share one; a symbolic link is not followed.
-   examples/data/report.html draws it in a browser. The lines have the schema "spdl.stats.1": fields
-   as in the structs, listed at >>report-impl. */
+   A report that cannot be written is dropped, with one warning; a stderr that blocks for 100 ms
+   drops one. Stages never wait for a report, and destroy waits for the last one. Lines are appended
+   to the file whole, so pipelines and processes can share it. A symbolic link is refused.
+   examples/data/report.html draws the file in a browser. The lines have the schema "spdl.stats.1",
+   with the fields of the structs: see >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
-/* Runs on the thread of the reports, and once more at the end; `interval` is since the last call.
-   It must not destroy the pipeline. */
+/* Called on the thread of the reports, and once more at the end, with the numbers since the last
+   call and all. It must not destroy the pipeline. */
 typedef void (*spdl_report_fn)(const spdl_stats *interval, const spdl_stats *total, void *user);
 
 /* All zero: only the reports of the environment. */
@@ -1403,57 +1401,55 @@ typedef struct spdl_report_desc {
 /* ============================================================================================= */
 /* >>trace
    The events of a run, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing. Each worker
-   has a lane with its calls (stage, number of the item, result) and batches. The consumer has one
-   with its waits in next, and each edge has a plot of its depth. Arrows lead from call to call of
-   an item. Times begin at 0. `unix_ns` in otherData is the Unix time of 0: it aligns the files of
-   several pipelines and processes.
+   has a lane with its calls (stage, number of the item, result) and batches. The consumer has a
+   lane with its waits in next, and each edge a plot of its depth. Arrows connect the calls of an
+   item. Times begin at 0. `unix_ns` in otherData is the Unix time of 0, which aligns several files.
 
-   desc.trace names the file; "" means none. Where it is NULL the environment decides:
-   SPDL_TRACE=t.json, or SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create
-   empties the file and destroy writes it: of several pipelines with one file, the last one
-   destroyed stays. A symbolic link is not followed. A failure is one warning in the log.
+   desc.trace is the path; "" means none. NULL means the environment: SPDL_TRACE=t.json, or
+   SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create empties the file and
+   destroy writes it. If pipelines share a file, the last destroy wins. A symbolic link is refused.
+   A failure is one warning in the log.
 
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
-   events; log and file have the number of dropped ones.
+   events. The log and the file have the number of dropped ones.
 
    The functions below add a counter and spans: parts of a call, or of the consumer's step. Spans
-   nest, 16 deep; deeper ones are left out. The end of a call, or destroy, ends spans. A name
-   must live as long as the pipeline; the file has its first 100 bytes.
+   nest up to 16 deep, and deeper ones are left out. The end of a call, or destroy, ends its spans.
+   A name must live as long as the pipeline; the file has its first 100 bytes.
 
    With <sys/sdt.h> there are probes for perf and bpftrace: spdl:task_begin and spdl:task_end
    (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
 
-/* Begins a span inside of the open ones of this call.
-   Threads: a stage; outside of the call, or on another thread, it is a line in the log. */
+/* Begins a span inside of the open spans of this call.
+   Threads: a stage. Outside of the call, or on another thread, it only logs a line. */
 SPDL_API void spdl_trace_begin(spdl_task *task, const char *name);
 
-/* Ends the span of this call that began last, if there is one.
+/* Ends the last open span of this call, if there is one.
    Threads: as spdl_trace_begin. */
 SPDL_API void spdl_trace_end(spdl_task *task);
 
-/* Begins a span of the consumer, its calls of next included. */
+/* Begins a span of the consumer, which includes its calls of next. */
 SPDL_API void spdl_pipeline_trace_begin(spdl_pipeline *pipeline, const char *name);
 
-/* Ends the span of the consumer that began last. */
+/* Ends the last open span of the consumer. */
 SPDL_API void spdl_pipeline_trace_end(spdl_pipeline *pipeline);
 
-/* Records a value, such as the loss, for a plot; not if it is not finite. Each name is one counter.
-   */
+/* Records a finite value, such as the loss, for a plot. Each name is one counter. */
 SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *pipeline, const char *name, double value);
 
 /* ============================================================================================= */
 /* >>cache
-   An iterator in front of any next function, such as a pipeline. It passes the items of the source
-   and keeps the first num_caches of them. After return_caches_after items it leaves the source and
-   returns the kept ones, again and again: the consumer runs as if loading cost nothing. One thread
-   at a time calls, and runs all of it. */
+   An iterator over any next function, such as that of a pipeline. It passes the items of the source
+   and keeps the first num_caches of them. After return_caches_after items it repeats the kept items
+   and does not use the source: the consumer runs as if loading cost nothing. One thread at a time
+   calls, and does all the work. */
 
 typedef struct spdl_cache_desc {
     spdl_next_fn next SPDL__ZERO;
     void *source SPDL__ZERO;                 /* its first argument */
     uint64_t num_caches SPDL__ZERO;          /* at least 1 */
     uint64_t return_caches_after SPDL__ZERO; /* default num_caches, and at least that */
-    uint64_t stop_after SPDL__ZERO;          /* end after so many items, at least those; 0: never */
+    uint64_t stop_after SPDL__ZERO; /* end after so many items, at least the kept ones; 0: never */
     void (*delete_source)(void *source) SPDL__ZERO; /* optional: called once, when the source is
                                                        not needed */
     spdl_free_fn free_item SPDL__ZERO;              /* frees an item of the source */
@@ -1471,27 +1467,27 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
 /* Frees the cache with its items, and calls delete_source unless that was done. */
 SPDL_API void spdl_cache_destroy(spdl_cache *cache);
 
-/* The next item; a spdl_next_fn: `cache` is a spdl_cache. When the source ends early the cache
-   takes over at once; a source without an item ends the cache too.
+/* Takes the next item; a spdl_next_fn: `cache` is a spdl_cache. When the source ends early the kept
+   items follow at once. A source without an item ends the cache.
    Returns: SPDL_OK, SPDL_END (stop_after reached, or an empty source), SPDL_E_NOMEM (copy_item), or
             the result of the source. A timeout or error loses nothing.
-   Blocks:  as the source does; never once it has left the source.
-   Owns:    with copy_item the caller owns each item. Otherwise the cache does: the item must not be
-            changed, and is valid until the next call, or if it was kept until destroy. */
+   Blocks:  as the source; not while it repeats items.
+   Owns:    with copy_item the caller owns each item. Otherwise the cache owns it: do not change it.
+            It is valid until the next call, or if it is a kept one until destroy. */
 SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_ns);
 
 /* ============================================================================================= */
 /* >>headspace
-   The cost of loading to a loop, whatever loads, in a sentence. Windows of the loop as it is take
-   turns with windows of the same steps on kept items. In these nothing is loaded: the source is not
+   The cost of loading to a loop, in a sentence, whatever loads. Windows of the loop as it is
+   alternate with windows of the same steps on kept items. In the second kind the source is not
    called, and its workers rest when their buffers are full. The cost of calls longer than a window
    is understated. A loop loses in two ways: it waits for items, and its steps are slower while
-   others load (harm). Items repeat, others are dropped: what is learned is void. Measure before a
+   others load (harm). It repeats and drops items, so discard the trained weights: measure before a
    run, or on a copy. */
 
-/* A ratio, measured in rounds. low and high hold the true one in 95 of 100 measurements; of several
-   to choose among, all together. An interval that holds 1 is no difference. With fewer than 5
-   rounds it is not known, from 0 to infinity. */
+/* A ratio, measured in rounds, and its confidence interval of 95 %. Where several are compared the
+   95 % hold for all of them together. An interval that contains 1 is no difference. With fewer than
+   5 rounds it is not known, from 0 to infinity. */
 typedef struct spdl_interval {
     double value; /* 0 without a round */
     double low, high;
@@ -1503,15 +1499,13 @@ typedef struct spdl_interval {
 typedef void (*spdl_step_fn)(void *ctx, void *item);
 
 typedef struct spdl_headspace_desc {
-    spdl_next_fn next SPDL__ZERO; /* after SPDL_END it is called once more: there may be another
-                                     epoch */
+    spdl_next_fn next SPDL__ZERO; /* called once more after SPDL_END, for another epoch */
     void *source SPDL__ZERO;      /* its first argument */
-    spdl_step_fn step SPDL__ZERO; /* returns when all is done, on a device too */
+    spdl_step_fn step SPDL__ZERO; /* returns when the work is done, also that of a device */
     void *ctx SPDL__ZERO;         /* its first argument */
     spdl_free_fn free_item SPDL__ZERO; /* frees an item of the source */
-    uint64_t run_steps SPDL__ZERO; /* steps of the whole run, for the hours it would save; 0: not
-                                      known */
-    double seconds SPDL__ZERO;     /* how long to measure, 0.1 to 86400; default 30 */
+    uint64_t run_steps SPDL__ZERO; /* steps of the whole run, to compute hours; 0: not known */
+    double seconds SPDL__ZERO;     /* duration of the measurement, 0.1 to 86400; default 30 */
     int kept SPDL__ZERO;           /* items for the steps without loading; default 32 */
     spdl_logger logger SPDL__ZERO; /* gets each round as SPDL_LOG_INFO */
     spdl_allocator allocator SPDL__ZERO;
@@ -1522,7 +1516,7 @@ typedef enum spdl_headspace_kind {
     SPDL_HEADSPACE_GAIN,   /* loading costs something */
     SPDL_HEADSPACE_NONE,   /* no difference */
     SPDL_HEADSPACE_FEW,    /* too few rounds */
-    SPDL_HEADSPACE_FOREIGN /* others used the processors in too many rounds, and are in the figures */
+    SPDL_HEADSPACE_FOREIGN /* the figures include other programs, which ran in too many rounds */
 } spdl_headspace_kind;
 
 typedef struct spdl_headspace_report {
@@ -1532,10 +1526,10 @@ typedef struct spdl_headspace_report {
     double others; /* the most processors that other programs used (Linux) */
     spdl_interval gain; /* ceiling / today */
     spdl_interval harm; /* duration of a step while others load / alone */
-    double more_seconds; /* FEW: `seconds` that would probably do; 0: more would not help */
+    double more_seconds; /* FEW: `seconds` that are probably enough; 0: more would not help */
     uint64_t items;      /* taken from the source */
     bool ended;          /* the source ended too early */
-    int rounds, dropped; /* all rounds; those that others disturbed, which were repeated */
+    int rounds, dropped; /* all rounds; rounds that others disturbed, which were repeated */
     char text[SPDL_TEXT_BYTES]; /* such as "Loading costs 17 % of a step (15 to 19), 2.1 h of this
                                    12 h run: slower steps 16.7, waiting 0.3." */
 } spdl_headspace_report;
@@ -1543,10 +1537,10 @@ typedef struct spdl_headspace_report {
 /* Measures the headspace of a loop. A window lasts at least 400 ms, 8 steps and 3 of the longest
    gaps between items, and begins at a random moment. A round has one of each kind, in random order.
    free_item gets each item before the call returns.
-   Returns: SPDL_OK, with the answer in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or the result of
-            next, if neither SPDL_OK nor SPDL_END: *report has the rounds so far.
-   Threads: owner of the source; step is called here.
-   Blocks:  for about `seconds`, and as long as a call of next or step does. */
+   Returns: SPDL_OK, with the answer in *report; SPDL_E_INVALID, SPDL_E_NOMEM; or another result of
+            next, and *report has the rounds so far.
+   Threads: owner of the source; step runs on it.
+   Blocks:  for about `seconds`, and as long as a call of next or step. */
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headspace_report *report);
 
 /* ============================================================================================= */
@@ -1556,24 +1550,23 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
 
        SPDL_DOCTOR=1                 for 30 s from the first item on; the report goes to stderr, and
                                      as a line of JSON to the file of SPDL_REPORT
-       SPDL_DOCTOR=60                for 60 s; much less than 30 s may give no interval
-       SPDL_DOCTOR=1,replay          also repeats kept items: what the consumer learns is void
-       SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps them if they help:
-                                     may change the concurrency of rows that are not .serial,
-                                     and makes twice as many workers (not in a shared pool): the
-                                     `worker` of init has that range
+       SPDL_DOCTOR=60                for 60 s; much less than 30 s can give no interval
+       SPDL_DOCTOR=1,replay          also repeats kept items: discard the trained weights
+       SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps those that help. It
+                                     can change the concurrency of rows that are not .serial. Its own
+                                     pool has twice as many workers: the range of `worker` of init
 
-   It works in next, on the thread of the consumer, and compares windows of time with one difference
-   to windows without. With `replay` kept items replace everything up to a row; that needs
-   .copy_item on the row (buffers of spdl_buffer are copied without). Otherwise calls of the busiest
-   rows sleep a known time longer. Throughput shows on which row it depends, and whether calls wait
-   for a lock; the items stay the same. Statistics include the experiments.
-   spdl_pipeline_set_concurrency has no lasting effect meanwhile.
+   It runs inside of next, on the thread of the consumer. It compares windows of time with one
+   difference to windows without. With `replay` kept items replace all rows up to a row, which needs
+   .copy_item (not for buffers of spdl_buffer). Otherwise calls of the busiest rows sleep a known
+   time longer, and the items stay the same. The throughput shows on which row it depends, and if
+   calls wait for a lock. Statistics include the experiments. Until the end
+   spdl_pipeline_set_concurrency has no lasting effect.
 
-   It repeats rounds in which other programs had the processors, for up to twice its time. If most
-   rounds are such, the report is about the program while others run, and has that sentence. It
-   keeps up to 32 items of each row, in up to 256 MiB where their size is known. A process that ends
-   before, without spdl_pipeline_destroy, prints nothing. */
+   Rounds that other programs disturbed are repeated, for up to twice the time. If most rounds were
+   disturbed, the report has a sentence that its figures include other programs. The doctor keeps up
+   to 32 items of each row, in up to 256 MiB where their size is known. A process that ends earlier,
+   without spdl_pipeline_destroy, prints nothing. */
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -1584,12 +1577,11 @@ typedef struct spdl_doctor_desc {
 } spdl_doctor_desc;
 
 #ifndef SPDL_NO_REPORT
-/* Runs a loop until the doctor is done: takes items, calls `step` with each, and frees them. When
-   the items end it starts over with spdl_pipeline_rewind.
-   Returns: SPDL_OK; SPDL_E_INVALID when the pipeline has no doctor; how the pipeline ended, if not
-            with SPDL_END.
+/* Runs a loop until the doctor is done: it takes items, calls `step` with each, and frees them.
+   When the items end it calls spdl_pipeline_rewind.
+   Returns: SPDL_OK; SPDL_E_INVALID: the pipeline has no doctor; another end of the pipeline.
    Threads: the consumer.
-   Blocks:  for as long as the doctor takes. */
+   Blocks:  as long as the doctor takes. */
 SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step, void *ctx);
 #endif
 
