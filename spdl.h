@@ -7439,16 +7439,22 @@ typedef struct spdl__thrown_what {
     void (*act)(void *kept, bool rethrow);
 } spdl__thrown_what;
 
+/* When a result of a row gets its ticket. Room is what was promised with an input and is not taken;
+   of ALONE and AGAIN what was put and is not taken. */
+typedef enum spdl__tickets {
+    SPDL__TICKET_ALONE,   /* one call at a time: when it is put, and its place is enough */
+    SPDL__TICKET_AT_TAKE, /* several in input order: with the input */
+    SPDL__TICKET_AT_PUT,  /* several in completion order: when it is put */
+    SPDL__TICKET_AGAIN    /* the same with .again: one input may make many */
+} spdl__tickets;
+
 typedef struct spdl__node {
     /* written by create */
     spdl_stage row;
     int index;
     char name[SPDL_NAME_BYTES];
     int most;        /* its concurrency at most */
-    bool ordered;    /* results come in the order of the inputs */
-    bool serial;     /* one call at a time */
-    bool by_ticket;  /* ordered and not serial: the ticket of a result is promised at the take */
-    bool at_put;     /* room is what was put and not taken: serial rows, and those of SPDL_AGAIN */
+    spdl__tickets tickets;
     bool holes;      /* a dropped input leaves a hole */
     bool plain;      /* its calls need nothing that is rare: see flow_sit */
     bool gathers;    /* its function is the library's: a batch or a merge */
@@ -7710,7 +7716,8 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* The number of the result that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    if (node->at_put) return spdl__load_relaxed(&node->out.tail);
+    if (node->tickets == SPDL__TICKET_ALONE || node->tickets == SPDL__TICKET_AGAIN)
+        return spdl__load_relaxed(&node->out.tail);
     return spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
@@ -7718,7 +7725,8 @@ SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
    while fewer than buffer_size results lie there: each call inside may put one more, so there are
    slots for buffer_size + concurrency. */
 SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
-    const uint64_t calls = node->at_put && !node->serial ? 0 : spdl__load_relaxed32(&node->limit);
+    const uint64_t calls =
+        node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
@@ -8067,7 +8075,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
             if ((node->above >> k & 1) && p->node[k].row.kind == SPDL_KIND_BATCH)
                 node->in_batches = true;
         if (row->output_order == SPDL_ORDER_COMPLETION &&
-            (!node->serial || row->kind == SPDL_KIND_MERGE))
+            (node->tickets != SPDL__TICKET_ALONE || row->kind == SPDL_KIND_MERGE))
             disorder = true;
         if (batch && p->marks == NULL && depth == 0) p->marks = node;
         else if (batch || row->flush) p->replays = true;
@@ -8186,9 +8194,9 @@ SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
 /* The ticket of a result, or of what takes its place. */
 SPDL__INLINE uint64_t spdl__put_ticket(spdl__node *node, uint64_t promised) {
     spdl__edge *edge = &node->out;
-    if (node->by_ticket) return promised;
-    if (!node->serial) return spdl__add(&edge->tail, 1);
-    promised = spdl__load_relaxed(&edge->tail); /* one call at a time: its place is enough */
+    if (node->tickets == SPDL__TICKET_AT_TAKE) return promised;
+    if (node->tickets != SPDL__TICKET_ALONE) return spdl__add(&edge->tail, 1);
+    promised = spdl__load_relaxed(&edge->tail);
     spdl__store_relaxed(&edge->tail, promised + 1);
     return promised;
 }
@@ -8220,14 +8228,14 @@ SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
 SPDL__PRIVATE void spdl__put_nothing(const spdl_pipeline *p, spdl__node *node, uint64_t promised,
                                      uint64_t now) {
     const spdl__item hole = { NULL, SPDL__HOLE, 0 };
-    if (node->serial && !node->holes) return; /* no place was promised */
+    if (node->tickets == SPDL__TICKET_ALONE && !node->holes) return; /* no place was promised */
     if (node->row.kind == SPDL_KIND_BRANCH) {
         spdl__put_turn(node, 0);
         spdl__add(&spdl__path_edge(p, node, 0)->refunds, 1);
         spdl__put_path(p, node, 0, &hole, now);
         return;
     }
-    if (!node->at_put || node->holes) spdl__add(&node->out.refunds, 1);
+    if (node->tickets != SPDL__TICKET_AGAIN) spdl__add(&node->out.refunds, 1);
     if (node->holes) spdl__put(node, promised, &hole, now);
 }
 
@@ -8249,7 +8257,8 @@ SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t ne
     node->flushed = false;
     node->number = node->number_first = 0;
     node->mark.item = node->mark.results = 0;
-    node->first = node->by_ticket ? next : spdl__load_relaxed(&node->out.tail);
+    node->first =
+        node->tickets == SPDL__TICKET_AT_TAKE ? next : spdl__load_relaxed(&node->out.tail);
     spdl__store_relaxed(&node->epoch, epoch);
 }
 
@@ -9070,9 +9079,9 @@ SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
             node = node->before;
             continue;
         }
-        if (node->by_ticket ? (int64_t)(spdl__row_at(node, word) -
-                                        spdl__head(spdl__load(&node->out.word))) > 0
-                            : active > 0)
+        if (node->tickets == SPDL__TICKET_AT_TAKE
+                ? (int64_t)(spdl__row_at(node, word) - spdl__head(spdl__load(&node->out.word))) > 0
+                : active > 0)
             return node;
         if (in == NULL) {
             *idle = node->row.kind == SPDL_KIND_SOURCE && !node->own_thread;
@@ -9741,7 +9750,8 @@ SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
 SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     const spdl__node *node = task->node;
     const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
-    uint64_t at = (node->serial ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
+    const bool alone = node->tickets == SPDL__TICKET_ALONE;
+    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
     spdl__batch *batch = NULL, *made = NULL;
     bool again = false;
     for (;;) {
@@ -11049,8 +11059,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* The ticket that the row would give to its next result. */
 SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
-    return node->by_ticket ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
-                           : spdl__load_relaxed(&node->out.tail);
+    return node->tickets == SPDL__TICKET_AT_TAKE
+               ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
+               : spdl__load_relaxed(&node->out.tail);
 }
 
 /* Quiet and purged: the edge is empty, its head at the next ticket. What it moves over counts as
@@ -11918,11 +11929,11 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
         row->concurrency < SPDL__MAX_WORKERS)
         node->most = (int)spdl__min(spdl__max(2 * (uint64_t)node->most, (uint64_t)p->threads),
                                     SPDL__MAX_WORKERS);
-    node->ordered = row->output_order == SPDL_ORDER_INPUT;
-    node->serial = node->most == 1;
-    node->by_ticket = node->ordered && !node->serial;
-    node->at_put = node->serial || row->again;
-    node->holes = node->by_ticket || spdl__plan_in_turn(plan, i);
+    node->tickets = node->most == 1                         ? SPDL__TICKET_ALONE
+                    : row->output_order == SPDL_ORDER_INPUT ? SPDL__TICKET_AT_TAKE
+                    : row->again                            ? SPDL__TICKET_AGAIN
+                                                            : SPDL__TICKET_AT_PUT;
+    node->holes = node->tickets == SPDL__TICKET_AT_TAKE || spdl__plan_in_turn(plan, i);
     node->own_thread = row->kind == SPDL_KIND_SOURCE && row->threads > 0;
     node->places = spdl__row_places(plan, i);
     node->above = plan->above[i];
@@ -12009,7 +12020,8 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     const spdl__node *row;
     uint64_t most = 1;
-    if (node->row.kind != SPDL_KIND_BRANCH || !node->merge->ordered) return true;
+    if (node->row.kind != SPDL_KIND_BRANCH || node->merge->row.output_order != SPDL_ORDER_INPUT)
+        return true;
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
@@ -12485,7 +12497,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, u
     stats->deferred = node->row.deferred;
     stats->alone = node->alone;
     stats->from = node->row.next != NULL;
-    stats->in_order = node->ordered;
+    stats->in_order = node->row.output_order == SPDL_ORDER_INPUT;
     stats->lock_found = locked_at > 0 && (int)locked_at == stats->concurrency;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
