@@ -9414,8 +9414,7 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
 }
 
 /* A sitting begins. */
-SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node,
-                                   uint64_t late) {
+SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
@@ -9430,8 +9429,6 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
                         : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
                                                            SPDL__SITTING_ITEMS));
     s->limit = spdl__load_relaxed32(&node->limit);
-    s->timed = !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
-                                  node->parked != NULL); /* those are booked before they park */
     s->word = spdl__load(node->word);
     task->node = node;
     task->owner = (uint8_t)node->index;
@@ -9545,15 +9542,16 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 /* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
    look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
 SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
-                                         const bool first) {
+                                         const bool timed, const bool first) {
     spdl__node *const node = s->node;
     spdl__edge *const in = node->in;
     const bool inside = (plain && !first) || s->inside;
+    const uint64_t busy = s->word & SPDL__BUSY;
     const uint64_t head = spdl__head(s->word), next = s->word + SPDL__HEAD_ONE + !inside;
     const bool routes = !plain && node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if ((s->word & SPDL__BUSY) >= s->limit + inside) return SPDL__LEFT;
+    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT;
     if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
@@ -9583,12 +9581,12 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     }
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
-    s->inside = true;
+    if (!inside) s->inside = s->done = true;
     spdl__wake_hint(s->p, node, node->around, first);
     if (in == NULL) {
         what.range = node->made;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
-    } else if (s->timed || first || (!plain && SPDL__TRACED(in->track))) {
+    } else if (timed || first || (!plain && SPDL__TRACED(in->track))) {
         s->waited += spdl__edge_put_wait(in, head, s->now);
         spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
     }
@@ -9602,7 +9600,8 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
 }
 
 /* A call in a plain row, and its put. */
-SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call) {
+SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
+                                                 const bool timed) {
     spdl__node *const node = s->node;
     const bool source = node->in == NULL;
     spdl_result result;
@@ -9612,7 +9611,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     SPDL__PROBE(task_begin, node->row.name, task->sequence);
     result = call(task, task->in.item, &out);
     SPDL__PROBE(task_end, node->row.name, task->sequence);
-    if (s->timed) s->now = spdl_time_ns();
+    if (timed) s->now = spdl_time_ns();
     if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
         !SPDL__DEBUGS) {
         spdl__item what = task->in;
@@ -9624,7 +9623,12 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
             ++s->made;
             if (source) spdl__store_relaxed(&node->made, node->made + 1);
         }
-        spdl__put(node, task->ticket, &what, s->now);
+        if (node->tickets == SPDL__TICKET_ALONE) { /* the tail that was read at the take */
+            spdl__store_relaxed(&node->out.tail, task->ticket + 1);
+            spdl__put_at(&node->out, task->ticket, &what, s->now);
+        } else {
+            spdl__put(node, task->ticket, &what, s->now);
+        }
         return SPDL__GOES_ON;
     }
     if (source && result == SPDL_END && !task->call_error) {
@@ -9639,38 +9643,37 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
 }
 
 /* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
-   done. Two copies are compiled: `plain` is for rows that have none of what is rare (see
+   done. Three copies are compiled: `plain` is for rows that have none of what is rare (see
    node_is_plain in >>create-impl). `late`: no call begins from then on. */
-SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late,
-                                 const bool plain) {
+SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
+                                 const bool timed) {
     const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
     spdl__outcome outcome = SPDL__GOES_ON;
     spdl__sitting s;
     uint64_t since;
     bool first = true;
-    spdl__flow_enter(&s, task, node, late);
+    spdl__flow_enter(&s, task, node);
+    s.timed = timed;
     if (plain) spdl__store_relaxed32(&task->live, 1);
     if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
-    while (outcome != SPDL__OVER && (!s.timed || s.now < late)) {
+    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
         if (plain || !s.again) {
-            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, true)
-                                            : spdl__flow_take(&s, task, plain, false);
+            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, timed, true)
+                                            : spdl__flow_take(&s, task, plain, timed, false);
             if (taken == SPDL__LEFT) break;
-            s.done = true;
             if (taken == SPDL__PASSED) continue;
         }
-        if (first && (plain || !node->gathers) &&
-            spdl__flow_first(task, s.counters, s.timed, s.now))
+        if (first && (plain || !node->gathers) && spdl__flow_first(task, s.counters, timed, s.now))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
-        outcome = plain ? spdl__flow_call_plain(&s, task, call)
+        outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
                         : spdl__flow_call(task, s.counters, &s.now);
         if (!plain) task->gone = outcome == SPDL__GONE;
         if (!plain && task->gone) return false;
         if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
         first = false;
-        if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
+        if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
         if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
         if (!plain) s.again = outcome == SPDL__LATER;
         if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
@@ -9688,12 +9691,28 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     return s.done;
 }
 
-SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node, uint64_t late) {
-    return spdl__flow_sit(task, node, late, true);
+SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node) {
+    return spdl__flow_sit(task, node, SPDL__NEVER, true, false);
 }
 
-SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late) {
-    return spdl__flow_sit(task, node, late, false);
+SPDL__NOINLINE bool spdl__flow_sit_timed(spdl_task *task, spdl__node *node, uint64_t late) {
+    return spdl__flow_sit(task, node, late, true, true);
+}
+
+SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late,
+                                       bool timed) {
+    return spdl__flow_sit(task, node, late, false, timed);
+}
+
+/* One sitting in a row. Calls that take long or that have a deadline are timed one by one; so are
+   those that may go on later, as they are booked before they park. */
+SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t late) {
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
+    if (!node->plain)
+        return spdl__flow_sit_any(task, node, late,
+                                  !node->gathers && (timed || node->parked != NULL));
+    return timed ? spdl__flow_sit_timed(task, node, late) : spdl__flow_sit_plain(task, node);
 }
 
 /* ============================================================================================= */
@@ -10212,8 +10231,7 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
                 !spdl__row_has_work(p, node, word) || !spdl__step_suits(p, node, longest))
                 continue;
             if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
-            else if (node->plain) done = spdl__flow_sit_plain(task, node, late);
-            else done = spdl__flow_sit_any(task, node, late);
+            else done = spdl__flow_visit(task, node, late);
             if (done) return true;
         }
     }
@@ -10269,7 +10287,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
     while (!spdl__load32(&p->producer_quits) && !task->gone) {
-        if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) {
+        if (spdl__producer_may(p) && spdl__flow_visit(task, p->producer, SPDL__NEVER)) {
             round = 0;
             continue;
         }
