@@ -7431,16 +7431,22 @@ typedef struct spdl__thrown_what {
     void (*act)(void *kept, bool rethrow);
 } spdl__thrown_what;
 
+/* When a result of a row gets its ticket. Room is what was promised with an input and is not taken;
+   of ALONE and AGAIN what was put and is not taken. */
+typedef enum spdl__tickets {
+    SPDL__TICKET_ALONE,   /* one call at a time: when it is put, and its place is enough */
+    SPDL__TICKET_AT_TAKE, /* several in input order: with the input */
+    SPDL__TICKET_AT_PUT,  /* several in completion order: when it is put */
+    SPDL__TICKET_AGAIN    /* the same with .again: one input may make many */
+} spdl__tickets;
+
 typedef struct spdl__node {
     /* written by create */
     spdl_stage row;
     int index;
     char name[SPDL_NAME_BYTES];
     int most;        /* its concurrency at most */
-    bool ordered;    /* results come in the order of the inputs */
-    bool serial;     /* one call at a time */
-    bool by_ticket;  /* ordered and not serial: the ticket of a result is promised at the take */
-    bool at_put;     /* room is what was put and not taken: serial rows, and those of SPDL_AGAIN */
+    spdl__tickets tickets;
     bool holes;      /* a dropped input leaves a hole */
     bool plain;      /* its calls need nothing that is rare: see flow_sit */
     bool gathers;    /* its function is the library's: a batch or a merge */
@@ -7702,7 +7708,8 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* The number of the result that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    if (node->at_put) return spdl__load_relaxed(&node->out.tail);
+    if (node->tickets == SPDL__TICKET_ALONE || node->tickets == SPDL__TICKET_AGAIN)
+        return spdl__load_relaxed(&node->out.tail);
     return spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
@@ -7710,7 +7717,8 @@ SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
    while fewer than buffer_size results lie there: each call inside may put one more, so there are
    slots for buffer_size + concurrency. */
 SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
-    const uint64_t calls = node->at_put && !node->serial ? 0 : spdl__load_relaxed32(&node->limit);
+    const uint64_t calls =
+        node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
@@ -8059,7 +8067,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
             if ((node->above >> k & 1) && p->node[k].row.kind == SPDL_KIND_BATCH)
                 node->in_batches = true;
         if (row->output_order == SPDL_ORDER_COMPLETION &&
-            (!node->serial || row->kind == SPDL_KIND_MERGE))
+            (node->tickets != SPDL__TICKET_ALONE || row->kind == SPDL_KIND_MERGE))
             disorder = true;
         if (batch && p->marks == NULL && depth == 0) p->marks = node;
         else if (batch || row->flush) p->replays = true;
@@ -8178,9 +8186,9 @@ SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
 /* The ticket of a result, or of what takes its place. */
 SPDL__INLINE uint64_t spdl__put_ticket(spdl__node *node, uint64_t promised) {
     spdl__edge *edge = &node->out;
-    if (node->by_ticket) return promised;
-    if (!node->serial) return spdl__add(&edge->tail, 1);
-    promised = spdl__load_relaxed(&edge->tail); /* one call at a time: its place is enough */
+    if (node->tickets == SPDL__TICKET_AT_TAKE) return promised;
+    if (node->tickets != SPDL__TICKET_ALONE) return spdl__add(&edge->tail, 1);
+    promised = spdl__load_relaxed(&edge->tail);
     spdl__store_relaxed(&edge->tail, promised + 1);
     return promised;
 }
@@ -8212,14 +8220,14 @@ SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
 SPDL__PRIVATE void spdl__put_nothing(const spdl_pipeline *p, spdl__node *node, uint64_t promised,
                                      uint64_t now) {
     const spdl__item hole = { NULL, SPDL__HOLE, 0 };
-    if (node->serial && !node->holes) return; /* no place was promised */
+    if (node->tickets == SPDL__TICKET_ALONE && !node->holes) return; /* no place was promised */
     if (node->row.kind == SPDL_KIND_BRANCH) {
         spdl__put_turn(node, 0);
         spdl__add(&spdl__path_edge(p, node, 0)->refunds, 1);
         spdl__put_path(p, node, 0, &hole, now);
         return;
     }
-    if (!node->at_put || node->holes) spdl__add(&node->out.refunds, 1);
+    if (node->tickets != SPDL__TICKET_AGAIN) spdl__add(&node->out.refunds, 1);
     if (node->holes) spdl__put(node, promised, &hole, now);
 }
 
@@ -8241,7 +8249,8 @@ SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t ne
     node->flushed = false;
     node->number = node->number_first = 0;
     node->mark.item = node->mark.results = 0;
-    node->first = node->by_ticket ? next : spdl__load_relaxed(&node->out.tail);
+    node->first =
+        node->tickets == SPDL__TICKET_AT_TAKE ? next : spdl__load_relaxed(&node->out.tail);
     spdl__store_relaxed(&node->epoch, epoch);
 }
 
@@ -9062,9 +9071,9 @@ SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
             node = node->before;
             continue;
         }
-        if (node->by_ticket ? (int64_t)(spdl__row_at(node, word) -
-                                        spdl__head(spdl__load(&node->out.word))) > 0
-                            : active > 0)
+        if (node->tickets == SPDL__TICKET_AT_TAKE
+                ? (int64_t)(spdl__row_at(node, word) - spdl__head(spdl__load(&node->out.word))) > 0
+                : active > 0)
             return node;
         if (in == NULL) {
             *idle = node->row.kind == SPDL_KIND_SOURCE && !node->own_thread;
@@ -9397,8 +9406,7 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
 }
 
 /* A sitting begins. */
-SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node,
-                                   uint64_t late) {
+SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
@@ -9413,8 +9421,6 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
                         : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
                                                            SPDL__SITTING_ITEMS));
     s->limit = spdl__load_relaxed32(&node->limit);
-    s->timed = !node->gathers && (each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER ||
-                                  node->parked != NULL); /* those are booked before they park */
     s->word = spdl__load(node->word);
     task->node = node;
     task->owner = (uint8_t)node->index;
@@ -9528,15 +9534,16 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 /* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
    look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
 SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
-                                         const bool first) {
+                                         const bool timed, const bool first) {
     spdl__node *const node = s->node;
     spdl__edge *const in = node->in;
     const bool inside = (plain && !first) || s->inside;
+    const uint64_t busy = s->word & SPDL__BUSY;
     const uint64_t head = spdl__head(s->word), next = s->word + SPDL__HEAD_ONE + !inside;
     const bool routes = !plain && node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if ((s->word & SPDL__BUSY) >= s->limit + inside) return SPDL__LEFT;
+    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT;
     if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
@@ -9566,12 +9573,12 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     }
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
-    s->inside = true;
+    if (!inside) s->inside = s->done = true;
     spdl__wake_hint(s->p, node, node->around, first);
     if (in == NULL) {
         what.range = node->made;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
-    } else if (s->timed || first || (!plain && SPDL__TRACED(in->track))) {
+    } else if (timed || first || (!plain && SPDL__TRACED(in->track))) {
         s->waited += spdl__edge_put_wait(in, head, s->now);
         spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
     }
@@ -9585,7 +9592,8 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
 }
 
 /* A call in a plain row, and its put. */
-SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call) {
+SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
+                                                 const bool timed) {
     spdl__node *const node = s->node;
     const bool source = node->in == NULL;
     spdl_result result;
@@ -9595,7 +9603,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     SPDL__PROBE(task_begin, node->row.name, task->sequence);
     result = call(task, task->in.item, &out);
     SPDL__PROBE(task_end, node->row.name, task->sequence);
-    if (s->timed) s->now = spdl_time_ns();
+    if (timed) s->now = spdl_time_ns();
     if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
         !SPDL__DEBUGS) {
         spdl__item what = task->in;
@@ -9607,7 +9615,12 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
             ++s->made;
             if (source) spdl__store_relaxed(&node->made, node->made + 1);
         }
-        spdl__put(node, task->ticket, &what, s->now);
+        if (node->tickets == SPDL__TICKET_ALONE) { /* the tail that was read at the take */
+            spdl__store_relaxed(&node->out.tail, task->ticket + 1);
+            spdl__put_at(&node->out, task->ticket, &what, s->now);
+        } else {
+            spdl__put(node, task->ticket, &what, s->now);
+        }
         return SPDL__GOES_ON;
     }
     if (source && result == SPDL_END && !task->call_error) {
@@ -9622,38 +9635,37 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
 }
 
 /* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
-   done. Two copies are compiled: `plain` is for rows that have none of what is rare (see
+   done. Three copies are compiled: `plain` is for rows that have none of what is rare (see
    node_is_plain in >>create-impl). `late`: no call begins from then on. */
-SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late,
-                                 const bool plain) {
+SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
+                                 const bool timed) {
     const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
     spdl__outcome outcome = SPDL__GOES_ON;
     spdl__sitting s;
     uint64_t since;
     bool first = true;
-    spdl__flow_enter(&s, task, node, late);
+    spdl__flow_enter(&s, task, node);
+    s.timed = timed;
     if (plain) spdl__store_relaxed32(&task->live, 1);
     if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
-    while (outcome != SPDL__OVER && (!s.timed || s.now < late)) {
+    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
         if (plain || !s.again) {
-            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, true)
-                                            : spdl__flow_take(&s, task, plain, false);
+            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, timed, true)
+                                            : spdl__flow_take(&s, task, plain, timed, false);
             if (taken == SPDL__LEFT) break;
-            s.done = true;
             if (taken == SPDL__PASSED) continue;
         }
-        if (first && (plain || !node->gathers) &&
-            spdl__flow_first(task, s.counters, s.timed, s.now))
+        if (first && (plain || !node->gathers) && spdl__flow_first(task, s.counters, timed, s.now))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
-        outcome = plain ? spdl__flow_call_plain(&s, task, call)
+        outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
                         : spdl__flow_call(task, s.counters, &s.now);
         if (!plain) task->gone = outcome == SPDL__GONE;
         if (!plain && task->gone) return false;
         if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
         first = false;
-        if (s.timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
+        if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
         if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
         if (!plain) s.again = outcome == SPDL__LATER;
         if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
@@ -9671,12 +9683,28 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     return s.done;
 }
 
-SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node, uint64_t late) {
-    return spdl__flow_sit(task, node, late, true);
+SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node) {
+    return spdl__flow_sit(task, node, SPDL__NEVER, true, false);
 }
 
-SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late) {
-    return spdl__flow_sit(task, node, late, false);
+SPDL__NOINLINE bool spdl__flow_sit_timed(spdl_task *task, spdl__node *node, uint64_t late) {
+    return spdl__flow_sit(task, node, late, true, true);
+}
+
+SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late,
+                                       bool timed) {
+    return spdl__flow_sit(task, node, late, false, timed);
+}
+
+/* One sitting in a row. Calls that take long or that have a deadline are timed one by one; so are
+   those that may go on later, as they are booked before they park. */
+SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t late) {
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
+    if (!node->plain)
+        return spdl__flow_sit_any(task, node, late,
+                                  !node->gathers && (timed || node->parked != NULL));
+    return timed ? spdl__flow_sit_timed(task, node, late) : spdl__flow_sit_plain(task, node);
 }
 
 /* ============================================================================================= */
@@ -9733,7 +9761,8 @@ SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
 SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     const spdl__node *node = task->node;
     const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
-    uint64_t at = (node->serial ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
+    const bool alone = node->tickets == SPDL__TICKET_ALONE;
+    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
     spdl__batch *batch = NULL, *made = NULL;
     bool again = false;
     for (;;) {
@@ -10194,8 +10223,7 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
                 !spdl__row_has_work(p, node, word) || !spdl__step_suits(p, node, longest))
                 continue;
             if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
-            else if (node->plain) done = spdl__flow_sit_plain(task, node, late);
-            else done = spdl__flow_sit_any(task, node, late);
+            else done = spdl__flow_visit(task, node, late);
             if (done) return true;
         }
     }
@@ -10251,7 +10279,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
     while (!spdl__load32(&p->producer_quits) && !task->gone) {
-        if (spdl__producer_may(p) && spdl__flow_sit_any(task, p->producer, SPDL__NEVER)) {
+        if (spdl__producer_may(p) && spdl__flow_visit(task, p->producer, SPDL__NEVER)) {
             round = 0;
             continue;
         }
@@ -11041,8 +11069,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* The ticket that the row would give to its next result. */
 SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
-    return node->by_ticket ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
-                           : spdl__load_relaxed(&node->out.tail);
+    return node->tickets == SPDL__TICKET_AT_TAKE
+               ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
+               : spdl__load_relaxed(&node->out.tail);
 }
 
 /* Quiet and purged: the edge is empty, its head at the next ticket. What it moves over counts as
@@ -11910,11 +11939,11 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
         row->concurrency < SPDL__MAX_WORKERS)
         node->most = (int)spdl__min(spdl__max(2 * (uint64_t)node->most, (uint64_t)p->threads),
                                     SPDL__MAX_WORKERS);
-    node->ordered = row->output_order == SPDL_ORDER_INPUT;
-    node->serial = node->most == 1;
-    node->by_ticket = node->ordered && !node->serial;
-    node->at_put = node->serial || row->again;
-    node->holes = node->by_ticket || spdl__plan_in_turn(plan, i);
+    node->tickets = node->most == 1                         ? SPDL__TICKET_ALONE
+                    : row->output_order == SPDL_ORDER_INPUT ? SPDL__TICKET_AT_TAKE
+                    : row->again                            ? SPDL__TICKET_AGAIN
+                                                            : SPDL__TICKET_AT_PUT;
+    node->holes = node->tickets == SPDL__TICKET_AT_TAKE || spdl__plan_in_turn(plan, i);
     node->own_thread = row->kind == SPDL_KIND_SOURCE && row->threads > 0;
     node->places = spdl__row_places(plan, i);
     node->above = plan->above[i];
@@ -12001,7 +12030,8 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     const spdl__node *row;
     uint64_t most = 1;
-    if (node->row.kind != SPDL_KIND_BRANCH || !node->merge->ordered) return true;
+    if (node->row.kind != SPDL_KIND_BRANCH || node->merge->row.output_order != SPDL_ORDER_INPUT)
+        return true;
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
@@ -12477,7 +12507,7 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, u
     stats->deferred = node->row.deferred;
     stats->alone = node->alone;
     stats->from = node->row.next != NULL;
-    stats->in_order = node->ordered;
+    stats->in_order = node->row.output_order == SPDL_ORDER_INPUT;
     stats->lock_found = locked_at > 0 && (int)locked_at == stats->concurrency;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
