@@ -255,7 +255,7 @@ static bool can_leave_fields_out() {
     const spdl_files_desc files{ .recursive = true };
     const spdl_npz_desc npz{ .no_crc = true };
     return ring.item_bytes == 0 && pool.queue_size == 0 && pipeline.seed == 0 &&
-           sampler.seed == 0 && loader.max_restarts == 0 && files.max_files == 0 &&
+           sampler.seed == 0 && loader.max_restarts == 0 && files.error == nullptr &&
            npz.max_bytes == 0;
 }
 #else
