@@ -32,7 +32,7 @@ skipped=$3
 [ $status -eq 0 ] || [ "$failed" -gt 0 ] || not_ok "the runner ended with $status"
 
 [ -z "$BRIEF" ] || finish
-for target in npy directory inflate npz roundtrip files; do
+for target in npy directory inflate npz roundtrip files text; do
     set -- "tests/corpus/$target"
     # shellcheck disable=SC2086 # a list of options
     $cc $flags -DFUZZ_DRIVER -DFUZZ_NO_ZLIB tests/fuzz_$target.c -o $build/driver_$target || exit 1

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Which branches of the headers the tests take: the share of each section and of all, and those that
-# never were and have no reason in tests/uncovered.md. Also of children that end by _exit or a signal:
-# counters lie in the file. The CUDA tests run on the stand-in for the runtime.
+# Which branches of the headers the tests take: the share of each section and of all, and those
+# that no test takes and that have no reason in tests/uncovered.md. Counters lie in files, so those
+# of children count that end by _exit or a signal. CUDA tests run on the stand-in for the runtime.
 # usage: tests/coverage.sh [--all] [SECTION ...]   --all: shows those with a reason, too
 cd "$(dirname "$0")/.." || exit 1
 for tool in clang llvm-cov llvm-profdata python3; do

@@ -80,7 +80,7 @@ int fault_pthread_attr_setstacksize(pthread_attr_t *attr, size_t bytes) {
     return strikes(ATTRIBUTES) ? EINVAL : pthread_attr_setstacksize(attr, bytes);
 }
 
-/* A wait for a futex ends early or is interrupted; a wake never fails. Other calls are not there. */
+/* A wait for a futex ends early or is interrupted; a wake never fails. Others are not there. */
 long fault_syscall(long number, ...) {
     long a[6];
     va_list args;

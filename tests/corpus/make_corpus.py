@@ -131,6 +131,19 @@ def npz():
     write("npz", "none", struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0, 0, 0, 0, 0))
 
 
+def text():
+    field = b" table=0123456789abcdef item_seed=0 data=0 epoch=1 item=3 results=0 batch=1 drops=0"
+    write("text", "state", b"\x02spdl.state.1" + field + b" delivered=3")
+    write("text", "state_ranks", b"\x1espdl.state.1" + field + b" delivered=3 rank=0/2 from=0:0")
+    for way in (0x22, 0x26, 0x32, 0x36, 0x3E):
+        write("text", f"edits_{way:02x}", bytes([way]) + b"\x20\x31\x28\x39\x31\x00\x3a\x35" * 3)
+    settings = [b"5", b"1,replay,raise", b"1", b"4", b"trace.json,events=64", b"read", b"decode"]
+    write("text", "environment", b"\x01" + b"\n".join(settings))
+    odd = [b'a"b\\c\x01\x7f', b"\xff\xc3\xa9\xed\xa0\x80"]
+    names = [b"0.01", b"60", b"x", b"-1", b"t,events=9"] + odd
+    write("text", "environment_odd", b"\x01" + b"\n".join(names))
+
+
 def files():
     """A byte that says what the rest is: see tests/fuzz_files.c."""
     members = [("a/1.img", b"image" * 30), ("a/1.cls", b"7"), ("b" * 120 + "/2.img", bytes(600))]
@@ -157,5 +170,5 @@ def files():
     write("files", "list", b"\x05none\n\r\n.\n")
 
 
-for target in (inflate, npy, directory, roundtrip, npz, files):
+for target in (inflate, npy, directory, roundtrip, npz, files, text):
     target()
