@@ -1326,7 +1326,7 @@ typedef struct spdl_stats {
     uint64_t consumer_runnable_ns; /* time since the second item that the consumer was ready to run
                                while others ran (Linux with schedstat). Updated when the consumer
                                calls spdl_pipeline_stats, and by reports */
-    /* The process since the second item, or since earlier first statistics, read at most every 10 ms;
+    /* The process since the second item or earlier first statistics, read at most every 10 ms;
        0: not known. */
     uint64_t process_ns;    /* duration */
     uint64_t process_cpu_ns; /* CPU time of all its threads */
@@ -1552,8 +1552,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
                                      as a line of JSON to the file of SPDL_REPORT
        SPDL_DOCTOR=60                for 60 s; much less than 30 s can give no interval
        SPDL_DOCTOR=1,replay          also repeats kept items: discard the trained weights
-       SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps those that help. It
-                                     can change the concurrency of rows that are not .serial. Its own
+       SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps what helps. It
+                                     can change the concurrency of rows without .serial. Its own
                                      pool has twice as many workers: the range of `worker` of init
 
    It runs inside of next, on the thread of the consumer. It compares windows of time with one
