@@ -452,10 +452,12 @@ static void json_of_the_largest_pipeline(void) {
     REQUIRE(text != NULL);
     memset(&stats, 0xff, sizeof stats);
     stats.stage_count = SPDL_MAX_STAGES;
+    stats.next_works = stats.shared_pool = stats.may_doctor = false;
     for (int i = 0; i < SPDL_MAX_STAGES; ++i) {
         memset(stats.stage[i].name, 1, SPDL_NAME_BYTES); /* each takes six bytes */
         stats.stage[i].deferred = stats.stage[i].runnable_known = false;
         stats.stage[i].alone = stats.stage[i].in_order = stats.stage[i].lock_found = false;
+        stats.stage[i].from = false;
         stats.stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
         stats.edge[i].readiness = 1;
     }

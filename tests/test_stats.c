@@ -1468,6 +1468,7 @@ static void text_of_the_largest_pipeline(void) {
     char text[16000];
     int rows = 0;
     memset(&stats, 0xff, sizeof stats);
+    stats.next_works = stats.shared_pool = stats.may_doctor = false;
     stats.stage_count = SPDL_MAX_STAGES;
     for (int i = 0; i < SPDL_MAX_STAGES; ++i) {
         memset(stats.stage[i].name, 'n', SPDL_NAME_BYTES);
@@ -1475,6 +1476,8 @@ static void text_of_the_largest_pipeline(void) {
         stats.stage[i].kind = SPDL_KIND_PIPE;
         stats.stage[i].concurrency = 4096;
         stats.stage[i].deferred = stats.stage[i].runnable_known = false;
+        stats.stage[i].from = stats.stage[i].alone = stats.stage[i].lock_found = false;
+        stats.stage[i].in_order = false;
         stats.edge[i].buffer_size = stats.edge[i].depth = 1 << 20;
         stats.edge[i].readiness = 1;
     }
