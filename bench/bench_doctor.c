@@ -7,12 +7,13 @@
 
    A row for each program of doctor_programs.h: the share of repeats with the right class and stage,
    of the doctor, and beside it of the verdict alone (the statistics of --watch seconds, 3). Each
-   repeat runs the doctor for --seconds (30; with --quick 12), in 3 repeats (--quick 1, --all 10). Then the
-   settings that were advised are really written: two pipelines, as it is and with them, in 24
-   windows each (--quick 8), on the measuring core. From these:
+   repeat runs the doctor for --seconds (30; with --quick 12), in 3 repeats (--quick 1, --all 10).
+   Then the settings that were advised are really written: two pipelines, as it is and with them, in
+   24 windows each (--quick 8), on the measuring core. From these:
 
-   verdict_right        programs that the verdict alone names in most repeats; doctor_right: that the
-                        doctor does; doctor_worse: those in which it is right less often
+   verdict_right        programs that the verdict alone names in most repeats
+   doctor_right         the same of the doctor
+   doctor_worse         programs in which it is right less often than the verdict
    said_is_a_bound      the gain that was said without a measurement is not less than the truth
    said_err_p50..       how far it is off
    measured_err_p50..   the gain that the doctor measured, against the truth
