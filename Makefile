@@ -130,6 +130,9 @@ bench-sampler: ## what an index costs, against Grain and SPDL
 .PHONY: bench-loader
 bench-loader: ## the loader process, against a futex, SPDL, PyTorch, Grain (first time: 5 GB)
 
+.PHONY: bench-frames
+bench-frames: ## a game at 60 Hz while it loads: frames that come too late
+
 .PHONY: bench-neighbour
 bench-neighbour: ## a trainer beside loaders: threads or a process, polite or not
 
