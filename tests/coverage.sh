@@ -19,8 +19,8 @@ flags="$flags -Wno-unused-command-line-argument"
 export LLVM_PROFILE_FILE="$PWD/$build/%m%c.profraw"
 MAKEFLAGS='' "${MAKE:-make}" -s -j"$(getconf _NPROCESSORS_ONLN)" B=$build CC=clang CFLAGS="$flags" \
     $build/runner || exit 1
-TEST_TIMEOUT=${TEST_TIMEOUT:-120} tests/run.sh $build/runner --jobs "$(getconf _NPROCESSORS_ONLN)" \
-    >$build/log 2>&1 || grep -E '^FAIL' $build/log
+TEST_TIMEOUT=${TEST_TIMEOUT:-120} tests/run.sh $build/runner --busy \
+    --jobs "$(getconf _NPROCESSORS_ONLN)" >$build/log 2>&1 || grep -E '^FAIL' $build/log
 tail -n 1 $build/log
 
 wrap=
@@ -36,7 +36,25 @@ clang -std=gnu11 -w -O0 -pthread -Itests/cudart_min -fPIC -shared tests/cudart_s
 tests/run.sh $build/cuda >$build/cuda.log 2>&1 || grep -E '^FAIL' $build/cuda.log
 tail -n 1 $build/cuda.log
 
+# What is there for C++ alone, and the corpus of the fuzz targets with some inputs made of it.
+objects=
+for name in cpp rows; do
+    # shellcheck disable=SC2086 # lists of options
+    clang++ -std=c++20 $flags -I. -pthread tests/$name.cpp -o $build/$name &&
+        $build/$name >/dev/null 2>&1 || echo "FAIL $name.cpp"
+    objects="$objects -object $build/$name"
+done
+for target in npy directory inflate npz roundtrip files text; do
+    # shellcheck disable=SC2086 # lists of options
+    clang -std=gnu11 $flags -pthread -DFUZZ_DRIVER -DFUZZ_NO_ZLIB tests/fuzz_$target.c \
+        -o $build/fuzz_$target &&
+        $build/fuzz_$target -runs=2000 tests/corpus/$target >/dev/null 2>&1 ||
+        echo "FAIL fuzz_$target"
+    objects="$objects -object $build/fuzz_$target"
+done
+
+# shellcheck disable=SC2086 # a list of options
 llvm-profdata merge -sparse $build/*.profraw -o $build/all.profdata &&
-    llvm-cov export -format=text -instr-profile=$build/all.profdata $build/runner \
+    llvm-cov export -format=text -instr-profile=$build/all.profdata $build/runner $objects \
         -object $build/cuda >$build/branches.json || exit 1
 exec python3 tests/coverage.py $build/branches.json "$@"
