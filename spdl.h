@@ -60,8 +60,8 @@
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
        >>os-process                                                        platform
        >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
-       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>batch-impl  >>merge-impl
-       >>step-impl  >>next-impl  >>stop-impl  >>create-impl                engine
+       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>rare-impl  >>batch-impl
+       >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl  >>create-impl                engine
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
@@ -7301,10 +7301,11 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* ============================================================================================= */
 /* >>row-impl
    What a pipeline is made of: rows (nodes), the calls of their functions (tasks), and the threads
-   that run them. The rooms that follow are in the order of an item's way: >>flow-impl takes it,
-   calls the function, puts the result and leaves; >>flow-impl also has the calls that go on later,
-   >>batch-impl and >>merge-impl are rows whose functions are the library's, and >>step-impl is what
-   a worker does.
+   that run them. >>flow-impl is what a worker does with an item: it takes it, calls the function,
+   puts the result and leaves. >>rare-impl has what else may happen there, such as failures and
+   calls that go on later. >>batch-impl and >>merge-impl are rows whose functions are the library's,
+   and
+   >>producer-impl is the thread of a source.
 
    A worker enters a row by taking an item, then calls, puts, takes the next item, and so on for up
    to SPDL__SITTING_NS (a sitting). So nothing is ever taken and not begun, and calls of a row begin
@@ -7390,7 +7391,7 @@ typedef struct spdl__start {
     const spdl_sampler *sampler; /* NULL, or what the sampler becomes */
 } spdl__start;
 
-/* A call that goes on later: one of a row with .again or .deferred. (>>flow-impl) */
+/* A call that goes on later: one of a row with .again or .deferred. (>>rare-impl) */
 typedef enum spdl__parked_state {
     SPDL__PARKED_FREE,
     SPDL__PARKED_RUNNING, /* a worker has it */
@@ -8090,95 +8091,143 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
 
 /* ============================================================================================= */
 /* >>flow-impl
-   An item's way through a row, in the order of its parts: put, fail, what a call may ask for, call,
-   settle, take, leave, and the loop that does them (flow_sit).
+   An item's way through a row, and what a worker does: a step looks for the row furthest downstream
+   that has something to do, and sits there. A sitting takes an item, calls the function, puts the
+   result, and so on; then it leaves the row. A worker never keeps an item that it has not begun,
+   and never waits in a row. All that is rare is in >>rare-impl.
 
    Threads: the worker (or with SPDL_INLINE the consumer) whose task it is. User functions run here,
    never under a lock. An input is the call's until the function returns, and the library's again
    after that unless it was taken; a result is the library's. */
 
-#define SPDL__EMPTY_CALLS 1000 /* with SPDL_DEBUG: so many calls of a source without a result, */
-#define SPDL__EMPTY_NS 1000000000 /* in less time than this, are a loop that waits for data */
-#define SPDL__NULLS 100 /* with SPDL_DEBUG: so many in a row, and nothing before, are odd */
 #define SPDL__SITTING_NS 40000 /* how long a worker stays in a row before it looks downstream */
 #define SPDL__SITTING_ITEMS 32 /* and how many calls it makes there at most */
 #define SPDL__TIMED_NS 1000    /* calls that take as long on average are timed one by one */
 #define SPDL__SLOW_NS 1000000  /* a sitting that takes so much longer than usual had a slow call */
 
-/* --- counters --- */
+/* How a call has ended. */
+typedef enum spdl__outcome {
+    SPDL__GOES_ON,
+    SPDL__OVER,    /* it has failed for good: no call of this row is to follow */
+    SPDL__NO_CALL, /* it was the one that said the source has ended, or nobody waits for it */
+    SPDL__LATER,   /* it has handed on a result, and is to be called again */
+    SPDL__PENDING, /* it goes on without us, and has our place in the row */
+    SPDL__GONE     /* destroy has gone on without it: nothing of the row is ours any more */
+} spdl__outcome;
 
-SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
-    unsigned power;
-    if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
-    if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
-    power = spdl__highest(ns);
-    return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
-           (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
-}
+/* What a take has come to. */
+typedef enum spdl__taken {
+    SPDL__LEFT,  /* there is nothing for us here, or others are at it */
+    SPDL__TOOK,  /* an item, or the right to call the source: it is in the task */
+    SPDL__PASSED /* a hole, or a failure */
+} spdl__taken;
 
-/* So many durations of `each`, `ns` together. */
-SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times, uint64_t each,
-                                       uint64_t ns) {
-    spdl__count(&counters->timed_ns, ns);
-    spdl__count(&counters->bucket[spdl__bucket(each)], times);
-    if (each > spdl__load_relaxed(&counters->max_ns))
-        spdl__store_relaxed(&counters->max_ns, each);
-}
+/* A worker in a row, from its first item there until it leaves; on its stack. */
+typedef struct spdl__sitting {
+    spdl_pipeline *p;
+    spdl__node *node;
+    spdl__counters *counters;
+    uint64_t begun, now; /* the clock; `now` when it was read last */
+    uint64_t word;       /* of the row, as far as we know */
+    uint64_t change;     /* what leaving takes from it */
+    uint64_t until;      /* results below that had room when we looked last */
+    uint64_t waited;     /* for a place in the buffer, by items that got one as we took others */
+    uint64_t failures;   /* what they were when it began, or a timed call */
+    uint32_t calls, most, holes;
+    uint32_t made; /* items handed on that were not inputs, and are not booked yet */
+    uint32_t limit;
+    bool inside; /* we are counted in `active` */
+    bool timed;  /* calls are timed one by one */
+    bool done;   /* something was */
+    bool empty;  /* it ended as nothing was there */
+    bool mark;   /* it ended at a mark */
+    bool again;  /* the call at hand has returned SPDL_AGAIN, and goes on */
+} spdl__sitting;
 
-/* Books `calls` calls that took `ns` together, `failed` of them without success. */
-SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
-                                       uint64_t ns) {
-    const uint64_t each = calls > 1 ? ns / calls : ns;
-    spdl__count(&counters->tasks, calls);
-    if (SPDL__NO_STATS) return;
-    if (SPDL__UNLIKELY(failed > 0)) {
-        spdl__count(&counters->failed_ns, each * failed);
-        ns -= each * failed;
+/* --- what is rare, of >>rare-impl and >>merge-impl --- */
+
+SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin);
+SPDL__PRIVATE void spdl__task_give_back(spdl_task *task);
+SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out);
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task);
+SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                 void *out, uint64_t now);
+SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now);
+SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
+                                             uint64_t *now);
+SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s);
+SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task);
+SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__outcome *outcome);
+SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task);
+SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call);
+SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node);
+SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns);
+SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, int threads,
+                                     uint64_t calls, uint64_t ns);
+SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over);
+SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node);
+SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task);
+
+/* --- take --- */
+
+/* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
+   look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
+SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
+                                         const bool timed, const bool first) {
+    spdl__node *const node = s->node;
+    spdl__edge *const in = node->in;
+    const bool inside = (plain && !first) || s->inside;
+    const uint64_t busy = s->word & SPDL__BUSY;
+    const uint64_t head = spdl__head(s->word), next = s->word + SPDL__HEAD_ONE + !inside;
+    const bool routes = !plain && node->paths > 0;
+    spdl__item what = { NULL, SPDL__HOLE, 0 };
+    uint64_t at;
+    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT;
+    if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
+    if (in != NULL) {
+        const spdl__slot *slot = spdl__edge_slot(in, head);
+        unsigned tag;
+        if (!spdl__slot_has(slot, head)) {
+            s->empty = true;
+            return SPDL__LEFT;
+        }
+        what = spdl__slot_read(slot);
+        tag = spdl__origin_tag(what.origin);
+        if (SPDL__UNLIKELY(tag > SPDL__HOLE)) {
+            s->mark = true;
+            return SPDL__LEFT;
+        }
+        if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
+            if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
+            return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
+        }
+        if (!plain && SPDL__UNLIKELY(spdl__tag_failed(tag)))
+            spdl__failure_read(in, head, &task->failure);
     }
-    if (calls > failed) spdl__counters_time(counters, calls - failed, each, ns);
-}
-
-/* A moving average that a few slow calls raise fast and many quick ones lower slowly. */
-SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
-    const uint64_t each = ns / calls + 1;
-    const uint64_t old = spdl__load_relaxed(&node->item_ns);
-    if (old == 0)
-        spdl__store_relaxed(&node->item_ns, each);
-    else
-        spdl__store_relaxed(&node->item_ns, each > old ? old + (each - old) / 4 + 1
-                                                       : old - (old - each) / 8);
-}
-
-/* Destroys an item with the free_item of the stage that made it. */
-SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
-    const unsigned owner = spdl__origin_tag(origin) & ~SPDL__FAILED;
-    if (owner == SPDL__BUFFER) spdl_buffer_free(item);
-    if (item == NULL || owner >= SPDL_MAX_STAGES) return;
-    if (p->node[owner].row.free_item != NULL)
-        p->node[owner].row.free_item(item);
-    else if (SPDL__DEBUGS)
-        spdl__add(&p->node[owner].unfreed, 1);
-}
-
-/* --- the word --- */
-
-/* The word moves by `change`, which gives back a place. Pairs with the acquire of the word by the
-   thread that enters next, passes a mark or stops: all that was put, and every plain field, is
-   there. */
-SPDL__INLINE void spdl__word_move(spdl_pipeline *p, spdl__node *node, uint64_t change) {
-    const uint64_t word = spdl__add(node->word, change) + change;
-    if (SPDL__UNLIKELY((word & SPDL__SHUT) != 0 && (word & SPDL__ACTIVE) == 0) &&
-        spdl__load32(&p->stopping))
-        spdl__os_event_wake(&p->quiet, SPDL__ALL);
-}
-
-/* Nobody enters these rows any more. */
-SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
-    int i;
-    for (i = 0; i < p->count; ++i)
-        if (rows >> i & 1) (void)spdl__or(p->node[i].word, SPDL__SHUT);
-    spdl__full_barrier();
-    spdl__wake_producer(p);
+    at = spdl__row_at(node, s->word);
+    if (routes) s->until = at + spdl__row_routes(s->p, node);
+    if ((int64_t)(s->until - at) <= 0) { /* used up; what was read has made room since */
+        if (!routes) s->until = spdl__row_until(node);
+        if ((int64_t)(s->until - at) <= 0) return SPDL__LEFT;
+    }
+    SPDL_TEST_POINT("pipeline takes");
+    if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
+    if (!inside) s->inside = s->done = true;
+    spdl__wake_hint(s->p, node, node->around, first);
+    if (in == NULL) {
+        what.range = node->made;
+        what.origin = spdl__origin(node->made, SPDL__HOLE);
+    } else if (timed || first || (!plain && SPDL__TRACED(in->track))) {
+        s->waited += spdl__edge_put_wait(in, head, s->now);
+        spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
+    }
+    task->in = what;
+    spdl__store_relaxed(&task->sequence, what.origin >> 8);
+    task->ticket = at;
+    if (!plain) task->since = s->now;
+    if (!plain && SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what.origin))))
+        return spdl__flow_failure(s, task);
+    return SPDL__TOOK;
 }
 
 /* --- put --- */
@@ -8198,6 +8247,336 @@ SPDL__INLINE void spdl__put(spdl__node *node, uint64_t promised, const spdl__ite
                             uint64_t now) {
     spdl__put_at(&node->out, spdl__put_ticket(node, promised), what, now);
 }
+
+/* --- call --- */
+
+/* A call in a plain row, and its put. */
+SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
+                                                 const bool timed) {
+    spdl__node *const node = s->node;
+    const bool source = node->in == NULL;
+    spdl_result result;
+    void *out = NULL;
+    task->taken = task->call_error = task->row_error = task->cut_short = false;
+    task->text[0] = '\0';
+    SPDL__PROBE(task_begin, node->row.name, task->sequence);
+    result = call(task, task->in.item, &out);
+    SPDL__PROBE(task_end, node->row.name, task->sequence);
+    if (timed) s->now = spdl_time_ns();
+    if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
+        !SPDL__DEBUGS) {
+        spdl__item what = task->in;
+        if (source || out != what.item) { /* else it is passed on */
+            if (what.item != NULL && !task->taken) spdl__item_free(s->p, what.item, what.origin);
+            what.item = out;
+            what.origin = spdl__origin(task->sequence, (unsigned)node->index);
+            ++s->made;
+            if (source) spdl__store_relaxed(&node->made, node->made + 1);
+        }
+        if (node->tickets == SPDL__TICKET_ALONE) { /* the tail that was read at the take */
+            spdl__store_relaxed(&node->out.tail, task->ticket + 1);
+            spdl__put_at(&node->out, task->ticket, &what, s->now);
+        } else {
+            spdl__put(node, task->ticket, &what, s->now);
+        }
+        return SPDL__GOES_ON;
+    }
+    if (source && result == SPDL_END && !task->call_error) {
+        if (task->buffer != NULL) spdl__task_give_back(task);
+        spdl__flow_source_end(task, s->now);
+        return SPDL__NO_CALL;
+    }
+    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (task->call_error) result = spdl__call_misused(task, result, out);
+    if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
+    return spdl__settle(task, s->counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
+}
+
+/* --- leave --- */
+
+SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
+    unsigned power;
+    if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
+    if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
+    power = spdl__highest(ns);
+    return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
+           (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
+}
+
+/* So many durations of `each`, `ns` together. */
+SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times, uint64_t each,
+                                       uint64_t ns) {
+    spdl__count(&counters->timed_ns, ns);
+    spdl__count(&counters->bucket[spdl__bucket(each)], times);
+    if (each > spdl__load_relaxed(&counters->max_ns)) spdl__store_relaxed(&counters->max_ns, each);
+}
+
+/* Books `calls` calls that took `ns` together, `failed` of them without success. */
+SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
+                                       uint64_t ns) {
+    const uint64_t each = calls > 1 ? ns / calls : ns;
+    spdl__count(&counters->tasks, calls);
+    if (SPDL__NO_STATS) return;
+    if (SPDL__UNLIKELY(failed > 0)) {
+        spdl__count(&counters->failed_ns, each * failed);
+        ns -= each * failed;
+    }
+    if (calls > failed) spdl__counters_time(counters, calls - failed, each, ns);
+}
+
+/* A moving average that a few slow calls raise fast and many quick ones lower slowly. */
+SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
+    const uint64_t each = ns / calls + 1;
+    const uint64_t old = spdl__load_relaxed(&node->item_ns);
+    if (old == 0) spdl__store_relaxed(&node->item_ns, each);
+    else
+        spdl__store_relaxed(&node->item_ns,
+                            each > old ? old + (each - old) / 4 + 1 : old - (old - each) / 8);
+}
+
+/* The word moves by `change`, which gives back a place. Pairs with the acquire of the word by the
+   thread that enters next, passes a mark or stops: all that was put, and every plain field, is
+   there. */
+SPDL__INLINE void spdl__word_move(spdl_pipeline *p, spdl__node *node, uint64_t change) {
+    const uint64_t word = spdl__add(node->word, change) + change;
+    if (SPDL__UNLIKELY((word & SPDL__SHUT) != 0 && (word & SPDL__ACTIVE) == 0) &&
+        spdl__load32(&p->stopping))
+        spdl__os_event_wake(&p->quiet, SPDL__ALL);
+}
+
+/* The calls that follow are counted by snapshots while they run. */
+SPDL__INLINE void spdl__flow_opens(spdl_task *task, uint64_t now) {
+    if (SPDL__NO_STATS) return;
+    spdl__store_relaxed(&task->open,
+                        (now & ~(uint64_t)(SPDL_MAX_STAGES - 1)) | (uint64_t)task->node->index);
+}
+
+/* A timed call is over, or has handed on a result. */
+SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t since) {
+    const uint64_t failures = spdl__load_relaxed(&s->counters->failures);
+    spdl__store_relaxed(&task->open, 0); /* first: a snapshot in between misses it for now */
+    spdl__counters_book(s->counters, 1, failures - s->failures, s->now - since);
+    s->failures = failures;
+    spdl__flow_opens(task, s->now);
+}
+
+/* The end of a sitting. All but a deferred call is booked before the row is left: a thread that
+   sees the end of the row sees the rest counted. */
+SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    spdl__counters *counters = s->counters;
+    spdl__store_relaxed(&task->open, 0); /* also of a call that was only resumed */
+    if (s->calls > 0) {
+        uint64_t ns;
+        bool slow;
+        if (!s->timed) s->now = spdl_time_ns();
+        ns = s->now - s->begun;
+        if (s->made > 0) spdl__count(&counters->made, s->made);
+        slow =
+            !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) && spdl__flow_slow(s, task, ns);
+        if (!s->timed && !node->gathers && !slow)
+            spdl__counters_book(counters, s->calls,
+                                spdl__load_relaxed(&counters->failures) - s->failures, ns);
+        spdl__counters_learn(node, s->calls, ns);
+        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0))
+            spdl__meter_book(&task->meter, counters, p->threads, s->calls, ns);
+    }
+    if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
+    if (s->inside) {
+        if (node->in != NULL) spdl__gap_idle(node->in, s->now);
+        spdl__word_move(p, node, (uint64_t)0 - s->change);
+        spdl__wake_hint(p, node, node->beside, false);
+    }
+    if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
+        spdl__gap_open(node->in, spdl__head(s->word), s->now, true);
+}
+
+/* --- sit --- */
+
+/* Before the first call of a sitting. Whether it is measured: then it begins now. */
+SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed,
+                                   uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    if (timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
+    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
+    spdl__flow_opens(task, now);
+    if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
+    spdl__meter_start(&task->meter);
+    return true;
+}
+
+/* A sitting begins. */
+SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node) {
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    s->until = s->waited = 0;
+    s->calls = s->holes = s->made = 0;
+    s->inside = s->done = s->empty = s->mark = s->again = false;
+    s->p = task->pipeline;
+    s->node = node;
+    s->counters = &node->counters[task->worker];
+    s->begun = s->now = spdl_time_ns();
+    s->change = 1;
+    s->failures = spdl__load_relaxed(&s->counters->failures);
+    s->most = each == 0
+                  ? 1
+                  : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each, SPDL__SITTING_ITEMS));
+    s->limit = spdl__load_relaxed32(&node->limit);
+    s->word = spdl__load(node->word);
+    task->node = node;
+    task->owner = (uint8_t)node->index;
+    task->flushing = task->passing = false;
+}
+
+/* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
+   done. Three copies are compiled: `plain` is for rows that have none of what is rare (see
+   node_is_plain in >>create-impl). `late`: no call begins from then on. */
+SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
+                                 const bool timed) {
+    const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
+    spdl__outcome outcome = SPDL__GOES_ON;
+    spdl__sitting s;
+    uint64_t since;
+    bool first = true;
+    spdl__flow_enter(&s, task, node);
+    s.timed = timed;
+    if (plain) spdl__store_relaxed32(&task->live, 1);
+    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
+    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
+        if (plain || !s.again) {
+            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, timed, true)
+                                            : spdl__flow_take(&s, task, plain, timed, false);
+            if (taken == SPDL__LEFT) break;
+            if (taken == SPDL__PASSED) continue;
+        }
+        if (first && (plain || !node->gathers) && spdl__flow_first(task, s.counters, timed, s.now))
+            s.begun = s.now = spdl_time_ns();
+        since = s.now;
+        outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
+                        : spdl__flow_call(task, s.counters, &s.now);
+        if (!plain) task->gone = outcome == SPDL__GONE;
+        if (!plain && task->gone) return false;
+        if (outcome == SPDL__NO_CALL) break;
+        ++s.calls;
+        first = false;
+        if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
+        if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
+        if (!plain) s.again = outcome == SPDL__LATER;
+        if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
+        s.word = spdl__load(node->word);
+    }
+    if (!plain && s.again) {
+        spdl__store_relaxed(&task->open, 0); /* before another one may go on with it */
+        spdl__flow_park(task, task->parked);
+        task->parked = NULL;
+        s.inside = false;
+    }
+    if (plain) spdl__store_relaxed32(&task->live, 0);
+    if (s.done) spdl__flow_leave(task, &s);
+    if (s.mark) s.done = spdl__flow_pass(task, node) || s.done;
+    return s.done;
+}
+
+SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node) {
+    return spdl__flow_sit(task, node, SPDL__NEVER, true, false);
+}
+
+SPDL__NOINLINE bool spdl__flow_sit_timed(spdl_task *task, spdl__node *node, uint64_t late) {
+    return spdl__flow_sit(task, node, late, true, true);
+}
+
+SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late,
+                                       bool timed) {
+    return spdl__flow_sit(task, node, late, false, timed);
+}
+
+/* One sitting in a row. Calls that take long or that have a deadline are timed one by one; so are
+   those that may go on later, as they are booked before they park. */
+SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t late) {
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
+    if (!node->plain)
+        return spdl__flow_sit_any(task, node, late,
+                                  !node->gathers && (timed || node->parked != NULL));
+    return timed ? spdl__flow_sit_timed(task, node, late) : spdl__flow_sit_plain(task, node);
+}
+
+/* --- step --- */
+
+/* Returns true if calls of this row are not longer than that on average. A row that was not timed
+   yet is for the workers, if there are any. */
+SPDL__INLINE bool spdl__step_suits(const spdl_pipeline *p, const spdl__node *node,
+                                   uint64_t longest) {
+    uint64_t each;
+    if (longest == SPDL__NEVER || node->gathers) return true;
+    each = spdl__load_relaxed(&node->item_ns);
+    return each != 0 ? each <= longest : p->pool->desc.workers == 0;
+}
+
+/* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
+   send its word to and fro. From rows whose calls take longer than `longest` it keeps away. */
+SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
+    spdl_task *task = &p->task[worker];
+    const uint64_t late = p->pool != NULL ? p->pool->worker[worker].until : SPDL__NEVER;
+    int joins, i;
+    for (joins = 0; joins < 2; ++joins) {
+        for (i = p->count - 1; i >= 0; --i) {
+            spdl__node *node = &p->node[i];
+            const uint64_t word = spdl__load(node->word);
+            bool done;
+            if (((word & SPDL__ACTIVE) != 0 && node->parked == NULL) != (joins != 0) ||
+                !spdl__row_has_work(p, node, word) || !spdl__step_suits(p, node, longest))
+                continue;
+            if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
+            else done = spdl__flow_visit(task, node, late);
+            if (done) return true;
+        }
+    }
+    return false;
+}
+
+SPDL__PRIVATE bool spdl__step(void *self, int worker) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    if (p->has_hooks && spdl__load32(&p->leaving) && spdl__task_leaves(p, worker)) {
+        spdl__step_fini(p, &p->task[worker]);
+        return true;
+    }
+    return !spdl__load32(&p->stopping) && spdl__step_for(p, worker, SPDL__NEVER);
+}
+
+/* ============================================================================================= */
+/* >>rare-impl
+   What is rare on an item's way: failures and marks, what a call may ask for, calls in rows that
+   may have anything, calls that go on later, and where the time of the consumer goes.
+
+   Threads: as in >>flow-impl. */
+
+#define SPDL__EMPTY_CALLS 1000    /* with SPDL_DEBUG: so many calls of a source without a result, */
+#define SPDL__EMPTY_NS 1000000000 /* in less time than this, are a loop that waits for data */
+#define SPDL__NULLS 100 /* with SPDL_DEBUG: so many in a row, and nothing before, are odd */
+
+/* Destroys an item with the free_item of the stage that made it. */
+SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
+    const unsigned owner = spdl__origin_tag(origin) & ~SPDL__FAILED;
+    if (owner == SPDL__BUFFER) spdl_buffer_free(item);
+    if (item == NULL || owner >= SPDL_MAX_STAGES) return;
+    if (p->node[owner].row.free_item != NULL)
+        p->node[owner].row.free_item(item);
+    else if (SPDL__DEBUGS)
+        spdl__add(&p->node[owner].unfreed, 1);
+}
+
+/* Nobody enters these rows any more. */
+SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
+    int i;
+    for (i = 0; i < p->count; ++i)
+        if (rows >> i & 1) (void)spdl__or(p->node[i].word, SPDL__SHUT);
+    spdl__full_barrier();
+    spdl__wake_producer(p);
+}
+
+/* --- what else is put --- */
 
 /* A branch: puts one thing into a path. */
 SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int path,
@@ -9161,23 +9540,6 @@ SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, u
 
 /* --- a call in a row that may have anything --- */
 
-/* How a call has ended. */
-typedef enum spdl__outcome {
-    SPDL__GOES_ON,
-    SPDL__OVER,    /* it has failed for good: no call of this row is to follow */
-    SPDL__NO_CALL, /* it was the one that said the source has ended, or nobody waits for it */
-    SPDL__LATER,   /* it has handed on a result, and is to be called again */
-    SPDL__PENDING, /* it goes on without us, and has our place in the row */
-    SPDL__GONE     /* destroy has gone on without it: nothing of the row is ours any more */
-} spdl__outcome;
-
-/* The calls that follow are counted by snapshots while they run. */
-SPDL__INLINE void spdl__flow_opens(spdl_task *task, uint64_t now) {
-    if (SPDL__NO_STATS) return;
-    spdl__store_relaxed(&task->open,
-                        (now & ~(uint64_t)(SPDL_MAX_STAGES - 1)) | (uint64_t)task->node->index);
-}
-
 /* The source says: the end of the epoch, or of all. There is room for one result: this is it. */
 SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
@@ -9263,7 +9625,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
     return spdl__flow_over(task, counters, call->result, call->completed, now);
 }
 
-/* --- take --- */
+/* --- calls that wait for room, and marks --- */
 
 /* There is no room for the next result of this call: whoever comes goes on with it. */
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
@@ -9344,41 +9706,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     return true;
 }
 
-/* --- the loop --- */
-
-/* Before the first call of a sitting. Whether it is measured: then it begins now. */
-SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed,
-                                   uint64_t now) {
-    spdl_pipeline *p = task->pipeline;
-    if (timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
-    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
-    spdl__flow_opens(task, now);
-    if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
-    spdl__meter_start(&task->meter);
-    return true;
-}
-
-/* A worker in a row, from its first item there until it leaves; on its stack. */
-typedef struct spdl__sitting {
-    spdl_pipeline *p;
-    spdl__node *node;
-    spdl__counters *counters;
-    uint64_t begun, now; /* the clock; `now` when it was read last */
-    uint64_t word;       /* of the row, as far as we know */
-    uint64_t change;     /* what leaving takes from it */
-    uint64_t until;      /* results below that had room when we looked last */
-    uint64_t waited;     /* for a place in the buffer, by items that got one as we took others */
-    uint64_t failures;   /* what they were when it began, or a timed call */
-    uint32_t calls, most, holes;
-    uint32_t made;       /* items handed on that were not inputs, and are not booked yet */
-    uint32_t limit;
-    bool inside;         /* we are counted in `active` */
-    bool timed;          /* calls are timed one by one */
-    bool done;           /* something was */
-    bool empty;          /* it ended as nothing was there */
-    bool mark;           /* it ended at a mark */
-    bool again;          /* the call at hand has returned SPDL_AGAIN, and goes on */
-} spdl__sitting;
+/* --- what a sitting seldom has --- */
 
 /* Passes a hole at the head, without a call. Whether it did; the word is what it is then. It enters
    first: `dropped` changes before the head does, and a rewind must not come in between. */
@@ -9405,37 +9733,6 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     return true;
 }
 
-/* A sitting begins. */
-SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node) {
-    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
-    s->until = s->waited = 0;
-    s->calls = s->holes = s->made = 0;
-    s->inside = s->done = s->empty = s->mark = s->again = false;
-    s->p = task->pipeline;
-    s->node = node;
-    s->counters = &node->counters[task->worker];
-    s->begun = s->now = spdl_time_ns();
-    s->change = 1;
-    s->failures = spdl__load_relaxed(&s->counters->failures);
-    s->most = each == 0 ? 1
-                        : (uint32_t)spdl__max(1, spdl__min(SPDL__SITTING_NS / each,
-                                                           SPDL__SITTING_ITEMS));
-    s->limit = spdl__load_relaxed32(&node->limit);
-    s->word = spdl__load(node->word);
-    task->node = node;
-    task->owner = (uint8_t)node->index;
-    task->flushing = task->passing = false;
-}
-
-/* A timed call is over, or has handed on a result. */
-SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t since) {
-    const uint64_t failures = spdl__load_relaxed(&s->counters->failures);
-    spdl__store_relaxed(&task->open, 0); /* first: a snapshot in between misses it for now */
-    spdl__counters_book(s->counters, 1, failures - s->failures, s->now - since);
-    s->failures = failures;
-    spdl__flow_opens(task, s->now);
-}
-
 /* A sitting of `ns`, which is much: whether one of its calls was slow. Then all are booked here,
    the others as long as usual. */
 SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
@@ -9450,39 +9747,6 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
         spdl__counters_book(s->counters, 1, spdl__grown(others, failed), ns - usual * others);
     spdl__meter_slow(&task->meter, s->counters, ns - usual * others);
     return true;
-}
-
-/* The end of a sitting. All but a deferred call is booked before the row is left: a thread that
-   sees the end of the row sees the rest counted. */
-SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
-    spdl_pipeline *p = s->p;
-    spdl__node *node = s->node;
-    spdl__counters *counters = s->counters;
-    spdl__store_relaxed(&task->open, 0); /* also of a call that was only resumed */
-    if (s->calls > 0) {
-        uint64_t ns;
-        bool slow;
-        if (!s->timed) s->now = spdl_time_ns();
-        ns = s->now - s->begun;
-        if (s->made > 0) spdl__count(&counters->made, s->made);
-        slow = !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) &&
-               spdl__flow_slow(s, task, ns);
-        if (!s->timed && !node->gathers && !slow)
-            spdl__counters_book(counters, s->calls,
-                                spdl__load_relaxed(&counters->failures) - s->failures, ns);
-        spdl__counters_learn(node, s->calls, ns);
-        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0))
-            spdl__meter_book(&task->meter, counters, p->threads, s->calls, ns);
-    }
-    if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
-    if (s->inside) {
-        if (node->in != NULL) spdl__gap_idle(node->in, s->now);
-        spdl__word_move(p, node, (uint64_t)0 - s->change);
-        spdl__wake_hint(p, node, node->beside, false);
-    }
-    if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
-    if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
-        spdl__gap_open(node->in, spdl__head(s->word), s->now, true);
 }
 
 /* Goes on with a call that was parked, if one can: one that is DONE is settled. Whether one is to
@@ -9513,13 +9777,6 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     return true;
 }
 
-/* What a take has come to. */
-typedef enum spdl__taken {
-    SPDL__LEFT,  /* there is nothing for us here, or others are at it */
-    SPDL__TOOK,  /* an item, or the right to call the source: it is in the task */
-    SPDL__PASSED /* a hole, or a failure */
-} spdl__taken;
-
 /* A failure of a row before was taken: it goes on without a call. */
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
@@ -9529,182 +9786,6 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     s->done = true;
     s->word = spdl__load(node->word);
     return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
-}
-
-/* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
-   look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
-SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
-                                         const bool timed, const bool first) {
-    spdl__node *const node = s->node;
-    spdl__edge *const in = node->in;
-    const bool inside = (plain && !first) || s->inside;
-    const uint64_t busy = s->word & SPDL__BUSY;
-    const uint64_t head = spdl__head(s->word), next = s->word + SPDL__HEAD_ONE + !inside;
-    const bool routes = !plain && node->paths > 0;
-    spdl__item what = { NULL, SPDL__HOLE, 0 };
-    uint64_t at;
-    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT;
-    if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
-    if (in != NULL) {
-        const spdl__slot *slot = spdl__edge_slot(in, head);
-        unsigned tag;
-        if (!spdl__slot_has(slot, head)) {
-            s->empty = true;
-            return SPDL__LEFT;
-        }
-        what = spdl__slot_read(slot);
-        tag = spdl__origin_tag(what.origin);
-        if (SPDL__UNLIKELY(tag > SPDL__HOLE)) {
-            s->mark = true;
-            return SPDL__LEFT;
-        }
-        if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
-            if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
-            return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
-        }
-        if (!plain && SPDL__UNLIKELY(spdl__tag_failed(tag)))
-            spdl__failure_read(in, head, &task->failure);
-    }
-    at = spdl__row_at(node, s->word);
-    if (routes) s->until = at + spdl__row_routes(s->p, node);
-    if ((int64_t)(s->until - at) <= 0) { /* used up; what was read has made room since */
-        if (!routes) s->until = spdl__row_until(node);
-        if ((int64_t)(s->until - at) <= 0) return SPDL__LEFT;
-    }
-    SPDL_TEST_POINT("pipeline takes");
-    if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
-    if (!inside) s->inside = s->done = true;
-    spdl__wake_hint(s->p, node, node->around, first);
-    if (in == NULL) {
-        what.range = node->made;
-        what.origin = spdl__origin(node->made, SPDL__HOLE);
-    } else if (timed || first || (!plain && SPDL__TRACED(in->track))) {
-        s->waited += spdl__edge_put_wait(in, head, s->now);
-        spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
-    }
-    task->in = what;
-    spdl__store_relaxed(&task->sequence, what.origin >> 8);
-    task->ticket = at;
-    if (!plain) task->since = s->now;
-    if (!plain && SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what.origin))))
-        return spdl__flow_failure(s, task);
-    return SPDL__TOOK;
-}
-
-/* A call in a plain row, and its put. */
-SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
-                                                 const bool timed) {
-    spdl__node *const node = s->node;
-    const bool source = node->in == NULL;
-    spdl_result result;
-    void *out = NULL;
-    task->taken = task->call_error = task->row_error = task->cut_short = false;
-    task->text[0] = '\0';
-    SPDL__PROBE(task_begin, node->row.name, task->sequence);
-    result = call(task, task->in.item, &out);
-    SPDL__PROBE(task_end, node->row.name, task->sequence);
-    if (timed) s->now = spdl_time_ns();
-    if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
-        !SPDL__DEBUGS) {
-        spdl__item what = task->in;
-        if (source || out != what.item) { /* else it is passed on */
-            if (what.item != NULL && !task->taken)
-                spdl__item_free(s->p, what.item, what.origin);
-            what.item = out;
-            what.origin = spdl__origin(task->sequence, (unsigned)node->index);
-            ++s->made;
-            if (source) spdl__store_relaxed(&node->made, node->made + 1);
-        }
-        if (node->tickets == SPDL__TICKET_ALONE) { /* the tail that was read at the take */
-            spdl__store_relaxed(&node->out.tail, task->ticket + 1);
-            spdl__put_at(&node->out, task->ticket, &what, s->now);
-        } else {
-            spdl__put(node, task->ticket, &what, s->now);
-        }
-        return SPDL__GOES_ON;
-    }
-    if (source && result == SPDL_END && !task->call_error) {
-        if (task->buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(task, s->now);
-        return SPDL__NO_CALL;
-    }
-    if (SPDL__DEBUGS) spdl__call_debug(task);
-    if (task->call_error) result = spdl__call_misused(task, result, out);
-    if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
-    return spdl__settle(task, s->counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
-}
-
-/* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
-   done. Three copies are compiled: `plain` is for rows that have none of what is rare (see
-   node_is_plain in >>create-impl). `late`: no call begins from then on. */
-SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
-                                 const bool timed) {
-    const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
-    spdl__outcome outcome = SPDL__GOES_ON;
-    spdl__sitting s;
-    uint64_t since;
-    bool first = true;
-    spdl__flow_enter(&s, task, node);
-    s.timed = timed;
-    if (plain) spdl__store_relaxed32(&task->live, 1);
-    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
-    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
-        if (plain || !s.again) {
-            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, timed, true)
-                                            : spdl__flow_take(&s, task, plain, timed, false);
-            if (taken == SPDL__LEFT) break;
-            if (taken == SPDL__PASSED) continue;
-        }
-        if (first && (plain || !node->gathers) && spdl__flow_first(task, s.counters, timed, s.now))
-            s.begun = s.now = spdl_time_ns();
-        since = s.now;
-        outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
-                        : spdl__flow_call(task, s.counters, &s.now);
-        if (!plain) task->gone = outcome == SPDL__GONE;
-        if (!plain && task->gone) return false;
-        if (outcome == SPDL__NO_CALL) break;
-        ++s.calls;
-        first = false;
-        if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
-        if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
-        if (!plain) s.again = outcome == SPDL__LATER;
-        if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
-        s.word = spdl__load(node->word);
-    }
-    if (!plain && s.again) {
-        spdl__store_relaxed(&task->open, 0); /* before another one may go on with it */
-        spdl__flow_park(task, task->parked);
-        task->parked = NULL;
-        s.inside = false;
-    }
-    if (plain) spdl__store_relaxed32(&task->live, 0);
-    if (s.done) spdl__flow_leave(task, &s);
-    if (s.mark) s.done = spdl__flow_pass(task, node) || s.done;
-    return s.done;
-}
-
-SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node) {
-    return spdl__flow_sit(task, node, SPDL__NEVER, true, false);
-}
-
-SPDL__NOINLINE bool spdl__flow_sit_timed(spdl_task *task, spdl__node *node, uint64_t late) {
-    return spdl__flow_sit(task, node, late, true, true);
-}
-
-SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late,
-                                       bool timed) {
-    return spdl__flow_sit(task, node, late, false, timed);
-}
-
-/* One sitting in a row. Calls that take long or that have a deadline are timed one by one; so are
-   those that may go on later, as they are booked before they park. */
-SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t late) {
-    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
-    const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
-    if (!node->plain)
-        return spdl__flow_sit_any(task, node, late,
-                                  !node->gathers && (timed || node->parked != NULL));
-    return timed ? spdl__flow_sit_timed(task, node, late) : spdl__flow_sit_plain(task, node);
 }
 
 /* ============================================================================================= */
@@ -10172,14 +10253,11 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
 }
 
 /* ============================================================================================= */
-/* >>step-impl
-   What a worker does in a pipeline, and the thread of a source with .threads.
+/* >>producer-impl
+   The thread of a source with .threads, and SPDL_FROM. It sits in its row only, and sleeps while
+   there is no room: as a producer, on `room`.
 
-   A worker that steps looks for the row furthest downstream that has something to do, and sits
-   there. It never keeps an item it has not begun, and never waits in a row. The thread of a source
-   sits in that row only, and sleeps while there is no room: as a producer, on `room`.
-
-   Threads: workers, with SPDL_INLINE the consumer, and the producer. */
+   Threads: the producer. */
 
 /* Runs the fini of every init that succeeded on this worker. */
 SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
@@ -10196,47 +10274,6 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
     if (!spdl__is_pool_thread(p, task->worker)) return;
     spdl__add32(&p->left, 1);
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
-}
-
-/* Returns true if calls of this row are not longer than that on average. A row that was not timed
-   yet is for the workers, if there are any. */
-SPDL__INLINE bool spdl__step_suits(const spdl_pipeline *p, const spdl__node *node,
-                                   uint64_t longest) {
-    uint64_t each;
-    if (longest == SPDL__NEVER || node->gathers) return true;
-    each = spdl__load_relaxed(&node->item_ns);
-    return each != 0 ? each <= longest : p->pool->desc.workers == 0;
-}
-
-/* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
-   send its word to and fro. From rows whose calls take longer than `longest` it keeps away. */
-SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
-    spdl_task *task = &p->task[worker];
-    const uint64_t late = p->pool != NULL ? p->pool->worker[worker].until : SPDL__NEVER;
-    int joins, i;
-    for (joins = 0; joins < 2; ++joins) {
-        for (i = p->count - 1; i >= 0; --i) {
-            spdl__node *node = &p->node[i];
-            const uint64_t word = spdl__load(node->word);
-            bool done;
-            if (((word & SPDL__ACTIVE) != 0 && node->parked == NULL) != (joins != 0) ||
-                !spdl__row_has_work(p, node, word) || !spdl__step_suits(p, node, longest))
-                continue;
-            if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
-            else done = spdl__flow_visit(task, node, late);
-            if (done) return true;
-        }
-    }
-    return false;
-}
-
-SPDL__PRIVATE bool spdl__step(void *self, int worker) {
-    spdl_pipeline *p = (spdl_pipeline *)self;
-    if (p->has_hooks && spdl__load32(&p->leaving) && spdl__task_leaves(p, worker)) {
-        spdl__step_fini(p, &p->task[worker]);
-        return true;
-    }
-    return !spdl__load32(&p->stopping) && spdl__step_for(p, worker, SPDL__NEVER);
 }
 
 /* --- the thread of a source --- */

@@ -1,5 +1,5 @@
 /* A branch and its merge in input order: spdl__put_turn, spdl__put_path, spdl__put_mark and
-   spdl__fail of >>flow-impl, spdl__merge_pick and spdl__merge_pass of >>merge-impl.
+   spdl__fail of >>rare-impl, spdl__merge_pick and spdl__merge_pass of >>merge-impl.
 
    Row B, a branch, takes ITEMS items, the second of which may be the end of an epoch, and then
    END, or FAIL of the row above. It routes each item down one of two paths, drops it (a hole in

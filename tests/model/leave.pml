@@ -1,5 +1,5 @@
-/* Leaving a source that blocks: spdl__call_may_block and spdl__call_is_back of >>flow-impl, and
-   spdl__producer_main of >>step-impl, against spdl__destroy_await, spdl__destroy_abandons,
+/* Leaving a source that blocks: spdl__call_may_block and spdl__call_is_back of >>rare-impl, and
+   spdl__producer_main of >>producer-impl, against spdl__destroy_await, spdl__destroy_abandons,
    spdl__pipeline_await_quiet and spdl__pipeline_drop of >>stop-impl.
 
    One source on a thread of its own, which is inside its row and about to call. The call returns at

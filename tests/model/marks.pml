@@ -1,6 +1,6 @@
 /* Marks: how END, EPOCH and FAIL travel from row to row, and what a stop and a rewind do to them:
-   spdl__flow_sit, spdl__flow_pass and spdl__fail of >>flow-impl, spdl__sink_take of >>next-impl,
-   stop and rewind of >>stop-impl.
+   spdl__flow_sit, spdl__flow_pass and spdl__fail of >>flow-impl and >>rare-impl,
+   spdl__sink_take of >>next-impl, stop and rewind of >>stop-impl.
 
    Rows 0 (a source), 1 (input order, two calls, result at the ticket of its input + base1) and 2
    (LIM2 calls: 1 is serial, 2 is completion order), and a consumer, whose head is head[3]. Two

@@ -1,5 +1,5 @@
 /* Calls that go on later: spdl__parked_returned, spdl__parked_drop_all and spdl__complete, and
-   spdl__flow_again, spdl__flow_park and spdl__flow_resume of >>flow-impl, and spdl__pool_park of
+   spdl__flow_again, spdl__flow_park and spdl__flow_resume of >>rare-impl, and spdl__pool_park of
    >>pool-impl, against stop and destroy.
 
    One row of LIM calls with ITEMS inputs, in completion order or one call at a time, and a place

@@ -1,19 +1,19 @@
 /* The consumer that works: spdl__next_wait and spdl__next_sleep of >>next-impl, with whoever else
    runs rows and goes elsewhere (spdl__pool_visit, spdl__pool_job, spdl__guest_leave,
-   spdl__pool_pass_on of >>pool-impl).
+   spdl__pool_pass_on of >>pool-impl; spdl__wake_rows of >>row-impl).
 
-   One row with one call at a time. A feeder puts ITEMS inputs, and submits a job at some moment. All
-   inputs but the last are dropped: nothing of them reaches the sink, which alone would wake the
-   consumer. A worker of the pool takes the job first. The job ends, or never ends. After a call the
-   worker may go to another pipeline for ever. A guest works
+   One row with one call at a time. A feeder puts ITEMS inputs, and submits a job at some moment.
+   All inputs but the last are dropped: nothing of them reaches the sink, which alone would wake
+   the consumer. A worker of the pool takes the job first. The job ends, or never ends. After a call
+   the worker may go to another pipeline for ever. A guest works
    in the only place for guests until its budget is over, which may be at any moment, and does not
    come again. The consumer is in next until it has the last item. It works when it has that place,
    and leaves it before it sleeps. While another has the place and there is work, its sleeps end by
    themselves. A full barrier, then a look at who sleeps, follows each put, take and leave, and goes
    before each way elsewhere.
 
-   Checked: when nothing moves any more, neither the worker nor the consumer sleeps while the row can
-   run, and the consumer does not sleep while its item is there.
+   Checked: when nothing moves any more, neither the worker nor the consumer sleeps while the row
+   can run, and the consumer does not sleep while its item is there.
 
      -DALONE    the pool has no worker, and nobody submits a job
      -DNO_GUEST the place is the consumer's alone
@@ -299,7 +299,7 @@ done:
     fi
 }
 
-/* Puts are looked at by spdl__wake_changed, the job by spdl__pool_submit. */
+/* Puts are looked at by spdl__wake_changed, the job by spdl_pool_submit. */
 proctype Feeder() {
     byte put;
     bool found, submitted;
