@@ -1933,10 +1933,10 @@ typedef struct spdl_npz_bundle {
 } spdl_npz_bundle;
 
 /* Reads all arrays of a file, or those of desc->names, in the order of the file. It skips members
-   that are no arrays: folders, those in "__MACOSX/", and those without ".npy" at the end of their
-   names that do not begin as an array does. With no_crc, stored arrays of 64 KB and more that are
-   aligned to 64 bytes (as by a spdl_npz_writer) are views: do not truncate the file while the
-   bundle is in use.
+   that are no arrays: folders, members in "__MACOSX/", and those that neither have a name with
+   ".npy" at the end nor begin as an array does. With no_crc, stored arrays of 64 KB and more that
+   are aligned to 64 bytes (as by a spdl_npz_writer) are views. Then do not truncate the file while
+   the bundle is in use.
    Returns: see above; SPDL_E_NOT_FOUND for a name that no array has. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -1950,7 +1950,7 @@ SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *
    Returns: the array, or NULL. */
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name);
 
-/* Whether an array has this type and shape. dtype is as NumPy's, "<f4"; its byte order does not
+/* Checks that an array has this type and shape. dtype is as NumPy's, "<f4"; its byte order does not
    matter. A dimension of 0 fits any.
    Returns: SPDL_OK, SPDL_E_NOT_FOUND (array is NULL), SPDL_E_INVALID; error says what it has. */
 SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dtype, int ndim,
@@ -2035,8 +2035,8 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error);
 
-/* Writing. Arrays go to a file beside `path`; finish puts it in the place of `path`, so a program
-   that opens `path` sees the old file or the whole new one. The mode, the owner and the links of
+/* Writing. Arrays go to a new file in the folder of `path`, which takes the place of `path` in
+   finish. A program that opens `path` sees the old file or the whole new one. The mode, the owner and the links of
    the old file are not kept: a symbolic link at `path` becomes a file. Members are stored, their
    data aligned to 64 bytes. NumPy reads them; of "a" and "a.npy" in one file it finds only "a". */
 typedef struct spdl_npz_writer_desc {

@@ -27,7 +27,7 @@
                     first: stages write into the batches of SPDL_BATCH(n, .item_bytes = b), or into
                     spdl_buffer(task)
        by hand      memory of the allocator, which `release` of the view gives back
-       by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver is asked
+       by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver knows
    Any other memory is sent, only slower.
 
    THE EDGES that every ring of slots needs. No call can leave one out.
@@ -102,8 +102,8 @@ typedef struct spdl_cuda_info {
     char reason[160]; /* why there is no device; empty when there is one */
 } spdl_cuda_info;
 
-/* Says which CUDA devices there are, or why there is none: no driver, one that is too old, no
-   device, or what the driver says. Makes no context. Any thread may call it.
+/* Finds the CUDA devices, or the reason why there is none: no driver, an old driver, no device, or
+   an error of the driver. Makes no context. Any thread may call it.
    Blocks:  while the driver starts, the first time. */
 SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
 
@@ -114,8 +114,8 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
    go there, then spdl_cuda_done on the same streams; the next copy into the slot waits on the
    device for all of them (E3). Any other order returns SPDL_E_INVALID and does nothing.
 
-   send, ready and done put work on streams and do not wait for it. When a wait for a slot has
-   lasted 1 s, a warning says once who has the slots.
+   send, ready and done put work on streams and do not wait for it. After a wait of 1 s for a slot
+   a warning names the holders of the slots, once.
 
    The defaults of spdl.h hold. Every result may also be SPDL_E_INVALID (an argument;
    spdl_cuda_error says which), SPDL_E_CUDA (a call of CUDA failed, and had no effect),
@@ -139,7 +139,7 @@ typedef struct spdl_cuda_desc {
     spdl_error *error SPDL__ZERO;
 } spdl_cuda_desc;
 
-/* What is to be sent. release(item) is called once, when the memory has been read. */
+/* Memory to be sent. release(item) is called once, when the memory has been read. */
 typedef struct spdl_cuda_view {
     const void *data;
     size_t bytes;
@@ -192,15 +192,14 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
    are any, and are kept for the next request when they are freed. All other memory is of the desc's
    allocator.
    Returns: the allocator. Its functions may be called on any thread; the spdl_cuda must outlive
-            what they have given. Memory that cannot be pinned is given all the same, with a line in
-            the log. */
+            their memory. A line in the log reports memory that cannot be pinned. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
 /* Pins memory of the caller where it is, such as the arena of a loader process (spdl_loader_arena):
    `bytes` from `base`, at a page border. A mapping that may only be read will do. Memory that
    cannot be pinned is used as it is, with a line in the log. Memory that is pinned already, by
-   another spdl_cuda (of any device) or by the caller, is sent as such until it is unpinned: what
-   adopted first must be closed last.
+   another spdl_cuda (of any device) or by the caller, is sent as pinned until it is unpinned. The
+   spdl_cuda that adopted first must be closed last.
    Returns: SPDL_OK, SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM, or as
             above.
    Blocks:  while memory is pinned.
@@ -223,8 +222,8 @@ SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base);
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Releases memory whose copy is done. Sending does so when it has to wait, and an iterator when its
-   source has nothing; this is for programs that send by hand and wait for memory.
+/* Releases memory whose copy is done, for programs that send by hand and wait for memory. A call
+   that sends does it when it has to wait, and an iterator when its source has no item.
    Returns: SPDL_OK (at least one came back), SPDL_EMPTY (no copy is under way), SPDL_TIMEOUT, or as
             above.
    Blocks:  until a copy is done, or up to timeout_ns. */
@@ -236,13 +235,13 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
             SPDL_E_LIMIT (a fifth stream), or as above. */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Whether a batch is there, for a program without a stream that waits for it.
+/* Waits for the copy of a batch, for a program without a stream that waits for it.
    Returns: SPDL_OK, SPDL_TIMEOUT, or as above.
    Blocks:  until its copy is done, or up to timeout_ns. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Says that the last work that reads the batch has been put on the stream. When all streams it was
-   made ready on are done with it, its slot is free.
+/* Ends the use of a batch on a stream: the last work that reads it has been put there. Its slot is
+   free when all streams that it was made ready on are done with it.
    Returns: SPDL_OK, SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream
             is being captured, or cudaStreamPerThread of another thread), or as above.
    Owns:    with the last stream the batch is the library's; after a failure it stays the caller's,
@@ -304,8 +303,8 @@ SPDL_API void spdl_cuda_output_free(void *out);
 
 /* ============================================================================================= */
 /* >>iterator
-   Level 2, for a loop. It takes items from any next function, sends them ahead of time, and hands
-   out batches that are ready on the consumer's stream; the next call is done with the last batch.
+   Level 2, for a loop. It takes items from any next function, sends them ahead of time, and returns
+   batches that are ready on the consumer's stream. The next call is done with the last batch.
    It calls CUDA inside spdl_cuda_iter_next, on the consumer's thread, so no other thread contends
    with its kernel launches. It holds as many items of the source as there are device slots; give a
    loader more slots than that. Each stream has its own iterator, on its own spdl_cuda.
@@ -328,10 +327,11 @@ typedef struct spdl_cuda_iter_desc {
 
 typedef struct spdl_cuda_iter spdl_cuda_iter;
 
-/* Opens an iterator with an spdl_cuda of its own, on the device of the calling thread: for
-   spdl_loader_next_fn and a loader, whose arena it adopts, or for any other next function whose
-   items are batches in place of `item_bytes` an item. The slots have the size of the first item.
-   Returns: SPDL_OK, what `next` returned (SPDL_END: no item), or as spdl_cuda_open; error says why.
+/* Opens an iterator with an spdl_cuda of its own, on the device of the calling thread. With
+   spdl_loader_next_fn it adopts the arena of the loader, and item_bytes is not used. With any other
+   next function the items are batches in place, of `item_bytes` an item. The slots have the size of
+   the first batch.
+   Returns: SPDL_OK, what `next` returned (SPDL_END: no item), or as spdl_cuda_open, with *error.
    Blocks:  until the first item is there.
    Owns:    the caller destroys *iter before the source. */
 SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
@@ -344,10 +344,10 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
-/* Is done with the batch of the last call on the stream of that call, and hands out the next, ready
-   on `stream`. SPDL_END comes once for each time the source says so, behind the batches before it,
-   and the next call goes on: with the next epoch, if there is one. After an error every later call
-   returns it; batches before it are delivered first.
+/* Is done with the batch of the last call on the stream of that call, and returns the next, ready
+   on `stream`. Each SPDL_END of the source is returned once, after the batches before it. The next
+   call goes on, with the next epoch if there is one. After an error every later call returns it;
+   batches before it are delivered first.
    Returns: SPDL_OK, SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream is
             being captured, or not of this device; the last one was cudaStreamPerThread of another
             thread), SPDL_E_LIMIT (all device slots are in the caller's hands, or all items of the
@@ -358,9 +358,9 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Keeps the next n batches on the device and repeats them, without the source and the bus, until it
-   is called with 0; then it goes on where it was. What steps gain by that is what loading and
-   copying cost. Kernels must not change them.
+/* Keeps the next n batches on the device and repeats them, without the source and the bus. A call
+   with 0 ends that, and the iterator goes on where it was. The time that steps gain is the cost of
+   loading and copying. Kernels must not change the batches.
    Returns: SPDL_OK, SPDL_E_INVALID (n is not 0 to device_slots), or as above. */
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 

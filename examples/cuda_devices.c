@@ -73,13 +73,15 @@ static int share_out(spdl_cuda *cuda[DEVICES], spdl_loader *loader) {
 
 int main(void) {
     spdl_error error = { 0 };
-    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slot_count = 12, .error = &error };
+    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slot_count = 12,
+                                    .error = &error };
     spdl_cuda *cuda[DEVICES] = { NULL };
     spdl_loader *loader = NULL;
     int n = 0, i;
-    spdl_loader_open(&loader, &desc,
-                     SPDL_STAGES(SPDL_SOURCE(load, .item_bytes = sizeof(Batch)), SPDL_SINK(2)));
-    if (loader != NULL && open_devices(cuda, loader, &error)) n = share_out(cuda, loader);
+    if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
+            SPDL_SOURCE(load, .item_bytes = sizeof(Batch)), SPDL_SINK(2))) == SPDL_OK &&
+        open_devices(cuda, loader, &error))
+        n = share_out(cuda, loader);
     for (i = DEVICES; i-- > 0;) spdl_cuda_close(cuda[i]); /* what pinned the arena goes last */
     spdl_loader_close(loader);
     if (error.result != SPDL_OK) puts(error.text);

@@ -26,17 +26,18 @@ SPDL_FN(load, void, Image) {
 
 int main(void) {
     spdl_error error = { 0 };
-    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slot_count = 8, .error = &error };
+    const spdl_loader_desc desc = { .pipeline = { .workers = 2 }, .slot_count = 8,
+                                    .error = &error };
     spdl_loader *loader = NULL;
     spdl_cuda_iter *it = NULL;
     spdl_cuda_batch batch;
     int n = 0;
-    spdl_loader_open(&loader, &desc,
-                     SPDL_STAGES(SPDL_SOURCE(load), SPDL_BATCH(IMAGES, .item_bytes = sizeof(Image)),
-                                 SPDL_SINK(2)));
-    if (loader != NULL) spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error);
-    while (it != NULL && spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK)
-        n += batch.bytes == IMAGES * sizeof(Image); /* train<<<...>>>(batch.data) */
+    if (spdl_loader_open(&loader, &desc, SPDL_STAGES(
+            SPDL_SOURCE(load), SPDL_BATCH(IMAGES, .item_bytes = sizeof(Image)),
+            SPDL_SINK(2))) == SPDL_OK &&
+        spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) == SPDL_OK)
+        while (spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK)
+            n += batch.bytes == IMAGES * sizeof(Image); /* train<<<...>>>(batch.data) */
     spdl_cuda_iter_destroy(it); /* before the loader, whose memory it has pinned */
     spdl_loader_close(loader);
     printf("%d batches\n", n);

@@ -10,8 +10,6 @@
 
 #include <stdio.h>
 
-enum { BATCH = 64 };
-
 typedef struct Sample { uint8_t x[8][8], y; } Sample;
 
 /* One sample a call, until the shard is used up. Looks at a shard before it takes the first. */
@@ -31,33 +29,30 @@ SPDL_FN(cut, spdl_npz_bundle, Sample) {
 }
 
 int main(int argc, char **argv) {
-    const spdl_npz_desc arrays = { .names = (const char *[]){ "images", "labels", NULL } };
+    static const char *const names[] = { "images", "labels", NULL };
+    const char *path = argc > 1 ? argv[1] : "examples/data/digits_train_*.npz";
     spdl_error error = { 0 };
     spdl_files *shards = NULL;
     spdl_sampler *order = NULL;
     spdl_pipeline *p = NULL;
     spdl_batch *batch;
-    size_t batches = 0, samples = 0, sum = 0;
-    if (spdl_files_open(&shards, argc > 1 ? argv[1] : "examples/data/digits_train_*.npz",
-                        &(spdl_files_desc){ .error = &error }) != SPDL_OK ||
-        spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = spdl_files_count(shards),
-            .order = SPDL_SAMPLE_SHUFFLED, .seed = 1, .error = &error }) != SPDL_OK ||
-        spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 2, .error = &error },
-            SPDL_STAGES(SPDL_INDEX(order), SPDL_FILES_AT(shards),
-                        SPDL_NPZ(&arrays, .concurrency = 2, .buffer_size = 4),
-                        SPDL_PIPE(cut, .again = true, .item_bytes = sizeof(Sample)),
-                        SPDL_BATCH(BATCH, .item_bytes = sizeof(Sample)), SPDL_SINK(3))) != SPDL_OK)
-        fprintf(stderr, "npz_samples: %s\n", error.text);
-    for (; p && SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; batches++, spdl_batch_free(batch)) {
-        const Sample *sample = batch->data; /* 64 of them, one after the other: a training step */
-        for (size_t i = 0; i < batch->count; i++, samples++) sum += sample[i].y;
-    }
-    const bool failed = !p || spdl_pipeline_failed(p);
-    if (p && failed) fprintf(stderr, "npz_samples: %s\n", spdl_pipeline_error(p)->text);
-    else if (p) printf("%zu samples in %zu batches, mean label %.2f\n", samples, batches,
-                       samples ? (double)sum / (double)samples : 0);
+    size_t batches = 0, sum = 0;
+    if (spdl_files_open(&shards, path, &(spdl_files_desc){ .error = &error }) == SPDL_OK &&
+        spdl_sampler_create(&order, &(spdl_sampler_desc){ .order = SPDL_SAMPLE_SHUFFLED,
+            .count = spdl_files_count(shards), .seed = 1, .error = &error }) == SPDL_OK &&
+        spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .error = &error }, SPDL_STAGES(
+            SPDL_INDEX(order), SPDL_FILES_AT(shards),
+            SPDL_NPZ(&(spdl_npz_desc){ .names = names }, .concurrency = 2, .buffer_size = 4),
+            SPDL_PIPE(cut, .again = true, .item_bytes = sizeof(Sample)),
+            SPDL_BATCH(64, .item_bytes = sizeof(Sample)), SPDL_SINK(3))) == SPDL_OK)
+        for (; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; batches++, spdl_batch_free(batch))
+            for (size_t i = 0; i < batch->count; i++)
+                sum += ((Sample *)batch->data)[i].y; /* a training step */
+    if (p != NULL) error = *spdl_pipeline_error(p);
+    if (error.result != SPDL_OK) fprintf(stderr, "npz_samples: %s\n", error.text);
+    else printf("%zu batches, the sum of all labels is %zu\n", batches, sum);
     spdl_pipeline_destroy(p);
     spdl_sampler_destroy(order);
     spdl_files_close(shards);
-    return failed ? 1 : 0;
+    return error.result != SPDL_OK;
 }
