@@ -9532,6 +9532,7 @@ SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, u
     spdl__meter_start(meter);
     if (meter->cpu_ns == SPDL__NEVER) return;
     cpu_ns = spdl__min(meter->cpu_ns - cpu_before, ns);
+    spdl__count(&counters->metered, 1);
     spdl__count(&counters->slow_ns, ns);
     spdl__count(&counters->slow_cpu_ns, cpu_ns);
     if (wait_before != SPDL__NEVER && meter->wait_ns != SPDL__NEVER)
@@ -15706,8 +15707,8 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                               "each other up.",
                        spdl__stage_called(&cell, &d->seen, d->found.is.stage));
     if (foreign)
-        spdl__text_add(&text, " In %d of %d rounds it waited for processors, of which other programs "
-                              "had %.1f: the measurement includes that.", r->dropped,
+        spdl__text_add(&text, " In %d of %d rounds it waited for processors, of which other "
+                              "programs had %.1f: the measurement includes that.", r->dropped,
                        r->rounds, r->others_used);
     else if (d->rounds.round < SPDL__ROUNDS_LEAST)
         spdl__text_add(&text, " There is no interval: %d round%s too few%s.",
@@ -23030,7 +23031,8 @@ SPDL__COLD void spdl__trace_flow(spdl__out *out, const spdl_pipeline *p, int tra
         first = above->kind == SPDL_KIND_BATCH || above->again;
         batches += first;
     }
-    (void)spdl__trace_event(out, p, first ? "s" : "t", track, spdl__max(record->begin, p->start_ns));
+    (void)spdl__trace_event(out, p, first ? "s" : "t", track,
+                            spdl__max(record->begin, p->start_ns));
     spdl__text_add(&out->text, ",\"bp\":\"e\",\"cat\":\"item\",\"name\":\"item\",\"id\":"
                                "\"%d.%llu\"}", batches, (spdl__llu)record->number);
 }

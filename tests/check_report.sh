@@ -95,7 +95,8 @@ in_page "its paths have names" '<div class="edge">large</div>'
 not_in_page "nothing is undefined" undefined
 
 open_page deferred
-check "no share is over 100 %" sh -c '! grep -oE "[0-9]+ % busy" "$1" | grep -qvE "^([0-9]{1,2}|100) "' sh "$scratch/dom"
+check "no share is over 100 %" sh -c \
+    '! grep -oE "[0-9]+ % busy" "$1" | grep -qvE "^([0-9]{1,2}|100) "' sh "$scratch/dom"
 
 open_page hours
 in_page "hours are hours" ' h</text>'

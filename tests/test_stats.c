@@ -1295,8 +1295,8 @@ static void verdict_of_requests(void) {
     CHECK_STR(verdict_of(&stats), "683 of 3000 requests were dropped: stage 1 'find_path' was busy "
                                   "100 % of the time (concurrency 1). Write .concurrency = 2 (or "
                                    ".serial = true, if it must not run twice at a time or keeps a "
-                                   "pace): up to 1.3x, unless calls hold each other up (a lock, the "
-                                   "allocator, memory, the other side). Answers "
+                                   "pace): up to 1.3x, unless calls hold each other up (a lock, "
+                                   "the allocator, memory, the other side). Answers "
                                    "took 38.0 ms (p50) to 83.0 ms (p99), most of it waiting in "
                                   "front of stage 1 'find_path'.");
     stats.stage[1].concurrency = 2;
