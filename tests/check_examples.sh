@@ -218,7 +218,8 @@ for file in examples/*.c examples/*.cpp examples/*/*.c examples/*/*.cpp; do
     case $file in
     examples/train_digits.c | examples/image_folder.c | examples/http_fetch.c) limit=160 ;;
     examples/mpi_train.c) limit=205 ;;
-    examples/game_thread.c | examples/resume.c | examples/wav.c) limit=130 ;;
+    examples/resume.c | examples/wav.c) limit=130 ;;
+    examples/game_thread.c) limit=140 ;;
     esac
     check "$file has at most $limit lines" short "$file" $limit
     build_lines "$file" >commands
