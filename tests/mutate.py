@@ -78,8 +78,9 @@ OPERATORS = [
     (r"(?<![\w)])!(?=[\w(])", ""), (r"\btrue\b", "false"), (r"\bfalse\b", "true"),
     (r"(\+\+)(?=\w)", "--"), (r" \+= ", " -= "), (r" -= ", " += "), (r" << ", " >> "),
 ]
+# Not the sizes of arrays.
 CONSTANTS = [(r"(?<![\w.])0(?![\w.])", "1"), (r"(?<![\w.])1(?![\w.])", "0"),
-             (r"(?<![\w.])([2-9]|[1-9]\d{1,4})(?![\w.])", None)]
+             (r"(?<![\w.\[])([2-9]|[1-9]\d{1,4})(?![\w.])", None)]
 ORDERS = [(r"\bspdl__load(32)?\(", r"spdl__load_relaxed\1("),
           (r"\bspdl__store(32)?\(", r"spdl__store_relaxed\1(")]
 STATEMENT = re.compile(r"^( {4,})((?:\(void\))?(?:\+\+|--)?[a-z_]\w*(?:(?:->|\.)\w+|\[[^\]]*\])*"
@@ -214,7 +215,7 @@ class Slot:
     def fails(self, runner, filters):
         """The first test that fails, or None."""
         rounds = "40" if "tsan" in str(runner) else "300"
-        env = dict(os.environ, TEST_TIMEOUT="20", CHANCE_ROUNDS=rounds)
+        env = dict(os.environ, TEST_TIMEOUT="60", CHANCE_ROUNDS=rounds)
         process = subprocess.Popen(["tests/run.sh", runner, "--jobs", "2", *filters], cwd=ROOT,
                                    env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                    start_new_session=True, text=True, errors="replace")

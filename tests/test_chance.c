@@ -2,10 +2,12 @@
    somebody who completes deferred calls, somebody who changes the concurrency, somebody who stops,
    and a trainer that rewinds.
 
-   Each has a number. One that breaks a promise says its number, and
+   Each has a number. One that breaks a promise says its number and its rows, and
        CHANCE=number [CHANCE_ROUNDS=n] build/cc/runner chance
-   runs it alone, n times; --seed repeats a whole run. Without CHANCE, CHANCE_ROUNDS is how many are
-   drawn, and CHANCE_TELL=1 shows them. */
+   runs it alone, n times; with CHANCE_WITHOUT=3,5 it has not those rows of calls, and
+       tests/chance_rows.sh build/cc/runner number
+   finds out which it needs. --seed repeats a whole run. Without CHANCE, CHANCE_ROUNDS is how many
+   are drawn, and CHANCE_TELL=1 shows them. */
 #ifndef WILD_FAULTS /* there the library's calls of the system fail: see torture_faults.py */
 #define SPDL__WINDOW_NS 300000 /* of the doctor: else a pipeline is over before it tries anything */
 #define ITEMS_PRIVATE
@@ -24,19 +26,35 @@ static const char *wild_way_text(wild_way way) {
     return texts[way];
 }
 
+/* A row as a program writes it, with what its stage does. */
 static void wild_tell_row(const wild *w, size_t i) {
-    static const char *const kinds[] = { "?",      "source", "pipe",  "batch",  "sink",
-                                         "feed", "branch", "path", "merge", "unbatch" };
+    static const char *const macros[] = { "?", "SOURCE(source", "PIPE(stage", "BATCH(", "SINK(",
+                                          "FEED(thing", "BRANCH(stage", "PATH(\"path\"", "MERGE(",
+                                          "UNBATCH(" };
     const spdl_stage *row = &w->rows[i];
     const dice *d = &w->dice[i];
-    fprintf(stderr, "  %2zu %-7s%s buffer %d, concurrency %d, threads %d, size %d%s%s", i,
-            kinds[row->kind], wild_way_text(d->way), row->buffer_size, row->concurrency,
-            row->threads, row->size, row->drop_last ? " drop_last" : "",
-            row->item_bytes ? ", bytes" : d->buffers ? ", in place" : "");
-    fprintf(stderr, "%s%s%s, failures %d, skips %u fails %u%s%s hold %d stop_at %ld\n",
-            row->output_order ? ", completion" : "", row->continuous ? ", continuous" : "",
-            row->drop_oldest ? ", drop_oldest" : "", row->max_failures, d->skips, d->fails,
-            d->fresh ? " fresh" : "", d->slow ? " slow" : "", d->hold, d->stop_at);
+    const bool from = row->next != NULL;
+    fprintf(stderr, "    SPDL_%s", from ? "FROM(thing, next, ctx" : macros[row->kind]);
+    if (row->size > 0) fprintf(stderr, "%d", row->size);
+    if (row->kind == SPDL_KIND_SINK) fprintf(stderr, "%d", row->buffer_size);
+    else if (row->buffer_size > 0) fprintf(stderr, ", .buffer_size = %d", row->buffer_size);
+    if (row->concurrency > 0) fprintf(stderr, ", .concurrency = %d", row->concurrency);
+    if (row->max_failures != 0) fprintf(stderr, ", .max_failures = %d", row->max_failures);
+    fprintf(stderr, "%s%s%s%s%s%s%s%s%s),",
+            row->output_order ? ", .output_order = SPDL_ORDER_COMPLETION" : "",
+            row->threads ? ", .threads = 1" : "", row->continuous ? ", .continuous = true" : "",
+            row->drop_oldest ? ", .drop_oldest = true" : "",
+            row->drop_last ? ", .drop_last = true" : "",
+            row->flush ? ", .flush = true" : "", row->again ? ", .again = true" : "",
+            row->deferred ? ", .deferred = true" : "",
+            row->item_bytes ? ", .item_bytes = sizeof(thing)" : "");
+    fprintf(stderr, " /* %zu:%s%s%s%s", i, wild_way_text(d->way), d->fresh ? " fresh" : "",
+            d->slow ? " slow" : "", d->buffers ? " in buffers" : "");
+    if (d->skips + d->fails > 0) fprintf(stderr, " skips %u %% fails %u %%", d->skips, d->fails);
+    if (d->hold > 0) fprintf(stderr, " holds %d", d->hold);
+    if (d->stop_at >= 0) fprintf(stderr, " stops at %ld", d->stop_at);
+    if (d->count > 0) fprintf(stderr, " up to %ld items", d->count);
+    fprintf(stderr, " */\n");
 }
 
 static void wild_tell(const wild *w) {
@@ -52,7 +70,9 @@ static void wild_tell(const wild *w) {
             w->answers ? " answers," : "", w->inner ? " another pipeline," : "",
             w->desc.doctor ? " a doctor," : "", w->desc.report ? " reports," : "",
             w->trace[0] ? " a trace," : "", w->desc.allocator.alloc_fn ? " a heap," : "");
+    fprintf(stderr, "  const spdl_stage rows[] = {\n");
     for (size_t i = 0; i < w->count; ++i) wild_tell_row(w, i);
+    fprintf(stderr, "  };\n");
     if (w->pipeline != NULL && spdl_pipeline_failed(w->pipeline))
         fprintf(stderr, "  failed: %s\n", spdl_pipeline_error(w->pipeline)->text);
 }

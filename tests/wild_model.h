@@ -283,6 +283,26 @@ static void wild_forget(wild *w) {
     }
 }
 
+/* CHANCE_WITHOUT: rows of calls that the pipeline does not have, by their numbers. */
+static void wild_leave_out(wild *w) {
+    const char *at = getenv("CHANCE_WITHOUT");
+    size_t gone = 0;
+    for (char *end; at != NULL && *at != '\0'; at = *end == ',' ? end + 1 : end) {
+        const size_t row = strtoul(at, &end, 10) - gone;
+        if (end == at) return;
+        if (row == 0 || row + 1 >= w->count || w->count < 4 || w->dice[row].way == OPENS ||
+            w->rows[row].kind != SPDL_KIND_PIPE)
+            continue;
+        memmove(&w->rows[row], &w->rows[row + 1], (w->count - row - 1) * sizeof w->rows[0]);
+        memmove(&w->dice[row], &w->dice[row + 1], (w->count - row - 1) * sizeof w->dice[0]);
+        for (size_t i = row; i < w->count; ++i)
+            if (w->rows[i].ctx != NULL) w->rows[i].ctx = &w->dice[i];
+        --w->count;
+        ++gone;
+    }
+    w->rows[w->count - 2].buffer_size = 0;
+}
+
 static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     const wild_place first = { false, false, 0 };
     memset(w, 0, sizeof *w);
@@ -306,6 +326,7 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
                 w->rows[i].init = wild_init;
                 w->rows[i].fini = wild_fini;
             }
+    wild_leave_out(w);
     if (w->lossy_feed) w->ordered = w->known = false;
     wild_extras(w);
     wild_forget(w);

@@ -299,7 +299,7 @@ done:
     fi
 }
 
-/* Puts are looked at by spdl__wake_changed, the job by spdl_pool_submit. */
+/* Puts are looked at by spdl__wake_changed of >>row-impl, the job by spdl_pool_submit. */
 proctype Feeder() {
     byte put;
     bool found, submitted;
