@@ -1594,30 +1594,28 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
        desc.count = 1000000;                       indices 0 to 999,999
        desc.order = SPDL_SAMPLE_SHUFFLED;
        desc.seed = 7;
-       spdl_ranks_from_env(&desc.ranks, NULL);     rank 3 of 8, as torchrun or mpirun says
+       spdl_ranks_from_env(&desc.ranks, NULL);     rank 3 of 8, from torchrun or mpirun
        spdl_sampler_create(&s, &desc);
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
-   A function is for weighted draws (examples/weighted.c) and curricula.
+   A function of yours is for weighted draws (examples/weighted.c) and curricula.
 
-   An epoch has positions from 0, and the order gives each an index. Rank r of w gets the positions
-   r, r + w, r + 2w and so on as its items 0, 1, 2. (Of a mixture it gets one of each w, at changing
-   places: its share of each source is that of all.) The order depends only on the desc and the
-   epoch; each pair of seed and epoch is shuffled anew. A sampler takes 0.5 KB, and up to 8 KB for
-   a shuffle of up to 4,096 indices or blocks; more are permuted by hashes.
+   An epoch has positions from 0, and the order gives each position an index. The items of rank r of
+   w are those at the positions r, r + w, r + 2w and so on. In a mixture each rank has the same
+   share of every source. The order depends only on the desc and the epoch. Each pair of seed and
+   epoch has its own shuffle. A sampler takes 0.5 KB, and up to 8 KB for a shuffle of at most 4,096
+   indices or blocks. Larger ones are permuted by hashes.
 
-   Rows that drop items leave ranks with unequal numbers of batches, and the next collective call
-   hangs. Leave items out in index_fn, or end the epoch when a rank has no batch
-   (examples/mpi_train.c).
+   If rows drop items, ranks have unequal numbers of batches, and the next collective call hangs.
+   Leave items out in index_fn, or end the epoch when one rank has no batch (examples/mpi_train.c).
 
-   A mixture has desc.sources data sets, each with a sampler of one rank in desc.samplers. Source i
-   gets weights[i] of the sum of all weights; at no position is it off its share by 1.7 items or
-   more (beyond 2^50 positions rounding adds to that). A mixture follows the order of each source,
-   again and again, each time that of the source's next epoch. It does not end: `draws` is the
-   length of an epoch, and the next epoch goes on where this one stops.
+   A mixture has desc.sources data sets, each with a sampler of one rank in desc.samplers. The share
+   of source i is weights[i] of the sum of all weights. The error at any position is less than 1.7
+   items, plus rounding after 2^50 positions. A source repeats with the order of its next epoch. A
+   mixture does not end: `draws` is the length of an epoch, and the next epoch goes on behind it.
 
-   A sampler serves one pipeline or mixture at a time: another one is refused. One call at a time;
-   a pipeline with SPDL_INDEX is such a call. */
+   A sampler serves one pipeline or mixture, which uses it all the time. Another one is refused. No
+   other call may use it then. */
 
 /* An item of SPDL_INDEX, from spdl_buffer. */
 typedef struct spdl_index {
@@ -1635,28 +1633,28 @@ typedef enum spdl_sampler_order {
     SPDL_SAMPLE_MIXTURE   /* other samplers, mixed */
 } spdl_sampler_order;
 
-/* How the last positions are dealt if there are not enough for all ranks. */
+/* The last positions of an epoch, if there are not enough for all ranks. */
 typedef enum spdl_tail {
     SPDL_TAIL_KEEP, /* some ranks have one item more: 26 on 4 ranks are 7, 7, 6, 6 */
-    SPDL_TAIL_DROP, /* no rank has them: 6 each */
-    SPDL_TAIL_PAD   /* the first ones of the epoch come again: 7 each */
+    SPDL_TAIL_DROP, /* no rank gets them: 6 each */
+    SPDL_TAIL_PAD   /* the first positions are repeated: 7 each */
 } spdl_tail;
 
-/* This process among `world` ones; all zero: the only one. */
+/* The number of this process, from 0, of `world`. Zero: the only process. */
 typedef struct spdl_ranks {
     int rank SPDL__ZERO, world SPDL__ZERO;
 } spdl_ranks;
 
-/* The index at a position of an epoch: less than desc.count, and always the same. */
+/* Returns the index at a position of an epoch, less than desc.count and always the same. */
 typedef uint64_t (*spdl_index_fn)(void *ctx, uint64_t epoch, uint64_t position);
 
 typedef struct spdl_sampler spdl_sampler;
 
 typedef struct spdl_sampler_desc {
     spdl_sampler_order order SPDL__ZERO;
-    uint64_t count SPDL__ZERO; /* indices, 1 to 2^63; of a mixture leave it 0 */
-    uint64_t draws SPDL__ZERO; /* positions in an epoch: default `count`, more only with index_fn; a
-                           mixture needs them */
+    uint64_t count SPDL__ZERO; /* indices, 1 to 2^63; 0 for a mixture */
+    uint64_t draws SPDL__ZERO; /* positions in an epoch; default `count`; more only with index_fn;
+                                  required for a mixture */
     uint64_t seed SPDL__ZERO;
     spdl_ranks ranks SPDL__ZERO;
     spdl_tail tail SPDL__ZERO;
@@ -1664,8 +1662,8 @@ typedef struct spdl_sampler_desc {
     spdl_index_fn index_fn SPDL__ZERO;
     void *ctx SPDL__ZERO; /* its first argument */
     size_t sources SPDL__ZERO; /* of a mixture, 1 to 65536 */
-    const double *weights SPDL__ZERO; /* of each, on any scale; 0: it never comes */
-    spdl_sampler *const *samplers SPDL__ZERO; /* of each; they must outlive this one */
+    const double *weights SPDL__ZERO; /* of each source, on any scale; 0: never */
+    spdl_sampler *const *samplers SPDL__ZERO; /* of each source; they must outlive this one */
     spdl_allocator allocator SPDL__ZERO;
     spdl_error *error SPDL__ZERO;
 } spdl_sampler_desc;
@@ -1675,33 +1673,34 @@ typedef struct spdl_sampler_desc {
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc)
     SPDL__CHECKED;
 
-/* Frees a sampler; destroy its pipeline or mixture first: before that it only logs an error. */
+/* Frees a sampler. Destroy its pipeline or mixture first; otherwise the call only logs an error. */
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 
-/* Returns: how many items this rank has in an epoch. */
+/* Returns: the number of items of this rank in an epoch. */
 SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch);
 
 /* This rank's item `number` of an epoch, from 0, as SPDL_INDEX makes it.
-   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: index_fn returned item->index, which is
-            not less than count. */
+   Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: index_fn returned item->index, but
+            count is not larger. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
                                        spdl_index *item);
 
-/* Rank and world from a launcher: RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK and _SIZE
-   (Open MPI), PMI_RANK and PMI_SIZE (MPICH), SLURM_PROCID and SLURM_NTASKS (srun): the first pair
-   that is set.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: none is set, *ranks is 0 of 1; SPDL_E_INVALID: they make no
-            sense (see `error`), and *ranks stays as it was.
-   Threads: any, while no other one changes the environment. */
+/* Reads rank and world of a launcher from the environment. The first pair that is set counts:
+       RANK, WORLD_SIZE                             torchrun
+       OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE   Open MPI
+       PMI_RANK, PMI_SIZE                           MPICH
+       SLURM_PROCID, SLURM_NTASKS                   srun
+   Returns: SPDL_OK; SPDL_E_NOT_FOUND: none is set, *ranks is 0 of 1; SPDL_E_INVALID: no valid pair
+            (see `error`), and *ranks is unchanged.
+   Threads: any, while no other thread changes the environment. */
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error);
 
-/* A hash of bytes for data_hash, the same on every machine; no protection against intent. Each
-   result may be the next `seed`.
+/* A hash of bytes for data_hash, the same on every machine; not cryptographic. A result can be the
+   next `seed`.
    Returns: 64 bits. */
 SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
-/* A source of spdl_index: the items of a sampler, in its order for any number of workers, then
-   SPDL_END.
+/* A source of spdl_index: the items of a sampler, in its order with any number of workers.
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
@@ -1726,33 +1725,32 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
 
 /* ============================================================================================= */
 /* >>loader
-   A pipeline in a process of its own, which writes its batches into memory that the consumer reads:
-   nothing is copied. A crash, a leak or a library that is not thread-safe stays in that process.
-   Only on Linux. Polite workers protect the consumer's speed as well, and cost less.
+   A pipeline in a process of its own. It writes its batches into memory that the consumer reads,
+   and nothing is copied. A crash, a leak or a library that is not thread-safe stays in that
+   process. Linux only. Polite workers protect the consumer's speed as well, and cost less.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, SPDL_TOKENS_AT, or a
-   stage that calls spdl_buffer. Rows after it pass them. Its blocks are slots of the shared memory
-   (the arena): as many as the pipeline can use, and desc.slot_count.
+   stage that calls spdl_buffer. Later rows pass them. The blocks of that row are slots of the
+   shared memory (the arena): as many as the pipeline can use, and desc.slot_count.
 
-   Processes. open forks a supervisor, which forks the child, now and for each restart: rows, ctx
-   and all memory are as they were at open. A fork copies only one thread, so open refuses a process
-   with more: open loaders first, before threads, CUDA and large allocations. The child keeps all
-   open descriptors until close: pclose of a program started before open waits for that.
+   Processes. open forks a supervisor, which forks the child, also for each restart. In the child
+   rows, ctx and all memory are as they were at open. A fork copies only one thread, so open refuses
+   a process with more threads. Open loaders before threads, CUDA and large allocations. The child
+   keeps all open descriptors until close, and pclose of a program from before open waits for that.
+   For several children use several loaders in turn: examples/loaders_in_turn.c.
 
-   Signals. Both processes do nothing at SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE, SIGUSR1 and
-   SIGUSR2. The child runs no handlers of this process, except those of faults such as SIGSEGV. It
-   has a session of its own, without a terminal. Both end with the process that opened the loader,
-   however that ends. So do programs that a stage starts, if they stay in the child's process group.
-   For several children take several loaders in turn: examples/loaders_in_turn.c.
+   Signals. Both processes ignore SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE, SIGUSR1 and SIGUSR2.
+   The child runs no handlers of this process, except those of faults such as SIGSEGV. It has its
+   own session, without a terminal. Both end with the process that opened the loader. Programs that
+   a stage starts end, too, if they stay in the child's process group.
 
-   Failures. The consumer first gets the batches that the child has handed out. Then it gets the
-   failure of the pipeline, or SPDL_E_PROCESS when the child has ended, with the signal or exit code
-   (0 too) and the stage, or the calls that were running. With max_restarts the child starts again
-   after the last batch that it handed out, if the table has a position (see >>state). The consumer
-   trusts nothing that a child can write.
+   Failures. The consumer first gets the batches that the child has passed. Then it gets the failure
+   of the pipeline, or SPDL_E_PROCESS. The error has the signal or exit code (also 0) of the child,
+   and the stages that were running. With max_restarts the child starts again after the last passed
+   batch, if the table has a position (see >>state). The consumer does not trust what a child can
+   write.
 
-   Memory. open reserves the arena, or says that the cgroup or the machine has no room for it: no
-   page is missing later.
+   Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
    The child makes reports, statistics and traces of desc.pipeline, and calls log_fn, report_fn and
    event_fn. It has no doctor.
@@ -1763,21 +1761,21 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
 
 typedef struct spdl_loader_desc {
     spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool */
-    int slot_count SPDL__ZERO;       /* batches that are ready or the consumer's; default 4 */
-    uint64_t arena_bytes SPDL__ZERO; /* at most so much shared memory; 0: what there is room for */
-    double hang_timeout SPDL__ZERO;  /* seconds of waiting, in one call or in several that time
-                                        out, before the child is killed; 0: for ever */
+    int slot_count SPDL__ZERO;       /* batches that are ready or held by the consumer; default 4 */
+    uint64_t arena_bytes SPDL__ZERO; /* bound of the shared memory; 0: none */
+    double hang_timeout SPDL__ZERO;  /* seconds that the consumer waits, in one or more calls,
+                                        before the child is killed; 0: for ever */
     int max_restarts SPDL__ZERO;
-    bool fork_with_threads SPDL__ZERO; /* open all the same: no stage takes a lock that they hold */
+    bool fork_with_threads SPDL__ZERO; /* do not refuse threads: no stage needs a lock of theirs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */
     spdl_error *error SPDL__ZERO;
 } spdl_loader_desc;
 typedef struct spdl_loader spdl_loader;
 
-/* Zero before it is filled in. `data` is valid until spdl_loader_done. */
+/* A batch; clear it before use. `data` is valid until spdl_loader_done. */
 typedef struct spdl_loader_batch {
-    void *data;        /* at a multiple of 64; may be written, too */
+    void *data;        /* aligned to 64 bytes; may be changed */
     size_t bytes;      /* of the items of SPDL_BATCH, or item_bytes */
     size_t count;      /* items of SPDL_BATCH; else 1 */
     uint64_t sequence; /* number of the batch in its epoch, from 0 */
@@ -1788,71 +1786,71 @@ typedef struct spdl_loader_batch {
 } spdl_loader_batch;
 
 typedef struct spdl_loader_status {
-    int slot_count;           /* those of the pipeline, too */
+    int slot_count;           /* with those of the pipeline */
     int64_t supervisor, pid;  /* process ids; 0: none now */
     int restarts;
-    uint64_t taken;           /* batches that the consumer got */
-    uint64_t held;            /* and has now */
-    uint64_t wait_ns;         /* time it waited for them */
+    uint64_t taken;           /* batches that next returned */
+    uint64_t held;            /* of these, not given back yet */
+    uint64_t wait_ns;         /* the consumer's time in next */
 } spdl_loader_status;
 
-/* Checks the rows as spdl_pipeline_create does, reserves the arena and starts the processes; their
-   failures come with spdl_loader_next. The memory behind ctx must outlive the loader.
+/* Checks the rows as spdl_pipeline_create does, reserves the arena and starts the processes. Later
+   failures are results of spdl_loader_next. The memory behind ctx must outlive the loader.
    Returns: the results of spdl_pipeline_create; SPDL_E_INVALID also for threads; SPDL_E_LIMIT
             (arena_bytes, or no room); SPDL_E_PROCESS (no process could be started);
-            SPDL_E_UNSUPPORTED (SPDL_FEED, or not on this system).
+            SPDL_E_UNSUPPORTED (SPDL_FEED, or another system).
    Threads: any. */
 SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
                                       const spdl_stage *stages, size_t stage_count) SPDL__CHECKED;
 
 /* Ends the processes, and frees the arena with all batches.
-   Blocks:  until they have ended; it kills the child after 1 s, and the supervisor after 1.5. */
+   Blocks:  until they have ended. It kills the child after 1 s, and the supervisor after 1.5 s. */
 SPDL_API void spdl_loader_close(spdl_loader *loader);
 
-/* The next batch, in shared memory. After the last one each call returns SPDL_END; with .continuous
-   one call for each epoch. A failure stays. A batch that is ready costs no system call.
+/* Takes the next batch, in shared memory. After the last batch each call returns SPDL_END; with
+   .continuous one call for each epoch. A failure is permanent. A ready batch costs no system call.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
-            failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, or hung, or has
+            failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, hung, or
             overwritten shared data; SPDL_E_LIMIT: the consumer holds all desc.slot_count batches,
-            and may go on when it has given one back.
+            and can go on after spdl_loader_done.
    Blocks:  until there is one of these. */
 SPDL_API spdl_result spdl_loader_next(spdl_loader *loader, spdl_loader_batch *batch,
                                       int64_t timeout_ns);
 
 /* Gives the memory of a batch back, in any order.
    Returns: SPDL_OK; SPDL_E_INVALID: it was given back before, or is of another loader.
-   Threads: one at a time, also beside spdl_loader_next. */
+   Threads: one at a time, also while another thread is in spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_done(spdl_loader *loader, const spdl_loader_batch *batch);
 
-/* spdl_loader_next as a spdl_next_fn, for >>cache, >>headspace and SPDL_FROM: the item is a
-   spdl_loader_batch *, which spdl_loader_batch_free frees.
+/* spdl_loader_next as a spdl_next_fn, for >>cache, >>headspace and SPDL_FROM. The item is a
+   spdl_loader_batch; free it with spdl_loader_batch_free.
    Returns: as spdl_loader_next. */
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns);
 
 /* spdl_loader_done for a batch of spdl_loader_next_fn. */
 SPDL_API void spdl_loader_batch_free(void *batch);
 
-/* Writes the position after the last batch, as spdl_state_save does. A run may go on with a loader
+/* Writes the position after the last batch, as spdl_state_save does. A run can go on with a loader
    or without.
-   Returns: as spdl_state_save; SPDL_E_PROCESS; SPDL_E_CHECKSUM: the child's text makes no sense.
-   Blocks:  before the first batch: until the child has begun. */
+   Returns: as spdl_state_save; SPDL_E_PROCESS; SPDL_E_CHECKSUM: the child's text is damaged.
+   Blocks:  before the first batch, until the child has begun. */
 SPDL_API int spdl_loader_state_save(spdl_loader *loader, char *text, size_t bytes);
 
-/* Goes to the position of a text, in the same process, as spdl_state_load does. It drops batches
-   that are ready, and forgets a failure of the pipeline, but not the end of a process.
-   Returns: as spdl_state_load; SPDL_TIMEOUT: the loader can only be closed, and its other calls
-            return SPDL_E_PROCESS; SPDL_E_LIMIT: texts of more than some 150 ranks; SPDL_E_PROCESS.
+/* Moves the same child to the position of a text, as spdl_state_load does. It drops ready batches,
+   and clears a failure of the pipeline, but not the end of a process.
+   Returns: as spdl_state_load; SPDL_TIMEOUT: the loader can only be closed, and other calls return
+            SPDL_E_PROCESS; SPDL_E_LIMIT: texts of more than about 150 ranks; SPDL_E_PROCESS.
    Blocks:  until the running calls have returned. */
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *const *texts,
                                             int count, int64_t timeout_ns, spdl_error *error);
 
-/* Goes to item `sequence` of epoch 0, as spdl_pipeline_rewind does, without a position, too.
+/* Goes to item `sequence` of epoch 0, as spdl_pipeline_rewind does. The table needs no position.
    Returns: as spdl_loader_state_load. */
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
                                         int64_t timeout_ns);
 
 /* The failure that spdl_loader_next has returned.
-   Returns: never NULL; result is SPDL_OK without a failure. stage -1: it is of no stage. */
+   Returns: never NULL; result is SPDL_OK without a failure; stage is -1 if no stage has failed. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 
 /* The statistics of the child's pipeline, about 50 ms old. Its consumer is the main thread of the
@@ -1861,45 +1859,44 @@ SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
    Threads: any. */
 SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
-/* Which processes run, and what the consumer has taken. */
+/* The state of the processes, and counts of the consumer. */
 SPDL_API void spdl_loader_get_status(const spdl_loader *loader, spdl_loader_status *status);
 
-/* Where the slots are: one block at a page border, a slot every *slot_bytes, for
-   spdl_cuda_adopt(cuda, base, bytes). Each pointer may be NULL.
+/* The address of the slots, for spdl_cuda_adopt(cuda, base, bytes): one block at a page border,
+   with a slot every *slot_bytes. Each pointer can be NULL.
    Threads: any. */
 SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *bytes,
                                 size_t *slot_bytes);
 
 /* ============================================================================================= */
 /* >>npz
-   Arrays as NumPy writes them, read and written: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated
-   members, ZIP64). Reading gives C order (the last index varies fastest) and the byte order of this
-   machine, whatever the file has; structured elements stay as they are. A .npy file is an archive
-   of one array named "arr_0". Every length is compared with the bytes that are there before its
-   use.
+   Reads and writes arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members,
+   ZIP64). Reading gives C order (the last index varies fastest) and the byte order of this machine.
+   Structured elements keep theirs. A .npy file is an archive of one array named "arr_0". Every
+   length is compared with the bytes of the file before its use.
 
-   Several threads at a time may read one archive; a writer takes one. A call waits only for the
-   file system. desc and the index of find may be NULL. A spdl_result is SPDL_OK or, with an error
+   Several threads at a time can read one archive; a writer takes one. A call waits only for the
+   file system. desc and the index of find can be NULL. A spdl_result is SPDL_OK or, with an error
    that names file, member and byte, SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND, SPDL_E_IO,
    SPDL_E_FORMAT (damaged), SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_LIMIT (of the desc; or over
    2^20 members, 64 dimensions, a header of 64 KB) or SPDL_E_NOMEM. load and open set the pointer to
    NULL when they fail.
 
-   open reads a file of at most 256 KB and closes it. Of a larger one it reads the directory; the
-   first view maps the file. If a file is truncated meanwhile, reading returns SPDL_E_IO; only
-   access to lost bytes of a view raises SIGBUS.
+   open reads a file of at most 256 KB and closes it. It reads the directory of a larger file, and
+   the first view maps the file. After another program has truncated the file, reading returns
+   SPDL_E_IO, but access to lost bytes of a view raises SIGBUS.
 
-   Reading a whole array verifies its CRC-32; views, rows and .npy files have none. Bytes after an
-   array are skipped, as by NumPy, but belong to its CRC. */
+   Reading a whole array verifies its CRC-32. Views, rows and .npy files have no CRC. Bytes behind
+   an array are skipped, as by NumPy, but are part of its CRC. */
 
 #ifndef SPDL_NO_NPZ
 
 #define SPDL_NPY_MAX_DIMS 64
 
-/* An array, as it is read. */
+/* Type and shape of an array after reading. */
 typedef struct spdl_npy_info {
     char kind;      /* NumPy's dtype.kind: b i u f c S U V M m; V also for structs */
-    bool stored;    /* not deflated: spdl_npz_read_rows and spdl_npz_view can work */
+    bool stored;    /* not deflated, as spdl_npz_read_rows and spdl_npz_view need it */
     int ndim;       /* 0 to SPDL_NPY_MAX_DIMS */
     uint64_t itemsize; /* bytes of one element */
     uint64_t shape[SPDL_NPY_MAX_DIMS];
@@ -1928,15 +1925,14 @@ typedef struct spdl_npz_bundle {
     size_t count;
     size_t bytes; /* of the allocation, without the file that arrays are views of */
     spdl_allocator allocator;
-    const void *mapping_; /* private, as is the next: that file, mapped or, if small, read */
+    const void *mapping_; /* private: that file, mapped or, if small, read */
     uint64_t mapped_;
 } spdl_npz_bundle;
 
 /* Reads all arrays of a file, or those of desc->names, in the order of the file. It skips members
-   that are no arrays: folders, members in "__MACOSX/", and those that neither have a name with
-   ".npy" at the end nor begin as an array does. With no_crc, stored arrays of 64 KB and more that
-   are aligned to 64 bytes (as by a spdl_npz_writer) are views. Then do not truncate the file while
-   the bundle is in use.
+   that are no arrays: folders, members in "__MACOSX/", and names without ".npy" whose data are no
+   array. With no_crc, stored arrays of 64 KB and more that are aligned to 64 bytes are views, as a
+   spdl_npz_writer aligns them. Then do not truncate the file while the bundle is in use.
    Returns: see above; SPDL_E_NOT_FOUND for a name that no array has. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -1950,9 +1946,10 @@ SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *
    Returns: the array, or NULL. */
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name);
 
-/* Checks that an array has this type and shape. dtype is as NumPy's, "<f4"; its byte order does not
-   matter. A dimension of 0 fits any.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (array is NULL), SPDL_E_INVALID; error says what it has. */
+/* Compares type and shape of an array. dtype is NumPy's text, such as "<f4"; its byte order is not
+   compared. A dimension of 0 fits any.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND (array is NULL), SPDL_E_INVALID, with the difference in
+            error. */
 SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dtype, int ndim,
                                      const uint64_t *shape, spdl_error *error);
 
@@ -1961,7 +1958,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
 
 /* A pipe that takes a path (char, a C string) and makes a spdl_npz_bundle, as spdl_npz_load does.
        SPDL_NPZ(NULL, .concurrency = 4)
-   The first argument may be the address of a spdl_npz_desc, which must outlive the pipeline; its
+   The first argument can be the address of a spdl_npz_desc, which must outlive the pipeline; its
    error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
 /* clang-format off */
 #define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
@@ -1999,7 +1996,7 @@ SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size
 /* Closes the archive and ends its views. */
 SPDL_API void spdl_npz_close(spdl_npz *npz);
 
-/* Returns: the number of arrays. Of several with one name only the last counts, as in NumPy. */
+/* Returns: the number of arrays. If several have one name only the last counts, as in NumPy. */
 SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
 
 /* The name of array `index`: without ".npy", if no other array has that name.
@@ -2029,19 +2026,20 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
                                         spdl_error *error);
 
 /* The data of a stored array without a copy, valid until close. NumPy does not align arrays in an
-   .npz: look at *aligned (to 64 bytes; may be NULL) before you use them as anything but bytes.
+   .npz: use them as anything but bytes only if *aligned (to 64 bytes; can be NULL) is true.
    Returns: see above; SPDL_E_UNSUPPORTED for an array that is deflated, or in another order of
             bytes or indices in the file. */
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error);
 
-/* Writing. Arrays go to a new file in the folder of `path`, which takes the place of `path` in
-   finish. A program that opens `path` sees the old file or the whole new one. The mode, the owner and the links of
-   the old file are not kept: a symbolic link at `path` becomes a file. Members are stored, their
-   data aligned to 64 bytes. NumPy reads them; of "a" and "a.npy" in one file it finds only "a". */
+/* Writing. Arrays are written to a new file in the folder of `path`, which replaces `path` in
+   finish. A program that opens `path` gets the old file or the whole new one. The mode, owner and
+   links of the old file are not kept: a symbolic link at `path` becomes a file. Members are stored,
+   with their data aligned to 64 bytes. NumPy reads them; of "a" and "a.npy" in one file it finds
+   only "a". */
 typedef struct spdl_npz_writer_desc {
     bool npy SPDL__ZERO;  /* a .npy file, of exactly one array */
-    bool sync SPDL__ZERO; /* write it to the disk before it takes its place */
+    bool sync SPDL__ZERO; /* write it to the disk before it replaces `path` */
     spdl_allocator allocator SPDL__ZERO;
     spdl_error *error SPDL__ZERO;
 } spdl_npz_writer_desc;
@@ -2060,7 +2058,7 @@ SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *writer, const char *na
                                          const char *dtype, int ndim, const uint64_t *shape,
                                          const void *data, spdl_error *error);
 
-/* Writes the directory and puts the file in its place.
+/* Writes the directory and replaces `path`.
    Returns: see above; SPDL_E_INVALID when two arrays have one name. */
 SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *writer, spdl_error *error);
 
@@ -2072,9 +2070,9 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 /* ============================================================================================= */
 /* >>files
    Data sets in files: lists of files, tar archives, lines of text, shards of tokens. Every length
-   is compared with the bytes that are there before its use. Missing data are an error, and an error
-   names the file and the byte. open and read wait for the file system; `desc` may be NULL; the
-   first argument of all other functions owns what they return. The rows are at the end. */
+   is compared with the bytes of the file before its use. Missing data are an error, and an error
+   names the file and the byte. open and read wait for the file system. `desc` can be NULL. The
+   first argument of the other functions owns what they return. The rows are at the end. */
 
 typedef struct spdl_files_desc {
     bool recursive SPDL__ZERO; /* of a folder: the folders below it, too */
@@ -2083,17 +2081,20 @@ typedef struct spdl_files_desc {
 } spdl_files_desc;
 typedef struct spdl_files spdl_files;
 
-/* Lists files. `path` is a file; a folder: the files in it; a pattern with * and ?, also in
-   folders, as "train-?/a*.tar"; or @list.txt, with a path on each line, relative to its own folder.
-   Files come in the order of the bytes of their paths; those of a list in its order. A name with a
-   dot in front needs a dot in the pattern or the list.
-   Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: there is none; SPDL_E_FORMAT (the
-            list), SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS there
-            are no folders: SPDL_E_IO. */
+/* Lists files. `path` is one of these:
+       a file
+       a folder                        the files in it
+       a pattern with * and ?          also for folders: "train-?/a*.tar"
+       @list.txt                       a path on each line, relative to the folder of the list
+   Files are sorted by the bytes of their paths, those of a list by their line. A name that begins
+   with a dot needs a dot in the pattern or the list.
+   Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: no file; SPDL_E_FORMAT (the list),
+            SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS a folder is
+            SPDL_E_IO. */
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc) SPDL__CHECKED;
 
-/* Frees a list and its paths, when nothing that was opened with it is in use. */
+/* Frees a list and its paths. Nothing that was opened with it may be in use. */
 SPDL_API void spdl_files_close(spdl_files *files);
 
 /* Returns: the number of files. */
@@ -2102,60 +2103,59 @@ SPDL_API uint64_t spdl_files_count(const spdl_files *files);
 /* Returns: the path of file `index`, or NULL when there is no such file. */
 SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index);
 
-/* Returns: a hash of names, sizes and order, the same on every machine, for data_hash: a state of
-            other data is refused. Names count from the folder that all paths share. */
+/* Returns: a hash of names, sizes and order for data_hash, the same on every machine. Names begin
+            at the folder that all paths share. */
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
 /* Bytes of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
     const char *name; /* of the member; else the path of the file */
-    uint8_t *data;    /* aligned to 64 bytes; a zero follows the last one */
+    uint8_t *data;    /* aligned to 64 bytes, with a zero behind the last one */
     size_t bytes;
-    uint64_t offset;  /* of the data in the file */
+    uint64_t offset;  /* position of the data in the file */
     struct spdl_record *next; /* the next member of a sample (.group), or NULL */
 } spdl_record;
 
-/* Frees a record and those that follow it. */
+/* Frees a record and the records after it. */
 SPDL_API void spdl_record_free(void *record);
 
-/* For SPDL_TAR and SPDL_LINES, which need memory for 64 KB and a record. Tar archives are ustar,
-   GNU, pax or older; only plain files pass. Several archives in one file are read one after the
-   other. Checksums are verified; a file without an empty block at its end was cut off. Lines end
-   in LF or CR LF, or with the file. */
+/* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record. Tar archives are ustar,
+   GNU, pax or older. Only plain files pass. Several archives in one file are read in order.
+   Checksums are verified. A file without an empty block at its end is truncated: an error. Lines
+   end in LF or CR LF, or with the file. */
 typedef struct spdl_records_desc {
-    bool group SPDL__ZERO; /* tar: members in a row with the same path up to the first dot of the
-                               name are one sample: a list of records. A name that the sample has
-                               begins another one; names with a dot in front are left out */
+    bool group SPDL__ZERO; /* tar: successive members with the same path up to the first dot of the
+                              name are one sample, a list of records. A repeated name begins the
+                              next sample. Names that begin with a dot are skipped */
     uint64_t max_bytes SPDL__ZERO; /* refuse a larger member, sample (512 bytes more a member),
                                       line, or header over 64 KB; default 2^30, lines 2^24 */
     spdl_allocator allocator SPDL__ZERO;
     spdl_error *error SPDL__ZERO; /* not used by the rows */
 } spdl_records_desc;
 
-/* Tokens in shards: files of llm.c (256 int32 of header: 20240520, version 1 with uint16, or
-   20240801, version 7 with uint32), or raw ones as of nanoGPT. All shards together are one row of
-   tokens. Window i has the tokens i * length to i * length + length, one more than `length`: the
-   last one is the last target, and the first input of the next window. */
+/* Tokens in shards. Files of llm.c have a header of 256 int32: 20240520, version 1 with uint16, or
+   20240801, version 7 with uint32. Files of nanoGPT are raw. All shards are read as one sequence
+   of tokens. Window i has the tokens i * length to i * length + length, one more than `length`. Its
+   last token is the last target, and the first input of the next window. */
 typedef struct spdl_tokens_desc {
-    uint64_t length SPDL__ZERO; /* of a window: needed */
-    int raw_bytes SPDL__ZERO; /* the shards have no header, and tokens of 2 or 4 bytes; 0: of
-                                 llm.c */
-    bool in_shards SPDL__ZERO; /* each shard is a row of its own: no window has tokens of two */
+    uint64_t length SPDL__ZERO; /* tokens of a window; required */
+    int raw_bytes SPDL__ZERO;   /* bytes of a token, 2 or 4, in shards without a header; 0: llm.c */
+    bool in_shards SPDL__ZERO;  /* no window has tokens of two shards */
     spdl_allocator allocator SPDL__ZERO;
     spdl_error *error SPDL__ZERO;
 } spdl_tokens_desc;
 typedef struct spdl_tokens spdl_tokens;
 
 /* Opens the shards of a list, which must outlive *tokens, and checks their lengths.
-   Returns: the results of open; SPDL_E_IO; SPDL_E_FORMAT: no shard, or it is longer or shorter than
-            it says, or all have too few tokens for a window. */
+   Returns: the results of open; SPDL_E_IO; SPDL_E_FORMAT: no shard, a wrong length, or too few
+            tokens for a window. */
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
                                       const spdl_tokens_desc *desc) SPDL__CHECKED;
 
 /* Closes the shards. */
 SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
 
-/* Returns: the number of windows; tokens left at the end of a row make none. */
+/* Returns: the number of windows. The rest of the tokens makes none. */
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
 
 /* Reads window `index`: length + 1 tokens of token_bytes, 4 (uint32_t) or 2 (uint16_t, which needs
@@ -2165,21 +2165,20 @@ SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
 SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
                                       size_t token_bytes, spdl_error *error);
 
-/* Rows. What the first argument points to must outlive the pipeline; fields follow, as in all rows.
+/* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
        SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index), n at most SIZE_MAX
-       SPDL_FILES(files)       a source of paths (char), which belong to the list, in its order
+       SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
-       SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in memory of spdl_buffer, of
-                               uint32_t: .item_bytes is 4 * (length + 1), the default, or that of
-                               the SPDL_BATCH after it. With half of that it is of uint16_t.
-                               Behind SPDL_BATCH(n) one call takes the n indices, and makes a
-                               batch in place (spdl_batch); .item_bytes is that of one window
-       SPDL_READ()             a pipe: the bytes of each path (char), as a record (spdl_record) with
-                               its name; up to 2^30
+       SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
+                               .item_bytes, here or in the SPDL_BATCH behind it, is 4 * (length + 1),
+                               the default, or half of that for uint16_t. Behind SPDL_BATCH(n) one
+                               call takes n indices and makes a batch in place (spdl_batch);
+                               .item_bytes is the size of one window
+       SPDL_READ()             a pipe: the bytes of each path (char) as a spdl_record, up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc. In input order
-                               they read one file at a time; with completion order .concurrency */
+                               they read one file at a time, in completion order .concurrency */
 /* clang-format off */
 #define SPDL_COUNT(...)       SPDL__COUNT_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
@@ -2247,10 +2246,10 @@ SPDL__UNUSED static const spdl_function spdl__file_rows[8];
 
 /* ============================================================================================= */
 /* >>cpp
-   Thin forms of what C does with compound literals, and rows of lambdas, without any C++ header. */
+   Thin forms of the compound literals of C, and rows of lambdas, without any C++ header. */
 
 #ifdef __cplusplus
-/* `first` is the first character of the fields, 0 if there are none. */
+/* `first` is the first character of the fields, 0 for none. */
 template <char first>
 inline spdl_stage spdl__row(spdl_kind kind, const spdl_function *fn, const char *file, int size = 0,
                             const char *type = NULL, spdl_next_fn next = NULL,
@@ -2303,7 +2302,7 @@ extern SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN;
 }
 #endif
 
-/* What SPDL_INDEX, SPDL_NPZ and the rows of >>files stand for: these fields may be set already. */
+/* The row of SPDL_INDEX, SPDL_NPZ and >>files. Fields that are set already stay. */
 template <class Ctx>
 inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item,
                                 spdl_free_fn free_state = NULL, size_t item_bytes = 0) {
@@ -2335,7 +2334,7 @@ template <class... Rows> inline spdl__rows<sizeof...(Rows)> spdl__stages(const R
     return { { rows... } };
 }
 
-/* Rows that do not stand in SPDL_STAGES. */
+/* Rows without SPDL_STAGES. */
 template <class Second, class... Rows>
 inline spdl_result spdl_pipeline_create(spdl_pipeline **, const spdl_pipeline_desc *,
                                         const spdl_stage &, const Second &, const Rows &...) {
@@ -2350,11 +2349,11 @@ struct spdl_deleter {
 
 #ifdef __cpp_exceptions
 namespace std {
-class exception; /* what throws one has seen the rest of it */
+class exception; /* complete where a file throws one */
 class nested_exception;
 }
 
-/* Keeps what was just caught, if <exception> is known where the stage is written. */
+/* Keeps the current exception, if <exception> is known where the stage is written. */
 template <class Nested> static void spdl__thrown_act(void *kept, bool rethrow) {
     Nested *nested = static_cast<Nested *>(kept);
     if (rethrow) nested->rethrow_nested();
@@ -2370,8 +2369,8 @@ static void spdl__thrown_keep(spdl_task *task, int) {
 }
 template <class Nested> static void spdl__thrown_keep(spdl_task *, long) {}
 
-/* The failure of a stage that threw, called where it was caught. The second stands for the first
-   where a file defines stages before it has seen a header that knows std::exception. */
+/* The failure of a stage that threw, called in the handler. The second form is for files that
+   define stages before they include a header with std::exception. */
 template <class Exception, class Nested, size_t = sizeof(Exception)>
 static spdl_result spdl__thrown(spdl_task *task, int) {
     spdl__thrown_keep<Nested>(task, 0);
@@ -2388,8 +2387,8 @@ static spdl_result spdl__thrown(spdl_task *task, long) {
     return spdl_fail(task, "threw; to see what, include <exception> before the stage");
 }
 
-/* After the pipeline has failed: throws what its stage threw, as it was, if that file had included
-   <exception> before the stage. Otherwise it returns, also after a failure by spdl_fail.
+/* After the pipeline has failed: throws the exception of its stage, if that file had included
+   <exception> before the stage. Otherwise, and after spdl_fail, it returns.
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
        spdl_rethrow(p); */
 inline void spdl_rethrow(const spdl_pipeline *pipeline) {
@@ -2399,7 +2398,7 @@ inline void spdl_rethrow(const spdl_pipeline *pipeline) {
 }
 #endif
 
-/* The name of a type, "[with T = Image]" or so. Rows of the library have those that C says. */
+/* The name of a type, such as "[with T = Image]". Rows of the library have the names of C. */
 constexpr const char *spdl__type_text(const char *text, char first) {
     return *text == first ? text : spdl__type_text(text + 1, first);
 }
@@ -2443,8 +2442,8 @@ template <class Call> struct spdl__pointed {
     }
 };
 
-/* Makes a stage function of the row's callable.
-   Task is spdl_task: a parameter, for std::exception to be looked up where the row is written. */
+/* Makes a stage function of the row's callable. Task is spdl_task, as a parameter, so that
+   std::exception is looked up where the row is written. */
 template <class In, class Out, class Call, class Task>
 static spdl_result spdl__called(Task *task, void *in, void **out) {
     Out *made = NULL;
@@ -2482,14 +2481,15 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call 
 
 #define SPDL__HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
-/* Rows of lambdas and of functions of a class, with the arguments and the result of a stage
+/* Rows of lambdas and of functions of a class. They have the arguments and the result of a stage
    function. In of a source is void.
        auto load = [&](spdl_task *task, Path *in, Image **out) { ...; return SPDL_OK; };
        spdl_pipe<Path, Image>("load", load).with_concurrency(4).with_free_item(spdl_delete<Image>)
        spdl_pipe<Image, Image>("scale", &Loader::scale, this)
-   The row keeps a copy of the callable: at most four captures, without destructors. What they point
-   to must outlive the pipeline. For any other callable write its address, &load: the callable
-   itself must outlive the pipeline. As many threads as `concurrency` call it at a time. */
+   The row keeps a copy of the callable: at most four captures, without destructors. Objects behind
+   captures must outlive the pipeline. For any other callable write its address, &load; then the
+   callable itself must outlive the pipeline. Up to `concurrency` threads call it at the same
+   time. */
 template <class In, class Out, class Call>
 static spdl_stage spdl_pipe(const char *name, Call call, SPDL__HERE) {
     return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, call, file, line);
@@ -2519,11 +2519,11 @@ static spdl_stage spdl_source(const char *name, Member member, Object *object, S
     return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, method, file, line);
 }
 
-/* As free_item of what was made by `new T`. */
+/* A free_item for objects made by `new T`. */
 template <class T> inline void spdl_delete(void *item) { delete static_cast<T *>(item); }
 
-/* spdl_pipeline_next into an owner, which is empty when there is no item; *result says why. (Where
-   .deliver_failures may hand out items of several types, call spdl_pipeline_next itself.)
+/* Takes the next item into an owner. The owner is empty without an item, and *result has the
+   reason. With .deliver_failures, which can return items of several types, call spdl_pipeline_next.
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image); */
 template <class Owner>
 static Owner spdl_next(spdl_pipeline *pipeline, int64_t timeout_ns = SPDL_FOREVER,
