@@ -1875,12 +1875,12 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
    Structured elements keep theirs. A .npy file is an archive of one array named "arr_0". Every
    length is compared with the bytes of the file before its use.
 
-   Several threads at a time can read one archive; a writer takes one. A call waits only for the
-   file system. desc and the index of find can be NULL. A spdl_result is SPDL_OK or, with an error
-   that names file, member and byte, SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND, SPDL_E_IO,
-   SPDL_E_FORMAT (damaged), SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_LIMIT (of the desc; or over
-   2^20 members, 64 dimensions, a header of 64 KB) or SPDL_E_NOMEM. load and open set the pointer to
-   NULL when they fail.
+   Several threads at a time can read one archive; a writer takes one. A call waits only for the file
+   system. desc and the index of find can be NULL. load and open set the pointer to NULL when they
+   fail. The functions return one of these, and the error names file, member and byte:
+       SPDL_OK, SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND, SPDL_E_IO, SPDL_E_FORMAT (damaged),
+       SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_NOMEM, SPDL_E_LIMIT (of the desc; or over 2^20
+       members, 64 dimensions, a header of 64 KB)
 
    open reads a file of at most 256 KB and closes it. It reads the directory of a larger file, and
    the first view maps the file. After another program has truncated the file, reading returns
@@ -2170,8 +2170,8 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
-                               .item_bytes, here or in the SPDL_BATCH behind it, is 4 * (length + 1),
-                               the default, or half of that for uint16_t. Behind SPDL_BATCH(n) one
+                               .item_bytes, here or in the SPDL_BATCH behind it, is by default
+                               4 * (length + 1), or half of that for uint16_t. Behind SPDL_BATCH(n) one
                                call takes n indices and makes a batch in place (spdl_batch);
                                .item_bytes is the size of one window
        SPDL_READ()             a pipe: the bytes of each path (char) as a spdl_record, up to 2^30
