@@ -562,7 +562,7 @@ static void *wild_other(void *arg) {
 static spdl_pool *wild_pool(uint64_t seed) {
     spdl_pool_desc desc = { 0 };
     spdl_pool *pool = NULL;
-    desc.guests = (int)(seed / 32 % 2) * 2;
+    desc.guests = wild_guests = (int)(seed / 32 % 2) * 2;
     desc.workers = desc.guests ? (int)(seed / 8 % 4) : 1 + (int)(seed / 8 % 4);
     if (spdl_pool_create(&pool, &desc) != SPDL_OK) REQUIRE(wild_faulty);
     return pool;

@@ -140,6 +140,7 @@ struct wild {
 
 static void wild_broke(wild *w);
 static char wild_folder[64]; /* for traces */
+static int wild_guests;      /* places that the shared pool has for them */
 static bool wild_faulty;     /* calls of the system may fail at any time */
 
 #define HOLDS(w, ...) ((void)(CHECK(__VA_ARGS__) || (wild_broke(w), true)))

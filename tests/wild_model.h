@@ -260,7 +260,7 @@ static void wild_make_desc(wild *w, spdl_pool *pool) {
     w->desc.pool = pool;
     if (pool != NULL) w->desc.workers = 0;
     w->desc.next_works_ns = works[draw(w, 4)];
-    if (pool != NULL && pool->desc.guests == 0) w->desc.next_works_ns = 0;
+    if (pool != NULL && wild_guests == 0) w->desc.next_works_ns = 0;
     w->desc.logger.log_fn = log_nothing;
     w->allocator.alloc_fn = wild_alloc;
     w->allocator.free_fn = wild_release;
