@@ -1875,9 +1875,9 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
    Structured elements keep theirs. A .npy file is an archive of one array named "arr_0". Every
    length is compared with the bytes of the file before its use.
 
-   Several threads at a time can read one archive; a writer takes one. A call waits only for the file
-   system. desc and the index of find can be NULL. load and open set the pointer to NULL when they
-   fail. The functions return one of these, and the error names file, member and byte:
+   Several threads at a time can read one archive; a writer takes one. A call waits only for the
+   file system. desc and the index of find can be NULL. load and open set the pointer to NULL when
+   they fail. The functions return one of these, and the error names file, member and byte:
        SPDL_OK, SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND, SPDL_E_IO, SPDL_E_FORMAT (damaged),
        SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_NOMEM, SPDL_E_LIMIT (of the desc; or over 2^20
        members, 64 dimensions, a header of 64 KB)
@@ -2171,8 +2171,8 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
                                .item_bytes, here or in the SPDL_BATCH behind it, is by default
-                               4 * (length + 1), or half of that for uint16_t. Behind SPDL_BATCH(n) one
-                               call takes n indices and makes a batch in place (spdl_batch);
+                               4 * (length + 1), or half of that for uint16_t. Behind SPDL_BATCH(n)
+                               one call takes n indices and makes a batch in place (spdl_batch);
                                .item_bytes is the size of one window
        SPDL_READ()             a pipe: the bytes of each path (char) as a spdl_record, up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
@@ -7672,7 +7672,7 @@ struct spdl_pipeline {
     uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
     char pad3[SPDL_CACHE_LINE];
     /* while the consumer waits; read by threads that take and put */
-    uint32_t waiting;      /* 1 before it sleeps, 2: ready_fn; cleared by the thread that wakes it */
+    uint32_t waiting;      /* 1 before it sleeps, 2: ready_fn; its waker clears it */
     bool armed;            /* the consumer's: it counts as a sleeper for ready_fn */
     void (*ready_fn)(void *user);
     void *ready_user;

@@ -25,10 +25,10 @@
    calls_in, _out    CUDA calls that reach the device for a batch there, and there and back: counted
                      by the stand-in, so without a device only
    pin_arena         registering an arena of shared memory; the peer is cudaHostAlloc
-   host_us           host time for a batch of 4 KiB out of an arena, by the iterator: the bus is idle
-                     then; the peer is a bare loop of cudaMemcpyAsync
-   wake_N            from the end of a kernel of N us to the return of spdl_cuda_output_wait; the peer
-                     is cudaEventSynchronize of an event that blocks
+   host_us           host time for a batch of 4 KiB out of an arena, by the iterator, while the bus
+                     is idle; the peer is a bare loop of cudaMemcpyAsync
+   wake_N            from the end of a kernel of N us to the return of spdl_cuda_output_wait; the
+                     peer is cudaEventSynchronize of an event that blocks
    close_ms          closing an iterator beside a kernel of 1 s
    contexts          on devices that were not asked for
    trainer_cpu       CPU time of the trainer's process per GiB out of an arena */

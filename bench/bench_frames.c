@@ -7,7 +7,7 @@
    ready. It never waits for one. A frame is missed if it is not over at its 16.7 ms. All threads
    share two processors. A value is the share of the frames in which there was loading, in percent.
 
-   frames_missed          ours, `polite`, with the default number of workers, against each of two peers:
+   frames_missed          ours, `polite`, with the default number of workers, against two peers:
                           the pool by hand, with two threads; or polling as sokol_fetch does it:
                           threads read, and the game's thread decodes what they have read
    frames_missed_greedy   ours with two workers that are not polite

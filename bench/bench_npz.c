@@ -10,7 +10,7 @@
    lanes_*, small_1kb* all members by one spdl_npz_load_memory, no CRC
    load_*              a stored file, or a deflated one, from its path to arrays, and a look at each
                        page: against a loop of fread as cnpy has it (peer_cnpy.h)
-   load_1mb_pieces     against open, pread and CRC in pieces of 128 KB; load_1mb_no_crc verifies nothing
+   load_1mb_pieces     against open, pread and CRC in pieces of 128 KB; load_1mb_no_crc without CRC
    deflated_vs_numpy   a file of float32 from its path to arrays
    compressible_*      the same with masks, and with sparse data, into memory that is used again
    stored_view_us      256 MB, from the path to a pointer

@@ -149,7 +149,8 @@ all() {
     rows '      columns' $bench '^cuda  '
     rows '3     copies there and back' $bench '^(slots|arena|d2h|pageable|packed|in_place_rate)'
     rows '4     overlap' $bench '^(overlap|infer|held)'
-    rows '5     what the host spends' $bench '^(host|wake|calls|trainer|in_place_cpu|close|contexts)'
+    rows '5     what the host spends' $bench \
+        '^(host|wake|calls|trainer|in_place_cpu|close|contexts)'
     rows '6     pinning' $bench '^pin'
     rows '7     kernel launches beside a loader process' $bench '^launch'
     rows '8     ulimit -l 64; pins of 2.5 GiB' build/gpu-limits.txt '^FAIL|^skip|passed,'

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tabs, trailing blanks, lines of more than 100 columns (but in Markdown), and files that do not end
+# Tabs, trailing blanks, lines of more than 100 columns (but in Markdown and results), and files that do not end
 # in exactly one newline. One test per text file. And no table of tests is left out, and what models
 # say they describe is in spdl.h, in the sections that they name.
 . "$(dirname "$0")/tally.sh"
@@ -20,7 +20,7 @@ lint() {
     esac
     grep -nE '[[:space:]]+$' "$1" | sed 's/:.*/: trailing blank/'
     case $1 in
-    *.md | *.svg) ;;
+    *.md | *.svg | bench/results/*.txt) ;;
     *) grep -nE '^.{101,}$' "$1" | sed 's/:.*/: over 100 columns/' ;;
     esac
     [ -z "$(tail -c 1 "$1")" ] || echo "end: no newline at the end"

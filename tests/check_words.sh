@@ -119,6 +119,10 @@ sentences() {
 judge() {
     awk -F '\t' '
         function hit(rule) { print rule "\t" $1 "\t" $3 }
+        BEGIN {
+            verbs = "[ (](says?|said|asks?|asked|tells?|told|stands?|lies?|meets?|comes?|looks?)" \
+                    "[ ,.;:)]"
+        }
         {
             text = $3
             gsub(/\[([^]]*)\]\([^)]*\)/, "&", text)
@@ -133,11 +137,10 @@ judge() {
                     if (words > 25) { hit("long"); break }
                 }
             }
-            if (plain ~ /[ (](says?|said|asks?|asked|tells?|told|stands?|lies?|meets?|comes?|looks?)[ ,.;:)]/)
-                hit("verb")
+            if (plain ~ verbs) hit("verb")
             if (plain ~ /hand(s|ed)? (it |them )?on[ ,.;:)]/) hit("verb")
-            if (plain ~ / beside[ ,.;:)]/ || plain ~ / so[.,;:)]/ || plain ~ / as ever| all the same/ ||
-                plain ~ / (do|does|is|are|be|goes|wait|waits|take|takes|used|came|works?) so /)
+            if (plain ~ / beside[ ,.;:)]/ || plain ~ / so[.,;:)]/ || plain ~ /as ever|all the same/ ||
+                plain ~ / (do|does|is|are|be|goes|waits?|takes?|used|came|works?) so /)
                 hit("pronoun")
             if (text ~ /^ *(Who|Whether|Of|That) / ||
                 (text ~ /^ *What / && text !~ /\? *$/)) hit("start")
@@ -168,7 +171,7 @@ if [ -n "$list" ]; then
     exit
 fi
 for rule in long verb pronoun start trainer; do
-    grep "^$rule	" "$scratch/left" | cut -f 2,3 >"$scratch/of_rule"
+    awk -F '\t' -v rule="$rule" '$1 == rule { print $2 ": " $3 }' "$scratch/left" >"$scratch/of_rule"
     empty "$rule: $(wc -l <"$scratch/of_rule") sentences" "$scratch/of_rule"
 done
 named=$(grep -cv '^#' "$allowed")

@@ -485,7 +485,8 @@ static void crc_in_every_way(void) {
     spdl__crc crc;
     spdl__crc_init(&crc);
     for (size_t i = 0; i < data.bytes; ++i) data.at[i] = (uint8_t)below(256);
-    for (int way = crc.folds ? 1 + crc.wide : 0; way >= 0; way = way > 33 ? 33 : way > 1 ? 1 : way - 1) {
+    for (int way = crc.folds ? 1 + crc.wide : 0; way >= 0;
+         way = way > 33 ? 33 : way > 1 ? 1 : way - 1) {
         crc.folds = way > 0;
         crc.wide = crc.folds ? way - 1 : 0;
         spdl__crc_fill(&crc);

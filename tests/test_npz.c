@@ -1999,6 +1999,7 @@ TEST_TABLE(npz) {
     TEST_CASE(truncated_at_every_length), TEST_CASE(every_bit_flipped),
     TEST_CASE(streams_end_where_the_directory_says), TEST_CASE(random_damage),
     TEST_CASE(every_allocation_fails), TEST_CASE(read_by_several_threads),
-    TEST_CASE(crc_is_the_one_of_zip), TEST_CASE(sizes_that_are_claimed), TEST_CASE(what_is_no_array_is_left_out),
+    TEST_CASE(crc_is_the_one_of_zip), TEST_CASE(sizes_that_are_claimed),
+    TEST_CASE(what_is_no_array_is_left_out),
     TEST_CASE(small_files_are_not_copied), TEST_END
 };

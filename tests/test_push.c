@@ -919,9 +919,10 @@ static void workers_are_scheduled_as_asked(void) { TEST_SKIP("needs Linux"); }
 static void policy_refused(spdl_policy policy, spdl_result result, const char *text) {
     for (int own = 0; own < 2; ++own) {
         spdl_error error;
-        spdl_pipeline_desc desc = { .workers = own ? SPDL_INLINE : 2, .policy = policy, .error = &error };
+        spdl_pipeline_desc desc = { .workers = own ? SPDL_INLINE : 2, .error = &error };
         spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
         script pass = { .plus = 0 }, source = { .count = 3 };
+        desc.policy = policy;
         desc.logger.log_fn = log_nothing;
         CHECK_EQ(spdl_pipeline_create(
                      &p, &desc,

@@ -293,7 +293,7 @@ static void intervals_have_their_own_percentiles(void) {
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p;
     REQUIRE(since != NULL);
-    desc.workers = SPDL_INLINE; /* nothing runs but inside next: the change comes between two items */
+    desc.workers = SPDL_INLINE; /* all runs inside of next */
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(endless),
                                                         SPDL_PIPE(slower, .ctx = &ms),
                                                         SPDL_SINK(1))) == SPDL_OK);

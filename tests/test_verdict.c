@@ -373,8 +373,8 @@ static void threads_in_next(void) {
     s.workers = 0; /* it does all: as many as the next limit needs */
     busy(&s, 1, 0.97, 0);
     CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "the only thread was busy, as there are no workers, most "
-                                        "of all with stage 1 'read', asleep. Write workers = 4: up to "
-                                        "4x"));
+                                        "of all with stage 1 'read', asleep. Write workers = 4: "
+                                        "up to 4x"));
 }
 
 /* Frames that poll: what they find counts, not how long they are. */
