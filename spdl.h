@@ -1,4 +1,4 @@
-/* spdl.h - v0.2.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
+/* spdl.h - v0.3.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
 
    BUILD. In exactly one C or C++ file write
 
@@ -184,7 +184,7 @@ extern "C" {
 /* >>version */
 
 #define SPDL_VERSION_MAJOR 0
-#define SPDL_VERSION_MINOR 2
+#define SPDL_VERSION_MINOR 3
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 

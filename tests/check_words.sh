@@ -139,7 +139,8 @@ judge() {
             }
             if (plain ~ verbs) hit("verb")
             if (plain ~ /hand(s|ed)? (it |them )?on[ ,.;:)]/) hit("verb")
-            if (plain ~ / beside[ ,.;:)]/ || plain ~ / so[.,;:)]/ || plain ~ /as ever|all the same/ ||
+            if (plain ~ / beside[ ,.;:)]/ || plain ~ / so[.,;:)]/ ||
+                plain ~ /as ever|all the same/ ||
                 plain ~ / (do|does|is|are|be|goes|waits?|takes?|used|came|works?) so /)
                 hit("pronoun")
             if (text ~ /^ *(Who|Whether|Of|That) / ||
@@ -171,7 +172,8 @@ if [ -n "$list" ]; then
     exit
 fi
 for rule in long verb pronoun start trainer; do
-    awk -F '\t' -v rule="$rule" '$1 == rule { print $2 ": " $3 }' "$scratch/left" >"$scratch/of_rule"
+    awk -F '\t' -v rule="$rule" '$1 == rule { print $2 ": " $3 }' "$scratch/left" \
+        >"$scratch/of_rule"
     empty "$rule: $(wc -l <"$scratch/of_rule") sentences" "$scratch/of_rule"
 done
 named=$(grep -cv '^#' "$allowed")
