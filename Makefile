@@ -72,9 +72,19 @@ test: ## build and run the tests (the default)
 	@$(MAKE) $(PARALLEL) $(B)/runner
 	@tests/run.sh $(B)/runner --jobs $(JOBS) $(ARGS) $(T)
 
+FOR_USERS = test help install uninstall demo examples flamegraph clean bench $(BENCHES:%=bench-%) \
+            bench-size toc
+
 .PHONY: help
-help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
+help: ## list the targets, those for users first
+	@awk -F ':.*## ' -v users=" $(FOR_USERS) " ' \
+	    /^[a-z-]+:.*## / { line[++n] = sprintf("  %-16s %s", $$1, $$2); name[n] = $$1 } \
+	    function group(title, wanted,    i) { \
+	        print title; \
+	        for (i = 1; i <= n; ++i) \
+	            if ((index(users, " " name[i] " ") > 0) == wanted) print line[i]; \
+	    } \
+	    END { group("for users:", 1); group("for authors of spdl.h:", 0) }' Makefile
 
 VERSION = $(shell awk '/^\#define SPDL_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $$3; \
           dot = "." }' spdl.h)

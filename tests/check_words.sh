@@ -1,6 +1,6 @@
 #!/bin/sh
 # Plain English in what users read: the declarations of both headers, every message of the library,
-# README.md, examples/README.md and CONTRIBUTING.md. A sentence has at most 25 words. Things do not
+# README.md and examples/README.md. A sentence has at most 25 words. Things do not
 # say, ask, tell, stand, lie, meet, come or look. "so" and "beside" are no pronouns. No sentence
 # starts with What, Who, Whether, Of or That as a noun. `trainer` is not our word in the headers.
 #
@@ -154,7 +154,7 @@ if [ "$1" = --list ]; then
     list=1
     shift
 fi
-[ $# -gt 0 ] || set -- spdl.h spdl_cuda.h README.md examples/README.md CONTRIBUTING.md
+[ $# -gt 0 ] || set -- spdl.h spdl_cuda.h README.md examples/README.md
 sentences "$@" | judge >"$scratch/hits"
 
 # Exceptions go, and each must still be needed.
