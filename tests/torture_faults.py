@@ -18,7 +18,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "faults"
-EXAMPLES = ("branch_merge cache loader_process loaders_in_turn mix mixture npz_batches npz_convert "
+EXAMPLES = ("branch_merge cache loader_process loaders_in_turn mix mixture npz_convert "
             "npz_rows quickstart resume ring_batches ring_spsc stats_report tokens trace "
             "webdataset weighted").split()
 ARGUMENTS = {"npz_convert": ["examples/data/digits_test.npz", "stored.npz"]}
