@@ -845,6 +845,7 @@ typedef struct idler {
     uint64_t bit;
     int left;              /* atomic; -1: without end */
     uint64_t steps, looks; /* atomic */
+    int passed_on;         /* atomic */
 } idler;
 
 static bool idler_step(void *self, int worker) {
@@ -865,11 +866,14 @@ static bool idler_runnable(void *self, int worker) {
     return get(&i->left) != 0;
 }
 
+static void idler_pass_on(void *self) { add(&((idler *)self)->passed_on, 1); }
+
 static void idler_attach(idler *i, spdl_pool *pool, int steps) {
     memset(i, 0, sizeof *i);
     i->left = steps;
     i->client.step = idler_step;
     i->client.runnable = idler_runnable;
+    i->client.pass_on = idler_pass_on;
     i->client.self = i;
     i->slot = spdl__pool_attach(pool, &i->client, &i->bit);
     REQUIRE(i->slot != NULL);
@@ -961,6 +965,28 @@ static void what_was_on_a_pool_leaves_nothing(void) {
     CHECK_EQ(pool->slots_used, 1);
     set(&last.left, 0);
     spdl__pool_detach(pool, last.slot);
+    spdl_pool_destroy(pool);
+}
+
+/* While no worker sleeps and a consumer does, a worker that begins a job leaves what there is to
+   the clients' consumers. */
+static void what_a_worker_leaves_is_passed_on(void) {
+    static idler some[3];
+    spdl_pool *pool = pool_of(1, 4);
+    hold h = { 0, 0 };
+    int jobs = 0;
+    REQUIRE(spdl_pool_submit(pool, hold_job, &h, 0) == SPDL_OK);
+    await(&h.running, 1);
+    for (int i = 0; i < 3; ++i) idler_attach(&some[i], pool, 0);
+    spdl__pool_detach(pool, some[1].slot);
+    spdl__add32(&pool->beacon.sleepers, SPDL__WAITER);
+    REQUIRE(spdl_pool_submit(pool, count_job, &jobs, 0) == SPDL_OK);
+    set(&h.go, 1);
+    await(&jobs, 1);
+    for (int i = 0; i < 3; ++i) CHECK((get(&some[i].passed_on) > 0) == (i != 1));
+    spdl__sub32(&pool->beacon.sleepers, SPDL__WAITER);
+    spdl__pool_detach(pool, some[0].slot);
+    spdl__pool_detach(pool, some[2].slot);
     spdl_pool_destroy(pool);
 }
 
@@ -1266,6 +1292,7 @@ TEST_TABLE(pool) {
     TEST_CASE(idle_burns_nothing),
     TEST_CASE(idle_clients_are_not_visited),
     TEST_CASE(what_was_on_a_pool_leaves_nothing),
+    TEST_CASE(what_a_worker_leaves_is_passed_on),
     TEST_CASE(a_busy_pipeline_starves_nobody),
     TEST_CASE(every_worker_comes_to_its_fini),
     TEST_CASE(an_idle_pipeline_is_woken),
