@@ -2555,34 +2555,31 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 
 /* ============================================================================================= */
 /* >>platform-impl
-   The compiler, the processor, and which system there is: of the sections only this one, where it
-   chooses, and the twins of >>os name one. Everything here may be defined before the include.
-   SPDL_NO_THREADS takes >>os-none: C alone, all on the caller's thread, with any compiler.
-   SPDL_OS_POSIX leaves out what only Linux has; SPDL_OS_HEADER names a file that takes the place of
-   all twins.
-   SPDL_TEST_POINT(id) marks the places where timing decides, for tests that want to yield or fail
-   there. SPDL_DEBUG turns on what finds misuse at run time.
+   The compiler, the processor and the system. Only this section and the twins of >>os choose by
+   system. Each macro here can be defined before the include.
+   SPDL_NO_THREADS selects >>os-none: C alone, one thread, any compiler. SPDL_OS_POSIX leaves out
+   the functions of Linux. SPDL_OS_HEADER names a file that replaces all twins.
+   SPDL_TEST_POINT(id) marks places where timing decides: tests yield or fail there. SPDL_DEBUG
+   turns on checks for misuse at run time.
 
-   LIMITS of a system, beside Linux, which has everything and is where tests are run. What is said
-   to be unknown is SPDL__NEVER in >>os, and left out of statistics.
+   LIMITS. Linux has everything, and all tests run there. Statistics leave out unknown numbers.
 
-       system           tested           what is missing
-       Windows 8 and    run in Wine,     the loader (SPDL_E_UNSUPPORTED); how long threads were
-       later, x64, x86  MSVC compiled    runnable; how a call's time splits, where x86's clock is
-                        only             not counted (Wine); large pages; the cgroup's quota.
-                                         Sleeps end up to 16 ms late. A file that others have open
-                                         or mapped cannot be replaced, and links are followed. Any
-                                         thread has a nice, to -2; policy.cpus has 64 processors.
-       Windows, ARM64   compiled only    the same, and how a call's time splits
-       macOS            linked only      the loader; the heavy barrier, so a push and a pop have a
-                                         fence; how long threads were runnable; others' processor
-                                         time, resident bytes; policy.cpus. polite and nice are a
-                                         QoS class.
+       system           tested           missing
+       Windows 8 and    run in Wine,     the loader (SPDL_E_UNSUPPORTED); time that threads wait for
+       later, x64, x86  MSVC compiled    a processor; processor time of a call in Wine; large pages;
+                        only             quotas of cgroups. Sleeps end up to 16 ms late. A file that
+                                         others have open or mapped cannot be replaced. Links are
+                                         followed. nice has 5 steps, policy.cpus 64 processors.
+       Windows, ARM64   compiled only    the same, and processor time of a call
+       macOS            linked only      the loader; the heavy barrier: a push and a pop have a
+                                         fence; time that threads wait for a processor; processor
+                                         time of other programs; resident bytes; policy.cpus.
+                                         polite and nice select a QoS class.
        FreeBSD, NetBSD, linked only      as macOS, and names and priorities of threads
        OpenBSD
        32-bit Linux     run in qemu      nothing; mips32, ppc32, riscv32: threads
-       C alone          run: gcc, clang, threads, folders, mapped files, files longer than a long,
-                        tcc, wasm32      see SPDL_NO_THREADS */
+       C alone          run: gcc, clang, threads, folders, mapped files, files whose length exceeds
+                        tcc, wasm32      a long (SPDL_NO_THREADS) */
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -2605,7 +2602,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__WIN32 0
 #endif
 
-/* The compiler: what GNU C has, what MSVC has, or C alone. */
+/* The compiler: GNU C, MSVC, or C alone. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SPDL__GNU 1
 #else
@@ -2614,8 +2611,8 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #if defined(_MSC_VER) && !SPDL__GNU
 #define SPDL__MSVC 1
 #include <intrin.h>
-/* at the end of the file they are as before: constant conditions, functions that are not used,
-   initial values that are no constants, getenv and fopen */
+/* until the end of the file: constant conditions, unused functions, initial values that are not
+   constant, getenv and fopen */
 #pragma warning(push)
 #pragma warning(disable : 4127 4505 4204 4221 4996)
 #else
@@ -2633,7 +2630,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__TSAN 0
 #endif
 
-#if defined(__has_include) && defined(__linux__) && SPDL__GNU /* elsewhere it is another one */
+#if defined(__has_include) && defined(__linux__) && SPDL__GNU /* other systems differ */
 #if __has_include(<sys/sdt.h>)
 #include <sys/sdt.h>
 #define SPDL__SDT 1
@@ -2651,10 +2648,10 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL_TEST_POINT(id) ((void)0)
 #endif
 #ifndef SPDL__NO_STATS
-#define SPDL__NO_STATS 0 /* 1: a pipeline that counts nothing; for the bench that tells the cost */
+#define SPDL__NO_STATS 0 /* 1: a pipeline counts nothing; for the bench of the cost */
 #endif
 
-/* Two lines: the prefetcher of x86 fetches pairs, and arm64 has lines of 128 bytes. */
+/* Two lines: x86 prefetches pairs, and arm64 has lines of 128 bytes. */
 #ifndef SPDL_CACHE_LINE
 #define SPDL_CACHE_LINE 128
 #endif
@@ -2662,15 +2659,15 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__PRIVATE SPDL__UNUSED static
 #if SPDL__GNU
 #define SPDL__NOINLINE __attribute__((noinline)) SPDL__PRIVATE
-#define SPDL__COLD __attribute__((cold)) SPDL__PRIVATE /* runs rarely: made small, not quick */
-#define SPDL__RARE __attribute__((noinline)) SPDL__COLD /* the same, beside what runs often */
+#define SPDL__COLD __attribute__((cold)) SPDL__PRIVATE /* runs rarely: small, not fast */
+#define SPDL__RARE __attribute__((noinline)) SPDL__COLD
 #define SPDL__INLINE SPDL__UNUSED static inline __attribute__((always_inline))
 
-/* Before the body of a public function that is inlined where the body is seen. It is there for
-   other files all the same: C sees to it when the declaration does not say inline. */
+/* Precedes the body of a public function: inlined where the body is visible. Other files can link
+   it: C emits it because the declaration has no inline. */
 #ifdef __cplusplus
 #define SPDL__HOT inline __attribute__((used, always_inline))
-#elif defined(__clang__) /* which warns of static functions in an inline one */
+#elif defined(__clang__) /* it warns of static functions in an inline one */
 #define SPDL__HOT __attribute__((always_inline))
 #else
 #define SPDL__HOT inline __attribute__((always_inline))
@@ -2696,8 +2693,8 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__RARE SPDL__NOINLINE
 #endif
 
-/* Instructions that not every processor has stand in functions of their own, which say so, and are
-   called where the processor has been asked. They take GNU C. */
+/* Instructions that some processors lack are in functions with this attribute, which run only after
+   a check. */
 #if SPDL__GNU
 #define SPDL__TARGET(features) __attribute__((target(features)))
 #endif
@@ -2706,7 +2703,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #else
 #define SPDL__X86 0
 #endif
-#if SPDL__X86 && !defined(_WIN32) /* where gcc keeps 32 bytes on a stack that is aligned to 16 */
+#if SPDL__X86 && !defined(_WIN32) /* gcc misaligns 32 bytes on the stack of Windows */
 #define SPDL__X86_WIDE 1
 #else
 #define SPDL__X86_WIDE 0
@@ -2722,7 +2719,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__BIG_ENDIAN 0
 #endif
 
-/* Whether an arm64 processor has products without carries. */
+/* Returns true if an arm64 processor has carry-less products. */
 #if SPDL__ARM64 && SPDL__LINUX
 #include <sys/auxv.h>
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
@@ -2732,7 +2729,7 @@ SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
 #endif
 
-/* The number of the highest bit that is set, and of the lowest; n is not 0. */
+/* The number of the highest bit that is set, and of the lowest. n is not 0. */
 #if SPDL__GNU
 SPDL__INLINE unsigned spdl__highest(uint64_t n) { return 63 - (unsigned)__builtin_clzll(n); }
 SPDL__INLINE unsigned spdl__lowest(unsigned n) { return (unsigned)__builtin_ctz(n); }
@@ -2757,15 +2754,14 @@ SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - 
 
 /* ============================================================================================= */
 /* >>atomics-impl
-   Plain integers behind these helpers: _Atomic does not compile in every C++, and a reader should
-   see at each access what it orders. load = acquire, store = release; add, or, exchange and cas =
-   acquire and release; relaxed ones say so. `32` is for uint32_t, the others are for uint64_t.
-   There are three twins: GNU C, MSVC, and C alone, for one thread. Only they have builtins. */
+   Plain integers behind these helpers, because some C++ compilers reject _Atomic. load is acquire,
+   store is release; add, sub, or, exchange and cas are both. Pointers are relaxed. cas_relaxed is
+   for a claim whose order another access carries. The suffix 32 is uint32_t, none is uint64_t.
+   Three twins have the builtins: C alone (one thread), MSVC, GNU C. */
 
 #if SPDL__ALONE
 typedef uint64_t spdl__word64;
 
-/* Nobody comes between. */
 #define SPDL__ATOMICS(type, suffix)                                                                \
     SPDL__INLINE type spdl__load##suffix(const type *p) { return *p; }                             \
     SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { return *p; }                     \
@@ -2810,11 +2806,11 @@ SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
 SPDL__INLINE void spdl__pause(void) {}
 
 #elif SPDL__MSVC
-typedef uint64_t spdl__word64; /* MSVC aligns it to 8 on 32-bit processors, too */
+typedef uint64_t spdl__word64; /* aligned to 8 on every processor */
 
-/* __iso_volatile is relaxed under every /volatile option. On x86 that is an acquire or a release
-   when the compiler moves nothing across; arm64 has instructions for those. The 64-bit words of
-   32-bit x86 go by SSE2: a compare-and-exchange would write, and memory may be there to read. */
+/* __iso_volatile is relaxed under every /volatile option. With a compiler barrier it is acquire or
+   release on x86; arm64 has instructions for these. 32-bit x86 loads 64 bits by SSE2: a
+   compare-and-exchange would write, and fail on read-only memory. */
 SPDL__INLINE void spdl__compiler_barrier(void) { _ReadWriteBarrier(); }
 SPDL__INLINE uint32_t spdl__load_relaxed32(const uint32_t *p) {
     return (uint32_t)__iso_volatile_load32((const volatile int *)p);
@@ -2847,7 +2843,7 @@ SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
 #define SPDL__STORE_RELEASE(bits, suffix, p, value) spdl__store_relaxed##suffix(p, value)
 #endif
 
-/* `with` is a calculation on `old`. Each interlocked function is a full barrier. */
+/* `with` is computed from `old`. Each interlocked function is a full barrier. */
 #define SPDL__CHANGES(type, suffix, name, with)                                                    \
     SPDL__INLINE type spdl__##name##suffix(type *p, type value) {                                  \
         type old = spdl__load_relaxed##suffix(p);                                                  \
@@ -2899,8 +2895,8 @@ SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
 
 #elif defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_8) ||                                               \
     (SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2))
-/* For fields: in a struct, some 32-bit processors align a uint64_t to 4, and others stop at an
-   atomic word that is aligned so. spdl__alloc aligns to 8, too. */
+/* For fields. Some 32-bit processors align a uint64_t in a struct to 4, others fault on such an
+   atomic word. spdl__alloc aligns to 8. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
 #define SPDL__ATOMICS(type, word, suffix)                                                          \
@@ -2932,7 +2928,6 @@ typedef uint64_t spdl__word64 __attribute__((aligned(8)));
         return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
                                            __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);                    \
     }                                                                                              \
-    /* for claims whose order is carried by something else */                                      \
     SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
         return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
                                            __ATOMIC_RELAXED, __ATOMIC_RELAXED);                    \
@@ -2941,7 +2936,6 @@ SPDL__ATOMICS(uint32_t, uint32_t, 32)
 SPDL__ATOMICS(uint64_t, spdl__word64, )
 #undef SPDL__ATOMICS
 
-/* A pointer, relaxed. */
 SPDL__INLINE void *spdl__load_pointer(void *const *p) {
     return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
@@ -2957,8 +2951,8 @@ SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) {
 
 SPDL__INLINE void spdl__compiler_barrier(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
-/* Orders earlier stores before later loads. ThreadSanitizer does not model fences, so under it a
-   read-modify-write does the same work (it is a full barrier on every target TSan runs on). */
+/* Orders earlier stores before later loads. ThreadSanitizer does not model fences; on its targets a
+   read-modify-write is a full barrier. */
 SPDL__INLINE void spdl__full_barrier(void) {
 #if SPDL__TSAN
     uint32_t word = 0;
@@ -2969,8 +2963,8 @@ SPDL__INLINE void spdl__full_barrier(void) {
 #endif
 }
 
-/* Asks for the line at p, to write to it. x86 compilers emit prefetchw only in functions that say
-   there is one; every 64-bit x86 has it or ignores it. */
+/* Fetches the line at p for a write. x86 compilers emit prefetchw only in a function with this
+   target; every 64-bit x86 has or ignores it. */
 #if defined(__x86_64__)
 #define SPDL__PREFETCHES SPDL__TARGET("prfchw")
 #else
@@ -2987,19 +2981,17 @@ SPDL__INLINE void spdl__pause(void) {
 }
 
 #else
-#error "spdl.h: no atomic words of 64 bits by this compiler or processor: SPDL_NO_THREADS"
+#error "spdl.h: this compiler or processor has no 64-bit atomics; define SPDL_NO_THREADS"
 #endif
 
-/* An array of -1 elements where a field is not aligned as it must be. */
+/* Does not compile if the field is misaligned. */
 struct spdl__aligned {
     char first;
     spdl__word64 word;
 };
 typedef char spdl__aligned_words[offsetof(struct spdl__aligned, word) == 8 || SPDL__ALONE ? 1 : -1];
 
-/* --- made of those --- */
-
-/* A full barrier after a read-modify-write: on x86 that is one already. */
+/* A full barrier after a read-modify-write, which is one on x86. */
 SPDL__INLINE void spdl__barrier_after_rmw(void) {
 #if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
     spdl__compiler_barrier();
@@ -3008,12 +3000,12 @@ SPDL__INLINE void spdl__barrier_after_rmw(void) {
 #endif
 }
 
-/* What one thread writes, and others report: no read-modify-write is needed. */
+/* A counter that one thread writes and others read: it needs no read-modify-write. */
 SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
     if (!SPDL__NO_STATS) spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
-/* Raises *word to `value`, if it is less. Returns what it is then, or more. */
+/* Raises *word to at least `value`. Returns the new word. */
 SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
     uint64_t old = spdl__load_relaxed(word);
     while (old < value && !spdl__cas_relaxed(word, &old, value)) {}
@@ -3022,24 +3014,22 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 
 /* ============================================================================================= */
 /* >>os
-   The operating system, as the functions below. No other section calls one, and only twins have an
-   #if for one. Each kind of system is a twin, a section that defines these functions: >>os-none is
-   C alone, >>os-posix any POSIX system, >>os-linux replaces a part of that, >>os-win32 is Windows,
-   SPDL_OS_HEADER is a file of yours.
+   The operating system. Other sections call only these functions. A twin is a section that defines
+   them: >>os-none for C alone, >>os-posix with >>os-linux, >>os-win32, or your SPDL_OS_HEADER.
 
-   Any thread may call any of them at any time. Pointers are not NULL unless it says so. Times are
-   nanoseconds. A `const char *` that is returned says why the call failed, until the thread's next
-   call; NULL is success. Nothing blocks unless it says so, and files for as long as a disk takes.
+   Any thread can call any function at any time. Times are nanoseconds. Pointers are not NULL, and
+   functions do not block, unless the comment allows it; files take as long as the disk. A returned
+   `const char *` is the cause of a failure, until the thread's next call. NULL is success.
 
    A twin also defines
-       struct spdl__os_event   with `word` in it, of 32 bits
-       struct spdl__os_thread  with `refused` in it
-       SPDL__OS_BARRIER        0 where spdl__os_barrier is always false
-       SPDL__OS_SLASHES        what parts the folders of a path; drives are where there is a second
-       SPDL__OS_NO_THREAD      "", or what to say of a thread where there is never one
-       SPDL__NO_SLEEP          1 where every sleep ends at once */
+       struct spdl__os_event   with a 32-bit `word`
+       struct spdl__os_thread  with `refused`
+       SPDL__OS_BARRIER        0 if spdl__os_barrier is always false
+       SPDL__OS_SLASHES        what separates folders; if there are two, paths have drives
+       SPDL__OS_NO_THREAD      "", or why a thread can never start
+       SPDL__NO_SLEEP          1 if every sleep ends at once */
 
-#define SPDL__NEVER UINT64_MAX /* as a deadline; as a time: unknown */
+#define SPDL__NEVER UINT64_MAX /* no deadline; an unknown time */
 #define SPDL__ALL 0x7fffffff   /* sleepers */
 #define SPDL__NO_FILE (-1)
 typedef intptr_t spdl__os_file; /* a descriptor or a handle */
@@ -3048,54 +3038,50 @@ typedef struct spdl__os_thread spdl__os_thread;
 typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock;
 
 typedef enum spdl__os_access {
-    SPDL__OS_READ,    /* a plain file that is there: a pipe could make a reader wait */
-    SPDL__OS_NEW,     /* to read and write; one that is there is in use */
-    SPDL__OS_REPLACE, /* to write; what is there is emptied */
+    SPDL__OS_READ,    /* an existing plain file; a pipe could block a reader */
+    SPDL__OS_NEW,     /* to read and write; an existing file is in use */
+    SPDL__OS_REPLACE, /* to write; an existing file is emptied */
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-static const char spdl__os_in_use[] = "it is in use"; /* of NEW: this very pointer */
+static const char spdl__os_in_use[] = "it is in use"; /* NEW returns this very pointer */
 
 /* --- time and waits --- */
 
-/* A monotonic time with any origin, the same for all threads; or that since 1970. */
+/* A monotonic time with any origin, equal for all threads; or the time since 1970. */
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which);
-/* A full barrier in every thread of this process, some time before it returns: then all others need
-   only keep their compiler from reordering. False, and nothing done, where there is no such thing:
-   that never changes for a process. Takes some microseconds. */
+/* A full barrier in every thread of the process before it returns: the other threads need only
+   compiler barriers. Takes some microseconds. False: not available, at any time. */
 SPDL__PRIVATE bool spdl__os_barrier(void);
-/* An event has a word that threads wait for. False: no memory. fini: nobody sleeps on it. */
+/* An event has a word that threads wait for. False: no memory. fini: nobody sleeps on it now. */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event);
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event);
-/* Blocks while event->word is `word`, until the deadline on the monotonic clock: SPDL_TIMEOUT then;
-   SPDL_OK may be spurious. */
+/* Blocks while event->word is `word`. SPDL_TIMEOUT: the deadline of the monotonic clock has passed.
+   SPDL_OK can be spurious. */
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline);
 /* Adds 1 to event->word, with release, and wakes up to `count` sleepers. A thread that read the
-   word before and sleeps afterwards does not miss it. */
+   word before the add does not sleep through it. */
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count);
 
 /* --- threads --- */
 
-/* Runs entry(arg) in a new thread. The name is shown as far as the system does; policy may be NULL,
-   and has to stay until entry begins; stack_bytes 0 is the usual stack. The thread handles no
-   signals but faults. Before entry, thread->refused says whether the system refused the policy.
-   *thread stays in place until join. False: no thread. */
+/* Runs entry(arg) in a new thread that handles no signals except faults. False: no thread. Policy
+   can be NULL, and must exist until entry begins; stack_bytes 0 is the usual stack. Before entry,
+   thread->refused is set if the system refused the policy. *thread must not move before join. */
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg);
-/* Blocks until the thread has ended, or with wait false leaves it: it may free *thread before it
-   ends. */
+/* Blocks until the thread has ended. With wait false it detaches: the thread may free *thread. */
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait);
-/* A number for the calling thread that no other one has now; not 0. Takes some nanoseconds. */
+/* The number of the calling thread, not 0, unique among those that run. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
-/* The processor time of the calling thread, and how long it was ready to run while others had the
-   processors; SPDL__NEVER: unknown, as is what a clock with steps above 0.1 ms says: a call is
-   shorter. Either pointer may be NULL. *file keeps what is open between calls of the same thread,
-   SPDL__NO_FILE at first; or NULL. Takes some microseconds. */
+/* The calling thread's processor time, and the time that it waited for a processor. SPDL__NEVER:
+   unknown, as with clock steps above 0.1 ms, which exceed a call. Either pointer can be NULL. *file
+   keeps a file open between calls of one thread: SPDL__NO_FILE at first; or NULL. Some us. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns);
-/* Gives the processor away for a moment. */
+/* Gives up the processor once. */
 SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
@@ -3104,69 +3090,66 @@ SPDL__PRIVATE void spdl__os_yield(void);
    cores. */
 typedef struct spdl__process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
-    uint64_t cpu_ns;         /* CPU time of this process so far, all threads */
-    uint64_t others_ns;      /* and of everything else on the machine (Linux, Windows; else 0) */
+    uint64_t cpu_ns;         /* processor time of all threads of the process */
+    uint64_t others_ns;      /* of all other processes (Linux, Windows; else 0) */
     int cores;               /* of the machine */
-    double cores_allowed;    /* by affinity and cgroup quotas (elsewhere: all cores) */
+    double cores_allowed;    /* by affinity and cgroup quotas (else: all cores) */
     uint64_t resident_bytes; /* memory in use (Linux, Windows; else 0) */
     uint64_t minor_faults;   /* pages mapped or zeroed on first use */
     uint64_t major_faults;   /* pages read from a disk */
 } spdl__process_stats;
 
-/* Its number, which no other process has now. */
+/* The number of this process, unique among those that run. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(void);
-/* spdl__process_read, *stats being zeros; without `whole` only the time and what was used, by the
-   process and by others, in a tenth of the 100 microseconds. */
+/* spdl__process_read, with *stats zeroed. Without `whole`: only the times, in a tenth of 100 us. */
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole);
-/* An environment variable; NULL when it is empty, not there, too long, or set by a user with fewer
-   rights. It may be kept in `room`. */
+/* An environment variable. NULL: empty, absent, too long, or set by a user with fewer rights. The
+   text can be in `room`. */
 #define SPDL__OS_VARIABLE 2048
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]);
-/* Writes to stderr. Blocks up to patience_ns for each piece; if it is not taken by then it is left
-   out with all that follows, which is no failure. */
+/* Writes to stderr. Blocks up to patience_ns for each piece. A piece that is not accepted is lost
+   with the rest, which is no failure. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns);
 
 /* --- files --- */
 
-/* Opens a file; all but READ make it. The last two may also open a pipe or a device: it is not
-   waited for. The path is UTF-8 where the system has an opinion.
-   *bytes: how long it is, 0 for a pipe or a device; or NULL. */
+/* Opens a file; all but READ create it. REPLACE and APPEND also open a pipe or a device, and do not
+   wait for it. The path is UTF-8 where the system has an encoding. *bytes: length, 0 for a pipe or
+   a device; or NULL. */
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes);
-/* What could not be written may be known only now. Does nothing with SPDL__NO_FILE. */
+/* Can report a failed earlier write. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
-/* What is at a path: a folder, or a plain file of so many bytes. After a failure *folder says
-   whether a folder may be there. */
+/* Describes a path: a folder, or a plain file with its length. After a failure *folder is true if a
+   folder may exist. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
-/* Calls each(ctx, name) for what is in a folder, in any order, until it returns false. */
+/* Calls each(ctx, name) for each entry of a folder, in any order, until it returns false. */
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
                                                bool (*each)(void *ctx, const char *name),
                                                void *ctx);
-/* Reads `bytes` bytes at a place, whatever was read before; *have: how many there were, all of them
-   on success. */
+/* Reads `bytes` bytes at a position. *have: bytes read, all on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
-/* Writes at a place, or after what was written last: SPDL__NEVER. */
+/* Writes at a position, or with SPDL__NEVER after the last write. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at);
-/* The file in memory, to read, or `own`: also to change, unseen by others. NULL: that cannot be. It
-   may be closed meanwhile. */
+/* Maps the file, which may be closed afterwards. `own`: writes are possible, and private. NULL: not
+   possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
 SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
-/* Asks for large pages for memory that will be filled: its first use takes a third of the time. */
+/* Requests large pages for memory that will be filled: its first use takes a third of the time. */
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
-/* The open file at `from` takes the place of `to`, in one step where the system can; with sync not
-   before its bytes are safe. */
+/* The open file at `from` replaces `to`, atomically if the system can. With sync its bytes are on
+   the disk first. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync);
 
 /* ============================================================================================= */
 /* >>os-none
-   No system at all, only C: for SPDL_NO_THREADS, as in wasm without threads and on boards. There is
-   no other thread that could end a sleep, so each times out at once. Files are those of <stdio.h>:
-   as long as a long counts, not mapped, never in use by others, and one that is claimed is emptied
-   at once. Another twin can begin with a copy of this. */
+   C alone, for SPDL_NO_THREADS: wasm without threads, boards. No other thread can end a sleep: each
+   times out at once. Files are those of <stdio.h>: at most a long, never mapped or in use, and
+   emptied by a claim. A twin of your own can begin as a copy of this one. */
 
 #if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
 
@@ -3187,7 +3170,7 @@ struct spdl__os_thread {
 };
 
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
-/* the best clock that is declared; the last one is that of the processor */
+/* the best declared clock; the last is the processor's */
 #if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
     struct timespec now;
     (void)clock_gettime(which == SPDL__OS_UNIX ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
@@ -3342,7 +3325,7 @@ SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
 
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 
-/* In C a name that is taken may be refused: then it is given free first. */
+/* C permits rename to refuse an existing name. */
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
     (void)sync;
@@ -3354,14 +3337,13 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* ============================================================================================= */
 /* >>os-posix
-   POSIX: what Linux and the others share, then what the others do their own way, for which Linux
-   has >>os-linux. A file that SPDL_OS_HEADER names is the twin instead, and included here. */
+   POSIX: the part that all systems share, and the part of systems other than Linux. */
 
 #if defined(SPDL_OS_HEADER)
 #include SPDL_OS_HEADER
 #elif SPDL__ALONE || SPDL__WIN32 /* twins of their own */
 #elif !defined(__unix__) && !defined(__unix) && !defined(__APPLE__)
-#error "spdl.h: not a POSIX system: SPDL_NO_THREADS, or SPDL_OS_HEADER, a file with what >>os says"
+#error "spdl.h: not a POSIX system; define SPDL_NO_THREADS, or SPDL_OS_HEADER (see >>os)"
 #else
 
 #include <dirent.h>
@@ -3385,8 +3367,8 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #define SPDL_PTHREAD_CREATE pthread_create
 #endif
 
-/* In strict modes the C library hides what is below; it is always there. glibc goes by what was
-   defined before its first header, others by what is defined now. */
+/* Strict modes of the C library hide these, but they exist. glibc obeys macros defined before its
+   first header, others those defined now. */
 #if SPDL__LINUX
 typedef int spdl__os_clock_id;
 typedef uint64_t spdl__os_signals; /* as the kernel has them */
@@ -3452,20 +3434,19 @@ struct spdl__os_thread {
     const spdl_policy *policy;
     void *(*entry)(void *arg);
     void *arg;
-    /* written by the thread */
-    bool refused;
+    bool refused; /* written by the thread */
 };
 
 /* --- threads and the process --- */
 
-/* These are at the end of this section, or in >>os-linux. They are for the calling thread. */
+/* Defined below, or in >>os-linux. They apply to the calling thread. */
 SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old);
-/* Blocks the signals that may be delivered to any thread, so that the program's handlers run on its
-   own threads. Faults, what a sandbox refuses and profilers stay. */
+/* Blocks the signals that any thread can receive: the program's handlers run on its own threads.
+   Faults, refusals of a sandbox and profilers stay. */
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy);
-/* What POSIX does not know. */
+SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
 
 SPDL__PRIVATE void *spdl__os_thread_main(void *arg) {
@@ -3501,7 +3482,7 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     else (void)pthread_detach(thread->handle);
 }
 
-/* An integer or a pointer on every POSIX system we know. */
+/* pthread_t is an integer or a pointer on every known POSIX system. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 
 SPDL__PRIVATE void spdl__os_yield(void) { (void)sched_yield(); }
@@ -3531,7 +3512,7 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
 
 /* --- files --- */
 
-/* Never one of the numbers 0 to 2, in case the program has closed one of these. */
+/* Avoids descriptors 0 to 2, which the program can have closed. */
 SPDL__PRIVATE spdl__os_file spdl__os_file_own(int file) {
     const int low = file;
     if (low < 0 || low > STDERR_FILENO) return low;
@@ -3540,7 +3521,7 @@ SPDL__PRIVATE spdl__os_file spdl__os_file_own(int file) {
     return file;
 }
 
-/* Of a plain file; a pipe or a device has no length that could be trusted. */
+/* The length of a plain file; a pipe or a device has none. */
 SPDL__PRIVATE const char *spdl__os_file_length(spdl__os_file file, uint64_t *bytes) {
     struct stat status;
     *bytes = 0;
@@ -3657,8 +3638,8 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* --- stderr --- */
 
-/* It belongs to the program, so it may block: only what poll says it takes is written, in pieces
-   that a pipe takes whole. */
+/* stderr is the program's, and can block: each piece is small enough for a pipe, and written only
+   after poll reports room. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     struct pollfd ready = { STDERR_FILENO, POLLOUT, 0 };
@@ -3675,7 +3656,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     return NULL;
 }
 
-/* --- what is Linux's own in >>os-linux --- */
+/* --- systems other than Linux --- */
 
 #if !SPDL__LINUX
 #if defined(__APPLE__)
@@ -3714,7 +3695,7 @@ SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) {
 
 SPDL__PRIVATE int spdl__os_event_timedwait(spdl__os_event *event, uint64_t deadline) {
     struct timespec at;
-#if defined(__APPLE__) /* no monotonic condition variables, but a relative wait */
+#if defined(__APPLE__) /* its condition variables have no monotonic clock, but a relative wait */
     const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     deadline = deadline > now ? deadline - now : 0;
 #endif
@@ -3734,7 +3715,7 @@ SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t w
     while (spdl__load_relaxed32(&event->word) == word && error == 0)
         error = deadline == SPDL__NEVER ? pthread_cond_wait(&event->changed, &event->mutex)
                                         : spdl__os_event_timedwait(event, deadline);
-    if (spdl__load_relaxed32(&event->word) != word) error = 0; /* a wake-up is never lost */
+    if (spdl__load_relaxed32(&event->word) != word) error = 0; /* a wake-up is not lost */
     pthread_mutex_unlock(&event->mutex);
     return error == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
 }
@@ -3763,7 +3744,7 @@ SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
     spdl__os_signals_set(&set, old);
 }
 
-/* POSIX has no priorities of threads that need no privilege. */
+/* POSIX has no priority of a thread that needs no privilege. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
 #if defined(__APPLE__)
     qos_class_t qos = QOS_CLASS_DEFAULT;
@@ -3801,8 +3782,7 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 
 /* ============================================================================================= */
 /* >>os-linux
-   What Linux does in its own way, as the rest of >>os-posix: futexes, membarrier, priorities of
-   threads, what /proc and the cgroups say. */
+   The Linux half of >>os-posix: futexes, membarrier, priorities of threads, /proc and cgroups. */
 
 #if SPDL__LINUX
 #include <sys/syscall.h>
@@ -3834,7 +3814,7 @@ SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t w
                                                uint64_t deadline) {
     const long wait_bitset_private = 9 | 128;
     struct {
-        long seconds, nanoseconds; /* what this system call takes on every Linux */
+        long seconds, nanoseconds; /* the layout of this system call on every Linux */
     } at;
     at.seconds = (long)(deadline / 1000000000u);
     at.nanoseconds = (long)(deadline % 1000000000u);
@@ -3855,9 +3835,8 @@ SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_si
     (void)syscall(SYS_rt_sigprocmask, set_mask, set, old, (long)sizeof(*set));
 }
 
-/* What libc keeps for itself (32 to 34) stays, too. */
+/* All but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; SYS, and 32 to 34, which libc uses. */
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
-    /* all but ILL, TRAP, ABRT, BUS, FPE; SEGV; PROF; SYS, 32, 33 and 34 */
     const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 0xfull << 30);
     spdl__os_signals_set(&set, old);
 }
@@ -3874,7 +3853,7 @@ SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
     return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
 }
 
-/* Of the calling thread: priorities are per thread on Linux. `polite`: SCHED_BATCH and nice 10. */
+/* Linux has priorities of threads. `polite` is SCHED_BATCH and nice 10. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     const bool batch = policy->sched == SPDL_SCHED_BATCH || policy->polite;
     const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice, priority = 0;
@@ -3884,14 +3863,14 @@ SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
            (nice == 0 || syscall(SYS_setpriority, 0L, 0L, (long)nice) == 0);
 }
 
-/* Shows 15 characters of it. */
+/* Linux keeps 15 characters. */
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     const long pr_set_name = 15;
     (void)syscall(SYS_prctl, pr_set_name, name, 0L, 0L, 0L);
 }
 
-/* The first bytes of a small file, with a zero at the end; returns how many. *file keeps it open
-   for the next time, see spdl__os_thread_times. */
+/* Reads the first bytes of a small file, and ends them with 0. Returns the number of bytes. *file
+   keeps the file open, see spdl__os_thread_times. */
 SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *text,
                                       size_t bytes) {
     spdl__os_file once = SPDL__NO_FILE;
@@ -3904,8 +3883,8 @@ SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *
     return length > 0 ? (size_t)length : 0;
 }
 
-/* Runnable is the second number in a schedstat. (The first is no processor clock: it stands still
-   between ticks.) */
+/* The second number of a schedstat is the time that the thread waited for a processor. The first is
+   no clock: it only advances at ticks. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns) {
     const int thread_clock = 3;
@@ -3918,8 +3897,8 @@ SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
     *queued_ns = strtoull(at, NULL, 10);
 }
 
-/* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has
-   "quota period" or "max period" in one file, version 1 two files, and -1 for no quota. */
+/* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has one
+   file, "quota period" or "max period"; version 1 has two files, and -1 for no quota. */
 SPDL__PRIVATE void spdl__os_quota_at(const char *at, void *most) {
     static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
     char path[640], text[192], *end;
@@ -3930,14 +3909,14 @@ SPDL__PRIVATE void spdl__os_quota_at(const char *at, void *most) {
         length += spdl__os_text(NULL, path, text + length, 64);
     }
     quota = strtod(text, &end);
-    period = strtod(end, NULL); /* of "max" as well: no number is 0 */
+    period = strtod(end, NULL); /* "max" reads as quota 0 */
     if (quota > 0 && period > 0 && quota / period < *(double *)most)
         *(double *)most = quota / period;
 }
 
-/* Calls look(folder, data) for the cgroups of the process and all above them, as each may have a
-   limit. `self` has lines "number:controllers:path", and no controllers in version 2. Inside of a
-   container the path may be one of the host: the way up ends at the container's own root. */
+/* Calls look(folder, data) for the cgroups of the process and their parents, as each can have a
+   limit. `self` has lines "number:controllers:path"; version 2 has no controllers. In a container
+   the path can be the host's; the walk ends at the root of the container. */
 SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const char *controller,
                                     void (*look)(const char *at, void *data), void *data) {
     char text[2048], at[576], *line = text, *next;
@@ -3966,8 +3945,8 @@ SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double m
     return most;
 }
 
-/* For how long the cores were busy, all together: "cpu  user nice system idle iowait irq softirq
-   steal ..." without the fourth and fifth column. */
+/* Busy time of all cores: "cpu  user nice system idle iowait irq softirq steal ..." without the
+   fourth and fifth column. */
 SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
     const long tick = sysconf(_SC_CLK_TCK);
     char text[256], *at = text + 4;
@@ -4009,9 +3988,8 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
 
 /* ============================================================================================= */
 /* >>os-win32
-   Windows 8 and later, by mingw-w64 and MSVC. Paths and variables are UTF-8. An event is a lock and
-   a condition variable of Windows, which need no library. Files are opened so that others may read,
-   write, rename and delete them meanwhile. */
+   Windows 8 and later, by mingw-w64 and MSVC. Paths and variables are UTF-8. Others can read,
+   write, rename and delete a file that is open here. */
 
 #if SPDL__WIN32
 
@@ -4028,8 +4006,8 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
 #define SPDL_CREATE_THREAD CreateThread
 #endif
 
-/* windows.h defines names that programs use themselves (small, near, ERROR), so what is called is
-   declared here, with the types that it has there: both may be included, in any order. */
+/* windows.h defines names that programs use (small, near, ERROR), so functions are declared here
+   with its types. A file can include both, in any order. */
 typedef unsigned long spdl__win_u32;
 #ifdef _WIN64
 typedef unsigned long long spdl__win_word;
@@ -4118,7 +4096,7 @@ SPDL__WIN(int) WideCharToMultiByte(unsigned, spdl__win_u32, const wchar_t *, int
                                    const char *, int *);
 SPDL__WIN(int) WriteFile(void *, const void *, spdl__win_u32, spdl__win_u32 *,
                          struct _OVERLAPPED *);
-#ifdef _DLL /* MSVC: the C library is one */
+#ifdef _DLL /* MSVC: the C library is a DLL */
 __declspec(dllimport)
 #endif
 spdl__win_int __cdecl _get_osfhandle(int);
@@ -4130,7 +4108,7 @@ spdl__win_int __cdecl _get_osfhandle(int);
 #pragma comment(lib, "advapi32") /* RegGetValueW */
 #endif
 
-/* Its structures, as far as they are read here. */
+/* The structures of Windows, as far as they are read. */
 typedef struct spdl__win_time {
     spdl__win_u32 low, high; /* of 100 ns */
 } spdl__win_time;
@@ -4181,20 +4159,20 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
            (uint64_t)(now % frequency) * second / (uint64_t)frequency;
 }
 
-/* A function that not every Windows has. */
+/* Returns a function that some versions of Windows lack, or NULL. */
 SPDL__PRIVATE spdl__win_fn spdl__win_find(const wchar_t *library, const char *name) {
     struct HINSTANCE__ *const module = GetModuleHandleW(library);
     return module != NULL ? GetProcAddress(module, name) : NULL;
 }
 
-/* Wine has the function, but it does nothing there. */
+/* In Wine the function exists and does nothing. */
 SPDL__PRIVATE bool spdl__os_barrier(void) {
     if (!SPDL__OS_BARRIER || spdl__win_find(L"ntdll.dll", "wine_get_version") != NULL) return false;
     FlushProcessWriteBuffers();
     return true;
 }
 
-/* Both begin as zeros, and need no end. */
+/* All zeros is a valid start; no end is needed. */
 struct spdl__os_event {
     uint32_t word;
     void *lock;    /* SRWLOCK */
@@ -4211,7 +4189,7 @@ SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
 }
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 
-/* The time until a deadline in ms, rounded up: no sleep ends early. */
+/* ms until a deadline, rounded up: no sleep ends early. */
 SPDL__PRIVATE spdl__win_u32 spdl__win_ms_left(uint64_t deadline) {
     uint64_t now, left;
     if (deadline == SPDL__NEVER) return SPDL__WIN_FOREVER;
@@ -4274,8 +4252,8 @@ SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
     (void)call.set(thread, wide);
 }
 
-/* Priorities go from -2, lowest, to 2, and -15 is idle. `polite` is nice 10, the lowest. Processors
-   are those of the thread's group. */
+/* Priorities are -2 to 2, and -15 is idle. `polite` is nice 10, the lowest. Processors are those of
+   the thread's group. */
 SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *policy) {
     const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice;
     int priority = nice >= 10 ? -2 : nice > 0 ? -1 : nice <= -10 ? 2 : nice < 0 ? 1 : 0, i;
@@ -4290,7 +4268,7 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
     return priority == 0 || SetThreadPriority(thread, priority) != 0;
 }
 
-/* It begins when all of that is set. */
+/* The thread starts suspended, until its name and policy are set. */
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
@@ -4313,8 +4291,8 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
 SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
 
-/* What x86 counts are ticks of one clock, whose speed Windows has measured. The cycles of other
-   processors change their length, and the times that Windows counts itself have steps of 16 ms. */
+/* x86 counts ticks of one clock, whose rate Windows has measured. Cycles of other processors vary
+   in length, and the times of Windows have steps of 16 ms. */
 SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
 #if defined(_M_IX86) || defined(_M_X64) || defined(__i386__) || defined(__x86_64__)
     struct HKEY__ *const machine = (struct HKEY__ *)(intptr_t)(int32_t)0x80000002u;
@@ -4351,7 +4329,7 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
                         SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
         stats->cpu_ns = spdl__win_ns(kernel) + spdl__win_ns(user);
     if (GetSystemTimes(SPDL__WIN_TIME(idle), SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
-        busy = spdl__win_ns(kernel) + spdl__win_ns(user) - spdl__win_ns(idle); /* idle is kernel */
+        busy = spdl__win_ns(kernel) + spdl__win_ns(user) - spdl__win_ns(idle); /* in kernel */
     stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
     if (K32GetProcessMemoryInfo(process, (struct _PROCESS_MEMORY_COUNTERS *)(void *)&memory,
                                 sizeof(memory))) {
@@ -4366,7 +4344,7 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
     stats->time_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
 }
 
-/* getenv would have it in the code page of the system. */
+/* getenv would return the code page of the system. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     wchar_t wide[SPDL__OS_VARIABLE];
     spdl__win_u32 length;
@@ -4379,7 +4357,7 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL_
 
 /* --- files --- */
 
-/* As the C library says it. */
+/* The text of the C library for an error of Windows. */
 SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
     static const struct {
         spdl__win_u32 error;
@@ -4397,8 +4375,8 @@ SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
     return strerror(EIO);
 }
 
-/* A path, which stays as long as Windows takes it so. A longer one is made absolute, and told to be
-   taken as it is: "\\?\C:\...", or "\\?\UNC\server\...". */
+/* Returns a short path unchanged. Makes a long one absolute, and marks it as literal: "\\?\C:\...",
+   or "\\?\UNC\server\...". */
 SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
     const spdl__win_u32 room = GetFullPathNameW(wide, 0, NULL, NULL);
     wchar_t *full, *path;
@@ -4414,7 +4392,7 @@ SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
     return full;
 }
 
-/* A path for Windows with `more` behind it, to be freed; or NULL, and *reason. */
+/* Returns a path for Windows with `more` appended; free it. NULL: see *reason. */
 SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, const char **reason) {
     const spdl__win_u32 no_invalid = 8;
     const size_t extra = wcslen(more);
@@ -4430,7 +4408,7 @@ SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, con
     return spdl__win_long_path(wide, (size_t)length + extra);
 }
 
-/* What is open. */
+/* Describes an open file or folder. */
 SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *folder) {
     const spdl__win_u32 on_disk = 1;
     spdl__win_about about;
@@ -4499,7 +4477,7 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const struct {
-        spdl__win_u32 rights, making; /* 3: one that is there, 1: a new one, 2: empty, 4: any */
+        spdl__win_u32 rights, making; /* 1: new, 2: emptied, 3: existing, 4: any */
     } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
     const spdl__win_u32 normal = 0x80, exists = 80, no_file = 0xffffffffu;
     const char *reason;
@@ -4533,7 +4511,7 @@ SPDL__PRIVATE spdl__win_place spdl__win_at(uint64_t at) {
     return place;
 }
 
-/* Windows counts in 32 bits. */
+/* Windows counts bytes in 32 bits. */
 SPDL__PRIVATE spdl__win_u32 spdl__win_piece(size_t bytes) {
     return bytes < 1u << 30 ? (spdl__win_u32)bytes : 1u << 30;
 }
@@ -4606,10 +4584,10 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* --- stderr --- */
 
-/* As the C library has it: a program may have turned it elsewhere. */
+/* From the C library, as a program can redirect it. */
 SPDL__PRIVATE void *spdl__win_stderr(void) { return (void *)_get_osfhandle(2); }
 
-/* A pipe takes what it has room for, and does not wait, during this one call. */
+/* For this one call a pipe does not wait, and accepts as much as it has room for. */
 SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
                                         spdl__win_u32 *put) {
     spdl__win_u32 mode, no_wait;
@@ -4645,9 +4623,9 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 
 /* ============================================================================================= */
 /* >>os-process
-   Processes and the memory they share, for >>loader-impl alone: Linux. Where there are none
-   SPDL__OS_PROCESSES is 0. A process is known by its id; a text that is returned says why not, as
-   in >>os, and what is open then is the caller's. */
+   Processes and the memory that they share, for >>loader-impl. Only Linux has them; elsewhere
+   SPDL__OS_PROCESSES is 0. A returned text is the cause of a failure, as in >>os; the caller closes
+   what was opened. */
 
 #if SPDL__LINUX
 #define SPDL__OS_PROCESSES 1
@@ -4656,7 +4634,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 #define SPDL_FORK fork
 #endif
 
-/* Blocks while *word is `was`, in whatever process it is changed, until the deadline. */
+/* Blocks while *word is `was`, until the deadline. Any process can change the word. */
 SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
     const long wait_bitset = 9;
     struct {
@@ -4668,13 +4646,13 @@ SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t 
                   NULL, 0xffffffffL);
 }
 
-/* Changes the word, and wakes all who sleep there. */
+/* Adds 1 to the word, and wakes all sleepers. */
 SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     spdl__add32(word, 1);
     (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
 }
 
-/* The 20th field of the process's stat; the second one is a name in brackets. */
+/* Field 20 of the stat of the process; field 2 is a name in brackets. */
 SPDL__PRIVATE uint64_t spdl__os_threads(void) {
     char stat[1024], *at;
     int field;
@@ -4686,7 +4664,7 @@ SPDL__PRIVATE uint64_t spdl__os_threads(void) {
 
 /* --- memory --- */
 
-/* What there may be of a kind of memory, and what is left of it. */
+/* The limit of one kind of memory, and the bytes left. */
 typedef struct spdl__os_room {
     const char *what;
     uint64_t limit, left;
@@ -4701,7 +4679,7 @@ SPDL__PRIVATE void spdl__os_room_least(spdl__os_room *room, const char *what, ui
     room->left = left;
 }
 
-/* The number in a file, or SPDL__NEVER. */
+/* Returns the number in a file, or SPDL__NEVER. */
 SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
     char path[640], text[64];
     (void)snprintf(path, sizeof(path), "%s/%s", at, file);
@@ -4709,13 +4687,13 @@ SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
     return text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : SPDL__NEVER;
 }
 
-/* Of what a cgroup uses: copies of files, which go when there is need. */
+/* Bytes of cached files in a cgroup, which the kernel frees when needed. */
 SPDL__PRIVATE uint64_t spdl__os_idle_files(const char *at) {
     char path[640], text[8192];
     const char *found;
     (void)snprintf(path, sizeof(path), "%s/memory.stat", at);
     (void)spdl__os_text(NULL, path, text, sizeof(text));
-    found = strstr(text, "total_inactive_file "); /* version 1: with the cgroups below */
+    found = strstr(text, "total_inactive_file "); /* version 1: includes the cgroups below */
     if (found == NULL) found = strstr(text, "inactive_file ");
     return found != NULL ? strtoull(strchr(found, ' '), NULL, 10) : 0;
 }
@@ -4731,14 +4709,14 @@ SPDL__PRIVATE void spdl__os_room_at(const char *at, void *data) {
                         used > idle ? used - idle : 0);
 }
 
-/* A line "name: number kB" of /proc/meminfo. */
+/* Returns the bytes of a line "name: number kB" of /proc/meminfo. */
 SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
     const char *at = strstr(text, name);
     return at != NULL ? strtoull(at + strlen(name), NULL, 10) * 1024 : SPDL__NEVER;
 }
 
-/* The least of what the cgroups, this process and the machine leave. A file that grows beyond
-   RLIMIT_FSIZE ends the process, so that is looked at before. */
+/* The least that the cgroups, this process and the machine leave. A file that exceeds RLIMIT_FSIZE
+   would end the process. */
 SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self) {
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
     char text[512];
@@ -4758,9 +4736,9 @@ SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
     return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
-/* A page that a child of a fork shares, or one that is zero there; or NULL. */
+/* A page that a forked child shares, or one that is zero in the child; or NULL. */
 SPDL__PRIVATE void *spdl__os_page(bool shared) {
-    const int anonymous = 0x20; /* C99 hides the name; elsewhere it fails */
+    const int anonymous = 0x20; /* C99 hides the name */
     const long wipe_on_fork = 18;
     void *page = mmap(NULL, SPDL__OS_PAGE, PROT_READ | PROT_WRITE,
                       (shared ? MAP_SHARED : MAP_PRIVATE) | anonymous, -1, 0);
@@ -4770,9 +4748,9 @@ SPDL__PRIVATE void *spdl__os_page(bool shared) {
     return NULL;
 }
 
-/* Memory without a name, of a size that nobody can change, and with all of its pages: none can be
-   missing later. Huge pages come when a mapping is touched first; fallocate says what is missing
-   then, and where there is a signal begins again where it was. */
+/* Memory without a name, of fixed size, with all pages allocated: none can be missing later. The
+   first touch allocates huge pages. fallocate then reports missing ones; after a signal it
+   continues. */
 SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
     const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
@@ -4794,7 +4772,7 @@ SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
         if (error != EINTR) reason = strerror(error);
     if (reason == NULL && fcntl(file, (int)add_seals, shrink_grow_seal) != 0)
         reason = strerror(errno);
-    (void)close(file); /* it stays mapped */
+    (void)close(file); /* the mapping stays */
     if (reason == NULL && syscall(SYS_madvise, *memory, (long)bytes, populate_write) != 0)
         for (at = 0; at < bytes; at += SPDL__OS_PAGE) (void)((volatile char *)*memory)[at];
     return reason;
@@ -4807,19 +4785,19 @@ SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* SIGKILL, or SIGCHLD, which ends a sleep in signal_wait. Of minus its number: to its group. */
+/* Sends SIGKILL, or SIGCHLD, which ends a signal_wait. A negative number is a process group. */
 SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
     if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
-/* Does nothing, unlike SIG_IGN, which programs that this process starts would inherit. Where the
-   language is C alone a signal takes its handler off. */
+/* Programs that this process starts would inherit SIG_IGN, but not a handler. In strict C modes a
+   signal removes its handler. */
 SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
     (void)signal(number, spdl__os_signal_nothing);
 }
 
-/* Does nothing at signals that are for the program, with which the child ends. Handlers of the
-   program do not run in the child, except those of faults, which are the child's own. */
+/* Ignores the signals that are meant for the program, whose end also ends the child. No handler of
+   the program runs in the child, except for faults. */
 SPDL__PRIVATE void spdl__os_signals_leave(void) {
     int number;
     for (number = 1; number <= 64; ++number) {
@@ -4834,12 +4812,12 @@ SPDL__PRIVATE void spdl__os_signals_leave(void) {
     }
 }
 
-#ifndef __cplusplus /* there they are declared */
+#ifndef __cplusplus /* C++ declares them */
 extern int ftrylockfile(FILE *file);
 extern void funlockfile(FILE *file);
 #endif
-/* Writes what FILEs hold. If other threads run, one of them may keep a FILE for ever: only stdout
-   and stderr are written, if nobody has them. */
+/* Flushes FILEs. If other threads run, one of them can hold a FILE for ever: only stdout and stderr
+   are flushed, if nobody holds them. */
 SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     FILE *const files[] = { stdout, stderr };
     size_t i;
@@ -4851,7 +4829,7 @@ SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     }
 }
 
-/* An exit of the child runs nothing of the program's: its end is for the process it began in. */
+/* An exit of the child runs no exit function of the program: those belong to its parent. */
 #ifdef __GLIBC__
 #ifndef __cplusplus
 extern int on_exit(void (*fn)(int code, void *data), void *data);
@@ -4862,15 +4840,15 @@ SPDL__PRIVATE void spdl__os_exit_now(int code, void *data) {
     _exit(code);
 }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return on_exit(spdl__os_exit_now, NULL) == 0; }
-#else /* no way to be told the code */
+#else /* the code is not passed to exit functions */
 SPDL__PRIVATE void spdl__os_exit_now(void) { _exit(0); }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) == 0; }
 #endif
 
-/* In a new process, that `parent` has made: the end of the parent ends it, or wakes it if it is the
-   supervisor, which blocks all signals; *signal_set are those that were blocked before. The child
-   has a session of its own, with the programs that it starts: a terminal would stop those in a mere
-   group of their own. Returns why not, or NULL. */
+/* For a new process, made by `parent`: the end of the parent ends it, or wakes it if it is the
+   supervisor, which blocks all signals. *signal_set is the set blocked before. The child has a
+   session of its own, with the programs that it starts: a terminal would stop them in a mere
+   group. */
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
@@ -4886,11 +4864,11 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
     (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
     if (syscall(SYS_prctl, set_parent_signal, supervisor ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L,
                 0L) != 0 || (!supervisor && !spdl__os_exit_early()))
-        return "it cannot be told of the end of its parent";
+        return "it cannot detect the end of its parent";
     return getppid() == (pid_t)parent ? NULL : "its parent has ended";
 }
 
-/* Sleeps until a child or the parent has ended, or somebody has sent SIGCHLD, or a while. */
+/* Sleeps until a child or the parent has ended, a SIGCHLD was sent, or `ns` have passed. */
 SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
     const spdl__os_signals child = (uint64_t)1 << (SIGCHLD - 1);
     struct {
@@ -4901,8 +4879,8 @@ SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
     (void)syscall(SYS_rt_sigtimedwait, &child, NULL, &most, (long)sizeof(child));
 }
 
-/* Whether a child has ended: 1 if so, 0, or -1: it runs, and cannot be waited for. *end: with which
-   code, or minus the signal that killed it; 0, too, when somebody else has waited for it. */
+/* Returns 1 if a child has ended, 0 if not, -1 if it runs and cannot be waited for. *end: its exit
+   code, or minus the signal that killed it; 0 if another thread has waited for it. */
 SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
     int status = 0;
     long got;
@@ -4916,7 +4894,7 @@ SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
 
-/* A variable of the environment is gone. */
+/* Removes a variable of the environment. */
 extern char **environ;
 SPDL__PRIVATE void spdl__os_forget(const char *name) {
     const size_t length = strlen(name);
@@ -4926,7 +4904,7 @@ SPDL__PRIVATE void spdl__os_forget(const char *name) {
     for (; at != NULL && *at != NULL; ++at) at[0] = at[1];
 }
 
-/* NULL: it has no name here. */
+/* NULL: no name is known. */
 SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
     static const struct {
         int number;
@@ -4942,19 +4920,19 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
     return NULL;
 }
 
-/* --- faults: which thread it was --- */
+/* --- the thread of a fault --- */
 
 #ifdef SA_ONSTACK
 #define SPDL__OS_STACK_BYTES 65536
 #define SPDL__OS_STACK_OURS 0x7370646c20737461u
 
-/* The first words of a stack of ours. */
+/* The first words of a stack made here. */
 typedef struct spdl__os_stack {
-    uint64_t ours; /* a thread may have put one of others' in its place */
+    uint64_t ours; /* absent from a stack of the program */
     uint32_t *to, value;
 } spdl__os_stack;
 
-/* On the stack that the thread has for faults. */
+/* Runs on the thread's stack for faults. */
 SPDL__PRIVATE void spdl__os_fault(int number) {
     stack_t now;
     (void)signal(number, SIG_DFL);
@@ -4964,10 +4942,10 @@ SPDL__PRIVATE void spdl__os_fault(int number) {
         memcpy(&stack, now.ss_sp, sizeof(stack));
         if (stack.ours == SPDL__OS_STACK_OURS) (void)spdl__cas32(stack.to, &none, stack.value);
     }
-    (void)raise(number); /* comes when we return */
+    (void)raise(number); /* delivered on return */
 }
 
-/* Faults whose action is the default one are noted, then take it. */
+/* Notes faults whose action is the default, which then follows. */
 SPDL__PRIVATE void spdl__os_faults_watch(void) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
     size_t i;
@@ -4981,8 +4959,8 @@ SPDL__PRIVATE void spdl__os_faults_watch(void) {
     }
 }
 
-/* This thread notes its faults as `value` in *to, on a stack of its own, unless it has one of
-   others' for that. */
+/* From now on a fault of this thread stores `value` in *to. Does nothing if the thread has a signal
+   stack of its own. */
 SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     stack_t now;
     spdl__os_stack *stack;
@@ -4997,7 +4975,7 @@ SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     now.ss_size = SPDL__OS_STACK_BYTES;
     (void)sigaltstack(&now, NULL);
 }
-#else /* the C library hides what it takes: it is not known which call it was */
+#else /* the C library hides sigaltstack: the call of a fault is unknown */
 SPDL__PRIVATE void spdl__os_faults_watch(void) {}
 SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) { (void)to, (void)value; }
 #endif
@@ -5007,10 +4985,10 @@ SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) { (void)to
 
 /* ============================================================================================= */
 /* >>core-impl
-   What all rooms share: results, time, memory, errors and messages, sleeping. No state of its
-   own. */
+   Helpers of all sections: results, time, memory, errors and messages, waits, locks. It has no
+   state. */
 
-typedef unsigned long long spdl__llu; /* what "%llu" takes */
+typedef unsigned long long spdl__llu; /* for "%llu" */
 
 SPDL_API const char *spdl_version(void) {
     return SPDL__EXPAND(SPDL_VERSION_MAJOR) "." SPDL__EXPAND(SPDL_VERSION_MINOR) "." SPDL__EXPAND(
@@ -5034,7 +5012,7 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
-/* Reads /proc and the cgroup, in 50 to 200 microseconds. Unknown numbers are 0. */
+/* Takes 50 to 200 microseconds. Unknown numbers are 0. */
 SPDL__PRIVATE void spdl__process_read(spdl__process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
@@ -5046,7 +5024,7 @@ SPDL_API int spdl_cores(void) {
     return now.cores_allowed > 1 ? (int)now.cores_allowed : 1;
 }
 
-/* When a wait that starts now has to end. */
+/* The end of a wait that starts now. */
 SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
 }
@@ -5055,9 +5033,8 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
-/* Memory for `bytes`, aligned to 8 at least, as 64-bit words that are atomic must be on 32-bit
-   processors, too; NULL when there is none. malloc knows no alignment: the start of its block is
-   kept in front of what is handed out. */
+/* Memory of `bytes` bytes, or NULL. Aligned to 8 at least, which atomic 64-bit words need on 32-bit
+   processors. malloc cannot align: the start of its block is stored before the result. */
 SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
@@ -5082,7 +5059,7 @@ SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, siz
     SPDL_FREE(block);
 }
 
-/* `count` zeroed elements; NULL for no memory, and for a product that does not fit. */
+/* `count` zeroed elements. NULL: no memory, or a product that overflows. */
 SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count, size_t bytes,
                                        size_t align) {
     void *memory;
@@ -5092,8 +5069,8 @@ SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t c
     return memory;
 }
 
-/* The block of `count` elements, or a larger one in its place, with room for `more`; *room: how
-   many it holds. NULL: no memory, and the block is as it was. */
+/* The block of `count` elements, or a larger copy that replaces it, with room for `more`. *room:
+   capacity. NULL: no memory, and the block is unchanged. */
 SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
                                    size_t count, size_t more, size_t each) {
     const size_t wanted = (size_t)spdl__max(count + more, count * 2 + 64);
@@ -5114,7 +5091,7 @@ SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     error->stage = -1;
 }
 
-/* Fills in an error that belongs to no stage, and returns its result. error may be NULL. */
+/* Fills in an error without a stage, and returns its result. error can be NULL. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
                                           ...) {
@@ -5135,7 +5112,7 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                            "%s: set both functions of the allocator or none", what);
 }
 
-/* Copies a name for a message: nothing in it can steer a terminal, and it does not fill it. */
+/* Copies a name for a message. Replaces control characters, and shortens to `bytes`. */
 SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
     size_t i, length = strlen(name);
     for (i = 0; i < length && i + 1 < bytes; i++)
@@ -5144,11 +5121,11 @@ SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
     if (i < length) memcpy(to + bytes - 4, "...", 3);
 }
 
-/* A message as printf would write it, on one line whatever a stage has put into it. */
+/* Logs a message as printf would write it, on one line. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
                               ...) {
-    char text[SPDL_TEXT_BYTES + 1024]; /* with the name of a file */
+    char text[SPDL_TEXT_BYTES + 1024]; /* room for the name of a file */
     va_list args;
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
@@ -5179,14 +5156,14 @@ SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from)
 
 SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
 
-/* The smallest power of two that is at least `n`. */
+/* The smallest power of two that is at least n. */
 SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     uint64_t power = 1;
     while (power < n) power <<= 1;
     return power;
 }
 
-/* Little-endian numbers, at any alignment and on any host. */
+/* Little-endian numbers, at any alignment. */
 SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
 SPDL__PRIVATE uint32_t spdl__le32(const uint8_t *p) {
@@ -5200,7 +5177,7 @@ SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     return value;
 }
 
-/* spdl__printable for the path of a file: a long one loses its head. */
+/* spdl__printable for a path: a long one loses its start. */
 SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     const size_t length = strlen(path);
     if (length >= bytes) path += length - (bytes - 1);
@@ -5208,7 +5185,7 @@ SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     if (length >= bytes) memcpy(to, "...", 3);
 }
 
-/* The name of a type. A C++ compiler says "[with T = Image]", or "[T = Image]". */
+/* The name of a type. C++ compilers write "[with T = Image]" or "[T = Image]". */
 typedef struct spdl__type_name {
     char text[SPDL_TEXT_BYTES / 4];
 } spdl__type_name;
@@ -5216,7 +5193,7 @@ typedef struct spdl__type_name {
 SPDL__PRIVATE spdl__type_name spdl__type_named(const char *type) {
     const char *from = type[0] == '[' ? strstr(type, "= ") : NULL;
     spdl__type_name name;
-    const size_t length = strlen(from != NULL ? from + 3 : type); /* without the last one */
+    const size_t length = strlen(from != NULL ? from + 3 : type); /* without the bracket */
     (void)snprintf(name.text, sizeof(name.text), "%.*s", (int)spdl__min(length, sizeof(name.text)),
                    from != NULL ? from + 2 : type);
     return name;
@@ -5227,7 +5204,7 @@ SPDL__PRIVATE bool spdl__type_any(const char *type) {
     return strcmp(name.text, "void") == 0 || strcmp(name.text, "const void") == 0;
 }
 
-/* Whether a stage may take what another yields; it may promise not to change it. */
+/* Returns true if a stage can take what another yields; it may add a const. */
 SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
     const spdl__type_name taken = spdl__type_named(takes), made = spdl__type_named(yields);
     const bool promises = strncmp(taken.text, "const ", 6) == 0;
@@ -5236,10 +5213,10 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
            strcmp(taken.text + skip, made.text) == 0;
 }
 
-/* How long a thread looks for work before it sleeps: SPDL_SPINS pauses, then turns. A turn
-   gives the processor away once. If more threads than processors have work, turns save most sleeps
-   and wakes. Measured on 2 processors:
-       64 turns of a ring   with 16, four producers of 5 us beside a consumer of 20 us made 0.65
+/* How long a thread looks for work before it sleeps: SPDL_SPINS pauses, then turns. A turn gives up
+   the processor once. If more threads than processors have work, turns save most sleeps. Measured
+   on 2 processors:
+       64 turns of a ring   with 16, four producers of 5 us and a consumer of 20 us made 0.65
        2 turns elsewhere    with 8, a rare item made 18 context switches instead of 4 to 7 */
 #ifndef SPDL_SPINS
 #define SPDL_SPINS 16
@@ -5249,16 +5226,15 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
 #endif
 #define SPDL__IDLE_YIELDS 2
 
-/* A turn that takes longer went to a thread that may keep the processor for milliseconds, as those
-   of other programs do. No turns are given for so many times as long. Beside one busy loop on each
-   processor, this rule makes an item of 12 us take 40 us instead of 584 us, and a sleeping stage of
-   300 us 381 us instead of 960 us. */
+/* A longer turn went to a thread that can keep the processor for milliseconds, as those of other
+   programs do. No turns follow for that many times as long. With one busy loop on each processor
+   this rule makes an item of 12 us take 40 us instead of 584 us. */
 #define SPDL__TURN_LONG_NS 100000
 #define SPDL__TURN_BARS 32
 
-/* Gives one turn. No turn is given before *barred, a word in the worker, pipeline, ring or loader
-   that waits. The turn of an idle worker is long where a busy consumer has it: one word for both
-   would make the consumer sleep. Returns false if none was given. */
+/* Gives one turn, unless the time is before *barred, a word of the worker, pipeline, ring or loader
+   that waits. (The turn of an idle worker is long if a busy consumer gets it: one word for both
+   would put the consumer to sleep.) Returns false if no turn was given. */
 SPDL__PRIVATE bool spdl__turn(uint64_t *barred) {
     const uint64_t before = spdl_time_ns();
     uint64_t took;
@@ -5271,8 +5247,7 @@ SPDL__PRIVATE bool spdl__turn(uint64_t *barred) {
     return true;
 }
 
-/* One breath of a wait loop that gives at most `yields` turns. Returns false when it is time to
-   sleep. */
+/* One step of a wait loop with at most `yields` turns. Returns false when it is time to sleep. */
 SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
     if (*round >= SPDL_SPINS + yields) return false;
     if ((*round)++ >= SPDL_SPINS) return spdl__turn(barred);
@@ -5280,10 +5255,10 @@ SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
     return true;
 }
 
-/* Asymmetric barriers. A thread that publishes does a light barrier and then looks whether
-   another sleeps; a thread that is about to sleep says so, does a heavy barrier and then looks
-   again: one of the two sees the other. Where spdl__os_barrier was true once (`asymmetric`) the
-   light one costs nothing, and only sleepers pay. Otherwise both are full barriers. */
+/* Asymmetric barriers. A thread that publishes passes a light barrier, then reads whether another
+   sleeps. A thread that is about to sleep announces it, passes a heavy barrier, then looks again.
+   One of the two sees the other. If spdl__os_barrier was true once (`asymmetric`) the light one
+   costs nothing. Otherwise both are full barriers. */
 SPDL__INLINE void spdl__barrier_light(bool asymmetric) {
     if (asymmetric)
         spdl__compiler_barrier();
@@ -5298,18 +5273,17 @@ SPDL__PRIVATE void spdl__barrier_heavy(bool asymmetric) {
         spdl__full_barrier();
 }
 
-/* The light barrier for code that does not ask which kind it is: where the system may have no heavy
-   one, it is not run without it. */
+/* The light barrier of code that runs only if the system's heavy one is available, or there is
+   none. */
 SPDL__INLINE void spdl__barrier_quick(void) { spdl__barrier_light(SPDL__OS_BARRIER); }
 
-/* A lock for what is short and rare. 0: free, 1: held, 2: held, and somebody may sleep. A thread
-   that finds it held sleeps, so that a holder of low priority that was preempted inside gets a
-   processor. Any number of locks may share the event `parked`.
+/* A lock for short, rare sections. 0: free, 1: held, 2: held, and a thread may sleep. Waiters
+   sleep, so that a preempted holder of low priority gets a processor. Locks can share `parked`.
 
-   No wake-up is lost: a waiter reads parked->word, and then puts its 2. If the holder unlocks
-   before that, the waiter finds 0 and has the lock. If it unlocks after that, it finds a 2 and adds
-   to a word that the waiter has read already: the waiter does not sleep, or is woken. A waiter that
-   gets the lock leaves 2 in it, as others may sleep: at most one wake too many. */
+   No wake-up is lost. A waiter reads parked->word, then stores 2. If the holder unlocks before the
+   2, the waiter finds 0 and has the lock. If it unlocks afterwards, it finds the 2 and adds to the
+   word, and the waiter does not sleep on. A waiter that gets the lock leaves 2, as others may
+   sleep: at most one wake too many. */
 SPDL__PRIVATE void spdl__lock(uint32_t *lock, spdl__os_event *parked) {
     int round = 0;
     do {
@@ -5317,7 +5291,7 @@ SPDL__PRIVATE void spdl__lock(uint32_t *lock, spdl__os_event *parked) {
         if (spdl__cas32(lock, &open, 1)) return;
     } while (spdl__backoff(&round, 0, NULL));
     for (;;) {
-        const uint32_t word = spdl__load32(&parked->word); /* before the exchange, by its acquire */
+        const uint32_t word = spdl__load32(&parked->word); /* acquire: before the exchange */
         if (spdl__exchange32(lock, 2) == 0) return;
         (void)spdl__os_event_sleep(parked, word, SPDL__NEVER);
     }
@@ -5327,7 +5301,7 @@ SPDL__PRIVATE void spdl__unlock(uint32_t *lock, spdl__os_event *parked) {
     if (spdl__exchange32(lock, 0) == 2) spdl__os_event_wake(parked, SPDL__ALL);
 }
 
-/* No exchange: it could make a 1 of the 2 by which a thread that sleeps is known. */
+/* No exchange: it could turn the 2 of a sleeping waiter into a 1. */
 SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
     uint32_t open = 0;
     if (spdl__load_relaxed32(lock) != 0) return false;
@@ -5337,31 +5311,27 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
 
 /* ============================================================================================= */
 /* >>ring-core
-   The lock-free part of the rings: positions, slots and the words that sleepers and closers leave
-   for the other side. It never sleeps and calls no operating system, so that a model checker can
-   take it alone, with memcpy, spdl__min, spdl__max and the helpers of >>atomics-impl.
+   The lock-free part of the rings. It never sleeps and calls no system function: a model checker
+   takes it alone, with memcpy, spdl__min, spdl__max and >>atomics-impl.
 
-   SPSC, an index ring: tail and head count items. Each side keeps what it last saw of the other
-   side's index and looks again only when that runs out. Wait-free.
+   SPSC: tail and head count items. Each side keeps a copy of the other side's index, and reads the
+   index only when the copy is used up. Wait-free.
 
-   MPMC, a ring with stamps: a position is an index into the slots (low bits) and a lap (the bits
-   above). A push may fill the slot whose stamp equals tail, a pop may empty the slot whose stamp
-   equals head + 1; they claim it by a compare-and-swap of tail or head. That is exact at any
-   capacity, 1 included. With a capacity that is no power of two the index `capacity` has no slot:
-   the position after the last slot is the first of the next lap. (Dmitry Vyukov's bounded queue
-   with the laps of crossbeam's array channel.)
+   MPMC: a position is a slot's index (low bits) and a lap (high bits). A push may fill the slot
+   whose stamp equals tail, a pop may empty the slot whose stamp equals head + 1. Both claim it by a
+   compare-and-swap of tail or head. That is exact at any capacity, 1 included. If the capacity is
+   no power of two, index `capacity` has no slot: the position after the last slot is the first of
+   the next lap. (Dmitry Vyukov's bounded queue with the laps of crossbeam's array channel.)
 
-   Closing refuses every push that starts later, and lets pops drain every push that was accepted
-   before one of them returns SPDL_CLOSED. In MPMC tail gets a mark, so that every later claim
-   fails and tail is the end. In SPSC the producer closes, so that its tail is the end. Then CLOSED
-   is set: a pop that sees it, looks at tail after that, and finds nothing before tail, is done.
-
-   Each field says who writes it. Slots are handed over by their stamp or by the index. */
+   Close refuses every later push; pops drain the accepted ones, then return SPDL_CLOSED. MPMC: a
+   mark on tail makes every later claim fail, and fixes the end. SPSC: the producer closes, so its
+   tail is the end. CLOSED is set afterwards: a pop that sees CLOSED, then reads tail and finds
+   nothing before it, is done. */
 
 #define SPDL__RING_MARK ((uint64_t)1 << 63)
-#define SPDL__RING_CLOSED 0x80000000u /* in pops_waiting, above the number of waiting pops */
+#define SPDL__RING_CLOSED 0x80000000u /* in pops_waiting; the other bits count waiting pops */
 #define SPDL__RING_WAITING 0x7fffffffu
-#define SPDL__RING_AHEAD 64 /* items of credit, and how far ahead lines are fetched */
+#define SPDL__RING_AHEAD 64 /* items: size of `limit`, and how far ahead lines are fetched */
 #define SPDL__RING_FETCHED (256 * 1024)
 
 /* A slot of an MPMC ring of 8-byte items. */
@@ -5374,31 +5344,31 @@ typedef struct spdl__ring_core {
     /* written by create */
     spdl_ring_mode mode;
     bool asymmetric;
-    bool quick;      /* items of 8 bytes and cheap barriers: the quick paths may be taken */
-    bool quick_spsc; /* that of SPSC */
+    bool quick;      /* 8-byte items, and spdl__barrier_quick is a barrier */
+    bool quick_spsc; /* quick, in SPSC */
     uint64_t capacity;
     uint64_t index_mask; /* one lap of positions is index_mask + 1 */
     uint64_t cell_mask;  /* index_mask, or 0 when MPMC has no quick path */
-    spdl__ring_cell *cells; /* the slots, or a cell that never fits */
+    spdl__ring_cell *cells; /* the slots, or no_cell */
     unsigned char *store;
     uint64_t slot_count;
     size_t item_bytes;
     size_t stride;
-    uint64_t line_items; /* how many begin in a line of 64 bytes, at least 1 */
+    uint64_t line_items; /* items per line of 64 bytes, at least 1 */
     spdl__ring_cell no_cell;
     char pad0[SPDL_CACHE_LINE];
     /* written by producers */
     spdl__word64 tail;
     char pad1[SPDL_CACHE_LINE];
     /* SPSC, the producer's own */
-    uint64_t limit;     /* it may push up to here unasked; 0 in MPMC and after close */
-    uint64_t head_seen; /* its copy of head */
+    uint64_t limit;     /* it pushes up to here without a check; 0 in MPMC and after close */
+    uint64_t head_seen; /* copy of head */
     char pad2[SPDL_CACHE_LINE];
     /* written by consumers */
     spdl__word64 head;
     char pad3[SPDL_CACHE_LINE];
     /* SPSC, the consumer's own */
-    uint64_t tail_seen; /* its copy of tail */
+    uint64_t tail_seen; /* copy of tail */
     char pad4[SPDL_CACHE_LINE];
     /* written by threads about to sleep, and by close */
     uint32_t pops_waiting;
@@ -5410,36 +5380,35 @@ SPDL__PRIVATE unsigned char *spdl__ring_slot(const spdl__ring_core *ring, uint64
     return ring->store + (size_t)(at & ring->index_mask) * ring->stride;
 }
 
-/* With acquire: pairs with the store of CLOSED in close, which comes after the last tail. */
+/* Acquire: pairs with the release of CLOSED, which follows the last tail. */
 SPDL__PRIVATE bool spdl__ring_closed(const spdl__ring_core *ring) {
     return (spdl__load32(&ring->pops_waiting) & SPDL__RING_CLOSED) != 0;
 }
 
 /* ---- SPSC ---- */
 
-/* How many of n items from `at` on lie side by side. */
+/* How many of n items from `at` on are contiguous. */
 SPDL__PRIVATE uint64_t spdl__spsc_run(const spdl__ring_core *ring, uint64_t at, uint64_t n) {
     return spdl__min(n, ring->index_mask + 1 - (at & ring->index_mask));
 }
 
-/* Producer. How many of `n` items there is room for. */
+/* Producer. Returns how many of n items fit. */
 SPDL__PRIVATE uint64_t spdl__spsc_room(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
     if (ring->head_seen + ring->capacity - tail < n)
-        ring->head_seen = spdl__load(&ring->head); /* pairs with its stores in pops: the slot was
-                                                      read before it is reused */
+        ring->head_seen = spdl__load(&ring->head); /* pairs with pops: the slot was read */
     return spdl__min(n, ring->head_seen + ring->capacity - tail);
 }
 
-/* Producer. Fetches the lines of free slots for writing: they were last read by the other core.
-   Rings that are larger than a cache near the core lose by it. */
+/* Producer. Fetches the lines of free slots for a write: the other core read them last. Rings
+   larger than a near cache lose by it. */
 SPDL__PREFETCHES
 SPDL__NOINLINE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uint64_t to) {
     if (ring->index_mask * ring->stride > SPDL__RING_FETCHED) return;
     for (; from < to; from += ring->line_items) spdl__prefetch_write(spdl__ring_slot(ring, from));
 }
 
-/* Producer. After a push of one item the quick path may go on to `limit`: not beyond what is known
-   to be free, nor beyond what was fetched. */
+/* Producer. A push of one item sets `limit` for the quick path: not beyond the free slots, nor
+   beyond the fetched ones. */
 SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *items, uint64_t n,
                                             uint64_t *moved) {
     const uint64_t tail = spdl__load_relaxed(&ring->tail), ahead = SPDL__RING_AHEAD;
@@ -5460,11 +5429,11 @@ SPDL__PRIVATE spdl_result spdl__spsc_push_n(spdl__ring_core *ring, const void *i
         ring->limit = next + spdl__min(room, ahead);
         spdl__spsc_fetch(ring, next + ahead, next + room);
     }
-    spdl__store(&ring->tail, next); /* pairs with its load in a pop: the items are there */
+    spdl__store(&ring->tail, next); /* pairs with pops: the items are there */
     return SPDL_OK;
 }
 
-/* Consumer. CLOSED is read before tail: the producer stores no tail after it. */
+/* Consumer. It reads CLOSED before tail: no tail is stored after CLOSED. */
 SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, uint64_t n,
                                            uint64_t *moved) {
     const uint64_t head = spdl__load_relaxed(&ring->head);
@@ -5473,20 +5442,20 @@ SPDL__PRIVATE spdl_result spdl__spsc_pop_n(spdl__ring_core *ring, void *items, u
     uint64_t run;
     if (ring->tail_seen - head < n) {
         closed = spdl__ring_closed(ring);
-        ring->tail_seen = spdl__load(&ring->tail); /* pairs with its stores in pushes */
+        ring->tail_seen = spdl__load(&ring->tail); /* pairs with pushes */
     }
     *moved = n = spdl__min(n, ring->tail_seen - head);
     if (n == 0) return closed ? SPDL_CLOSED : SPDL_EMPTY;
     run = spdl__spsc_run(ring, head, n);
     memcpy(to, spdl__ring_slot(ring, head), (size_t)run * ring->stride);
     if (run < n) memcpy(to + run * ring->stride, ring->store, (size_t)(n - run) * ring->stride);
-    spdl__store(&ring->head, head + n); /* pairs with its load in spdl__spsc_room */
+    spdl__store(&ring->head, head + n); /* pairs with spdl__spsc_room */
     return SPDL_OK;
 }
 
 /* ---- MPMC ---- */
 
-/* A position that may stand after the last slot is the first of the next lap. */
+/* The position `at`, or the first of the next lap if no slot has this index. */
 SPDL__PRIVATE uint64_t spdl__mpmc_at(const spdl__ring_core *ring, uint64_t at) {
     if ((at & ring->index_mask) < ring->capacity) return at;
     return (at | ring->index_mask) + 1;
@@ -5496,16 +5465,16 @@ SPDL__PRIVATE uint64_t *spdl__mpmc_stamp(const spdl__ring_core *ring, uint64_t a
     return (uint64_t *)(void *)spdl__ring_slot(ring, at);
 }
 
-/* Claims up to n slots whose stamps are their positions plus `full`, *at is the first: for a push
-   with &tail and 0, for a pop with &head and 1. None: the slot at *at is not ready, or tail is
-   marked. The claim is relaxed, as stamps carry the order. */
+/* Claims up to n slots from *at on, whose stamps are position + `full`. A push has &tail and 0, a
+   pop &head and 1. Returns 0 if the slot at *at is not ready, or tail is marked. The claim is
+   relaxed: stamps carry the order. */
 SPDL__PRIVATE uint64_t spdl__mpmc_claim(const spdl__ring_core *ring, uint64_t *index, uint64_t full,
                                         uint64_t n, uint64_t *at) {
     uint64_t raw = spdl__load_relaxed(index);
     while ((raw & SPDL__RING_MARK) == 0) {
         uint64_t next = spdl__mpmc_at(ring, raw), fit = 0, stamp = 0, seen;
         for (*at = next; fit < n; ++fit) {
-            /* pairs with the stores of stamps: the old item was read, or the new one is there */
+            /* pairs with stores of stamps: the old item was read, or the new one is there */
             stamp = spdl__load(spdl__mpmc_stamp(ring, next));
             if (stamp != next + full) break;
             next = spdl__mpmc_at(ring, next + 1);
@@ -5513,7 +5482,7 @@ SPDL__PRIVATE uint64_t spdl__mpmc_claim(const spdl__ring_core *ring, uint64_t *i
         if (fit > 0 && spdl__cas_relaxed(index, &raw, next)) return fit;
         if (fit > 0) continue;
         seen = spdl__load(index);
-        /* the stamp is older: not ready, unless other threads have moved on */
+        /* an older stamp: not ready, unless other threads have moved on */
         if ((int64_t)(stamp - *at - full) < 0 && seen == raw) return 0;
         raw = seen;
     }
@@ -5531,7 +5500,7 @@ SPDL__PRIVATE spdl_result spdl__mpmc_push_n(spdl__ring_core *ring, const void *i
     for (; n > 0; --n) {
         uint64_t *stamp = spdl__mpmc_stamp(ring, at);
         memcpy(stamp + 1, from, ring->item_bytes);
-        spdl__store(stamp, at + 1); /* pairs with its load in a pop: the item is there */
+        spdl__store(stamp, at + 1); /* pairs with pops: the item is there */
         at = spdl__mpmc_at(ring, at + 1);
         from += ring->item_bytes;
     }
@@ -5544,7 +5513,7 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
     uint64_t at = 0;
     *moved = n = spdl__mpmc_claim(ring, &ring->head, 1, n, &at);
     if (n == 0) {
-        /* to look at the tail of an open ring would take it from the producers */
+        /* a read of the tail of an open ring would slow the producers */
         if (!spdl__ring_closed(ring)) return SPDL_EMPTY;
         return at >= spdl__mpmc_at(ring, spdl__load(&ring->tail) & ~SPDL__RING_MARK) ? SPDL_CLOSED
                                                                                     : SPDL_EMPTY;
@@ -5553,7 +5522,7 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
     for (; n > 0; --n) {
         uint64_t *stamp = spdl__mpmc_stamp(ring, at);
         memcpy(to, stamp + 1, ring->item_bytes);
-        /* pairs with its load in a push: the item was read; free in the next lap */
+        /* pairs with pushes: the item was read; free in the next lap */
         spdl__store(stamp, at + ring->index_mask + 1);
         at = spdl__mpmc_at(ring, at + 1);
         to += ring->item_bytes;
@@ -5563,24 +5532,23 @@ SPDL__PRIVATE spdl_result spdl__mpmc_pop_n(spdl__ring_core *ring, void *items, u
 
 /* ---- the quick paths: one item of 8 bytes, nothing unusual ---- */
 
-/* False: take the long way. True: done, and *waiting is what stands in pops_waiting: not 0 when
-   there may be a thread to wake. An SPSC ring has a limit above tail, an MPMC ring has cells whose
-   stamp may equal tail; neither has the other's. */
+/* False: take the long way. True: done; *waiting is pops_waiting, and if not 0 a thread may have to
+   be woken. An SPSC ring has a limit above tail, an MPMC ring has cells; neither has both. */
 SPDL__INLINE bool spdl__ring_quick_push(spdl__ring_core *ring, const void *item,
                                          uint32_t *waiting) {
     uint64_t tail = spdl__load_relaxed(&ring->tail);
     if (SPDL__LIKELY(tail < ring->limit)) {
         memcpy(ring->store + (tail & ring->index_mask) * sizeof(uint64_t), item, sizeof(uint64_t));
         SPDL_TEST_POINT("ring filled");
-        spdl__store(&ring->tail, tail + 1); /* pairs with its load in a pop: the item is there */
+        spdl__store(&ring->tail, tail + 1); /* pairs with pops: the item is there */
     } else {
         spdl__ring_cell *cell = ring->cells + (tail & ring->cell_mask);
-        /* pairs with the store of the stamp in a pop: the old item was read */
+        /* pairs with the stamp of a pop: the old item was read */
         if (spdl__load(&cell->stamp) != tail) return false;
         if (!spdl__cas_relaxed(&ring->tail, &tail, tail + 1)) return false;
         SPDL_TEST_POINT("ring claimed for push");
         memcpy(&cell->item, item, sizeof(uint64_t));
-        spdl__store(&cell->stamp, tail + 1); /* pairs with its load in a pop: the item is there */
+        spdl__store(&cell->stamp, tail + 1); /* pairs with pops: the item is there */
     }
     spdl__barrier_quick(); /* pairs with the heavy one of a sleeper */
     *waiting = spdl__load_relaxed32(&ring->pops_waiting);
@@ -5591,20 +5559,20 @@ SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32
     uint64_t head = spdl__load_relaxed(&ring->head);
     if (SPDL__LIKELY(ring->quick_spsc)) {
         if (head == ring->tail_seen) {
-            ring->tail_seen = spdl__load(&ring->tail); /* pairs with its store in a push */
+            ring->tail_seen = spdl__load(&ring->tail); /* pairs with pushes */
             if (head == ring->tail_seen) return false;
         }
         memcpy(item, ring->store + (head & ring->index_mask) * sizeof(uint64_t), sizeof(uint64_t));
         SPDL_TEST_POINT("ring emptied");
-        spdl__store(&ring->head, head + 1); /* pairs with its load in spdl__spsc_room */
+        spdl__store(&ring->head, head + 1); /* pairs with spdl__spsc_room */
     } else {
         spdl__ring_cell *cell = ring->cells + (head & ring->cell_mask);
-        /* pairs with the store of the stamp in a push: the item is there */
+        /* pairs with the stamp of a push: the item is there */
         if (spdl__load(&cell->stamp) != head + 1) return false;
         if (!spdl__cas_relaxed(&ring->head, &head, head + 1)) return false;
         SPDL_TEST_POINT("ring claimed for pop");
         memcpy(item, &cell->item, sizeof(uint64_t));
-        /* pairs with its load in a push: the item was read */
+        /* pairs with pushes: the item was read */
         spdl__store(&cell->stamp, head + ring->index_mask + 1);
     }
     spdl__barrier_quick(); /* pairs with the heavy one of a sleeper */
@@ -5614,8 +5582,8 @@ SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32
 
 /* ---- both modes ---- */
 
-/* Sizes, of a ring that is all zeros; `quick` says whether spdl__barrier_quick is a barrier. Then
-   `store` must be set to slot_count slots of `stride` bytes, and the ring started. */
+/* Sets sizes in a zeroed ring. `quick`: spdl__barrier_quick is a barrier. The caller then sets
+   `store` to slot_count slots of `stride` bytes. */
 SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode mode,
                                          uint64_t capacity, size_t item_bytes, bool quick) {
     const bool spsc = mode == SPDL_RING_SPSC;
@@ -5627,11 +5595,11 @@ SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode m
     ring->stride = spsc ? item_bytes : sizeof(uint64_t) + ((item_bytes + 7) & ~(size_t)7);
     ring->line_items = 1 + 63 / ring->stride;
     ring->index_mask = lap - 1;
-    ring->slot_count = spsc ? lap : capacity + (capacity < lap); /* and one that never fits */
+    ring->slot_count = spsc ? lap : capacity + (capacity < lap); /* one that never fits */
     ring->quick = quick && item_bytes == sizeof(uint64_t);
 }
 
-/* First stamps, and which quick path there is. */
+/* Sets the first stamps, and selects a quick path. */
 SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     const bool stamped = ring->mode == SPDL_RING_MPMC, cells = stamped && ring->quick;
     uint64_t i;
@@ -5643,22 +5611,22 @@ SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     ring->cell_mask = cells ? ring->index_mask : 0;
 }
 
-/* Everything that close does except waking. MPMC: any thread; SPSC: the producer. */
+/* All of close except the wakes. MPMC: any thread; SPSC: the producer. */
 SPDL__PRIVATE void spdl__ring_core_close(spdl__ring_core *ring) {
     if (ring->mode == SPDL_RING_MPMC)
         (void)spdl__or(&ring->tail, SPDL__RING_MARK);
     else
-        ring->limit = 0; /* its next push takes the long way */
+        ring->limit = 0; /* the next push takes the long way */
     SPDL_TEST_POINT("ring about to be closed");
     (void)spdl__or32(&ring->pops_waiting, SPDL__RING_CLOSED); /* pairs with spdl__ring_closed */
 }
 
-/* Items inside. Claims are relaxed, so tail may be seen older than head: then none is. Acquires
-   keep the three looks in order. */
+/* The number of items. Claims are relaxed, so tail can appear older than head: none. Acquires keep
+   the three loads in order. */
 SPDL__PRIVATE uint64_t spdl__ring_inside(const spdl__ring_core *ring) {
     const uint64_t lap = ring->index_mask + 1;
     uint64_t head, tail;
-    do { /* a head that stood still around the tail */
+    do { /* until head is the same before and after the load of tail */
         head = spdl__load(&ring->head);
         tail = spdl__load(&ring->tail) & ~SPDL__RING_MARK;
     } while (head != spdl__load(&ring->head));
@@ -5671,18 +5639,18 @@ SPDL__PRIVATE uint64_t spdl__ring_inside(const spdl__ring_core *ring) {
 
 /* ============================================================================================= */
 /* >>ring-impl
-   What is around the core: making, waiting, waking, the calls. A thread that is about to sleep says
-   so in pops_waiting or pushes_waiting, does a heavy barrier and tries once more; a thread that has
-   pushed or popped does a light barrier and looks there. One of the two sees the other. */
+   Create, waits, wakes, public calls. A thread that is about to sleep counts itself in pops_waiting
+   or pushes_waiting, passes a heavy barrier and tries once more. A thread that has moved an item
+   passes a light barrier and reads that count. One of the two sees the other. */
 
 #define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
 #define SPDL__RING_MAX_ITEM 4096
 
 /* The threads that wait on one side. */
 typedef struct spdl__ring_side {
-    uint32_t *waiting; /* how many, in the core; written by create */
+    uint32_t *waiting;    /* their number, in the core; written by create */
     spdl__os_event event; /* written by the threads that wake them */
-    uint32_t inside; /* SPDL_DEBUG: a thread is in a call; written by it */
+    uint32_t inside;      /* SPDL_DEBUG: a thread is in a call; written by it */
 } spdl__ring_side;
 
 struct spdl_ring {
@@ -5693,7 +5661,7 @@ struct spdl_ring {
     spdl_allocator allocator; /* written by create */
 };
 
-/* A side of SPSC notices a second thread on it, in debug builds. (The quick paths do not look.) */
+/* Debug builds detect a second thread on a side of SPSC, except in the quick paths. */
 SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side) {
     const bool entered = !SPDL__DEBUGS || ring->core.mode != SPDL_RING_SPSC ||
                          spdl__exchange32(&side->inside, 1) == 0;
@@ -5705,8 +5673,8 @@ SPDL__INLINE void spdl__ring_leave(spdl__ring_side *side) {
     if (SPDL__DEBUGS) spdl__store32(&side->inside, 0);
 }
 
-/* Wakes n of the threads that wait on a side. After a close the pops that sleep wait only for the
-   pushes that were under way, and all of them for the last: then each of these wakes all. */
+/* Wakes n of the threads that wait on a side. After a close, sleeping pops wait for pushes in
+   progress, and all for the last one: each push wakes all. */
 SPDL__NOINLINE void spdl__ring_wake(spdl__ring_side *side, uint64_t n) {
     const uint32_t waiting = spdl__load_relaxed32(side->waiting);
     n = spdl__min(n, waiting & SPDL__RING_WAITING);
@@ -5714,15 +5682,15 @@ SPDL__NOINLINE void spdl__ring_wake(spdl__ring_side *side, uint64_t n) {
     spdl__os_event_wake(&side->event, waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n);
 }
 
-/* n items or slots are there for threads that wait on a side. The barrier pairs with the heavy one
-   in spdl__ring_sleep. */
+/* Wakes threads that wait for the n new items or slots. Its barrier pairs with the heavy one in
+   spdl__ring_sleep. */
 SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64_t n) {
     spdl__barrier_light(ring->core.asymmetric);
     if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(side, n);
 }
 
-/* One attempt to push or pop up to n items; *moved says how many. Out of line, as all long ways
-   are, so that the quick paths stay small. */
+/* One attempt to move up to n items; *moved is their number. Out of line to keep the quick paths
+   small. */
 SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *items, uint64_t n,
                                           uint64_t *moved) {
     spdl__ring_core *core = &ring->core;
@@ -5776,12 +5744,12 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
 typedef struct spdl__ring_call {
     spdl_ring *ring;
     bool push;
-    void *items; /* that a push reads, or a pop writes */
+    void *items; /* read by a push, written by a pop */
     uint64_t n;
     uint64_t moved; /* so far */
 } spdl__ring_call;
 
-/* SPDL_FULL: a push is not done; SPDL_EMPTY: a pop has nothing. */
+/* SPDL_FULL: the push is not complete. SPDL_EMPTY: the pop has nothing. */
 SPDL__PRIVATE spdl_result spdl__ring_attempt(spdl__ring_call *call) {
     char *at = (char *)call->items + call->moved * call->ring->core.item_bytes;
     uint64_t moved;
@@ -5795,17 +5763,16 @@ SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
     return result == SPDL_FULL || result == SPDL_EMPTY;
 }
 
-/* A wake-up may have come too early: an earlier push (or pop) was still under way, the thread that
-   was woken found nothing and slept again. So a thread that wakes and succeeds wakes the next if
-   there is more. */
+/* A wake can be too early: an earlier move was still in progress, and the woken thread slept again.
+   So a thread that wakes and succeeds wakes the next if there is more. */
 SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__ring_side *side) {
     const uint64_t count = spdl_ring_count(ring);
     if (side == &ring->pops ? count > 0 : count < ring->core.capacity)
         spdl__ring_hint(ring, side, 1);
 }
 
-/* Sleeps until an attempt succeeds. A wake-up that comes with the deadline is still used: there is
-   one more attempt before giving up. */
+/* Sleeps until an attempt succeeds. Tries once more after the deadline, to use a wake that arrived
+   with it. */
 SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadline) {
     spdl__ring_side *side = call->push ? &call->ring->pushes : &call->ring->pops;
     spdl_result slept = SPDL_OK, result;
@@ -5813,7 +5780,7 @@ SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadl
         /* pairs with the add in spdl__os_event_wake */
         const uint32_t word = spdl__load32(&side->event.word);
         spdl__add32(side->waiting, 1);
-        spdl__barrier_heavy(call->ring->core.asymmetric); /* pairs with light ones after a move */
+        spdl__barrier_heavy(call->ring->core.asymmetric); /* pairs with spdl__ring_hint */
         result = spdl__ring_attempt(call);
         if (!spdl__ring_must_wait(result)) {
             spdl__sub32(side->waiting, 1);
@@ -5836,9 +5803,9 @@ SPDL__PRIVATE uint64_t spdl__ring_moves(const spdl__ring_core *core) {
     return spdl__load_relaxed(&core->head) + spdl__load_relaxed(&core->tail);
 }
 
-/* A breath before the sleep. If that much moved in a turn, the turn went to threads of the ring and
-   was not lost. With more threads than processors, four producers and a consumer without work moved
-   2.2 instead of 9.6 million items a second without this exception. */
+/* One step before the sleep. If RING_MOVES items moved in a turn, threads of the ring had it, and
+   it was not lost. With more threads than processors, four producers and an idle consumer moved 9.6
+   million items a second with this exception, and 2.2 without. */
 SPDL__PRIVATE bool spdl__ring_backoff(spdl_ring *ring, int *round) {
     const bool turn = *round >= SPDL_SPINS;
     const uint64_t moves = turn ? spdl__ring_moves(&ring->core) : 0;
@@ -5848,8 +5815,8 @@ SPDL__PRIVATE bool spdl__ring_backoff(spdl_ring *ring, int *round) {
     return true;
 }
 
-/* Pauses, gives turns, then sleeps until an attempt succeeds. A turn may take long, and a call that
-   makes progress never gets to the sleep, so both look at the deadline. */
+/* Pauses, gives turns, then sleeps until an attempt succeeds. The deadline is read after a turn,
+   which can be long, and after progress, which can keep the call from its sleep. */
 SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
     spdl_result result = spdl__ring_attempt(call);
     uint64_t deadline, moved = call->moved;
@@ -5939,7 +5906,7 @@ SPDL__PRIVATE spdl_result spdl__ring_check(const spdl_ring_desc *desc) {
     return spdl__allocator_check(&desc->allocator, "ring", desc->error);
 }
 
-/* A ring is one block: itself, and its slots from the next cache line on. In strides. */
+/* A ring is one block of whole strides: the struct, then its slots from a cache line on. */
 #define SPDL__RING_HEAD ((sizeof(spdl_ring) + SPDL_CACHE_LINE - 1) & ~(size_t)(SPDL_CACHE_LINE - 1))
 SPDL__PRIVATE size_t spdl__ring_strides(const spdl__ring_core *core) {
     return (size_t)core->slot_count + SPDL__RING_HEAD / core->stride + 1;
@@ -6005,49 +5972,47 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
 /* ============================================================================================= */
 /* >>pool-impl
-   A worker looks for something to do: a job, or a step of an attached pipeline (a "client"). When
-   it finds nothing it looks again for some pauses and turns, then sleeps on its bell.
+   Workers run jobs, and steps of attached pipelines ("clients"). A worker that finds nothing pauses
+   and gives turns, then sleeps on its bell.
 
-   The wake rule. A worker that goes to sleep reads its bell, announces itself (`asleep`, then
-   `sleepers`), clears `waking`, looks at everything once more, and sleeps. A thread that makes
-   something runnable, and does not look for work itself next, publishes it, passes a full barrier
-   and reads `sleepers`. So one of the two sees the other. If a worker sleeps, `waking` is clear and
-   what the thread has changed can run, the thread sets `waking` and rings the bell of the first
-   worker in the pool that is `asleep`. The first, not the one that has slept longest: two workers
-   do what two can do, and their caches stay warm. At most one wake is under way at a time: a worker
-   that is about to sleep, or has stopped sleeping, clears `waking`, always before a full barrier
-   and a look at everything. So a thread that finds it set relies on a look that is still to come,
-   and a worker that finds work looks at everything again before its first call, which passes the
-   wake on. (tests/model/sit.pml checks this exhaustively.)
+   Wakes. A worker that goes to sleep reads its bell, announces itself (`asleep`, then `sleepers`),
+   clears `waking`, passes a full barrier, looks at everything once more, and sleeps. A thread that
+   makes something runnable, and does not look for work next, publishes it, passes a full barrier
+   and reads `sleepers`. One of the two sees the other. If a worker sleeps, `waking` is clear and
+   the change is runnable, the thread sets `waking` and rings the bell of the first worker that is
+   `asleep`. The first, because two workers for the work of two keep their caches warm. At most one
+   wake is in progress. A worker clears `waking` before it sleeps and after it wakes, always before
+   a full barrier and a look at everything. So a thread that finds `waking` set relies on a look
+   that follows. A worker that finds work looks at everything again before its first call, which
+   passes the wake on. (tests/model/sit.pml checks this exhaustively.)
 
-   The upper half of `sleepers` counts consumers and producers that wait: takes and puts read one
-   word to know that nobody does.
+   The upper half of `sleepers` counts waiting consumers and producers: takes and puts read one
+   word.
 
-   Quiet clients. With several clients a worker that finds nothing in one sets its bit in `quiet`,
-   passes a full barrier, and looks at it once more. A thread that changes a client reads the bit
-   behind a full barrier, and clears it. So an idle pipeline costs the others nothing.
+   Quiet clients. With several clients, a worker that finds nothing in one sets its bit in `quiet`,
+   passes a full barrier, and looks at it again. A thread that changes a client passes a full
+   barrier, reads the bit, and clears it. So an idle pipeline costs the others nothing.
 
-   Turns. Of several clients each worker steps in the one that it has worked least for, for up to
-   SPDL__TURN_NS; one that had nothing to do saves up no more than two turns.
+   Turns. Each worker steps in the client that it has worked least for, for up to SPDL__TURN_NS. An
+   idle client saves up at most two turns.
 
-   Guests. The place of a guest is a worker without a thread; `taken` is set while a thread has it.
-   A guest never sleeps, so nobody wakes it. Whoever goes elsewhere passes on what it leaves: a
-   guest whose budget is over, a worker that begins a job or goes to another client.
+   Guests. A guest's place is a worker without a thread; `taken` is set while a thread uses it.
+   Guests never sleep. A thread that leaves work behind passes it on: a guest at the end of its
+   budget, a worker that begins a job or changes clients.
 
-   Threads: workers run worker_main; clients come and go from any thread. `slot.users` counts the
-   workers inside a client, and detach waits until it is 0. The pool owns threads, queue and locals;
-   jobs own their args. */
+   Clients attach and detach on any thread. `slot.users` counts the workers inside a client, and
+   detach waits until it is 0. The pool owns threads, queue and locals; jobs own their args. */
 
 #define SPDL__MAX_WORKERS 256
 #define SPDL__MAX_CLIENTS 64 /* bits of a word */
 #define SPDL__MAX_QUEUE (1 << 24)
-#define SPDL__TURN_NS 1000000 /* how long a worker stays with one client when there are others */
+#define SPDL__TURN_NS 1000000 /* the longest visit to one client of several */
 
 typedef struct spdl__client {
     /* written by its owner before it is attached */
-    bool (*step)(void *self, int worker);     /* runs one piece of work; false: there is none */
-    bool (*runnable)(void *self, int worker); /* whether step would find some; -1: any worker */
-    void (*pass_on)(void *self); /* wakes a consumer that works, if it would find some */
+    bool (*step)(void *self, int worker);     /* runs one piece of work; false: none */
+    bool (*runnable)(void *self, int worker); /* true if step has work; -1: any worker */
+    void (*pass_on)(void *self); /* wakes a sleeping consumer that works, if it has work */
     void *self;
 } spdl__client;
 
@@ -6073,23 +6038,22 @@ typedef struct spdl__worker {
     bool initialised;
     uint64_t barred; /* see spdl__turn */
     uint64_t id;
-    uint32_t asleep; /* or about to be; cleared by the thread that rings, too */
+    uint32_t asleep; /* or about to be; also cleared by the thread that rings */
     void *local;
-    /* written by the guest whose place it is */
+    /* written by the guest that uses this place */
     uint32_t taken;
-    uint64_t until; /* when it begins no call any more; create: SPDL__NEVER, for workers */
-    /* written by the worker: turns, when there are several clients */
+    uint64_t until; /* ns; no call begins later; workers: SPDL__NEVER */
+    /* written by the worker: turns of several clients */
     uint64_t worked_ns[SPDL__MAX_CLIENTS];
-    uint64_t least_ns; /* none of these counts as less */
+    uint64_t least_ns; /* the lowest value that counts */
 } spdl__worker;
 
-/* What everybody who takes or puts looks at: one line, that of the pool, or of a pipeline without
-   one. Written by threads that sleep and those that wake them. */
+/* The line that every take and put reads, in the pool, or in a pipeline without one. Written by
+   threads that sleep and by those that wake them. */
 typedef struct spdl__beacon {
-    uint32_t sleepers; /* workers asleep; SPDL__WAITER for each consumer or producer that waits */
-    uint32_t waking;   /* a worker was woken and has yet to look */
-    uint64_t quiet;    /* bit i: there is no client i, or a look at it found nothing, and nothing
-                          has changed since */
+    uint32_t sleepers; /* workers asleep; SPDL__WAITER for each waiting consumer or producer */
+    uint32_t waking;   /* a woken worker has yet to look */
+    uint64_t quiet;    /* bit i: client i is absent, or has had no work since its last change */
     char pad[SPDL_CACHE_LINE];
 } spdl__beacon;
 
@@ -6098,25 +6062,24 @@ struct spdl_pool {
     spdl_pool_desc desc;
     char name[SPDL_NAME_BYTES];
     spdl__worker *worker;
-    int places;         /* workers, and after them guests */
-    int bells, threads; /* workers that have one */
+    int places;         /* workers, then guests */
+    int bells, threads; /* number of workers that have one */
     spdl_ring *jobs;
     /* written by workers at their start */
     uint32_t started;
-    uint32_t init_result; /* the first result of init that was not SPDL_OK, as bits */
+    uint32_t init_result; /* first failure of init, as bits */
     uint32_t policy_refused;
-    /* written by submit and by workers: jobs accepted and not ended */
-    uint64_t pending;
-    spdl__os_event idle; /* signalled when `pending` is 0, a worker has started or left a client */
+    uint64_t pending;    /* jobs accepted and not ended; written by submit and workers */
+    spdl__os_event idle; /* `pending` is 0, a worker has started, or has left a client */
     /* written by destroy */
     uint32_t quit;
     char pad[SPDL_CACHE_LINE];
     spdl__beacon beacon;
-    uint32_t nested; /* workers that wait in next of a pipeline on this pool */
+    uint32_t nested; /* workers that wait in `next` of a pipeline on this pool */
     /* written by attach and detach, under the lock */
     uint32_t attach_lock;
     uint32_t clients;
-    uint32_t slots_used; /* no client is in the slots from here on */
+    uint32_t slots_used; /* slots from here on have no client */
     spdl__client_slot slot[SPDL__MAX_CLIENTS];
 };
 
@@ -6131,36 +6094,36 @@ SPDL__PRIVATE const spdl__client *spdl__slot_client(const spdl__client_slot *slo
 
 SPDL__PRIVATE void spdl__client_leave(spdl_pool *pool, spdl__client_slot *slot) {
     spdl__sub32(&slot->users, 1);
-    spdl__barrier_after_rmw(); /* pairs with that in detach */
+    spdl__barrier_after_rmw(); /* pairs with detach */
     if (spdl__slot_client(slot) == NULL) spdl__os_event_wake(&pool->idle, SPDL__ALL);
 }
 
-/* A worker that enters counts itself first and reads the client then; detach clears the client
-   first and reads the count then. Between the two each has a full barrier, so one of them sees the
-   other. NULL: there is no client, and nothing to leave. */
+/* A worker counts itself, passes a full barrier and reads the client. Detach clears the client,
+   passes a full barrier and reads the count. One of the two sees the other. NULL: no client, and
+   nothing to leave. */
 SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__client_slot *slot) {
     const spdl__client *client;
     if (spdl__slot_client(slot) == NULL) return NULL;
     spdl__add32(&slot->users, 1);
-    spdl__barrier_after_rmw(); /* pairs with that in detach */
+    spdl__barrier_after_rmw(); /* pairs with detach */
     client = spdl__slot_client(slot);
     if (client == NULL) spdl__client_leave(pool, slot);
     return client;
 }
 
-/* The client has changed, or has something to do: workers look at it again. The bit goes before the
-   caller looks who sleeps: a worker that goes to sleep is seen, or sees that the bit is gone. */
+/* Workers look at the client again. The bit is cleared before the caller reads `sleepers`: a worker
+   that goes to sleep is seen, or sees the cleared bit. */
 SPDL__PRIVATE void spdl__client_stir(spdl__beacon *beacon, uint64_t bit) {
     uint64_t quiet = spdl__load_relaxed(&beacon->quiet);
     if ((quiet & bit) == 0) return;
     while ((quiet & bit) != 0 && !spdl__cas(&beacon->quiet, &quiet, quiet & ~bit)) {}
-    spdl__full_barrier(); /* pairs with that in pool_park */
+    spdl__full_barrier(); /* pairs with pool_park */
 }
 
-/* --- who is woken --- */
+/* --- wakes --- */
 
-/* Any thread. Whether a worker would find something now. `inside` is the client whose step is
-   running on this thread, which need not be entered, or NULL. */
+/* Any thread. Returns true if a worker would find work. `inside`: the client whose step runs on
+   this thread, which is not entered again, or NULL. */
 SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker, const spdl__client *inside) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     const uint64_t quiet = spdl__load(&pool->beacon.quiet);
@@ -6180,13 +6143,13 @@ SPDL__PRIVATE bool spdl__pool_runnable(spdl_pool *pool, int worker, const spdl__
     return false;
 }
 
-/* After a full barrier: whether it is worth looking for something to wake a worker for. */
+/* Call after a full barrier. Returns true if a worker may have to be woken. */
 SPDL__INLINE bool spdl__pool_has_sleepers(const spdl_pool *pool) {
     return (spdl__load_relaxed32(&pool->beacon.sleepers) & SPDL__ASLEEP) != 0 &&
            spdl__load_relaxed32(&pool->beacon.waking) == 0;
 }
 
-/* Whether it slept. */
+/* Returns true if the worker slept. */
 SPDL__PRIVATE bool spdl__worker_wake(spdl__worker *worker) {
     uint32_t asleep = 1;
     if (spdl__load_relaxed32(&worker->asleep) == 0 || !spdl__cas32(&worker->asleep, &asleep, 0))
@@ -6195,8 +6158,8 @@ SPDL__PRIVATE bool spdl__worker_wake(spdl__worker *worker) {
     return true;
 }
 
-/* If none is asleep any more, others have woken those counted in `sleepers`: they have yet to look,
-   and will see what was published. */
+/* If no worker is `asleep`, others have woken those counted in `sleepers`: they have yet to look,
+   and see the change. */
 SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
     uint32_t none = 0;
     int i;
@@ -6211,10 +6174,9 @@ SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
     for (i = 0; i < pool->desc.workers; ++i) (void)spdl__worker_wake(&pool->worker[i]);
 }
 
-/* A worker inside the client has found nothing. Either it sees what another thread has published,
-   or that thread sees the bit: both have a full barrier between their store and their load. In the
-   first case others may have seen the bit, too, and gone to sleep; what there is may be theirs
-   alone to do (a fini), so they look again. */
+/* A worker inside the client has found nothing. It sees what another thread has published, or that
+   thread sees the bit: both pass a full barrier. In the first case other workers may have seen the
+   bit and slept, and the work may be theirs alone (a fini): all look again. */
 SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *client, uint32_t at) {
     const uint64_t bit = (uint64_t)1 << at;
     if (client->runnable(client->self, -1)) return;
@@ -6226,8 +6188,8 @@ SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *clie
     spdl__pool_wake_all(pool);
 }
 
-/* Call after making something runnable, unless the same worker looks for work next. Returns true if
-   there was a worker to wake for it. */
+/* Call after making something runnable, unless this worker looks for work next. Returns true if a
+   worker slept. */
 SPDL__PRIVATE bool spdl__pool_hint(spdl_pool *pool) {
     spdl__full_barrier();
     if (!spdl__pool_has_sleepers(pool)) return false;
@@ -6235,9 +6197,9 @@ SPDL__PRIVATE bool spdl__pool_hint(spdl_pool *pool) {
     return true;
 }
 
-/* Call before this thread goes elsewhere, for however long. What it leaves behind is for a worker
-   that sleeps. If none does, it is for consumers that work and sleep: those that are not asleep
-   look again before they sleep. (tests/model/works.pml) */
+/* Call before this thread turns to something else. Its work goes to a sleeping worker, or if there
+   is none to sleeping consumers that work: those awake look again before they sleep.
+   (tests/model/works.pml) */
 SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     uint32_t i;
@@ -6253,8 +6215,8 @@ SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
 
 /* --- workers --- */
 
-/* Sleeps, unless there is something to do after all. A worker that was woken may be on the
-   consumer's processor, which it gives back for one turn. */
+/* Sleeps, unless there is work after all. A woken worker may be on the consumer's processor, and
+   gives it back for one turn. */
 SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__beacon *beacon = &pool->beacon;
     const uint32_t word = spdl__load32(&worker->bell.word);
@@ -6263,11 +6225,11 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
     (void)spdl__exchange32(&beacon->waking, 0);
-    spdl__barrier_after_rmw(); /* pairs with those after each publication */
+    spdl__barrier_after_rmw(); /* pairs with the barrier after each publication */
     SPDL_TEST_POINT("pool about to sleep");
     if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker->index, NULL))
         slept = spdl__os_event_sleep(&worker->bell, word, SPDL__NEVER) == SPDL_OK;
-    /* before `asleep`: a worker that is counted can be woken, or was */
+    /* before `asleep`: a worker that is counted can still be woken, or was */
     spdl__sub32(&beacon->sleepers, 1);
     spdl__store32(&worker->asleep, 0);
     (void)spdl__exchange32(&beacon->waking, 0);
@@ -6275,9 +6237,8 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     if (slept) (void)spdl__turn(&worker->barred);
 }
 
-/* Works for one client until it has nothing to do, or others should have a turn. Whether it had
-   something to do. While all others are quiet it goes on until one of them is not: that is seen by
-   a change of `quiet` since the load that said so. */
+/* Works for one client until it has no work, or others are due. Returns true if it had work. While
+   all others are quiet the visit goes on until `quiet` changes. */
 SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
     spdl__client_slot *slot = &pool->slot[at];
     const spdl__client *client = spdl__client_enter(pool, slot);
@@ -6296,16 +6257,16 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
     if (!over && spdl__load_relaxed32(&pool->clients) > 1) spdl__client_settle(pool, client, at);
     spdl__client_leave(pool, slot);
     if (!alone && found) worker->worked_ns[at] += spdl_time_ns() - since;
-    if (over) spdl__pool_pass_on(pool); /* it may have more, and we look elsewhere */
+    if (over) spdl__pool_pass_on(pool); /* it may have more work */
     return found;
 }
 
-/* A turn with a client that has something to do, the one first that this worker has worked least
-   for. None is further behind than two turns: it is new, or had nothing to do. */
+/* A turn with a client that has work: the one that this worker has worked least for. New and idle
+   clients are at most two turns behind. */
 SPDL__PRIVATE bool spdl__pool_turn(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     uint64_t *worked = worker->worked_ns, turn;
-    uint64_t left = ~spdl__load(&pool->beacon.quiet); /* a bit for each client to look at */
+    uint64_t left = ~spdl__load(&pool->beacon.quiet); /* clients to look at */
     uint32_t i, least;
     for (;;) {
         for (i = 0, least = used; i < used; ++i) {
@@ -6335,7 +6296,7 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
     return true;
 }
 
-/* A job, and a turn with a client. Whether there was anything to do. */
+/* A job, and a turn with a client. Returns true if there was any work. */
 SPDL__PRIVATE bool spdl__worker_turn(spdl_pool *pool, spdl__worker *worker) {
     const bool job = spdl__load_relaxed(&pool->pending) != 0 && spdl__pool_job(pool, worker);
     return spdl__pool_turn(pool, worker) || job;
@@ -6393,8 +6354,8 @@ SPDL__PRIVATE void spdl__pool_await32(spdl_pool *pool, const uint32_t *word, uin
     }
 }
 
-/* Lets a client's steps be run by the workers. `client` stays the caller's; *bit: its own in
-   `quiet`. NULL: there are as many already as there may be. */
+/* Lets workers run a client's steps. The caller owns `client`; *bit is its bit in `quiet`. NULL:
+   all slots are taken. */
 SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__client *client,
                                                    uint64_t *bit) {
     spdl__client_slot *slot = NULL;
@@ -6416,7 +6377,7 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
     return slot;
 }
 
-/* When it returns no worker is inside the client, nor will be. */
+/* After it returns, no worker is inside the client. */
 SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
     uint32_t used;
     spdl__store(&slot->client, 0);
@@ -6440,7 +6401,7 @@ SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
 
 /* --- guests --- */
 
-/* NULL: there is no free place. */
+/* NULL: no free place. */
 SPDL__PRIVATE spdl__worker *spdl__guest_enter(spdl_pool *pool, uint64_t until) {
     int i;
     for (i = pool->desc.workers; i < pool->places; ++i) {
@@ -6454,11 +6415,11 @@ SPDL__PRIVATE spdl__worker *spdl__guest_enter(spdl_pool *pool, uint64_t until) {
     return NULL;
 }
 
-/* Passes on what it leaves; with the last store it may be the pool's end. */
+/* Passes on the work. After the last store the pool may be gone. */
 SPDL__PRIVATE void spdl__guest_leave(spdl__worker *guest) {
     spdl__pool_pass_on(guest->pool);
     spdl__store(&guest->id, 0);
-    spdl__store32(&guest->taken, 0); /* pairs with the next guest's swap and the wait in release */
+    spdl__store32(&guest->taken, 0); /* pairs with the swap in guest_enter, and with release */
 }
 
 SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns) {
@@ -6476,14 +6437,14 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns) {
     return result;
 }
 
-/* On a pool without workers: runs a job that waits, as a guest. */
+/* A pool without workers: runs a queued job as a guest. */
 SPDL__PRIVATE bool spdl__pool_help(spdl_pool *pool) {
     spdl__worker *guest;
     bool found;
     if (pool->desc.workers > 0 || spdl_ring_count(pool->jobs) == 0) return false;
     guest = spdl__guest_enter(pool, SPDL__NEVER);
     if (guest == NULL) {
-        spdl__os_yield(); /* until a guest leaves, or has run the jobs */
+        spdl__os_yield(); /* a guest leaves, or runs the jobs */
         return true;
     }
     found = spdl__pool_job(pool, guest);
@@ -6512,7 +6473,7 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result slept = SPDL_OK;
-    if (pool == NULL || spdl__pool_is_worker(pool)) return SPDL_E_INVALID; /* waits for itself */
+    if (pool == NULL || spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
     for (;;) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
         if (spdl__load(&pool->pending) == 0) return SPDL_OK;
@@ -6568,7 +6529,7 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
-/* Ends and joins the workers that have a thread, and frees whatever create has made. */
+/* Ends and joins the started workers, and frees all that create has made. */
 SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     const spdl_allocator allocator = pool->desc.allocator;
     int i;
@@ -6578,7 +6539,7 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     for (i = 0; i < pool->threads; ++i) spdl__os_thread_end(&pool->worker[i].thread, true);
     for (i = pool->desc.workers; pool->worker != NULL && i < pool->places; ++i) {
         spdl__worker *guest = &pool->worker[i];
-        while (spdl__load32(&guest->taken)) spdl__os_yield(); /* on its last steps */
+        while (spdl__load32(&guest->taken)) spdl__os_yield(); /* in its last steps */
         if (guest->initialised && pool->desc.fini != NULL)
             pool->desc.fini(pool->desc.ctx, i, guest->local);
     }
@@ -6589,7 +6550,7 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
-/* Everything but the threads. */
+/* Everything except the threads. */
 SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     const spdl_pool_desc *desc = &pool->desc;
     spdl_ring_desc jobs;
@@ -6613,7 +6574,7 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     return spdl_ring_create(&pool->jobs, &jobs);
 }
 
-/* Starts the workers, and waits for what may fail on them. */
+/* Starts the workers, and waits for their init and policy. */
 SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     const spdl_pool_desc *desc = &pool->desc;
     const spdl_policy *policy = &desc->policy;
@@ -6668,7 +6629,7 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
     else
         result = spdl__pool_start(made);
     if (result == SPDL_OK) {
-        made->desc.error = NULL; /* the caller's, for this call only */
+        made->desc.error = NULL; /* for this call only */
         *pool = made;
     } else if (made != NULL) {
         spdl__pool_release(made);
