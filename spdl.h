@@ -18215,25 +18215,21 @@ SPDL_API void spdl_loader_arena(const spdl_loader *l, void **base, size_t *bytes
 
 /* ============================================================================================= */
 /* >>crc-impl
-   CRC-32 as ZIP has it. The owner of a spdl__crc fills it before any other thread can see it; from
-   then on it is only read.
-   A CRC is the remainder of a division of polynomials, which stays the same when leading digits are
-   replaced by others with the same remainder: so the fast way multiplies 128 bits (without carries)
-   by what x^n is modulo the divisor and adds them n digits further on. (V. Gopal and others, "Fast
-   CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009.) */
+   CRC-32 of ZIP. A spdl__crc is only read once its owner has filled it. The fast way folds: it
+   multiplies 128 bits without carries by x^n modulo the divisor, and adds the product n digits on.
+   (V. Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction",
+   Intel 2009.) */
 
 typedef struct spdl__crc {
-    uint32_t table[8][256]; /* table[k][b]: what byte b does when k zero bytes follow it; if the
-                               processor folds, only table[0] */
-    bool folds; /* the processor multiplies without carries: PCLMULQDQ, PMULL */
-    int wide;   /* in so many bytes at once: VPCLMULQDQ with 32 or 64; 0: in 16 */
+    uint32_t table[8][256]; /* [k][b]: effect of byte b before k zero bytes */
+    bool folds; /* with PCLMULQDQ or PMULL */
+    int wide;   /* bytes of a VPCLMULQDQ, 32 or 64; 0: none */
 } spdl__crc;
 
-#if SPDL__GNU /* 16 bytes, anywhere in memory */
+#if SPDL__GNU
 typedef long long spdl__v128 __attribute__((vector_size(16), aligned(1), may_alias));
 #endif
 
-/* The fast ways are twins: for x86-64, for arm64, and none for the others. */
 #if SPDL__X86
 #define SPDL__CRC_TARGET SPDL__TARGET("pclmul,sse4.1")
 #define SPDL__CRC_FOLDS (__builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
@@ -18243,7 +18239,6 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
 }
 
 #if SPDL__X86_WIDE
-/* Two and four numbers of 128 bits, each with its own product. */
 typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef long long spdl__v512 __attribute__((vector_size(64), aligned(1), may_alias));
 #define SPDL__CRC_TARGET_32 SPDL__TARGET("avx2,pclmul,vpclmulqdq")
@@ -18287,7 +18282,7 @@ SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
 #define SPDL__CRC_WIDE 0
 #endif
 
-/* What a byte does is the sum of what its bits do, so each bit doubles what is known. */
+/* The effect of a byte is the sum of the effects of its bits: each bit doubles the table. */
 SPDL__PRIVATE void spdl__crc_fill(spdl__crc *crc) {
     const uint32_t rows = crc->folds ? 1 : 8;
     uint32_t value, bit, k, i;
@@ -18307,7 +18302,6 @@ SPDL__PRIVATE void spdl__crc_init(spdl__crc *crc) {
     spdl__crc_fill(crc);
 }
 
-/* With all tables eight bytes a step, each through its own. */
 SPDL__PRIVATE uint32_t spdl__crc_tables(const spdl__crc *crc, uint32_t value, const uint8_t *data,
                                         size_t bytes) {
     uint32_t low, high;
@@ -18324,14 +18318,12 @@ SPDL__PRIVATE uint32_t spdl__crc_tables(const spdl__crc *crc, uint32_t value, co
 }
 
 #ifdef SPDL__CRC_TARGET
-/* For 64 bytes or more: folds whole 64 bytes into one, those into their last 16, and whole 16 bytes
-   into these. What folds over n bytes are the remainders of x^(8 n + 32) and of x^(8 n - 32), for
-   the low half and the high; digits are stored with the highest power lowest, and a product of two
-   such numbers comes out one bit too low, so they are shifted by one. */
+/* Takes 64 bytes or more. The factors for n bytes are the remainders of x^(8 n + 32) and x^(8 n -
+   32), shifted by one: the highest power is lowest, so products come out one bit too low. */
 SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, uint32_t value,
                                                          const uint8_t *data, size_t bytes) {
     const spdl__v128 by_64 = { 0x154442bd4, 0x1c6e41596 }, by_16 = { 0x1751997d0, 0x0ccaa009e };
-    const spdl__v128 before = { (long long)value, 0 }; /* is added to the first four bytes */
+    const spdl__v128 before = { (long long)value, 0 }; /* added to the first four bytes */
     const spdl__v128 *from = (const spdl__v128 *)data;
     spdl__v128 a = from[0] ^ before, b = from[1], c = from[2], d = from[3];
     for (from += 4, bytes -= 64; bytes >= 64; from += 4, bytes -= 64) {
@@ -18350,8 +18342,7 @@ SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, u
 #endif
 
 #if SPDL__X86 && SPDL__X86_WIDE
-/* Twins: folds a multiple of 128 bytes into the last 128, which it leaves to the way for 16, and a
-   multiple of 256. Copies them, too, unless `copy` is NULL. */
+/* Twins: fold multiples of 128 and 256 bytes. They also copy the bytes, unless `copy` is NULL. */
 SPDL__CRC_TARGET_32
 SPDL__PRIVATE uint32_t spdl__crc_by_32(const spdl__crc *crc, uint32_t value, uint8_t *copy,
                                        const uint8_t *data, size_t bytes) {
@@ -18394,8 +18385,8 @@ SPDL__PRIVATE uint32_t spdl__crc_by_64(const spdl__crc *crc, uint32_t value, uin
 }
 #endif
 
-/* The CRC of what `value` is the CRC of, followed by these bytes; start with 0. Copies them as it
-   goes, unless `to` is NULL. */
+/* Returns the CRC of the bytes before, `value` (0 at first), and these. Also copies them, unless
+   `to` is NULL. */
 SPDL__PRIVATE uint32_t spdl__crc_copy(const spdl__crc *crc, uint32_t value, uint8_t *to,
                                       const uint8_t *data, size_t bytes) {
     size_t whole = 0;
@@ -18422,20 +18413,17 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 
 /* ============================================================================================= */
 /* >>inflate-impl
-   Deflate (RFC 1951) from memory to memory. The thread that decodes owns the state, which lies on
-   its stack; nothing is allocated, nothing is shared except the tables of the fixed codes, which
-   are only read. A run stops before any byte of output, and a later one goes on from there.
-   Two decoders share the tables: a careful one, symbol by symbol with every check, and a fast one,
-   which runs while neither end is near and leaves whatever is not plain to the careful one, at the
-   bit where it stands. The fast one runs up to two streams side by side: each code begins where the
-   last one ended, so a processor that could do six things at once waits for one, and a second
-   stream fills the gaps.
-   Never is a byte read outside the input or before the output, nor written past the limit of the
-   run (or FAST_OUT bytes after it, where the caller has no use for them); the time is linear in
-   input plus output. It refuses what zlib refuses: codes that are over-subscribed, or incomplete
-   except for a lone code of one bit; no code for the end of a block; lengths 286 and 287, distances
-   30 and 31; distances that reach back too far; stored blocks whose two lengths disagree; input
-   that ends early. */
+   Deflate (RFC 1951) from memory to memory, without allocation. The state is on the stack of the
+   decoding thread; only the tables of the fixed codes are shared, read-only. A run stops before any
+   byte of output, and a later one continues there.
+   The careful decoder checks every symbol. The fast one runs while neither end is near, and leaves
+   anything unusual to the careful one. It runs up to two streams in turn: a code begins where the
+   last one ended, and the second stream fills the wait.
+   No byte is read outside the input or before the output, or written past the limit (with `slack`:
+   FAST_OUT bytes past it). The time is linear in input plus output. It refuses what zlib refuses:
+   codes that are over-subscribed, or incomplete except for a lone code of one bit; no code for the
+   end of a block; lengths 286 and 287, distances 30 and 31; distances before the first byte; stored
+   blocks whose lengths disagree; input that ends early. */
 
 /* An entry of a decoding table. The bits to drop stand alone in the lowest byte, so that an entry
    can be subtracted from a count, and shifted by, as it is.
@@ -18448,29 +18436,28 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_LINK 0x4000u
 #define SPDL__INFLATE_END 0x2000u
 #define SPDL__INFLATE_BAD 0x1000u
-#define SPDL__INFLATE_AGAIN SPDL__INFLATE_LINK /* of code lengths: a run of the last one */
+#define SPDL__INFLATE_AGAIN SPDL__INFLATE_LINK /* in the precode: repeats the last length */
 #define SPDL__INFLATE_ODD (SPDL__INFLATE_LINK | SPDL__INFLATE_END | SPDL__INFLATE_BAD)
 
-/* Most entries a table of so many first-level bits can need: zlib's examples/enough.c computes
-   them, for 286 and 30 symbols of at most 15 bits. The fixed codes need 512 and 32. */
+/* Most entries of a table, from zlib's examples/enough.c: 286 and 30 symbols of at most 15 bits. */
 #define SPDL__INFLATE_LITLEN_BITS 11
 #define SPDL__INFLATE_LITLEN_ENTRIES 2342
 #define SPDL__INFLATE_DIST_BITS 8
 #define SPDL__INFLATE_DIST_ENTRIES 402
 #define SPDL__INFLATE_PRECODE_BITS 7
 
-#define SPDL__INFLATE_FAST_IN 16   /* input a fast round may look at: two loads */
-#define SPDL__INFLATE_FAST_OUT 32  /* output it may write beyond what it makes */
-#define SPDL__INFLATE_LANES 2      /* streams side by side; a third one gained nothing */
+#define SPDL__INFLATE_FAST_IN 16   /* may be read: two loads */
+#define SPDL__INFLATE_FAST_OUT 32  /* may be written past the output */
+#define SPDL__INFLATE_LANES 2      /* a third one gained nothing */
 
-/* What a run ended with; also, with the first four, what it is in the middle of. */
+/* The state of a decoder, or the end of a run. */
 typedef enum spdl__inflate_mode {
-    SPDL__INFLATE_BLOCK,  /* before the header of a block */
-    SPDL__INFLATE_STORED, /* in a stored block */
-    SPDL__INFLATE_CODES,  /* in a compressed block */
-    SPDL__INFLATE_DONE,   /* after the last block */
-    SPDL__INFLATE_FAILED, /* `reason` says why */
-    SPDL__INFLATE_FULL    /* the next byte is at the limit */
+    SPDL__INFLATE_BLOCK,
+    SPDL__INFLATE_STORED,
+    SPDL__INFLATE_CODES,
+    SPDL__INFLATE_DONE,
+    SPDL__INFLATE_FAILED,
+    SPDL__INFLATE_FULL    /* at the limit */
 } spdl__inflate_mode;
 
 typedef enum spdl__inflate_alphabet {
@@ -18479,53 +18466,51 @@ typedef enum spdl__inflate_alphabet {
     SPDL__INFLATE_PRECODE
 } spdl__inflate_alphabet;
 
-/* The tables of a block: once filled they are only read. */
+/* Read-only once filled. */
 typedef struct spdl__inflate_tables {
     uint32_t dist[SPDL__INFLATE_DIST_ENTRIES];
     uint32_t litlen[SPDL__INFLATE_LITLEN_ENTRIES];
-    unsigned litlen_bits; /* of the first level; distances always have DIST_BITS */
+    unsigned litlen_bits; /* of the first level; distances have DIST_BITS */
 } spdl__inflate_tables;
 
-/* The caller sets `slack` and, between two runs, where output goes. */
 typedef struct spdl__inflate {
     const uint8_t *in, *in_begin, *in_end;
-    uint64_t bits;  /* input that is loaded, the next bit lowest */
-    unsigned count; /* how many; the bits above are zero or what comes next */
+    uint64_t bits;  /* loaded input, the next bit lowest */
+    unsigned count; /* loaded; the bits above are zero or the input that follows */
 
-    uint8_t *base, *out, *limit; /* output so far, and where this run must stop */
-    const uint8_t *before;       /* the output that came before `base` and lies elsewhere */
+    uint8_t *base, *out, *limit; /* output so far; the end of this run */
+    const uint8_t *before;       /* output before `base`, in other memory */
     size_t before_bytes;
-    bool slack; /* FAST_OUT bytes after `limit` may be written, too */
+    bool slack; /* memory after `limit` may be written */
 
     spdl__inflate_mode mode;
     const char *reason;
     bool last_block;
-    bool odd; /* the fast loop left a symbol that it cannot decode */
+    bool odd; /* a symbol for the careful decoder */
     unsigned stored_left;
     size_t match_left, match_distance;
     const spdl__inflate_tables *fixed;
-    const spdl__inflate_tables *tables; /* of this block: `fixed` or `own` */
+    const spdl__inflate_tables *tables;
     spdl__inflate_tables own;
 } spdl__inflate;
 
 SPDL__PRIVATE void spdl__inflate_init(spdl__inflate *s, const spdl__inflate_tables *fixed,
                                       const uint8_t *in, size_t bytes, uint8_t *out) {
-    memset(s, 0, offsetof(spdl__inflate, own)); /* tables are filled before they are used */
+    memset(s, 0, offsetof(spdl__inflate, own)); /* the rest is filled before use */
     s->fixed = fixed;
     s->in = s->in_begin = in;
     s->in_end = in + bytes;
     s->base = s->out = s->limit = out;
 }
 
-/* As all steps of the careful decoder: true when it can go on. */
+/* Steps of the careful decoder return true if it can go on. */
 SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
     s->mode = SPDL__INFLATE_FAILED;
     s->reason = reason;
     return false;
 }
 
-/* Afterwards there are 56 bits or more, or all that are left. A load of 8 bytes puts the bits above
-   `count` where a later load will put them again. */
+/* Loads 56 bits, or all that are left. Bits above `count` are loaded again. */
 SPDL__INLINE const uint8_t *spdl__inflate_load(const uint8_t *in, const uint8_t *end,
                                                uint64_t *bits, unsigned *count) {
     if (SPDL__LIKELY(end - in >= 8)) {
@@ -18547,7 +18532,6 @@ SPDL__PRIVATE void spdl__inflate_drop(spdl__inflate *s, unsigned count) {
     s->count -= count;
 }
 
-/* Takes up to 16 bits. */
 SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned *value) {
     if (s->count < count) spdl__inflate_refill(s);
     if (s->count < count) return spdl__inflate_fail(s, "the deflate stream is cut off");
@@ -18556,8 +18540,9 @@ SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned
     return true;
 }
 
-/* What a symbol means that is no literal: an entry without the bits of its code. One of the precode
-   is a run, as long as bits 16-23 say, of the length in bits 24-27 or, with AGAIN, the last one. */
+/* Returns the entry of a symbol that is no literal, without the bits of its code. In the precode
+   it is a run: its length in bits 16-23, the code length in bits 24-27 or, with AGAIN, the last
+   one. */
 SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
     static const uint16_t length_base[29] = { 3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
                                               15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
@@ -18585,9 +18570,9 @@ SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, 
     for (i = 0; i < symbols; i++) count[lengths[i]]++;
 }
 
-/* Sorts what the symbols mean, shorter codes first, those without one last. Returns how many have
-   one. A place that was just moved on can be used again only when that is done, so the first 128
-   symbols are placed from the front of each length on, others from its end. */
+/* Sorts the entries of the symbols, shorter codes first, those without a code last. Returns the
+   number of codes. Two updates of one place in a row would wait for each other: literals come from
+   both ends. */
 SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
                                          const uint8_t *lengths, unsigned symbols,
                                          const unsigned *count) {
@@ -18611,20 +18596,19 @@ SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabe
     return at;
 }
 
-/* Codes of one length follow each other as numbers, but deflate stores the first bit lowest, so
-   they are needed reversed. From the reverse of number - 1 to that of number as many bits change as
-   from the lowest up to the lowest 1 of number, seen from the other end. */
+/* Codes are consecutive numbers, but bit-reversed: deflate stores the first bit lowest. The bits
+   that change are those up to the lowest 1 of `number`, reversed. */
 SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, unsigned length) {
     return code ^ ((1u << length) - ((1u << length) >> (spdl__lowest(number) + 1)));
 }
 
-/* Fills the subtables with the codes longer than `root`, of which `code` is the first. A subtable
-   has room for all codes that share its first `root` bits; count[]: those without a place yet. */
+/* Fills the subtables with the codes longer than `root`, from `code` on. A subtable has room for
+   all codes with the same first `root` bits. count[]: codes without a place. */
 SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsigned longest,
                                             const uint32_t *sorted, unsigned used, unsigned *count,
                                             unsigned code, unsigned number) {
     unsigned i, at, left, length = root, bits = 0, sub = 0, end = 1u << root, prefix = ~0u;
-    count[root] = 0; /* all have their place */
+    count[root] = 0;
     for (i = 0; i < used; i++) {
         for (; count[length] == 0; length++) number *= 2;
         if ((code & ((1u << root) - 1)) != prefix) {
@@ -18643,7 +18627,7 @@ SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsi
     }
 }
 
-/* Doubles a table that is filled so far; entries after it, below the 32nd, may change. */
+/* Entries after the doubled table, below the 32nd, may change. */
 SPDL__INLINE void spdl__inflate_double(uint32_t *table, unsigned entries) {
     uint32_t sixteen[16];
     unsigned i;
@@ -18653,11 +18637,10 @@ SPDL__INLINE void spdl__inflate_double(uint32_t *table, unsigned entries) {
     }
 }
 
-/* Fills a decoding table and returns the bits of its first level, or 0 when the lengths make no
-   prefix code: it must use all of the space, except for the lone code of one bit and the code
-   without symbols. Filled for codes of one bit, it is doubled by a copy for those of two bits, and
-   so on: every code is written once. The size of the large table follows the longest code, so that
-   many tiny blocks cannot make it slow. count[] is used up. Inlined for each alphabet. */
+/* Returns the bits of the first level. Returns 0 if the lengths make no prefix code: it must use
+   all of the space, except a lone code of one bit, and the empty code. The table of the codes of
+   one bit is doubled for those of two bits, and so on: each code is written once. `root` is at most
+   the longest code: many tiny blocks are not slow. Uses up count[]. Inlined for each alphabet. */
 SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
                                           spdl__inflate_alphabet alphabet, const uint8_t *lengths,
                                           unsigned symbols, unsigned *count) {
@@ -18665,7 +18648,7 @@ SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     uint32_t sorted[288];
     const unsigned used = spdl__inflate_sort(sorted, alphabet, lengths, symbols, count);
     while (longest > 0 && count[longest] == 0) longest--;
-    for (length = 1; length <= longest; length++) { /* a code takes 2^-length of the space */
+    for (length = 1; length <= longest; length++) {
         left *= 2;
         if (count[length] > left) return 0;
         left -= count[length];
@@ -18687,7 +18670,7 @@ SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     return root;
 }
 
-/* Fills the tables from the lengths of both codes. Returns NULL, or why they are no codes. */
+/* Returns NULL or why the lengths make no codes. */
 SPDL__PRIVATE const char *spdl__inflate_build_both(spdl__inflate_tables *tables,
                                                    const uint8_t *lengths, unsigned litlens,
                                                    unsigned dists, unsigned *count) {
@@ -18732,10 +18715,9 @@ SPDL__INLINE size_t spdl__inflate_value(uint32_t entry, uint64_t bits) {
            (size_t)((bits & (((uint64_t)1 << (entry & 63)) - 1)) >> (entry >> 8 & 63));
 }
 
-/* Reads the code lengths of both codes, which are coded, with runs. lengths[] has room for `total`
-   and 7 more; count[] gets how many there are of each. Which are runs cannot be foretold, so all
-   are: 8 bytes are written for each, enough except for long runs of zeros, which are there already.
-   Four need no more bits than are loaded at once; when there were too few, `left` is above 64. */
+/* Reads the coded lengths of both codes to lengths[total + 7], and counts them. Every symbol counts
+   as a run and writes 8 bytes: longer runs are of zeros, which are there already. Four symbols fit
+   the loaded bits; `left` above 64: the input ended. */
 SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
                                          uint8_t *lengths, unsigned total, unsigned *count) {
     const uint8_t *in = s->in, *const end = s->in_end;
@@ -18816,7 +18798,7 @@ SPDL__PRIVATE bool spdl__inflate_block(spdl__inflate *s) {
     if (!spdl__inflate_take(s, 16, &length) || !spdl__inflate_take(s, 16, &check)) return false;
     if (length != (check ^ 0xffff))
         return spdl__inflate_fail(s, "the two lengths of a stored block disagree");
-    s->in -= s->count / 8; /* the bytes are copied from the input itself */
+    s->in -= s->count / 8; /* its bytes are copied from the input */
     s->bits = 0;
     s->count = 0;
     s->stored_left = length;
@@ -18824,7 +18806,6 @@ SPDL__PRIVATE bool spdl__inflate_block(spdl__inflate *s) {
     return true;
 }
 
-/* Copies from a stored block. */
 SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
     const uint64_t room = (uint64_t)(s->limit - s->out), left = (uint64_t)(s->in_end - s->in);
     const size_t bytes = (size_t)spdl__min(s->stored_left, spdl__min(room, left));
@@ -18838,10 +18819,10 @@ SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
     return true;
 }
 
-/* Copies what is left of a match, byte by byte: source and destination may overlap. */
+/* Byte by byte: source and destination may overlap. */
 SPDL__PRIVATE bool spdl__inflate_match(spdl__inflate *s) {
     const size_t here = (size_t)(s->out - s->base), distance = s->match_distance;
-    const size_t back = distance > here ? distance - here : 0; /* so far before `base` */
+    const size_t back = distance > here ? distance - here : 0; /* bytes before `base` */
     const uint8_t *from = back > 0 ? s->before + (s->before_bytes - back) : s->out - distance;
     size_t i, bytes = (size_t)spdl__min((uint64_t)(s->limit - s->out), s->match_left);
     if (back > 0) bytes = (size_t)spdl__min(bytes, back);
@@ -18851,7 +18832,6 @@ SPDL__PRIVATE bool spdl__inflate_match(spdl__inflate *s) {
     return bytes > 0;
 }
 
-/* Drops a code and its extra bits, if they are all there and the code is in use. */
 SPDL__PRIVATE bool spdl__inflate_drop_code(spdl__inflate *s, uint32_t entry) {
     if ((entry & 255) > s->count) return spdl__inflate_fail(s, "the deflate stream is cut off");
     if (entry & SPDL__INFLATE_BAD) return spdl__inflate_fail(s, "a code is not in use");
@@ -18859,11 +18839,10 @@ SPDL__PRIVATE bool spdl__inflate_drop_code(spdl__inflate *s, uint32_t entry) {
     return true;
 }
 
-/* Decodes one symbol; a match is left to spdl__inflate_match. */
 SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     uint32_t entry;
     size_t length, distance;
-    if (s->count < 48) spdl__inflate_refill(s); /* the most a length and a distance take */
+    if (s->count < 48) spdl__inflate_refill(s); /* for a length and a distance */
     entry = spdl__inflate_find(s->tables->litlen, s->tables->litlen_bits, s->bits);
     if ((entry & 255) <= s->count && (entry & SPDL__INFLATE_LITERAL)) {
         if (s->out == s->limit) return false;
@@ -18887,27 +18866,26 @@ SPDL__PRIVATE bool spdl__inflate_symbol(spdl__inflate *s) {
     return true;
 }
 
-/* What the fast loop keeps in registers: a local copy, which no store through `out` can change. */
+/* A local copy, which no store through `out` can change. */
 typedef struct spdl__inflate_lane {
-    const uint8_t *in, *in_stop; /* a round may begin while `in` is before in_stop */
-    uint8_t *out, *out_stop;     /* and `out` before out_stop */
+    const uint8_t *in, *in_stop; /* a round begins before in_stop */
+    uint8_t *out, *out_stop;     /* and before out_stop */
     const uint8_t *base;
     uint64_t bits;
-    uint32_t count; /* in its lowest byte; whole entries are subtracted from it */
+    uint32_t count; /* lowest byte; whole entries are subtracted */
     uint32_t entry; /* of the next code */
-    uint32_t undo;  /* lowest byte: bits that were dropped but are to be decoded again */
-    bool odd;       /* what comes next is for the careful decoder */
+    uint32_t undo;  /* lowest byte: dropped bits to decode again */
+    bool odd;
     const spdl__inflate_tables *tables;
     uint64_t litlen_mask;
 } spdl__inflate_lane;
 
-/* A fast round may begin with more room than this before the limit: for what it may write beyond
-   what it makes; or where that does no harm, for the second and third literal of the round. */
+/* Room before the limit for bytes past the output or, with slack, for two more literals. */
 SPDL__INLINE ptrdiff_t spdl__inflate_out_left(const spdl__inflate *s) {
     return s->slack ? 2 : SPDL__INFLATE_FAST_OUT;
 }
 
-/* Without a branch, to 56 bits or more: as variant 4 of "Reading bits in far too many ways". */
+/* Without a branch: variant 4 of "Reading bits in far too many ways". */
 SPDL__INLINE void spdl__inflate_lane_refill(spdl__inflate_lane *l) {
     l->bits |= spdl__le64(l->in) << (l->count & 63);
     l->in += 7;
@@ -18924,14 +18902,13 @@ SPDL__INLINE void spdl__inflate_lane_drop(spdl__inflate_lane *l, uint32_t entry)
     l->count -= entry;
 }
 
-/* Writes a literal and returns the entry of what comes next. */
 SPDL__INLINE uint32_t spdl__inflate_lane_literal(spdl__inflate_lane *l, uint32_t entry) {
     *l->out++ = (uint8_t)(entry >> 16);
     spdl__inflate_lane_drop(l, entry);
     return spdl__inflate_lane_next(l);
 }
 
-/* The next entry is looked up from what is left, and more is loaded while that is under way. */
+/* Refills after the lookup of the next entry, so that both overlap. */
 SPDL__INLINE bool spdl__inflate_lane_go_on(spdl__inflate_lane *l, uint32_t next) {
     l->entry = next;
     spdl__inflate_lane_refill(l);
@@ -18958,9 +18935,9 @@ SPDL__INLINE void spdl__inflate_fill(uint8_t *out, const uint8_t *end, uint64_t 
     } while (out < end);
 }
 
-/* A match that lies in the output whole; what is written ends FAST_OUT bytes after it at the
-   latest. Most matches are short: three words that need no decision cost less than a wrong guess.
-   Distances of 1 and 4 are runs of one byte or one float, so frequent that they have a path. */
+/* Copies a match inside the output; writes at most FAST_OUT bytes past it. Most are short: three
+   words without a branch cost less than a wrong guess. Distances 1 and 4 are runs of a byte or a
+   float. */
 SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t length) {
     const uint8_t *from = out - distance;
     const uint8_t *const end = out + length;
@@ -18991,9 +18968,9 @@ SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t lengt
     }
 }
 
-/* Decodes three literals, or up to two and a match or a literal with a long code. At its beginning
-   there are 56 bits: two codes of the first level, 22, and a length, 20, need no more loaded.
-   False: what comes next is to be done with care. */
+/* Decodes three literals, or up to two and a match or a long code. It starts with 56 bits: two
+   first-level codes (22) and a length (20) need no refill. Returns false for the careful
+   decoder. */
 SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
     uint32_t entry = l->entry, before;
     size_t length, distance;
@@ -19016,7 +18993,7 @@ SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
     spdl__inflate_lane_drop(l, entry);
     before = entry;
     entry = l->tables->dist[l->bits & ((1u << SPDL__INFLATE_DIST_BITS) - 1)];
-    /* 8 bits, 13 extra bits, and 11 to look up what comes next; a longer code takes 28 and 11 */
+    /* 8 bits, 13 extra, 11 for the next entry; a longer code takes 28 and 11 */
     if (SPDL__UNLIKELY((l->count & 255) < 21 + 11)) spdl__inflate_lane_refill(l);
     if (SPDL__UNLIKELY(entry & SPDL__INFLATE_ODD)) {
         if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, before);
@@ -19045,7 +19022,6 @@ SPDL__INLINE spdl__inflate_lane spdl__inflate_lane_load(const spdl__inflate *s) 
     return l;
 }
 
-/* Gives back whole bytes that were not used. */
 SPDL__INLINE void spdl__inflate_lane_store(const spdl__inflate_lane *l, spdl__inflate *s) {
     const unsigned count = (l->count & 255) + (l->undo & 255);
     s->in = l->in - count / 8;
@@ -19061,7 +19037,6 @@ SPDL__INLINE bool spdl__inflate_step(spdl__inflate_lane *l) {
     return spdl__inflate_round(l);
 }
 
-/* Rounds of one stream, or of two in turn, until one of them cannot go on. */
 SPDL__INLINE void spdl__inflate_loop(spdl__inflate *const *s, unsigned count) {
     spdl__inflate_lane a = spdl__inflate_lane_load(s[0]), b;
     if (count == 1) {
@@ -19081,7 +19056,7 @@ SPDL__NOINLINE void spdl__inflate_fast_any(spdl__inflate *const *s, unsigned cou
     spdl__inflate_loop(s, count);
 }
 
-/* A twin where BMI2 is, which shifts by any register and needs fewer moves for it. */
+/* BMI2 shifts by any register. */
 #if SPDL__X86
 SPDL__TARGET("bmi,bmi2")
 SPDL__PRIVATE void spdl__inflate_fast_bmi2(spdl__inflate *const *s, unsigned count) {
@@ -19093,7 +19068,7 @@ SPDL__PRIVATE void spdl__inflate_fast_bmi2(spdl__inflate *const *s, unsigned cou
 #define SPDL__INFLATE_FAST spdl__inflate_fast_any
 #endif
 
-/* Goes on with care until the fast loop can: CODES; otherwise what the run ended with. */
+/* Runs until the fast loop can (CODES), or returns the end of the run. */
 SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
     bool goes_on = true;
     while (goes_on) {
@@ -19116,7 +19091,7 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
     return s->mode == SPDL__INFLATE_FAILED ? s->mode : SPDL__INFLATE_FULL;
 }
 
-/* Decodes streams side by side until one has ended or is at its limit: which, and in *ended how. */
+/* Decodes streams in turn until one ends or is at its limit: returns its index and *ended. */
 SPDL__PRIVATE unsigned spdl__inflate_run_lanes(spdl__inflate *const *lanes, unsigned count,
                                                spdl__inflate_mode *ended) {
     unsigned i;
@@ -19129,8 +19104,7 @@ SPDL__PRIVATE unsigned spdl__inflate_run_lanes(spdl__inflate *const *lanes, unsi
     }
 }
 
-/* Decodes until the next byte of output would be at `limit`, the stream ends or is found to be bad.
-   A later run may go on with a new limit, and with new memory if `before` says where the old is. */
+/* A later run may have a new limit, and new memory if `before` is the old. */
 SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *limit) {
     spdl__inflate_mode ended;
     s->limit = limit;
@@ -19140,14 +19114,11 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 
 /* ============================================================================================= */
 /* >>zip-impl
-   The directory of a ZIP archive, in memory or in a file. Opening reads the end record and the
-   central directory, in time that grows with their length (names out of order: with n log n), and
-   nothing of the members. A member's own header is checked each time the member is used, so that a
-   broken member does not take the others with it. One thread opens and closes; between, any thread
-   may read. Of a file the zip keeps a copy of its tail, in which the directory lies; the directory
-   made from it is one allocation. Sizes, CRC and method are
-   those of the central directory: the local header of a current NumPy file says 0xffffffff. A
-   member ends where the next one begins, at the latest. */
+   The directory of a ZIP archive, in memory or in a file. One thread opens and closes; between, any
+   thread may read. Opening reads the end record and the central directory, but no member. A
+   member's own header is checked at each use, so a damaged member does not affect the others. The
+   zip of a file keeps a copy of its tail, with the directory. Sizes, CRC and method are the
+   directory's: local headers of NumPy have 0xffffffff. A member ends before the next one begins. */
 
 #define SPDL__ZIP_STORED 0
 #define SPDL__ZIP_DEFLATED 8
@@ -19156,45 +19127,44 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 #define SPDL__ZIP_END_BYTES 22
 #define SPDL__ZIP_END64_BYTES 56
 #define SPDL__ZIP_LOCATOR_BYTES 20
-#define SPDL__ZIP_MEMBERS 0x100000 /* the most that an archive may have */
+#define SPDL__ZIP_MEMBERS 0x100000 /* in an archive */
 #ifndef SPDL__ZIP_TAIL_BYTES
-#define SPDL__ZIP_TAIL_BYTES 4096 /* of a file that are looked at first */
+#define SPDL__ZIP_TAIL_BYTES 4096 /* of a file, read first */
 #endif
 
-/* Written by open. */
 typedef struct spdl__zip_member {
-    const uint8_t *key; /* the whole name, where the directory has it */
-    char *name;         /* mostly without ".npy", zero at the end; NULL: hidden by a later one */
-    uint64_t offset;    /* of the local header, from the first byte in memory */
+    const uint8_t *key; /* the whole name, in the directory */
+    char *name;         /* without ".npy", if unique; NULL: a later one has it */
+    uint64_t offset;    /* of the local header, from the first byte */
     uint64_t limit;     /* where the next member or the directory begins */
     uint64_t csize, usize;
     uint32_t crc;
     uint16_t key_bytes, method, flags;
-    bool wanted; /* by load */
+    bool wanted; /* load reads it */
 } spdl__zip_member;
 
 typedef struct spdl__zip {
     /* Written by the owner before open. */
-    const uint8_t *data; /* all of it, or NULL when it is in the file */
+    const uint8_t *data; /* all bytes, or NULL: they are in the file */
     uint64_t size;
     spdl__os_file file;
-    char label[208]; /* the file, for messages; a long path loses its head */
+    char label[208]; /* the file, in messages; a long path loses its beginning */
     spdl_allocator allocator;
     /* Written by open. */
-    const uint8_t *tail; /* its bytes from tail_at on: all, or a block of the zip */
+    const uint8_t *tail; /* bytes from tail_at on: all, or a copy */
     uint64_t tail_at;
-    uint64_t directory;  /* where the central directory begins */
-    uint64_t prefix;     /* bytes in front of the archive, which its offsets do not count */
+    uint64_t directory;  /* of the central directory */
+    uint64_t prefix;     /* bytes before the archive, which its offsets do not count */
     spdl__zip_member *members;
     uint32_t *by_name; /* members by name */
     size_t count;
-    size_t block_bytes; /* at members: they, by_name, and the names */
+    size_t block_bytes; /* members, by_name, and the names */
 } spdl__zip;
 
-/* What is being looked at, and what is wrong with it: set by what returns false, or NULL. */
+/* What is read, and its first failure. */
 typedef struct spdl__zip_where {
     const spdl__zip *zip;
-    const spdl__zip_member *member; /* NULL: the archive as a whole */
+    const spdl__zip_member *member; /* NULL: the archive */
     spdl_error *error;              /* may be NULL */
     spdl_result result;
 } spdl__zip_where;
@@ -19220,7 +19190,6 @@ SPDL__PRIVATE bool spdl__zip_fail(spdl__zip_where *where, spdl_result result, co
     return false;
 }
 
-/* Memory for `what`, which the caller frees. */
 SPDL__PRIVATE void *spdl__zip_alloc(spdl__zip_where *where, uint64_t bytes, const char *what) {
     void *made = NULL;
     if (bytes <= SIZE_MAX / 2) made = spdl__alloc(&where->zip->allocator, (size_t)bytes, 64);
@@ -19230,7 +19199,7 @@ SPDL__PRIVATE void *spdl__zip_alloc(spdl__zip_where *where, uint64_t bytes, cons
     return made;
 }
 
-/* Reads up to `bytes` bytes of the file. Returns how many there were; below `need`: it failed. */
+/* Reads up to `bytes` bytes of the file. Returns how many; fewer than `need` is a failure. */
 SPDL__PRIVATE size_t spdl__zip_read(spdl__zip_where *where, void *to, size_t bytes, size_t need,
                                     uint64_t at) {
     size_t have;
@@ -19241,13 +19210,12 @@ SPDL__PRIVATE size_t spdl__zip_read(spdl__zip_where *where, void *to, size_t byt
     return have;
 }
 
-/* What open knows so far, on its stack. */
 typedef struct spdl__zip_opening {
     spdl__zip *zip;
     spdl__zip_where *where;
-    spdl__llu stop; /* where the central directory must end */
-    spdl__llu entries, bytes, offset; /* of the central directory, as the end records say */
-    bool wide; /* a ZIP64 record was there: `entries` is the whole number */
+    spdl__llu stop; /* end of the central directory */
+    spdl__llu entries, bytes, offset; /* of the directory */
+    bool wide; /* from a ZIP64 record: `entries` is the whole number */
 } spdl__zip_opening;
 
 SPDL__PRIVATE const uint8_t *spdl__zip_at(const spdl__zip *zip, uint64_t at) {
@@ -19261,7 +19229,6 @@ SPDL__PRIVATE void spdl__zip_drop_tail(spdl__zip *zip) {
     zip->tail_at = 0;
 }
 
-/* Makes the tail begin at `at`, at the latest. */
 SPDL__PRIVATE bool spdl__zip_need_tail(spdl__zip_opening *o, uint64_t at) {
     spdl__zip *zip = o->zip;
     const size_t bytes = (size_t)(zip->size - at);
@@ -19275,8 +19242,8 @@ SPDL__PRIVATE bool spdl__zip_need_tail(spdl__zip_opening *o, uint64_t at) {
     return spdl__zip_read(o->where, block, bytes, bytes, at) == bytes;
 }
 
-/* Looks for the end record, after which only its comment comes: in the last bytes of a file first,
-   then in all that a comment can take. If none ends with the file, the last is it, as in Python. */
+/* Finds the end record, which only its comment follows. If no record ends with the file, it takes
+   the last, as Python does. */
 SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
     const uint64_t size = zip->size, reach = SPDL__ZIP_END_BYTES + 65535;
@@ -19298,8 +19265,8 @@ SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
                           "%llu bytes", (spdl__llu)size);
 }
 
-/* Reads the ZIP64 end record when there is a locator for it before the end record. Where that does
-   not have all ones, the two must not differ. */
+/* Reads the ZIP64 end record, if there is a locator. Fields of the end record that are not all ones
+   must be the same. */
 SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
     const spdl__llu end = o->stop, at = end - SPDL__ZIP_LOCATOR_BYTES;
@@ -19313,12 +19280,12 @@ SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
     if (spdl__le32(spdl__zip_at(zip, at) + 16) > 1)
         return spdl__zip_fail(o->where, SPDL_E_UNSUPPORTED, "archive of several disks");
     position = spdl__le64(spdl__zip_at(zip, at) + 8);
-    if (position <= latest && latest - position < 65536 && /* what else may be in it */
+    if (position <= latest && latest - position < 65536 && /* with extensions */
         !spdl__zip_need_tail(o, position))
         return false;
     if (position > latest || position < zip->tail_at ||
         spdl__le32(spdl__zip_at(zip, position)) != 0x06064b50)
-        position = latest; /* bytes in front of the archive: then it is the 56 before the locator */
+        position = latest; /* bytes precede the archive: take the 56 before the locator */
     record = spdl__zip_at(zip, position);
     if (at < SPDL__ZIP_END64_BYTES || position < zip->tail_at ||
         spdl__le32(record) != 0x06064b50 || spdl__le64(record + 4) > at - position - 12)
@@ -19336,13 +19303,12 @@ SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
     return true;
 }
 
-/* Finds out where the central directory is, and proves that it is there. */
 SPDL__PRIVATE bool spdl__zip_read_end(spdl__zip_opening *o) {
     spdl__zip *zip = o->zip;
     const uint8_t *record;
     uint16_t disk;
     if (!spdl__zip_find_end(o)) return false;
-    if (!spdl__zip_need_tail(o, spdl__grown(128, o->stop))) return false; /* ZIP64 records */
+    if (!spdl__zip_need_tail(o, spdl__grown(128, o->stop))) return false; /* for ZIP64 */
     record = spdl__zip_at(zip, o->stop);
     disk = spdl__le16(record + 4);
     o->entries = spdl__le16(record + 10);
@@ -19368,9 +19334,9 @@ SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *e) {
            spdl__le16(e + 32);
 }
 
-/* Fills in a member from its entry. Returns where its name ends, NULL when its extra field is
-   damaged. One ".npy" at the end of the key is left out of the name. Sizes that are all ones are in
-   the ZIP64 field, which need not be the first; up to three bytes may follow the last field. */
+/* Returns the end of the name, or NULL if the extra field is damaged. The name lacks one ".npy".
+   Sizes that are all ones are in the ZIP64 field, anywhere; up to three bytes may follow the last
+   field. */
 SPDL__PRIVATE char *spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member *m,
                                          const uint8_t *entry, char *name) {
     uint64_t *const field[3] = { &m->usize, &m->csize, &m->offset };
@@ -19407,7 +19373,6 @@ SPDL__PRIVATE char *spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member 
     return name;
 }
 
-/* Fills in the members and their names, and proves that each entry is there as a whole. */
 SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
     spdl__zip *zip = o->zip;
     spdl__llu at = zip->directory, left;
@@ -19437,8 +19402,8 @@ SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
                           (spdl__llu)zip->count, o->entries);
 }
 
-/* Below zero when the name of the member comes before `name` with `suffix`. Shorter names come
-   first: arr_0 to arr_10 as NumPy writes them are in this order already. */
+/* Returns below zero if the key of the member is before `name` with `suffix`. Shorter ones are
+   first: NumPy writes arr_0 to arr_10 in this order. */
 SPDL__PRIVATE int spdl__zip_compare(const spdl__zip_member *member, const uint8_t *name,
                                     size_t bytes, const char *suffix) {
     size_t more = strlen(suffix);
@@ -19448,7 +19413,6 @@ SPDL__PRIVATE int spdl__zip_compare(const spdl__zip_member *member, const uint8_
     return order != 0 ? order : memcmp(member->key + bytes, suffix, more);
 }
 
-/* Of two that are equal in this, the one that the directory has first. */
 SPDL__PRIVATE bool spdl__zip_before(const spdl__zip_member *a, const spdl__zip_member *b,
                                     bool by_name) {
     const int order = by_name ? spdl__zip_compare(a, b->key, b->key_bytes, "")
@@ -19456,7 +19420,7 @@ SPDL__PRIVATE bool spdl__zip_before(const spdl__zip_member *a, const spdl__zip_m
     return order != 0 ? order < 0 : a < b;
 }
 
-/* Fills by_name with the members by name or by offset. A heap sort: no memory, no recursion. */
+/* A heap sort: no memory, no recursion. Equal members keep their order. */
 SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, bool by_name) {
     const spdl__zip_member *const m = zip->members;
     uint32_t *const order = zip->by_name, held;
@@ -19465,10 +19429,10 @@ SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, bool by_name) {
         order[i] = (uint32_t)i;
         if (i > 0 && spdl__zip_before(&m[i], &m[i - 1], by_name)) start = end / 2;
     }
-    if (start == 0) return; /* as most are */
+    if (start == 0) return; /* usual */
     while (end > 1) {
         if (start > 0) {
-            i = --start; /* the heap grows */
+            i = --start;
         } else {
             i = 0;
             held = order[--end];
@@ -19486,8 +19450,7 @@ SPDL__PRIVATE void spdl__zip_sort(spdl__zip *zip, bool by_name) {
     }
 }
 
-/* Notes where each member must end: where the next one begins, or the directory. Of members that
-   overlap, the one that comes later can be read. */
+/* Of members that overlap, the later one can be read. */
 SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
     spdl__zip_member *member;
     uint64_t limit = zip->directory, start = limit;
@@ -19503,7 +19466,7 @@ SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
     }
 }
 
-/* Of members with one name only the last stays. Returns whether any had to go. */
+/* Keeps the last of members with the same name. Returns true if any was dropped. */
 SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     spdl__zip_member *member, *next;
     size_t i, kept = 0, count = zip->count;
@@ -19519,7 +19482,8 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-/* Whether a member is called `name` with `suffix`; *place: where in by_name it is or belongs. */
+/* Returns true if a member has the key `name` with `suffix`. *place is where by_name has it, or
+   would. */
 SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const uint8_t *name, size_t bytes,
                                   const char *suffix, size_t *place) {
     size_t low = 0, high = zip->count, middle;
@@ -19538,8 +19502,8 @@ SPDL__PRIVATE bool spdl__zip_ends_npy(const uint8_t *name, size_t bytes) {
     return bytes >= 4 && memcmp(name + bytes - 4, ".npy", 4) == 0;
 }
 
-/* Whether the name is the whole key: so of a key without ".npy", and of one that would have the
-   name of another otherwise. Then no two members have one name. */
+/* Returns true if the name must be the whole key: it has no ".npy", or would be another's name
+   without. */
 SPDL__PRIVATE bool spdl__zip_in_full(const spdl__zip *zip, const spdl__zip_member *member) {
     size_t bytes = member->key_bytes, place;
     while (spdl__zip_ends_npy(member->key, bytes)) {
@@ -19549,7 +19513,7 @@ SPDL__PRIVATE bool spdl__zip_in_full(const spdl__zip *zip, const spdl__zip_membe
     return true;
 }
 
-/* Puts the ".npy" back where the name is the whole key. Files of NumPy have no other keys. */
+/* Restores the ".npy" of names that are whole keys. Files of NumPy have none. */
 SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
     spdl__zip_member *member;
     bool other = false;
@@ -19563,7 +19527,6 @@ SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
     }
 }
 
-/* Finds the member that has just this name. */
 SPDL__PRIVATE bool spdl__zip_find_name(const spdl__zip *zip, const char *name, size_t bytes,
                                        size_t *place) {
     const uint8_t *text = (const uint8_t *)name;
@@ -19580,19 +19543,18 @@ SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
     if (zip->block_bytes > 0) spdl__free(&zip->allocator, zip->members, zip->block_bytes);
 }
 
-/* Makes the members of a directory, which is known to be there. */
 SPDL__PRIVATE bool spdl__zip_make(spdl__zip_opening *o) {
     spdl__zip *zip = o->zip;
     const uint64_t most = spdl__min(o->bytes / SPDL__ZIP_ENTRY_BYTES, SPDL__ZIP_MEMBERS);
     const uint64_t bytes = most * (sizeof(*zip->members) + sizeof(*zip->by_name)) + o->bytes + 1;
     zip->members = (spdl__zip_member *)spdl__zip_alloc(o->where, bytes, "the directory");
     if (zip->members == NULL) return false;
-    zip->block_bytes = (size_t)bytes; /* names take less than the directory */
+    zip->block_bytes = (size_t)bytes; /* with names */
     zip->by_name = (uint32_t *)(void *)(zip->members + most);
     return spdl__zip_read_entries(o, (char *)(zip->by_name + most));
 }
 
-/* Needs data or file, size, label and allocator. To be closed also after a failure. */
+/* Needs data or file, size, label and allocator. The caller closes it in any case. */
 SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, spdl__zip_where *where) {
     spdl__zip_opening o = { zip, where, 0, 0, 0, 0, false };
     zip->tail = zip->data;
@@ -19611,9 +19573,8 @@ SPDL__PRIVATE bool spdl__zip_too_long(spdl__zip_where *where) {
                           (spdl__llu)m->limit);
 }
 
-/* Checks what the directory claims of a member, before its header is read: the method, sizes that
-   are possible, and a place for its bytes in the file. After it, usize is less than 1033 times the
-   bytes of the file: deflate makes at most 258 bytes of 2 bits. */
+/* Checks the directory's claims about a member. After it usize is less than 1033 times the bytes of
+   the file: deflate makes at most 258 bytes of 2 bits. */
 SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     const spdl__zip_member *m = where->member;
     const spdl__llu csize = m->csize, usize = m->usize, offset = m->offset;
@@ -19642,8 +19603,8 @@ SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     return true;
 }
 
-/* Compares a member's header with the directory, and finds its payload: csize bytes, all before its
-   limit. `local`: the header with as much of the name as fits before the limit. */
+/* Compares a member's header with the directory, and finds its payload: csize bytes before the
+   limit. `local` has as much of the name as fits before the limit. */
 SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *local,
                                          uint64_t *payload) {
     const spdl__zip_member *m = where->member;
@@ -19663,24 +19624,21 @@ SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *
 
 /* ============================================================================================= */
 /* >>npy-impl
-   The header of an array: a Python literal, read by a tokenizer that knows just the forms it can
-   have. Sizes that come out of it are products, each checked before it is formed. Then what reading
-   changes about the data: byte order and index order. Nothing is kept of the caller's memory. */
+   The header of an array, a Python literal; then the conversions of its data. Products of sizes are
+   checked before they are formed. Nothing of the caller's memory is kept. */
 
 #define SPDL__NPY_HEAD_BYTES 65536           /* longest header text */
-#define SPDL__NPY_NESTING 16                 /* structured types inside structured types */
-#define SPDL__NPY_MOST ((uint64_t)INT64_MAX) /* NumPy's own bound for the bytes of an array */
+#define SPDL__NPY_NESTING 16                 /* depth of structured types */
+#define SPDL__NPY_MOST ((uint64_t)INT64_MAX) /* NumPy's bound for the bytes of an array */
 
-/* Where the tokenizer is, what it found that the caller is not told, and what went wrong first. */
 typedef struct spdl__npy_text {
     const char *begin, *at, *end;
-    bool foreign; /* the numbers are not in the byte order of this machine */
+    bool foreign; /* not this machine's byte order */
     bool fortran; /* the first index varies fastest */
     spdl_result result;
     char reason[160];
 } spdl__npy_text;
 
-/* Records why, with the place in the header text; returns false. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__npy_fail(spdl__npy_text *t, spdl_result result, const char *format, ...) {
     char what[120];
@@ -19700,7 +19658,7 @@ SPDL__PRIVATE const char *spdl__npy_skip_blanks(const char *at, const char *end)
     return at;
 }
 
-/* Takes the character if it comes next. Inlined, a header is read in 3/4 of the time. */
+/* Inlined: a header is read in 3/4 of the time. */
 SPDL__INLINE bool spdl__npy_take(spdl__npy_text *t, char c) {
     const char *at = spdl__npy_skip_blanks(t->at, t->end);
     const bool there = at != t->end && *at == c;
@@ -19712,7 +19670,7 @@ SPDL__PRIVATE bool spdl__npy_need(spdl__npy_text *t, char c) {
     return spdl__npy_take(t, c) || spdl__npy_fail(t, SPDL_E_FORMAT, "'%c' is missing", c);
 }
 
-/* Takes what stands between quotes of either kind. A backslash hides the character after it. */
+/* In quotes of either kind; a backslash escapes the next character. */
 SPDL__PRIVATE bool spdl__npy_string(spdl__npy_text *t, const char **string, size_t *bytes) {
     const char *at = spdl__npy_skip_blanks(t->at, t->end);
     const char quote = at != t->end ? *at : 0;
@@ -19726,7 +19684,7 @@ SPDL__PRIVATE bool spdl__npy_string(spdl__npy_text *t, const char **string, size
     return spdl__npy_need(t, quote);
 }
 
-/* Takes digits. False without an error when there are none or the number is beyond 64 bits. */
+/* Returns false, without an error, if there are no digits or more than 64 bits. */
 SPDL__PRIVATE bool spdl__npy_digits(const char **at, const char *end, uint64_t *value) {
     const char *first = *at;
     uint64_t digit;
@@ -19738,7 +19696,7 @@ SPDL__PRIVATE bool spdl__npy_digits(const char **at, const char *end, uint64_t *
     return *at != first;
 }
 
-/* A tuple: (), (n,), (n, m) and so on; one alone needs its comma. Python 2 put an L after some. */
+/* (), (n,), (n, m): a single number needs its comma. Python 2 wrote an L after some. */
 SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim) {
     const char *first;
     bool comma = true;
@@ -19766,8 +19724,7 @@ SPDL__PRIVATE bool spdl__npy_multiply(uint64_t *product, uint64_t factor) {
     return true;
 }
 
-/* The product of the dimensions and of the size of an element, which must not pass NumPy's bound
-   even when a dimension of zero makes the array empty. */
+/* Checks the product of dimensions and element against NumPy's bound, even in empty arrays. */
 SPDL__PRIVATE bool spdl__npy_product(const uint64_t *shape, int ndim, uint64_t itemsize,
                                      uint64_t *count) {
     uint64_t product = spdl__max(itemsize, 1);
@@ -19775,12 +19732,11 @@ SPDL__PRIVATE bool spdl__npy_product(const uint64_t *shape, int ndim, uint64_t i
     *count = 1;
     for (i = 0; i < ndim; i++) {
         if (shape[i] > 0 && !spdl__npy_multiply(&product, shape[i])) return false;
-        *count *= shape[i]; /* no more than product */
+        *count *= shape[i]; /* at most product */
     }
     return true;
 }
 
-/* Bytes of an element of this kind and number, or false when there is no such type. */
 SPDL__PRIVATE bool spdl__npy_itemsize(char kind, uint64_t number, uint64_t *itemsize) {
     *itemsize = number;
     switch (kind) {
@@ -19802,7 +19758,7 @@ SPDL__PRIVATE bool spdl__npy_itemsize(char kind, uint64_t number, uint64_t *item
 
 #define SPDL__NPY_HOST_ORDER (SPDL__BIG_ENDIAN ? '>' : '<')
 
-/* A simple type, such as '<f4', '|S12' or '>M8[ns]'. */
+/* '<f4', '|S12' or '>M8[ns]'. */
 SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
     const char *at, *end, *string;
     char kind, order = SPDL__NPY_HOST_ORDER;
@@ -19834,7 +19790,7 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
     return true;
 }
 
-/* The beginning of a field: ('name', or (('title', 'name'), */
+/* ('name', or (('title', 'name'), */
 SPDL__PRIVATE bool spdl__npy_field_name(spdl__npy_text *t) {
     const char *string;
     size_t bytes;
@@ -19846,7 +19802,7 @@ SPDL__PRIVATE bool spdl__npy_field_name(spdl__npy_text *t) {
                        spdl__npy_need(t, ','));
 }
 
-/* The end of a field after its type: an optional shape. Adds the field to its struct's size. */
+/* An optional shape. Adds the field to the size of its struct. */
 SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uint64_t *total) {
     uint64_t shape[SPDL_NPY_MAX_DIMS], count = 1;
     int ndim = 0;
@@ -19864,9 +19820,9 @@ SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uin
     return true;
 }
 
-/* A structured type after its '[': fields, maybe structured in turn. Leaves the size in info. */
+/* Fields after a '[', which may be structured. Leaves the size in info. */
 SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, spdl_npy_info *info) {
-    uint64_t total[SPDL__NPY_NESTING]; /* of each struct that is open, the bytes so far */
+    uint64_t total[SPDL__NPY_NESTING]; /* bytes of each open struct */
     int depth = 0;
     for (total[0] = 0;;) {
         if (spdl__npy_take(t, ']')) {
@@ -19889,7 +19845,7 @@ SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, spdl_npy_info *info) 
     }
 }
 
-/* The type, and its text as the header has it, cut between characters when it is too long. */
+/* The text of the type is cut between characters if it is too long. */
 SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
     const char *first;
     size_t bytes;
@@ -19898,7 +19854,7 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
     if (spdl__npy_take(t, '[')) {
         if (!spdl__npy_structured(t, info)) return false;
         info->kind = 'V';
-        t->foreign = false; /* its fields stay as they are, and descr says how */
+        t->foreign = false; /* its fields stay as they are; descr has their order */
         bytes = (size_t)(t->at - first);
     } else if (first == t->end || (*first != '\'' && *first != '"')) {
         return spdl__npy_fail(t, SPDL_E_FORMAT, "descr is neither a string nor a list");
@@ -19916,7 +19872,6 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
     return true;
 }
 
-/* Takes the word if it comes next. */
 SPDL__INLINE bool spdl__npy_word(spdl__npy_text *t, const char *word) {
     const size_t bytes = strlen(word);
     t->at = spdl__npy_skip_blanks(t->at, t->end);
@@ -19929,7 +19884,7 @@ SPDL__PRIVATE bool spdl__npy_is(const char *string, size_t bytes, const char *wo
     return bytes == strlen(word) && memcmp(string, word, bytes) == 0;
 }
 
-/* Reads a header, {'descr': .., 'fortran_order': .., 'shape': ..}, each once, in any order. */
+/* {'descr': .., 'fortran_order': .., 'shape': ..}, each key once, in any order. */
 SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t bytes,
                                   spdl_npy_info *info) {
     bool good, comma = true, have_descr = false, have_order = false, have_shape = false;
@@ -19958,7 +19913,7 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
     }
     if (!have_descr || !have_order || !have_shape)
         return spdl__npy_fail(t, SPDL_E_FORMAT, "descr, fortran_order or shape is missing");
-    while (t->end - t->at >= 8 && memcmp(t->at, "        ", 8) == 0) t->at += 8; /* up to 63 */
+    while (t->end - t->at >= 8 && memcmp(t->at, "        ", 8) == 0) t->at += 8;
     t->at = spdl__npy_skip_blanks(t->at, t->end);
     if (t->at != t->end) return spdl__npy_fail(t, SPDL_E_FORMAT, "text after the dictionary");
     if (!spdl__npy_product(info->shape, info->ndim, info->itemsize, &info->count))
@@ -19967,7 +19922,7 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
     return true;
 }
 
-/* Reverses the bytes of each number: characters have four bytes, complex numbers two parts. */
+/* Characters have four bytes, complex numbers two parts. */
 SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t bytes, const spdl_npy_info *info) {
     const size_t number = (size_t)info->itemsize / (info->kind == 'c' ? 2 : 1);
     const size_t unit = info->kind == 'U' ? 4 : number;
@@ -19982,8 +19937,7 @@ SPDL__PRIVATE void spdl__npy_swap(uint8_t *data, uint64_t bytes, const spdl_npy_
     }
 }
 
-/* Column-major to row-major, 16 rows at a time: their elements lie side by side in `from`. The
-   other indices are counted through, the last fastest. */
+/* Column-major to row-major, 16 rows at a time: their elements are adjacent in `from`. */
 SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
                                         const spdl_npy_info *info) {
     const uint64_t columns = info->count / info->shape[0];
@@ -19996,7 +19950,7 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
         for (column = 0; column < columns; column++) {
             for (row = top; row < spdl__min(top + 16, info->shape[0]); row++) {
                 uint8_t *const at = to + (row * columns + column) * bytes;
-                if (bytes == 4) memcpy(at, first + (row - top) * 4, 4); /* becomes a single move */
+                if (bytes == 4) memcpy(at, first + (row - top) * 4, 4); /* a single move */
                 else memcpy(at, first + (row - top) * bytes, bytes);
             }
             for (i = info->ndim - 1; i > 0; i--) {
@@ -20011,80 +19965,77 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 
 /* ============================================================================================= */
 /* >>npz-impl
-   Arrays out of archives. Between open and close two things change, each a word that is exchanged
-   as a whole, so the other calls may run on any threads at once: the mapping that the first view
-   makes, and the tables that the first to verify or inflate makes.
-   There is one way to read a member: spdl__npz_begin finds it and reads a stored one to its end; of
-   a deflated one it prepares a run of the decoder, and after each run spdl__npz_ran takes the CRC
-   and prepares the next, until it says that the member is over. The first run makes the header and
-   as much of the data as HEAD bytes hold, the next ones go straight to the caller's memory. Between
-   them the thread may run the decoder of another member beside this one (>>load-impl).
-   The reader lies on the stack of the call (about 17 KB); the call allocates for a larger deflated
-   member of a large file, a long header, or an array in Fortran order. Sizes are proven plausible
-   first: a deflated member is at most 1032 times its bytes in the file, an array at most its
-   member. */
+   Arrays of archives. After open only the mapping (made by the first view) and the tables (by the
+   first use) change, each by one cas: other calls may run on any threads.
+   spdl__npz_begin finds a member and reads a stored one to its end. For a deflated one it prepares
+   a run of the decoder; after each run spdl__npz_ran takes the CRC and prepares the next. The first
+   run makes the header and up to HEAD bytes, the next ones write to the caller's memory. Between
+   runs the thread may decode another member (>>load-impl).
+   The reader is on the stack (about 17 KB). A large deflated member of a large file, a long header
+   and Fortran order need allocations. Sizes are checked first: a deflated member is at most 1032
+   times its bytes in the file, an array at most its member. */
 
 #ifndef SPDL__NPZ_SMALL_FILE
-#define SPDL__NPZ_SMALL_FILE 262144 /* read at once up to here; measured against mapping it */
+#define SPDL__NPZ_SMALL_FILE 262144 /* read whole up to here; measured against mapping */
 #endif
-#define SPDL__NPZ_PIECE 131072 /* bytes whose CRC is taken while they are in the cache */
+#define SPDL__NPZ_PIECE 131072 /* bytes that are still cached when their CRC is taken */
 #define SPDL__NPZ_WINDOW 2048  /* of a file, on the stack */
 #define SPDL__NPZ_INFO 73728   /* deflated bytes that hold the longest header */
 #ifndef SPDL__NPZ_HEAD
-#define SPDL__NPZ_HEAD 2048 /* the first run of a decoder; longer headers need other memory */
+#define SPDL__NPZ_HEAD 2048 /* of the first run; longer headers are allocated */
 #endif
 
 struct spdl_npz {
-    /* Written by open alone. */
-    spdl__zip zip;         /* of a .npy file: one member, made up */
-    spdl__zip_member only; /* that member */
+    /* Written by open. */
+    spdl__zip zip;         /* of a .npy file: `only` */
+    spdl__zip_member only;
     uint32_t only_order;
     bool is_npy;
-    spdl_npz_desc desc; /* with its defaults */
-    uint8_t *file_bytes;    /* the bytes of a small file */
+    spdl_npz_desc desc;
+    uint8_t *file_bytes;    /* of a small file */
 
-    /* Any thread: set once, by cas, by the first call that needs it. */
+    /* Any thread: set once by cas. */
     uint64_t mapping; /* a const uint8_t *, or 0 */
     uint64_t sums;    /* a const spdl__crc *, or 0 */
     uint64_t fixed;   /* a const spdl__inflate_tables *, or 0 */
 };
 
-/* A member in use: on the stack of the call that uses it, which alone writes it. */
+/* A member in use, on the stack of the call. */
 typedef struct spdl__npz_reader {
     spdl_npz *npz;
     spdl__zip_where where;
-    const spdl__crc *sums; /* NULL until they are needed */
+    const spdl__crc *sums; /* NULL until needed */
 
-    /* Set when a member is found. */
+    /* Set with a member. */
     const spdl__zip_member *member;
     bool stored;
     uint64_t payload; /* where its bytes begin */
 
-    /* Bytes of a file. The window grows to what is asked for. */
+    /* Bytes of a file. */
     uint8_t *window; /* `local`, or a block */
     size_t room, have;
-    size_t most_ahead; /* set by who reads many members */
-    size_t ahead; /* how much to read to it at once: little, before a member that is large */
+    size_t most_ahead;
+    size_t ahead; /* read at once: few before a large member */
     uint64_t window_at;
 
     /* Set with the header. */
     spdl_npy_info *info; /* `own`, or the caller's */
-    const uint8_t *head; /* what comes before the data: in memory, in the window, or inflated */
+    const uint8_t *head; /* bytes before the data */
     size_t head_bytes;
-    bool swap, turn; /* what is to be converted */
-    uint8_t *large;  /* a header that `head_store` cannot hold */
+    bool swap, turn; /* conversions */
+    uint8_t *large;  /* of a header larger than head_store */
     size_t large_bytes;
 
     /* Of a read. */
     bool verify;
-    bool roomy; /* the caller's memory may be written behind the array */
-    void *to;   /* the caller's memory, of `to_bytes` */
+    bool roomy; /* memory after the array may be written */
+    void *to;   /* of the caller, with to_bytes */
     size_t to_bytes;
-    uint8_t *held;  /* the data before they are turned */
-    uint8_t *data;  /* where the next bytes of the array go */
-    size_t want;    /* bytes of the array that have no place yet */
-    uint8_t *piece; /* what the decoder makes in this run; NULL: the header */
-    uint32_t crc;   /* of what is made */
+    uint8_t *held;  /* Fortran order */
+    uint8_t *data;  /* next bytes */
+    size_t want;    /* bytes to read */
+    uint8_t *piece; /* of this run; NULL: the header */
+    uint32_t crc;
 
     spdl_npy_info own;
     uint8_t head_store[SPDL__NPZ_HEAD + SPDL__INFLATE_FAST_OUT];
@@ -20092,13 +20043,12 @@ typedef struct spdl__npz_reader {
     spdl__inflate inflate;
 } spdl__npz_reader;
 
-/* Makes the tables of CRC or of the fixed codes, or finds those that another call made. NULL: no
-   memory. */
+/* Makes or finds the tables of the CRC or the fixed codes. NULL: no memory. */
 SPDL__PRIVATE const void *spdl__npz_tables(spdl__npz_reader *r, bool crc) {
     spdl_npz *npz = r->npz;
     uint64_t *const place = crc ? &npz->sums : &npz->fixed;
     const size_t bytes = crc ? sizeof(spdl__crc) : sizeof(spdl__inflate_tables);
-    uint64_t found = spdl__load(place); /* pairs with the cas below: they are filled */
+    uint64_t found = spdl__load(place); /* pairs with the cas; else they are unfilled */
     void *made;
     if (found != 0) return (const void *)(uintptr_t)found;
     made = spdl__zip_alloc(&r->where, bytes, "tables");
@@ -20106,7 +20056,7 @@ SPDL__PRIVATE const void *spdl__npz_tables(spdl__npz_reader *r, bool crc) {
     if (crc) spdl__crc_init((spdl__crc *)made);
     else spdl__inflate_build_fixed((spdl__inflate_tables *)made);
     if (spdl__cas(place, &found, (uint64_t)(uintptr_t)made)) return made;
-    spdl__free(&npz->zip.allocator, made, bytes); /* another was faster */
+    spdl__free(&npz->zip.allocator, made, bytes); /* another thread was first */
     return (const void *)(uintptr_t)found;
 }
 
@@ -20122,8 +20072,7 @@ SPDL__PRIVATE void spdl__npz_drop_window(spdl__npz_reader *r) {
     r->have = 0;
 }
 
-/* Where `bytes` bytes of the archive are, which are known to be in it. Of a file they are read to
-   the window. NULL: it failed. */
+/* Returns `bytes` bytes of the archive, which it has; reads those of a file to the window. */
 SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes) {
     const spdl__zip *zip = &r->npz->zip;
     const size_t most = (size_t)spdl__min(spdl__max(bytes, r->ahead), zip->size - at);
@@ -20144,7 +20093,7 @@ SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, s
     return r->window + (size_t)(at - r->window_at);
 }
 
-/* Copies bytes of the archive: few of them by way of the window, which looks ahead. */
+/* A few bytes pass through the window, which reads ahead. */
 SPDL__PRIVATE bool spdl__npz_copy_out(spdl__npz_reader *r, uint64_t at, void *to, size_t bytes) {
     const uint8_t *from;
     if (r->npz->zip.data == NULL && bytes > r->ahead / 2 && !spdl__npz_has(r, at, bytes))
@@ -20165,11 +20114,10 @@ SPDL__PRIVATE bool spdl__npz_inflate_error(spdl__npz_reader *r, spdl__inflate_mo
         ended == SPDL__INFLATE_DONE ? "less" : "more", (spdl__llu)r->member->usize);
 }
 
-/* Makes a reader that can be used for one member after the other. */
 SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
                                          spdl_error *error) {
-    memset(r, 0, offsetof(spdl__npz_reader, own)); /* the rest is filled before it is used */
-    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for what is made once */
+    memset(r, 0, offsetof(spdl__npz_reader, own)); /* the rest is filled before use */
+    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for its tables */
     r->where.zip = npz != NULL ? &npz->zip : NULL;
     r->where.error = error;
     r->info = &r->own;
@@ -20177,21 +20125,19 @@ SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *np
     r->room = r->most_ahead = sizeof(r->local);
 }
 
-/* Frees what was allocated for the last member, but for the window. */
+/* Frees the memory of the last member, except the window. */
 SPDL__PRIVATE void spdl__npz_drop(spdl__npz_reader *r) {
     if (r->large != NULL) spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
     if (r->held != NULL) spdl__free(&r->npz->zip.allocator, r->held, (size_t)r->info->bytes);
     r->large = r->held = NULL;
 }
 
-/* Returns what came of the last member. */
 SPDL__PRIVATE spdl_result spdl__npz_end(spdl__npz_reader *r) {
     spdl__npz_drop(r);
     spdl__npz_drop_window(r);
     return r->where.result;
 }
 
-/* Finds a member, and where its bytes begin. */
 SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     const spdl_npz *npz = r->npz;
     const spdl__zip_member *m;
@@ -20214,7 +20160,7 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     return local != NULL && spdl__zip_check_local(&r->where, local, &r->payload);
 }
 
-/* Prepares the first run of the decoder, with so many of the compressed bytes. */
+/* Prepares the first run of the decoder. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
     spdl__inflate *s = &r->inflate;
     const spdl__inflate_tables *fixed = (const spdl__inflate_tables *)spdl__npz_tables(r, false);
@@ -20228,7 +20174,7 @@ SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) 
     return true;
 }
 
-/* Makes the first `bytes` of the member be at r->head. */
+/* Makes r->head have the first `bytes` of the member. */
 SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl__inflate *s = &r->inflate;
     spdl__inflate_mode ended;
@@ -20241,7 +20187,7 @@ SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
         return r->head != NULL;
     }
     if ((size_t)(s->out - s->base) >= bytes) return true;
-    if (bytes > SPDL__NPZ_HEAD) { /* what is inflated moves to other memory */
+    if (bytes > SPDL__NPZ_HEAD) { /* needs larger memory */
         r->large_bytes = bytes + SPDL__INFLATE_FAST_OUT;
         r->large = (uint8_t *)spdl__zip_alloc(&r->where, r->large_bytes, "its header");
         if (r->large == NULL) return false;
@@ -20254,7 +20200,7 @@ SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
            spdl__npz_inflate_error(r, ended);
 }
 
-/* Reads a member's header: then its data are known to fit, and info is as they will be read. */
+/* Reads a member's header. Then its data are known to fit, and info is as they will be read. */
 SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     const spdl_npz_desc *desc = &r->npz->desc;
     spdl_npy_info *info = r->info;
@@ -20293,7 +20239,6 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
     return true;
 }
 
-/* Finds a member, and has its first bytes at r->head. */
 SPDL__PRIVATE bool spdl__npz_head(spdl__npz_reader *r, size_t index) {
     uint64_t bytes;
     if (!spdl__npz_locate(r, index)) return false;
@@ -20305,12 +20250,11 @@ SPDL__PRIVATE bool spdl__npz_head(spdl__npz_reader *r, size_t index) {
     return spdl__npz_need_head(r, 6);
 }
 
-/* Finds a member and reads its header, and no more. */
 SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
     return spdl__npz_head(r, index) && spdl__npz_parse(r);
 }
 
-/* The array is there as a whole: compares its CRC, and gives its bytes the order that is wanted. */
+/* Compares the CRC of a complete array and converts its data. */
 SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
     if (r->verify && r->crc != r->member->crc)
         return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
@@ -20321,7 +20265,6 @@ SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
     return true;
 }
 
-/* Reads the data of a stored member whose header is there. */
 SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     uint64_t at = r->payload + r->head_bytes;
     const uint8_t *const memory = r->npz->zip.data, *from;
@@ -20345,7 +20288,7 @@ SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     return spdl__npz_complete(r);
 }
 
-/* Reads the data of a deflated member where bytes follow the array: they, too, make the CRC. */
+/* Reads a deflated member with bytes after the array, which count for the CRC. */
 SPDL__PRIVATE bool spdl__npz_read_whole(spdl__npz_reader *r) {
     const size_t usize = (size_t)r->member->usize;
     const uint8_t *const in = r->inflate.in_begin;
@@ -20366,8 +20309,7 @@ SPDL__PRIVATE bool spdl__npz_read_whole(spdl__npz_reader *r) {
     return whole_there ? spdl__npz_complete(r) : spdl__npz_inflate_error(r, ended);
 }
 
-/* The header is read: whether the array fits the memory it is to be read to, and where its bytes go
-   first. */
+/* After the header: checks the caller's memory, and sets where the data go. */
 SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     const spdl__llu bytes = r->info->bytes, room = r->to_bytes;
     if (bytes > room)
@@ -20384,7 +20326,7 @@ SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     return r->held != NULL;
 }
 
-/* Takes what the first run made of the data, and directs the decoder to the caller's memory. */
+/* Takes the data of the first run, and directs the decoder to the caller's memory. */
 SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     spdl__inflate *s = &r->inflate;
     size_t have = (size_t)(s->out - s->base);
@@ -20400,7 +20342,7 @@ SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     s->out = r->piece = r->data + have;
 }
 
-/* After a run of the decoder. True: it is to run again, to its limit; or the member is over. */
+/* After a run of the decoder. Returns true if it must run again, to its limit. */
 SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) {
     spdl__inflate *s = &r->inflate;
     size_t bytes;
@@ -20431,8 +20373,8 @@ SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) 
     return false;
 }
 
-/* Begins to read a member to memory. True: the decoder is to run to its limit, and then
-   spdl__npz_ran says how it goes on; or the member is over, with where.result. */
+/* Returns true if the decoder must run to its limit, then spdl__npz_ran; else where.result is
+   set. */
 SPDL__PRIVATE bool spdl__npz_begin(spdl__npz_reader *r, size_t index, void *to, size_t to_bytes) {
     if (!spdl__npz_locate(r, index)) return false;
     r->to = to;
@@ -20442,7 +20384,7 @@ SPDL__PRIVATE bool spdl__npz_begin(spdl__npz_reader *r, size_t index, void *to, 
     return false;
 }
 
-/* Makes a .npy file look like an archive of one stored member; all else of that is zero. */
+/* Presents a .npy file as an archive of one stored member. */
 SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->only.key = (const uint8_t *)"arr_0.npy";
     npz->only.key_bytes = 9;
@@ -20454,7 +20396,6 @@ SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->is_npy = true;
 }
 
-/* Makes an archive that has no bytes yet, if there is all that its open function needs. */
 SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char *name,
                                          const char *function, const spdl_npz_desc *desc) {
     spdl_npz_desc full;
@@ -20476,7 +20417,6 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
     return SPDL_OK;
 }
 
-/* Gets a small file whole, or the bytes that say what a large one is, and reads the directory. */
 SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     spdl__zip *zip = &npz->zip;
     const size_t size = (size_t)zip->size, first = (size_t)spdl__min(zip->size, 6);
@@ -20497,7 +20437,7 @@ SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     return true;
 }
 
-/* Ends an open: with the archive, or with what is wrong. `reason` says why there is no file. */
+/* `reason`: why the file cannot be opened, or NULL. */
 SPDL__PRIVATE spdl_result spdl__npz_opened(spdl_npz **npz, const char *reason) {
     spdl__zip_where where = { &(*npz)->zip, NULL, (*npz)->desc.error, SPDL_OK };
     if (reason != NULL) spdl__zip_fail(&where, SPDL_E_IO, "%s", reason);
@@ -20603,7 +20543,7 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
     return spdl__npz_end(&r);
 }
 
-/* Where the data of a member lie: of a large file in its mapping, which the first call makes. */
+/* The first call maps a large file. */
 SPDL__PRIVATE bool spdl__npz_find_data(spdl__npz_reader *r, const uint8_t **data) {
     spdl_npz *npz = r->npz;
     uint64_t mapping = spdl__load(&npz->mapping);
@@ -20619,7 +20559,7 @@ SPDL__PRIVATE bool spdl__npz_find_data(spdl__npz_reader *r, const uint8_t **data
         if (base == NULL)
             return spdl__zip_fail(&r->where, SPDL_E_IO, "the file cannot be mapped");
         if (!spdl__cas(&npz->mapping, &mapping, (uint64_t)(uintptr_t)base)) {
-            spdl__os_file_unmap(base, npz->zip.size); /* another thread was faster */
+            spdl__os_file_unmap(base, npz->zip.size); /* another thread was first */
             base = NULL;
         }
     }
@@ -20643,21 +20583,18 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 
 /* ============================================================================================= */
 /* >>load-impl
-   Whole files, all arrays in one block. Each array has the room of its member, header included, so
-   that the headers are read once, with the data. The bytes of a small file are not copied but kept
-   with the bundle, if all its arrays are aligned and right as they are. The decoders of two
-   deflated members run side by side on the calling thread; that is faster where codes are the work,
-   not copies of matches. */
+   Whole files, all arrays in one block. Each array has room for its whole member, so its header is
+   read once, with the data. A small file is kept as the bundle's memory if all its arrays are
+   aligned and need no conversion. The calling thread decodes two deflated members in turn. */
 
-#define SPDL__LOAD_AHEAD 262144  /* bytes that are read from a file at once */
-#define SPDL__LOAD_FEW 16        /* arrays that are read without that */
-#define SPDL__LOAD_LEND 65536    /* bytes of an array that may be lent */
-#define SPDL__LOAD_HUGE 4194304  /* bytes from which huge pages are asked for */
+#define SPDL__LOAD_AHEAD 262144  /* bytes of a file to read at once, from */
+#define SPDL__LOAD_FEW 16        /* so many arrays on */
+#define SPDL__LOAD_LEND 65536    /* least bytes of a lent array */
+#define SPDL__LOAD_HUGE 4194304  /* least bytes for huge pages */
 
-/* One of the members that are read side by side. */
 typedef struct spdl__load_lane {
     bool busy;
-    size_t which; /* array */
+    size_t which;
     spdl_error error;
     spdl__npz_reader r;
 } spdl__load_lane;
@@ -20666,9 +20603,9 @@ typedef struct spdl__loading {
     spdl_npz *npz;
     spdl_npz_bundle *bundle;
     spdl__zip_where where;
-    size_t next;            /* the first array that is not begun */
-    size_t failed;          /* the first that failed, or count */
-    const uint8_t *mapping; /* with no_crc: the file; or NULL */
+    size_t next;            /* not begun */
+    size_t failed;          /* the first, or count */
+    const uint8_t *mapping; /* the file, with no_crc */
     spdl__load_lane lane[SPDL__INFLATE_LANES];
 } spdl__loading;
 
@@ -20678,12 +20615,12 @@ SPDL__PRIVATE bool spdl__load_too_large(spdl__loading *load) {
                           (spdl__llu)load->npz->desc.max_bytes);
 }
 
-/* Smaller ones are copied sooner than looked for. */
+/* Smaller arrays are faster to copy than to find. */
 SPDL__PRIVATE bool spdl__load_may_lend(const spdl__zip_member *member) {
     return member->method == SPDL__ZIP_STORED && member->usize >= SPDL__LOAD_LEND;
 }
 
-/* Where a stored array need not be copied: its data, in the bytes of the file at `base`. */
+/* Sets data to the bytes at `base` of the file. Returns true if they need no copy. */
 SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array,
                                    const uint8_t *base) {
     spdl__npz_reader *r = &load->lane[0].r;
@@ -20701,8 +20638,8 @@ SPDL__PRIVATE bool spdl__load_lend_mapped(spdl__loading *load, size_t index,
            spdl__load_lend(load, index, array, load->mapping);
 }
 
-/* Bytes for the data: of all members that are not lent, each at a multiple of 64. Members that are
-   not in each other's place make less than 1033 times the bytes of the file. */
+/* Adds up the data of members that are not lent. Members without overlap make less than 1033 times
+   the bytes of the file. */
 SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
     const spdl_npz *npz = load->npz;
     const uint64_t heads = npz->zip.count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
@@ -20723,7 +20660,7 @@ SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
            spdl__zip_fail(&load->where, SPDL_E_FORMAT, "members overlap");
 }
 
-/* Whether a member is an array, as far as can be seen without reading one. */
+/* An unreadable member counts: it fails when it is loaded. */
 SPDL__PRIVATE bool spdl__load_is_array(spdl__loading *load, size_t index) {
     const spdl__zip_member *m = &load->npz->zip.members[index];
     spdl__npz_reader *r = &load->lane[0].r;
@@ -20733,11 +20670,10 @@ SPDL__PRIVATE bool spdl__load_is_array(spdl__loading *load, size_t index) {
     if (spdl__zip_ends_npy(m->key, m->key_bytes)) return true;
     if (m->usize < 6 || m->key_bytes == 0 || m->key[m->key_bytes - 1] == '/') return false;
     if (spdl__npz_head(r, index)) array = memcmp(r->head, "\x93NUMPY", 6) == 0;
-    spdl__npz_drop(r); /* what cannot be read at all is reported when it is loaded */
+    spdl__npz_drop(r);
     return array;
 }
 
-/* Keeps the members that are to be loaded: those that desc->names has, or all arrays. */
 SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
     const char *const *name = load->npz->desc.names;
@@ -20759,7 +20695,7 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     return true;
 }
 
-/* Makes the bundle, with the names and room for `data` bytes, where *at begins. */
+/* Makes the bundle, with names and room for `data` bytes from *at on. */
 SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at) {
     const spdl__zip *zip = &load->npz->zip;
     uint64_t bytes = sizeof(spdl_npz_bundle) + zip->count * sizeof(spdl_npz_array) + 63;
@@ -20787,7 +20723,6 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
-/* Makes the bundle, with the places of the data. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     const spdl__zip *zip = &load->npz->zip;
     uint64_t data = 0;
@@ -20809,8 +20744,7 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     return true;
 }
 
-/* Whether the data of a member of a small file seem to be aligned, as far as that can be seen
-   without reading its header. */
+/* Returns true if the data seem aligned, without a look at their header. */
 SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip_member *m) {
     const uint8_t *const at = npz->file_bytes;
     uint64_t payload = m->offset;
@@ -20822,7 +20756,6 @@ SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip
            (payload + 10 + spdl__le16(at + payload + 8)) % 64 == 0;
 }
 
-/* Whether the stored bytes of the member of r have its CRC. */
 SPDL__PRIVATE bool spdl__load_verify(spdl__npz_reader *r) {
     const uint8_t *const from = r->npz->zip.data + r->payload;
     if (!r->verify) return true;
@@ -20831,8 +20764,7 @@ SPDL__PRIVATE bool spdl__load_verify(spdl__npz_reader *r) {
            spdl__crc_add(r->sums, 0, from, (size_t)r->member->usize) == r->member->crc;
 }
 
-/* A small file with arrays that are all right as they are: the bundle keeps its bytes. False: some
-   have to be read, or cannot be. */
+/* Keeps the bytes of a small file if no array needs a copy; else returns false. */
 SPDL__PRIVATE bool spdl__load_keep(spdl__loading *load) {
     spdl_npz *npz = load->npz;
     spdl__npz_reader *r = &load->lane[0].r;
@@ -20855,8 +20787,8 @@ SPDL__PRIVATE bool spdl__load_keep(spdl__loading *load) {
     return true;
 }
 
-/* A lane that does not go on has its result. The failure of the first of all arrays is kept, and
-   nothing is begun after one. */
+/* A lane without `more` has its result. The failure of the first array counts, and none is begun
+   after it. */
 SPDL__PRIVATE void spdl__load_went(spdl__loading *load, spdl__load_lane *lane, bool more) {
     lane->busy = more;
     if (more) return;
@@ -20869,8 +20801,7 @@ SPDL__PRIVATE void spdl__load_went(spdl__loading *load, spdl__load_lane *lane, b
     if (load->where.error != NULL) *load->where.error = lane->error;
 }
 
-/* Begins with the next array. Streams with long matches are copies more than decoding, and a second
-   one only takes the registers away: they are read alone. */
+/* Streams with long matches run alone: a second one would only take registers. */
 SPDL__PRIVATE void spdl__load_begin(spdl__loading *load, spdl__load_lane *lane) {
     spdl__npz_reader *r = &lane->r;
     const spdl__zip_member *m = &load->npz->zip.members[load->next];
@@ -20885,7 +20816,6 @@ SPDL__PRIVATE void spdl__load_begin(spdl__loading *load, spdl__load_lane *lane) 
     spdl__load_went(load, lane, more);
 }
 
-/* Keeps the lanes busy until nothing is left. */
 SPDL__PRIVATE void spdl__load_read(spdl__loading *load) {
     spdl__inflate *states[SPDL__INFLATE_LANES];
     spdl__load_lane *lanes[SPDL__INFLATE_LANES], *lane;
@@ -20905,7 +20835,6 @@ SPDL__PRIVATE void spdl__load_read(spdl__loading *load) {
     }
 }
 
-/* Gets the lanes ready, and the mapping of a file that is trusted. */
 SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
     size_t i;
@@ -20921,14 +20850,13 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     if (i < zip->count) zip->data = load->mapping = spdl__os_file_map(zip->file, zip->size, true);
 }
 
-/* Nothing is lent: what is to be copied is read sooner than mapped. */
+/* With nothing lent, reading is faster than mapping. */
 SPDL__PRIVATE void spdl__load_unmap(spdl__loading *load) {
     if (load->mapping == NULL) return;
     spdl__os_file_unmap(load->mapping, load->npz->zip.size);
     load->npz->zip.data = load->mapping = NULL;
 }
 
-/* Loads all of an archive, and closes it. */
 SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
     spdl__loading load;
     uint64_t bytes = 0;
@@ -20954,7 +20882,6 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     return load.where.result;
 }
 
-/* Sets *bundle to NULL, if there is one. */
 SPDL__PRIVATE spdl_result spdl__load_check(spdl_npz_bundle **bundle, const char *function,
                                            const spdl_npz_desc *desc) {
     if (bundle == NULL)
@@ -21072,35 +20999,34 @@ SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN = {
 
 /* ============================================================================================= */
 /* >>write-impl
-   Writing .npz and .npy. One thread at a time has the writer, which owns an open file beside its
-   target until finish gives it that name. What is kept of the members is the directory as the file
-   will have it; behind it, in the same memory, each call makes the member's own headers. Finish
-   reads it as the reader does, to see that no two members have one name. ZIP64 fields are there
-   only where a number needs them. Data are aligned by an extra field of padding, of the form that
-   zipalign made known (id 0xd935: two bytes of alignment, then zeros). */
+   Writing .npz and .npy, one thread at a time, to a temporary file that finish renames. The writer
+   keeps the directory as the file will have it; after it, each call makes the headers of its
+   member. Finish reads the directory as a reader does, to find names that occur twice. ZIP64 fields
+   are there only where needed. An extra field aligns the data, as zipalign does (id 0xd935: two
+   bytes of alignment, then zeros). */
 
-#define SPDL__WRITE_DATE 0x00210000u /* the first of January 1980, as NumPy has it */
-#define SPDL__WRITE_ALIGN 64         /* of the data in the file, and of the array's header */
-#define SPDL__WRITE_HEAD 8192        /* holds an array's header */
+#define SPDL__WRITE_DATE 0x00210000u /* 1 January 1980, as in NumPy */
+#define SPDL__WRITE_ALIGN 64         /* of array headers and data */
+#define SPDL__WRITE_HEAD 8192        /* for an array's header */
 
 struct spdl_npz_writer {
-    /* Written by create. */
+    /* Written by open. */
     spdl_npz_writer_desc desc;
     spdl__os_file file;
-    char *path, *temporary; /* one allocation of so many bytes */
+    char *path, *temporary; /* one allocation */
     size_t path_bytes;
     spdl__crc crc;
     /* Written by the other calls. */
-    spdl__zip_where where; /* error and result are those of the call that is running */
-    spdl__zip zip;         /* its label and allocator; all when finish looks at the names */
+    spdl__zip_where where; /* of the running call */
+    spdl__zip zip;         /* label and allocator; the rest is for finish */
     uint8_t *directory;
     size_t used, room; /* of the directory */
     uint64_t count;    /* arrays */
-    uint64_t at;       /* where the next byte goes */
+    uint64_t at;       /* the next byte of the file */
     bool failed, finished;
 };
 
-/* Records why, and returns false. When a file or the memory ended, nothing more can be written. */
+/* A failure of the file or of memory is final. */
 SPDL__COLD bool spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
                                  const char *reason) {
     spdl__zip_member member;
@@ -21119,7 +21045,6 @@ SPDL__COLD bool spdl__write_bytes(spdl_npz_writer *w, const void *from, size_t b
     return true;
 }
 
-/* Makes so much room behind the directory. */
 SPDL__COLD bool spdl__write_room(spdl_npz_writer *w, size_t bytes) {
     void *made = spdl__room_for(&w->zip.allocator, w->directory, &w->room, w->used, bytes, 1);
     if (made != NULL) w->directory = (uint8_t *)made;
@@ -21153,8 +21078,8 @@ SPDL__COLD bool spdl__write_is_utf8(const char *text) {
     return bytes > 0;
 }
 
-/* Makes the header of an array at `head`, and reads it back: what is wrong with the arguments is
-   wrong with that. Returns its length; 0: it cannot be made. */
+/* Makes the header of an array, and reads it back to check the arguments. Returns its length or
+   0. */
 SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const char *name,
                                      const char *dtype, int ndim, const uint64_t *shape,
                                      spdl_npy_info *info) {
@@ -21191,15 +21116,15 @@ SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const ch
     memset(head + start + text.length, ' ', total - start - text.length - 1);
     head[total - 1] = '\n';
     memcpy(head, "\x93NUMPY", 6);
-    head[6] = start == 10 ? 1 : 3; /* the version */
+    head[6] = start == 10 ? 1 : 3; /* version */
     head[7] = 0;
     if (start == 10) spdl__put16(head + 8, total - start);
     else spdl__put32(head + 8, total - start);
     return total;
 }
 
-/* Makes the entry of a member in the directory, which has the room, and its local header, which
-   ends at `head`. Returns the length of that. */
+/* Makes the directory entry of a member and its local header, which ends at `head`. Returns the
+   length of the header. */
 SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const char *name,
                                     uint32_t crc, uint64_t usize) {
     const bool wide = usize >= 0xffffffffu, distant = w->at >= 0xffffffffu;
@@ -21222,7 +21147,7 @@ SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const cha
     memset(at, 0, pad);
 
     at = spdl__put16(spdl__put32(w->directory + w->used, 0x02014b50), 45);
-    memcpy(at, local + 4, 24); /* from the version that is needed to the length of the name */
+    memcpy(at, local + 4, 24); /* version needed to length of the name */
     at = spdl__put16(at + 24, places > 0 ? 4 + places : 0);
     memset(at, 0, 10); /* comment, disk, attributes */
     at = spdl__put32(at + 10, spdl__min(w->at, 0xffffffffu));
@@ -21235,7 +21160,6 @@ SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const cha
     return least + pad;
 }
 
-/* Whether another call may go on, after a failure or at the end. */
 SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, spdl_error *error) {
     w->where.error = error;
     w->where.result = SPDL_OK;
@@ -21282,7 +21206,6 @@ SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *w, const char *name, c
     return w->where.result;
 }
 
-/* Whether each name is there once: reads the directory. */
 SPDL__COLD bool spdl__write_names_differ(spdl_npz_writer *w) {
     spdl__zip *zip = &w->zip;
     spdl__zip_opening o = { zip, &w->where, w->used, w->count, w->used, 0, true };
@@ -21307,7 +21230,6 @@ SPDL__COLD bool spdl__write_names_differ(spdl_npz_writer *w) {
     return w->where.result == SPDL_OK;
 }
 
-/* The directory and the end records, with ZIP64 ones where a number needs them. */
 SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
     const uint64_t start = w->at, count = w->count, bytes = w->used;
     uint8_t *at;
@@ -21354,7 +21276,6 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *w) {
     spdl__free(&allocator, w, sizeof(*w));
 }
 
-/* Makes a file beside the target that no other writer has. */
 SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
     const size_t length = strlen(path);
     const char *reason = spdl__os_in_use;

@@ -826,7 +826,7 @@ static spdl_result next_fails(void *source, void **item, int64_t timeout_ns) {
 /* Each failure has its text, and gives the first item back. */
 static void what_cannot_be_opened_is_told(void) {
     spdl_result ends = SPDL_END;
-    spdl_cuda_iter *it = (spdl_cuda_iter *)&ends;
+    spdl_cuda_iter *it = (spdl_cuda_iter *)(void *)&ends;
     spdl_pipeline *p = NULL;
     spdl_error error;
     CHECK_EQ(spdl_cuda_iter_open(NULL, next_fails, &ends, ITEM, &error), SPDL_E_INVALID);
