@@ -7899,25 +7899,22 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>position-impl
-   Where a run goes on (>>state-impl). Results are counted where they pass one point of the flow in
-   an order that is always the same: the first SPDL_BATCH, the row that marks, or else the sink. A
-   run whose source starts at a later item passes the same results there as this one, if no row in
-   front of that point holds anything of earlier items. So a mark is {item, results}: start the
-   source at that item, and leave out so many of the results that pass. Without .again in front of
-   the point a mark is {next item, 0}; with it, the item of the last result, and how many it had.
+   Where a run resumes (>>state-impl). Results are counted at one point of the flow, where their
+   order is always the same: at the first SPDL_BATCH, the row that marks, or else at the sink. If no
+   row in front of this point keeps anything of earlier items, a run that starts at a later item
+   passes the same results. A mark is {item, results}: start the source at this item, and drop the
+   first `results` results. Without .again in front of the point it is {next item, 0}.
 
-   What the consumer takes carries the mark to it: up to the row that marks the range of a slot is
-   the source's number of the item, from there on item << SPDL__SPAN_BITS | results. If rows after
-   it make several results of a batch, it is the mark before the batch, which is made again, and the
-   consumer counts what comes of it. A table with .flush, or batches of batches, makes the epoch
-   again.
+   Slots carry the mark to the consumer. Up to the row that marks, the range of a slot is the item's
+   source number; behind it the range is item << SPDL__SPAN_BITS | results. If later rows make
+   several results of a batch, it is the mark before the batch. The batch is made again, and the
+   consumer counts its results. With .flush, or batches of batches, the epoch is made again.
 
-   Threads: the mark of a row belongs to the thread that is inside alone, that of the sink and `at`
-            to the consumer. Whoever takes a slot has what was written before it was put. */
+   Threads: a row's mark belongs to the thread inside it; the sink's mark and `at` belong to the
+            consumer. The hand-over of a slot orders them. */
 
 static const char spdl__unsaved[] = "the position of this pipeline cannot be saved";
 
-/* A result of the source's item `item` passes. */
 SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t item, bool many) {
     if (!many) {
         mark->item = item + 1;
@@ -7933,18 +7930,16 @@ SPDL__INLINE uint64_t spdl__mark_range(const spdl__mark *mark) {
     return mark->item << SPDL__SPAN_BITS | spdl__min(mark->results, SPDL__SPAN_MAX);
 }
 
-/* A run begins, or an epoch. */
 SPDL__PRIVATE void spdl__mark_begin(spdl__mark *mark, uint64_t item) {
     mark->item = item;
     mark->results = 0;
 }
 
-/* The consumer has taken this, or dropped it. */
+/* The consumer took or dropped `got`. */
 SPDL__INLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
     if (p->many || p->remakes) spdl__mark_pass(&p->mark, got->range, true);
 }
 
-/* And the end of its epoch. */
 SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
     const uint64_t epoch = p->at.epoch + 1;
     memset(&p->at, 0, sizeof(p->at));
@@ -7953,7 +7948,6 @@ SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
     spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : 0);
 }
 
-/* A run begins. */
 SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__position *at) {
     p->at = *at;
     p->begun = p->delivered;
@@ -7964,7 +7958,7 @@ SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__position *
 
 SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *p) { return p->at.epoch; }
 
-/* The consumer, between calls of next: where it is. Why there is no position, or NULL. */
+/* Finds the consumer's position between calls of next. Returns why there is none, or NULL. */
 SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__position *at) {
     const uint64_t taken = p->delivered - p->begun, range = p->last_item.range;
     *at = p->at;
@@ -7989,7 +7983,7 @@ SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__posi
     return NULL;
 }
 
-/* A hash (FNV-1a) with one more type; a `const` in front is a promise, not another type. */
+/* Adds one type to a hash (FNV-1a). `const` in front does not matter. */
 SPDL__COLD uint32_t spdl__position_type(uint32_t hash, const char *type) {
     const spdl__type_name name = spdl__type_named(type != NULL ? type : "void");
     const char *at = name.text + (strncmp(name.text, "const ", 6) == 0 ? 6 : 0);
@@ -7998,8 +7992,8 @@ SPDL__COLD uint32_t spdl__position_type(uint32_t hash, const char *type) {
     return hash;
 }
 
-/* What is the same for all tables that have positions in common. The rows are the user's: a trace
-   and a doctor put functions of their own in place. */
+/* Hashes what tables with exchangeable positions have in common. `rows` are the user's: a trace and
+   a doctor replace functions. */
 SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p, const spdl_stage *rows) {
     uint32_t hash = 2166136261u;
     int i, k;
@@ -8016,7 +8010,7 @@ SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p, const spdl_stag
     return hash;
 }
 
-/* Which row marks, and what else a position of this table depends on. */
+/* Finds the row that marks, and why there is no position. */
 SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
     int i, k, depth = 0;
     bool disorder = false;
@@ -16049,15 +16043,14 @@ SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buf
 
 /* ============================================================================================= */
 /* >>sampler-impl
-   Orders are functions of (seed, epoch, position). What a shuffle needs more of, keys or a table,
-   is kept for one epoch at a time and made anew when another is asked for: so one thread calls at a
-   time, which also holds for the calls of a source. What >>state asks from the consumer's thread
-   looks at ranks and `from` alone, which do not change meanwhile. */
+   An order is a function of (seed, epoch, position). Keys and tables of a shuffle are made for one
+   epoch at a time, so one thread calls at a time. The consumer also reads ranks and `from`, which
+   are constant during a run (>>state). */
 
-#define SPDL__TABLE 4096u /* up to here a shuffle is a table: statistics see 5 rounds below 3,000 */
-#define SPDL__MOST ((uint64_t)1 << 63) /* of what is counted here */
+#define SPDL__TABLE 4096u /* 5 rounds do not shuffle less than 3,000 numbers well */
+#define SPDL__MOST ((uint64_t)1 << 63) /* the largest count */
 
-/* A product of 128 bits: some compilers for boards have no such type. */
+/* A product of 128 bits. Not every compiler has such a type. */
 typedef struct spdl__wide {
     uint64_t high, low;
 } spdl__wide;
@@ -16078,7 +16071,7 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     return product;
 }
 
-/* Number `n` of the random numbers of a key. */
+/* Returns random number `n` of a key. */
 SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
     return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
 }
@@ -16099,16 +16092,16 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
 
 /* --- shuffles --- */
 
-/* The numbers below n in an order that depends on the key. Few are shuffled in a table. Of more,
-   the part above `shift` bits and that below are changed in turn by a hash of the other one (a
-   Feistel network that adds, as that reaches odd permutations, too). A result of n or above goes
-   through again, which is rare: the parts leave room for less than `1 << shift` of those. */
+/* A permutation of the numbers below n that depends on the key. Up to SPDL__TABLE numbers are in a
+   table. More are permuted by a Feistel network over the part above `shift` bits and the part
+   below. It adds instead of xor, so it reaches odd permutations. A result of n or more passes
+   through again. Less than `1 << shift` numbers are of this kind. */
 typedef struct spdl__shuffle {
-    uint64_t n;     /* 0: none so far */
-    uint64_t highs; /* how many values the high part has */
+    uint64_t n;     /* 0: not set yet */
+    uint64_t highs; /* values of the high part */
     unsigned shift;
-    uint64_t key_of[5]; /* rounds */
-    uint16_t *table; /* NULL: n is never so small */
+    uint64_t key_of[5]; /* of the rounds */
+    uint16_t *table; /* NULL: n is always larger */
 } spdl__shuffle;
 
 SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle, uint64_t key) {
@@ -16133,13 +16126,13 @@ SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint6
     for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(key, (uint64_t)i);
 }
 
-/* A hash of one part, of 32 bits. */
+/* Returns 32 bits. */
 SPDL__INLINE uint64_t spdl__shuffle_hash(uint64_t part, uint64_t key) {
     part = (part ^ key) * 0xbf58476d1ce4e5b9u;
     return (part ^ part >> 32) * 0x94d049bb133111ebu >> 32;
 }
 
-/* high + a hash of low, modulo highs. */
+/* Returns (high + a hash of low) modulo highs. */
 SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t key,
                                          uint64_t highs) {
     const uint64_t sum = high + (spdl__shuffle_hash(low, key) * highs >> 32), wrapped = sum - highs;
@@ -16180,22 +16173,21 @@ SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x)
 
 typedef struct spdl__split {
     uint64_t share;  /* of the left child, times 2^64 */
-    int32_t kid[2];  /* a node, or -1 - a source */
+    int32_t kid[2];  /* a node, or -1 - source */
 } spdl__split;
 
 typedef struct spdl__mixture {
     uint64_t spec; /* a hash of the weights */
-    int32_t root;  /* as a kid */
-    spdl__split node[1]; /* sources of them, in the same block */
+    int32_t root;  /* as kid[] */
+    spdl__split node[1]; /* one a source */
 } spdl__mixture;
 
-/* What create works on. */
 typedef struct spdl__weighed {
     uint64_t weight;
     int32_t source;
 } spdl__weighed;
 
-/* a / b times 2^64, a < b < 2^63. */
+/* Returns a / b times 2^64, for a < b < 2^63. */
 SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
     uint64_t quotient = 0;
     int i;
@@ -16207,7 +16199,7 @@ SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
     return quotient;
 }
 
-/* Of the first c items of a node: how many its left child has. *next: it gets the next one. */
+/* Returns how many of a node's first c items are its left child's. *next: the next one is, too. */
 SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
     const spdl__wide product = spdl__wide_product(c, share);
     const uint64_t half = (uint64_t)1 << 63, low = product.low + half;
@@ -16215,7 +16207,7 @@ SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
     return product.high + (low < half);
 }
 
-/* The source, and which of its items. */
+/* Returns which item of *source is at a position. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl__mixture *m, uint64_t position,
                                          uint32_t *source) {
     uint64_t c = position;
@@ -16237,9 +16229,9 @@ SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     return a->source < b->source ? -1 : a->source > b->source;
 }
 
-/* The sources that have a weight, in its order. */
+/* Lists the sources with a weight. */
 SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *leaf) {
-    volatile double part, sum = 0; /* else x87 keeps more digits than a double has */
+    volatile double part, sum = 0; /* volatile: x87 has more digits */
     double most = 0;
     size_t i;
     int n = 0;
@@ -16253,14 +16245,14 @@ SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *le
         part = part / sum;
         leaf[n].weight = (uint64_t)(part * (double)((uint64_t)1 << 62));
         leaf[n].source = (int32_t)i;
-        n += leaf[n].weight != 0; /* else it comes after 2^62 positions or more */
+        n += leaf[n].weight != 0; /* 0: its first item is after position 2^62 */
     }
     qsort(leaf, (size_t)n, sizeof(*leaf), spdl__weighed_order);
     return n;
 }
 
-/* Huffman's tree: the two lightest become one, of leaves and of nodes, whose weights both ascend.
-   The first of the two is the lighter one: its share is below 1. */
+/* Builds the tree of Huffman. The lightest two become one, from the sorted leaves and from the
+   nodes. Nodes are made in the order of their weights. */
 SPDL__COLD void spdl__mix_tree(spdl__mixture *m, const spdl__weighed *leaves, int count,
                                uint64_t *weights) {
     int leaf = 0, node = 0, all, k;
@@ -16286,7 +16278,7 @@ SPDL__PRIVATE size_t spdl__mixture_bytes(size_t sources) {
     return sizeof(spdl__mixture) + sources * sizeof(spdl__split);
 }
 
-/* NULL: no memory. */
+/* Returns NULL without memory. */
 SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
     const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t), n = desc->sources;
     spdl__mixture *m = (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1,
@@ -16300,7 +16292,7 @@ SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
         spdl__free(&desc->allocator, leaves, n * work_bytes);
         return NULL;
     }
-    for (i = 0; i < n; ++i) { /* a run goes on with the same order only */
+    for (i = 0; i < n; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         m->spec = spdl__hashed(m->spec, bits);
     }
@@ -16313,26 +16305,26 @@ SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
 
 struct spdl_sampler {
     uint32_t in_use; /* first: see sampler_claim */
-    spdl_sampler_desc desc; /* ranks are those of now */
-    uint64_t length;        /* positions of an epoch, */
-    uint64_t rows;          /* and the most that a rank has of them */
-    uint64_t blocks;        /* that are shuffled: the whole ones */
-    uint64_t short_at;      /* position of the short one in this epoch, if there is one */
+    spdl_sampler_desc desc;
+    uint64_t length;        /* positions of an epoch */
+    uint64_t rows;          /* largest number of positions that a rank has */
+    uint64_t blocks;        /* whole blocks, or indices */
+    uint64_t short_at;      /* position of the short block */
     uint64_t epoch;         /* of the shuffle, if `ready` */
     bool ready;
-    spdl__shuffle shuffle;  /* of indices or blocks */
-    uint64_t from_epoch, from; /* in that epoch ranks of a run before had the positions below */
+    spdl__shuffle shuffle;
+    uint64_t from_epoch, from; /* in from_epoch an earlier run had the positions below `from` */
     spdl__mixture *mixture;
-    spdl_sampler **samplers; /* of it, our copy, of which we have claimed: */
+    spdl_sampler **samplers; /* our copy, the first `claimed` of them claimed */
     size_t claimed;
-    char identity[160]; /* what has to be the same in another run: " order=... spec=..." */
+    char identity[160]; /* the same in each run that resumes: " order=... spec=..." */
 };
 
 SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
     return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: %s", why);
 }
 
-/* A weight is known by its bits: -ffast-math does away with comparing for NaN. */
+/* Tests the bits of a weight: -ffast-math removes comparisons with NaN. */
 SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc) {
     size_t i;
     uint64_t bits;
@@ -16394,7 +16386,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
                            (spdl__llu)desc->count);
 }
 
-/* A hash of what else makes the order. */
+/* Hashes the rest of what defines the order. */
 SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
     uint64_t spec = s->desc.order == SPDL_SAMPLE_BLOCKS ? s->desc.block : 0;
     size_t i, k;
@@ -16419,7 +16411,7 @@ SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
                    (spdl__llu)spdl__sampler_spec(s));
 }
 
-/* Its tables. False: no memory. */
+/* Returns false without memory. */
 SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
         s->mixture = spdl__mixture_make(desc);
@@ -16509,7 +16501,7 @@ SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, ui
     return result;
 }
 
-/* Makes the shuffle that of an epoch. The short block lies between any two of the others. */
+/* Shuffles for an epoch. The short block is between any two others. */
 SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
     const uint64_t key = spdl__hashed(s->desc.seed, epoch);
     s->ready = true;
@@ -16548,7 +16540,6 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
 }
 
-/* What is at a position, whoever's it is. */
 SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch,
                                            uint64_t position, spdl_index *item) {
     if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
@@ -16558,14 +16549,13 @@ SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch
 
 /* --- which position is whose --- */
 
-/* The first position of an epoch that is dealt. */
+/* The first position that ranks get in an epoch. */
 SPDL__INLINE uint64_t spdl__sampler_first(const spdl_sampler *s, uint64_t epoch) {
     return SPDL__UNLIKELY(s->from != 0 && s->from_epoch == epoch) ? s->from : 0;
 }
 
-/* Positions are dealt in rows of `world`, the first to rank 0. Those of a mixture, where sources
-   come in a rhythm that a rank could fall into, begin at another rank in each row. It depends on
-   where the row begins, so it is the same when a run goes on from there. */
+/* Ranks get positions in rows of `world`. In a mixture the sources have a rhythm, so each row
+   starts at another rank. It depends on the row's first position: a resumed run has the same. */
 SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
                                            uint64_t row) {
     const uint64_t world = (uint64_t)s->desc.ranks.world;
@@ -16585,13 +16575,13 @@ SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch
                    spdl__sampler_dealt(sampler, epoch, rank, rows) < sampler->length);
 }
 
-/* The position of this rank's item `number`; SPDL__NEVER: it has fewer. */
+/* Returns the position of this rank's item `number`, or SPDL__NEVER. */
 SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
                                                uint64_t number) {
     uint64_t at;
     if (number >= spdl_sampler_count(s, epoch)) return SPDL__NEVER;
     at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank, number);
-    return at < s->length ? at : at % s->length; /* of the padding */
+    return at < s->length ? at : at % s->length; /* padding */
 }
 SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
     const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
@@ -16611,12 +16601,11 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 
 /* --- what >>state asks --- */
 
-/* A position as text, while it is written. snprintf takes half a microsecond for as much as these
-   functions write in a tenth. */
+/* A position as text. snprintf takes five times as long. */
 typedef struct spdl__line {
-    char text[SPDL_STATE_BYTES]; /* without a zero at its end */
+    char text[SPDL_STATE_BYTES]; /* without a final zero */
     size_t length;
-    bool full; /* it would be longer, with the zero */
+    bool full; /* too long */
 } spdl__line;
 
 static const char spdl__digits[] = "0123456789abcdef";
@@ -16645,7 +16634,7 @@ SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t
     spdl__line_add(line, digits, sizeof(digits));
 }
 
-/* The sampler as fields of a line. from=EPOCH:POSITION is there if it still matters. */
+/* Adds the sampler's fields. from=EPOCH:POSITION is only there if it still matters. */
 SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
     spdl__line_add(line, s->identity, strlen(s->identity));
     spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
@@ -16655,8 +16644,7 @@ SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch,
     spdl__line_number(line, ":", s->from);
 }
 
-/* The value of the field "name=value", which a space or the end of the text follows, and a space
-   comes before; NULL: there is none. */
+/* Returns the value of the field "name=value" between spaces, or NULL. */
 SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     const size_t length = strlen(name);
     const char *at;
@@ -16665,8 +16653,7 @@ SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     return NULL;
 }
 
-/* A number of this base, and what follows it: the end, or one of `after`. NULL: there is none that
-   fits. */
+/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
 SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
                                             uint64_t *number) {
     const char *begin = at, *digit;
@@ -16677,7 +16664,6 @@ SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const
     return at != begin && strchr(after, *at) != NULL ? at : NULL;
 }
 
-/* Two numbers, "first:second". False: it is something else. */
 SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
                                    uint64_t *second) {
     const char middle[2] = { between, '\0' };
@@ -16685,8 +16671,7 @@ SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first
     return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
 }
 
-/* Whether a text that spdl__sampler_describe has written (other words may be around) is of the same
-   order of the same data, on whatever rank. */
+/* Checks that a text is of the same order of the same data, on any rank. */
 SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
                                                 spdl_error *error) {
     char key[8];
@@ -16712,7 +16697,7 @@ SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const cha
 /* --- ranks from the environment --- */
 
 SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
-    /* Slurm's last: mpirun and torchrun within its jobs inherit those of the script. */
+    /* Slurm is last: mpirun and torchrun within its jobs inherit its variables. */
     static const char *const names[][2] = { { "RANK", "WORLD_SIZE" },
                                             { "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
                                             { "PMI_RANK", "PMI_SIZE" },
@@ -16751,7 +16736,7 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
     spdl_index item, *made;
     spdl_result result;
     (void)in;
-    memset(&item, 0, sizeof(item)); /* for compilers: it is filled where it is read */
+    memset(&item, 0, sizeof(item)); /* for compilers */
     result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), &item);
     if (result == SPDL_E_INVALID)
         return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "
@@ -16779,125 +16764,118 @@ const spdl_function spdl_index_is_no_SPDL_FN = {
 
 /* ============================================================================================= */
 /* >>loader-impl
-   Three processes. The consumer's opens a loader. The child makes batches and publishes them; the
-   consumer takes them in order. The supervisor, between the two, starts the child and records its
-   end: it is the child's parent, as a thread of the consumer may end before its process does.
+   Three processes. The consumer's opens the loader. The child makes batches and publishes them in
+   order. The supervisor is the child's parent: it starts the child and records its end. (The
+   consumer's thread could end before its process, so it cannot be the parent.)
 
-   They share the arena (a struct spdl__shared, a ring of entries, notes of calls, a word for each
-   slot, and the slots), and the ledger, a page that the child unmaps before it calls anything: no
-   stage can overwrite what is between consumer and supervisor. No lock is shared, so a death leaves
-   nothing locked. The consumer trusts nothing that the child can write: it compares places and
-   sizes with its own (struct spdl__layout), and numbers of batches with those it has counted.
+   All three share the arena: struct spdl__shared, the ring of entries, notes of calls, a word for
+   each slot, and the slots. Consumer and supervisor also share the ledger, a page that the child
+   unmaps before it calls any stage. No lock is shared, so a death leaves none locked. The consumer
+   checks all that the child can write against its own struct spdl__layout and counters.
 
-   A batch, number n (from 0, over all lives of the child), and its slot s:
-       child    words[s] = n + 1        the slot is not the child's
-                entry[n] = { s, ... }   then stamp = n + 1 (release): it is published
-       consumer sees the stamp (acquire), reads the entry, then passed = n + 1 (release): the entry
-                may be written again
-                works on the data, then words[s] = 0 (release): done
-       child    sees 0 (acquire): the slot goes back to the pool of its pipeline
-   A child that was killed before the stamp has published nothing: the next life takes the slot
-   back, as words[s] is more than what was published. After a kill behind the stamp the next life
-   counts anew, and the supervisor wakes the consumer. (tests/model/loader.pml)
+   Batch number n (from 0, over all lives of the child) in slot s:
+       child    words[s] = n + 1        the slot is lent
+                entry[n] = { s, ... }   then stamp = n + 1 (release): published
+       consumer reads the stamp (acquire), the entry, then passed = n + 1 (release): entry free
+                uses the data, then words[s] = 0 (release): done
+       child    reads 0 (acquire): the slot is free
+   A child killed before the stamp has published nothing: the next life takes the slot back, because
+   words[s] is above `published`. After the stamp, the next life corrects `published` and the
+   supervisor wakes the consumer. (tests/model/loader.pml)
 
-   Sleep. Both sides look some times, then wait for a word that the other one changes: `filled` by
-   the child that publishes and by the supervisor, `emptied` by the consumer that is done, commands
-   or quits. A waiter counts itself, does a full barrier and looks again; the other side changes
-   what is waited for, does a full barrier and reads the count. So one of both sees the other, and
-   no call is made when nobody sleeps. Both also wake now and then, in case a count was overwritten.
-   A batch that is only taken wakes nobody: the ring has room for more entries than there are
-   batches; only ends fill it.
+   Sleep. Both sides poll, then wait for a word: the child and the supervisor change `filled`, the
+   consumer changes `emptied`. A waiter counts itself, does a full barrier and checks again. The
+   other side makes its change, does a full barrier and reads the count. One of the two sees the
+   other, and nobody sleeps without a system call. Both also wake from time to time, because a stage
+   can overwrite a count. Taking a batch wakes nobody: only ends can fill the ring.
 
-   Commands. The consumer writes a position (text, sequence), the place in the ring (start_at), and
-   `command`, and writes none of them again before it has seen `ack`. The child starts its pipeline
-   at the position, takes back what was published from start_at on, and writes `begun`, `begun_at`
-   and `ack`. If it refuses it writes `refusal` and `ack` alone: no life goes on from there.
-       ack == 0         no life has begun: the first command is the beginning, a new pipeline's
-       ack == command   nothing is asked
-       else             a life obeys in its first turn, after it went where it was: to the last
-                        entry if there is one from begun_at on, or to `begun`
-   Killed before `begun` the next life obeys again: until `ack` the consumer reads no entry. A load,
-   a rewind and a restart are one call (spdl__child_go).
+   Commands. The consumer writes a position (text, sequence), start_at and `command`, and no other
+   before it reads `ack`. The child starts its pipeline there, takes back the entries from start_at
+   on, and writes `begun`, `begun_at` and `ack`. To refuse, it writes only `refusal` and `ack`.
+       ack == 0         no life has started: the first command is open's
+       ack == command   nothing to do
+       else             a new life first restores the position of the last entry from begun_at on,
+                        or `begun`, then obeys
+   The consumer reads no entry before `ack`, so a child killed before it can obey again.
 
-   Threads: in the child all of this runs on its main thread, which is its pipeline's consumer;
-   notes are written by any worker. The supervisor has one thread. In the consumer's process it is
-   the consumer's, but spdl_loader_done may come from another one. */
+   Threads: the child's code runs on its main thread, its pipeline's consumer; workers write notes.
+            spdl_loader_done can be called on any thread. */
 
-#define SPDL__LOADER_LOOK_NS 10000000u /* a consumer that sleeps looks around */
-#define SPDL__LOADER_TURN_NS 50000000u /* a child whose pipeline has nothing looks for commands */
-#define SPDL__LOADER_STATS_NS 50000000u /* so old its statistics may be */
+#define SPDL__LOADER_LOOK_NS 10000000u /* between checks of a waiting consumer */
+#define SPDL__LOADER_TURN_NS 50000000u /* between checks of a child without results */
+#define SPDL__LOADER_STATS_NS 50000000u /* age of statistics */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
-#define SPDL__LOADER_SPARE 4   /* entries without a slot: ends and failures */
-#define SPDL__LOADER_NOTES 256 /* threads whose calls are noted: a power of two */
+#define SPDL__LOADER_SPARE 4   /* entries for ends and failures */
+#define SPDL__LOADER_NOTES 256 /* threads; a power of two */
 #define SPDL__LOADER_TEXTS 65536
 
 typedef struct spdl__shared_event {
     uint32_t word, waiters;
 } spdl__shared_event;
 
-/* Written by the child, before the stamp. */
+/* Written by the child before the stamp. */
 typedef struct spdl__shared_entry {
     uint64_t stamp;
-    int32_t result;  /* SPDL_OK: a batch; else what next of its pipeline has returned */
-    uint32_t last;   /* nothing comes after it but by a command */
+    int32_t result;  /* SPDL_OK: a batch; else the result of next */
+    uint32_t last;   /* ends the run: only a command starts another */
     uint64_t slot, bytes, count;
-    uint64_t number, epoch; /* of the batch; of an end: how many its epoch had */
-    char text[SPDL_STATE_BYTES]; /* where to go on, or why that cannot be told */
+    uint64_t number, epoch; /* of the batch; of an end: the batches of its epoch */
+    char text[SPDL_STATE_BYTES]; /* the position after it, or why there is none */
 } spdl__shared_entry;
 
-/* The call that a thread is in. */
+/* The running call of a thread. */
 typedef struct spdl__shared_note {
-    uint64_t thread; /* 0: nobody's */
+    uint64_t thread; /* 0: free */
     uint64_t item;
-    uint32_t stage;  /* 1 + row, or 0: in none */
-    char pad[44]; /* 64 bytes: threads do not share a line */
+    uint32_t stage;  /* 1 + row; 0: no call */
+    char pad[44]; /* one cache line a thread */
 } spdl__shared_note;
 
 typedef struct spdl__shared {
-    /* written by the child; filled.word by the supervisor, too */
-    spdl__shared_event filled; /* waiters: by the consumer */
+    /* written by the child, filled.word also by the supervisor */
+    spdl__shared_event filled; /* waiters: of the consumer */
     uint64_t published;
     uint32_t ack;
     int32_t ack_result;
-    uint32_t fault;   /* 1 + the note whose call raised one */
-    uint64_t version; /* of stats: odd while they are written */
+    uint32_t fault;   /* 1 + the note of the call that raised a signal */
+    uint64_t version; /* of stats; odd while they are written */
     spdl_stats stats;
-    spdl_error error;   /* of the entry that is a failure */
-    spdl_error refusal; /* of the command that was refused last */
-    char begun[SPDL_STATE_BYTES]; /* as text of an entry: where the last command has led */
-    uint64_t begun_at;            /* and its start_at */
+    spdl_error error;   /* of the last failure */
+    spdl_error refusal; /* of the last command */
+    char begun[SPDL_STATE_BYTES]; /* the position of the last accepted command, as in an entry */
+    uint64_t begun_at;            /* its start_at */
     char pad0[SPDL_CACHE_LINE];
     /* written by the consumer */
-    spdl__shared_event emptied; /* waiters: by the child */
+    spdl__shared_event emptied; /* waiters: of the child */
     uint32_t command;
     uint32_t quits;
-    uint64_t start_at; /* the entry that the run of the last command begins with */
-    uint64_t sequence; /* where: this item, or if there are texts, what they say */
+    uint64_t start_at; /* first entry after the last command */
+    uint64_t sequence; /* of the rewind, if texts is 0 */
     uint64_t texts;
     uint64_t passed;
-    char text[SPDL__LOADER_TEXTS]; /* one after the other, each with its zero */
+    char text[SPDL__LOADER_TEXTS]; /* each text ends with a zero */
 } spdl__shared;
 
-/* What the child cannot write. */
+/* Not mapped in the child. */
 typedef struct spdl__ledger {
     /* written by the consumer */
     uint32_t quits;
-    uint32_t hangs; /* 1 + the life that is to be ended as it hangs */
+    uint32_t hangs; /* 1 + the life to kill */
     /* written by the supervisor */
-    uint32_t ends;  /* lives that have ended */
-    uint32_t gone;  /* for good */
-    uint32_t hangs_seen; /* of `hangs`: it was killed */
+    uint32_t ends;  /* of lives */
+    uint32_t gone;  /* no restart follows */
+    uint32_t hangs_seen; /* the last value of `hangs` that was obeyed */
     uint32_t restarts;
-    int64_t process; /* by the child, too, as it begins: it may publish first */
-    spdl_error end; /* how the last one has ended */
+    int64_t process; /* also by the child as it starts, because it can publish first */
+    spdl_error end; /* of the last life */
 } spdl__ledger;
 
-/* Sizes and places, each process's own. */
+/* Sizes and offsets. Each process has its own. */
 typedef struct spdl__layout {
-    int stages, row;  /* that makes the batches */
-    int slot_count, quota; /* of them for the consumer */
-    uint64_t ring;    /* entries, a power of two */
-    uint64_t stride;  /* of a slot: `head` bytes of the pipeline's, then the data */
+    int stages, row;  /* row: makes the batches */
+    int slot_count, quota; /* quota: of the consumer */
+    uint64_t ring;    /* entries; a power of two */
+    uint64_t stride;  /* bytes of a slot: `head` of the pipeline, then the data */
     uint64_t head, room;
     uint64_t item;    /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
     uint64_t entries, notes, words, data, bytes;
@@ -16906,65 +16884,64 @@ typedef struct spdl__layout {
 struct spdl_loader {
     /* written by open */
     spdl_loader_desc desc;
-    const spdl_stage *rows; /* in open, and in the other processes */
+    const spdl_stage *rows; /* only during open, and in the other processes */
     size_t count;
     char name[SPDL_NAME_BYTES];
     uint64_t process;
-    uint32_t *mark;     /* 1, but 0 in the child of a fork; or NULL */
-    int64_t supervisor; /* 0: there is none any more */
-    bool opened;        /* what fails before is told by open */
-    bool flushes_all;   /* no other thread has a FILE */
+    uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
+    int64_t supervisor; /* 0: it has ended */
+    bool opened;        /* open has returned */
+    bool flushes_all;   /* one thread: no other can be in a FILE */
     spdl__layout layout;
     spdl__ledger *ledger;
-    spdl__shared *shared; /* the memory, with its parts: */
+    spdl__shared *shared; /* followed by its parts: */
     spdl__shared_entry *entries;
     spdl__shared_note *notes;
     uint64_t *words;
     char *slot_memory;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
-    spdl_loader_batch *held; /* of each slot; the ticket goes to 0 by any thread */
-    uint32_t holds;          /* batches in the consumer's hands; by any thread */
+    spdl_loader_batch *held; /* one a slot; any thread sets a ticket to 0 */
+    uint32_t holds;          /* batches held; written by any thread */
     /* written by the consumer */
     uint64_t at;        /* the next entry */
     uint64_t number, epoch;
     bool last;          /* no epoch follows */
-    uint64_t barred;    /* see spdl__turn; in the child, by its main thread */
-    bool commanded;     /* until the child has obeyed `command` */
-    uint32_t command, ends; /* ends: of lives, that were logged */
-    uint64_t since;     /* when the wait has begun, or 0: the child owes nothing */
-    uint64_t looked_ns; /* when it has looked around last */
-    uint64_t asked_ns;  /* when the supervisor was asked to end a child that hangs, or 0 */
+    uint64_t barred;    /* see spdl__turn; in the child: of its main thread */
+    bool commanded;     /* the child has not obeyed `command` */
+    uint32_t command, ends; /* ends: lives whose end is logged */
+    uint64_t since;     /* start of the wait; 0: none */
+    uint64_t looked_ns; /* time of the last loader_look_around */
+    uint64_t asked_ns;  /* time of the request to kill a hanging child, or 0 */
     uint64_t taken, wait_ns;
-    char text[SPDL_STATE_BYTES]; /* of the last entry */
+    char text[SPDL_STATE_BYTES]; /* position after the last entry */
     spdl_error error;
 };
 
 #if SPDL__OS_PROCESSES
-/* A slot, as the child sees it. */
 typedef struct spdl__child_slot {
-    void *item;    /* lent to the consumer, by the main thread; itself: by an earlier life */
-    uint32_t used; /* by any thread */
+    void *item;    /* held by the consumer; of an earlier life: the address of this struct */
+    uint32_t used; /* written by any thread */
 } spdl__child_slot;
 
 typedef struct spdl__child {
-    /* written when it begins */
+    /* written at its start */
     spdl_loader *loader;
-    spdl_pipeline *pipeline; /* NULL: it could not be made */
+    spdl_pipeline *pipeline; /* NULL: create failed */
     spdl_error failure;
-    spdl_profiler profiler;  /* the user's */
+    spdl_profiler profiler;  /* of the user */
     spdl_allocator blocks;
-    spdl__os_signals signal_set; /* that are blocked in the consumer */
+    spdl__os_signals signal_set; /* blocked in the consumer */
     bool continuous;
     spdl__child_slot *slot;
     /* written by the main thread */
     int lendings;
     uint64_t published, number, epoch;
     uint32_t command;
-    bool over; /* the pipeline has ended */
+    bool over; /* the run has ended */
     uint64_t stats_ns;
 } spdl__child;
 
-SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length); /* (>>state-impl) */
+SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length);
 
 /* --- places --- */
 
@@ -16990,7 +16967,7 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
     if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_shared_wake(&event->word);
 }
 
-/* A text that somebody may change while it is copied: it has an end. */
+/* Copies a text that another process can change meanwhile. */
 SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) {
     const void *end = memchr(from, '\0', SPDL_STATE_BYTES - 1);
     const size_t length = end != NULL ? (size_t)((const char *)end - from) : SPDL_STATE_BYTES - 1;
@@ -16998,7 +16975,7 @@ SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) 
     to[length] = '\0';
 }
 
-/* Which batch of which epoch comes after a position; 0 of 0 if it is none. */
+/* Reads the next batch's number and epoch from a position; 0 without one. */
 SPDL__PRIVATE void spdl__text_numbers(const char *text, uint64_t *number, uint64_t *epoch) {
     const char *delivered = spdl__text_field(text, "delivered");
     const char *at = spdl__text_field(text, "epoch");
@@ -17009,8 +16986,8 @@ SPDL__PRIVATE void spdl__text_numbers(const char *text, uint64_t *number, uint64
 
 /* --- the slots of the child --- */
 
-/* A block of the row that makes the batches is a slot; what else the row needs is told by its size.
-   To take one pairs with the stores of 0: who had it is done with it. */
+/* Blocks of the row that makes the batches are slots. They are known by their size. The exchange
+   pairs with the stores of 0: without it the child writes while others still read. */
 SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
     const spdl__child *child = (const spdl__child *)user;
     const spdl__layout *y = &child->loader->layout;
@@ -17043,7 +17020,6 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
     --child->lendings;
 }
 
-/* Slots that the consumer is done with are the pipeline's again. */
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
     int slot;
     for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slot_count; ++slot)
@@ -17053,7 +17029,7 @@ SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
 
 /* --- the child publishes --- */
 
-/* Its statistics, for whoever looks: by `version` they see whether they have read half of them. */
+/* `version` shows readers whether they copied half of an update. */
 SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
     spdl__shared *s = child->loader->shared;
     const uint64_t version = spdl__load_relaxed(&s->version);
@@ -17090,13 +17066,11 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
     spdl__shared_notify(&s->filled);
 }
 
-/* Nothing more comes of the child's pipeline: `error` says why. */
 SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
     child->loader->shared->error = *error;
     spdl__child_publish(child, error->result, true);
 }
 
-/* A batch of the pipeline: where its block begins, a slot. */
 SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     const spdl_loader *l = child->loader;
     const spdl__layout *y = &l->layout;
@@ -17121,16 +17095,15 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     spdl__child_publish(child, SPDL_OK, false);
 }
 
-/* Whether one more entry may be published: the consumer has not all its slots, and is not too far
-   behind. */
+/* Returns true if an entry is free and the consumer does not hold all its slots. */
 SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
     const spdl_loader *l = child->loader;
     return child->lendings < l->layout.quota &&
            child->published - spdl__load(&l->shared->passed) + 1 < l->layout.ring;
 }
 
-/* Starts the pipeline where the texts say, or at an item. Before the first command it is new, and
-   at item 0. */
+/* Starts the pipeline at the texts, or at an item. Before the first command a pipeline is new, at
+   item 0. */
 SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint64_t texts,
                                       uint64_t sequence, spdl_error *error) {
     const char *at[SPDL__LOADER_TEXTS / 64];
@@ -17158,7 +17131,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
     return result;
 }
 
-/* What was published since the run that a command begins is taken back. */
+/* Takes back what was published after `from`. */
 SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
     const spdl_loader *l = child->loader;
     while (child->published > from && child->published - from <= l->layout.ring) {
@@ -17173,7 +17146,6 @@ SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
     spdl__child_reclaim(child);
 }
 
-/* Where it is now. */
 SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES]) {
     text[0] = '\0';
     if (child->pipeline != NULL)
@@ -17181,7 +17153,6 @@ SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES
     spdl__text_numbers(text, &child->number, &child->epoch);
 }
 
-/* Does what the consumer commands. If that is refused all is as before. */
 SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     spdl__shared *s = child->loader->shared;
     spdl_error error;
@@ -17196,11 +17167,11 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
         s->refusal = error;
     }
     s->ack_result = (int32_t)result;
-    spdl__store32(&s->ack, command); /* pairs with loader_obeyed: the entries are as they will be */
+    spdl__store32(&s->ack, command); /* pairs with loader_obeyed */
     spdl__shared_notify(&s->filled);
 }
 
-/* Whether there is nothing to do. */
+/* Returns true if there is nothing to do. */
 SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
     const spdl__shared *s = child->loader->shared;
     spdl__child_reclaim(child);
@@ -17208,7 +17179,6 @@ SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
            spdl__load32(&s->command) == child->command;
 }
 
-/* Looks, then sleeps until the consumer has done something, or the deadline. */
 SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
     spdl__shared_event *emptied = &child->loader->shared->emptied;
     int round = 0;
@@ -17217,12 +17187,11 @@ SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
            spdl__backoff(&round, SPDL__IDLE_YIELDS, &child->loader->barred)) {}
     word = spdl__load32(&emptied->word);
     spdl__add32(&emptied->waiters, 1);
-    spdl__full_barrier(); /* pairs with shared_notify */
+    spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
     if (spdl__child_waits(child)) spdl__os_shared_sleep(&emptied->word, word, deadline);
     spdl__sub32(&emptied->waiters, 1);
 }
 
-/* What the child does, over and over: obeys, takes slots back, takes a batch and publishes it. */
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     const uint32_t command = spdl__load32(&child->loader->shared->command);
     const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
@@ -17249,7 +17218,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
 
 /* --- the child's calls, so that its end can name them --- */
 
-/* The note of this thread, which it finds by its number; NULL: there are too many threads. */
+/* Returns this thread's note, or NULL if there are too many threads. */
 SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
     const uint64_t thread = spdl__os_thread_id();
     const uint64_t first = spdl__mix(thread);
@@ -17260,7 +17229,7 @@ SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
         uint64_t has = spdl__load_relaxed(&note->thread);
         if (has == thread) return note;
         if (has != 0 || !spdl__cas(&note->thread, &has, thread)) continue;
-        /* it is new: programs that it starts can be ended, and its faults are noted */
+        /* a new thread */
         spdl__os_signals_set(&child->signal_set, NULL);
         spdl__os_faults_note(&child->loader->shared->fault, (uint32_t)at + 1);
         return note;
@@ -17268,14 +17237,12 @@ SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
     return NULL;
 }
 
-/* The row that has a name. */
 SPDL__PRIVATE int spdl__child_row(const spdl_loader *l, const char *name) {
     int i = 0;
     while (i < l->layout.stages - 1 && strcmp(l->stage_name[i], name) != 0) ++i;
     return i;
 }
 
-/* What the pipeline tells its profiler. */
 SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_t number,
                                      void *user) {
     spdl__child *child = (spdl__child *)user;
@@ -17286,7 +17253,7 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
         spdl__store_relaxed(&note->item, number);
         spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child->loader, name));
     } else if (note != NULL) {
-        spdl__store32(&note->stage, 0); /* pairs with supervisor_add_calls, as the other one */
+        spdl__store32(&note->stage, 0); /* pairs with supervisor_add_calls, as above */
     }
     if (child->profiler.event_fn != NULL)
         child->profiler.event_fn(event, name, number, child->profiler.user);
@@ -17294,21 +17261,20 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
 
 /* --- the child begins and ends --- */
 
-/* For stderr, where no log_fn was given. */
 SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
     if (level <= SPDL_LOG_WARN)
         (void)fprintf(stderr, "spdl: loader '%s': %s\n",
                       ((const spdl__child *)user)->loader->name, text);
 }
 
-/* What a life before this one has left: what was published, and the slots that are not ours. */
+/* Continues from what the last life left in shared memory. */
 SPDL__COLD void spdl__child_inherit(spdl__child *child) {
     const spdl_loader *l = child->loader;
     spdl__shared *s = l->shared;
     int slot;
     child->published = spdl__load(&s->published);
     if (spdl__loader_entry(l, child->published)->stamp == child->published + 1)
-        spdl__store(&s->published, ++child->published); /* it was killed before it said so */
+        spdl__store(&s->published, ++child->published); /* killed between the two stores */
     for (slot = 0; slot < l->layout.slot_count; ++slot) {
         const uint64_t word = spdl__load(&l->words[slot]);
         if (word > child->published) spdl__store_relaxed(&l->words[slot], 0);
@@ -17323,7 +17289,7 @@ SPDL__COLD void spdl__child_inherit(spdl__child *child) {
     child->command = spdl__load32(&s->ack);
 }
 
-/* The rows, with blocks of the one that makes the batches in slots. */
+/* Creates the pipeline. Slots are the blocks of one row. */
 SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_loader *l = child->loader;
     spdl_pipeline_desc desc = l->desc.pipeline;
@@ -17347,12 +17313,12 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     desc.profiler.event_fn = spdl__child_event;
     desc.profiler.user = child;
     if (spdl_pipeline_create(&child->pipeline, &desc, rows, l->count) != SPDL_OK)
-        child->pipeline = NULL; /* child->failure has the reason */
+        child->pipeline = NULL;
     SPDL_FREE(rows);
 }
 
-/* Goes on after what was published last, or where the last command has led. If that fails a failure
-   is published. A command that nobody has obeyed comes next. */
+/* Continues after the last entry or command. A failure is published. A command that no life obeyed
+   is next. */
 SPDL__COLD void spdl__child_begin(spdl__child *child) {
     const spdl_loader *l = child->loader;
     const char *from = l->shared->begun;
@@ -17377,21 +17343,22 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
 typedef struct spdl__supervisor {
     spdl_loader *l;
     int64_t parent;
-    spdl__os_signals signal_set; /* that are blocked in the consumer */
-    uint64_t quits_ns; /* the child has to be gone by then; 0: it runs */
-    const char *why;   /* it was killed by us; or NULL */
-    bool lost;         /* it could not be waited for: who knows whether it is gone */
+    spdl__os_signals signal_set; /* blocked in the consumer */
+    uint64_t quits_ns; /* deadline of the child's end; 0: none */
+    const char *why;   /* why it was killed, or NULL */
+    bool lost;         /* the child's state is unknown */
 } spdl__supervisor;
 
-/* The process of the child: does not return. */
+/* Does not return. */
 SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl_loader *l = v->l;
     const char *reason =
         spdl__os_process_begins(supervisor, l->name, false, &v->signal_set);
-    const size_t bytes = sizeof(spdl__child) + (size_t)l->layout.slot_count * sizeof(spdl__child_slot);
+    const size_t bytes =
+        sizeof(spdl__child) + (size_t)l->layout.slot_count * sizeof(spdl__child_slot);
     spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
     int slot;
-    l->ledger->process = (int64_t)spdl__os_process_id(); /* whoever is first */
+    l->ledger->process = (int64_t)spdl__os_process_id(); /* also set by the supervisor */
     spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL) {
@@ -17418,8 +17385,8 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     _exit(0);
 }
 
-/* The next call that the child was in, by items; NULL: there is none. Of a fault only the one that
-   has raised it. */
+/* Returns the call with the next higher item, or NULL. After a signal this is only the call that
+   raised it. */
 SPDL__COLD const spdl__shared_note *spdl__supervisor_call(const spdl_loader *l,
                                                           const spdl__shared_note *last) {
     const uint32_t raised = spdl__load32(&l->shared->fault);
@@ -17434,7 +17401,7 @@ SPDL__COLD const spdl__shared_note *spdl__supervisor_call(const spdl_loader *l,
     return next;
 }
 
-/* Which calls it was in, the first of them. The error is that of the first. */
+/* Adds the first calls to the text. The error is of the first one. */
 SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, spdl_error *end) {
     const spdl__shared_note *call = NULL;
     char words[SPDL_TEXT_BYTES / 2];
@@ -17454,17 +17421,17 @@ SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, 
                               : count == 1 ? ", in" : "; calls that ran:", words);
 }
 
-/* Says how the child has ended, after all it has published. */
+/* Records the child's end, after all that it published. */
 SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end, bool gone) {
     spdl__ledger *ledger = v->l->ledger;
     ledger->end = *end;
     if (!gone) spdl__store32(&ledger->restarts, ledger->restarts + 1);
-    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep; log_ends sees it, too */
+    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep; before `ends` */
     spdl__store32(&ledger->ends, ledger->ends + 1);
     spdl__os_shared_wake(&v->l->shared->filled.word);
 }
 
-/* Whether the child, which ended so, is to be started again. */
+/* Returns true if the child is to be restarted. */
 SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     const spdl_loader *l = v->l;
     char begun[SPDL_STATE_BYTES];
@@ -17493,7 +17460,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     return again;
 }
 
-/* Until the child has ended: how. */
+/* Returns how the child ended. */
 SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
     spdl__ledger *ledger = v->l->ledger;
     int how = 0, ended;
@@ -17516,13 +17483,13 @@ SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
                                               : SPDL__LOADER_GRACE_NS);
     }
     if (ended == 0) spdl__os_process_signal(child, SIGKILL);
-    spdl__os_process_signal(-child, SIGKILL); /* and all that it has started */
+    spdl__os_process_signal(-child, SIGKILL); /* its programs */
     while (ended == 0 && spdl__os_process_ended(child, &how) == 0)
         spdl__os_signal_wait(SPDL__LOADER_LOOK_NS);
     return how;
 }
 
-/* This process is the supervisor of `l`, and its parent is the consumer. Does not return. */
+/* Does not return. The consumer is this process's parent. */
 SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
     const int64_t self = (int64_t)spdl__os_process_id();
     spdl__supervisor v;
@@ -17559,7 +17526,7 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
 
 /* --- the consumer takes --- */
 
-/* What the consumer's calls return from now on, or why it cannot be opened. */
+/* Sets the error of the consumer's later calls, or of open. */
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
                                          ...) {
@@ -17580,7 +17547,7 @@ SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, const char *what) {
                              "overwritten the shared memory", what);
 }
 
-/* A failure, as it was recorded elsewhere. */
+/* Takes an error from memory that another process writes. */
 SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, const spdl_error *error,
                                            int32_t result) {
     l->error = *error;
@@ -17590,7 +17557,6 @@ SPDL__COLD spdl_result spdl__loader_failed(spdl_loader *l, const spdl_error *err
     return l->error.result;
 }
 
-/* The batch of an entry is ours now. */
 SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_entry *entry,
                                             spdl_loader_batch *batch) {
     const uint64_t slot = entry->slot, bytes = entry->bytes, count = entry->count;
@@ -17616,12 +17582,12 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
     return SPDL_OK;
 }
 
-/* What is there: SPDL_OK with a batch, an end, a failure; or SPDL_EMPTY. */
+/* Returns SPDL_EMPTY without a new entry. */
 SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *batch) {
     const spdl__shared_entry *entry = spdl__loader_entry(l, l->at);
     spdl_result result;
     if (l->last) return SPDL_END;
-    /* pairs with child_publish: the entry is written, and the batch */
+    /* pairs with child_publish: else entry and batch can be old */
     if (spdl__load(&entry->stamp) != l->at + 1) return SPDL_EMPTY;
     result = (spdl_result)entry->result;
     if (result != SPDL_OK && result != SPDL_END && result != SPDL_CLOSED)
@@ -17638,7 +17604,7 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
         l->number = 0;
         ++l->epoch;
     }
-    /* the entry was read, and may be written again: pairs with child_room */
+    /* pairs with child_room: else the child overwrites what is read */
     spdl__store(&l->shared->passed, ++l->at);
     if (result == SPDL_END) spdl__shared_notify(&l->shared->emptied);
     return result;
@@ -17646,7 +17612,7 @@ SPDL__PRIVATE spdl_result spdl__loader_look(spdl_loader *l, spdl_loader_batch *b
 
 /* --- the consumer waits --- */
 
-/* Whether the child was started again: the log says why, and the wait begins anew. */
+/* Logs a restart. The wait starts anew. */
 SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
     const uint32_t ends = spdl__load32(&l->ledger->ends);
     if (ends == l->ends) return;
@@ -17658,16 +17624,16 @@ SPDL__COLD void spdl__loader_log_ends(spdl_loader *l) {
                l->ledger->end.text, l->ledger->restarts);
 }
 
-/* Whether the supervisor is still there, and whether the child hangs. A supervisor that was asked
-   to end one has a second to do it; what it has killed may take longer to go. */
+/* Checks supervisor and child. A supervisor has a second to kill a hanging child, which can need
+   longer to end. */
 SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l, uint64_t now) {
     const uint64_t most = spdl__load32(&l->ledger->hangs_seen) == l->ledger->hangs ? 30 : 1;
     int how;
     l->looked_ns = now;
     if (l->asked_ns != 0 && now - l->asked_ns > most * SPDL__LOADER_GRACE_NS)
-        spdl__os_process_signal(l->supervisor, SIGKILL); /* it does nothing, either */
+        spdl__os_process_signal(l->supervisor, SIGKILL); /* it hangs itself */
     if (spdl__os_process_ended(l->supervisor, &how) == 1) {
-        spdl__os_process_signal(-l->ledger->process, SIGKILL); /* and what it has started */
+        spdl__os_process_signal(-l->ledger->process, SIGKILL); /* its programs */
         l->ledger->process = 0;
         how = (int)l->supervisor;
         l->supervisor = 0;
@@ -17684,8 +17650,7 @@ SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l, uint64_t now) {
     return SPDL_OK;
 }
 
-/* Sleeps until something has changed, or a while; after the deadline not at all. What it finds out
-   is a failure. */
+/* Sleeps for a change, up to the deadline. Returns a failure that it detects. */
 SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) {
     spdl__shared *s = l->shared;
     uint64_t now = spdl_time_ns();
@@ -17693,15 +17658,15 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     const uint32_t word = spdl__load32(&s->filled.word);
     bool gone, waits;
     spdl__add32(&s->filled.waiters, 1);
-    spdl__full_barrier(); /* pairs with shared_notify */
-    gone = spdl__load32(&l->ledger->gone) != 0; /* before the stamp: what it published is seen */
+    spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
+    gone = spdl__load32(&l->ledger->gone) != 0; /* read before the stamp, else entries are missed */
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
                          : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
     SPDL_TEST_POINT("loader trainer about to sleep");
     if (waits && !gone && now < until) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
     spdl__loader_log_ends(l);
-    if (waits && gone) { /* for good, and all it has published was taken */
+    if (waits && gone) { /* no restart follows, and every entry was taken */
         spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->ledger->end.text);
         return spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS);
     }
@@ -17710,8 +17675,8 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
                                                                : SPDL_OK;
 }
 
-/* Waits until something has changed, or a while. Returns SPDL_OK, SPDL_TIMEOUT after the deadline,
-   or a failure. A consumer that only polls also learns of failures and hangs. */
+/* Waits for a change. Returns SPDL_OK, SPDL_TIMEOUT or a failure. Polling also detects failures and
+   hangs. */
 SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
     spdl_result result;
     if (spdl__late(deadline)) {
@@ -17726,7 +17691,7 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
     return spdl__loader_sleep(l, deadline);
 }
 
-/* The child has answered: SPDL_OK, or what it was refused with, and all is as before. */
+/* Takes the result of a command. After a refusal everything is as before. */
 SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
     spdl_result result = (spdl_result)l->shared->ack_result;
     const spdl_error was = l->error;
@@ -17745,8 +17710,7 @@ SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
     return SPDL_OK;
 }
 
-/* After a command whether the child has obeyed: SPDL_OK, SPDL_TIMEOUT, what it was refused with, or
-   a failure. */
+/* Waits for the last command. Returns SPDL_OK, SPDL_TIMEOUT, why it was refused, or a failure. */
 SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
                                               spdl_error *error) {
     spdl_result result = SPDL_OK;
@@ -17764,7 +17728,6 @@ SPDL__PRIVATE spdl_result spdl__loader_obeyed(spdl_loader *l, uint64_t deadline,
     return result;
 }
 
-/* There is nothing yet. */
 SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *batch,
                                              uint64_t deadline) {
     const uint64_t since = spdl_time_ns();
@@ -17780,7 +17743,7 @@ SPDL__PRIVATE spdl_result spdl__loader_await(spdl_loader *l, spdl_loader_batch *
     return result;
 }
 
-/* In the child of a fork: what is shared is the consumer's. */
+/* Returns true in a fork's child: the loader is the parent's. */
 SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
     return l->mark != NULL ? spdl__load_relaxed32(l->mark) == 0
                            : l->process != spdl__os_process_id();
@@ -17792,7 +17755,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     if (l == NULL || batch == NULL || spdl__loader_forked(l)) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(l->error.result != SPDL_OK)) {
         if (l->error.result == SPDL_E_PROCESS) return SPDL_E_PROCESS;
-        spdl__error_clear(&l->error); /* a failure of the pipeline is still there */
+        spdl__error_clear(&l->error); /* a failure of the pipeline is still in the ring */
     }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
@@ -17820,7 +17783,6 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
 
 /* --- positions --- */
 
-/* Writes the command, which the child sees as it has obeyed the one before. */
 SPDL__COLD void spdl__loader_send(spdl_loader *l, const char *const *texts, int count,
                                   uint64_t sequence) {
     spdl__shared *s = l->shared;
@@ -17833,11 +17795,11 @@ SPDL__COLD void spdl__loader_send(spdl_loader *l, const char *const *texts, int 
     spdl__store_relaxed(&s->start_at, l->at);
     l->commanded = true;
     l->since = l->asked_ns = 0;
-    spdl__store32(&s->command, ++l->command); /* pairs with child_turn */
+    spdl__store32(&s->command, ++l->command); /* pairs with child_turn: else it reads half a text */
     spdl__shared_notify(&s->emptied);
 }
 
-/* Tells the child where to go on. What the command of open was refused with is nobody's then. */
+/* Sends a command and waits. An earlier command's refusal is dropped. */
 SPDL__COLD spdl_result spdl__loader_command(spdl_loader *l, const char *const *texts, int count,
                                             uint64_t sequence, uint64_t deadline,
                                             spdl_error *error) {
@@ -17923,9 +17885,8 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     return SPDL_OK;
 }
 
-/* What the rows say, before there is a pipeline: which row makes the batches, how many blocks the
-   pipeline may have of it, what lies in front of the data in a block, and names. (The only place
-   that reads what is private to the pipeline.) */
+/* Finds the row that makes the batches, its blocks, their heads and the names. Only this function
+   reads private fields of a pipeline. */
 SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
                                             const spdl__plan *plan) {
     spdl__layout *y = &l->layout;
@@ -17968,7 +17929,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     plan.rows = l->rows;
     plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
     result = spdl__check_plan(&plan);
-    spdl__desc_defaults(&l->desc.pipeline); /* here: a child has the threads that `slots` is for */
+    spdl__desc_defaults(&l->desc.pipeline); /* here: open knows the child's number of workers */
     if (result != SPDL_OK) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     if (result != SPDL_OK) return result;
     if (l->rows[0].kind == SPDL_KIND_FEED)
@@ -17986,7 +17947,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     return result == SPDL_E_NOMEM ? spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory") : result;
 }
 
-/* The memory, if there is room for it. */
+/* Makes the shared memory if there is room. */
 SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
@@ -18025,7 +17986,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     return SPDL_OK;
 }
 
-/* Starts the supervisor. What FILEs hold is written before: else both processes would. */
+/* Starts the supervisor. FILEs are flushed, else both processes write what they hold. */
 SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
     const uint64_t threads = spdl__os_threads();
     const char *reason;
@@ -18040,7 +18001,7 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
         spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
                    "loader '%s': no doctor in another process: create a pipeline of the same "
                    "rows for one", l->name);
-    l->command = l->shared->command = 1; /* to begin at the beginning */
+    l->command = l->shared->command = 1; /* start at the beginning */
     l->commanded = true;
     l->flushes_all = threads <= 1;
     spdl__os_files_flush(l->flushes_all);
@@ -18051,7 +18012,6 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
     return spdl__loader_fail(l, SPDL_E_PROCESS, "no process: %s", reason);
 }
 
-/* Frees whatever open has made so far. */
 SPDL__COLD void spdl__loader_release(spdl_loader *l) {
     const spdl_allocator heap = l->desc.pipeline.allocator;
     spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
@@ -18103,23 +18063,23 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
 SPDL_API void spdl_loader_close(spdl_loader *l) {
     const uint64_t until = spdl_time_ns() + SPDL__LOADER_GRACE_NS * 3 / 2;
     int how;
-    if (l == NULL || l->process != spdl__os_process_id()) return; /* a fork's: not ours */
-    spdl__store32(&l->ledger->quits, 1); /* first: a child that quits is not started again */
+    if (l == NULL || l->process != spdl__os_process_id()) return; /* a fork's copy */
+    spdl__store32(&l->ledger->quits, 1); /* first: no restart */
     spdl__store32(&l->shared->quits, 1);
     spdl__os_shared_wake(&l->shared->emptied.word);
     spdl__os_process_signal(l->supervisor, SIGCHLD);
     while (l->supervisor > 0) {
         const int ended = spdl__os_process_ended(l->supervisor, &how);
         if (ended == 1) break;
-        if (ended < 0 || spdl_time_ns() >= until) /* and so the child */
+        if (ended < 0 || spdl_time_ns() >= until) /* ends the child, too */
             spdl__os_process_signal(l->supervisor, SIGKILL);
         if (ended < 0) break;
         spdl__os_shared_sleep(&l->ledger->ends, l->ledger->ends, spdl_time_ns() + 50000);
     }
-    spdl__os_process_signal(-l->ledger->process, SIGKILL); /* that it has left, as it was killed */
+    spdl__os_process_signal(-l->ledger->process, SIGKILL); /* its programs */
     spdl__loader_release(l);
 }
-#else /* no processes: nothing can be opened */
+#else /* no processes */
 SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_desc *desc,
                                       const spdl_stage *stages, size_t stage_count) {
     (void)stages, (void)stage_count;
@@ -18171,7 +18131,7 @@ SPDL_API void spdl_loader_batch_free(void *batch) {
 
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
 
-/* What the child has written is made such that texts can be made of it. */
+/* Repairs what the child wrote, so that texts can be made of it. */
 SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
     const spdl__shared *s = l->shared;
     int tries, i;
@@ -18179,7 +18139,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
         const uint64_t version = spdl__load(&s->version);
         if (version == 0) return SPDL_E_NOT_FOUND;
         memcpy(stats, &s->stats, sizeof(*stats));
-        spdl__full_barrier(); /* pairs with child_stats */
+        spdl__full_barrier(); /* pairs with child_stats: else `version` is read before the copy */
         if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
         spdl__os_yield();
     }
@@ -21330,19 +21290,18 @@ SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *
 
 /* ============================================================================================= */
 /* >>files-impl
-   A spdl__reader is a file that one thread looks at through a window: what is asked for is compared
-   with what is there first. Streams (tar, lines) move such a reader forward, and only
-   when a record was made, so that a call that failed can be repeated. */
+   A spdl__reader reads a file through a window, on one thread. It compares each request with the
+   file's size first. Tar and lines move on only after a record is made, so a failed call can be
+   repeated. */
 
 #define SPDL__READER_ROOM 65536
 #define SPDL__LISTED_BYTES 4096
 #define SPDL__FOLDERS_DEEP 32
 
-#define SPDL__DRIVES (SPDL__OS_SLASHES[1] != '\0') /* "C:", and '\\' as well */
+#define SPDL__DRIVES (SPDL__OS_SLASHES[1] != '\0') /* also "C:" and '\\' */
 
 SPDL__PRIVATE bool spdl__slash(char c) { return c == '/' || (SPDL__DRIVES && c == '\\'); }
 
-/* The last part of a path. */
 SPDL__PRIVATE const char *spdl__path_name(const char *path) {
     const char *name = path;
     for (; *path != '\0'; ++path)
@@ -21350,24 +21309,23 @@ SPDL__PRIVATE const char *spdl__path_name(const char *path) {
     return name;
 }
 
-/* Whether a path begins at the root, and not in some folder. */
 SPDL__PRIVATE bool spdl__path_absolute(const char *path) {
     return spdl__slash(path[0]) || (SPDL__DRIVES && path[0] != '\0' && path[1] == ':');
 }
 
 typedef struct spdl__reader {
-    const char *path; /* for messages; its owner keeps it */
-    spdl_error *error; /* of the call that is running */
+    const char *path; /* of its owner */
+    spdl_error *error; /* of the running call */
     spdl_result result; /* of spdl__reader_need */
     spdl__os_file file;
     uint64_t bytes;
-    uint8_t *window; /* `room` bytes, `have` of them those at window_at */
+    uint8_t *window; /* room for `room` bytes; `have` bytes from window_at on */
     size_t room;
     uint64_t window_at;
     size_t have;
 } spdl__reader;
 
-#define SPDL__RECORD_MOST ((uint64_t)1 << 30) /* bytes, unless max_bytes says more */
+#define SPDL__RECORD_MOST ((uint64_t)1 << 30) /* bytes; default limit */
 
 /* Records "file: at byte N: reason" and returns the result. */
 SPDL__PRINTF(4, 5)
@@ -21390,13 +21348,12 @@ SPDL__PRIVATE spdl_result spdl__reader_has(const spdl__reader *r, uint64_t at, u
                              (spdl__llu)bytes, (spdl__llu)r->bytes);
 }
 
-/* How many bytes from `at` on are in the window. */
 SPDL__PRIVATE size_t spdl__reader_ready(const spdl__reader *r, uint64_t at) {
     if (at < r->window_at || at - r->window_at >= r->have) return 0;
     return r->have - (size_t)(at - r->window_at);
 }
 
-/* At least `bytes` bytes, no more than the window holds. NULL: r->result says why not. */
+/* Returns `bytes` bytes, at most r->room; or NULL, with r->result. */
 SPDL__PRIVATE const uint8_t *spdl__reader_need(spdl__reader *r, uint64_t at, size_t bytes) {
     const char *reason;
     r->result = spdl__reader_has(r, at, bytes);
@@ -21411,7 +21368,6 @@ SPDL__PRIVATE const uint8_t *spdl__reader_need(spdl__reader *r, uint64_t at, siz
     return r->result == SPDL_OK ? r->window + (size_t)(at - r->window_at) : NULL;
 }
 
-/* Opens the file of a reader; it is closed by spdl__os_file_close. */
 SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, spdl_error *error) {
     char label[208];
     const char *reason;
@@ -21424,8 +21380,7 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
 }
 
-/* Nothing is behind the last byte: what is there would be missing, as another writes the file, or a
-   system such as /proc gives no size. */
+/* Checks that the file has not grown. In /proc sizes are 0. */
 SPDL__PRIVATE spdl_result spdl__reader_ends(const spdl__reader *r) {
     uint8_t byte;
     size_t have = 0;
@@ -21454,8 +21409,7 @@ SPDL_API void spdl_record_free(void *record) {
     }
 }
 
-/* A record of the bytes at a place, which spdl__reader_has: header, data, a zero, and the name with
-   a zero, in one block. */
+/* Copies existing bytes of a file into a record: header, data, zero, name and zero in one block. */
 SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_allocator *allocator,
                                               const char *name, uint64_t at, uint64_t bytes,
                                               spdl_record **record) {
@@ -21477,7 +21431,7 @@ SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_alloca
     made->shown.next = NULL;
     r->result = SPDL_OK;
     if (bytes > 0 && bytes <= r->room / 4 && spdl__reader_ready(r, at) == 0)
-        (void)spdl__reader_need(r, at, (size_t)bytes); /* and what follows */
+        (void)spdl__reader_need(r, at, (size_t)bytes); /* reads more than that */
     have = (size_t)spdl__min(spdl__reader_ready(r, at), bytes);
     if (have > 0) memcpy(made->shown.data, r->window + (size_t)(at - r->window_at), have);
     if (have < bytes && r->result == SPDL_OK)
@@ -21490,8 +21444,8 @@ SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_alloca
     return r->result;
 }
 
-/* Where the extension begins: behind the first dot of the last part of a name, or at its end. What
-   comes before it is the key of a sample. */
+/* Returns the extension, after the first dot of a name's last part. The text before it is a
+   sample's key. */
 SPDL__PRIVATE const char *spdl__extension(const char *name) {
     const char *dot = strchr(spdl__path_name(name), '.');
     return dot != NULL ? dot + 1 : name + strlen(name);
@@ -21504,25 +21458,25 @@ typedef enum spdl__records_kind { SPDL__RECORDS_TAR, SPDL__RECORDS_LINES } spdl_
 typedef struct spdl__records {
     spdl__reader reader;
     spdl__records_kind kind;
-    spdl_records_desc desc; /* with its defaults */
-    uint64_t at;            /* of what is read next */
-    spdl_record *sample;    /* .group: the sample under way */
-    bool ended;             /* tar: the block before `at` is empty: an archive has ended */
+    spdl_records_desc desc;
+    uint64_t at;            /* the next read */
+    spdl_record *sample;    /* .group: unfinished sample */
+    bool ended;             /* tar: the last block was empty */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
-    char path[1]; /* all of it */
+    char path[1];
 } spdl__records;
 
-/* What the headers in front of a member say. */
+/* A member of a tar file, as its headers describe it. */
 typedef struct spdl__tar_member {
-    uint64_t at; /* of the next header, then of the data */
+    uint64_t at; /* of the next header, later of the data */
     uint64_t bytes;
-    uint64_t long_bytes; /* of pax, in place of `bytes`: SPDL__NEVER if it says nothing */
+    uint64_t long_bytes; /* of pax, replaces `bytes`; or SPDL__NEVER */
     char kind;
-    char name[SPDL__LISTED_BYTES]; /* of pax or GNU, or empty up to the member's own header */
+    char name[SPDL__LISTED_BYTES]; /* of pax or GNU; else empty before the own header */
 } spdl__tar_member;
 
-/* A number: in base 256 when the first bit says so, else octal, between blanks and zeros. */
+/* Reads a number in base 256 (first bit) or octal. */
 SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *number) {
     int i = 0;
     *number = field[0] & 0x7f;
@@ -21539,7 +21493,7 @@ SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *n
     return i == bytes || field[i] == ' ' || field[i] == '\0';
 }
 
-/* Puts a name together; false: it is too long, or has a zero in it. */
+/* Returns false if a name is too long or has a zero. */
 SPDL__PRIVATE bool spdl__tar_name(spdl__tar_member *m, const uint8_t *name, size_t bytes) {
     if (bytes >= sizeof(m->name) || memchr(name, 0, bytes) != NULL) return false;
     memcpy(m->name, name, bytes);
@@ -21552,7 +21506,7 @@ SPDL__PRIVATE size_t spdl__tar_length(const uint8_t *field, size_t bytes) {
     return end != NULL ? (size_t)((const uint8_t *)end - field) : bytes;
 }
 
-/* Pax records "LENGTH KEY=VALUE\n": the lengths count, whatever the values hold. */
+/* Reads pax records "LENGTH KEY=VALUE\n". Values can have any bytes. */
 SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member *m,
                                         const uint8_t *text, size_t bytes) {
     while (bytes > 0) {
@@ -21590,7 +21544,7 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
     return SPDL_OK;
 }
 
-/* Reads a header: its kind, and the size of what follows it. SPDL_END: an empty block. */
+/* Reads a header. Returns SPDL_END for an empty block. */
 SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
@@ -21618,8 +21572,7 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     return SPDL_OK;
 }
 
-/* Reads the header of kind x or L of the next member. One of kind K has a link's target, one of
-   kind g comments or times of all members. */
+/* Reads the header x or L of the next member. K is a link's target, g a comment or times. */
 SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint64_t most = spdl__max(s->desc.max_bytes, r->room);
@@ -21640,8 +21593,7 @@ SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m
     return result;
 }
 
-/* Name and size of a member, with what the headers in front of it said. ustar has the first part of
-   a long name in another field; what others have there is no name. */
+/* Combines a member's header with those in front. Only ustar has a prefix field. */
 SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
     const size_t prefix = memcmp(head + 257, "ustar", 6) == 0
                               ? spdl__tar_length(head + 345, 155) : 0;
@@ -21653,20 +21605,20 @@ SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
         memcpy(m->name + (prefix > 0 ? prefix + 1 : 0), head, name);
         m->name[(prefix > 0 ? prefix + 1 : 0) + name] = '\0';
     }
-    /* in old archives a folder is a file whose name ends in a slash */
+    /* old archives: a slash at the end is a folder */
     if (m->kind == '\0') m->kind = name > 0 && head[name - 1] == '/' ? '5' : '0';
-    if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* whatever a link or a folder says */
+    if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* links and folders have no data */
 }
 
-/* Goes through headers up to the next plain file: m->at is that of its data. Behind an empty block
-   is the end of the file, another one, or another archive. */
+/* Finds the next plain file. After an empty block the file ends, or another block or archive
+   follows. */
 SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint8_t *head = NULL;
     bool extends, plain;
     spdl_result result;
     for (m->at = s->at;;) {
-        if (m->at == s->at) { /* nothing was said of it before its own header */
+        if (m->at == s->at) { /* no header in front of it */
             m->name[0] = '\0';
             m->long_bytes = SPDL__NEVER;
         }
@@ -21690,7 +21642,7 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) 
                 !(s->desc.group && *spdl__path_name(m->name) == '.');
         if (result != SPDL_OK || plain) return result;
         m->at += (m->bytes + 511) & ~(uint64_t)511;
-        if (!extends) s->at = m->at; /* a link, a folder: what was said of it is over */
+        if (!extends) s->at = m->at; /* a link or folder */
     }
 }
 
@@ -21710,7 +21662,7 @@ SPDL__PRIVATE spdl_result spdl__tar_next(spdl__records *s, spdl_record **record)
     return result;
 }
 
-/* Whether a member belongs to a sample: it has the same key, and a name that is new there. */
+/* Returns true if a member has the sample's key and a new name. */
 SPDL__PRIVATE bool spdl__sample_takes(const spdl_record *sample, const char *name) {
     const size_t length = (size_t)(spdl__extension(sample->name) - sample->name);
     if (strncmp(sample->name, name, length) != 0 || spdl__extension(name) != name + length)
@@ -21719,7 +21671,7 @@ SPDL__PRIVATE bool spdl__sample_takes(const spdl_record *sample, const char *nam
     return sample == NULL;
 }
 
-/* Members up to one of another sample, which waits in s->sample for the next call. */
+/* Reads up to a member of another sample. It waits in s->sample. */
 SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **record) {
     spdl_record *more = NULL, **end = &s->sample;
     uint64_t bytes = 0;
@@ -21743,7 +21695,7 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **recor
     }
 }
 
-/* The line at `at`: *bytes without its end, and *next, where the next one begins. */
+/* Finds a line without its end, and the start of the next one. */
 SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t most,
                                           uint64_t *bytes, uint64_t *next) {
     const uint8_t *from, *end = NULL;
@@ -21823,24 +21775,24 @@ SPDL_API void spdl__records_close(void *records) {
 /* --- lists of files --- */
 
 typedef struct spdl__file {
-    const char *path; /* while the list is made: how far into the text */
+    const char *path; /* during open: offset in `text` */
     uint64_t bytes;
 } spdl__file;
 
 struct spdl_files {
     spdl_allocator allocator;
     spdl__file *at;
-    char *text; /* the paths, each with a zero at its end */
+    char *text; /* paths with a zero each */
     uint64_t hash;
     size_t count, room, text_bytes, text_room;
 };
 
-/* What open knows so far. */
+/* A running open. */
 typedef struct spdl__search {
     spdl_files *files;
     spdl_files_desc desc;
-    const char *named;   /* what open was given */
-    const char *pattern; /* what is left of it: for the folder at `path`; NULL: everything */
+    const char *named;   /* argument of open */
+    const char *pattern; /* the part for the folder at `path`; NULL: all files */
     int depth;
     spdl_result result;
     size_t length;
@@ -21854,7 +21806,6 @@ SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const 
     return false;
 }
 
-/* Appends to the path; spdl__search_pop takes it back. */
 SPDL__PRIVATE bool spdl__search_push(spdl__search *f, const char *name, size_t bytes) {
     const size_t slash = f->length > 0 && !spdl__slash(f->path[f->length - 1]) &&
                          f->depth > 0;
@@ -21887,7 +21838,7 @@ SPDL__PRIVATE bool spdl__search_add(spdl__search *f, uint64_t bytes) {
     return true;
 }
 
-/* Whether a name fits one part of a pattern. After a mismatch the last star takes one more. */
+/* Returns true if a name matches a part of a pattern. */
 SPDL__PRIVATE bool spdl__match(const char *part, const char *end, const char *name) {
     const char *star = NULL, *from = NULL;
     if (name[0] == '.' && part[0] != '.') return false;
@@ -21918,13 +21869,13 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
     return f->result == SPDL_OK && (reason == NULL || spdl__search_fail(f, SPDL_E_IO, reason));
 }
 
-/* Looks at f->path. A `middle` part of a pattern looks for folders: all else is skipped. */
+/* Gets size and kind of f->path. `middle`: only folders are of interest. */
 SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
     return reason == NULL || (middle && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
-/* An entry of the folder at f->path: false ends the search. */
+/* Handles one entry of the folder at f->path. Returns false to end the search. */
 SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     spdl__search *f = (spdl__search *)finding;
     const char *pattern = f->pattern;
@@ -21947,7 +21898,6 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     return good;
 }
 
-/* A path that was named, not found: `f->path`. */
 SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
     uint64_t bytes = 0;
     bool folder = false;
@@ -21956,7 +21906,6 @@ SPDL__PRIVATE bool spdl__search_named(spdl__search *f) {
     return spdl__search_add(f, bytes);
 }
 
-/* The line of a list: an empty one names nothing. */
 SPDL__PRIVATE bool spdl__search_line(spdl__search *f, const spdl_record *line) {
     const char *path = (const char *)line->data;
     const size_t folder =
@@ -21991,7 +21940,7 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     return f->result == SPDL_OK;
 }
 
-/* Of a pattern, what comes before the part with the first wildcard is a path. */
+/* The path of a pattern ends before the part with the first wildcard. */
 SPDL__PRIVATE bool spdl__search_path(spdl__search *f, const char *path) {
     const char *end = path + strlen(path), *wildcard = strpbrk(path, "*?"), *reason;
     uint64_t bytes = 0;
@@ -22012,7 +21961,7 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
     return strcmp(((const spdl__file *)a)->path, ((const spdl__file *)b)->path);
 }
 
-/* Names from the folder on that all paths begin with, and sizes. */
+/* Hashes sizes and names. A common folder of all paths is left out. */
 SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
     const char *first = files->at[0].path, *name = strrchr(first, '/');
     size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
@@ -22083,23 +22032,22 @@ SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash;
 /* --- tokens --- */
 
 typedef struct spdl__shard {
-    spdl__reader reader; /* file and length */
-    uint64_t data;       /* where its tokens begin */
-    uint64_t first;      /* its first token */
+    spdl__reader reader;
+    uint64_t data;       /* offset of its tokens */
+    uint64_t first;      /* number of its first token */
 } spdl__shard;
 
-/* Nothing of it changes between open and close: any threads read. */
+/* Constant after open: any threads read it. */
 struct spdl_tokens {
-    size_t item_bytes; /* first: of a window as uint32_t */
+    size_t item_bytes; /* of a window of uint32_t; must be first */
     spdl_allocator allocator;
     spdl__shard *at;
     size_t count, opened;
-    uint64_t total, length, windows; /* total: of tokens, with in_shards of those in windows */
+    uint64_t total, length, windows; /* total: tokens (in_shards: of whole windows) */
     size_t width; /* bytes of a token in the file */
 };
 
-/* Finds out where the tokens of a shard are, and counts them. All have as many bytes as those of
-   the first. */
+/* Finds and counts the tokens of a shard. */
 SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *shard,
                                             const spdl_tokens_desc *desc) {
     const int raw_bytes = desc->raw_bytes;
@@ -22210,7 +22158,6 @@ SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
 
-/* So many bytes of a shard. */
 SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
                                            size_t bytes, spdl_error *error) {
     spdl__reader reader;
@@ -22222,8 +22169,7 @@ SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t fr
     return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
 }
 
-/* Tokens as they lie in the file become numbers: nothing, where the processor has the low byte
-   first. */
+/* Converts little-endian tokens to the processor's order. */
 SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) {
     uint8_t *at = (uint8_t *)tokens;
     const uint16_t one = 1;
@@ -22243,7 +22189,7 @@ SPDL__PRIVATE void spdl__tokens_widen(uint32_t *SPDL__RESTRICT to,
     for (i = 0; i < count; ++i) to[i] = from[i];
 }
 
-/* Tokens of 2 bytes as 4, by way of a piece that stays in the nearest cache. */
+/* Widens tokens piece by piece: a piece stays in the first cache. */
 SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64_t from,
                                                 uint32_t *to, size_t count, spdl_error *error) {
     uint16_t piece[8192];
@@ -22259,7 +22205,6 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
     return result;
 }
 
-/* A window, over as many shards as it takes, of tokens of `wide` bytes. */
 SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
                                       size_t wide, spdl_error *error) {
     const size_t width = tokens->width, count = (size_t)tokens->length + 1;
@@ -22273,7 +22218,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
     if (wide != 4 && wide != width)
         return spdl__error_set(error, SPDL_E_INVALID, "a window with %llu bytes a token, but the "
                                "shards have %llu", (spdl__llu)wide, (spdl__llu)width);
-    while (end - shard > 1) { /* the last one that begins there or before */
+    while (end - shard > 1) { /* the last shard that starts at or before it */
         middle = shard + (end - shard) / 2;
         if (middle->first <= index * tokens->length) shard = middle;
         else end = middle;
@@ -22295,7 +22240,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 
 /* --- rows --- */
 
-/* What an index names; a source has none, and makes item spdl_sequence. */
+/* Gets the index of an input. A source uses its sequence number. */
 SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool source,
                                           const char *what, uint64_t count, uint64_t *index) {
     if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
@@ -22319,7 +22264,6 @@ SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, bool source
     return result;
 }
 
-/* SPDL_COUNT. */
 SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **out) {
     spdl_index *made;
     (void)in;
@@ -22333,12 +22277,12 @@ SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **o
     return SPDL_OK;
 }
 
-/* The bytes of what spdl_buffer gives in this row. */
+/* Returns the bytes of a buffer of this row. */
 SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
     return (task->node + task->node->places)->row.item_bytes;
 }
 
-/* The window of an index, in the `room` bytes at `to`, which are the width of its tokens, too. */
+/* Reads the window of an index. `room` decides the width of its tokens. */
 SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, void *to,
                                               size_t room) {
     const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
@@ -22359,7 +22303,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out
     return *out != NULL ? spdl__tokens_window(task, in, *out, spdl__row_bytes(task)) : SPDL_E_NOMEM;
 }
 
-/* All windows of a batch of indices, as a batch in place. */
+/* Reads the windows of a batch of indices into a batch in place. */
 SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
     const spdl__batch *from = (const spdl__batch *)in;
     const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
@@ -22414,7 +22358,6 @@ SPDL__ROW_FN(spdl__files_pipe, spdl__files_row(task, in, false, out))
 SPDL__ROW_FN(spdl__tar_pipe, spdl__records_row(task, in, SPDL__RECORDS_TAR, out))
 SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, out))
 
-/* SPDL_READ. */
 SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out) {
     static const spdl_allocator by_malloc = { NULL, NULL, NULL };
     spdl_record *record = NULL;
@@ -22458,11 +22401,9 @@ const spdl_function spdl__file_rows[8] = {
 
 /* ============================================================================================= */
 /* >>state-impl
-   Positions as text: "spdl.state.1 table=... item_seed=... epoch=... item=... sum=...", fields with
-   one space before each, those of a sampler among them. What they mean is in >>position-impl. A
-   field that can be compared may be taken out by hand, and with "sum=none" nobody looks whether the
-   rest was changed. Bytes from outside: numbers are checked, a text has an end within
-   SPDL_STATE_BYTES, and whatever it says the worst is another position.
+   Positions as text (>>position-impl): "spdl.state.1 table=... item_seed=... item=... sum=...",
+   with a space before each field. A user may delete a field that is compared, and write "sum=none"
+   to skip the check. Texts are not trusted: the worst result is another valid position.
 
    Threads: the consumer. */
 
@@ -22473,7 +22414,7 @@ SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
     return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
 }
 
-/* The line; why there is none, or NULL. */
+/* Returns why there is no line, or NULL. */
 SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *line) {
     spdl__position at;
     const char *why = spdl__position_read(p, &at);
@@ -22512,12 +22453,12 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
 
 /* --- reading --- */
 
-/* A load, as far as it has come. */
+/* A running load. */
 typedef struct spdl__state_loads {
     spdl_pipeline *p;
     const char *const *texts;
-    int count, at;        /* the text at hand */
-    spdl_sampler sampler; /* what the load makes of it: the pipeline's own may be at work */
+    int count, at;        /* at: the text that is read */
+    spdl_sampler sampler; /* the result; the pipeline's own can be in use */
     spdl_error *error;
 } spdl__state_loads;
 
@@ -22532,7 +22473,7 @@ SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result
     return spdl__error_set(l->error, result, "spdl_state_load: text %d %s", l->at, text);
 }
 
-/* A field that has to be there. */
+/* Reads a field that must exist. */
 SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char *name,
                                           uint64_t most, uint64_t *number) {
     const char *at = spdl__text_field(l->texts[l->at], name);
@@ -22542,7 +22483,7 @@ SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char
                              at == NULL ? "has no" : "has a number that cannot be in", name);
 }
 
-/* A field that has to be the same as ours, if it is there. */
+/* Compares a field, if it exists. */
 SPDL__COLD spdl_result spdl__state_same(const spdl__state_loads *l, const char *name, unsigned base,
                                         uint64_t ours, const char *what) {
     const char *at = spdl__text_field(l->texts[l->at], name);
@@ -22556,7 +22497,7 @@ SPDL__COLD spdl_result spdl__state_same(const spdl__state_loads *l, const char *
                              (int)strcspn(at, " "), at, name, here);
 }
 
-/* Version, length and sum. */
+/* Checks version, length and sum. */
 SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
     const size_t begin = sizeof(SPDL__STATE_BEGIN) - 1;
     const char *text = l->texts[l->at], *sum;
@@ -22581,7 +22522,7 @@ SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
                              "with sum=none");
 }
 
-/* What a text says of the sampler; l->sampler has its `from` then. */
+/* Checks the sampler's fields and sets l->sampler.from. */
 SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
     const char *from = spdl__text_field(l->texts[l->at], "from");
     spdl_sampler *s = &l->sampler;
@@ -22597,7 +22538,6 @@ SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
     return spdl__state_error(l, SPDL_E_FORMAT, "has something else than EPOCH:POSITION in 'from='");
 }
 
-/* All of a text. */
 SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__position *at) {
     const uint64_t items = UINT64_MAX >> SPDL__SPAN_BITS, any = SPDL__NEVER - 1;
     const struct {
@@ -22622,7 +22562,7 @@ SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__position *at
 
 /* --- ranks --- */
 
-/* Which rank of how many has written the text at hand. */
+/* Reads which rank wrote a text. */
 SPDL__COLD spdl_result spdl__state_rank(const spdl__state_loads *l, spdl_ranks *of) {
     const char *at = spdl__text_field(l->texts[l->at], "rank");
     uint64_t rank, world;
@@ -22636,8 +22576,8 @@ SPDL__COLD spdl_result spdl__state_rank(const spdl__state_loads *l, spdl_ranks *
     return SPDL_OK;
 }
 
-/* Whether the texts are of all ranks of a run, each once, or the only one is ours. *own: the one
-   that is ours, or -1: the numbers of ranks differ. */
+/* Checks that the texts are of all ranks, or the only one is ours. *own: our text; -1: the number
+   of ranks has changed. */
 SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *own) {
     const spdl_ranks ours = l->sampler.desc.ranks;
     spdl_ranks of = { 0, 0 };
@@ -22658,8 +22598,8 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *
     return SPDL_OK;
 }
 
-/* The texts of all ranks of a run that had another number of them: all are level, or at the end of
-   their epoch. What remains begins at one position. */
+/* Joins the texts of another number of ranks, all at the same item or at the epoch's end. The rest
+   of the epoch starts at one position. */
 SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at) {
     const spdl_ranks ours = l->sampler.desc.ranks;
     const uint64_t world = (uint64_t)l->count, now = (uint64_t)ours.world;
@@ -22702,7 +22642,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
     return SPDL_OK;
 }
 
-/* Where the run is to begin. */
+/* Finds the position to start at. */
 SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *at) {
     const spdl_allocator *heap = &l->p->allocator;
     bool *there;
@@ -22713,7 +22653,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
                              : spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a "
                                                  "pipeline whose source is SPDL_INDEX can go on "
                                                  "with several", l->count);
-    l->sampler.desc = l->p->sampler->desc; /* what does not change while it is at work */
+    l->sampler.desc = l->p->sampler->desc;
     l->sampler.length = l->p->sampler->length;
     there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
     if (there == NULL)
@@ -22725,7 +22665,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     return own >= 0 ? spdl__state_read(l, at) : spdl__state_join(l, at);
 }
 
-/* The run begins: nothing asks the sampler now. */
+/* Called at the start of a run: no thread uses the sampler. */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from) {
     sampler->from_epoch = from != NULL ? from->from_epoch : 0;
     sampler->from = from != NULL ? from->from : 0;
