@@ -160,8 +160,8 @@ extern "C" {
                         Rings, inline pipelines, pools of guests, statistics, traces, cache and npz
                         remain. .threads and SPDL_FROM return SPDL_E_THREAD. A call that would sleep
                         returns SPDL_TIMEOUT at once.
-   Defined for all files: a call of a removed function does not compile. Defined only for the
-   implementation: such a call does not link. Structs stay the same. */
+   If all files define them, a call of a removed function does not compile; else it does not link.
+   Structs stay the same. */
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
@@ -173,7 +173,7 @@ extern "C" {
        warning
        batches and buffers that are not freed at destroy: a warning for each row
        a source that returns SPDL_SKIP 1000 times in a row: a warning
-   Use -fsanitize=address to find a stage that frees its input. */
+   -fsanitize=address finds a stage that frees its input. */
 
 /* Limits that size plain structs. */
 #define SPDL_MAX_STAGES 32
@@ -287,13 +287,13 @@ typedef struct spdl_logger {
 /* >>ring
    A bounded queue of items of one size, by default a pointer; first in, first out.
 
-   Producers push and consumers pop. Calls with a timeout spin, yield, then sleep. After SPDL_OK the
-   ring owns a pushed item, and the caller owns a popped one. After any other result nothing has
-   moved. SPDL_CLOSED means closed, and for a pop closed and empty.
+   Calls with a timeout spin, yield, then sleep. After SPDL_OK the ring owns a pushed item, and the
+   caller owns a popped one. After any other result nothing has moved. SPDL_CLOSED means closed, and
+   for a pop closed and empty.
 
    MPMC takes any number of producers and consumers. A consumer gets the items of one producer in
-   order. A thread that the system stops inside of a push or pop delays the slots behind it. try_pop
-   can then return SPDL_EMPTY although later items are inside.
+   order. A thread that is stopped inside of a push or pop delays the slots behind it: try_pop can
+   return SPDL_EMPTY although later items are inside.
 
    SPSC is faster, and wait-free. One thread at a time pushes, and one pops. Either side can move to
    another thread if you synchronise the two threads. Two threads at once on a side corrupt the
@@ -360,9 +360,9 @@ SPDL_API uint64_t spdl_ring_count(const spdl_ring *ring);
 
    Guests. A program can lend its threads to a pool. With guests = n up to n threads at a time can
    call spdl_pool_run. Guests have worker numbers after those of the workers. The pool does not wake
-   guests: call spdl_pool_run about once a frame. In a pool of guests alone next and push wait for
-   them. A consumer in next is a guest while it calls stages. Different threads use a guest number
-   in turn, and init must store nothing that belongs to one thread. */
+   guests: call spdl_pool_run about once a frame. A consumer in next is a guest while it calls
+   stages. Different threads use a guest number in turn, so init must store nothing that belongs to
+   one thread. */
 
 /* State of each worker: init stores it in *local, and fini receives it. */
 typedef spdl_result (*spdl_init_fn)(void *ctx, int worker, void **local);
@@ -908,9 +908,9 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at item `sequence` of epoch 0. It waits for running calls, frees
    all items inside, and clears an end, failure or stop. A source that reads in order must compare
-   spdl_sequence, and seek. ctx and statistics remain. Use a stop and a rewind for a validation set:
-   they take 1 us, a new pipeline 200 us. No function of yours runs between a stop that waited and
-   the rewind, and ctx may change.
+   spdl_sequence, and seek. ctx and statistics remain. For a validation set it takes 1 us, a new
+   pipeline 200 us. No function of yours runs between a stop that waited and the rewind, and ctx may
+   change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, for a sequence of 2^36 or
             more.
@@ -1051,9 +1051,7 @@ SPDL_API void spdl_stop(spdl_task *task);
        input order        every result whose input came before the failed one
        completion order   the results that were in the sink; the library frees all others
 
-   next does not wait for calls in earlier rows, such as a source that blocks. spdl_pipeline_failed
-   reports after the loop whether the pipeline failed. To retry a call, write a loop in the
-   function.
+   next does not wait for calls in earlier rows, such as a source that blocks. Call spdl_pipeline_failed after the loop. To retry a call, write a loop in the function.
 
    Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
@@ -1135,8 +1133,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
    in next while it would wait. With workers = n only these n threads do, unless .next_works_ns is
    set: the thread in next then leaves out rows whose mean call is longer. While it is in a call,
-   one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. If the
-   consumer waits for a device, workers = spdl_cores() and .next_works_ns = 2 ms can be better.
+   one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
+   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
 
    Sources that block. With .threads = 1 a source has its own thread. SPDL_FROM(Type, next_fn,
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
@@ -1169,16 +1167,16 @@ SPDL_API void spdl_stop(spdl_task *task);
    Resume. The consumer saves the position of a pipeline as a line of text with its model, and
    another run loads it. The position is that of the last item that next returned. Items still in
    the pipeline are made again. After a load the consumer gets the same items as without the
-   interruption, bit by bit. The number of workers, .concurrency, .buffer_size and the use of a
-   loader may change. Conditions:
-     - Rows and order are the same in every run (see >>order). A load refuses a row of another kind,
-       .again, .flush, .continuous or C type. It does not notice another function of the same types.
-       Where one row groups, its size and .drop_last may change: then batches are cut differently.
+   interruption, bit by bit. Workers, .concurrency, .buffer_size and the use of a loader may change.
+   Conditions:
+     - Rows and order are the same in every run. A load refuses a row of another kind, .again,
+       .flush, .continuous or C type, but not another function of the same types. Where one row
+       groups, its size and .drop_last may change.
      - Sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
        not follow the last one.
      - Results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key.
-     - Results do not depend on what a stage keeps in its ctx. A row with .flush may keep items: a
-       load first calls it with spdl_flushing, and frees the results.
+     - Results do not depend on what a stage keeps in its ctx. Only a row with .flush may keep items:
+       a load first calls it with spdl_flushing, and frees the results.
    An item that a cache, a GPU or another thread took in advance counts as delivered.
 
    A load repeats calls for items in flight. Rows that make several results, or gather, begin again
@@ -1186,10 +1184,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
    most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To
-   change the number of ranks, give every rank the texts of all old ranks. All must be at the same
-   item, at their last item, or at the end of the epoch. The new ranks share the rest of the epoch
-   in the order of positions. To jump over items, load a text with a larger item=.
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To change the number of ranks, give every rank the texts of all old ranks. These must be at the same
+   item, at their last item, or at the end of the epoch. To jump over items, load a text with a
+   larger item=.
 
        saved after                   next returns after the load
        the last item of an epoch     SPDL_END
@@ -1199,7 +1196,7 @@ SPDL_API void spdl_stop(spdl_task *task);
        if (spdl_state_save(p, text, sizeof text) < 0) puts(text);          store it with the model
        ...
        const char *texts[] = { text };
-       if (spdl_state_load(p, texts, 1, SPDL_FOREVER, &error) != SPDL_OK) puts(error.text);  */
+       if (spdl_state_load(p, texts, 1, SPDL_FOREVER, &error) != SPDL_OK) puts(error.text); */
 
 #define SPDL_STATE_BYTES 1024 /* the longest text, with its terminator */
 
@@ -1407,15 +1404,14 @@ typedef struct spdl_report_desc {
 
    desc.trace is the path; "" means none. NULL means the environment: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create empties the file and
-   destroy writes it. If pipelines share a file, the last destroy wins. A symbolic link is refused.
-   A failure is one warning in the log.
+   destroy writes it. A symbolic link is refused. A failure is one warning in the log.
 
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
    events. The log and the file have the number of dropped ones.
 
    The functions below add a counter and spans: parts of a call, or of the consumer's step. Spans
-   nest up to 16 deep, and deeper ones are left out. The end of a call, or destroy, ends its spans.
-   A name must live as long as the pipeline; the file has its first 100 bytes.
+   nest up to 16 deep. The end of a call, or destroy, ends its spans. A name must live as long as
+   the pipeline; the file has its first 100 bytes.
 
    With <sys/sdt.h> there are probes for perf and bpftrace: spdl:task_begin and spdl:task_end
    (stage, item), spdl:next_wait_begin and spdl:next_wait_end (last stage, items delivered). */
@@ -1560,13 +1556,12 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    difference to windows without. With `replay` kept items replace all rows up to a row, which needs
    .copy_item (not for buffers of spdl_buffer). Otherwise calls of the busiest rows sleep a known
    time longer, and the items stay the same. The throughput shows on which row it depends, and if
-   calls wait for a lock. Statistics include the experiments. Until the end
-   spdl_pipeline_set_concurrency has no lasting effect.
+   calls wait for a lock. Until the end spdl_pipeline_set_concurrency has no lasting effect.
 
-   Rounds that other programs disturbed are repeated, for up to twice the time. If most rounds were
-   disturbed, the report has a sentence that its figures include other programs. The doctor keeps up
-   to 32 items of each row, in up to 256 MiB where their size is known. A process that ends earlier,
-   without spdl_pipeline_destroy, prints nothing. */
+   Rounds that other programs disturbed are repeated, for up to twice the time. If most were
+   disturbed, the report has a sentence about it. The doctor keeps up to 32 items of each row, in up
+   to 256 MiB where their size is known. A process that ends earlier, without spdl_pipeline_destroy,
+   prints nothing. */
 
 /* The settings of SPDL_DOCTOR, as the field `doctor` of spdl_pipeline_desc. */
 typedef struct spdl_doctor_desc {
@@ -1602,9 +1597,9 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
 
    An epoch has positions from 0, and the order gives each position an index. The items of rank r of
    w are those at the positions r, r + w, r + 2w and so on. In a mixture each rank has the same
-   share of every source. The order depends only on the desc and the epoch. Each pair of seed and
-   epoch has its own shuffle. A sampler takes 0.5 KB, and up to 8 KB for a shuffle of at most 4,096
-   indices or blocks. Larger ones are permuted by hashes.
+   share of every source. The order depends only on the desc and the epoch. A sampler takes 0.5 KB,
+   or up to 8 KB for a shuffle of at most 4,096 indices or blocks. Larger ones are permuted by
+   hashes.
 
    If rows drop items, ranks have unequal numbers of batches, and the next collective call hangs.
    Leave items out in index_fn, or end the epoch when one rank has no batch (examples/mpi_train.c).
@@ -1614,8 +1609,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
    items, plus rounding after 2^50 positions. A source repeats with the order of its next epoch. A
    mixture does not end: `draws` is the length of an epoch, and the next epoch goes on behind it.
 
-   A sampler serves one pipeline or mixture, which uses it all the time. Another one is refused. No
-   other call may use it then. */
+   A sampler serves one pipeline or mixture, which uses it all the time: others are refused. */
 
 /* An item of SPDL_INDEX, from spdl_buffer. */
 typedef struct spdl_index {
@@ -1726,7 +1720,7 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
 /* ============================================================================================= */
 /* >>loader
    A pipeline in a process of its own. It writes its batches into memory that the consumer reads,
-   and nothing is copied. A crash, a leak or a library that is not thread-safe stays in that
+   and nothing is copied. Crashes, leaks and libraries that are not thread-safe stay in that
    process. Linux only. Polite workers protect the consumer's speed as well, and cost less.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, SPDL_TOKENS_AT, or a
@@ -1740,15 +1734,14 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
    For several children use several loaders in turn: examples/loaders_in_turn.c.
 
    Signals. Both processes ignore SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE, SIGUSR1 and SIGUSR2.
-   The child runs no handlers of this process, except those of faults such as SIGSEGV. It has its
-   own session, without a terminal. Both end with the process that opened the loader. Programs that
-   a stage starts end, too, if they stay in the child's process group.
+   The child runs this process's handlers of faults such as SIGSEGV, and no others. It has its own
+   session, without a terminal. Both, and programs in the child's process group, end with the
+   process that opened the loader.
 
    Failures. The consumer first gets the batches that the child has passed. Then it gets the failure
    of the pipeline, or SPDL_E_PROCESS. The error has the signal or exit code (also 0) of the child,
    and the stages that were running. With max_restarts the child starts again after the last passed
-   batch, if the table has a position (see >>state). The consumer does not trust what a child can
-   write.
+   batch, if the table has a position (see >>state).
 
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
@@ -1883,11 +1876,10 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
        members, 64 dimensions, a header of 64 KB)
 
    open reads a file of at most 256 KB and closes it. It reads the directory of a larger file, and
-   the first view maps the file. After another program has truncated the file, reading returns
-   SPDL_E_IO, but access to lost bytes of a view raises SIGBUS.
+   the first view maps the file. If the file is truncated meanwhile, reading returns SPDL_E_IO, and
+   access to lost bytes of a view raises SIGBUS.
 
-   Reading a whole array verifies its CRC-32. Views, rows and .npy files have no CRC. Bytes behind
-   an array are skipped, as by NumPy, but are part of its CRC. */
+   Reading a whole array verifies its CRC-32. Views, rows and .npy files have no CRC. */
 
 #ifndef SPDL_NO_NPZ
 
