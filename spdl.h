@@ -124,7 +124,7 @@
 #define SPDL__CHECKED
 #endif
 
-/* SPDL_API precedes each public declaration. Begin a definition of your own with extern, such as
+/* Precedes each public declaration. A definition of your own begins with extern, such as
    extern __attribute__((visibility("hidden"))). */
 #ifndef SPDL_API
 #ifdef SPDL_STATIC
@@ -188,7 +188,7 @@ extern "C" {
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 
-/* The version of the linked implementation.
+/* The linked version.
    Returns: "major.minor.patch", a string literal. */
 SPDL_API const char *spdl_version(void);
 
@@ -238,7 +238,7 @@ typedef enum spdl_result SPDL__INT_ENUM {
 #undef SPDL__ENUM
 } spdl_result;
 
-/* The meaning of a result, in a few words.
+/* The meaning of a result.
    Returns: a string literal; "unknown result" for a value outside the list. */
 SPDL_API const char *spdl_result_text(spdl_result result);
 
@@ -262,9 +262,8 @@ typedef struct spdl_error {
 #define SPDL_BLOCK_ALIGN 256 /* `align` of blocks of item_bytes, and of no other memory */
 
 /* An allocator. Zero is malloc and free; otherwise set both functions. alloc_fn returns NULL when
-   there is no memory. `align` is a power of two, at least 8. free_fn receives the size of the
-   request. Several threads can call both at the same time. The allocator must outlive the last
-   batch. */
+   there is no memory. `align` is a power of two, at least 8. Several threads call both at the same
+   time. The allocator must outlive the last batch. */
 typedef struct spdl_allocator {
     void *(*alloc_fn)(size_t bytes, size_t align, void *user);
     void (*free_fn)(void *memory, size_t bytes, void *user);
@@ -291,9 +290,9 @@ typedef struct spdl_logger {
    caller owns a popped one. After any other result nothing has moved. SPDL_CLOSED means closed, and
    for a pop closed and empty.
 
-   MPMC takes any number of producers and consumers. A consumer gets the items of one producer in
-   order. A thread that is stopped inside of a push or pop delays the slots behind it: try_pop can
-   return SPDL_EMPTY although later items are inside.
+   MPMC takes any number of threads. A consumer gets the items of one producer in order. A thread
+   that is stopped inside of a push or pop delays the slots behind it: try_pop can return SPDL_EMPTY
+   although later items are inside.
 
    SPSC is faster, and wait-free. One thread at a time pushes, and one pops. Either side can move to
    another thread if you synchronise the two threads. Two threads at once on a side corrupt the
@@ -829,7 +828,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     SPDL__CHECKED;
 
 /* Stops the pipeline and frees it with all items that the consumer did not take. After 5 seconds
-   the log names the calls that still run. destroy waits at most 5 seconds for a source with its own
+   the log names calls that still run. destroy waits at most 5 seconds for a source with its own
    thread. If a stop has timed out for that source, only SPDL_FROM is waited for. The thread of a
    call that is left behind frees the rest: until it returns, ctx, allocator and profiler must
    exist.
@@ -919,8 +918,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
                                           int64_t timeout_ns);
 
-/* Adds an item to a pipeline whose first row is SPDL_FEED. The pipeline owns the item only after
-   SPDL_OK. A timeout of 0 never blocks, as threads of games and audio need. With .drop_oldest a
+/* Adds an item to SPDL_FEED. The pipeline owns it only after SPDL_OK. With .drop_oldest a
    push without room drops the oldest item, frees it with .free_item of the row, and counts as a
    skip of row 0. SPDL_FULL then means that a worker was taking an item in this moment.
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
@@ -944,8 +942,7 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
 /* Returns: true once a stage has failed more often than .max_failures allows, until a rewind. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
-/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy. The
-   log has the failures of all rows.
+/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy.
    Returns: never NULL; result is SPDL_OK without a failure.
    Threads: the consumer, after next has returned the failure or spdl_pipeline_failed true; any
             thread, after a stop outside of stages returned SPDL_OK. */
@@ -1051,7 +1048,8 @@ SPDL_API void spdl_stop(spdl_task *task);
        input order        every result whose input came before the failed one
        completion order   the results that were in the sink; the library frees all others
 
-   next does not wait for calls in earlier rows, such as a source that blocks. Call spdl_pipeline_failed after the loop. To retry a call, write a loop in the function.
+   next does not wait for calls in earlier rows, such as a source that blocks. Call
+   spdl_pipeline_failed after the loop.
 
    Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
@@ -1156,8 +1154,7 @@ SPDL_API void spdl_stop(spdl_task *task);
        an earlier row                    never
 
    The consumer can pause for any time, and can wait until its buffer is full. create stores
-   *pipeline before the first call. Pipelines on one pool share its time. The library never calls a
-   function of yours under a lock.
+   *pipeline before the first call. The library never calls a function of yours under a lock.
 
    Fork. In the child of a fork a pipeline with threads is dead. stop and rewind return
    SPDL_E_INVALID, and so do next and push when they would wait. destroy does nothing. */
@@ -1175,8 +1172,8 @@ SPDL_API void spdl_stop(spdl_task *task);
      - Sources make item spdl_sequence(task) of epoch spdl_epoch(task), or seek when the number does
        not follow the last one.
      - Results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key.
-     - Results do not depend on what a stage keeps in its ctx. Only a row with .flush may keep items:
-       a load first calls it with spdl_flushing, and frees the results.
+     - Results do not depend on what a stage keeps in its ctx. Only a row with .flush may keep
+       items: a load first calls it with spdl_flushing, and frees the results.
    An item that a cache, a GPU or another thread took in advance counts as delivered.
 
    A load repeats calls for items in flight. Rows that make several results, or gather, begin again
@@ -1184,7 +1181,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
    most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To change the number of ranks, give every rank the texts of all old ranks. These must be at the same
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To
+   change the number of ranks, give every rank the texts of all old ranks. These must be at the same
    item, at their last item, or at the end of the epoch. To jump over items, load a text with a
    larger item=.
 
@@ -1331,15 +1329,14 @@ typedef struct spdl_stats {
     uint64_t minor_faults;
     double cores_allowed;   /* by affinity and cgroup quotas */
     int cores;
-    bool may_doctor;        /* SPDL_DOCTOR can examine it: not where items are pushed, without
-                               workers, or in the process of a loader */
+    bool may_doctor;        /* SPDL_DOCTOR can examine it */
     spdl_stage_stats stage[SPDL_MAX_STAGES];
     spdl_edge_stats edge[SPDL_MAX_STAGES];
 } spdl_stats;
 
 /* Copies the counters, in a few microseconds for each stage, and every 10 ms reads the process.
-   Each counter is exact, and none decreases. The call wakes a worker if the last row can be called,
-   so that a consumer can wait for its buffer to fill. */
+   Each counter is exact, and none decreases. The call wakes a worker if the last row can be
+   called. */
 SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats);
 
 /* Finds the limit of the consumer. `finding` can be NULL.
@@ -1348,8 +1345,8 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *findi
 
 /* The finding in words: the consumer's waits, the stage and the cause, and the settings to write. A
    gain without a measurement is an upper bound, "up to". With a feed: the dropped and refused
-   requests, the time to an answer, and its largest part. Stages in which over 5 % of the calls
-   fail, and calls that hang, are named.
+   requests, and the time to an answer. Stages in which over 5 % of the calls fail, and calls that
+   hang, are named.
    Returns: the length of the text. */
 SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes);
 
@@ -1374,11 +1371,10 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
        SPDL_STATS=5                  a table on stderr every 5 s, and at the end
        SPDL_REPORT=run.jsonl         a line of JSON for each interval, and one of the doctor
 
-   A report that cannot be written is dropped, with one warning; a stderr that blocks for 100 ms
-   drops one. Stages never wait for a report, and destroy waits for the last one. Lines are appended
-   to the file whole, so pipelines and processes can share it. A symbolic link is refused.
-   examples/data/report.html draws the file in a browser. The lines have the schema "spdl.stats.1",
-   with the fields of the structs: see >>report-impl. */
+   A report that cannot be written is dropped, with one warning. Stages never wait for a report, but
+   destroy waits for the last one. Lines are appended to the file whole, so pipelines and processes
+   can share it. A symbolic link is refused. examples/data/report.html draws the file in a browser.
+   The schema "spdl.stats.1" is in >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
 /* Called on the thread of the reports, and once more at the end, with the numbers since the last
@@ -1475,11 +1471,10 @@ SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_n
 /* ============================================================================================= */
 /* >>headspace
    The cost of loading to a loop, in a sentence, whatever loads. Windows of the loop as it is
-   alternate with windows of the same steps on kept items. In the second kind the source is not
-   called, and its workers rest when their buffers are full. The cost of calls longer than a window
-   is understated. A loop loses in two ways: it waits for items, and its steps are slower while
-   others load (harm). It repeats and drops items, so discard the trained weights: measure before a
-   run, or on a copy. */
+   alternate with windows of the same steps on kept items, in which the source is not called. The
+   cost of calls longer than a window is understated. A loop loses in two ways: it waits for items,
+   and its steps are slower while others load (harm). It repeats and drops items, so discard the
+   trained weights. */
 
 /* A ratio, measured in rounds, and its confidence interval of 95 %. Where several are compared the
    95 % hold for all of them together. An interval that contains 1 is no difference. With fewer than
@@ -1555,8 +1550,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
    It runs inside of next, on the thread of the consumer. It compares windows of time with one
    difference to windows without. With `replay` kept items replace all rows up to a row, which needs
    .copy_item (not for buffers of spdl_buffer). Otherwise calls of the busiest rows sleep a known
-   time longer, and the items stay the same. The throughput shows on which row it depends, and if
-   calls wait for a lock. Until the end spdl_pipeline_set_concurrency has no lasting effect.
+   time longer, and the items stay the same. Until the end spdl_pipeline_set_concurrency has no
+   lasting effect.
 
    Rounds that other programs disturbed are repeated, for up to twice the time. If most were
    disturbed, the report has a sentence about it. The doctor keeps up to 32 items of each row, in up
@@ -1593,7 +1588,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
        spdl_sampler_create(&s, &desc);
        ... SPDL_STAGES(SPDL_INDEX(s, .continuous = true), SPDL_PIPE(load, .concurrency = 4), ...)
 
-   A function of yours is for weighted draws (examples/weighted.c) and curricula.
+   A function of yours can draw by weight (examples/weighted.c).
 
    An epoch has positions from 0, and the order gives each position an index. The items of rank r of
    w are those at the positions r, r + w, r + 2w and so on. In a mixture each rank has the same
@@ -1721,7 +1716,7 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
 /* >>loader
    A pipeline in a process of its own. It writes its batches into memory that the consumer reads,
    and nothing is copied. Crashes, leaks and libraries that are not thread-safe stay in that
-   process. Linux only. Polite workers protect the consumer's speed as well, and cost less.
+   process. Linux only. Polite workers protect the consumer's speed, too, and cost less.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, SPDL_TOKENS_AT, or a
    stage that calls spdl_buffer. Later rows pass them. The blocks of that row are slots of the
@@ -1731,7 +1726,7 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
    rows, ctx and all memory are as they were at open. A fork copies only one thread, so open refuses
    a process with more threads. Open loaders before threads, CUDA and large allocations. The child
    keeps all open descriptors until close, and pclose of a program from before open waits for that.
-   For several children use several loaders in turn: examples/loaders_in_turn.c.
+   For several children use several loaders: examples/loaders_in_turn.c.
 
    Signals. Both processes ignore SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE, SIGUSR1 and SIGUSR2.
    The child runs this process's handlers of faults such as SIGSEGV, and no others. It has its own
@@ -1745,8 +1740,7 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
 
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
-   The child makes reports, statistics and traces of desc.pipeline, and calls log_fn, report_fn and
-   event_fn. It has no doctor.
+   The child makes reports and traces, and calls log_fn, report_fn and event_fn. It has no doctor.
 
    Only the consumer calls, one thread at a time. The loader owns what a function returns, until
    close. In the child of a fork of the consumer next, done, rewind, save and load return
@@ -1829,7 +1823,7 @@ SPDL_API void spdl_loader_batch_free(void *batch);
    Blocks:  before the first batch, until the child has begun. */
 SPDL_API int spdl_loader_state_save(spdl_loader *loader, char *text, size_t bytes);
 
-/* Moves the same child to the position of a text, as spdl_state_load does. It drops ready batches,
+/* Moves the child to the position of a text, as spdl_state_load does. It drops ready batches,
    and clears a failure of the pipeline, but not the end of a process.
    Returns: as spdl_state_load; SPDL_TIMEOUT: the loader can only be closed, and other calls return
             SPDL_E_PROCESS; SPDL_E_LIMIT: texts of more than about 150 ranks; SPDL_E_PROCESS.
@@ -1846,8 +1840,7 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
    Returns: never NULL; result is SPDL_OK without a failure; stage is -1 if no stage has failed. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 
-/* The statistics of the child's pipeline, about 50 ms old. Its consumer is the main thread of the
-   child, which waits when yours does.
+/* The statistics of the child's pipeline, about 50 ms old. Its consumer is the child's main thread.
    Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none yet.
    Threads: any. */
 SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
@@ -2479,9 +2472,8 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call 
        spdl_pipe<Path, Image>("load", load).with_concurrency(4).with_free_item(spdl_delete<Image>)
        spdl_pipe<Image, Image>("scale", &Loader::scale, this)
    The row keeps a copy of the callable: at most four captures, without destructors. Objects behind
-   captures must outlive the pipeline. For any other callable write its address, &load; then the
-   callable itself must outlive the pipeline. Up to `concurrency` threads call it at the same
-   time. */
+   captures must outlive the pipeline. For any other callable write its address, &load; then it must
+   outlive the pipeline. */
 template <class In, class Out, class Call>
 static spdl_stage spdl_pipe(const char *name, Call call, SPDL__HERE) {
     return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, call, file, line);
