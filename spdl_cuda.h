@@ -8,9 +8,9 @@
        #include "spdl_cuda.h"
 
    Link with nothing (-ldl before glibc 2.34); no CUDA header or nvcc is needed. The first spdl_cuda
-   opens the driver, libcuda.so.1 ($SPDL_LIBCUDA names another file). A stream is a cudaStream_t.
-   Without a driver or a device spdl_cuda_open fails, with the reason; with SPDL_CUDA_NONE defined
-   before the implementation it always does.
+   opens the driver, libcuda.so.1 ($SPDL_LIBCUDA names another file). Without a driver or a device
+   spdl_cuda_open fails, with the reason. With SPDL_CUDA_NONE defined before the implementation it
+   always fails.
 
    A TRAINING LOOP, on a device that spdl_cuda_iter_open chooses and opens
 
@@ -21,20 +21,19 @@
            train<<<grid, block, 0, stream>>>((const float *)batch.data);
        spdl_cuda_iter_destroy(it);
 
-   PINNED MEMORY is what a device copies from without the CPU:
+   PINNED MEMORY is what a device copies from without the CPU. Other memory is sent, only slower.
        a loader     iter_open, or spdl_cuda_adopt, pins the arena of spdl_loader_arena
        a pipeline   desc.allocator = spdl_cuda_allocator(cuda), of an spdl_cuda that is opened
                     first: stages write into the batches of SPDL_BATCH(n, .item_bytes = b), or into
                     spdl_buffer(task)
        by hand      memory of the allocator, which `release` of the view gives back
        by others    cudaHostAlloc, cudaHostRegister, another spdl_cuda: the driver knows
-   Any other memory is sent, only slower.
 
    THE EDGES that every ring of slots needs. No call can leave one out.
        E1  the library releases sent memory after it has seen the end of the copy; E4: also
            when it is not pinned
        E2  the stream that reads a batch waits for its copy
-       E3  a copy into a device slot waits for everybody who read the batch that was there
+       E3  a copy into a device slot waits for all readers of the batch before
        D1  the copy of an output waits for the kernels that write it
        D2  the host reads an output after its copy
        D3  kernels write an output after the last copy out of it
@@ -42,7 +41,7 @@
 
    CONTENTS (search for the tag)
        >>probe  >>slots  >>outputs  >>iterator                             declarations
-       >>driver-impl  >>probe-impl  >>state-impl  >>memory-impl  >>copy-impl  >>slots-impl
+       >>driver-impl  >>state-impl  >>memory-impl  >>copy-impl  >>slots-impl
        >>outputs-impl  >>open-impl  >>iterator-impl  >>license             implementation
 
    WORDS
@@ -54,25 +53,23 @@
        reader        a stream that a batch was made ready on and that is not done with it
        lost          a CUDA error that no call can clear; only a new process helps
 
-   THREADS
-       Any thread may send. In the child of a fork every call on an open spdl_cuda returns
-       SPDL_E_CUDA_FORKED and touches nothing. (Map memory that you adopt
-       MAP_SHARED if the process forks: before Linux 5.9 a fork moves private pages away from under
-       the device.)
-       Calls use the device of the spdl_cuda, and leave the current device of the thread and errors
-       of its earlier CUDA calls as they are. Captures of CUDA graphs on other threads and streams
-       are not disturbed; a stream that is being captured is refused.
+   THREADS: any thread may send. In the child of a fork every call on an open spdl_cuda returns
+   SPDL_E_CUDA_FORKED and touches nothing. (If the process forks, map memory that you adopt
+   MAP_SHARED: before Linux 5.9 a fork moves private pages away from under the device.) Calls use
+   the device of the spdl_cuda. They leave the thread's current device, and the errors of its
+   earlier CUDA calls, as they are. Captures of CUDA graphs on other threads and streams are not
+   disturbed; a stream that is being captured is refused.
 
-   STREAMS are any of the same device: 0 and cudaStreamLegacy (where the file of the implementation
-       has CUDA_API_PER_THREAD_DEFAULT_STREAM 0 is the next), cudaStreamPerThread, which is known
-       only to the thread that made a batch ready on it, or one that was made. The first three are
-       those of the device of the spdl_cuda: it has to be current where kernels are put on them.
-       They must outlive the batches made ready on them. The library has no callbacks on streams.
+   STREAMS (a cudaStream_t each) are of the device of the spdl_cuda: one that was made, 0,
+   cudaStreamLegacy or cudaStreamPerThread. For the last three that device must be current where
+   kernels are launched. 0 is cudaStreamLegacy or, if the file of the implementation has
+   CUDA_API_PER_THREAD_DEFAULT_STREAM, cudaStreamPerThread. Only the thread that made a batch ready
+   on cudaStreamPerThread knows that stream. Streams must outlive the batches made ready on them.
+   The library has no callbacks on streams.
 
-   LIMITS
-       Linux. 4 readers of a batch at a time, 4096 slots of each kind. Not in this library:
-       GPUDirect Storage, stream-ordered allocation (cudaMallocAsync), and MPS (a client of it
-       should work; the tests do not cover that).
+   LIMITS: Linux. 4 readers of a batch at a time, 4096 slots of each kind. Not in this library:
+   GPUDirect Storage, stream-ordered allocation (cudaMallocAsync), and MPS (a client of it should
+   work; the tests do not cover that).
 
    License (MIT) at the end of the file. */
 
@@ -97,53 +94,52 @@ typedef void *spdl_cuda_stream; /* a cudaStream_t */
 /* >>probe */
 
 typedef struct spdl_cuda_info {
-    int device_count; /* that can be used */
-    char name[64];    /* of the first */
-    char reason[160]; /* why there is no device; empty when there is one */
+    int device_count; /* usable ones */
+    char name[64];    /* of the first one */
+    char reason[160]; /* for no device; empty if there is one */
 } spdl_cuda_info;
 
-/* Finds the CUDA devices, or the reason why there is none: no driver, an old driver, no device, or
-   an error of the driver. Makes no context. Any thread may call it.
+/* Finds the CUDA devices, or the reason for none: no driver, an old driver, no device, or an error
+   of the driver. Makes no context. Any thread may call it.
    Blocks:  while the driver starts, the first time. */
 SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
 
 /* ============================================================================================= */
 /* >>slots
-   Level 1. spdl_cuda_send copies a view to a device slot, and the library releases its memory after
-   the copy (E1). spdl_cuda_ready makes the batch ready on each stream that reads it (E2). Kernels
-   go there, then spdl_cuda_done on the same streams; the next copy into the slot waits on the
-   device for all of them (E3). Any other order returns SPDL_E_INVALID and does nothing.
-
-   send, ready and done put work on streams and do not wait for it. After a wait of 1 s for a slot
-   a warning names the holders of the slots, once.
-
-   The defaults of spdl.h hold. Every result may also be SPDL_E_INVALID (an argument;
-   spdl_cuda_error says which), SPDL_E_CUDA (a call of CUDA failed, and had no effect),
-   SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED. */
+   Level 1. The order of calls for a batch is send, ready, kernels, done. spdl_cuda_send copies a
+   view to a device slot, and releases its memory after the copy (E1). spdl_cuda_ready makes the
+   batch ready on each stream that reads it (E2). spdl_cuda_done ends its use on the same streams;
+   the next copy into the slot waits on the device for all of them (E3). Any other order returns
+   SPDL_E_INVALID and does nothing.
+   send, ready and done put work on streams and do not wait for it. Only calls with timeout_ns wait,
+   up to that time. After a wait of 1 s for a slot one warning names the holders of the slots.
+   The defaults of spdl.h apply. Every call may also return SPDL_E_INVALID (an argument; see
+   spdl_cuda_error), SPDL_E_CUDA (a call of CUDA failed, and had no effect), SPDL_E_CUDA_LOST or
+   SPDL_E_CUDA_FORKED. */
 
 typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
-#define SPDL_CUDA_ORDINAL(n) ((n) + 1) /* of spdl_cuda_desc.device: the n-th device, from 0 */
+#define SPDL_CUDA_ORDINAL(n) ((n) + 1) /* for spdl_cuda_desc.device: device n, from 0 */
 
 typedef struct spdl_cuda_desc {
     size_t slot_bytes SPDL__ZERO; /* the largest batch */
     int device SPDL__ZERO; /* 0: that of the calling thread, whose context has to exist (of the
                             runtime, since CUDA 12 cudaSetDevice makes it); or SPDL_CUDA_ORDINAL */
     int device_slots SPDL__ZERO;    /* default 3 */
-    void *device_memory SPDL__ZERO; /* yours for them; for each slot_bytes, rounded up to
-                                       SPDL_CUDA_ALIGN */
-    size_t output_bytes SPDL__ZERO; /* the largest output; 0: there are none */
-    int output_slots SPDL__ZERO;    /* default 4 when there are outputs */
+    void *device_memory SPDL__ZERO; /* optional, for the device slots: each has slot_bytes,
+                                       rounded up to SPDL_CUDA_ALIGN */
+    size_t output_bytes SPDL__ZERO; /* the largest output; 0: no outputs */
+    int output_slots SPDL__ZERO;    /* default 4 with outputs */
     spdl_allocator allocator SPDL__ZERO;
     spdl_logger logger SPDL__ZERO;
     spdl_error *error SPDL__ZERO;
 } spdl_cuda_desc;
 
-/* Memory to be sent. release(item) is called once, when the memory has been read. */
+/* Memory to be sent. release(item) is called once, after the memory was read. */
 typedef struct spdl_cuda_view {
     const void *data;
     size_t bytes;
-    void *user;           /* goes with the batch */
+    void *user;           /* becomes batch.user */
     spdl_free_fn release; /* optional; on any thread that uses the spdl_cuda; must not wait */
     void *item;
 } spdl_cuda_view;
@@ -152,12 +148,12 @@ typedef struct spdl_cuda_view {
 typedef struct spdl_cuda_batch {
     void *data;        /* memory of the device */
     size_t bytes;
-    int slot;          /* from 0: always the same `dev`, as for a CUDA graph for each */
+    int slot;          /* from 0: it has always the same `data`, as a CUDA graph needs */
     uint64_t sequence; /* of its copy, from 0 */
     void *user;        /* of the view */
     spdl_cuda *cuda;
     void *slot_;       /* private */
-    uint64_t ticket_;  /* private: a batch that is done with is recognised */
+    uint64_t ticket_;  /* private: changes when the batch is done with */
 } spdl_cuda_batch;
 
 typedef struct spdl_cuda_stats {
@@ -166,99 +162,92 @@ typedef struct spdl_cuda_stats {
     int device_free, output_free;  /* slots */
     size_t pinned_bytes;           /* batches, outputs and arenas */
     uint64_t batches, bytes;       /* sent */
-    uint64_t pageable_bytes;       /* of those, from memory that was not pinned: slower */
-    uint64_t wait_copy_ns;         /* for copies to be done: the bus, or kernels in front of them */
-    uint64_t wait_slot_ns;         /* for a device slot or an output to be given back */
+    uint64_t pageable_bytes;       /* sent from memory that was not pinned, which is slower */
+    uint64_t wait_copy_ns;         /* waits for copies: for the bus, or for kernels before them */
+    uint64_t wait_slot_ns;         /* waits for a free device slot or output */
 } spdl_cuda_stats;
 
-/* Makes the slots and all that sending will use: device memory, events, streams, and pinned memory
-   for outputs. Logs which device it is, and why, as SPDL_LOG_INFO.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (no device, or not that one; desc->error says why),
-            SPDL_E_NOMEM (of host or device), or one of those above.
+/* Makes the slots and all that sending uses: device memory, events, streams, and pinned memory for
+   outputs. Logs the device, and the reason for it, as SPDL_LOG_INFO.
+   Returns: SPDL_OK, SPDL_E_NOT_FOUND (no such device; desc->error has the reason), SPDL_E_NOMEM (of
+            host or device), or one of those above.
    Blocks:  while the driver starts and memory is pinned.
-   Owns:    the caller closes *cuda; on failure *cuda is NULL and nothing is left. */
+   Owns:    the caller closes *cuda. On failure *cuda is NULL. */
 SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc) SPDL__CHECKED;
 
-/* Waits for the copies, and for readers that were done, releases what was sent, and frees
-   everything. When the driver is already unloading (at exit) or the process has forked, CUDA is
-   left alone, silently. NULL is allowed.
-   Threads: no other call on it may be running; its iterator must be closed, and pipelines that use
-            its allocator destroyed.
+/* Waits for the copies and for the recorded ends of readers, releases what was sent, and frees
+   everything. It does not call CUDA after a fork, or when the driver is unloading at exit. NULL is
+   allowed.
+   Threads: no other call on it may run. Its iterator must be destroyed before, and all pipelines
+            with its allocator.
    Blocks:  until then. */
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
-/* An allocator for spdl_pipeline_desc. It pins blocks of items: what is requested with an align of
-   SPDL_BLOCK_ALIGN and has at least slot_bytes. They are near the device, on huge pages where there
-   are any, and are kept for the next request when they are freed. All other memory is of the desc's
-   allocator.
-   Returns: the allocator. Its functions may be called on any thread; the spdl_cuda must outlive
-            their memory. A line in the log reports memory that cannot be pinned. */
+/* Returns an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
+   of SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
+   any, and freed ones are used again. Other memory is of the desc's allocator. The log reports
+   memory that cannot be pinned.
+   Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
-/* Pins memory of the caller where it is, such as the arena of a loader process (spdl_loader_arena):
-   `bytes` from `base`, at a page border. A mapping that may only be read will do. Memory that
-   cannot be pinned is used as it is, with a line in the log. Memory that is pinned already, by
-   another spdl_cuda (of any device) or by the caller, is sent as pinned until it is unpinned. The
-   spdl_cuda that adopted first must be closed last.
+/* Pins memory of the caller, such as the arena of a loader process (spdl_loader_arena): `bytes`
+   from `base`, at a page border. It may be read-only. Memory that cannot be pinned is used as it
+   is, with a line in the log. Memory that another spdl_cuda (of any device) or the caller has
+   pinned is sent as pinned until it is unpinned. The spdl_cuda that adopted first must be closed
+   last.
    Returns: SPDL_OK, SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM, or as
             above.
    Blocks:  while memory is pinned.
    Owns:    it must stay mapped until spdl_cuda_disown or spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
 
-/* Lets go of an arena, once all copies have been made; views of it have been released then.
+/* Ends an adoption after all copies are done; views of the arena are released by then.
    Returns: SPDL_OK, SPDL_E_NOT_FOUND (no arena begins there), or as above.
    Threads: nothing may be sent out of that arena meanwhile.
    Blocks:  until the copies that were sent are done. */
 SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base);
 
 /* Sends a view to the device, by one copy on the copy stream.
-   Returns: SPDL_OK; SPDL_TIMEOUT: no device slot was free, or as many copies as there are device
-            slots are not done yet; SPDL_E_LIMIT: larger than a slot; or as above.
-   Blocks:  until then, or up to timeout_ns.
-   Owns:    after SPDL_OK the caller has *batch until it is done with, and release(item) will be
-            called: in a later call that sends or waits, spdl_cuda_reap or spdl_cuda_close.
-            Otherwise the memory stays the caller's. */
+   Returns: SPDL_OK; SPDL_TIMEOUT: no device slot was free, or as many copies run as there are
+            slots; SPDL_E_LIMIT: larger than a slot; or as above.
+   Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call of send, reap,
+            close or a wait calls release(item). Otherwise the memory stays the caller's. */
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
                                     spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Releases memory whose copy is done, for programs that send by hand and wait for memory. A call
-   that sends does it when it has to wait, and an iterator when its source has no item.
-   Returns: SPDL_OK (at least one came back), SPDL_EMPTY (no copy is under way), SPDL_TIMEOUT, or as
-            above.
-   Blocks:  until a copy is done, or up to timeout_ns. */
+/* Releases memory whose copy is done, for programs that wait for memory. Sending does it when it
+   waits, and an iterator when its source has no item.
+   Returns: SPDL_OK (some memory was released), SPDL_EMPTY (no copy runs), SPDL_TIMEOUT, or as
+            above. */
 SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
 
-/* Makes a batch ready on a stream: work put on it from now on sees the data. Up to 4 streams may
-   read a batch; each has to be done with it.
+/* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
+   a batch; each must be done with it.
    Returns: SPDL_OK, SPDL_E_INVALID (also: the stream is being captured, or not of this device),
             SPDL_E_LIMIT (a fifth stream), or as above. */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Waits for the copy of a batch, for a program without a stream that waits for it.
-   Returns: SPDL_OK, SPDL_TIMEOUT, or as above.
-   Blocks:  until its copy is done, or up to timeout_ns. */
+/* Waits for the copy of a batch, for programs without a stream.
+   Returns: SPDL_OK, SPDL_TIMEOUT, or as above. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
-/* Ends the use of a batch on a stream: the last work that reads it has been put there. Its slot is
-   free when all streams that it was made ready on are done with it.
+/* Ends the use of a batch on a stream, after the last work that reads it. Its slot is free when all
+   streams that it was made ready on are done with it.
    Returns: SPDL_OK, SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream
             is being captured, or cudaStreamPerThread of another thread), or as above.
-   Owns:    with the last stream the batch is the library's; after a failure it stays the caller's,
-            who may try again. */
+   Owns:    the last stream returns the batch to the library. After a failure it stays the caller's,
+            and the call may be repeated. */
 SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
-/* Gives back an unwanted batch, done with on the streams it was made ready on. NULL and a batch
-   that was done with are ignored. Fits free_item.
+/* Gives back an unwanted batch, as done on all of its streams. NULL and a batch that was done with
+   are ignored. Fits free_item.
    Blocks:  if the end of its readers cannot be recorded, until they are idle. */
 SPDL_API void spdl_cuda_batch_free(void *batch);
 
-/* The last failure: a sentence with the call, the device and what CUDA says. Once the device is
-   lost it stays what it was at the first failing call. Without a failure error->result is SPDL_OK.
-   */
+/* Copies the last failure: the call, the device and the text of CUDA. A lost device keeps its first
+   failure. Without a failure error->result is SPDL_OK. */
 SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error);
 
-/* Copies the statistics. */
 SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats);
 
 /* ============================================================================================= */
@@ -271,67 +260,64 @@ SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats)
 
 typedef struct spdl_cuda_output {
     void *dev;    /* for kernels to write */
-    void *host;   /* when it was waited for */
-    size_t bytes; /* to be copied: output_bytes; may be set to fewer before it is sent */
-    int slot;     /* from 0: always the same `dev` */
-    void *user;   /* yours */
+    void *host;   /* valid after the wait */
+    size_t bytes; /* of the copy: output_bytes; may be reduced before it is sent */
+    int slot;     /* from 0: it has always the same `dev` */
+    void *user;   /* of the caller */
     spdl_cuda *cuda;
 } spdl_cuda_output;
 
-/* An output whose last copy is over for what is put on the stream from now on.
+/* Returns an output that later work on the stream may write: its last copy is over by then.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID (also: there are no outputs; the stream is being
             captured, or not of this device), or as above.
-   Blocks:  until one is free, or up to timeout_ns.
    Owns:    the caller frees *out. */
 SPDL_API spdl_result spdl_cuda_output_get(spdl_cuda *cuda, spdl_cuda_stream stream,
                                           spdl_cuda_output **out, int64_t timeout_ns);
 
-/* Copies the output to the host, behind the work on the stream of get.
+/* Copies the output to the host, after the work on the stream of get.
    Returns: SPDL_OK, SPDL_E_INVALID (also: it was sent or freed, bytes is more than output_bytes;
             the stream as in spdl_cuda_done), or as above. */
 SPDL_API spdl_result spdl_cuda_output_send(spdl_cuda_output *out);
 
-/* Waits until out->host is there.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID (also: it was not sent), or as above.
-   Blocks:  until it is there, or up to timeout_ns. */
+/* Waits for the copy to out->host.
+   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID (also: it was not sent), or as above. */
 SPDL_API spdl_result spdl_cuda_output_wait(spdl_cuda_output *out, int64_t timeout_ns);
 
-/* Gives the output back, sent and waited for or not. NULL is ignored, and an output that was freed,
-   as long as nobody else has got it: do not keep the pointer. Fits free_item.
-   Blocks:  if work on it was put on a stream and it was not sent, as spdl_cuda_batch_free. */
+/* Gives the output back in any state. Ignores NULL, and an output that was freed and that nobody
+   got again: do not keep the pointer. Fits free_item.
+   Blocks:  as spdl_cuda_batch_free, if there was work on it and it was not sent. */
 SPDL_API void spdl_cuda_output_free(void *out);
 
 /* ============================================================================================= */
 /* >>iterator
    Level 2, for a loop. It takes items from any next function, sends them ahead of time, and returns
-   batches that are ready on the consumer's stream. The next call is done with the last batch.
-   It calls CUDA inside spdl_cuda_iter_next, on the consumer's thread, so no other thread contends
-   with its kernel launches. It holds as many items of the source as there are device slots; give a
-   loader more slots than that. Each stream has its own iterator, on its own spdl_cuda.
-
+   batches that are ready on the consumer's stream. The next call is done with the last batch. It
+   calls CUDA inside spdl_cuda_iter_next, on the consumer's thread, so no other thread contends with
+   its kernel launches. It holds as many items of the source as there are device slots; a loader
+   needs more slots than that. Each stream has its own iterator, on its own spdl_cuda.
    Only the consumer calls, one thread at a time. Results are as in >>slots. */
 
-/* Describes an item of the source; view->item and view->release are already set. */
+/* Describes an item of the source. view->item and view->release are already set. */
 typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
 
 typedef struct spdl_cuda_iter_desc {
     spdl_next_fn next SPDL__ZERO; /* spdl_pipeline_next, spdl_loader_next_fn, ... */
     void *source SPDL__ZERO;
-    spdl_cuda_view_fn view SPDL__ZERO; /* what an item is; or NULL: a batch in place, */
+    spdl_cuda_view_fn view SPDL__ZERO; /* describes an item; NULL: items are batches in place, */
     size_t item_bytes SPDL__ZERO;      /* of SPDL_BATCH(n, .item_bytes = ...) */
-    spdl_free_fn free_item SPDL__ZERO; /* destroys an item, when its memory has been read;
+    spdl_free_fn free_item SPDL__ZERO; /* destroys an item after its memory was read;
                                           without view spdl_batch_free */
-    int depth SPDL__ZERO; /* batches sent ahead; default and at most device_slots - 1 */
+    int depth SPDL__ZERO; /* batches sent ahead; default and most: device_slots - 1 */
     spdl_error *error SPDL__ZERO;
 } spdl_cuda_iter_desc;
 
 typedef struct spdl_cuda_iter spdl_cuda_iter;
 
 /* Opens an iterator with an spdl_cuda of its own, on the device of the calling thread. With
-   spdl_loader_next_fn it adopts the arena of the loader, and item_bytes is not used. With any other
+   spdl_loader_next_fn it adopts the arena of the loader, and ignores item_bytes. With any other
    next function the items are batches in place, of `item_bytes` an item. The slots have the size of
    the first batch.
-   Returns: SPDL_OK, what `next` returned (SPDL_END: no item), or as spdl_cuda_open, with *error.
+   Returns: SPDL_OK, the result of `next` (SPDL_END: no item), or as spdl_cuda_open, with *error.
    Blocks:  until the first item is there.
    Owns:    the caller destroys *iter before the source. */
 SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
@@ -344,15 +330,14 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
 
-/* Is done with the batch of the last call on the stream of that call, and returns the next, ready
-   on `stream`. Each SPDL_END of the source is returned once, after the batches before it. The next
-   call goes on, with the next epoch if there is one. After an error every later call returns it;
-   batches before it are delivered first.
+/* Is done with the last batch, on its stream, and returns the next, ready on `stream`. Each
+   SPDL_END of the source is returned once, after the batches before it. The call after it goes on,
+   with the next epoch if there is one. An error is returned after the batches before it, and again
+   by every later call.
    Returns: SPDL_OK, SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream is
             being captured, or not of this device; the last one was cudaStreamPerThread of another
-            thread), SPDL_E_LIMIT (all device slots are in the caller's hands, or all items of the
-            source: go on when one was given back), what the source or `view` returned, or as above.
-   Blocks:  until the source has an item, or up to timeout_ns.
+            thread), SPDL_E_LIMIT (the caller has all device slots or all items of the source: give
+            one back and repeat), the result of the source or `view`, or as above.
    Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. batch->cuda is
             set after a failure, too, for spdl_cuda_error. */
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
@@ -365,7 +350,7 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 
 /* Ends the iterator: is done with the last batch, waits for its copies, releases the items, and
-   closes an spdl_cuda of its own. Work of others on the device is not waited for. NULL is allowed.
+   closes an spdl_cuda of its own. It does not wait for other work on the device. NULL is allowed.
    Blocks:  until copies are done, which wait for the readers of batches before (E3). */
 SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter);
 
@@ -393,19 +378,18 @@ SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter);
 
 /* ============================================================================================= */
 /* >>driver-impl
-   What is used of the CUDA driver, as a table of pointers out of libcuda.so.1.
+   The calls of the CUDA driver, a table of pointers from libcuda.so.1, which any thread reads.
    CUresult and CUdevice are int, CUdeviceptr is uint64_t, all other arguments are integers and
-   pointers; they have been the same since CUDA 11 (tests/cuda_types.c compares them with cuda.h).
-   The driver and not the runtime: a call of the runtime makes a context on whatever device is
-   current for the thread, hundreds of MiB each, and leaves its errors there. A table belongs to the
-   object that was opened; any thread reads it. */
+   pointers, unchanged since CUDA 11 (tests/cuda_types.c compares them with cuda.h). The runtime
+   would make contexts of hundreds of MiB on the current device of a thread, and leave its errors
+   there. */
 
 enum { /* of CUresult */
     SPDL__CU_OUT_OF_MEMORY = 2,
     SPDL__CU_UNLOADING = 4,
     SPDL__CU_NOT_READY = 600,
     SPDL__CU_ALREADY_PINNED = 712,
-    SPDL__CU_IMPLICIT = 906 /* the legacy stream, while another that it waits for is captured */
+    SPDL__CU_IMPLICIT = 906 /* the legacy stream, while a stream that it waits for is captured */
 };
 
 enum { /* flags and attributes */
@@ -468,7 +452,7 @@ typedef struct spdl__cuda_api {
 #undef SPDL__CUDA_POINTER
 } spdl__cuda_api;
 
-/* Fills in the table. NULL, or why there is none. The library stays open. */
+/* Returns NULL or why there is no table. The library stays open. */
 #ifdef SPDL_CUDA_NONE
 SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
     memset(api, 0, sizeof(*api));
@@ -502,33 +486,23 @@ SPDL__PRIVATE const char *spdl__cuda_text(const spdl__cuda_api *api, int error) 
     return text;
 }
 
-/* ============================================================================================= */
-/* >>probe-impl
-   Any thread; no state, no context. */
-
-/* The name of a device; "" when the driver does not say. */
+/* Gets "" if the driver has no name. */
 SPDL__PRIVATE int spdl__cuda_name(const spdl__cuda_api *api, int ordinal, char name[64]) {
     int handle, error = api->DeviceGet(&handle, ordinal);
     name[0] = '\0';
     return error != 0 ? error : api->DeviceGetName(name, 64, handle);
 }
 
-/* How many devices there are; with none info->reason says why. */
+/* Returns the number of devices; 0 with info->reason. */
 SPDL__PRIVATE int spdl__cuda_count(spdl__cuda_api *api, spdl_cuda_info *info) {
-    const char *call = "cuInit", *missing = spdl__cuda_fill(api);
-    int error, count = 0;
-    if (missing != NULL) {
-        (void)snprintf(info->reason, sizeof(info->reason), "%s", missing);
-        return 0;
-    }
-    error = api->Init(0);
-    if (error == 0) error = api->DeviceGetCount((call = "cuDeviceGetCount", &count));
+    const char *call = "cuInit", *why = spdl__cuda_fill(api);
+    int error = 0, count = 0;
+    if (why == NULL) error = api->Init(0);
+    if (why == NULL && error == 0) error = api->DeviceGetCount((call = "cuDeviceGetCount", &count));
     if (error == 0 && count > 0) return count;
-    if (error == 0)
-        (void)snprintf(info->reason, sizeof(info->reason), "the driver sees no device");
-    else
-        (void)snprintf(info->reason, sizeof(info->reason), "%s: %.100s", call,
-                       spdl__cuda_text(api, error));
+    if (why == NULL) why = error != 0 ? spdl__cuda_text(api, error) : "the driver sees no device";
+    (void)snprintf(info->reason, sizeof(info->reason), "%s%s%.100s", error != 0 ? call : "",
+                   error != 0 ? ": " : "", why);
     return 0;
 }
 
@@ -547,48 +521,44 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
 
 /* ============================================================================================= */
 /* >>state-impl
-   One object per device and owner. What moves, who records which event on which stream, and who
-   waits for it:
+   One object per device and owner. The states, and who records which event on which stream:
 
-       copy         numbered `sent` on; its event lies in transfer[number % device_slots].
+       copy         numbered `sent` on; its event is in transfer[number % device_slots].
                     submit, on the copy stream:  wait for each reader of the slot's last batch (E3),
                                                  copy, record the copy's event. Pageable memory: the
                                                  same on the loose stream, with the event of a
                                                  reader, for which the copy stream waits
-                    reap, on a host thread:      sees the copy's event done by query or sync, then
-                                                 reclaims the number and releases its memory (E1,
-                                                 E4)
+                    reap, on a host thread:      sees that the event is done, by query or sync,
+                                                 reclaims the number, releases its memory (E1, E4)
        device slot  FREE -> SENT (ticket is odd) -> FREE; free_slots holds the FREE ones.
                     ready, on a reader's stream: wait for the copy's event, unless the number was
-                                                 reclaimed: then a host thread has seen it done, and
-                                                 what is put on a stream later comes behind (E2)
+                                                 reclaimed: a host thread has seen it done (E2)
                     done, on the same stream:    record that reader's event, for E3 of the next copy
        output       FREE -> GOT -> SENT -> THERE -> FREE; free_outputs holds the FREE ones (D4).
                     get, on the stream of the kernels: wait for the last copy out of it, unless the
                                                  host has seen that (D3)
-                    send:                        record the kernels' event there, wait for it on the
+                    send:                        record the kernels' event, wait for it on the
                                                  stream back (D1), copy, record the copy's event
                     wait, on a host thread:      that event, by query or sync (D2)
 
-   Copies are in order on one stream, so a copy that is done says the same of all before it, and
-   numbers are reclaimed in order. A transfer's event is recorded again only when its number has
-   been reclaimed; whoever then waits for it waits for a later copy, which is right too. An event
-   that a stream waits for may be recorded again at once: the wait is for what was recorded then.
+   Copies are in order on one stream, so a copy is done after all before it, and numbers are
+   reclaimed in order. A transfer's event is recorded again only when its number was reclaimed. A
+   later wait for it waits for a later copy, which is right, too. An event that a stream waits for
+   may be recorded again at once: the wait is for the earlier record.
 
-   Once the device is lost no event says when a copy has ended. Memory is released then in two
-   places only, each behind a wait for the stream that has returned, with an error if need be: a
-   send that fails, and close, of an iterator too. That CUDA has stopped its copies by then is not
-   written down anywhere; should one still run, it only reads host memory, which stays pinned as
-   long as the driver holds it, and what it brings goes to device memory that this process can use
-   no more. A driver that is unloading (exit) is not even waited for.
+   Once the device is lost no event shows the end of a copy. Memory is then released in two places
+   only, after a wait for the stream that returned, even with an error: a send that fails, and
+   close, of an iterator, too. CUDA does not document that its copies have stopped by then. One that
+   still ran would only read host memory, which stays pinned as long as the driver holds it, and
+   write device memory that this process can no longer use. A driver that is unloading (exit) is not
+   waited for.
 
    `lock` guards the copy streams (wait, copy and record belong together), the numbers and the list
-   of slabs. It is held for a few calls that only enqueue; while anybody waits, only after a call
-   that failed. The loose stream needs none: calls of others between ours only make it wait for
-   more. */
+   of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream needs
+   no lock: calls of other threads between ours only make it wait for more. */
 
 typedef struct spdl__cuda_transfer {
-    void *event; /* the copy is done */
+    void *event; /* of the copy */
     spdl_free_fn release;
     void *item;
 } spdl__cuda_transfer;
@@ -597,16 +567,16 @@ enum { SPDL__READER_NONE, SPDL__READER_READING, SPDL__READER_DONE };
 
 typedef struct spdl__cuda_reader {
     spdl_cuda_stream stream;
-    uint64_t thread; /* whose stream it is, of SPDL__CU_PER_THREAD; else 0 */
-    void *event;     /* behind its work */
+    uint64_t thread; /* for SPDL__CU_PER_THREAD; else 0 */
+    void *event;     /* after its work */
     int state;
 } spdl__cuda_reader;
 
-/* Whoever has the batch writes the readers; free_slots hands them on to the next sender. */
+/* The holder of the batch writes the readers; free_slots passes them to the next sender. */
 typedef struct spdl__cuda_slot {
-    spdl_cuda_batch batch; /* the one in it */
-    uint64_t ticket;       /* odd while it is SENT; other threads may look */
-    uint64_t transfer;     /* the number of its copy */
+    spdl_cuda_batch batch;
+    uint64_t ticket;       /* odd while SENT; any thread may read it */
+    uint64_t transfer;     /* number of its copy */
     spdl__cuda_reader reader[SPDL_CUDA_MAX_READERS];
     bool lent;    /* by an iterator, which is done with it itself */
     bool repeats; /* held by spdl_cuda_iter_hold */
@@ -614,38 +584,38 @@ typedef struct spdl__cuda_slot {
 
 enum { SPDL__OUTPUT_FREE, SPDL__OUTPUT_GOT, SPDL__OUTPUT_SENT, SPDL__OUTPUT_THERE };
 
-/* Written by whoever has the output. */
+/* Written by its holder. */
 typedef struct spdl__cuda_output {
-    spdl_cuda_output out; /* first: what callers have a pointer to */
+    spdl_cuda_output out; /* first: the pointer of callers */
     uint32_t state;
-    spdl__cuda_reader kernels; /* the stream it was got on */
-    void *copied;              /* the copy's event */
+    spdl__cuda_reader kernels; /* the stream of get */
+    void *copied;              /* of the copy */
     void *behind;              /* what the next work on it waits for, or NULL */
 } spdl__cuda_output;
 
-/* Host memory that copies read or write: pinned if that was possible. */
+/* Host memory for copies, pinned if possible. */
 typedef struct spdl__cuda_slab {
     char *base;
     size_t bytes;
-    size_t pinned; /* so many of them are registered, from base on: all or, where it failed, none */
-    bool ours;     /* mapped by us; not an arena */
+    size_t pinned; /* registered bytes from base on: all or none */
+    bool ours;     /* mapped by us; no arena */
     bool spare;    /* given back to the allocator */
     struct spdl__cuda_slab *next;
 } spdl__cuda_slab;
 
 struct spdl_cuda {
-    /* written by open */
+    /* Written by open. */
     spdl_cuda_desc desc;
     spdl__cuda_api api;
-    bool locks_made, nap_made;
+    bool nap_made;
     int device, handle, device_count, numa_node;
     long process;
-    void *context;             /* the primary one of the device */
-    void *stream, *loose, *back; /* copies there; there from pageable memory; back */
-    uint64_t memory;           /* ours: of the device slots, unless the desc has it; of outputs */
-    size_t stride, output_stride;
-    spdl__cuda_slab *outputs_at; /* their host side */
-    spdl__cuda_slot *slot;       /* the first of one block, with: */
+    void *context;             /* primary */
+    void *stream, *loose, *back; /* copies to the device; those of pageable memory; back */
+    uint64_t memory;           /* of outputs, and of device slots without desc.device_memory */
+    size_t stride, output_stride, table_bytes;
+    spdl__cuda_slab *outputs_at; /* host side */
+    spdl__cuda_slot *slot;       /* one block, with the next four */
     spdl__cuda_transfer *transfer;
     spdl__cuda_output *output;
     void **event;
@@ -653,46 +623,46 @@ struct spdl_cuda {
     spdl_ring *free_slots, *free_outputs;
     spdl__os_event nap; /* nobody wakes it */
     char pad0[SPDL_CACHE_LINE];
-    /* written under lock; the numbers are read without it */
+    /* Written under lock; the numbers are read without it. */
     pthread_mutex_t lock;
     uint64_t sent, reclaimed;
     spdl__cuda_slab *slabs;
     char pad1[SPDL_CACHE_LINE];
-    /* written by any thread */
+    /* Written by any thread. */
     uint32_t lost;
-    uint32_t unloading; /* the driver is gone: no more calls, leave everything as it is */
-    uint32_t iterating; /* there is an iterator */
-    uint32_t told_stall, told_pageable; /* the one line that says so */
+    uint32_t unloading; /* the driver is gone: no more calls */
+    uint32_t iterating; /* by an iterator */
+    uint32_t told_stall, told_pageable; /* the warning was logged */
     uint64_t batches, bytes, pageable_bytes, pinned_bytes, wait_copy_ns, wait_slot_ns;
     pthread_mutex_t error_lock;
     spdl_error error; /* under error_lock */
 };
 
-/* A call of the driver as a result; what failed is recorded. */
+/* Records a failed call of the driver. */
 #define SPDL__CUDA_TRY(cuda, name, arguments)                                                      \
     spdl__cuda_check(cuda, "cu" #name, (cuda)->api.name arguments)
 
-/* Errors after which no call of this process to the device works again: the context is gone, the
-   hardware has failed, or the driver is being unloaded. */
+/* Errors after which no call of this process works: the context is gone, the hardware has failed,
+   or the driver is unloading. */
 SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     switch (error) {
     case SPDL__CU_UNLOADING:
     case 201: case 214: case 220: case 226:  /* no context, ECC, NVLink */
     case 700: case 702: case 709: case 710:  /* address, timeout, destroyed, assert */
     case 714: case 715: case 716: case 717: case 718: case 719: case 721:
-    case 810: case 911: return true;         /* the MPS server, or another device, has ended it */
+    case 810: case 911: return true;         /* ended by the MPS server or another device */
     default: return false;
     }
 }
 
-/* Wakes everybody who waits for a slot: none will come. */
+/* Wakes all that wait for a slot. */
 SPDL__PRIVATE void spdl__cuda_lose(spdl_cuda *cuda) {
     spdl__store32(&cuda->lost, 1);
     if (cuda->free_slots != NULL) spdl_ring_close(cuda->free_slots);
     if (cuda->free_outputs != NULL) spdl_ring_close(cuda->free_outputs);
 }
 
-/* Records what a call of ours returned; the first one that lost the device stays. */
+/* Records a failure; the first one that lost the device stays. */
 SPDL__PRIVATE spdl_result spdl__cuda_fail(spdl_cuda *cuda, const char *call, int code) {
     const bool lost = spdl__cuda_sticky(code), fault = code >= 700 && code < 800;
     if (code == SPDL__CU_UNLOADING) spdl__store32(&cuda->unloading, 1);
@@ -713,7 +683,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_check(spdl_cuda *cuda, const char *call, in
     return code == 0 ? SPDL_OK : spdl__cuda_fail(cuda, call, code);
 }
 
-/* Not even a wait has worked: nobody knows what the device still reads or writes. */
+/* Even a wait has failed: the device may still read or write. */
 SPDL__PRIVATE void spdl__cuda_abandon(spdl_cuda *cuda) {
     pthread_mutex_lock(&cuda->error_lock);
     if (spdl__load_relaxed32(&cuda->lost) == 0) {
@@ -723,7 +693,7 @@ SPDL__PRIVATE void spdl__cuda_abandon(spdl_cuda *cuda) {
     pthread_mutex_unlock(&cuda->error_lock);
 }
 
-/* The caller's mistake. */
+/* A mistake of the caller. */
 SPDL__PRIVATE spdl_result spdl__cuda_refuse(spdl_cuda *cuda, spdl_result result, const char *why) {
     pthread_mutex_lock(&cuda->error_lock);
     if (spdl__load_relaxed32(&cuda->lost) == 0)
@@ -732,14 +702,18 @@ SPDL__PRIVATE spdl_result spdl__cuda_refuse(spdl_cuda *cuda, spdl_result result,
     return result;
 }
 
-/* First in every call: is the device still ours? */
+SPDL__PRIVATE spdl_result spdl__cuda_invalid(spdl_cuda *cuda, const char *why) {
+    return spdl__cuda_refuse(cuda, SPDL_E_INVALID, why);
+}
+
+/* First in every call. */
 SPDL__PRIVATE spdl_result spdl__cuda_usable(const spdl_cuda *cuda) {
     if (cuda == NULL) return SPDL_E_INVALID;
     if (cuda->process != (long)getpid()) return SPDL_E_CUDA_FORKED;
     return spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : SPDL_OK;
 }
 
-/* What was changed of the thread, and is put back. */
+/* Changes to the thread, for leave to undo. */
 typedef struct spdl__cuda_scope {
     bool pushed, relaxed;
     int mode;
@@ -752,9 +726,8 @@ SPDL__PRIVATE void spdl__cuda_leave(spdl_cuda *cuda, spdl__cuda_scope *scope) {
     if (scope->pushed) (void)SPDL__CUDA_TRY(cuda, CtxPopCurrent, (&ours));
 }
 
-/* Calls to CUDA are made between this and leave: on our device, and when they may wait or allocate,
-   which would break captures of other threads, in relaxed mode. No function of the caller's is
-   called there. */
+/* CUDA is called between enter and leave, on our device. `relaxed`: the call may wait or allocate,
+   which would break captures of other threads. The caller's functions are not called there. */
 SPDL__PRIVATE spdl_result spdl__cuda_enter(spdl_cuda *cuda, spdl__cuda_scope *scope, bool relaxed) {
     void *current = NULL;
     spdl_result result;
@@ -773,7 +746,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_enter(spdl_cuda *cuda, spdl__cuda_scope *sc
     return result;
 }
 
-/* What the caller's stream is to the driver, and whose. */
 SPDL__PRIVATE spdl__cuda_reader spdl__stream_of(spdl_cuda_stream stream) {
     spdl__cuda_reader reader;
     memset(&reader, 0, sizeof(reader));
@@ -785,27 +757,28 @@ SPDL__PRIVATE spdl__cuda_reader spdl__stream_of(spdl_cuda_stream stream) {
     return reader;
 }
 
-/* Whether work may be put on the stream, inside of a scope: it is of our context, since a context
-   has its events to itself (`known`: it was asked before); and not being captured: what is recorded
-   there never happens, and would draw the copy stream into it. */
+/* Checks, in a scope, that work may be put on the stream. Events work only in their own context
+   (`known`: checked before). A captured event never happens, and would draw the copy stream into
+   the capture. */
 SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream stream, bool known) {
     void *context = cuda->context;
     int status = 0, code = 0;
     if (!known && (uintptr_t)stream > 2) code = cuda->api.StreamGetCtx(stream, &context);
     if (code != 0) return spdl__cuda_fail(cuda, "cuStreamGetCtx", code);
     if (context != cuda->context)
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "the stream is of another device, or of a "
+        return spdl__cuda_invalid(cuda,
+                                  "the stream is of another device, or of a "
                                                        "context that is not the device's primary");
     code = cuda->api.StreamIsCapturing(stream, &status);
     if (code != 0 && code != SPDL__CU_IMPLICIT)
         return spdl__cuda_fail(cuda, "cuStreamIsCapturing", code);
     if (code == 0 && status == 0) return SPDL_OK;
-    return spdl__cuda_refuse(cuda, SPDL_E_INVALID,
-                             "the stream is being captured; take batches outside of the capture");
+    return spdl__cuda_invalid(cuda,
+                              "the stream is being captured; take batches outside of the capture");
 }
 
-/* Waits for a stream after a call on it has failed, or for all when it is another thread's. When
-   that fails too the device counts as lost. */
+/* Waits for a stream after a failed call, or for all if it is another thread's. If that fails, too,
+   the device counts as lost. */
 SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, const spdl__cuda_reader *reader) {
     const bool own = reader->thread == 0 || reader->thread == spdl__os_thread_id();
     spdl__cuda_scope scope;
@@ -818,7 +791,7 @@ SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, const spdl__cuda_reader 
     if (entered != SPDL_OK || result != SPDL_OK) spdl__cuda_abandon(cuda);
 }
 
-/* The same for a direction of copies: cuda->stream, with cuda->loose, or cuda->back. */
+/* Waits for a direction of copies: cuda->stream, with cuda->loose, or cuda->back. */
 SPDL__PRIVATE void spdl__copies_settle(spdl_cuda *cuda, spdl_cuda_stream stream) {
     const spdl__cuda_reader copies = spdl__stream_of(stream);
     if (stream == NULL) return;
@@ -831,8 +804,7 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *
     spdl__cuda_scope scope;
     spdl_result result;
     if (reader->thread != 0 && reader->thread != spdl__os_thread_id())
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID,
-                                 "cudaStreamPerThread is another stream on this thread");
+        return spdl__cuda_invalid(cuda, "cudaStreamPerThread is another stream on this thread");
     result = spdl__cuda_enter(cuda, &scope, false);
     if (result != SPDL_OK) return result;
     result = spdl__stream_check(cuda, reader->stream, true);
@@ -846,8 +818,7 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *
 /* ============================================================================================= */
 /* >>memory-impl
    Host memory: ours is mapped, near the device and on huge pages, and registered; an arena is only
-   registered. Any thread; the list of slabs is under the lock, what is registered is registered
-   without it. */
+   registered. Any thread: the lock guards the list of slabs, not registrations. */
 
 #define SPDL__PAGE ((size_t)4096)
 #define SPDL__HUGE_PAGE ((size_t)2 << 20)
@@ -858,7 +829,7 @@ SPDL__PRIVATE size_t spdl__round_up(size_t bytes, size_t unit) {
     return (bytes + unit - 1) / unit * unit;
 }
 
-/* Inside of a scope. False: some of it stayed registered, and must stay mapped. */
+/* In a scope. Returns false if some of it is still registered, and must stay mapped. */
 SPDL__PRIVATE bool spdl__slab_unpin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     spdl_result result = SPDL_OK, ended;
     size_t at;
@@ -871,8 +842,8 @@ SPDL__PRIVATE bool spdl__slab_unpin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     return result == SPDL_OK || spdl__load32(&cuda->lost) != 0;
 }
 
-/* Inside of a scope: registers all of it or nothing. A mapping that may only be read has to be
-   called so. 0, or what CUDA says. */
+/* In a scope: registers all or nothing. Read-only mappings need a flag. Returns 0 or CUDA's
+   error. */
 SPDL__PRIVATE int spdl__slab_pin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     const unsigned flags = SPDL__CU_PORTABLE, read_only = flags | SPDL__CU_READ_ONLY;
     int code = 0;
@@ -891,14 +862,13 @@ SPDL__PRIVATE int spdl__slab_pin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     return code;
 }
 
-/* Bytes from `from` on that one copy may read as pinned memory: up to the end of its registration.
-   0: it is pageable. Memory of `slab` is known, other memory is not: the driver has to be asked.
-   Inside of a scope. */
+/* In a scope. Returns the bytes from `from` on that one copy may read as pinned memory, up to the
+   end of a registration; 0 if pageable. The driver knows about memory outside of `slab`. */
 SPDL__PRIVATE size_t spdl__pinned_span(const spdl_cuda *cuda, const spdl__cuda_slab *slab,
                                        const char *from) {
     int attribute[4] = { SPDL__CU_MEMORY_TYPE, SPDL__CU_IS_MANAGED, SPDL__CU_RANGE_START,
                          SPDL__CU_RANGE_SIZE };
-    uint64_t type = 0, managed = 0, start = 0, size = 0; /* of 1 to 8 bytes, all little-endian */
+    uint64_t type = 0, managed = 0, start = 0, size = 0; /* 1 to 8 bytes, little-endian */
     void *data[4] = { &type, &managed, &start, &size };
     const uint64_t at = (uint64_t)(uintptr_t)from;
     if (slab != NULL && slab->pinned > 0)
@@ -908,7 +878,7 @@ SPDL__PRIVATE size_t spdl__pinned_span(const spdl_cuda *cuda, const spdl__cuda_s
     return start <= at && at - start < size ? (size_t)(size - (at - start)) : SPDL__PAGE;
 }
 
-/* Whether all of it is pinned, by whomever. Inside of a scope. */
+/* In a scope. Returns true if all of it is pinned, by anyone. */
 SPDL__PRIVATE bool spdl__host_pinned(const spdl_cuda *cuda, const spdl__cuda_slab *slab,
                                      const void *data, size_t bytes) {
     const char *from = (const char *)data;
@@ -918,20 +888,19 @@ SPDL__PRIVATE bool spdl__host_pinned(const spdl_cuda *cuda, const spdl__cuda_sla
     return span > 0;
 }
 
-/* The same, with the scope and the log: memory that cannot be pinned is used as it is, as is
-   memory that others have pinned. SPDL_OK; SPDL_E_INVALID: they have pinned a part; or lost. */
+/* Pins, unless others have. Memory that cannot be pinned is used, with a line in the log. Returns
+   SPDL_E_INVALID if others have pinned a part. */
 SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
     int code = 0;
     if (result != SPDL_OK) return result;
-    if (!spdl__host_pinned(cuda, NULL, slab->base, slab->bytes)) /* by others, who unpin it */
+    if (!spdl__host_pinned(cuda, NULL, slab->base, slab->bytes)) /* others unpin it */
         code = spdl__slab_pin(cuda, slab);
     spdl__cuda_leave(cuda, &scope);
     if (code == 0) return SPDL_OK;
     if (code == SPDL__CU_ALREADY_PINNED)
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID,
-                                 "adopt: only a part of the memory is pinned already");
+        return spdl__cuda_invalid(cuda, "adopt: only a part of the memory is pinned already");
     result = spdl__cuda_fail(cuda, "cuMemHostRegister", code);
     if (result != SPDL_E_CUDA) return result;
     if (spdl__exchange32(&cuda->told_pageable, 1) == 0)
@@ -941,8 +910,7 @@ SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *
     return SPDL_OK;
 }
 
-/* Pages of the device's node, if it has room, huge ones, and none for children: a forked child must
-   not move pinned pages. */
+/* Pages near the device, huge, and without children: a fork must not move pinned pages. */
 SPDL__PRIVATE void spdl__slab_advise(const spdl_cuda *cuda, const spdl__cuda_slab *slab) {
     const long dont_fork = 10, huge_pages = 14, preferred = 1, bits = 64;
     const uint64_t mask = (uint64_t)1 << (cuda->numa_node & 63);
@@ -952,9 +920,9 @@ SPDL__PRIVATE void spdl__slab_advise(const spdl_cuda *cuda, const spdl__cuda_sla
         (void)syscall(SYS_mbind, slab->base, slab->bytes, preferred, &mask, bits + 1, 0L);
 }
 
-/* Maps memory that begins on a huge page, when it is large enough to have one. */
+/* Maps memory, on a border of huge pages if it is large. */
 SPDL__PRIVATE char *spdl__map(size_t bytes) {
-    const int anonymous = 0x20; /* MAP_ANONYMOUS, which is hidden in strict ISO mode */
+    const int anonymous = 0x20; /* hidden in strict ISO mode */
     const size_t more = bytes >= SPDL__HUGE_PAGE ? SPDL__HUGE_PAGE : 0;
     void *memory =
         mmap(NULL, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | anonymous, -1, 0);
@@ -975,7 +943,7 @@ SPDL__PRIVATE void spdl__slab_link(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     pthread_mutex_unlock(&cuda->lock);
 }
 
-/* Memory of ours in the list, pinned if that can be; NULL: there is none. */
+/* Returns memory of ours, in the list, pinned if possible; or NULL. */
 SPDL__PRIVATE spdl__cuda_slab *spdl__slab_new(spdl_cuda *cuda, size_t bytes) {
     spdl__cuda_slab *slab =
         (spdl__cuda_slab *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, sizeof(*slab), 0);
@@ -988,12 +956,12 @@ SPDL__PRIVATE spdl__cuda_slab *spdl__slab_new(spdl_cuda *cuda, size_t bytes) {
         return NULL;
     }
     spdl__slab_advise(cuda, slab);
-    (void)spdl__slab_register(cuda, slab); /* the next call will say so */
+    (void)spdl__slab_register(cuda, slab); /* the next call returns it */
     spdl__slab_link(cuda, slab);
     return slab;
 }
 
-/* The one that this memory lies in, or NULL. Under lock. */
+/* Under lock. Returns the slab of this memory or NULL. */
 SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void *data,
                                                size_t bytes) {
     const uintptr_t from = (uintptr_t)data;
@@ -1005,9 +973,6 @@ SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void
     return slab;
 }
 
-/* ---- the allocator ---- */
-
-/* One that was given back and is large enough. */
 SPDL__PRIVATE spdl__cuda_slab *spdl__slab_again(spdl_cuda *cuda, size_t bytes) {
     spdl__cuda_slab *slab;
     pthread_mutex_lock(&cuda->lock);
@@ -1031,7 +996,7 @@ SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
 
 SPDL__PRIVATE void spdl__cuda_free(void *memory, size_t bytes, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
-    const bool child = cuda->process != (long)getpid(); /* slabs are not mapped there */
+    const bool child = cuda->process != (long)getpid(); /* without slabs */
     spdl__cuda_slab *slab;
     if (!child) pthread_mutex_lock(&cuda->lock);
     slab = spdl__slab_find(cuda, memory, bytes);
@@ -1050,9 +1015,9 @@ SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda) {
 
 /* ============================================================================================= */
 /* >>copy-impl
-   The copy stream and its numbers: submit, ask, wait, reap. Any thread; see >>state-impl. */
+   The copy stream and its numbers. Any thread; see >>state-impl. */
 
-/* Copies that were sent and not yet reclaimed. Loads pair with the stores in submit and reap. */
+/* Copies that were not reclaimed. Loads pair with the stores in submit and reap. */
 SPDL__PRIVATE uint64_t spdl__cuda_in_flight(const spdl_cuda *cuda) {
     const uint64_t reclaimed = spdl__load(&cuda->reclaimed); /* first: it never passes `sent` */
     return spdl__load(&cuda->sent) - reclaimed;
@@ -1072,20 +1037,18 @@ SPDL__PRIVATE int64_t spdl__time_left(uint64_t deadline) {
     return now < deadline ? (int64_t)(deadline - now) : 0;
 }
 
-/* ---- asking and waiting ---- */
-
-/* Reclaims the numbers before `until`, whose copies the caller has seen to be done, and releases
-   their memory (E1). */
+/* Reclaims the numbers before `until`, whose copies are done, and releases their memory (E1). */
 SPDL__PRIVATE void spdl__cuda_reap_until(spdl_cuda *cuda, uint64_t until) {
     for (;;) {
         spdl__cuda_transfer was;
         pthread_mutex_lock(&cuda->lock);
         if (cuda->reclaimed >= until) break;
         was = *spdl__cuda_transfer_of(cuda, cuda->reclaimed);
-        /* pairs with the loads in ready and arrived: who sees it need not wait for the event */
+        /* pairs with the loads in ready and arrived; without it they read a copy that they see as
+           done */
         spdl__store(&cuda->reclaimed, cuda->reclaimed + 1);
         pthread_mutex_unlock(&cuda->lock);
-        if (was.release != NULL) was.release(was.item); /* not under the lock: the caller's */
+        if (was.release != NULL) was.release(was.item); /* without the lock */
     }
     pthread_mutex_unlock(&cuda->lock);
 }
@@ -1111,9 +1074,8 @@ SPDL__PRIVATE spdl_result spdl__event_sync(spdl_cuda *cuda, void *event) {
     return result;
 }
 
-/* Waits for an event. `soon`: the caller has nothing else to do, so it asks for as long as waking
-   up would take, about. Then it sleeps; CUDA has no such call with a time limit, so with one it
-   asks and naps in turns. */
+/* Waits for an event. `soon`: asks for about the time of a wake-up first. Then it sleeps. CUDA has
+   no wait with a time limit: with one it asks and naps in turns. */
 SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_t deadline,
                                            bool soon) {
     const uint64_t asks_until = spdl_time_ns() + 50000;
@@ -1132,8 +1094,8 @@ SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_
     }
 }
 
-/* Waits until a copy has been reaped, if any is under way; with `two`, when three are, two: half
-   the calls, and there is still one to go on with. */
+/* Waits until a copy was reaped, if any runs. `two`: of three it awaits two, for half the calls,
+   and one remains. */
 SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadline, bool two) {
     const uint64_t start = spdl_time_ns(), reclaimed = spdl__load(&cuda->reclaimed);
     const uint64_t flying = spdl__load(&cuda->sent) - reclaimed;
@@ -1147,7 +1109,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     return result;
 }
 
-/* All copies are done and reaped. */
+/* Waits for all copies and reaps them. */
 SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0) {
@@ -1158,20 +1120,18 @@ SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
     return result;
 }
 
-/* What a wait of 1 s may mean: who has what there is none of. */
 SPDL__PRIVATE void spdl__cuda_stalled(spdl_cuda *cuda, const char *what) {
     const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     if (spdl__exchange32(&cuda->told_stall, 1) != 0) return;
     spdl__logf(&cuda->desc.logger, SPDL_LOG_WARN,
-               "cuda: %s has been waited for for 1 s: of %d device slots %d hold batches "
-               "that nobody was done with, of %d outputs %d were not freed; %d copies to the "
-               "device are not done",
-               what, inputs, inputs - (int)spdl_ring_count(cuda->free_slots), outputs,
-               outputs == 0 ? 0 : outputs - (int)spdl_ring_count(cuda->free_outputs),
+               "cuda: 1 s without %s. Batches that were not done with hold %d of %d device slots. "
+               "Outputs that were not freed: %d of %d. Copies that are not done: %d", what,
+               inputs - (int)spdl_ring_count(cuda->free_slots), inputs,
+               outputs == 0 ? 0 : outputs - (int)spdl_ring_count(cuda->free_outputs), outputs,
                (int)spdl__cuda_in_flight(cuda));
 }
 
-/* Out of a ring of what is free; closed is lost. */
+/* Pops from a ring of free slots, which is closed when the device is lost. */
 SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void *pointer,
                                          const char *what, uint64_t deadline) {
     const int64_t second = 1000000000;
@@ -1190,19 +1150,17 @@ SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void 
     return result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
 }
 
-/* ---- sending ---- */
-
-/* A view on its way to a slot that is ours alone. */
+/* A view on its way to a slot. */
 typedef struct spdl__cuda_sending {
     spdl__cuda_slot *slot;
     const spdl_cuda_view *view;
-    const spdl__cuda_slab *slab; /* memory of this spdl_cuda that it is in, or NULL */
-    bool pinned;                 /* by us or by others */
+    const spdl__cuda_slab *slab; /* of this spdl_cuda, or NULL */
+    bool pinned;                 /* by anyone */
     bool copied;                 /* on the loose stream */
 } spdl__cuda_sending;
 
-/* Inside of a scope: E3 on a stream, then the copy there. A copy of pinned memory is cut in two
-   where a registration ends. */
+/* In a scope: E3 on a stream, then the copy. A copy of pinned memory is cut where a registration
+   ends. */
 SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_sending *s,
                                              spdl_cuda_stream stream) {
     const char *from = (const char *)s->view->data;
@@ -1221,9 +1179,9 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
     return result;
 }
 
-/* Before the lock, of memory that we have not pinned: asks who has. The driver copies pageable
-   memory on this thread, so that goes to the slot on the loose stream. From here on its copy counts
-   as a reader of the slot that is done: whatever comes next waits for its event. */
+/* Without the lock: the driver copies pageable memory on this thread. It goes to the slot on the
+   loose stream; its copy then counts as a reader that is done, for whose event the copy stream
+   waits. Memory that others have pinned is not copied here. */
 SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending *s) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
@@ -1243,7 +1201,7 @@ SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending
     return result;
 }
 
-/* Under lock: the copy, and its event. On failure nothing is under way. */
+/* Under lock: the copy and its event. After a failure no copy runs. */
 SPDL__PRIVATE spdl_result spdl__submit_copy(spdl_cuda *cuda, const spdl__cuda_sending *s) {
     void *event = spdl__cuda_transfer_of(cuda, cuda->sent)->event;
     spdl__cuda_scope scope;
@@ -1256,7 +1214,7 @@ SPDL__PRIVATE spdl_result spdl__submit_copy(spdl_cuda *cuda, const spdl__cuda_se
     return result != SPDL_OK && spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
 }
 
-/* Under lock, which it lets go of meanwhile: until one more copy may be under way. */
+/* Under lock, which it releases meanwhile: waits until one more copy may run. */
 SPDL__PRIVATE spdl_result spdl__submit_number(spdl_cuda *cuda, uint64_t deadline) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl__cuda_is_full(cuda)) {
@@ -1281,8 +1239,7 @@ SPDL__PRIVATE void spdl__submit_note(spdl_cuda *cuda, const spdl__cuda_sending *
                    bytes, (spdl__llu)cuda->desc.slot_bytes);
 }
 
-/* Sends a view to a device slot that is ours alone, and fills in the slot's batch. On failure the
-   view and the slot are the caller's still. */
+/* Sends a view to a slot, and fills in its batch. After a failure the caller has both. */
 SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *slot,
                                             const spdl_cuda_view *view, uint64_t deadline) {
     spdl__cuda_sending s = { slot, view, NULL, false, false };
@@ -1302,6 +1259,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
     if (result == SPDL_OK) result = spdl__submit_copy(cuda, &s);
     if (result != SPDL_OK) {
         pthread_mutex_unlock(&cuda->lock);
+        if (s.copied) spdl__copies_settle(cuda, cuda->loose);
         return result;
     }
     transfer = spdl__cuda_transfer_of(cuda, cuda->sent);
@@ -1311,9 +1269,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
     slot->batch.user = view->user;
     slot->batch.sequence = slot->transfer = cuda->sent;
     for (i = 0; i < SPDL_CUDA_MAX_READERS; ++i) slot->reader[i].state = SPDL__READER_NONE;
-    spdl__store(&slot->ticket, slot->ticket + 1); /* pairs with the load in slot_of: it is SENT */
+    /* pairs with the load in slot_of; without it a batch is seen before it is SENT */
+    spdl__store(&slot->ticket, slot->ticket + 1);
     slot->batch.ticket_ = slot->ticket;
-    /* pairs with the loads of those who ask for, or wait for, copies: the event is recorded */
+    /* pairs with the loads of all who wait for copies; without it they wait for an older record */
     spdl__store(&cuda->sent, cuda->sent + 1);
     pthread_mutex_unlock(&cuda->lock);
     spdl__submit_note(cuda, &s);
@@ -1322,17 +1281,13 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
 
 /* ============================================================================================= */
 /* >>slots-impl
-   Level 1, on top of the copy stream: sending, readers. Each function checks the state of what it
-   is given before it does anything. */
+   Level 1: sending and readers. Each function checks its arguments' state first. */
 
-/* ---- batches ---- */
-
-/* Whether a view can be sent at all. */
 SPDL__PRIVATE spdl_result spdl__view_check(spdl_cuda *cuda, const spdl_cuda_view *view) {
     if (view->bytes > cuda->desc.slot_bytes)
         return spdl__cuda_refuse(cuda, SPDL_E_LIMIT, "send: larger than slot_bytes");
     if (view->data == NULL && view->bytes > 0)
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "send: data is NULL");
+        return spdl__cuda_invalid(cuda, "send: data is NULL");
     return SPDL_OK;
 }
 
@@ -1359,23 +1314,23 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
     if (result != SPDL_OK) return result;
     if (spdl__cuda_in_flight(cuda) == 0) return SPDL_EMPTY;
     result = spdl__cuda_await_copy(cuda, spdl__deadline(timeout_ns), false);
-    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) { /* those behind it */
+    while (result == SPDL_OK && done && spdl__cuda_in_flight(cuda) > 0) {
         const uint64_t oldest = spdl__load(&cuda->reclaimed);
         void *event = spdl__cuda_transfer_of(cuda, oldest)->event;
-        if (spdl__event_ask(cuda, event, &done) != SPDL_OK) break; /* the next call will say so */
+        if (spdl__event_ask(cuda, event, &done) != SPDL_OK) break; /* the next call returns it */
         if (done) spdl__cuda_reap_until(cuda, oldest + 1);
     }
     return result;
 }
 
-/* The slot of a batch that is not done with, or NULL. */
+/* The slot of a batch in use, or NULL. */
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
     spdl__cuda_slot *slot = batch == NULL ? NULL : (spdl__cuda_slot *)batch->slot_;
     if (slot == NULL || (batch->ticket_ & 1) == 0) return NULL;
     return spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
 }
 
-/* First in every call with a batch; *slot is that. */
+/* First in every call with a batch. */
 SPDL__PRIVATE spdl_result spdl__batch_check(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
                                             const char *why) {
     spdl_result result;
@@ -1383,7 +1338,7 @@ SPDL__PRIVATE spdl_result spdl__batch_check(const spdl_cuda_batch *batch, spdl__
     result = spdl__cuda_usable(batch->cuda);
     if (result != SPDL_OK) return result;
     *slot = spdl__slot_of(batch);
-    return *slot != NULL ? SPDL_OK : spdl__cuda_refuse(batch->cuda, SPDL_E_INVALID, why);
+    return *slot != NULL ? SPDL_OK : spdl__cuda_invalid(batch->cuda, why);
 }
 
 SPDL__PRIVATE spdl__cuda_reader *spdl__reader_of(spdl__cuda_slot *slot,
@@ -1396,11 +1351,11 @@ SPDL__PRIVATE spdl__cuda_reader *spdl__reader_of(spdl__cuda_slot *slot,
     return NULL;
 }
 
-/* E2: the stream waits for the copy, unless a host thread has seen that it is done. */
+/* E2: the stream waits for the copy, unless a host thread has seen it done. */
 SPDL__PRIVATE spdl_result spdl__slot_wait(spdl_cuda *cuda, const spdl__cuda_slot *slot,
                                           spdl_cuda_stream stream, bool checked) {
     void *event = spdl__cuda_transfer_of(cuda, slot->transfer)->event;
-    /* pairs with the store in reap: the copy comes before what this thread does from here on */
+    /* pairs with the store in reap; without it this thread's work may pass the copy */
     const bool done = slot->transfer < spdl__load(&cuda->reclaimed);
     spdl__cuda_scope scope;
     spdl_result result;
@@ -1453,33 +1408,33 @@ SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t tim
     return result;
 }
 
-/* All readers are done, or there were none: the slot can be sent to again. */
+/* The slot has no readers: it can be sent to again. */
 SPDL__PRIVATE void spdl__slot_retire(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     slot->lent = false;
     spdl__store(&slot->ticket, slot->ticket + 1); /* pairs with the load in slot_of */
-    /* pairs with the pop of the next sender: the readers' events are recorded */
+    /* pairs with the pop of the next sender; without it unrecorded events of readers are waited
+       for */
     (void)spdl_ring_try_push(cuda->free_slots, &slot);
 }
 
-/* Is done with the batch on every stream that still reads it. */
-SPDL__PRIVATE spdl_result spdl__slot_finish(spdl_cuda *cuda, spdl__cuda_slot *slot) {
+/* Is done with the batch on every stream that reads it. `always`: waits for a stream whose end
+   cannot be recorded. */
+SPDL__PRIVATE spdl_result spdl__slot_finish(spdl_cuda *cuda, spdl__cuda_slot *slot, bool always) {
     spdl_result result = SPDL_OK;
     int i;
-    for (i = 0; i < SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++i)
-        if (slot->reader[i].state == SPDL__READER_READING)
-            result = spdl__work_record(cuda, &slot->reader[i]);
+    for (i = 0; i < SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++i) {
+        if (slot->reader[i].state != SPDL__READER_READING) continue;
+        result = spdl__work_record(cuda, &slot->reader[i]);
+        if (result == SPDL_OK || !always) continue;
+        spdl__stream_settle(cuda, &slot->reader[i]);
+        slot->reader[i].state = SPDL__READER_NONE;
+        result = SPDL_OK;
+    }
     return result;
 }
 
-/* The same whatever happens: waits for those whose end cannot be recorded. The slot is free. */
 SPDL__PRIVATE void spdl__slot_end(spdl_cuda *cuda, spdl__cuda_slot *slot) {
-    const spdl_result result = spdl__slot_finish(cuda, slot);
-    int i;
-    for (i = 0; result != SPDL_OK && i < SPDL_CUDA_MAX_READERS; ++i) {
-        if (slot->reader[i].state != SPDL__READER_READING) continue;
-        spdl__stream_settle(cuda, &slot->reader[i]);
-        slot->reader[i].state = SPDL__READER_NONE;
-    }
+    (void)spdl__slot_finish(cuda, slot, true);
     spdl__slot_retire(cuda, slot);
 }
 
@@ -1491,12 +1446,11 @@ SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stre
     int i;
     if (result != SPDL_OK) return result;
     if (slot->lent)
-        return spdl__cuda_refuse(batch->cuda, SPDL_E_INVALID,
-                                 "done: the batch is the iterator's, which does that itself");
+        return spdl__cuda_invalid(batch->cuda,
+                                  "done: the batch is the iterator's, which does that itself");
     reader = spdl__reader_of(slot, &stream);
     if (reader == NULL || reader->state != SPDL__READER_READING)
-        return spdl__cuda_refuse(batch->cuda, SPDL_E_INVALID,
-                                 "done: the batch was not made ready on this stream");
+        return spdl__cuda_invalid(batch->cuda, "done: the batch was not made ready on this stream");
     result = spdl__work_record(batch->cuda, reader);
     if (result != SPDL_OK) return result;
     for (i = 0; i < SPDL_CUDA_MAX_READERS; ++i)
@@ -1512,15 +1466,12 @@ SPDL_API void spdl_cuda_batch_free(void *batch) {
     spdl__slot_end(given->cuda, slot);
 }
 
-/* ---- arenas ---- */
-
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) {
     spdl__cuda_slab *slab;
     spdl_result result = spdl__cuda_usable(cuda);
     if (result != SPDL_OK) return result;
     if (base == NULL || bytes == 0 || (uintptr_t)base % SPDL__PAGE != 0 || bytes > SIZE_MAX / 2)
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID,
-                                 "adopt: base has to be at a page border, bytes above 0");
+        return spdl__cuda_invalid(cuda, "adopt: base has to be at a page border, bytes above 0");
     slab = (spdl__cuda_slab *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, sizeof(*slab), 0);
     if (slab == NULL) return spdl__cuda_refuse(cuda, SPDL_E_NOMEM, "adopt: out of memory");
     slab->base = (char *)base;
@@ -1531,7 +1482,6 @@ SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) 
     return result;
 }
 
-/* Out of the list, or NULL. */
 SPDL__PRIVATE spdl__cuda_slab *spdl__arena_unlink(spdl_cuda *cuda, const void *base) {
     spdl__cuda_slab **at = &cuda->slabs, *found;
     pthread_mutex_lock(&cuda->lock);
@@ -1550,7 +1500,7 @@ SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base) {
     if (result == SPDL_OK) result = spdl__cuda_enter(cuda, &scope, true);
     if (result != SPDL_OK) return result;
     slab = spdl__arena_unlink(cuda, base);
-    if (slab != NULL && !spdl__slab_unpin(cuda, slab)) result = SPDL_E_CUDA; /* error says more */
+    if (slab != NULL && !spdl__slab_unpin(cuda, slab)) result = SPDL_E_CUDA;
     spdl__cuda_leave(cuda, &scope);
     if (slab == NULL)
         return spdl__cuda_refuse(cuda, SPDL_E_NOT_FOUND, "disown: no arena begins there");
@@ -1558,13 +1508,11 @@ SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base) {
     return result;
 }
 
-/* ---- what is told ---- */
-
 SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error) {
     if (error == NULL) return;
     spdl__error_clear(error);
     if (cuda == NULL) return;
-    if (cuda->process != (long)getpid()) { /* its locks may be held by threads of the parent */
+    if (cuda->process != (long)getpid()) { /* threads of the parent may hold its locks */
         (void)spdl__error_set(error, SPDL_E_CUDA_FORKED,
                               "cuda: opened before a fork: the child has to open its own");
         return;
@@ -1592,14 +1540,14 @@ SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats)
 
 /* ============================================================================================= */
 /* >>outputs-impl
-   Outputs. One is written by whoever has it, which passes through free_outputs. */
+   The holder of an output writes it; free_outputs passes it on. */
 
 SPDL__PRIVATE void spdl__output_return(spdl__cuda_output *output) {
     spdl__store32(&output->state, SPDL__OUTPUT_FREE);
     (void)spdl_ring_try_push(output->out.cuda->free_outputs, &output); /* has room for all */
 }
 
-/* Has the stream wait for what was last done with the output (D3). On failure it goes back. */
+/* Makes the stream wait for the last work on the output (D3). After a failure it is free. */
 SPDL__PRIVATE spdl_result spdl__output_begin(spdl__cuda_output *output, spdl_cuda_stream handle) {
     const spdl__cuda_reader stream = spdl__stream_of(handle);
     spdl_cuda *cuda = output->out.cuda;
@@ -1629,7 +1577,7 @@ SPDL_API spdl_result spdl_cuda_output_get(spdl_cuda *cuda, spdl_cuda_stream stre
     result = spdl__cuda_usable(cuda);
     if (result != SPDL_OK) return result;
     if (cuda->free_outputs == NULL)
-        return spdl__cuda_refuse(cuda, SPDL_E_INVALID, "output_bytes is 0: there are no outputs");
+        return spdl__cuda_invalid(cuda, "output_bytes is 0: there are no outputs");
     result = spdl__free_pop(cuda, cuda->free_outputs, &output, "an output",
                             spdl__deadline(timeout_ns));
     if (result == SPDL_OK) result = spdl__output_begin(output, stream);
@@ -1637,7 +1585,7 @@ SPDL_API spdl_result spdl_cuda_output_get(spdl_cuda *cuda, spdl_cuda_stream stre
     return result;
 }
 
-/* Inside of a scope, under lock: D1, the copy, its event. */
+/* In a scope, under lock: D1, the copy, its event. */
 SPDL__PRIVATE spdl_result spdl__output_calls(spdl_cuda *cuda, const spdl__cuda_output *output) {
     const uint64_t from = (uint64_t)(uintptr_t)output->out.dev;
     spdl_result result =
@@ -1650,7 +1598,7 @@ SPDL__PRIVATE spdl_result spdl__output_calls(spdl_cuda *cuda, const spdl__cuda_o
     return result;
 }
 
-/* On failure nothing is under way but the kernels. */
+/* After a failure only the kernels run. */
 SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_output *output) {
     spdl__cuda_scope scope;
     spdl_result result;
@@ -1671,8 +1619,8 @@ SPDL_API spdl_result spdl_cuda_output_send(spdl_cuda_output *out) {
     if (result != SPDL_OK) return result;
     if (spdl__load32(&output->state) != SPDL__OUTPUT_GOT ||
         out->bytes > out->cuda->desc.output_bytes)
-        return spdl__cuda_refuse(out->cuda, SPDL_E_INVALID,
-                                 "output_send: it was sent or freed, or bytes is too large");
+        return spdl__cuda_invalid(out->cuda,
+                                  "output_send: it was sent or freed, or bytes is too large");
     result = spdl__work_record(out->cuda, &output->kernels);
     if (result == SPDL_OK) result = spdl__output_copy(out->cuda, output);
     if (result != SPDL_OK) return result;
@@ -1689,7 +1637,7 @@ SPDL_API spdl_result spdl_cuda_output_wait(spdl_cuda_output *out, int64_t timeou
     state = spdl__load32(&output->state);
     if (state == SPDL__OUTPUT_THERE) return SPDL_OK;
     if (state != SPDL__OUTPUT_SENT)
-        return spdl__cuda_refuse(out->cuda, SPDL_E_INVALID, "output_wait: it was not sent");
+        return spdl__cuda_invalid(out->cuda, "output_wait: it was not sent");
     result = spdl__event_wait(out->cuda, output->copied, spdl__deadline(timeout_ns), true);
     if (result != SPDL_OK) return result;
     output->behind = NULL;
@@ -1703,7 +1651,7 @@ SPDL_API void spdl_cuda_output_free(void *out) {
     if (output == NULL || spdl__cuda_usable(output->out.cuda) != SPDL_OK) return;
     state = spdl__load32(&output->state);
     if (state == SPDL__OUTPUT_FREE) return;
-    if (state == SPDL__OUTPUT_GOT) { /* kernels may be at work on it */
+    if (state == SPDL__OUTPUT_GOT) { /* kernels may run */
         const bool known = spdl__work_record(output->out.cuda, &output->kernels) == SPDL_OK;
         if (!known) spdl__stream_settle(output->out.cuda, &output->kernels);
         output->behind = known ? output->kernels.event : NULL;
@@ -1713,10 +1661,10 @@ SPDL_API void spdl_cuda_output_free(void *out) {
 
 /* ============================================================================================= */
 /* >>open-impl
-   Open acquires everything in one run of steps; whatever step fails, cuda_release frees what is
-   there, and close does the same. What cannot be freed is left, with a line in the log. */
+   Open acquires everything in steps. After a failed step, and in close, cuda_release frees what is
+   there. The log reports what cannot be freed. */
 
-/* Checks the desc, and fills in what it leaves open. */
+/* Checks the desc, and sets defaults. */
 SPDL__PRIVATE spdl_result spdl__cuda_prepare(spdl_cuda *cuda) {
     static const char *const name[] = { "slot_bytes", "output_bytes", "device_slots",
                                         "output_slots", "device" };
@@ -1739,13 +1687,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_prepare(spdl_cuda *cuda) {
     return SPDL_OK;
 }
 
-/* The ordinal that is meant, and why. */
 SPDL__PRIVATE int spdl__cuda_ordinal(const spdl_cuda *cuda, const char **why) {
     void *context = NULL;
     int device = 0;
-    *why = "as the desc says";
+    *why = "of the desc";
     if (cuda->desc.device > 0) return cuda->desc.device - 1;
-    *why = "as the calling thread has none";
+    *why = "the calling thread has none";
     if (cuda->api.CtxGetCurrent(&context) != 0 || context == NULL ||
         cuda->api.CtxGetDevice(&device) != 0)
         return 0;
@@ -1753,7 +1700,6 @@ SPDL__PRIVATE int spdl__cuda_ordinal(const spdl_cuda *cuda, const char **why) {
     return device;
 }
 
-/* Finds the device; fills in the table of calls. */
 SPDL__PRIVATE spdl_result spdl__cuda_choose(spdl_cuda *cuda) {
     const char *why;
     spdl_cuda_info info;
@@ -1778,17 +1724,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_choose(spdl_cuda *cuda) {
     return result;
 }
 
-SPDL__PRIVATE bool spdl__cuda_sync_init(spdl_cuda *cuda) {
-    if (pthread_mutex_init(&cuda->lock, NULL) != 0) return false;
-    if (pthread_mutex_init(&cuda->error_lock, NULL) != 0) {
-        pthread_mutex_destroy(&cuda->lock);
-        return false;
-    }
-    cuda->locks_made = true;
-    cuda->nap_made = spdl__os_event_init(&cuda->nap);
-    return cuda->nap_made;
-}
-
 SPDL__PRIVATE spdl_result spdl__cuda_ring(const spdl_cuda *cuda, spdl_ring **ring, int capacity) {
     spdl_ring_desc desc;
     if (capacity == 0) return SPDL_OK;
@@ -1798,19 +1733,15 @@ SPDL__PRIVATE spdl_result spdl__cuda_ring(const spdl_cuda *cuda, spdl_ring **rin
     return spdl_ring_create(ring, &desc);
 }
 
-SPDL__PRIVATE size_t spdl__cuda_table_bytes(const spdl_cuda *cuda) {
-    return (size_t)cuda->desc.device_slots * (sizeof(*cuda->slot) + sizeof(*cuda->transfer)) +
-           (size_t)cuda->desc.output_slots * sizeof(*cuda->output) +
-           (size_t)cuda->events * sizeof(*cuda->event);
-}
-
-/* The host's side: tables and rings. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
     const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     spdl_result result;
     cuda->events = inputs * (1 + SPDL_CUDA_MAX_READERS) + 2 * outputs;
-    cuda->slot = (spdl__cuda_slot *)spdl__alloc_zeroed(&cuda->desc.allocator, 1,
-                                                       spdl__cuda_table_bytes(cuda), 0);
+    cuda->table_bytes = (size_t)inputs * (sizeof(*cuda->slot) + sizeof(*cuda->transfer)) +
+                        (size_t)outputs * sizeof(*cuda->output) +
+                        (size_t)cuda->events * sizeof(*cuda->event);
+    cuda->slot = (spdl__cuda_slot *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, cuda->table_bytes,
+                                                       0);
     if (cuda->slot == NULL) return SPDL_E_NOMEM;
     cuda->transfer = (spdl__cuda_transfer *)(void *)(cuda->slot + inputs);
     cuda->output = (spdl__cuda_output *)(void *)(cuda->transfer + inputs);
@@ -1819,7 +1750,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
     return result == SPDL_OK ? spdl__cuda_ring(cuda, &cuda->free_outputs, outputs) : result;
 }
 
-/* Device memory, for what has none. */
 SPDL__PRIVATE spdl_result spdl__cuda_malloc(spdl_cuda *cuda) {
     const size_t inputs = cuda->desc.device_memory == NULL ? (size_t)cuda->desc.device_slots : 0;
     const size_t bytes = inputs * cuda->stride +
@@ -1841,7 +1771,7 @@ SPDL__PRIVATE spdl_result spdl__stream_make(spdl_cuda *cuda, void **stream) {
     return result;
 }
 
-/* First those of copies: they sleep when they are waited for; only streams wait for the others. */
+/* Waits for copies sleep. Only streams wait for the other events. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
     const unsigned plain = SPDL__CU_DISABLE_TIMING, sleeps = plain | SPDL__CU_BLOCKING_SYNC;
     const int copies = cuda->desc.device_slots + cuda->desc.output_slots;
@@ -1854,7 +1784,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
     return result;
 }
 
-/* The device's side, in its primary context, the one of the CUDA runtime. */
+/* In the primary context, which the CUDA runtime uses. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     const spdl_cuda_desc *desc = &cuda->desc;
     spdl__cuda_scope scope;
@@ -1877,7 +1807,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     return cuda->outputs_at != NULL ? spdl__cuda_usable(cuda) : SPDL_E_NOMEM;
 }
 
-/* All slots are free. */
 SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     const int inputs = cuda->desc.device_slots, outputs = cuda->desc.output_slots;
     uintptr_t device = (uintptr_t)cuda->memory;
@@ -1908,8 +1837,7 @@ SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
     }
 }
 
-/* Takes all slabs out of the list; ours are unmapped. Where CUDA cannot be called any more, but is
-   not lost, memory that may still be registered stays mapped. */
+/* Unmaps our slabs. Memory that may still be registered stays mapped, unless the device is lost. */
 SPDL__PRIVATE void spdl__cuda_end_slabs(spdl_cuda *cuda, bool entered) {
     while (cuda->slabs != NULL) {
         spdl__cuda_slab *slab = cuda->slabs;
@@ -1923,8 +1851,7 @@ SPDL__PRIVATE void spdl__cuda_end_slabs(spdl_cuda *cuda, bool entered) {
     }
 }
 
-/* Frees what CUDA gave. Not once the driver is unloading, or does not answer: then the process
-   ends. */
+/* Frees what CUDA gave, unless the driver is unloading or fails: the process then ends. */
 SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
     const bool there = cuda->context != NULL && spdl__load32(&cuda->unloading) == 0;
     spdl__cuda_scope scope;
@@ -1942,27 +1869,26 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
     spdl__cuda_end_slabs(cuda, entered);
     if (entered) spdl__cuda_leave(cuda, &scope);
     if (there) (void)SPDL__CUDA_TRY(cuda, DevicePrimaryCtxRelease, (cuda->handle));
-    if (cuda->error.result == SPDL_E_CUDA) /* something is left, or was told before */
+    if (cuda->error.result == SPDL_E_CUDA) /* something remains, or failed before */
         spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "%.*s", (int)sizeof(cuda->error.text) - 1,
                    cuda->error.text);
 }
 
-/* Frees whatever there is; nothing is in flight. */
+/* Frees everything; no copy runs. */
 SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     const spdl_allocator allocator = cuda->desc.allocator;
-    if (cuda->locks_made) {
-        spdl__cuda_release_device(cuda);
-        pthread_mutex_destroy(&cuda->error_lock);
-        pthread_mutex_destroy(&cuda->lock);
-    }
+    spdl__cuda_release_device(cuda);
+    pthread_mutex_destroy(&cuda->error_lock);
+    pthread_mutex_destroy(&cuda->lock);
     if (cuda->nap_made) spdl__os_event_fini(&cuda->nap);
     spdl_ring_destroy(cuda->free_slots, NULL, NULL);
     spdl_ring_destroy(cuda->free_outputs, NULL, NULL);
-    spdl__free(&allocator, cuda->slot, spdl__cuda_table_bytes(cuda));
+    spdl__free(&allocator, cuda->slot, cuda->table_bytes);
     spdl__free(&allocator, cuda, sizeof(*cuda));
 }
 
 SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc) {
+    static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
     spdl_cuda *made;
     spdl_result result;
     if (cuda == NULL) return SPDL_E_INVALID;
@@ -1978,12 +1904,14 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     made->process = (long)getpid();
     spdl__error_clear(&made->error);
     result = spdl__cuda_prepare(made);
-    made->desc.error = NULL; /* the caller's, for this call only */
+    made->desc.error = NULL; /* for this call only */
     if (result != SPDL_OK) {
         spdl__free(&desc->allocator, made, sizeof(*made));
         return result;
     }
-    if (!spdl__cuda_sync_init(made)) result = SPDL_E_NOMEM;
+    made->lock = made->error_lock = unlocked;
+    made->nap_made = spdl__os_event_init(&made->nap);
+    if (!made->nap_made) result = SPDL_E_NOMEM;
     if (result == SPDL_OK) result = spdl__cuda_choose(made);
     if (result == SPDL_OK) result = spdl__cuda_make_host(made);
     if (result == SPDL_OK) result = spdl__cuda_make_device(made);
@@ -2000,8 +1928,7 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     return SPDL_OK;
 }
 
-/* Waits for the work on slots and outputs whose end was recorded: nobody else may, where the memory
-   is the caller's. */
+/* Waits for the recorded ends of work on slots and outputs: the memory may be the caller's. */
 SPDL__PRIVATE void spdl__cuda_readers_end(spdl_cuda *cuda) {
     spdl_result result = spdl__cuda_usable(cuda);
     int i;
@@ -2020,37 +1947,36 @@ SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
     spdl__copies_settle(cuda, cuda->stream);
     spdl__copies_settle(cuda, cuda->back);
     spdl__cuda_readers_end(cuda);
-    spdl__cuda_reap_until(cuda, cuda->sent); /* idle, or lost: see >>state-impl */
+    spdl__cuda_reap_until(cuda, cuda->sent); /* idle or lost */
     spdl__cuda_release(cuda);
 }
 
 /* ============================================================================================= */
 /* >>iterator-impl
-   All of it is on the consumer's thread: it takes items from the source, sends them to device slots
-   and puts those into `queue`; then it takes the oldest out, makes it ready, and is done with the
-   last. NULL in the queue is an end of the source.
-
-   The consumer reaps before it takes an item, when as many copies are under way as there may be,
-   and before it waits for a source that has nothing, which may wait for items to come back. It
-   never waits for a device slot: they are all in the queue, or in the caller's hands. */
+   On the consumer's thread. Items of the source go to device slots and into `queue`; the oldest is
+   made ready when the last is done. NULL in the queue is an end of the source.
+   The consumer reaps before it takes an item, if all copies run, and before it waits for a source,
+   which may wait for its items. It never waits for a device slot: the queue or the caller has them
+   all. */
 
 struct spdl_cuda_iter {
+    size_t bytes;
     spdl_cuda_iter_desc desc;
     spdl_cuda *cuda;
-    spdl__cuda_slot **queue; /* depth + 2; behind the struct, as are: */
-    spdl__cuda_slot **slot; /* device_slots: those held */
+    spdl__cuda_slot **queue; /* depth + 2; after the struct, with `slot` */
+    spdl__cuda_slot **slot; /* device_slots: the held ones */
     int first, count;
-    spdl_result end;         /* an error that stays */
-    void *first_item;        /* taken by open, to be sent first */
+    spdl_result end;         /* an error is final */
+    void *first_item;        /* taken by open, sent first */
     bool owns;               /* cuda */
-    bool asked_in_vain;      /* the last time */
+    bool asked_in_vain;      /* by the last call */
     spdl__cuda_slot *current, *offered;
-    spdl_cuda_stream stream; /* that current was made ready on */
-    int hold, held, position; /* so many are to be held; are; the next one */
+    spdl_cuda_stream stream; /* of `current` */
+    int hold, held, position; /* wanted; held; the next one */
 };
 
-/* An item of the source. Waits for it, but for copies first, which it may be waiting for. With
-   SPDL_E_LIMIT a loader says that the consumer has all of its slots: those under way come back. */
+/* Takes an item. Waits for copies before it waits for the source, which may wait for their items.
+   SPDL_E_LIMIT of a loader: the consumer has all of its slots. */
 SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uint64_t deadline) {
     const spdl_cuda_iter_desc *desc = &iter->desc;
     const uint64_t slice_ns = 200000;
@@ -2078,7 +2004,7 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
-/* What an item is. When it is nothing that can be sent, it is released. */
+/* Describes an item, or releases it. */
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
     const spdl_batch *batch = (const spdl_batch *)item;
     spdl_result result = SPDL_OK;
@@ -2088,8 +2014,7 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
     if (iter->desc.view != NULL) {
         result = iter->desc.view(item, view);
     } else if (batch == NULL || batch->data == NULL) {
-        result = spdl__cuda_refuse(iter->cuda, SPDL_E_INVALID,
-                                   "iterator: an item is not a batch in place");
+        result = spdl__cuda_invalid(iter->cuda, "iterator: an item is not a batch in place");
     } else {
         view->data = batch->data;
         view->bytes = batch->count * iter->desc.item_bytes;
@@ -2099,8 +2024,8 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
     return result;
 }
 
-/* Until one more copy may be under way. While there are batches to go on with (deadline 0) it asks
-   at most every second time in vain. */
+/* Waits until one more copy may run. With deadline 0 (there are batches) it asks every second time
+   at most. */
 SPDL__PRIVATE spdl_result spdl__iter_number(spdl_cuda_iter *iter, uint64_t deadline) {
     const bool again = iter->asked_in_vain && deadline == 0;
     spdl_result result = SPDL_OK;
@@ -2111,7 +2036,7 @@ SPDL__PRIVATE spdl_result spdl__iter_number(spdl_cuda_iter *iter, uint64_t deadl
     return result;
 }
 
-/* Sends one more batch. SPDL_FULL: there is no device slot. */
+/* Sends one more batch. SPDL_FULL: no device slot. */
 SPDL__PRIVATE spdl_result spdl__iter_fetch(spdl_cuda_iter *iter, uint64_t deadline,
                                            spdl__cuda_slot **slot) {
     spdl_cuda *cuda = iter->cuda;
@@ -2134,13 +2059,13 @@ SPDL__PRIVATE void spdl__iter_put(spdl_cuda_iter *iter, spdl__cuda_slot *slot) {
     iter->queue[(iter->first + iter->count++) % (iter->desc.depth + 2)] = slot;
 }
 
-/* Whether the last thing in the queue is an end: no other follows at once. */
+/* An end follows no other end at once. */
 SPDL__PRIVATE bool spdl__iter_ended(const spdl_cuda_iter *iter) {
     const int last = (iter->first + iter->count - 1) % (iter->desc.depth + 2);
     return iter->count > 0 && iter->queue[last] == NULL;
 }
 
-/* Fills the queue, waiting only when it is empty. What fetching returned last. */
+/* Fills the queue; waits only if it is empty. Returns the last result of a fetch. */
 SPDL__PRIVATE spdl_result spdl__iter_top_up(spdl_cuda_iter *iter, uint64_t deadline) {
     spdl_result result = SPDL_OK;
     while (iter->end == SPDL_OK && result == SPDL_OK && iter->count <= iter->desc.depth) {
@@ -2155,7 +2080,7 @@ SPDL__PRIVATE spdl_result spdl__iter_top_up(spdl_cuda_iter *iter, uint64_t deadl
     return result;
 }
 
-/* The next batch that was sent ahead, or that is held. */
+/* Gets the next batch from the queue or the held ones. */
 SPDL__PRIVATE spdl_result spdl__iter_obtain(spdl_cuda_iter *iter, uint64_t deadline,
                                             spdl__cuda_slot **slot) {
     spdl_result result;
@@ -2179,12 +2104,12 @@ SPDL__PRIVATE spdl_result spdl__iter_obtain(spdl_cuda_iter *iter, uint64_t deadl
     return SPDL_OK;
 }
 
-/* Is done with the batch of the last call. `checked`: work may be put on its stream. */
+/* Is done with the last batch. `checked`: work may be put on its stream. */
 SPDL__PRIVATE spdl_result spdl__iter_finish(spdl_cuda_iter *iter, bool *checked) {
     spdl_result result;
     *checked = false;
     if (iter->current == NULL) return SPDL_OK;
-    result = spdl__slot_finish(iter->cuda, iter->current);
+    result = spdl__slot_finish(iter->cuda, iter->current, false);
     if (result != SPDL_OK) return result;
     if (!iter->current->repeats) spdl__slot_retire(iter->cuda, iter->current);
     *checked = true;
@@ -2209,7 +2134,7 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
     if (result != SPDL_OK) return result;
     result = spdl__slot_ready(iter->cuda, iter->offered, stream,
                               checked && iter->stream == stream);
-    if (result != SPDL_OK) return result; /* it is offered again */
+    if (result != SPDL_OK) return result; /* offered again */
     iter->current = iter->offered;
     iter->offered = NULL;
     iter->stream = stream;
@@ -2218,7 +2143,7 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
     return SPDL_OK;
 }
 
-/* Nothing is held any more. What the consumer has now goes back when it is done with it. */
+/* Ends holding. The consumer's batch is free when it is done with. */
 SPDL__PRIVATE void spdl__iter_let_go(spdl_cuda_iter *iter) {
     int i;
     for (i = 0; i < iter->held; ++i) {
@@ -2235,8 +2160,7 @@ SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n) {
     result = spdl__cuda_usable(iter->cuda);
     if (result != SPDL_OK) return result;
     if (n < 0 || n > iter->cuda->desc.device_slots)
-        return spdl__cuda_refuse(iter->cuda, SPDL_E_INVALID,
-                                 "iter_hold: n must be 0 to device_slots");
+        return spdl__cuda_invalid(iter->cuda, "iter_hold: n must be 0 to device_slots");
     spdl__iter_let_go(iter);
     iter->hold = n;
     return SPDL_OK;
@@ -2256,16 +2180,12 @@ SPDL__PRIVATE spdl_result spdl__iter_check(const spdl_cuda *cuda, const spdl_cud
     return spdl__error_set(desc->error, SPDL_E_INVALID, "cuda: iterator: %s", why);
 }
 
-/* Of an iterator with its tables. */
-SPDL__PRIVATE size_t spdl__iter_bytes(const spdl_cuda *cuda, int depth) {
-    return sizeof(spdl_cuda_iter) + (size_t)(depth + 2 + cuda->desc.device_slots) * sizeof(void *);
-}
-
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) {
     spdl_cuda_iter *made;
     uint32_t none = 0;
     spdl_result result;
+    size_t bytes;
     int depth;
     if (iter == NULL) return SPDL_E_INVALID;
     *iter = NULL;
@@ -2277,15 +2197,16 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "cuda: iterator: there is one on this spdl_cuda already");
     depth = desc->depth > 0 ? desc->depth : cuda->desc.device_slots - 1;
-    made = (spdl_cuda_iter *)spdl__alloc_zeroed(&cuda->desc.allocator, 1,
-                                                spdl__iter_bytes(cuda, depth), 0);
+    bytes = sizeof(*made) + (size_t)(depth + 2 + cuda->desc.device_slots) * sizeof(void *);
+    made = (spdl_cuda_iter *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, bytes, 0);
     if (made == NULL) {
         spdl__store32(&cuda->iterating, 0);
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: iterator: out of memory");
     }
     made->cuda = cuda;
+    made->bytes = bytes;
     made->desc = *desc;
-    made->desc.error = NULL; /* the caller's, for this call only */
+    made->desc.error = NULL; /* for this call only */
     made->desc.depth = depth;
     if (made->desc.view == NULL) made->desc.free_item = spdl_batch_free;
     made->queue = (spdl__cuda_slot **)(void *)(made + 1);
@@ -2294,7 +2215,6 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
     return SPDL_OK;
 }
 
-/* Items of a loader. */
 SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *view) {
     const spdl_loader_batch *batch = (const spdl_loader_batch *)item;
     view->data = batch->data;
@@ -2302,7 +2222,7 @@ SPDL__PRIVATE spdl_result spdl__iter_view_loader(void *item, spdl_cuda_view *vie
     return SPDL_OK;
 }
 
-/* Opens the spdl_cuda of an iterator for items like this one; adopts the arena of a loader. */
+/* Opens the spdl_cuda for items like this one, and adopts the arena of a loader. */
 SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter,
                                               const spdl_cuda_iter_desc *desc, void *item,
                                               size_t bytes) {
@@ -2377,9 +2297,9 @@ SPDL_API void spdl_cuda_iter_destroy(spdl_cuda_iter *iter) {
         if (slot != NULL) spdl__slot_end(cuda, slot);
     }
     if (spdl__cuda_drain(cuda) != SPDL_OK) spdl__copies_settle(cuda, cuda->stream);
-    spdl__cuda_reap_until(cuda, spdl__load(&cuda->sent)); /* done, or lost: see >>state-impl */
+    spdl__cuda_reap_until(cuda, spdl__load(&cuda->sent)); /* done or lost */
     spdl__store32(&cuda->iterating, 0);
-    spdl__free(&cuda->desc.allocator, iter, spdl__iter_bytes(cuda, iter->desc.depth));
+    spdl__free(&cuda->desc.allocator, iter, iter->bytes);
     if (owns) spdl_cuda_close(cuda);
 }
 

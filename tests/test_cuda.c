@@ -793,7 +793,11 @@ SPDL_FN(loader_item, void, void) {
 
 /* Out of a loader's arena, which is pinned. */
 static void a_loader_in_one_call(void) {
-    const spdl_loader_desc desc = { .pipeline = { .workers = 1 }, .slot_count = 8 };
+    const spdl_loader_desc desc = {
+        .pipeline = { .workers = 1 },
+        .slot_count = 8,
+        .fork_with_threads = true /* a sanitizer may have one */
+    };
     spdl_loader *loader = NULL;
     spdl_cuda_iter *it = NULL;
     spdl_cuda_batch batch;
