@@ -377,7 +377,7 @@ typedef enum spdl_sched {
    all cores: nice 10 and SCHED_BATCH on Linux, the utility class on macOS, nice elsewhere. */
 typedef struct spdl_policy {
     bool polite SPDL__ZERO;
-    int nice SPDL__ZERO; /* -20 to 19, per thread; 0: as it is. A lower one needs a privilege */
+    int nice SPDL__ZERO; /* -20 to 19; 0: unchanged */
     spdl_sched sched SPDL__ZERO;
     const int *cpus SPDL__ZERO; /* processors that workers may use; Linux, Windows */
     int cpu_count SPDL__ZERO;   /* 0: all that the process may use */
@@ -1723,20 +1723,19 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
    shared memory (the arena): as many as the pipeline can use, and desc.slot_count.
 
    Processes. open forks a supervisor, which forks the child, also for each restart. In the child
-   rows, ctx and all memory are as they were at open. A fork copies only one thread, so open refuses
-   a process with more threads. Open loaders before threads, CUDA and large allocations. The child
-   keeps all open descriptors until close, and pclose of a program from before open waits for that.
-   For several children use several loaders: examples/loaders_in_turn.c.
+   all memory is as it was at open. A fork copies only one thread, so open refuses a process with
+   more. Open loaders before threads, CUDA and large allocations. The child keeps all open
+   descriptors until close, and pclose of a program from before open waits for that. For several
+   children use several loaders: examples/loaders_in_turn.c.
 
    Signals. Both processes ignore SIGINT, SIGTERM, SIGQUIT, SIGHUP, SIGPIPE, SIGUSR1 and SIGUSR2.
    The child runs this process's handlers of faults such as SIGSEGV, and no others. It has its own
    session, without a terminal. Both, and programs in the child's process group, end with the
    process that opened the loader.
 
-   Failures. The consumer first gets the batches that the child has passed. Then it gets the failure
-   of the pipeline, or SPDL_E_PROCESS. The error has the signal or exit code (also 0) of the child,
-   and the stages that were running. With max_restarts the child starts again after the last passed
-   batch, if the table has a position (see >>state).
+   Failures. The consumer first gets the batches that the child has passed, then the failure of the
+   pipeline, or SPDL_E_PROCESS with the signal or exit code of the child. With max_restarts the
+   child starts again after the last passed batch, if the table has a position (see >>state).
 
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
@@ -1753,6 +1752,7 @@ typedef struct spdl_loader_desc {
     double hang_timeout SPDL__ZERO;  /* seconds that the consumer waits, in one or more calls,
                                         before the child is killed; 0: for ever */
     int max_restarts SPDL__ZERO;
+    int ready_fd SPDL__ZERO; /* an eventfd or pipe, for event loops: see spdl_loader_next; 0: none */
     bool fork_with_threads SPDL__ZERO; /* do not refuse threads: no stage needs a lock of theirs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */
@@ -1791,11 +1791,16 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
                                       const spdl_stage *stages, size_t stage_count) SPDL__CHECKED;
 
 /* Ends the processes, and frees the arena with all batches.
-   Blocks:  until they have ended. It kills the child after 1 s, and the supervisor after 1.5 s. */
+   Blocks:  until they have ended; after 1.5 s it kills them. */
 SPDL_API void spdl_loader_close(spdl_loader *loader);
 
 /* Takes the next batch, in shared memory. After the last batch each call returns SPDL_END; with
    .continuous one call for each epoch. A failure is permanent. A ready batch costs no system call.
+
+   Event loops. Set desc.ready_fd to an eventfd or the writing end of a pipe, and call next with a
+   timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can return
+   something else. Read them before you call next. Only next notices a hang: poll once a second.
+
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, hung, or
             overwritten shared data; SPDL_E_LIMIT: the consumer holds all desc.slot_count batches,
@@ -1836,8 +1841,8 @@ SPDL_API spdl_result spdl_loader_state_load(spdl_loader *loader, const char *con
 SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
                                         int64_t timeout_ns);
 
-/* The failure that spdl_loader_next has returned.
-   Returns: never NULL; result is SPDL_OK without a failure; stage is -1 if no stage has failed. */
+/* Returns: the last failure, never NULL; result is SPDL_OK without a failure; stage is -1 if no
+            stage has failed. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
 
 /* The statistics of the child's pipeline, about 50 ms old. Its consumer is the child's main thread.
@@ -4634,6 +4639,12 @@ SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t 
 SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     spdl__add32(word, 1);
     (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
+}
+
+/* Writes the number 1, as an eventfd takes it, to a descriptor of an event loop. */
+SPDL__PRIVATE void spdl__os_descriptor_wake(int descriptor) {
+    const uint64_t one = 1;
+    if (write(descriptor, &one, sizeof(one)) < 0) return; /* closed: nobody waits */
 }
 
 /* Field 20 of the stat of the process; field 2 is a name in brackets. */
@@ -16833,6 +16844,7 @@ typedef struct spdl__shared {
     spdl__shared_event emptied; /* waiters: of the child */
     uint32_t command;
     uint32_t quits;
+    uint32_t polled;   /* 1: ready_fd is to be written to; the process that writes clears it */
     uint64_t start_at; /* first entry after the last command */
     uint64_t sequence; /* of the rewind, if texts is 0 */
     uint64_t texts;
@@ -16951,6 +16963,14 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
     if (spdl__load_relaxed32(&event->waiters) != 0) spdl__os_shared_wake(&event->word);
 }
 
+/* Tells the consumer of a change that it can see already. */
+SPDL__PRIVATE void spdl__loader_filled(const spdl_loader *l) {
+    spdl__shared *s = l->shared;
+    spdl__shared_notify(&s->filled); /* its barrier pairs with loader_poll */
+    if (spdl__load_relaxed32(&s->polled) != 0 && spdl__exchange32(&s->polled, 0) != 0)
+        spdl__os_descriptor_wake(l->desc.ready_fd);
+}
+
 /* Copies a text that another process can change meanwhile. */
 SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) {
     const void *end = memchr(from, '\0', SPDL_STATE_BYTES - 1);
@@ -17047,7 +17067,7 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
     spdl__store(&entry->stamp, child->published + 1); /* pairs with loader_look */
     spdl__store(&s->published, ++child->published);
     SPDL_TEST_POINT("loader published");
-    spdl__shared_notify(&s->filled);
+    spdl__loader_filled(child->loader);
 }
 
 SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
@@ -17152,7 +17172,7 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     }
     s->ack_result = (int32_t)result;
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed */
-    spdl__shared_notify(&s->filled);
+    spdl__loader_filled(child->loader);
 }
 
 /* Returns true if there is nothing to do. */
@@ -17412,7 +17432,8 @@ SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end
     if (!gone) spdl__store32(&ledger->restarts, ledger->restarts + 1);
     if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep; before `ends` */
     spdl__store32(&ledger->ends, ledger->ends + 1);
-    spdl__os_shared_wake(&v->l->shared->filled.word);
+    spdl__os_shared_wake(&v->l->shared->filled.word); /* also if no waiter was counted */
+    spdl__loader_filled(v->l);
 }
 
 /* Returns true if the child is to be restarted. */
@@ -17733,6 +17754,16 @@ SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
                            : l->process != spdl__os_process_id();
 }
 
+/* Asks for an event at ready_fd, and looks once more. */
+SPDL__PRIVATE spdl_result spdl__loader_poll(spdl_loader *l, spdl_loader_batch *batch) {
+    spdl_result result;
+    spdl__store32(&l->shared->polled, 1);
+    spdl__full_barrier(); /* pairs with loader_filled, else an event is lost */
+    result = spdl__loader_await(l, batch, 1);
+    if (result != SPDL_TIMEOUT) spdl__store32(&l->shared->polled, 0);
+    return result;
+}
+
 SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
                                       int64_t timeout_ns) {
     spdl_result result = SPDL_EMPTY;
@@ -17743,6 +17774,8 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
+    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->desc.ready_fd > 0)
+        result = spdl__loader_poll(l, batch);
     if (result != SPDL_TIMEOUT ||
         (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota))
         l->since = l->asked_ns = 0;

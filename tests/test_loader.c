@@ -14,6 +14,7 @@ __attribute__((unused)) static int fork_or_not(void);
 #include <dirent.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <termios.h>
@@ -1619,6 +1620,48 @@ static void a_hang_is_found_between_short_waits(void) {
     all_gone();
 }
 
+/* An event loop: next with a timeout of 0, and poll on ready_fd after it found nothing. Every batch,
+   the end and the death of the child arrive without a wait in next. */
+static void an_event_loop_is_told(void) {
+    static const fate_how hows[] = { KILL, EXIT_0 };
+    TEST_NEEDS_PROCESSES();
+    for (int round = 0; round < 3; ++round) {
+        spdl_loader_desc desc = desc_of(1 + round % 2);
+        fate harm = { .at = round < 2 ? 150 : UINT64_MAX, .how = hows[round % 2] };
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        spdl_result result;
+        uint64_t next = 0, waits = 0;
+        int ends[2];
+        REQUIRE(pipe(ends) == 0);
+        desc.ready_fd = ends[1];
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(200),
+                    SPDL_PIPE(meets_its_fate, .ctx = &harm), IN_BATCHES(5),
+                    SPDL_SINK(2))) == SPDL_OK);
+        while ((result = spdl_loader_next(l, &batch, 0)) == SPDL_OK || result == SPDL_TIMEOUT) {
+            struct pollfd at = { .fd = ends[0], .events = POLLIN };
+            uint64_t one = 0;
+            if (result == SPDL_OK) {
+                CHECK(record_is((const record *)batch.data, next, 0));
+                next += batch.count;
+                CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+                continue;
+            }
+            ++waits;
+            if (!CHECK_EQ(poll(&at, 1, 20000), 1)) break; /* an event was lost */
+            CHECK_EQ(read(ends[0], &one, sizeof one), sizeof one);
+            CHECK_EQ(one, 1);
+        }
+        CHECK_EQ(result, round < 2 ? SPDL_E_PROCESS : SPDL_END);
+        CHECK(round < 2 ? next <= 150 : next == 200);
+        CHECK(waits > 0); /* the child begins */
+        spdl_loader_close(l);
+        close(ends[0]);
+        close(ends[1]);
+        all_gone();
+    }
+}
+
 /* How many items a batch has is looked at, too. */
 static void a_wrong_count_is_seen(void) {
 #if SPDL__OS_PROCESSES
@@ -2150,6 +2193,7 @@ TEST_TABLE(loader) {
     TEST_CASE(only_a_trainer_that_waits_finds_a_hang),
     TEST_CASE(a_hang_is_found_between_short_waits),
     TEST_CASE(a_wrong_count_is_seen),
+    TEST_CASE(an_event_loop_is_told),
     TEST_CASE(who_only_looks_learns_of_ends),
     TEST_CASE(a_refused_position_is_never_begun_at),
     TEST_CASE(a_refusal_keeps_the_failure),
