@@ -16800,7 +16800,7 @@ typedef struct spdl__shared_entry {
 typedef struct spdl__shared_note {
     uint64_t thread; /* 0: free */
     uint64_t item;
-    uint32_t stage;  /* 1 + row; 0: no call */
+    uint32_t stage; /* 1 + row; 0: no call */
     char pad[44]; /* one cache line a thread */
 } spdl__shared_note;
 
@@ -16845,12 +16845,12 @@ typedef struct spdl__ledger {
 
 /* Sizes and offsets. Each process has its own. */
 typedef struct spdl__layout {
-    int stages, row;  /* row: makes the batches */
+    int stages, row; /* row: makes the batches */
     int slot_count, quota; /* quota: of the consumer */
     uint64_t ring;    /* entries; a power of two */
     uint64_t stride;  /* bytes of a slot: `head` of the pipeline, then the data */
     uint64_t head, room;
-    uint64_t item;    /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
+    uint64_t item; /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
     uint64_t entries, notes, words, data, bytes;
 } spdl__layout;
 
@@ -16876,7 +16876,7 @@ struct spdl_loader {
     spdl_loader_batch *held; /* one a slot; any thread sets a ticket to 0 */
     uint32_t holds;          /* batches held; written by any thread */
     /* written by the consumer */
-    uint64_t at;        /* the next entry */
+    uint64_t at; /* the next entry */
     uint64_t number, epoch;
     bool last;          /* no epoch follows */
     uint64_t barred;    /* see spdl__turn; in the child: of its main thread */
@@ -16901,7 +16901,7 @@ typedef struct spdl__child {
     spdl_loader *loader;
     spdl_pipeline *pipeline; /* NULL: create failed */
     spdl_error failure;
-    spdl_profiler profiler;  /* of the user */
+    spdl_profiler profiler; /* of the user */
     spdl_allocator blocks;
     spdl__os_signals signal_set; /* blocked in the consumer */
     bool continuous;
