@@ -22444,7 +22444,7 @@ SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char
     if (at != NULL && spdl__text_number(at, 10, " ", number) != NULL && *number <= most)
         return SPDL_OK;
     return spdl__state_error(l, SPDL_E_FORMAT, "%s '%s='",
-                             at == NULL ? "has no" : "has a number that cannot be in", name);
+                             at == NULL ? "has no" : "has an invalid", name);
 }
 
 /* Compares a field, if it exists. */
@@ -22498,7 +22498,7 @@ SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
     if (from == NULL ||
         (spdl__text_pair(from, ':', &s->from_epoch, &s->from) && s->from <= s->length))
         return SPDL_OK;
-    return spdl__state_error(l, SPDL_E_FORMAT, "has something else than EPOCH:POSITION in 'from='");
+    return spdl__state_error(l, SPDL_E_FORMAT, "has no EPOCH:POSITION in 'from='");
 }
 
 SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__position *at) {
@@ -22664,7 +22664,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     if (result == SPDL_OK) return SPDL_OK;
     why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
           : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
-                                     : "not in a stage, beside next or push, or after a fork";
+                                     : "not in a stage, during next or push, or after a fork";
     return spdl__error_set(error, result, "spdl_state_load: %s", why);
 }
 

@@ -1017,9 +1017,9 @@ static void a_text_that_does_not_fit_is_refused(void) {
     edited(edit, text, "epoch=0", "", NULL);
     refused(p, edit, SPDL_E_FORMAT, "text 0 has no 'epoch='");
     edited(edit, text, "item=0", "item=99999999999999999999", NULL);
-    refused(p, edit, SPDL_E_FORMAT, "text 0 has a number that cannot be in 'item='");
+    refused(p, edit, SPDL_E_FORMAT, "text 0 has an invalid 'item='");
     edited(edit, text, "item=0", "item=-1", "none");
-    refused(p, edit, SPDL_E_FORMAT, "text 0 has a number that cannot be in 'item='");
+    refused(p, edit, SPDL_E_FORMAT, "text 0 has an invalid 'item='");
     edited(edit, text, " data=0", " data=7", NULL);
     refused(p, edit, SPDL_E_INVALID,
             "text 0 is of another data set: data=7, here data=0; to load it anyway, delete this "
