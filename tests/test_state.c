@@ -1012,8 +1012,8 @@ static void a_text_that_does_not_fit_is_refused(void) {
     edited(edit, text, "state.1", "state.22", NULL);
     refused(p, edit, SPDL_E_FORMAT, "text 0 is of version 22, this is version 1");
     edited(edit, text, "epoch=0", "epoch=1", "");
-    refused(p, edit, SPDL_E_CHECKSUM, "text 0 was changed: its sum does not fit; to load it all "
-                                      "the same end it with sum=none");
+    refused(p, edit, SPDL_E_CHECKSUM, "text 0 was changed: its sum is wrong; to load it "
+                                      "anyway, end it with sum=none");
     edited(edit, text, "epoch=0", "", NULL);
     refused(p, edit, SPDL_E_FORMAT, "text 0 has no 'epoch='");
     edited(edit, text, "item=0", "item=99999999999999999999", NULL);
