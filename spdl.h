@@ -8024,7 +8024,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
         else if (batch || row->flush) p->replays = true;
         if (p->marks != NULL) p->remakes = p->remakes || row->again;
         else p->many = p->many || row->again;
-        if (row->next != NULL) p->unsaved = "SPDL_FROM cannot be asked for one of its items";
+        if (row->next != NULL) p->unsaved = "SPDL_FROM cannot start at a later item";
         if (row->kind == SPDL_KIND_FEED) p->unsaved = "its items are pushed (SPDL_FEED)";
     }
     if (disorder)
@@ -16151,20 +16151,17 @@ SPDL__INLINE uint64_t spdl__shuffle_at(const spdl__shuffle *shuffle, uint64_t x)
 }
 
 /* --- mixtures ---
-   A binary tree, whose leaves are sources. Of the items that a node gets, the first c are split so
-   that its left child, of share f of the weights, has c * f of them, rounded: which one gets the
-   next item, and how many it has had, is one multiplication.
+   A binary tree whose leaves are sources. A left child with share f of the weights gets c * f,
+   rounded, of its node's first c items. One multiplication finds who gets the next item.
 
-   How far a source is off. Rounding adds up to 1/2 at each node, either way, and what a node is off
-   goes on to its children by their shares. So a leaf of weight w is off by up to (1 + the sum of w
-   / W over the nodes above it but the root, W being theirs) / 2. In the tree of Huffman a node's
-   children weigh less than its sibling: the sum is below 2.36, that of 1 / Fibonacci's numbers less
-   the first, and the error below 1.68. (Less than 1 can be had one position after the other, by
-   Tijdeman's earliest deadline; we know of no way that finds the source at a position without those
-   before it.)
+   Error. Rounding adds up to 1/2 at each node, and children inherit their share of it. A leaf of
+   weight w is off by up to (1 + the sum of w / W over the nodes above it except the root) / 2, for
+   nodes of weight W. In the tree of Huffman a node's children weigh less than its sibling, so the
+   sum is below 2.36 (that of 1 / Fibonacci's numbers, without the first) and the error below 1.68.
+   Tijdeman's earliest deadline has an error below 1, but needs all positions before.
 
-   Weights are rounded to 2^-62 of their sum, shares to 2^-64: after 2^50 positions this is below
-   0.001 of an item. */
+   Weights are rounded to 2^-62 of their sum, shares to 2^-64: below 0.001 of an item after 2^50
+   positions. */
 
 typedef struct spdl__split {
     uint64_t share;  /* of the left child, times 2^64 */
@@ -16365,7 +16362,7 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
         return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: rank is %d, must be "
                                "from 0 to world - 1, which is %d", rank, world - 1);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
-        return spdl__sampler_refuse(desc, "order or tail is none that there is");
+        return spdl__sampler_refuse(desc, "order or tail is unknown");
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
         return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
     if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
@@ -16478,8 +16475,8 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 /* --- which index is at a position --- */
 
-SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch,
-                                           uint64_t position, spdl_index *item);
+SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                           spdl_index *item);
 
 SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
                                              spdl_index *item) {
@@ -16489,7 +16486,7 @@ SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, ui
     if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
     at = spdl__mixture_get(s->mixture, epoch * s->length + position, &source);
     length = s->samplers[source]->length;
-    result = spdl__sampler_at(s->samplers[source], at / length, at % length, item);
+    result = spdl__sampler_get(s->samplers[source], at / length, at % length, item);
     item->position = position;
     item->epoch = epoch;
     item->source = source;
@@ -16533,13 +16530,6 @@ SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint
     }
     item->index = index;
     return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
-}
-
-SPDL__PRIVATE spdl_result spdl__sampler_at(spdl_sampler *sampler, uint64_t epoch,
-                                           uint64_t position, spdl_index *item) {
-    if (sampler == NULL || item == NULL) return SPDL_E_INVALID;
-    if (position >= sampler->length) return SPDL_END;
-    return spdl__sampler_get(sampler, epoch, position, item);
 }
 
 /* --- which position is whose --- */
@@ -16678,11 +16668,10 @@ SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const cha
         (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
         there = spdl__text_field(text, key);
         if (there == NULL)
-            return spdl__error_set(error, SPDL_E_FORMAT, "it says nothing of the sampler's %s",
-                                   key);
+            return spdl__error_set(error, SPDL_E_FORMAT, "it has no %s of a sampler", key);
         if (strcspn(there, " \n") == length && strncmp(there, value, length) == 0) continue;
-        return spdl__error_set(error, SPDL_E_INVALID, "%s of the sampler is %.*s, that of the "
-                               "saved run was %.*s%s", key, (int)length, value,
+        return spdl__error_set(error, SPDL_E_INVALID, "the sampler's %s is %.*s, in the saved "
+                               "run it was %.*s%s", key, (int)length, value,
                                (int)spdl__min(strcspn(there, " \n"), 32), there,
                                strcmp(key, "spec") == 0 ? ": blocks or mixture differ" : "");
     }
@@ -16822,7 +16811,7 @@ typedef struct spdl__shared_entry {
 typedef struct spdl__shared_note {
     uint64_t thread; /* 0: free */
     uint64_t item;
-    uint32_t stage;  /* 1 + row; 0: no call */
+    uint32_t stage; /* 1 + row; 0: no call */
     char pad[44]; /* one cache line a thread */
 } spdl__shared_note;
 
@@ -16868,12 +16857,12 @@ typedef struct spdl__ledger {
 
 /* Sizes and offsets. Each process has its own. */
 typedef struct spdl__layout {
-    int stages, row;  /* row: makes the batches */
+    int stages, row; /* row: makes the batches */
     int slot_count, quota; /* quota: of the consumer */
     uint64_t ring;    /* entries; a power of two */
     uint64_t stride;  /* bytes of a slot: `head` of the pipeline, then the data */
     uint64_t head, room;
-    uint64_t item;    /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
+    uint64_t item; /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
     uint64_t entries, notes, words, data, bytes;
 } spdl__layout;
 
@@ -16899,7 +16888,7 @@ struct spdl_loader {
     spdl_loader_batch *held; /* one a slot; any thread sets a ticket to 0 */
     uint32_t holds;          /* batches held; written by any thread */
     /* written by the consumer */
-    uint64_t at;        /* the next entry */
+    uint64_t at; /* the next entry */
     uint64_t number, epoch;
     bool last;          /* no epoch follows */
     uint64_t barred;    /* see spdl__turn; in the child: of its main thread */
@@ -16924,7 +16913,7 @@ typedef struct spdl__child {
     spdl_loader *loader;
     spdl_pipeline *pipeline; /* NULL: create failed */
     spdl_error failure;
-    spdl_profiler profiler;  /* of the user */
+    spdl_profiler profiler; /* of the user */
     spdl_allocator blocks;
     spdl__os_signals signal_set; /* blocked in the consumer */
     bool continuous;
@@ -17083,10 +17072,9 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     spdl_error error;
     if (slot >= (uint64_t)y->slot_count || at % y->stride != (y->item > 0 ? 0 : y->head)) {
         spdl__error_clear(&error);
-        (void)spdl__error_set(&error, SPDL_E_INVALID,
-                              "loader '%s': an item does not lie in a slot: rows after stage "
-                              "%d '%s', the last one with .item_bytes, may only hand on what it "
-                              "makes", l->name, y->row, l->stage_name[y->row]);
+        (void)spdl__error_set(&error, SPDL_E_INVALID, "loader '%s': an item is in no slot: "
+                              "rows after stage %d '%s', the last one with .item_bytes, must pass "
+                              "its items", l->name, y->row, l->stage_name[y->row]);
         spdl__child_fail(child, &error);
         return;
     }
@@ -17547,9 +17535,8 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
 }
 
 SPDL__COLD spdl_result spdl__loader_torn(spdl_loader *l, const char *what) {
-    return spdl__loader_fail(l, SPDL_E_PROCESS,
-                             "what the child has published makes no sense: %s; something has "
-                             "overwritten the shared memory", what);
+    return spdl__loader_fail(l, SPDL_E_PROCESS, "the child published an impossible value: %s; "
+                             "the shared memory was overwritten", what);
 }
 
 /* Takes an error from memory that another process writes. */
@@ -17689,9 +17676,8 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
         return result == SPDL_OK ? SPDL_TIMEOUT : result;
     }
     if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
-        return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "the consumer holds all %d slots: give batches back, or raise "
-                                 "desc.slot_count", l->layout.quota);
+        return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
+                                 "back, or raise desc.slot_count", l->layout.quota);
     if (spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
     return spdl__loader_sleep(l, deadline);
 }
@@ -17896,8 +17882,8 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
             return spdl__loader_fail(l, SPDL_E_INVALID, "%s is %.9g, must be 0 to %.9g",
                                      fields[i].name, fields[i].value, fields[i].most);
     if (desc->pipeline.pool != NULL)
-        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but threads of this "
-                                                    "process are in no child");
+        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but a child "
+                                                    "has no threads of this process");
     l->layout.quota = desc->slot_count > 0 ? desc->slot_count : 4;
     return SPDL_OK;
 }
@@ -17920,10 +17906,9 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
         if (p->node[i].row.item_bytes > 0) node = &p->node[i];
     }
     if (node == NULL)
-        return spdl__loader_fail(l, SPDL_E_INVALID,
-                                 "no row says .item_bytes: batches are made in shared memory by "
-                                 "SPDL_BATCH(n, .item_bytes = ...), or by a stage that calls "
-                                 "spdl_buffer");
+        return spdl__loader_fail(l, SPDL_E_INVALID, "no row has .item_bytes: batches are made in "
+                                 "shared memory by SPDL_BATCH(n, .item_bytes = ...), or by a stage "
+                                 "that calls spdl_buffer");
     y->row = node->index;
     y->stages = p->count;
     y->head = spdl__batch_head_bytes((size_t)node->row.size);
@@ -17951,7 +17936,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     if (result != SPDL_OK) return result;
     if (l->rows[0].kind == SPDL_KIND_FEED)
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
-                                 "SPDL_FEED: what is pushed in this process is in no child");
+                                 "SPDL_FEED: a child does not get items of this process");
     p = (spdl_pipeline *)spdl__alloc_zeroed(heap, 1, sizeof(*p), SPDL_CACHE_LINE);
     if (p == NULL || !spdl__pipeline_events(p)) {
         spdl__free(heap, p, sizeof(*p));
@@ -17974,9 +17959,8 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     void *memory = NULL;
     char *at;
     if (l->desc.arena_bytes > 0 && y->bytes > l->desc.arena_bytes)
-        return spdl__loader_fail(l, SPDL_E_LIMIT,
-                                 "no room: %.1f MiB wanted (%d slots of %.1f MiB), arena_bytes is "
-                                 "%.1f MiB", bytes, y->slot_count, slot,
+        return spdl__loader_fail(l, SPDL_E_LIMIT, "no room: %.1f MiB wanted (%d slots of %.1f "
+                                 "MiB), arena_bytes is %.1f MiB", bytes, y->slot_count, slot,
                                  (double)l->desc.arena_bytes / mib);
     if (y->bytes <= room.left) reason = spdl__os_shared_make(&memory, y->bytes);
     l->shared = (spdl__shared *)memory;
@@ -18009,15 +17993,13 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
     const char *reason;
     char room[SPDL__OS_VARIABLE];
     if (!l->desc.fork_with_threads && threads > 1)
-        return spdl__loader_fail(l, SPDL_E_INVALID,
-                                 "this process has %llu threads, of which a child would have one: "
-                                 "open the loader before they are started, or set "
-                                 "fork_with_threads if they hold no lock that stages take",
+        return spdl__loader_fail(l, SPDL_E_INVALID, "this process has %llu threads, of which a "
+                                 "child would have one: open the loader before they are started, "
+                                 "or set fork_with_threads if they hold no lock that stages take",
                                  (spdl__llu)threads);
     if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR", room) != NULL)
-        spdl__logf(&l->desc.logger, SPDL_LOG_WARN,
-                   "loader '%s': no doctor in another process: create a pipeline of the same "
-                   "rows for one", l->name);
+        spdl__logf(&l->desc.logger, SPDL_LOG_WARN, "loader '%s': no doctor in another process: "
+                   "create a pipeline of the same rows for one", l->name);
     l->command = l->shared->command = 1; /* start at the beginning */
     l->commanded = true;
     l->flushes_all = threads <= 1;
@@ -21523,20 +21505,19 @@ SPDL__PRIVATE size_t spdl__tar_length(const uint8_t *field, size_t bytes) {
     return end != NULL ? (size_t)((const uint8_t *)end - field) : bytes;
 }
 
-/* Reads pax records "LENGTH KEY=VALUE\n". Values can have any bytes. */
+/* Reads pax records "LENGTH KEY=VALUE\n". Values can have any bytes; a zero follows the text. */
 SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member *m,
                                         const uint8_t *text, size_t bytes) {
+    uint64_t length;
     while (bytes > 0) {
-        const uint8_t *key, *value = NULL;
-        uint64_t length = 0;
-        size_t i = 0, left, key_bytes;
+        const char *space = spdl__text_number((const char *)text, 10, " ", &length);
+        const uint8_t *key = text, *value = NULL;
+        size_t left, key_bytes;
         bool path, size;
-        for (; i < bytes && i < 19 && text[i] >= '0' && text[i] <= '9'; ++i)
-            length = length * 10 + (uint64_t)(text[i] - '0');
-        key = text + i + 1;
-        if (i < bytes && text[i] == ' ' && length <= bytes && length >= i + 3 &&
+        if (space != NULL) key = (const uint8_t *)space + 1;
+        if (space != NULL && length <= bytes && length >= (size_t)(key - text) + 2 &&
             text[length - 1] == '\n')
-            value = (const uint8_t *)memchr(key, '=', (size_t)length - i - 2);
+            value = (const uint8_t *)memchr(key, '=', (size_t)(text + length - 1 - key));
         if (value == NULL)
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a pax header that is damaged");
         key_bytes = (size_t)(value++ - key);
@@ -21551,11 +21532,10 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
         if (!size) continue;
-        for (m->long_bytes = 0; left > 0 && *value >= '0' && *value <= '9'; --left, ++value) {
-            if (m->long_bytes >= INT64_MAX / 10) break;
-            m->long_bytes = m->long_bytes * 10 + (uint64_t)(*value - '0');
-        }
-        if (left > 0)
+        m->long_bytes = 0;
+        if (left > 0 && (spdl__text_number((const char *)value, 10, "\n", &m->long_bytes) !=
+                             (const char *)text - 1 ||
+                         m->long_bytes > INT64_MAX))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a size that is no number");
     }
     return SPDL_OK;
@@ -22093,7 +22073,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *sh
         return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % bytes,
                                  "cut off: a token has %d bytes", (int)bytes);
     if (raw_bytes == 0 && count != spdl__le32(head + 8))
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "it says %u tokens, and has %llu",
+        return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "its header has %u tokens, the file %llu",
                                  (unsigned)spdl__le32(head + 8), (spdl__llu)count);
     if (tokens->width != 0 && tokens->width != bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
@@ -22497,7 +22477,7 @@ SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char
     if (at != NULL && spdl__text_number(at, 10, " ", number) != NULL && *number <= most)
         return SPDL_OK;
     return spdl__state_error(l, SPDL_E_FORMAT, "%s '%s='",
-                             at == NULL ? "has no" : "has a number that cannot be in", name);
+                             at == NULL ? "has no" : "has an invalid", name);
 }
 
 /* Compares a field, if it exists. */
@@ -22509,8 +22489,8 @@ SPDL__COLD spdl_result spdl__state_same(const spdl__state_loads *l, const char *
     if (at == NULL || (spdl__text_number(at, base, " ", &number) != NULL && number == ours))
         return SPDL_OK;
     (void)snprintf(here, sizeof(here), base == 16 ? "%08llx" : "%llu", (spdl__llu)ours);
-    return spdl__state_error(l, SPDL_E_INVALID, "is of %s: %s=%.*s, here %s=%s; to load it all the "
-                             "same take that out of it and end it with sum=none", what, name,
+    return spdl__state_error(l, SPDL_E_INVALID, "is of %s: %s=%.*s, here %s=%s; to load it "
+                             "anyway, delete this field and end it with sum=none", what, name,
                              (int)strcspn(at, " "), at, name, here);
 }
 
@@ -22534,9 +22514,8 @@ SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
     if (end - sum == 8 && spdl__text_number(sum, 16, "\r\n ", &number) == end &&
         number == spdl__state_sum(text, (size_t)(sum - 5 - text)))
         return SPDL_OK;
-    return spdl__state_error(l, SPDL_E_CHECKSUM,
-                             "was changed: its sum does not fit; to load it all the same end it "
-                             "with sum=none");
+    return spdl__state_error(l, SPDL_E_CHECKSUM, "was changed: its sum is wrong; to load it "
+                             "anyway, end it with sum=none");
 }
 
 /* Checks the sampler's fields and sets l->sampler.from. */
@@ -22546,13 +22525,13 @@ SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
     spdl_error error;
     const spdl_result result = spdl__sampler_differs(l->p->sampler, l->texts[l->at], &error);
     if (result != SPDL_OK)
-        return spdl__state_error(l, result, "does not fit: %.300s; to load it all the same write "
-                                 "ours into it and end it with sum=none", error.text);
+        return spdl__state_error(l, result, "does not fit: %.300s; to load it anyway, correct it "
+                                 "and end it with sum=none", error.text);
     s->from_epoch = s->from = 0;
     if (from == NULL ||
         (spdl__text_pair(from, ':', &s->from_epoch, &s->from) && s->from <= s->length))
         return SPDL_OK;
-    return spdl__state_error(l, SPDL_E_FORMAT, "has something else than EPOCH:POSITION in 'from='");
+    return spdl__state_error(l, SPDL_E_FORMAT, "has no EPOCH:POSITION in 'from='");
 }
 
 SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__position *at) {
@@ -22587,7 +22566,7 @@ SPDL__COLD spdl_result spdl__state_rank(const spdl__state_loads *l, spdl_ranks *
     if (result != SPDL_OK) return result;
     if (at == NULL || !spdl__text_pair(at, '/', &rank, &world) || world > INT32_MAX ||
         rank >= world)
-        return spdl__state_error(l, SPDL_E_FORMAT, "does not say of which rank it is");
+        return spdl__state_error(l, SPDL_E_FORMAT, "has no valid 'rank='");
     of->rank = (int)rank;
     of->world = (int)world;
     return SPDL_OK;
@@ -22718,7 +22697,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     if (result == SPDL_OK) return SPDL_OK;
     why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
           : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
-                                     : "not in a stage, beside next or push, or after a fork";
+                                     : "not in a stage, during next or push, or after a fork";
     return spdl__error_set(error, result, "spdl_state_load: %s", why);
 }
 

@@ -463,11 +463,11 @@ static void bad_shards(void) {
         const char *told;
     } cases[] = {
         { 20240520, 1, 10, 1043, 0, "x.bin: at byte 1042: cut off: a token has 2 bytes" },
-        { 20240520, 1, 10, 1042, 0, "x.bin: at byte 8: it says 10 tokens, and has 9" },
-        { 20240520, 1, 10, 1046, 0, "x.bin: at byte 8: it says 10 tokens, and has 11" },
-        { 20240520, 1, 0xffffffff, 1044, 0, "it says 4294967295 tokens, and has 10" },
+        { 20240520, 1, 10, 1042, 0, "x.bin: at byte 8: its header has 10 tokens, the file 9" },
+        { 20240520, 1, 10, 1046, 0, "x.bin: at byte 8: its header has 10 tokens, the file 11" },
+        { 20240520, 1, 0xffffffff, 1044, 0, "its header has 4294967295 tokens, the file 10" },
         { 20240801, 7, 10, 1066, 0, "at byte 1064: cut off: a token has 4 bytes" },
-        { 20240801, 7, 10, 1060, 0, "it says 10 tokens, and has 9" },
+        { 20240801, 7, 10, 1060, 0, "its header has 10 tokens, the file 9" },
         { 20240520, 2, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 20240520, version 2" },
         { 20240801, 1, 10, 1064, 0, "magic 20240801, version 1" },
         { 7, 1, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 7" },

@@ -1122,7 +1122,7 @@ static void wrong_things_are_refused(void) {
     REFUSES(desc.pipeline.pool = pool, good, SPDL_E_INVALID, "pipeline.pool is set");
     REFUSES(desc.pipeline.allocator.alloc_fn = half_an_allocator, good, SPDL_E_INVALID,
             "set both functions of the allocator or none");
-    REFUSES((void)0, bare, SPDL_E_INVALID, "loader 'wrong': no row says .item_bytes");
+    REFUSES((void)0, bare, SPDL_E_INVALID, "loader 'wrong': no row has .item_bytes");
     REFUSES((void)0, feed, SPDL_E_UNSUPPORTED, "SPDL_FEED");
     REFUSES((void)0, wrong, SPDL_E_INVALID, "the last row must be SPDL_SINK");
     if (SPDL__OS_PROCESSES) {
@@ -1150,7 +1150,7 @@ static void an_item_elsewhere_is_an_error(void) {
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50),
                 SPDL_PIPE(elsewhere), SPDL_SINK(2))) == SPDL_OK);
     CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_INVALID);
-    CHECK(strstr(spdl_loader_error(l)->text, "does not lie in a slot") != NULL);
+    CHECK(strstr(spdl_loader_error(l)->text, "is in no slot") != NULL);
     spdl_loader_close(l);
     all_gone();
 }
@@ -1371,7 +1371,7 @@ static void wrong_numbers_are_seen(void) {
             entry->result = SPDL_END;
         }
         CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
-        CHECK(strstr(spdl_loader_error(l)->text, "makes no sense") != NULL);
+        CHECK(strstr(spdl_loader_error(l)->text, "impossible value") != NULL);
         spdl_loader_close(l);
     }
     all_gone();
@@ -1679,7 +1679,7 @@ static void a_wrong_count_is_seen(void) {
         while (spdl__load(&entry->stamp) != 1) usleep(100);
         entry->count = counts_of[k / 2];
         CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
-        CHECK(strstr(spdl_loader_error(l)->text, "makes no sense") != NULL);
+        CHECK(strstr(spdl_loader_error(l)->text, "impossible value") != NULL);
         spdl_loader_close(l);
     }
     all_gone();

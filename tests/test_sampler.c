@@ -40,7 +40,7 @@ static void mixture_free(spdl__mixture *m) {
 
 static uint64_t index_at(spdl_sampler *s, uint64_t epoch, uint64_t position) {
     spdl_index it;
-    REQUIRE(spdl__sampler_at(s, epoch, position, &it) == SPDL_OK);
+    REQUIRE(spdl__sampler_get(s, epoch, position, &it) == SPDL_OK);
     CHECK_EQ(it.position, position);
     CHECK_EQ(it.epoch, epoch);
     return it.index;
@@ -329,9 +329,9 @@ static void a_function_is_what_it_says(void) {
     spdl_sampler *s = SAMPLER(.order = SPDL_SAMPLE_FUNCTION, .count = 8, .draws = 5,
                               .index_fn = by_length, .ctx = &step);
     CHECK_EQ(index_at(s, 1, 3), 7);
-    CHECK_EQ(spdl__sampler_at(s, 0, 4, &it), SPDL_E_INVALID);
+    CHECK_EQ(spdl_sampler_item(s, 0, 4, &it), SPDL_E_INVALID);
     CHECK_EQ(it.index, 8);
-    CHECK_EQ(spdl__sampler_at(s, 0, 5, &it), SPDL_END);
+    CHECK_EQ(spdl_sampler_item(s, 0, 5, &it), SPDL_END);
     spdl_pipeline *p = START(2, SPDL_INDEX(s), SPDL_SINK(3));
     for (void *i = NULL; spdl_pipeline_next(p, &i, SPDL_SECONDS(15)) == SPDL_OK;)
         spdl_buffer_free(i);
@@ -400,8 +400,8 @@ static void what_makes_no_sense_is_refused(void) {
             .ranks = { -1, 4 });
     REFUSED("sampler: rank is 4, must be from 0 to world - 1, which is 3", .ranks = { 4, 4 });
     REFUSED("sampler: count or draws is more than 2^63", .count = UINT64_MAX);
-    REFUSED("sampler: order or tail is none that there is", .order = (spdl_sampler_order)99);
-    REFUSED("sampler: order or tail is none that there is", .tail = (spdl_tail)-1);
+    REFUSED("sampler: order or tail is unknown", .order = (spdl_sampler_order)99);
+    REFUSED("sampler: order or tail is unknown", .tail = (spdl_tail)-1);
     REFUSED("sampler: index_fn is NULL", .order = SPDL_SAMPLE_FUNCTION, .count = 1);
     REFUSED("sampler: block is 0, must be the indices in a block",
             .order = SPDL_SAMPLE_BLOCKS, .count = 10);
@@ -685,15 +685,15 @@ static void another_run_is_told_from_ours(void) {
                     "rank=0/1");
     snprintf(line, sizeof line, "spdl.state.1 epoch=3 %s crc=77\n", text);
     CHECK_EQ(spdl__sampler_differs(s, line, &error), SPDL_OK);
-    check_differs(line, other, "count of the sampler is 11, that of the saved run was 10");
-    check_differs(line, order, "order of the sampler is sequential, that of the saved run was "
+    check_differs(line, other, "the sampler's count is 11, in the saved run it was 10");
+    check_differs(line, order, "the sampler's order is sequential, in the saved run it was "
                                "shuffled");
     check_differs("spdl.state.1 order=shuffled count=10", s,
-                  "it says nothing of the sampler's draws");
-    check_differs("", s, "it says nothing of the sampler's order");
+                  "it has no draws of a sampler");
+    check_differs("", s, "it has no order of a sampler");
     CHECK(describe(one, 0, text) > 0);
     CHECK(spdl__sampler_differs(two, text, &error) == SPDL_E_INVALID);
-    CHECK(strncmp(error.text, "spec of the sampler is ", 23) == 0);
+    CHECK(strncmp(error.text, "the sampler's spec is ", 22) == 0);
     CHECK(strstr(error.text, ": blocks or mixture differ") != NULL);
     spdl_sampler_destroy(s), spdl_sampler_destroy(other), spdl_sampler_destroy(order);
     spdl_sampler_destroy(one), spdl_sampler_destroy(two);

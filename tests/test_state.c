@@ -930,9 +930,9 @@ static void texts_of_other_ranks_are_refused(void) {
             REQUIRE(spdl_sampler_create(&s, &desc) == SPDL_OK);
             p = START(1, INDEX(s), OF_INDEX(.concurrency = 2), SPDL_SINK(2));
             refused_of(p, texts, 3, SPDL_E_INVALID,
-                       "spdl_state_load: text 0 does not fit: count of the sampler is 62, "
-                       "that of the saved run was 61; to load it all the same write ours into it "
-                       "and end it with sum=none");
+                       "spdl_state_load: text 0 does not fit: the sampler's count is 62, "
+                       "in the saved run it was 61; to load it anyway, correct it and end it with "
+                       "sum=none");
             spdl_pipeline_destroy(p);
             spdl_sampler_destroy(s);
         }
@@ -1012,22 +1012,22 @@ static void a_text_that_does_not_fit_is_refused(void) {
     edited(edit, text, "state.1", "state.22", NULL);
     refused(p, edit, SPDL_E_FORMAT, "text 0 is of version 22, this is version 1");
     edited(edit, text, "epoch=0", "epoch=1", "");
-    refused(p, edit, SPDL_E_CHECKSUM, "text 0 was changed: its sum does not fit; to load it all "
-                                      "the same end it with sum=none");
+    refused(p, edit, SPDL_E_CHECKSUM, "text 0 was changed: its sum is wrong; to load it "
+                                      "anyway, end it with sum=none");
     edited(edit, text, "epoch=0", "", NULL);
     refused(p, edit, SPDL_E_FORMAT, "text 0 has no 'epoch='");
     edited(edit, text, "item=0", "item=99999999999999999999", NULL);
-    refused(p, edit, SPDL_E_FORMAT, "text 0 has a number that cannot be in 'item='");
+    refused(p, edit, SPDL_E_FORMAT, "text 0 has an invalid 'item='");
     edited(edit, text, "item=0", "item=-1", "none");
-    refused(p, edit, SPDL_E_FORMAT, "text 0 has a number that cannot be in 'item='");
+    refused(p, edit, SPDL_E_FORMAT, "text 0 has an invalid 'item='");
     edited(edit, text, " data=0", " data=7", NULL);
     refused(p, edit, SPDL_E_INVALID,
-            "text 0 is of another data set: data=7, here data=0; to load it all the same take that "
-            "out of it and end it with sum=none");
+            "text 0 is of another data set: data=7, here data=0; to load it anyway, delete this "
+            "field and end it with sum=none");
     edited(edit, text, "seed=0", "seed=8", NULL);
     refused(p, edit, SPDL_E_INVALID,
-            "text 0 is of a run with another seed: item_seed=8, here item_seed=0; to load it all "
-            "the same take that out of it and end it with sum=none");
+            "text 0 is of a run with another seed: item_seed=8, here item_seed=0; to load it "
+            "anyway, delete this field and end it with sum=none");
     (void)spdl_state_save(other, edit, sizeof edit);
     CHECK(spdl_state_load(p, (const char *[]){ edit }, 1, 0, NULL) == SPDL_E_INVALID);
     spdl_pipeline_destroy(other);
@@ -1107,7 +1107,7 @@ static void some_tables_have_no_position(void) {
     unsaved(START(1, SPDL_FEED(item, .free_item = item_free), SPDL_PIPE(pass_on), SPDL_SINK(1)),
             "its items are pushed (SPDL_FEED)");
     unsaved(START(1, SPDL_FROM(item, none_to_come, NULL), SPDL_SINK(1)),
-            "SPDL_FROM cannot be asked for one of its items");
+            "SPDL_FROM cannot start at a later item");
     unsaved(START(1, FROM(9), SPDL_PIPE(pass_on, .concurrency = 2, COMPLETION), SPDL_SINK(1)),
             why); /* and the source skips */
     unsaved(START(1, FROM(5), SPDL_PIPE(pass_on, .concurrency = 2, COMPLETION), SPDL_BATCH(2),
