@@ -1147,7 +1147,7 @@ static void *take_one(void *arg) {
 
 static void meters_follow_the_thread(void) {
     static uintptr_t items = 20;
-    static long us = 1200;
+    static long us = 13500; /* asleep, that is as much as SPDL__METER_NS: each is measured */
     messages m;
     const spdl_pipeline_desc desc = desc_of(0, "", &m);
     spdl_pipeline *p;
