@@ -6648,31 +6648,29 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 
 /* ============================================================================================= */
 /* >>trace-core
-   What the pipeline calls while it runs, so that a trace can be written and the time of stages be
-   split; >>trace-impl has the rest. Off, each place costs a branch on a pointer.
+   Hooks of the pipeline for traces and for the split of call times. Disabled, each costs a branch
+   on a pointer.
 
-   Events. A track is a ring of events that keeps the latest; there is one for each thread that runs
-   stages, one for the consumer and one for each edge. A thread writes its own track, and the reader
-   of an edge that edge's; who adds takes a number first, as readers of an edge may come at the same
-   time. Nobody reads them before destroy.
+   A track is a ring of events that keeps the latest. Each worker, the consumer and each edge has
+   one. A thread writes its own track; readers of an edge share that edge's, and reserve places.
+   destroy reads them.
 
-   Where time goes. A meter reads the thread's processor clock, and the time it was runnable, before
-   and after a sitting: four system calls, some microseconds. So about one sitting is measured for
-   each SPDL__METER_NS that the worker computes in the stage. Time asleep counts less: by the clock
-   alone, three of four calls of a source that waits for rare items would be measured. Sittings are
-   drawn by lot: by time, the measured one would always be the one after the longest.
+   A meter reads processor time and runnable time before and after a sitting: four system calls,
+   some microseconds. About one sitting is measured for each SPDL__METER_NS of computing. Time
+   asleep counts less, because else most calls of a source that waits would be measured. Sittings
+   are drawn by lot: a fixed interval would always measure the one after the longest.
 
-   The pipeline owns the tracks, and a task its meter, which the thread that runs it uses. */
+   The pipeline owns the tracks. A task owns its meter, for the thread that runs the task. */
 
 #define SPDL__TRACE_EVENTS 65536
 #define SPDL__TRACE_EVENTS_MAX (1 << 24)
-#define SPDL__SPANS 16 /* of a user that may be open inside each other */
-#define SPDL__METER_NS 800000 /* time of a worker in a stage for each measurement, on average */
-#define SPDL__METER_SLEEP 16  /* so much time asleep counts as one of computing */
-#define SPDL__METER_THREADS 8 /* of more threads the time of all together */
-#define SPDL__PATH_BYTES 1024 /* the name of a file that is written: a trace, a report */
+#define SPDL__SPANS 16 /* spans of a user, one inside the other */
+#define SPDL__METER_NS 800000 /* computing of a worker per measurement, on average */
+#define SPDL__METER_SLEEP 16  /* ns asleep that count as one of computing */
+#define SPDL__METER_THREADS 8 /* most threads with meters of their own */
+#define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
 
-#ifdef SPDL__NO_TRACE /* for the bench, which compares with a build without any of it */
+#ifdef SPDL__NO_TRACE /* a baseline for the bench */
 #define SPDL__METERED false
 #else
 #define SPDL__METERED true
@@ -6684,15 +6682,15 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 #endif
 
 typedef enum spdl__record_kind {
-    SPDL__RECORD_CALL,  /* a call of a stage; number: of the item */
-    SPDL__RECORD_BATCH, /* a batch was put, at its end; number: its own */
-    SPDL__RECORD_NEXT,  /* the trainer waited; number: of the item it got */
-    SPDL__RECORD_DEPTH, /* number: the items on an edge */
-    SPDL__RECORD_SPAN,  /* a user's; number: the pointer to its name, result: spans around it */
-    SPDL__RECORD_VALUE  /* of a counter; number: the pointer to its name, end: the bits */
+    SPDL__RECORD_CALL,  /* number: of the item */
+    SPDL__RECORD_BATCH, /* the end of a batch; number: of the batch */
+    SPDL__RECORD_NEXT,  /* the consumer waited; number: of its item */
+    SPDL__RECORD_DEPTH, /* number: items on the edge */
+    SPDL__RECORD_SPAN,  /* number: pointer to the name; result: depth */
+    SPDL__RECORD_VALUE  /* of a counter; number: pointer to the name; end: bits of the value */
 } spdl__record_kind;
 
-/* 32 bytes, as is documented. Written by the thread that took its place in the track. */
+/* 32 bytes, a documented size. Written by the thread that reserved the place. */
 typedef struct spdl__record {
     uint64_t begin;
     uint64_t end;
@@ -6709,36 +6707,36 @@ typedef struct spdl__track {
     /* written by create */
     spdl__record *records;
     uint64_t mask;
-    /* written by any thread */
-    uint64_t count; /* events so far, those that were overwritten too */
-    /* written by the thread whose track it is */
-    uint32_t spans; /* that are open, also those too deep to be kept */
-    bool left; /* by destroy: that thread is in a call, and may write yet */
+    /* written by its threads */
+    uint64_t count; /* all events, with those overwritten */
+    /* written by the track's thread */
+    uint32_t spans; /* open spans, with those too deep to keep */
+    bool left; /* by destroy: the thread is in a call, and may still write */
     spdl__span span[SPDL__SPANS];
     char pad[SPDL_CACHE_LINE];
 } spdl__track;
 
 /* Written by create. */
 typedef struct spdl__trace {
-    size_t bytes;    /* of the block: this, the tracks, their records */
-    int tracks;      /* of threads, then those of edges */
+    size_t bytes; /* of this, the tracks and their records */
+    int tracks;   /* of threads, then of edges */
     spdl__track *track;
-    const spdl_function *fn[SPDL_MAX_STAGES]; /* the stages' own */
+    const spdl_function *fn[SPDL_MAX_STAGES]; /* the functions of the user */
     char name[SPDL_NAME_BYTES]; /* of the threads */
-    char path[SPDL__PATH_BYTES]; /* of the file that destroy writes */
+    char path[SPDL__PATH_BYTES]; /* of the file */
 } spdl__trace;
 
-/* Written by the worker whose task has it. */
+/* Written by the worker that runs the task. */
 typedef struct spdl__meter {
-    uint64_t thread;          /* whose schedstat is open */
-    uint64_t cpu_ns, wait_ns; /* at the start of the sitting that is measured, or SPDL__NEVER */
-    spdl__os_file file;       /* or SPDL__NO_FILE */
-    uint64_t lot;           /* decides which sitting is measured next */
-    uint64_t last_wait_ns;  /* of the thread, when it was measured last, or SPDL__NEVER */
-    uint64_t waited_ns;     /* since it was measured first; read by snapshots */
+    uint64_t thread;          /* the owner of `file` */
+    uint64_t cpu_ns, wait_ns; /* at the start of the sitting, or SPDL__NEVER */
+    spdl__os_file file;       /* schedstat, or SPDL__NO_FILE */
+    uint64_t lot;           /* chooses the next sitting */
+    uint64_t last_wait_ns;  /* at the last reading, or SPDL__NEVER */
+    uint64_t waited_ns;     /* since the first reading; snapshots read it */
 } spdl__meter;
 
-/* One more reading of what the thread has waited for a processor, or SPDL__NEVER. */
+/* Adds a reading of the thread's time in run queues, or SPDL__NEVER. */
 SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
     if (wait_ns != SPDL__NEVER && meter->last_wait_ns != SPDL__NEVER)
         spdl__count(&meter->waited_ns, wait_ns - meter->last_wait_ns);
@@ -6757,9 +6755,8 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
                                             (uint64_t)(uint8_t)row << 8 | (uint64_t)kind);
 }
 
-/* Probes of <sys/sdt.h>: a nop each until a tracer is attached. Name the values as they lie in
-   memory: then the compiler loads nothing for them. clang does not forgive the macros of that
-   header. */
+/* Probes of <sys/sdt.h>: a nop each without a tracer. Values in memory cost no load. clang needs
+   a pragma for the macros of that header. */
 #if SPDL__SDT && !defined(SPDL__NO_TRACE) && defined(__clang__)
 #define SPDL__PROBE(name, stage, number)                                                           \
     _Pragma("clang diagnostic push")                                                               \
@@ -6787,13 +6784,12 @@ SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
     spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
 }
 
-/* --- what the pipeline calls; >>trace-impl has them --- */
+/* --- functions of >>trace-impl --- */
 
 struct spdl__edge;
 
-/* Something was taken. */
 SPDL__RARE void spdl__trace_taken(struct spdl__edge *edge);
-#ifndef SPDL_NO_REPORT /* in create and destroy */
+#ifndef SPDL_NO_REPORT
 SPDL__PRIVATE void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc);
 SPDL__PRIVATE void spdl__trace_close(spdl_pipeline *p, bool left);
 SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
@@ -14300,18 +14296,18 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
 
 /* ============================================================================================= */
 /* >>cache-impl
-   Runs in the owner's thread, without locks. The cache owns what it keeps; of an item that was
-   handed out and is not kept it is the owner until the next call, unless copy_item is set. */
+   The owner's thread runs all of it, without locks. The cache owns the items it keeps. Without
+   copy_item it also owns the last item it returned, until the next call. */
 
-struct spdl_cache { /* written by the owner */
-    spdl_cache_desc desc; /* delete_source is NULL once it was called */
-    void **item;       /* those that are kept */
-    uint64_t kept;     /* so many of them */
-    uint64_t position; /* the next one to hand out when they are used */
-    uint64_t given;    /* items handed out */
-    void *loan;        /* handed out and not kept: freed by the next call */
-    bool warm;         /* the source is not used any more */
-    bool owed;         /* the item kept last is still to be handed out: its copy failed */
+struct spdl_cache {
+    spdl_cache_desc desc; /* delete_source is NULL after its call */
+    void **item;       /* the kept items */
+    uint64_t kept;     /* number of them */
+    uint64_t position; /* of the next kept item to return */
+    uint64_t given;    /* number of items returned */
+    void *loan;        /* returned but not kept: the next call frees it */
+    bool warm;         /* the source is finished */
+    bool owed;         /* the copy of the last kept item failed: return it first */
 };
 
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
@@ -14353,7 +14349,7 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "cache: out of memory");
     }
     made->desc = *desc;
-    made->desc.error = NULL; /* the caller's, for this call only */
+    made->desc.error = NULL; /* of this call only */
     if (made->desc.return_caches_after == 0) made->desc.return_caches_after = desc->num_caches;
     *cache = made;
     return SPDL_OK;
@@ -14380,7 +14376,7 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache) {
     spdl__free(&allocator, cache, sizeof(*cache));
 }
 
-/* Hands out an item that is kept: itself, or a copy that is the caller's. */
+/* Returns a kept item, or a copy that the caller owns. */
 SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void **item) {
     void *given = kept;
     if (cache->desc.copy_item != NULL && kept != NULL) {
@@ -14425,7 +14421,7 @@ SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeou
     if (!cache->warm) {
         result = spdl__cache_from_source(cache, item, timeout_ns);
         if (result != SPDL_END) return result;
-        cache->warm = true; /* the source was short: the cache takes over at once */
+        cache->warm = true; /* the source was short */
     }
     spdl__cache_delete_source(cache);
     if (cache->kept == 0) return SPDL_END;
@@ -14436,19 +14432,18 @@ SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeou
 
 /* ============================================================================================= */
 /* >>compare-impl
-   The one measuring core, of headspace, doctor and benches. Several arms (things as they are, and
-   with a difference) are measured in windows, each arm once a round, in an order that is drawn
-   afresh for each round. The rate of an arm is the sum of its items by the sum of its time, and the
-   interval of a ratio is the jackknife's: how far it moves without each of the rounds. A window is
-   a stretch of time, as long as three of the longest gaps between items; it begins at a moment that
-   is drawn, so it meets a period of the program at every phase. No state but the caller's, no
-   libm. */
+   The measuring core of headspace, doctor and benches. Arms (the program as it is, or with one
+   difference) take turns in windows of time. A round has one window of each arm, in random
+   order. The rate of an arm is its items divided by its time, over all rounds. The interval of a
+   ratio is the jackknife's: how far the ratio moves without each round. A window is at least
+   three of the longest gaps between items. It starts at a random moment, so a period of the
+   program cannot hide. The caller owns all state. */
 
 #define SPDL__ARMS 16
 #define SPDL__ROUNDS 64
-#define SPDL__ROUNDS_LEAST 5 /* fewer say nothing */
+#define SPDL__ROUNDS_LEAST 5 /* for an interval */
 #ifndef SPDL__WINDOW_NS
-#define SPDL__WINDOW_NS 400000000 /* the least length of a window */
+#define SPDL__WINDOW_NS 400000000 /* of a window, usually */
 #endif
 #define SPDL__WINDOW_GAPS 3
 #define SPDL__WINDOW_ITEMS 8
@@ -14456,14 +14451,14 @@ SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeou
 
 typedef struct spdl__rounds {
     uint64_t random;
-    int arms, round, position; /* arms that take turns; the round and the place in it at hand */
-    uint8_t order[SPDL__ARMS]; /* of the arms in this round */
+    int arms, round, position; /* number of arms; current round, and place in `order` */
+    uint8_t order[SPDL__ARMS]; /* arms of the current round */
     double items[SPDL__ARMS][SPDL__ROUNDS], ns[SPDL__ARMS][SPDL__ROUNDS];
     bool dropped[SPDL__ROUNDS];
     int drops;
 } spdl__rounds;
 
-/* A bijection of 64-bit words that looks like chance (the end of splitmix64). */
+/* Mixes 64 bits, one to one (the end of splitmix64). */
 SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -14486,14 +14481,15 @@ SPDL__COLD void spdl__rounds_start(spdl__rounds *r, uint64_t seed, int arms) {
     spdl__rounds_shuffle(r);
 }
 
-/* A window. Of an item that lies across an end a part counts, as long as what is inside. */
+/* An item across an end of the window counts in part, by time. */
 typedef struct spdl__window {
-    uint64_t set, begin, end; /* the clock: when it was set; 0: not yet, and when it counts */
-    uint64_t at, gap_ns;      /* when the last item came; the longest time between two */
+    uint64_t set, begin, end; /* when the arm was set; the window, whose begin is 0 before it is
+                                 known */
+    uint64_t at, gap_ns;      /* time of the last item; longest gap */
     double items;
 } spdl__window;
 
-/* Begins up to three of the longest gaps from now, or as long as it lasts. */
+/* The window begins up to three gaps from now, but at most its length. */
 SPDL__COLD void spdl__window_begin(spdl__window *w, spdl__rounds *r, uint64_t now, uint64_t length,
                                    uint64_t gap) {
     const uint64_t most = spdl__min(length, SPDL__WINDOW_GAPS * gap) + 1;
@@ -14504,12 +14500,11 @@ SPDL__COLD void spdl__window_begin(spdl__window *w, spdl__rounds *r, uint64_t no
     w->items = 0;
 }
 
-/* How much of a time lies in it. */
 SPDL__COLD uint64_t spdl__window_inside(const spdl__window *w, uint64_t from, uint64_t to) {
     return spdl__grown(spdl__max(from, w->begin), spdl__min(to, w->end));
 }
 
-/* An item has come. Whether the window is over. */
+/* Counts an item. Returns true if the window is over. */
 SPDL__COLD bool spdl__window_item(spdl__window *w, uint64_t now) {
     w->items += spdl__share(spdl__window_inside(w, w->at, now), spdl__grown(w->at, now));
     w->gap_ns = spdl__max(w->gap_ns, spdl__grown(w->at, now));
@@ -14517,10 +14512,9 @@ SPDL__COLD bool spdl__window_item(spdl__window *w, uint64_t now) {
     return now >= w->end;
 }
 
-/* The arm that is to be measured now. */
 SPDL__COLD int spdl__rounds_arm(const spdl__rounds *r) { return r->order[r->position]; }
 
-/* A window of it is over. Whether that was the last of the round: then comes rounds_next. */
+/* Ends a window. Returns true if it was the last of the round; rounds_next must follow. */
 SPDL__COLD bool spdl__rounds_window(spdl__rounds *r, double items, double ns) {
     const int arm = spdl__rounds_arm(r);
     r->items[arm][r->round] = items;
@@ -14528,8 +14522,7 @@ SPDL__COLD bool spdl__rounds_window(spdl__rounds *r, double items, double ns) {
     return ++r->position == r->arms;
 }
 
-/* The round is complete; one that was dropped is kept beside the others. False: no room for
-   more. */
+/* Ends a round. Dropped rounds are recorded. Returns false if there is no room for another. */
 SPDL__COLD bool spdl__rounds_next(spdl__rounds *r, bool drop) {
     r->dropped[r->round++] = drop;
     r->drops += drop;
@@ -14538,7 +14531,7 @@ SPDL__COLD bool spdl__rounds_next(spdl__rounds *r, bool drop) {
     return r->round < SPDL__ROUNDS;
 }
 
-/* Whether enough rounds were not dropped: else all of them are looked at. */
+/* Returns true if enough rounds remain without the dropped ones. Otherwise all rounds count. */
 SPDL__COLD bool spdl__rounds_clean(const spdl__rounds *r) {
     return r->round - r->drops >= SPDL__ROUNDS_LEAST || r->drops == 0;
 }
@@ -14547,7 +14540,7 @@ SPDL__COLD bool spdl__rounds_counts(const spdl__rounds *r, int round) {
     return !r->dropped[round] || !spdl__rounds_clean(r);
 }
 
-/* Items a second of arms `first` to `last`, all rounds together but this one (-1: with all). */
+/* Items a second of arms `first` to `last`, without round `but` (-1: of all rounds). */
 SPDL__COLD double spdl__rounds_rate(const spdl__rounds *r, int first, int last, int but) {
     double items = 0, ns = 0;
     int arm, i;
@@ -14563,12 +14556,11 @@ SPDL__COLD double spdl__rounds_rate(const spdl__rounds *r, int first, int last, 
 SPDL__COLD double spdl__root(double square) {
     double root = square > 1 ? square : 1, next;
     if (!(square > 0)) return 0;
-    while ((next = (root + square / root) / 2) < root) root = next; /* Newton, from above */
+    while ((next = (root + square / root) / 2) < root) root = next; /* Newton */
     return root;
 }
 
-/* Student's t for 95 % of `comparisons` intervals together: the normal quantile, corrected for few
-   rounds (Cornish and Fisher). */
+/* Student's t for `comparisons` joint intervals of 95 % (Cornish and Fisher). */
 SPDL__COLD double spdl__student(int freedom, int comparisons) {
     static const double normal[] = { 1.960, 2.241, 2.394, 2.498, 2.576, 2.638, 2.690, 2.734,
                                      2.773, 2.807, 2.838, 2.865, 2.891, 2.913, 2.935, 2.955 };
@@ -14578,7 +14570,7 @@ SPDL__COLD double spdl__student(int freedom, int comparisons) {
            (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * n * n * n);
 }
 
-/* Half of an interval by the jackknife, of what comes of n rounds without each of them. */
+/* Half of the jackknife's interval: without[i] is the result without round i. */
 SPDL__COLD double spdl__jackknife(const double *without, int n, int comparisons) {
     double mean = 0, square = 0;
     int i;
@@ -14587,8 +14579,8 @@ SPDL__COLD double spdl__jackknife(const double *without, int n, int comparisons)
     return spdl__student(n - 1, comparisons) * spdl__root(square * (n - 1) / n);
 }
 
-/* How many times as fast arm `arm` is as the arms `first` to `last` together. `comparisons`: how
-   many are read from these rounds, or chosen among. */
+/* The rate of `arm` divided by that of arms `first` to `last`. `comparisons` is the number of
+   ratios that are read from these rounds. */
 SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int first, int last,
                                             int comparisons) {
     spdl_interval is = { 0, 0, 0, 0, false };
@@ -14611,38 +14603,39 @@ SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int 
     return is;
 }
 
-/* How long a window lasts: 8 items at least, of which one takes `each` on average. */
-SPDL__COLD uint64_t spdl__window_ns(uint64_t longest_gap, double each) {
-    return spdl__max(spdl__max(SPDL__WINDOW_NS, SPDL__WINDOW_GAPS * longest_gap),
-                     (uint64_t)(SPDL__WINDOW_ITEMS * each));
+/* The length of a window: at least 3 of the longest gaps, and 8 items of `each` ns. The usual
+   length is reduced if `budget` is too short for enough rounds. */
+SPDL__COLD uint64_t spdl__window_ns(uint64_t budget, int arms, uint64_t gap, double each) {
+    const uint64_t windows = 2 * SPDL__ROUNDS_LEAST * (uint64_t)arms; /* half of the time is
+                                                                         between windows */
+    return spdl__max(
+        spdl__max(spdl__min(SPDL__WINDOW_NS, budget / windows), SPDL__WINDOW_GAPS * gap),
+        (uint64_t)(SPDL__WINDOW_ITEMS * each));
 }
 
-/* Processors that other programs, of low priority too, have had since then. 0: not known, or there
-   is one for everybody. */
+/* Processors that other programs have used since then. 0: unknown, or there is only one. */
 SPDL__COLD double spdl__foreign_since(const spdl__process_stats *since) {
     spdl__process_stats now;
     double ns;
     spdl__process_read(&now);
     ns = (double)(now.time_ns - since->time_ns);
-    return ns >= 1e8 ? spdl__smaller((double)spdl__grown(since->others_ns, now.others_ns) / ns,
-                                     now.cores)
-                     : 0;
+    return ns >= 1e8
+               ? spdl__smaller((double)spdl__grown(since->others_ns, now.others_ns) / ns, now.cores)
+               : 0;
 }
 
-/* Who waits for what: the busiest row of a pipeline, or the consumer where it waits for none. */
+/* The busiest row, or the consumer if it does not wait. */
 typedef struct spdl__waiter {
-    int row; /* or -1: the consumer */
-    uint64_t runnable_ns, ns; /* when the round began */
+    int row; /* -1: the consumer */
+    uint64_t runnable_ns, ns; /* at the start of the round */
 } spdl__waiter;
 
-/* The share of its time that it waited for a processor since the round began, which begins
-   anew. */
+/* Returns its share of time in run queues since the last call. */
 SPDL__COLD double spdl__waiter_waited(spdl__waiter *w, const spdl_stats *now) {
-    const uint64_t runnable = w->row >= 0 ? now->stage[w->row].runnable_ns
-                                          : now->consumer_runnable_ns;
+    const uint64_t runnable =
+        w->row >= 0 ? now->stage[w->row].runnable_ns : now->consumer_runnable_ns;
     const uint64_t ns = w->row >= 0 ? now->stage[w->row].busy_ns : now->elapsed_ns;
-    const double share = spdl__share(spdl__grown(w->runnable_ns, runnable),
-                                     spdl__grown(w->ns, ns));
+    const double share = spdl__share(spdl__grown(w->runnable_ns, runnable), spdl__grown(w->ns, ns));
     w->runnable_ns = runnable;
     w->ns = ns;
     return share;
@@ -14650,36 +14643,35 @@ SPDL__COLD double spdl__waiter_waited(spdl__waiter *w, const spdl_stats *now) {
 
 /* ============================================================================================= */
 /* >>headspace-impl
-   All of it runs in the caller's thread, on the measuring core: one arm is the loop as it is, the
-   other its steps on kept items. What the report says follows from the rounds alone. */
+   The caller's thread runs all of it. One arm is the loop as it is, the other its steps on kept
+   items. The report depends on the rounds only. */
 
 #define SPDL__HEADSPACE_SECONDS 30
-#define SPDL__HEADSPACE_STEPS 8 /* calls of next that a pause is over after */
+#define SPDL__HEADSPACE_STEPS 8 /* quick calls of next that end a drain */
 #define SPDL__HEADSPACE_KEPT 32
 
-/* The arms; the third is the first without the time inside of next. */
+/* STEPS is LIVE without the time in next. */
 enum { SPDL__LIVE, SPDL__STILL, SPDL__STEPS };
 
-/* A stretch of the loop. */
 typedef struct spdl__stretch {
     double steps;
     uint64_t ns;
-    uint64_t wait_ns; /* inside of next */
-    uint64_t spent_ns, queued_ns; /* with the time before it; the caller was ready to run */
+    uint64_t wait_ns; /* in next */
+    uint64_t spent_ns, queued_ns; /* with the time before the window; in run queues */
 } spdl__stretch;
 
-typedef struct spdl__headspace { /* written by the caller of spdl_headspace */
+typedef struct spdl__headspace {
     const spdl_headspace_desc *desc;
     spdl_headspace_report *report;
-    void **item; /* those that are kept */
+    void **item;
     int kept, position;
     uint64_t window_ns;
-    uint64_t paused_ns;   /* since the source was asked */
-    spdl__stretch usual;  /* as it is, before the first pause */
-    uint64_t gap_ns;      /* the longest from item to item in it */
-    spdl_result result;   /* not SPDL_OK: the source has ended or failed */
+    uint64_t paused_ns;  /* since the last call of next */
+    spdl__stretch usual; /* before the first pause */
+    uint64_t gap_ns;     /* the longest between items in it */
+    spdl_result result;  /* of next */
     spdl__waiter waiter;
-    spdl_stats stats;     /* of the source, if it is a pipeline */
+    spdl_stats stats; /* of a source that is a pipeline */
     spdl__rounds rounds;
 } spdl__headspace;
 
@@ -14700,7 +14692,7 @@ SPDL__COLD void spdl__headspace_free(const spdl__headspace *h, void *item) {
     if (item != NULL && h->desc->free_item != NULL) h->desc->free_item(item);
 }
 
-/* False when there is none. */
+/* Returns false if there is no item. */
 SPDL__COLD bool spdl__headspace_take(spdl__headspace *h, void **item) {
     const spdl_headspace_desc *desc = h->desc;
     h->result = desc->next(desc->source, item, SPDL_FOREVER);
@@ -14709,7 +14701,7 @@ SPDL__COLD bool spdl__headspace_take(spdl__headspace *h, void **item) {
     return h->result == SPDL_OK;
 }
 
-/* Steps on the source's items, or on those that are kept, from `settle` on for so long. */
+/* Runs steps on new or kept items for `settle` ns, then measures for `length` ns. */
 SPDL__COLD spdl__stretch spdl__headspace_steps(spdl__headspace *h, bool live, uint64_t settle,
                                                uint64_t length) {
     const uint64_t start = spdl_time_ns();
@@ -14741,14 +14733,15 @@ SPDL__COLD spdl__stretch spdl__headspace_steps(spdl__headspace *h, bool live, ui
     return s;
 }
 
-/* After a pause: drops what was loaded in it, so that the loop does not live on its buffers, until
-   some calls of next in a row took as long as usual, or as many items as such a time takes. */
+/* Drops items that were loaded in a pause, because buffered items would look like a faster
+   source. Stops when calls of next take as long as usual, or after as many items as the pause
+   can load. */
 SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     uint64_t took[SPDL__HEADSPACE_STEPS] = { 0 }, sum = 0, since = spdl_time_ns(), i;
     const double each = (double)h->usual.ns / h->usual.steps;
     const uint64_t wait = (uint64_t)((double)h->usual.wait_ns / h->usual.steps);
     const uint64_t most = (uint64_t)((double)h->paused_ns / each) + 1;
-    if ((double)wait * 200 < each) return; /* its buffers are full all the time */
+    if ((double)wait * 200 < each) return; /* its buffers are always full */
     for (i = 0; i < most && sum < SPDL__HEADSPACE_STEPS * wait * 9 / 10; ++i) {
         uint64_t *last = &took[i % SPDL__HEADSPACE_STEPS], now;
         void *item = NULL;
@@ -14761,8 +14754,8 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     }
 }
 
-/* The share of the round that a processor was waited for: by the busiest row of a pipeline, or by
-   the caller. Of another source that is waited for nobody knows: all of it. */
+/* The share of the round in run queues: of a pipeline's busiest row, or of the caller. Unknown
+   for another source that is waited for: 1. */
 SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__stretch *live) {
     const bool pipeline = h->desc->next == spdl_pipeline_next;
     const double queued = spdl__share(live->queued_ns, live->spent_ns);
@@ -14774,7 +14767,7 @@ SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__stretch
     return spdl__larger(queued, waited);
 }
 
-/* One window of each kind, once things have settled. Half a round is none. */
+/* Measures each arm once. An incomplete round does not count. */
 SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     spdl__process_stats before;
     spdl__rounds *r = &h->rounds;
@@ -14806,12 +14799,11 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     (void)spdl__rounds_next(r, drop);
 }
 
-/* Takes the items to keep, for up to a fifth of the time; then the loop as it is. As no step runs
-   meanwhile, what lay in buffers at the start is gone. Then rounds until the time is over; those
-   that are dropped are made again, for half of the time more. */
+/* Takes items to keep, for up to a fifth of the time, which also empties buffers. Measures the
+   loop as it is, then rounds. Dropped rounds are repeated, for up to half of the time more. */
 SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t budget) {
     const uint64_t start = spdl_time_ns();
-    uint64_t setup, length, now, until; /* `length` of a round */
+    uint64_t setup, length, now, until; /* of a round */
     while (h->kept < most && (h->kept == 0 || spdl_time_ns() < start + budget / 5)) {
         if (!spdl__headspace_take(h, &h->item[h->kept])) return;
         h->kept++;
@@ -14819,7 +14811,7 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
     h->gap_ns = 0;
     h->usual = spdl__headspace_steps(h, true, SPDL__WINDOW_NS / 2, SPDL__WINDOW_NS);
     if (h->result != SPDL_OK) return;
-    h->window_ns = spdl__window_ns(h->gap_ns, (double)h->usual.ns / h->usual.steps);
+    h->window_ns = spdl__window_ns(budget, 2, h->gap_ns, (double)h->usual.ns / h->usual.steps);
     h->window_ns = spdl__max(h->window_ns, budget / (3 * SPDL__ROUNDS));
     h->waiter.row = -1;
     if (h->desc->next == spdl_pipeline_next) {
@@ -14840,14 +14832,14 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
         if (h->rounds.drops > drops) until = spdl__min(until + length, start + budget * 3 / 2);
     }
     if (h->result == SPDL_OK)
-        h->report->more_seconds = 1e-9 * (double)setup +
-                                  1e-9 * (SPDL__ROUNDS_LEAST + 1) * (double)length;
+        h->report->more_seconds =
+            1e-9 * (double)setup + 1e-9 * (SPDL__ROUNDS_LEAST + 1) * (double)length;
 }
 
-/* The share of a step that loading costs, for so many times as many steps without it. */
+/* The share of a step that loading costs, if steps without it are `gain` times as fast. */
 SPDL__COLD double spdl__headspace_cost(double gain) { return gain > 1 ? 1 - 1 / gain : 0; }
 
-/* ", 2.1 h of this 12 h run": the share of the whole run, if its length is known. */
+/* Adds ", 2.1 h of this 12 h run" if the length of the run is known. */
 SPDL__COLD void spdl__headspace_run(spdl__text *text, const spdl_headspace_report *report,
                                     uint64_t run_steps, const char *before, double share) {
     const double run = (double)run_steps / report->today; /* seconds */
@@ -14883,7 +14875,6 @@ SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_rep
                    100 * (cost - waiting), 100 * waiting);
 }
 
-/* All of the report that follows from the rounds. */
 SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, const spdl__rounds *r,
                                       uint64_t run_steps) {
     spdl__text text = spdl__text_start(report->text, sizeof(report->text));
@@ -14895,10 +14886,10 @@ SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, const spdl_
     report->waiting = steps > 0 ? spdl__larger(1 - report->today / steps, 0) : 0;
     report->gain = spdl__rounds_ratio(r, SPDL__STILL, SPDL__LIVE, SPDL__LIVE, 1);
     report->harm = spdl__rounds_ratio(r, SPDL__STILL, SPDL__STEPS, SPDL__STEPS, 1);
-    report->kind = !report->gain.known        ? SPDL_HEADSPACE_FEW
-                   : !spdl__rounds_clean(r)   ? SPDL_HEADSPACE_FOREIGN
-                   : report->gain.low > 1     ? SPDL_HEADSPACE_GAIN
-                                              : SPDL_HEADSPACE_NONE;
+    report->kind = !report->gain.known      ? SPDL_HEADSPACE_FEW
+                   : !spdl__rounds_clean(r) ? SPDL_HEADSPACE_FOREIGN
+                   : report->gain.low > 1   ? SPDL_HEADSPACE_GAIN
+                                            : SPDL_HEADSPACE_NONE;
     if (report->kind != SPDL_HEADSPACE_FEW) report->more_seconds = 0;
     if (report->kind == SPDL_HEADSPACE_FOREIGN)
         spdl__text_add(&text, "While other programs used up to %.1f processors, in %d of %d "
@@ -14931,62 +14922,57 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
     if ((size_t)most <= SIZE_MAX / 2 / sizeof(*h->item))
         h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
-    if (h == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
+    if (h == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
     h->desc = desc;
     h->report = report;
     h->item = (void **)(h + 1);
-    spdl__headspace_measure(h, most, (uint64_t)(1e9 * (desc->seconds > 0
-                                                           ? desc->seconds
-                                                           : SPDL__HEADSPACE_SECONDS)));
+    spdl__headspace_measure(
+        h, most, (uint64_t)(1e9 * (desc->seconds > 0 ? desc->seconds : SPDL__HEADSPACE_SECONDS)));
     for (i = 0; i < h->kept; ++i) spdl__headspace_free(h, h->item[i]);
     result = h->result;
     report->ended = result == SPDL_END;
     spdl__headspace_judge(report, &h->rounds, desc->run_steps);
     spdl__free(&desc->allocator, h, bytes);
     if (result == SPDL_OK || report->ended) return SPDL_OK;
-    return spdl__error_set(desc->error, result,
-                           "headspace: next returned '%s' after %llu items",
+    return spdl__error_set(desc->error, result, "headspace: next returned '%s' after %llu items",
                            spdl_result_text(result), (spdl__llu)report->items);
 }
 
 /* ============================================================================================= */
 /* >>probe-impl
-   The doctor's hand in the rows. In a pipeline with a doctor, and in no other, a row that calls a
-   function calls probe_call in its place: it may take longer, and its result be kept or replaced.
+   The doctor's changes in rows. In a pipeline with a doctor, rows call probe_call in place of their
+   function. It can delay a call, and keep or replace its result.
 
-   Replay. While the flow is cut after row k, calls of the source make tokens instead of items. A
-   token passes row after row without a call, a row of batches one for each `size` of them, until
-   row k puts a copy of a kept item in its place. So real items before and after the cut lose
-   nothing and keep their numbers, and when the cut ends what is still a token goes on to its row. A
-   token has an origin of its own: nobody frees it. Kept items are a random sample of those seen in
-   the time of observing; nobody looks at them before that is over, and nobody changes them after.
+   Replay. While the flow is cut after row k, the source makes tokens instead of items. A token
+   passes rows without a call (a batch row makes one of `size` of them). Row k replaces it with a
+   copy of a kept item. Real items are not lost and keep their numbers. After the cut a token passes
+   on to its row. A token has an origin of its own, and is never freed. Kept items are a random
+   sample of those observed. They are read only afterwards, when nothing changes them.
 
-   Threads: the consumer sets what is different; any worker calls. */
+   Threads: the consumer changes settings; any worker calls. */
 
 #ifndef SPDL_NO_REPORT
 
-#define SPDL__KEPT 32         /* items of a row */
-#define SPDL__KEPT_BYTES ((size_t)256 << 20) /* of them, where their size is known */
-#define SPDL__SLEEP_NS 100000 /* a thread that is to sleep a while does so in pieces of this */
+#define SPDL__KEPT 32         /* of a row */
+#define SPDL__KEPT_BYTES ((size_t)256 << 20) /* of a row, if the size is known */
+#define SPDL__SLEEP_NS 100000 /* the shortest sleep; shorter delays add up */
 
-/* One row. */
 typedef struct spdl__probe {
-    const spdl_function *fn; /* the user's; NULL: the row calls none */
-    spdl_function call;      /* what the row has in its place */
-    uint32_t replays;        /* its results can be replayed */
-    size_t bytes;            /* kept are copies of so many bytes; 0: copy_item's */
-    uint64_t most;           /* are kept: up to SPDL__KEPT, as far as their size is known */
+    const spdl_function *fn; /* the user's, or NULL */
+    spdl_function call;      /* its replacement */
+    uint32_t replays;        /* bool: results can be replayed */
+    size_t bytes;            /* of a kept copy; 0: copy_item makes it */
+    uint64_t most;           /* items to keep, by their size */
     uint64_t seen, turn;
     uint32_t lock;
-    int count;               /* of `kept`; by the consumer when that is complete */
+    int count; /* of `kept`; the consumer sets it at the end */
     void *kept[SPDL__KEPT];
-    uint8_t owner[SPDL__KEPT]; /* the rows that free them: a row may pass its input on */
-    uint64_t item_ns;        /* of a call, when nothing was different */
-    uint64_t delay_ns;       /* each call sleeps so much longer */
+    uint8_t owner[SPDL__KEPT]; /* rows that free them: a row can pass its input on */
+    uint64_t item_ns;        /* of an ordinary call */
+    uint64_t delay_ns;       /* added to each call */
 } spdl__probe;
 
-/* What a thread still has to sleep, of a row. */
+/* Time that a thread still has to sleep. */
 typedef struct spdl__debt {
     uint64_t arm;
     int64_t ns;
@@ -14995,17 +14981,17 @@ typedef struct spdl__debt {
 struct spdl__hand {
     spdl_pipeline *p;
     spdl__probe probe[SPDL_MAX_STAGES];
-    char token[SPDL_MAX_STAGES]; /* their addresses are the tokens; by the row of the cut */
+    char token[SPDL_MAX_STAGES]; /* the address of token[k] is the token of a cut after row k */
     spdl__debt *debt;        /* [worker * rows + row] */
-    uint32_t keeps;          /* results are kept */
-    uint32_t cut;            /* 1 + the row after which the flow is cut; 0: none */
-    uint64_t cut_until;      /* for so long at most: an item may not come before the source ends */
-    uint64_t arm;            /* counts what was set */
-    size_t bytes;            /* of this and `debt` */
-    spdl__os_event never;    /* nobody wakes it */
+    uint32_t keeps;          /* bool: results are kept */
+    uint32_t cut;            /* 1 + the row of the cut; 0: none */
+    uint64_t cut_until;      /* the cut's end, in case no item passes before the source ends */
+    uint64_t arm;            /* number of changes */
+    size_t bytes;            /* with `debt` */
+    spdl__os_event never;    /* is never woken */
 };
 
-/* Takes `ns`, now or in the calls to come: sleeping takes its own time, which is counted. */
+/* Delays by `ns`, now or in later calls. Oversleeping shortens later delays. */
 SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns) {
     const uint64_t arm = spdl__load_relaxed(&hand->arm);
     uint64_t begun;
@@ -15019,38 +15005,36 @@ SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns
     debt->ns -= (int64_t)(spdl_time_ns() - begun);
 }
 
-/* --- what is kept --- */
+/* --- kept items --- */
 
 SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void *kept,
                                 uint8_t owner) {
     if (kept == NULL) return;
-    if (probe->bytes > 0)
-        spdl__free(&p->allocator, kept, probe->bytes);
-    else
-        spdl__item_free(p, kept, spdl__origin(0, owner));
+    if (probe->bytes > 0) spdl__free(&p->allocator, kept, probe->bytes);
+    else spdl__item_free(p, kept, spdl__origin(0, owner));
 }
 
-/* The place of one more result in the sample, or SPDL__KEPT: it is not kept. */
+/* The place of one more result in the sample; SPDL__KEPT: none. */
 SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
     const uint64_t seen = spdl__add(&probe->seen, 1);
     const uint64_t place = seen < probe->most ? seen : spdl__mix(seen) % (seen + 1);
     return place < probe->most ? place : SPDL__KEPT;
 }
 
-/* After a call that was made as always: a copy of its result is kept. */
+/* Keeps a copy of the result of an ordinary call. */
 SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
     spdl__probe *probe = &hand->probe[task->node->index];
     const bool passed = out == task->in.item && spdl__origin_tag(task->in.origin) < SPDL_MAX_STAGES;
-    uint8_t owner = (uint8_t)(passed ? spdl__origin_tag(task->in.origin)
-                                     : (unsigned)task->node->index), before;
+    uint8_t owner =
+                (uint8_t)(passed ? spdl__origin_tag(task->in.origin) : (unsigned)task->node->index),
+            before;
     void *copy = NULL, *old = NULL;
     uint64_t place;
     if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
     place = spdl__kept_place(probe);
     if (place == SPDL__KEPT) return;
-    if (probe->bytes == 0)
-        copy = task->node->row.copy_item(out);
-    else if (out == task->buffer) /* else who knows how large it is */
+    if (probe->bytes == 0) copy = task->node->row.copy_item(out);
+    else if (out == task->buffer) /* else its size is unknown */
         copy = spdl__alloc(&hand->p->allocator, probe->bytes, SPDL_CACHE_LINE);
     if (copy == NULL) return;
     if (probe->bytes > 0) memcpy(copy, out, probe->bytes);
@@ -15064,10 +15048,10 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
         probe->owner[place] = owner;
     }
     spdl__unlock(&probe->lock, &hand->p->locks);
-    spdl__kept_free(hand->p, probe, old, before); /* user code */
+    spdl__kept_free(hand->p, probe, old, before); /* user code, outside of the lock */
 }
 
-/* The sample is complete: nothing is kept any more. */
+/* Ends the sample. */
 SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
     int i, k;
     spdl__store32(&hand->keeps, 0);
@@ -15085,7 +15069,7 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
     }
 }
 
-/* A token becomes a copy of what was kept; without memory for it nothing, as it was nothing. */
+/* Replaces a token with a copy of a kept item, or skips it without memory. */
 SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
     const uint64_t place = spdl__add(&probe->turn, 1) % (uint64_t)probe->count;
     const void *kept = probe->kept[place];
@@ -15095,14 +15079,14 @@ SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, voi
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
 }
 
-/* A token goes on, or from the source is made. */
+/* Passes a token on. The source makes it. */
 SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
-    if (task->node->in == NULL) task->buffer = token; /* task_origin knows it by that */
+    if (task->node->in == NULL) task->buffer = token; /* as task_origin expects */
     *out = token;
     return SPDL_OK;
 }
 
-/* What rows call instead of their function. */
+/* The function of all rows. */
 SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
@@ -15111,21 +15095,20 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     const bool source = node->in == NULL;
     const uint64_t delay_ns = spdl__load_relaxed(&probe->delay_ns);
     spdl_result result;
-    /* the row after which the flow is cut, for this call; -1: it has an item, or makes one. The
-       load pairs with the store: the kept are complete */
+    /* the row of the cut, or -1 for an ordinary call. The load pairs with the store in
+       doctor_set: otherwise an incomplete sample could be read */
     int cut = source ? (int)spdl__load32(&hand->cut) - 1 : spdl__token_row(p, in);
     if (source && cut >= 0 && spdl_time_ns() > spdl__load_relaxed(&hand->cut_until)) cut = -1;
     if (SPDL__UNLIKELY(cut >= 0)) {
-        /* a call is not as quick as this */
+        /* the time of an ordinary call */
         spdl__store_relaxed(&node->item_ns, spdl__load_relaxed(&probe->item_ns));
-        result = cut == node->index
-                     ? spdl__probe_copy(task, probe, out)
-                     : spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
-        if (source && result == SPDL_OK) /* it has no number */
+        result = cut == node->index ? spdl__probe_copy(task, probe, out)
+                                    : spdl__probe_pass(task, source ? &hand->token[cut] : in, out);
+        if (source && result == SPDL_OK) /* a token has no number */
             spdl__store_relaxed(&node->made, node->made - 1);
         return result;
     }
-    task->owner = (uint8_t)node->index; /* a copy may have been another row's */
+    task->owner = (uint8_t)node->index; /* a copy can be another row's */
     if (delay_ns > 0)
         spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], delay_ns);
     result = probe->fn->call(task, in, out);
@@ -15134,10 +15117,10 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     return result;
 }
 
-/* --- a pipeline gets it, and loses it --- */
+/* --- open and close --- */
 
-/* Whether the results of a row can be replayed. Tokens are items to a branch or a merge: none
-   there. */
+/* Decides if the row's results can be replayed. Branches and merges take tokens for items: not
+   in their pipelines. */
 SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__probe *probe) {
     const spdl_stage *row = &node->row, *next = node == p->last ? NULL : &node[1].row;
@@ -15150,16 +15133,14 @@ SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *nod
             p->node[i].row.kind == SPDL_KIND_BRANCH)
             return;
     probe->most = spdl__max(2, spdl__min(SPDL__KEPT, SPDL__KEPT_BYTES / spdl__max(bytes, 1)));
-    probe->replays = spdl__row_calls(row) && !row->again &&
-                     (row->copy_item != NULL || bytes > 0);
+    probe->replays = spdl__row_calls(row) && !row->again && (row->copy_item != NULL || bytes > 0);
     if (row->copy_item == NULL) probe->bytes = bytes;
 }
 
 SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     const size_t debts = (size_t)(p->workers * p->count);
     const size_t bytes = sizeof(spdl__hand) + debts * sizeof(spdl__debt);
-    spdl__hand *hand =
-        (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes, SPDL_CACHE_LINE);
+    spdl__hand *hand = (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes, SPDL_CACHE_LINE);
     int i;
     if (hand == NULL || !spdl__os_event_init(&hand->never)) {
         spdl__free(&p->allocator, hand, bytes);
@@ -15179,12 +15160,11 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
         probe->call.call = spdl__probe_call;
         node->row.fn = &probe->call;
     }
-    for (i = 0; replay && i < p->count; ++i)
-        spdl__probe_replay(p, &p->node[i], &hand->probe[i]);
+    for (i = 0; replay && i < p->count; ++i) spdl__probe_replay(p, &p->node[i], &hand->probe[i]);
     return SPDL_OK;
 }
 
-/* No call of a row is to come: what was kept is freed. */
+/* Frees kept items after the last call of a row. */
 SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
     int i, k;
     for (i = 0; p->hand != NULL && i < p->count; ++i)
@@ -15195,7 +15175,7 @@ SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
         }
 }
 
-/* The rows have their own functions again. With replay there may be tokens under way. */
+/* Restores the rows' functions, except with replay: tokens can still be under way. */
 SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
     spdl__probe *probe = p->hand->probe;
     int i;
@@ -15213,73 +15193,70 @@ SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>doctor-impl
-   The experiments. All of it runs on the thread of the consumer, in next: an item ends a window or
-   does not. What is different in a window is set before it, some items and some time are let pass,
-   and then the time is taken from one item to another. Three phases: it observes; it measures the
-   ladder, where rows are replayed or made slower; and it tries what the verdict would have one
-   write. What it finds is the finding of the statistics while it observed, as the experiments leave
-   it: there is no other model, and no other sentence. */
+   The experiments. The consumer's thread runs all of them, in next, where an item can end a
+   window. Before a window one thing is changed, and some items and time pass. There are three
+   phases: observe; measure the ladder, where rows are replayed or delayed; try the settings of
+   the verdict. The finding is that of the observed statistics, corrected by the experiments. */
 
 #define SPDL__DOCTOR_SECONDS 30
-#define SPDL__SETTLE_NS 1e9  /* the most that is let pass for what was ready to be gone */
-#define SPDL__SLOWER 0.2     /* calls are made longer by this share */
-#define SPDL__BUSY_ROW 0.4   /* a row that is less busy is not looked at */
-#define SPDL__FOLLOWS 0.97   /* throughput under this share has followed */
-#define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* over this it has not followed all the way */
+#define SPDL__SETTLE_NS 1e9  /* the most time before a window */
+#define SPDL__SLOWER 0.2     /* share by which calls are delayed */
+#define SPDL__BUSY_ROW 0.4   /* the least load of a row that is delayed */
+#define SPDL__FOLLOWS 0.97   /* throughput below this followed the delay */
+#define SPDL__HIDDEN (1.03 / (1 + SPDL__SLOWER)) /* above this it did not follow fully */
 
 typedef enum spdl__doctor_method {
-    SPDL__DOCTOR_NO_METHOD, /* it calls nothing, is hardly busy, deferred, or one row too many */
+    SPDL__DOCTOR_NO_METHOD, /* no function, too little load, deferred, or too many rows */
     SPDL__DOCTOR_REPLAYED,
     SPDL__DOCTOR_SLOWED
 } spdl__doctor_method;
 
-/* One row. Intervals are of throughput, compared with the rows as they are: 1.2 is 20 % more. */
+/* Intervals are of throughput, relative to the rows as they are. */
 typedef struct spdl__doctor_row {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
     int concurrency;
     spdl__doctor_method method;
-    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of one call; the first is the sum */
-    double load;            /* share of the time that as many calls ran as can */
-    double delay_ns;        /* by which each call was longer */
-    spdl_interval replayed; /* everything up to this row replayed */
-    spdl_interval asleep;   /* each call took delay_ns longer */
+    double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of a call; the first is their sum */
+    double load;            /* as spdl__stage_load */
+    double delay_ns;        /* added to each call */
+    spdl_interval replayed; /* with rows up to this one replayed */
+    spdl_interval asleep;   /* with delay_ns */
 } spdl__doctor_row;
 
 /* Plain data without pointers. */
 typedef struct spdl__doctor_report {
     char name[SPDL_NAME_BYTES]; /* of the pipeline */
     bool done;
-    spdl_finding finding;  /* of the time of observing, after the experiments */
-    bool tried, kept;      /* its settings were; and are in force */
-    spdl_interval measured; /* with them */
-    double seconds;        /* that it took */
+    spdl_finding finding;  /* of the observed time, after the experiments */
+    bool tried, kept;      /* the settings were; they are in force */
+    spdl_interval measured; /* with the settings */
+    double seconds;        /* of the whole examination */
     int workers;
     double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
     double step_ns;        /* of the consumer */
     double today;          /* items/s as it is */
     double ceiling;        /* items/s if loading cost nothing */
-    double waiting;        /* share of the time that the consumer waited */
-    bool replays;          /* items were given out more than once */
-    spdl_interval same;    /* nothing against nothing: as far off 1 as chance goes */
-    spdl_interval cached;  /* spdl_doctor_run with replay: the consumer on items it has */
-    int rounds, dropped;   /* rounds of windows; of them made again */
+    double waiting;        /* share of the consumer's time */
+    bool replays;          /* items were repeated */
+    spdl_interval same;    /* two equal arms */
+    spdl_interval cached;  /* the consumer on kept items, by spdl_doctor_run */
+    int rounds, dropped;   /* rounds; those repeated */
     int row_count;
     spdl__doctor_row row[SPDL_MAX_STAGES];
     char verdict[1024];
 } spdl__doctor_report;
 
-/* In >>doctor-text-impl: for a terminal of 80 columns, and as a line of JSON with the fields by
-   their names, in which unknown numbers are null. */
+/* In >>doctor-text-impl: text of 80 columns; a line of JSON with the names of the fields. */
 SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes);
 SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes);
 
 typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
-    SPDL__ARM_KEPT,    /* the consumer works on what it has, the pipeline is not asked */
+    SPDL__ARM_KEPT,    /* the consumer gets kept items */
     SPDL__ARM_CUT,     /* after `row` */
-    SPDL__ARM_SLEEP,   /* calls of `row` take `value` ns longer */
-    SPDL__ARM_SETTINGS /* of the finding, all at once */
+    SPDL__ARM_SLEEP,   /* `value` ns longer calls of `row` */
+    SPDL__ARM_SETTINGS /* all of the finding */
 } spdl__arm_kind;
 
 typedef struct spdl__arm {
@@ -15297,8 +15274,8 @@ typedef enum spdl__doctor_phase {
     SPDL__DOCTOR_DONE
 } spdl__doctor_phase;
 
-/* A worker that create has made for the doctor: 1 while a job keeps it away, 2 until it has left
-   that job, 0 without. */
+/* A worker that create made for the doctor. `held` is 1 while a job occupies it, 2 until the job
+   has returned, otherwise 0. */
 typedef struct spdl__spare {
     struct spdl__doctor *d;
     uint32_t held;
@@ -15308,28 +15285,28 @@ struct spdl__doctor {
     spdl_pipeline *p;
     spdl__doctor_plan plan;
     spdl__doctor_phase phase;
-    uint64_t begun_ns;           /* the first item */
-    uint64_t phase_ns, most_ns;  /* when the phase is to end, and if rounds are made again */
-    uint64_t items, last_ns, gap_ns; /* since the first; when it came; the longest between two */
-    spdl_stats now, seen;        /* the latest; what was observed */
+    uint64_t begun_ns;           /* time of the first item */
+    uint64_t phase_ns, most_ns;  /* end of the phase; at most, with repeated rounds */
+    uint64_t items, last_ns, gap_ns; /* number of items; time of the last; longest gap while
+                                        observing */
+    spdl_stats now, seen;        /* latest; observed */
     spdl__since since;
     spdl__found found;
-    /* windows */
     spdl__rounds rounds;
     spdl__arm arm[SPDL__ARMS];
-    spdl__arm at;                /* what is different now */
-    bool ended;                  /* the pipeline has, before the doctor was done */
-    spdl__window window;         /* `begin` is 0 until things have settled */
+    spdl__arm at; /* the current arm */
+    bool ended;   /* the pipeline ended first */
+    spdl__window window;
     uint64_t window_ns, settle_items;
-    uint64_t since_items;        /* d->items when the window was set */
-    spdl__process_stats clocks;   /* when the round began */
+    uint64_t since_items;       /* `items` when the arm was set */
+    spdl__process_stats clocks; /* at the start of the round */
     spdl__waiter waiter;
-    double others;               /* sum over all rounds */
-    /* settings as they are */
+    double others; /* sum of all rounds */
+    /* settings of the user */
     uint32_t limit[SPDL_MAX_STAGES];
     spdl__spare spare[SPDL__MAX_WORKERS];
     spdl__os_event hold;
-    spdl__item kept[SPDL__KEPT]; /* of doctor_run, for SPDL__ARM_KEPT */
+    spdl__item kept[SPDL__KEPT]; /* of doctor_run */
     int kept_count;
     spdl__doctor_report report;
 };
@@ -15347,9 +15324,9 @@ SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...)
     (void)spdl__os_stderr_write(line, strlen(line), SPDL__STDERR_NS);
 }
 
-/* --- what is different --- */
+/* --- changes --- */
 
-/* The job that keeps a worker away. */
+/* Occupies a spare worker. */
 SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
     spdl__spare *spare = (spdl__spare *)arg;
     (void)worker, (void)local;
@@ -15361,28 +15338,26 @@ SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
     }
 }
 
-/* So many of the spare workers work, the others are kept away. */
+/* Frees `open` of the spare workers, and occupies the others. */
 SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
     int i;
     for (i = 0; i < d->p->spare; ++i) {
-        uint32_t held = i < open ? 1 : 2; /* 2: it has not left yet, and stays */
+        uint32_t held = i < open ? 1 : 2; /* 2: its job is still running */
         if (spdl__cas32(&d->spare[i].held, &held, i < open ? 2 : 1) || i < open) continue;
         held = 0;
         if (spdl__cas32(&d->spare[i].held, &held, 1) &&
-            spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER) !=
-                SPDL_OK)
+            spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER) != SPDL_OK)
             spdl__store32(&d->spare[i].held, 0);
     }
     spdl__os_event_wake(&d->hold, SPDL__ALL);
 }
 
-/* The calls that row i may have in this window. */
 SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, const spdl__arm *arm, int i) {
     const int calls = d->found.is.concurrency[i];
     return arm->kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
 }
 
-/* What is different from here on; all else as it is. */
+/* Makes the changes of an arm, and undoes all others. */
 SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
     const bool tries = arm->kind == SPDL__ARM_SETTINGS && d->found.is.workers > 0;
@@ -15409,19 +15384,21 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
 
 /* --- windows --- */
 
-/* One more kind of window in this phase. */
 SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, uint64_t value,
                                  spdl_interval *result) {
     const spdl__arm arm = { kind, row, value, result };
     d->arm[d->rounds.arms++] = arm;
 }
 
-/* All kinds of windows of this phase are there; it may last `seconds`. */
+/* Starts a phase of `seconds` with the arms that were added. */
 SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, spdl__doctor_phase phase,
                                           double seconds) {
+    const uint64_t budget = (uint64_t)(1e9 * seconds);
     d->phase = phase;
-    d->phase_ns = spdl_time_ns() + (uint64_t)(1e9 * seconds);
-    d->most_ns = d->phase_ns + (uint64_t)(1e9 * seconds);
+    d->phase_ns = spdl_time_ns() + budget;
+    d->most_ns = d->phase_ns + budget;
+    d->window_ns = spdl__window_ns(budget, d->rounds.arms, d->gap_ns,
+                                   1e9 / spdl__larger(d->report.today, 1e-3));
     spdl__rounds_start(&d->rounds, d->phase_ns, d->rounds.arms);
     spdl_pipeline_stats(d->p, &d->now);
     (void)spdl__waiter_waited(&d->waiter, &d->now);
@@ -15429,8 +15406,8 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, spdl__doctor_phase ph
     spdl__doctor_set(d, &d->arm[spdl__rounds_arm(&d->rounds)]);
 }
 
-/* A round is complete. It counts, unless who limits has waited for processors that others had: then
-   it is made again. Whether the phase goes on. */
+/* Ends a round. It is repeated if the limiting thread waited for processors that others used.
+   Returns true if the phase continues. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     const double others = spdl__foreign_since(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
@@ -15447,13 +15424,13 @@ SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     return room && now + took / 2 < d->phase_ns;
 }
 
-/* An item has come: whether the phase is over. */
+/* Counts an item. Returns true if the phase is over. */
 SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     const double rate = spdl__larger(d->report.today, 1e-3);
     const uint64_t most = spdl__max(3 * d->window_ns, (uint64_t)spdl__smaller(
         SPDL__SETTLE_NS, 1.5e9 * (double)d->settle_items / rate));
     const uint64_t ns = now - d->window.set;
-    if (d->window.begin == 0) { /* what was ready is taken first, as quick as the consumer is */
+    if (d->window.begin == 0) { /* first the items made before the change */
         if (ns >= most || (ns >= d->window_ns / 5 && d->items - d->since_items >= d->settle_items))
             spdl__window_begin(&d->window, &d->rounds, now, d->window_ns, d->gap_ns);
         return false;
@@ -15466,7 +15443,7 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     return false;
 }
 
-/* What the windows of this phase say. The first two arms are as it is. */
+/* Reads the intervals of the phase. The first two arms are equal. */
 SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     const int arms = d->rounds.arms;
@@ -15478,9 +15455,9 @@ SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
         *d->arm[i].result = spdl__rounds_ratio(&d->rounds, i, 0, 1, arms - 2);
 }
 
-/* --- the phases --- */
+/* --- phases --- */
 
-/* Of what was observed. */
+/* Copies the observed numbers of a row. */
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *seen = &d->seen.stage[i];
     const double timed = (double)seen->tasks;
@@ -15497,7 +15474,7 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
 
-/* Observing ends: what limits, and who is watched for rounds that do not count. */
+/* Ends observing: finds the limit, and the thread whose waits make rounds invalid. */
 SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     double visits = 1;
@@ -15517,14 +15494,13 @@ SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
         spdl__doctor_row_look(d, i);
         if (d->seen.delivered > 0 && d->seen.stage[i].tasks > 0)
             visits = spdl__share(d->seen.stage[i].tasks, d->seen.delivered);
-        d->settle_items += (uint64_t)((double)(d->p->node[i].out.buffer_size + d->limit[i]) /
-                                      visits + 0.5);
+        d->settle_items +=
+            (uint64_t)((double)(d->p->node[i].out.buffer_size + d->limit[i]) / visits + 0.5);
     }
     d->waiter.row = r->waiting >= SPDL__FED ? spdl__stats_busiest(&d->seen) : -1;
-    d->window_ns = spdl__window_ns(d->gap_ns, 1e9 / spdl__larger(r->today, 1e-3));
 }
 
-/* Whether the settings may be tried on the running pipeline. */
+/* Returns true if the running pipeline can take the settings. */
 SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
     const spdl_finding *is = &d->found.is;
     int i;
@@ -15534,8 +15510,8 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
            is->workers <= d->report.workers + d->p->spare;
 }
 
-/* A window for each row that can be replayed, and for the busiest of the others; at most three more
-   than there are rows. */
+/* Adds an arm for each row that can be replayed, then for the busiest others. At most three more
+   than rows. */
 SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     const int most = r->row_count + 3 < SPDL__ARMS ? r->row_count + 3 : SPDL__ARMS;
@@ -15551,11 +15527,11 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
         spdl__doctor_arm(d, SPDL__ARM_CUT, i, 0, &r->row[i].replayed);
     }
     for (k = 0; k < r->row_count && d->rounds.arms < most; ++k) {
-        for (row = -1, i = 0; i < r->row_count; ++i) /* the busiest of those that are left */
+        for (row = -1, i = 0; i < r->row_count; ++i) /* the busiest row left */
             if (!(looked >> i & 1) && (row < 0 || r->row[i].load > r->row[row].load)) row = i;
         looked |= (uint32_t)1 << row;
         if (r->row[row].method != SPDL__DOCTOR_NO_METHOD || r->row[row].load < SPDL__BUSY_ROW ||
-            d->p->node[row].row.deferred) /* it takes no worker */
+            d->p->node[row].row.deferred) /* it occupies no worker */
             continue;
         r->row[row].method = SPDL__DOCTOR_SLOWED;
         r->row[row].delay_ns = SPDL__SLOWER * r->row[row].mean_ns;
@@ -15564,26 +15540,26 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     }
 }
 
-/* It is proven that the calls wait for each other: no settings help. */
+/* The calls wait for each other: no setting helps. */
 SPDL__COLD void spdl__found_locks(spdl__found *f) {
     spdl__finding_clear(&f->is);
     f->is.limit = SPDL_LIMIT_LOCK;
     f->proven = true;
 }
 
-/* So many times as long a row without a lock would take with the delay, at the least: what its
-   calls had no time left for; or, far from the next limit, and without rare slow calls for which
-   the others wait, their share of the time. */
+/* The least factor by which the delay must slow a row without a lock. Idle time of its calls can
+   hide some delay. If the next limit is far and no rare slow call blocks others, only the load
+   counts. */
 SPDL__COLD double spdl__doctor_longer(const spdl__doctor *d, int i) {
     const spdl_stage_stats *stage = &d->seen.stage[i];
-    const bool apart = d->found.is.gain > 1 + SPDL__SLOWER &&
-                       stage->max_ns < SPDL__TAIL * stage->p50_ns;
+    const bool apart =
+        d->found.is.gain > 1 + SPDL__SLOWER && stage->max_ns < SPDL__TAIL * stage->p50_ns;
     const double load = d->report.row[i].load;
     return apart ? 1 + SPDL__SLOWER * load : (1 + SPDL__SLOWER) * load;
 }
 
-/* What the ladder says against the finding. Calls that wait in turn hide a delay in front of the
-   lock; where there is one call at a time nothing could hide it, so the row is not the limit. */
+/* Corrects the finding by the ladder. Calls behind a lock hide a delay before it. A single call
+   cannot hide one, so a row that does is not the limit. */
 SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
     spdl__found *f = &d->found;
     const spdl__doctor_row *row;
@@ -15609,14 +15585,14 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
 }
 
 SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
-    d->rounds.arms = 2; /* as it is */
+    d->rounds.arms = 2; /* two equal arms */
     spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
     spdl__doctor_say(d, "tries the settings of the verdict for %.1f s\n", seconds);
     d->report.tried = true;
     spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
 }
 
-/* What the trial has come to: the settings are kept if they help. */
+/* Ends the trial. Settings that help are kept. */
 SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     spdl_finding *is = &d->found.is;
@@ -15638,9 +15614,9 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     }
 }
 
-/* --- what is written --- */
+/* --- report --- */
 
-/* The words before the verdict, where the rounds do not count or are too few. */
+/* The verdict, and a remark if rounds are invalid or too few. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
@@ -15666,10 +15642,10 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                        d->ended ? ", and the items have ended" : ": give it more seconds");
 }
 
-/* Goes to the end of a file, or to stderr. */
+/* Appends to a file, or writes to stderr. */
 SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                                    int (*text)(const spdl__doctor_report *, char *, size_t)) {
-    const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time may be longer then */
+    const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time can be longer then */
     char *buffer = (char *)spdl__alloc(&d->p->allocator, room, 16);
     spdl__os_file file = SPDL__NO_FILE;
     const char *reason = "no memory";
@@ -15689,7 +15665,6 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                    path != NULL ? path : "stderr", reason);
 }
 
-/* What the phase at hand has come to. */
 SPDL__COLD void spdl__doctor_phase_ends(spdl__doctor *d) {
     if (d->phase == SPDL__DOCTOR_OBSERVE) {
         spdl__kept_close(d->p->hand);
@@ -15701,7 +15676,7 @@ SPDL__COLD void spdl__doctor_phase_ends(spdl__doctor *d) {
     spdl__doctor_doubts(d);
 }
 
-/* Everything is as it was, or better; what was found is written. */
+/* Restores all settings that are not kept, and writes the report. */
 SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
     spdl__doctor_report *r = &d->report;
@@ -15723,7 +15698,7 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     if (d->plan.json[0] != '\0') spdl__doctor_write(d, d->plan.json, spdl__doctor_json);
 }
 
-/* --- where the consumer passes --- */
+/* --- calls by next --- */
 
 SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     const double seconds = 0.1 * d->plan.desc.seconds;
@@ -15732,14 +15707,13 @@ SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     d->phase = SPDL__DOCTOR_OBSERVE;
     d->phase_ns = now + (uint64_t)(1e9 * seconds);
     d->gap_ns = 0;
-    for (i = 0; i < d->p->count; ++i)
-        d->limit[i] = spdl__load_relaxed32(&d->p->node[i].limit);
+    for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__load_relaxed32(&d->p->node[i].limit);
     spdl_pipeline_stats(d->p, &d->now);
     spdl__since_take(d->p, &d->since, &d->now, &d->seen);
     spdl__doctor_say(d, "observes for %.1f s\n", seconds);
 }
 
-/* A phase is over. */
+/* Ends a phase and starts the next one. */
 SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
     double seconds = d->plan.desc.seconds;
     spdl__doctor_phase_ends(d);
@@ -15755,7 +15729,7 @@ SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
     }
 }
 
-/* No more items come, now or for good. */
+/* The items end, for now or for good. */
 SPDL__COLD void spdl__doctor_break_off(spdl__doctor *d) {
     if (d->phase == SPDL__DOCTOR_DONE) return;
     d->ended = true;
@@ -15763,11 +15737,11 @@ SPDL__COLD void spdl__doctor_break_off(spdl__doctor *d) {
     spdl__doctor_finish(d);
 }
 
-/* It has an item. */
 SPDL__COLD void spdl__doctor_item(spdl__doctor *d) {
     const uint64_t now = spdl_time_ns();
     if (d->phase == SPDL__DOCTOR_DONE) return;
-    if (++d->items > 1) d->gap_ns = spdl__max(d->gap_ns, now - d->last_ns);
+    if (++d->items > 1 && d->phase <= SPDL__DOCTOR_OBSERVE)
+        d->gap_ns = spdl__max(d->gap_ns, now - d->last_ns);
     d->last_ns = now;
     if (d->phase == SPDL__DOCTOR_WARM) {
         if (d->begun_ns == 0) {
@@ -15790,7 +15764,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
     void *item;
     if (d == NULL || step == NULL) return SPDL_E_INVALID;
     while (result == SPDL_OK && d->phase != SPDL__DOCTOR_DONE) {
-        if (d->at.kind == SPDL__ARM_KEPT) { /* the pipeline is not asked */
+        if (d->at.kind == SPDL__ARM_KEPT) {
             step(ctx, d->kept[turn++ % (uint64_t)d->kept_count].item);
             spdl__doctor_item(d);
             continue;
@@ -15801,8 +15775,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
             if (d->plan.desc.replay && d->phase == SPDL__DOCTOR_OBSERVE &&
                 d->kept_count < SPDL__KEPT)
                 d->kept[d->kept_count++] = p->last_item;
-            else
-                spdl__item_free(p, item, p->last_item.origin);
+            else spdl__item_free(p, item, p->last_item.origin);
         } else if (result == SPDL_END && d->items > before) {
             before = d->items;
             result = p->ended_ns != 0 ? spdl_pipeline_rewind(p, 0, SPDL_FOREVER) : SPDL_OK;
@@ -15812,9 +15785,9 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
     return result == SPDL_END ? SPDL_OK : result;
 }
 
-/* --- a pipeline gets it, and loses it --- */
+/* --- open and close --- */
 
-/* Of SPDL_DOCTOR: a word between commas; false when it is none. */
+/* Reads a word of SPDL_DOCTOR. Returns false if it is invalid. */
 SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
     const double number = spdl__report_seconds(word);
     if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
@@ -15823,7 +15796,7 @@ SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
     return number > 0 && number < 1e6;
 }
 
-/* What is asked for, by desc and environment; false: nothing. */
+/* Reads desc and environment. Returns false without a doctor. */
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
     char room[SPDL__OS_VARIABLE], json[SPDL__OS_VARIABLE], word[64];
@@ -15854,7 +15827,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
     return true;
 }
 
-/* With the rows there, before the first thread. */
+/* Runs after the rows are made and before the first thread. */
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
                                          int workers) {
     spdl__doctor *d;
@@ -15879,7 +15852,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     return spdl__hand_open(p, plan->desc.replay);
 }
 
-/* Before a pipeline stops for good. */
+/* Runs before a pipeline stops for good. */
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
@@ -15887,7 +15860,7 @@ SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     spdl__doctor_open_workers(d, d->p->spare);
 }
 
-/* It is quiet, but for a source that destroy does not wait for. */
+/* Runs when no call is left, except of a source that destroy does not wait for. */
 SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
@@ -15908,12 +15881,11 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>doctor-text-impl
-   The report of the doctor as text and as JSON: functions of the report alone, for any thread. A
-   number that cannot be one stands as "-", or null. */
+   The doctor's report as text and JSON, for any thread. Unknown numbers are "-" or null. */
 
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
 
-/* "1.45x (1.41 to 1.49)", or of what slows "-17 % (-19 to -15)". */
+/* "1.45x (1.41 to 1.49)", or for a delay "-17 % (-19 to -15)". */
 SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval *is, bool slows) {
     spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
     if (!(is->value > 0 && is->value < 1e4)) return "-";
@@ -15927,7 +15899,7 @@ SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval 
     return cell->text;
 }
 
-/* An experiment with a row: in the line of the row's own numbers, or below it. */
+/* The first experiment is on the line of the row, others below. */
 SPDL__COLD void spdl__found_experiment(spdl__text *text, const char *what, double share,
                                        const spdl_interval *is, int *lines) {
     char label[24];
@@ -15957,7 +15929,7 @@ SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, b
     if (lines == 0) spdl__text_add(text, "\n");
 }
 
-/* From the consumer down to the source, and as it is. */
+/* Lines from the consumer to the source. */
 SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl__doctor_report *report) {
     spdl__cell cell[3];
     int i, lines = 0;
@@ -22721,24 +22693,23 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>trace-impl
-   The hooks, which run where the pipeline calls them, and the file: create empties it, and destroy
-   writes it, when no thread of the pipeline is left. */
+   The hooks, which the pipeline's threads call, and the file. create empties the file, and
+   destroy writes it after the last thread has ended. */
 
-/* Tracks of threads: index p->workers is the owner's thread, which is the trainer. */
+/* Tracks of threads; index p->workers is the consumer's. */
 SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 
-/* The depth is said by the reader that has moved the head; when that has moved on meanwhile, by the
-   one that did it. */
+/* Records the depth, by the reader that moved the head last. */
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge) {
     const uint64_t head = spdl__head(spdl__load(&edge->word)), now = spdl_time_ns();
     uint64_t depth = 0, ticket;
     for (ticket = head; ticket <= head + edge->mask && spdl__edge_ready(edge, ticket); ++ticket)
-        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE; /* else no item */
+        depth += spdl__slot_tag(spdl__edge_slot(edge, ticket)) < SPDL__HOLE; /* not an item */
     if (spdl__head(spdl__load(&edge->word)) == head)
         spdl__trace_add(edge->track, SPDL__RECORD_DEPTH, 0, 0, now, now, depth);
 }
 
-/* --- spans and counters of users --- */
+/* --- spans and counters --- */
 
 SPDL__RARE void spdl__span_begin(spdl__track *track, const char *name) {
     const uint32_t depth = track->spans++;
@@ -22789,7 +22760,7 @@ SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *p, const char *name, do
 }
 
 #ifndef SPDL_NO_REPORT
-/* In the rows of a pipeline with a trace: others pay nothing. Open spans end with the call. */
+/* The function of all rows in a pipeline with a trace. Open spans end with the call. */
 SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) {
     spdl__trace *trace = task->pipeline->trace;
     const int row = task->node->index;
@@ -22802,43 +22773,45 @@ SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) 
     return result;
 }
 
-static const spdl_function spdl__traced_function = { spdl__traced_call, "traced", "void", "void",
-                                                      0, 0 };
+static const spdl_function spdl__traced_function = {
+    spdl__traced_call, "traced", "void", "void", 0, 0
+};
 
 /* --- text --- */
 
-/* Text on its way to a file, through a buffer. After a failure no more is written. */
+/* A file behind a buffer. After a failure nothing is written. */
 typedef struct spdl__out {
     spdl__os_file file;
-    const char *failure; /* the first, or NULL */
+    const char *failure; /* the first */
     spdl__text text;
 } spdl__out;
 
 SPDL__COLD void spdl__out_flush(spdl__out *out) {
     if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
     if (out->failure == NULL)
-        out->failure = spdl__os_file_write(out->file, out->text.buffer, out->text.length,
-                                           SPDL__NEVER);
+        out->failure =
+            spdl__os_file_write(out->file, out->text.buffer, out->text.length, SPDL__NEVER);
     out->text.length = 0;
 }
 
-/* In microseconds, with a point whatever the locale. */
+/* Microseconds, with a point in every locale. */
 SPDL__COLD void spdl__trace_time(spdl__text *text, const char *name, uint64_t ns) {
     spdl__text_add(text, ",\"%s\":%llu.%03u", name, (spdl__llu)(ns / 1000), (unsigned)(ns % 1000));
 }
 
-/* The start of an event; `track` is a thread to the viewer. Times are in microseconds. */
+/* Starts an event; `track` is a thread to the viewer. */
 SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p, const char *phase,
                                          int track, uint64_t when) {
-    if (out->text.length + 1000 >= out->text.bytes) spdl__out_flush(out); /* more than it takes */
+    if (out->text.length + 1000 >= out->text.bytes)
+        spdl__out_flush(out); /* more than an event
+                                 needs */
     spdl__text_add(&out->text, ",\n{\"ph\":\"%s\",\"pid\":%llu,\"tid\":%d", phase,
                    (spdl__llu)spdl__os_process_id(), track + 1);
-    if (when != SPDL__NEVER)
-        spdl__trace_time(&out->text, "ts", when - p->start_ns);
+    if (when != SPDL__NEVER) spdl__trace_time(&out->text, "ts", when - p->start_ns);
     return &out->text;
 }
 
-/* Arrows from call to call of an item. Batches have numbers of their own: other arrows. */
+/* An arrow from call to call of an item. Batches have numbers of their own, so other arrows. */
 SPDL__COLD void spdl__trace_flow(spdl__out *out, const spdl_pipeline *p, int track, int row,
                                  const spdl__record *record) {
     int i, batches = 0;
@@ -22861,13 +22834,13 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
     static const char *const cats[] = { "task", "batch", "consumer", "", "span", "" };
     const spdl__record_kind kind = (spdl__record_kind)(record->stamp & 0xff);
     const int code = (int)(record->stamp >> 8 & 0xff), edge = track - spdl__tracks(p);
-    spdl__text *text = spdl__trace_event(out, p, phases[kind], track,
-                                         spdl__max(record->begin, p->start_ns));
+    spdl__text *text =
+        spdl__trace_event(out, p, phases[kind], track, spdl__max(record->begin, p->start_ns));
     const char *name = kind <= SPDL__RECORD_BATCH   ? p->node[code].name
                        : kind == SPDL__RECORD_NEXT  ? "next waits"
                        : kind == SPDL__RECORD_DEPTH ? p->node[edge].name
                                                     : (const char *)(uintptr_t)record->number;
-    char start[101]; /* there is room for so much of a user's */
+    char start[101]; /* longest name */
     spdl__cell cell;
     double value;
     (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
@@ -22892,20 +22865,18 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
     }
 }
 
-/* By time, what is around the others first. */
+/* By time; the longer event first. */
 SPDL__COLD int spdl__record_compare(const void *a, const void *b) {
     const spdl__record *x = (const spdl__record *)a, *y = (const spdl__record *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     return (x->end < y->end) - (x->end > y->end);
 }
 
-/* The events of a track that are there. */
 SPDL__COLD uint64_t spdl__track_kept(const spdl__track *track) {
     return spdl__min(track->count, track->mask + 1);
 }
 
-/* Writes all that is there, track by track; the viewer shows them in the order of their names here.
-   NULL, or what went wrong. */
+/* Writes all tracks. The viewer sorts them by name. Returns NULL, or the failure. */
 SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, uint64_t dropped) {
     char buffer[8192];
     spdl__out out = { SPDL__NO_FILE, NULL, spdl__text_start(buffer, sizeof(buffer)) };
@@ -22945,7 +22916,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     return out.failure;
 }
 
-/* Writes the file and reports how it went. No thread adds events any more. */
+/* Writes the file and logs the result. All threads have ended. */
 SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
     const char *path = p->trace->path, *failure;
     uint64_t kept = 0, dropped = 0;
@@ -22956,21 +22927,18 @@ SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
         dropped += p->trace->track[i].count - spdl__track_kept(&p->trace->track[i]);
     }
     failure = spdl__trace_print(p, kept, dropped);
-    if (failure != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s", path, failure);
+    if (failure != NULL) spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s", path, failure);
     else if (dropped > 0)
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "trace '%s': the latest %llu events are there, %llu were dropped "
                    "(trace_events, or SPDL_TRACE=FILE,events=N, keeps more)",
                    path, (spdl__llu)kept, (spdl__llu)dropped);
-    else
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "trace '%s': %llu events", path,
-                   (spdl__llu)kept);
+    else spdl__logf(&p->logger, SPDL_LOG_INFO, "trace '%s': %llu events", path, (spdl__llu)kept);
 }
 
 /* --- create and destroy --- */
 
-/* Room for `events` events of each track; false when there is no memory. */
+/* Makes tracks of `events` events. Returns false without memory. */
 SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     const int tracks = spdl__tracks(p) + p->count;
     const size_t records = (size_t)spdl__pow2(events);
@@ -23009,7 +22977,7 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* "%p" in a name stands for the number of the process. False when it does not fit. */
+/* Replaces "%p" with the process id. Returns false if the path is too long. */
 SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
     const char *mark = strstr(from, "%p");
     const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
@@ -23020,7 +22988,7 @@ SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
                     mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
 }
 
-/* Takes ",events=N" off the value of SPDL_TRACE. */
+/* Removes ",events=N" from the value of SPDL_TRACE. */
 SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint64_t *events) {
     char *option = strstr(value, ",events=");
     uint64_t number;
@@ -23029,16 +22997,14 @@ SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint6
         number <= SPDL__TRACE_EVENTS_MAX)
         *events = number;
     else
-        spdl__logf(logger, SPDL_LOG_WARN,
-                   "SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept", option + 1,
-                   SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
+        spdl__logf(logger, SPDL_LOG_WARN, "SPDL_TRACE: '%s' is not events=1 to %d; %llu are kept",
+                   option + 1, SPDL__TRACE_EVENTS_MAX, (spdl__llu)*events);
     if (option == value)
-        spdl__logf(logger, SPDL_LOG_WARN, "SPDL_TRACE: there is no file in front of '%s'",
-                   value);
+        spdl__logf(logger, SPDL_LOG_WARN, "SPDL_TRACE: there is no file in front of '%s'", value);
     *option = '\0';
 }
 
-/* Whatever is wrong is a warning: the pipeline runs as it would without a trace. */
+/* Errors are warnings: the pipeline runs without a trace. */
 SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     char room[SPDL__OS_VARIABLE];
     const char *value =
@@ -23054,29 +23020,27 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
-        if (!spdl__trace_path(p->trace->path, path))
-            failure = "the name is too long";
-        else /* destroy opens it again: others may have written it by then */
+        if (!spdl__trace_path(p->trace->path, path)) failure = "the name is too long";
+        else /* destroy opens it again: others may write it meanwhile */
             failure = spdl__os_file_open(&file, p->trace->path, SPDL__OS_REPLACE, NULL);
         (void)spdl__os_file_close(file);
     }
     if (failure == NULL) return;
-    spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path,
-               failure);
+    spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path, failure);
     spdl__trace_free(p);
 }
 
 SPDL__COLD void spdl__trace_close(spdl_pipeline *p, bool left) {
     spdl__track *consumer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
     while (consumer != NULL && consumer->spans > 0) spdl__span_end(consumer, spdl_time_ns());
-    if (consumer != NULL && left) (consumer - 1)->left = true; /* of the source's own thread */
+    if (consumer != NULL && left) (consumer - 1)->left = true; /* the source's own thread */
     if (consumer != NULL && p->start_ns != 0) spdl__trace_save(p);
 }
 #endif
 
 #if SPDL__MSVC
 #pragma warning(pop)
-#pragma warning(disable : 4505) /* it comes at the end of the file that includes this one */
+#pragma warning(disable : 4505) /* it is issued at the end of the including file */
 #endif
 #endif /* SPDL_IMPLEMENTATION */
 

@@ -154,10 +154,21 @@ static void orders_are_drawn_afresh(void) {
 
 /* Three of the longest gaps, and not under the least; at least eight items. */
 static void windows_are_longer_than_gaps(void) {
-    CHECK_EQ(spdl__window_ns(0, 0), SPDL__WINDOW_NS);
-    CHECK_EQ(spdl__window_ns(SPDL__WINDOW_NS / 4, 1000), SPDL__WINDOW_NS);
-    CHECK_EQ(spdl__window_ns(1000000000, 1000), 3000000000u);
-    CHECK_EQ(spdl__window_ns(1000000000, 1e9), 8000000000u);
+    CHECK_EQ(spdl__window_ns(SPDL__NEVER, 2, 0, 0), SPDL__WINDOW_NS);
+    CHECK_EQ(spdl__window_ns(SPDL__NEVER, 2, SPDL__WINDOW_NS / 4, 1000), SPDL__WINDOW_NS);
+    CHECK_EQ(spdl__window_ns(SPDL__NEVER, 2, 1000000000, 1000), 3000000000u);
+    CHECK_EQ(spdl__window_ns(SPDL__NEVER, 2, 1000000000, 1e9), 8000000000u);
+}
+
+/* Enough rounds fit in a short time, with as much time again between windows; gaps are first. */
+static void a_short_time_has_enough_rounds(void) {
+    const uint64_t budget = 2 * SPDL__WINDOW_NS;
+    for (int arms = 2; arms <= SPDL__ARMS; ++arms) {
+        const uint64_t length = spdl__window_ns(budget, arms, 1000, 1000);
+        CHECK(2 * SPDL__ROUNDS_LEAST * length * (uint64_t)arms <= budget);
+        CHECK(length > 0 && length < SPDL__WINDOW_NS);
+        CHECK_EQ(spdl__window_ns(budget, arms, SPDL__WINDOW_NS, 1000), 3 * SPDL__WINDOW_NS);
+    }
 }
 
 /* Items of 9 short steps and a long one: what lies in a window counts, whole or in part, so that on
@@ -190,5 +201,5 @@ TEST_TABLE(compare) {
     TEST_CASE(few_rounds_say_nothing), TEST_CASE(rounds_are_dropped),
     TEST_CASE(interval_holds_the_truth), TEST_CASE(comparisons_hold_together),
     TEST_CASE(orders_are_drawn_afresh), TEST_CASE(windows_are_longer_than_gaps),
-    TEST_CASE(windows_count_parts), TEST_END,
+    TEST_CASE(a_short_time_has_enough_rounds), TEST_CASE(windows_count_parts), TEST_END,
 };
