@@ -313,8 +313,7 @@ typedef struct spdl_ring spdl_ring;
    Returns: the results of create. */
 SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *desc) SPDL__CHECKED;
 
-/* Frees the ring. Calls free_item (may be NULL) with the address of each item inside, aligned to at
-   most 8 bytes. */
+/* Frees the ring. Calls free_item (can be NULL) with the address of each item inside. */
 SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, void *user),
                                 void *user);
 
@@ -373,8 +372,8 @@ typedef enum spdl_sched {
     SPDL_SCHED_IDLE     /* only on an idle processor; can starve */
 } spdl_sched;
 
-/* How the system schedules workers; zero changes nothing. `polite` is for consumers with threads on
-   all cores: nice 10 and SCHED_BATCH on Linux, the utility class on macOS, nice elsewhere. */
+/* The scheduling of workers; zero changes nothing. `polite` is for consumers with threads on all
+   cores: nice 10 and SCHED_BATCH on Linux, the utility class on macOS, nice elsewhere. */
 typedef struct spdl_policy {
     bool polite SPDL__ZERO;
     int nice SPDL__ZERO; /* -20 to 19; 0: unchanged */
@@ -444,7 +443,7 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool);
 SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg,
                                       int64_t timeout_ns);
 
-/* Waits until no job is queued or running. Without workers the caller runs the queued jobs.
+/* Waits until no job is queued or running. Without workers the caller runs them.
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID on a worker of this pool. */
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns);
 
@@ -1198,15 +1197,15 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 #define SPDL_STATE_BYTES 1024 /* the longest text, with its terminator */
 
-/* Writes the position after the last item of next, as a line without a newline, in less than 1 us.
+/* Writes the position after the last item of next, as a line without a newline.
    Returns: the length of the text; or SPDL_E_UNSUPPORTED, with the reason in `text`: the table has
             no position.
    Threads: the consumer. */
 SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t bytes);
 
-/* Moves a new or running pipeline to the position of a text, as spdl_pipeline_rewind does. It
-   refuses a changed text, another version, other rows, another seed and other data (data_hash). The
-   error then names the difference, and how to load the text anyway. The pipeline goes on as before.
+/* Moves a pipeline to the position of a text, as spdl_pipeline_rewind does. It refuses a changed
+   text, another version, other rows, another seed and other data (data_hash). The error names the
+   difference, and how to load the text anyway. The pipeline goes on as before.
    Returns: as rewind; SPDL_E_FORMAT: no such text; SPDL_E_CHECKSUM: a changed text; SPDL_E_INVALID:
             the text does not fit this pipeline; SPDL_E_UNSUPPORTED: as save, or the number of ranks
             cannot change at this position; SPDL_E_NOMEM; the error of an init.
@@ -1734,8 +1733,8 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
    process that opened the loader.
 
    Failures. The consumer first gets the batches that the child has passed, then the failure of the
-   pipeline, or SPDL_E_PROCESS with the signal or exit code of the child. With max_restarts the
-   child starts again after the last passed batch, if the table has a position (see >>state).
+   pipeline. SPDL_E_PROCESS has the signal or exit code of the child. With max_restarts the child
+   starts again after the last passed batch, if the table has a position (see >>state).
 
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 

@@ -54,7 +54,7 @@ int main(void) {
     if (spdl_cache_create(&cache, &(spdl_cache_desc){
             .next = spdl_pipeline_next, .source = p, .num_caches = KEPT,
             .return_caches_after = 2 * KEPT, /* the first ones are slow: let some pass */
-            .stop_after = STEPS, .free_item = free }) != SPDL_OK) return 1;
+            .stop_after = STEPS, .free_item = free }) != SPDL_OK) return puts("out of memory"), 1;
     cached = train(spdl_cache_next, cache, NULL);
     spdl_cache_destroy(cache);
     spdl_pipeline_destroy(p);

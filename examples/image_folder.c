@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
     Tensor *batch;
     DIR *folder = argc == 2 && chdir(argv[1]) == 0 ? opendir(".") : NULL;
     if (!folder) return fprintf(stderr, "usage: image_folder FOLDER\n"), 2;
-    if (spdl_ring_create(&broken, &lines) != SPDL_OK) return 1;
+    if (spdl_ring_create(&broken, &lines) != SPDL_OK) return puts("out of memory"), 1;
     if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_SOURCE(next_name, .ctx = folder, .free_item = free),
             SPDL_READ(.concurrency = SPDL_ALL), /* the bytes of each file */
