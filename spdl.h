@@ -1506,7 +1506,7 @@ typedef enum spdl_headspace_kind {
     SPDL_HEADSPACE_GAIN,   /* loading costs something */
     SPDL_HEADSPACE_NONE,   /* no difference */
     SPDL_HEADSPACE_FEW,    /* too few rounds */
-    SPDL_HEADSPACE_FOREIGN /* the figures include other programs, which ran in too many rounds */
+    SPDL_HEADSPACE_FOREIGN /* the figures include other programs */
 } spdl_headspace_kind;
 
 typedef struct spdl_headspace_report {
@@ -1715,7 +1715,7 @@ SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
 /* >>loader
    A pipeline in a process of its own. It writes its batches into memory that the consumer reads,
    and nothing is copied. Crashes, leaks and libraries that are not thread-safe stay in that
-   process. Linux only. Polite workers protect the consumer's speed, too, and cost less.
+   process. Linux only. Polite workers cost less.
 
    Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, SPDL_TOKENS_AT, or a
    stage that calls spdl_buffer. Later rows pass them. The blocks of that row are slots of the
