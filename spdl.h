@@ -1751,7 +1751,7 @@ typedef struct spdl_loader_desc {
     double hang_timeout SPDL__ZERO;  /* seconds that the consumer waits, in one or more calls,
                                         before the child is killed; 0: for ever */
     int max_restarts SPDL__ZERO;
-    int ready_fd SPDL__ZERO; /* an eventfd or pipe, for event loops: see spdl_loader_next; 0: none */
+    int ready_fd SPDL__ZERO; /* eventfd or pipe, for event loops: see spdl_loader_next; 0: none */
     bool fork_with_threads SPDL__ZERO; /* do not refuse threads: no stage needs a lock of theirs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */

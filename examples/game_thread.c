@@ -102,7 +102,8 @@ int main(int argc, char **argv) {
     desc.deliver_failures = true;
     desc.policy.polite = !lends;
     if (spdl_ring_create(&jobs, &jobs_desc) != SPDL_OK ||
-        (lends && spdl_pool_create(&desc.pool, &pool_desc) != SPDL_OK)) return puts("no memory, or no threads"), 1;
+        (lends && spdl_pool_create(&desc.pool, &pool_desc) != SPDL_OK))
+        return puts("no memory, or no threads"), 1;
     if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
             SPDL_FEED(Request, .drop_oldest = true, .buffer_size = 16, .free_item = free),
             SPDL_PIPE(find_path, .concurrency = SPDL_ALL,

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tabs, trailing blanks, lines of more than 100 columns (but in Markdown and results), and files that
-# do not end in exactly one newline. One test per text file. No table of tests is left out. The
+# Tabs, trailing blanks, lines of more than 100 columns (but in Markdown and results), and files
+# that do not end in exactly one newline. One test per text file. No table of tests is left out. The
 # functions that a model names are in spdl.h, in the sections that it names.
 . "$(dirname "$0")/tally.sh"
 

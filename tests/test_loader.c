@@ -1620,8 +1620,8 @@ static void a_hang_is_found_between_short_waits(void) {
     all_gone();
 }
 
-/* An event loop: next with a timeout of 0, and poll on ready_fd after it found nothing. Every batch,
-   the end and the death of the child arrive without a wait in next. */
+/* An event loop: next with a timeout of 0, and poll on ready_fd after it found nothing. Every
+   batch, the end and the death of the child arrive without a wait in next. */
 static void an_event_loop_is_told(void) {
     static const fate_how hows[] = { KILL, EXIT_0 };
     TEST_NEEDS_PROCESSES();
