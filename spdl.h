@@ -16344,9 +16344,8 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_FUNCTION)
         return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
     if (desc->draws <= desc->count) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: draws is %llu, but each of "
-                           "the %llu indices comes once", (spdl__llu)desc->draws,
-                           (spdl__llu)desc->count);
+    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: draws is %llu, more than count, "
+                           "%llu", (spdl__llu)desc->draws, (spdl__llu)desc->count);
 }
 
 /* Hashes the rest of what defines the order. */
@@ -16555,7 +16554,7 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
     return position == SPDL__NEVER ? SPDL_END : spdl__sampler_get(sampler, epoch, position, item);
 }
 
-/* --- what >>state asks --- */
+/* --- positions as text --- */
 
 /* A position as text. snprintf takes five times as long. */
 typedef struct spdl__line {
@@ -17625,7 +17624,7 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     gone = spdl__load32(&l->ledger->gone) != 0; /* read before the stamp, else entries are missed */
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
                          : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
-    SPDL_TEST_POINT("loader trainer about to sleep");
+    SPDL_TEST_POINT("loader consumer about to sleep");
     if (waits && !gone && now < until) spdl__os_shared_sleep(&s->filled.word, word, until);
     spdl__sub32(&s->filled.waiters, 1);
     spdl__loader_log_ends(l);

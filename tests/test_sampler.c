@@ -390,7 +390,7 @@ static void what_makes_no_sense_is_refused(void) {
     REFUSED("sampler: count is 0, must be the number of items", .seed = 1);
     REFUSED("sampler: count is 0, must be the number of items",
             .order = SPDL_SAMPLE_FUNCTION, .draws = 4);
-    REFUSED("sampler: draws is 3, but each of the 2 indices comes once", .count = 2,
+    REFUSED("sampler: draws is 3, more than count, 2", .count = 2,
             .draws = 3);
     REFUSED("sampler: rank is 3, must be from 0 to world - 1, which is -1",
             .ranks = { 3, 0 });
