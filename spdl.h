@@ -17041,7 +17041,6 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     spdl__shared_entry *entry = spdl__loader_entry(l, child->published);
     spdl_error error;
     if (slot >= (uint64_t)y->slot_count || at % y->stride != (y->item > 0 ? 0 : y->head)) {
-        spdl__error_clear(&error);
         (void)spdl__error_set(&error, SPDL_E_INVALID, "loader '%s': an item is in no slot: "
                               "rows after stage %d '%s', the last one with .item_bytes, must pass "
                               "its items", l->name, y->row, l->stage_name[y->row]);
@@ -17476,7 +17475,6 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
         again = spdl__supervisor_ended(&v, how);
     }
     if (reason != NULL) {
-        spdl__error_clear(&end);
         (void)spdl__error_set(&end, SPDL_E_PROCESS,
                               "loader '%s': the child could not be started: %.60s", l->name,
                               reason);
@@ -17498,7 +17496,6 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
     va_start(args, format);
     (void)vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    spdl__error_clear(&l->error);
     (void)spdl__error_set(&l->error, result, "loader '%s': %s", l->name, text);
     if (l->opened) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
@@ -21710,9 +21707,8 @@ SPDL__PRIVATE spdl_result spdl__records_open(spdl__records **records, const char
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *records, spdl_record **record,
+SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *s, spdl_record **record,
                                              spdl_error *error) {
-    spdl__records *s = records;
     uint64_t bytes = 0, next = s->at;
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
@@ -21965,8 +21961,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
     f.named = path;
     if (spdl__search_path(&f, path) && made->count == 0) {
         spdl__search_pop(&f, 0);
-        (void)(spdl__search_push(&f, path, strlen(path)) &&
-               spdl__search_fail(&f, SPDL_E_NOT_FOUND, "no files"));
+        (void)spdl__search_fail(&f, SPDL_E_NOT_FOUND, "no files");
     }
     if (f.result != SPDL_OK) {
         spdl_files_close(made);
