@@ -17707,7 +17707,7 @@ SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
                            : l->process != spdl__os_process_id();
 }
 
-/* Asks for an event at ready_fd, and looks once more. */
+/* Requests an event at ready_fd, and checks again. */
 SPDL__PRIVATE spdl_result spdl__loader_poll(spdl_loader *l, spdl_loader_batch *batch) {
     spdl_result result;
     spdl__store32(&l->shared->polled, 1);
