@@ -16016,7 +16016,6 @@ SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buf
 #define SPDL__TABLE 4096u /* 5 rounds do not shuffle less than 3,000 numbers well */
 #define SPDL__MOST ((uint64_t)1 << 63) /* the largest count */
 
-/* A product of 128 bits. Not every compiler has such a type. */
 typedef struct spdl__wide {
     uint64_t high, low;
 } spdl__wide;
@@ -16098,7 +16097,6 @@ SPDL__INLINE uint64_t spdl__shuffle_hash(uint64_t part, uint64_t key) {
     return (part ^ part >> 32) * 0x94d049bb133111ebu >> 32;
 }
 
-/* Returns (high + a hash of low) modulo highs. */
 SPDL__INLINE uint64_t spdl__shuffle_high(uint64_t high, uint64_t low, uint64_t key,
                                          uint64_t highs) {
     const uint64_t sum = high + (spdl__shuffle_hash(low, key) * highs >> 32), wrapped = sum - highs;
@@ -16192,7 +16190,6 @@ SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     return a->source < b->source ? -1 : a->source > b->source;
 }
 
-/* Lists the sources with a weight. */
 SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *leaf) {
     volatile double part, sum = 0; /* volatile: x87 has more digits */
     double most = 0;
@@ -16767,7 +16764,6 @@ typedef struct spdl__shared_event {
     uint32_t word, waiters;
 } spdl__shared_event;
 
-/* Written by the child before the stamp. */
 typedef struct spdl__shared_entry {
     uint64_t stamp;
     int32_t result;  /* SPDL_OK: a batch; else the result of next */
@@ -16777,7 +16773,6 @@ typedef struct spdl__shared_entry {
     char text[SPDL_STATE_BYTES]; /* the position after it, or why there is none */
 } spdl__shared_entry;
 
-/* The running call of a thread. */
 typedef struct spdl__shared_note {
     uint64_t thread; /* 0: free */
     uint64_t item;
@@ -16817,7 +16812,7 @@ typedef struct spdl__ledger {
     uint32_t quits;
     uint32_t hangs; /* 1 + the life to kill */
     /* written by the supervisor */
-    uint32_t ends;  /* of lives */
+    uint32_t ends;
     uint32_t gone;  /* no restart follows */
     uint32_t hangs_seen; /* the last value of `hangs` that was obeyed */
     uint32_t restarts;
@@ -16825,7 +16820,7 @@ typedef struct spdl__ledger {
     spdl_error end; /* of the last life */
 } spdl__ledger;
 
-/* Sizes and offsets. Each process has its own. */
+/* Sizes and offsets, one copy a process. */
 typedef struct spdl__layout {
     int stages, row; /* row: makes the batches */
     int slot_count, quota; /* quota: of the consumer */
@@ -16865,7 +16860,7 @@ struct spdl_loader {
     bool commanded;     /* the child has not obeyed `command` */
     uint32_t command, ends; /* ends: lives whose end is logged */
     uint64_t since;     /* start of the wait; 0: none */
-    uint64_t looked_ns; /* time of the last loader_look_around */
+    uint64_t looked_ns;
     uint64_t asked_ns;  /* time of the request to kill a hanging child, or 0 */
     uint64_t taken, wait_ns;
     char text[SPDL_STATE_BYTES]; /* position after the last entry */
@@ -16883,7 +16878,7 @@ typedef struct spdl__child {
     spdl_loader *loader;
     spdl_pipeline *pipeline; /* NULL: create failed */
     spdl_error failure;
-    spdl_profiler profiler; /* of the user */
+    spdl_profiler profiler;
     spdl_allocator blocks;
     spdl__os_signals signal_set; /* blocked in the consumer */
     bool continuous;
@@ -17092,7 +17087,6 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
     return result;
 }
 
-/* Takes back what was published after `from`. */
 SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
     const spdl_loader *l = child->loader;
     while (child->published > from && child->published - from <= l->layout.ring) {
@@ -17190,7 +17184,6 @@ SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
         uint64_t has = spdl__load_relaxed(&note->thread);
         if (has == thread) return note;
         if (has != 0 || !spdl__cas(&note->thread, &has, thread)) continue;
-        /* a new thread */
         spdl__os_signals_set(&child->signal_set, NULL);
         spdl__os_faults_note(&child->loader->shared->fault, (uint32_t)at + 1);
         return note;
@@ -17250,7 +17243,7 @@ SPDL__COLD void spdl__child_inherit(spdl__child *child) {
     child->command = spdl__load32(&s->ack);
 }
 
-/* Creates the pipeline. Slots are the blocks of one row. */
+/* Slots are the blocks of one row. */
 SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_loader *l = child->loader;
     spdl_pipeline_desc desc = l->desc.pipeline;
@@ -17306,7 +17299,7 @@ typedef struct spdl__supervisor {
     int64_t parent;
     spdl__os_signals signal_set; /* blocked in the consumer */
     uint64_t quits_ns; /* deadline of the child's end; 0: none */
-    const char *why;   /* why it was killed, or NULL */
+    const char *why;
     bool lost;         /* the child's state is unknown */
 } spdl__supervisor;
 
@@ -17422,7 +17415,6 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     return again;
 }
 
-/* Returns how the child ended. */
 SPDL__COLD int spdl__supervisor_watch(spdl__supervisor *v, int64_t child) {
     spdl__ledger *ledger = v->l->ledger;
     int how = 0, ended;
@@ -17916,7 +17908,6 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     return result == SPDL_E_NOMEM ? spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory") : result;
 }
 
-/* Makes the shared memory if there is room. */
 SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
@@ -17967,7 +17958,7 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
     if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR", room) != NULL)
         spdl__logf(&l->desc.logger, SPDL_LOG_WARN, "loader '%s': no doctor in another process: "
                    "create a pipeline of the same rows for one", l->name);
-    l->command = l->shared->command = 1; /* start at the beginning */
+    l->command = l->shared->command = 1;
     l->commanded = true;
     l->flushes_all = threads <= 1;
     spdl__os_files_flush(l->flushes_all);
@@ -21280,7 +21271,7 @@ SPDL__PRIVATE bool spdl__path_absolute(const char *path) {
 }
 
 typedef struct spdl__reader {
-    const char *path; /* of its owner */
+    const char *path;
     spdl_error *error; /* of the running call */
     spdl_result result; /* of spdl__reader_need */
     spdl__os_file file;
@@ -21293,7 +21284,6 @@ typedef struct spdl__reader {
 
 #define SPDL__RECORD_MOST ((uint64_t)1 << 30) /* bytes; default limit */
 
-/* Records "file: at byte N: reason" and returns the result. */
 SPDL__PRINTF(4, 5)
 SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
                                             const char *format, ...) {
@@ -21425,7 +21415,7 @@ typedef struct spdl__records {
     spdl__reader reader;
     spdl__records_kind kind;
     spdl_records_desc desc;
-    uint64_t at;            /* the next read */
+    uint64_t at;
     spdl_record *sample;    /* .group: unfinished sample */
     bool ended;             /* tar: the last block was empty */
     size_t block_bytes;
@@ -21433,7 +21423,6 @@ typedef struct spdl__records {
     char path[1];
 } spdl__records;
 
-/* A member of a tar file, as its headers describe it. */
 typedef struct spdl__tar_member {
     uint64_t at; /* of the next header, later of the data */
     uint64_t bytes;
@@ -21635,7 +21624,7 @@ SPDL__PRIVATE bool spdl__sample_takes(const spdl_record *sample, const char *nam
     return sample == NULL;
 }
 
-/* Reads up to a member of another sample. It waits in s->sample. */
+/* The first member of the next sample waits in s->sample. */
 SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **record) {
     spdl_record *more = NULL, **end = &s->sample;
     uint64_t bytes = 0;
@@ -21750,7 +21739,6 @@ struct spdl_files {
     size_t count, room, text_bytes, text_room;
 };
 
-/* A running open. */
 typedef struct spdl__search {
     spdl_files *files;
     spdl_files_desc desc;
@@ -22009,7 +21997,6 @@ struct spdl_tokens {
     size_t width; /* bytes of a token in the file */
 };
 
-/* Finds and counts the tokens of a shard. */
 SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *shard,
                                             const spdl_tokens_desc *desc) {
     const int raw_bytes = desc->raw_bytes;
@@ -22239,7 +22226,6 @@ SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **o
     return SPDL_OK;
 }
 
-/* Returns the bytes of a buffer of this row. */
 SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
     return (task->node + task->node->places)->row.item_bytes;
 }
@@ -22265,7 +22251,6 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out
     return *out != NULL ? spdl__tokens_window(task, in, *out, spdl__row_bytes(task)) : SPDL_E_NOMEM;
 }
 
-/* Reads the windows of a batch of indices into a batch in place. */
 SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
     const spdl__batch *from = (const spdl__batch *)in;
     const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
@@ -22415,7 +22400,6 @@ SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
 
 /* --- reading --- */
 
-/* A running load. */
 typedef struct spdl__state_loads {
     spdl_pipeline *p;
     const char *const *texts;
@@ -22459,7 +22443,6 @@ SPDL__COLD spdl_result spdl__state_same(const spdl__state_loads *l, const char *
                              (int)strcspn(at, " "), at, name, here);
 }
 
-/* Checks version, length and sum. */
 SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
     const size_t begin = sizeof(SPDL__STATE_BEGIN) - 1;
     const char *text = l->texts[l->at], *sum;
@@ -22523,7 +22506,6 @@ SPDL__COLD spdl_result spdl__state_read(spdl__state_loads *l, spdl__position *at
 
 /* --- ranks --- */
 
-/* Reads which rank wrote a text. */
 SPDL__COLD spdl_result spdl__state_rank(const spdl__state_loads *l, spdl_ranks *of) {
     const char *at = spdl__text_field(l->texts[l->at], "rank");
     uint64_t rank, world;
@@ -22603,7 +22585,6 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
     return SPDL_OK;
 }
 
-/* Finds the position to start at. */
 SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *at) {
     const spdl_allocator *heap = &l->p->allocator;
     bool *there;
