@@ -2745,184 +2745,50 @@ SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - 
    Plain integers behind these helpers, because some C++ compilers reject _Atomic. load is acquire,
    store is release; add, sub, or, exchange and cas are both. Pointers are relaxed. cas_relaxed is
    for a claim whose order another access carries. The suffix 32 is uint32_t, none is uint64_t.
-   Three twins have the builtins: C alone (one thread), MSVC, GNU C. */
+   Three twins have the builtins: GNU C, C alone (one thread), MSVC. */
 
-#if SPDL__ALONE
-typedef uint64_t spdl__word64;
-
-#define SPDL__ATOMICS(type, suffix)                                                                \
-    SPDL__INLINE type spdl__load##suffix(const type *p) { return *p; }                             \
-    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { return *p; }                     \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) { *p = value; }                     \
-    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { *p = value; }             \
-    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
-        const type old = *p;                                                                       \
-        *p = value;                                                                                \
-        return old;                                                                                \
-    }                                                                                              \
-    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
-        return spdl__exchange##suffix(p, *p + value);                                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
-        return spdl__exchange##suffix(p, *p - value);                                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
-        return spdl__exchange##suffix(p, *p | bits);                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
-        const type old = *p;                                                                       \
-        const bool same = old == *expected;                                                        \
-        if (same) *p = desired;                                                                    \
-        *expected = old;                                                                           \
-        return same;                                                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
-        return spdl__cas##suffix(p, expected, desired);                                            \
-    }
-SPDL__ATOMICS(uint32_t, 32)
-SPDL__ATOMICS(uint64_t, )
-#undef SPDL__ATOMICS
-
-SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *p; }
-SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *p = value; }
-SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *p; }
-SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *p = value; }
-SPDL__INLINE void spdl__compiler_barrier(void) {}
-SPDL__INLINE void spdl__full_barrier(void) {}
-#define SPDL__PREFETCHES
-SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
-SPDL__INLINE void spdl__pause(void) {}
-
-#elif SPDL__MSVC
-typedef uint64_t spdl__word64; /* aligned to 8 on every processor */
-
-/* __iso_volatile is relaxed under every /volatile option. With a compiler barrier it is acquire or
-   release on x86; arm64 has instructions for these. 32-bit x86 loads 64 bits by SSE2: a
-   compare-and-exchange would write, and fail on read-only memory. */
-SPDL__INLINE void spdl__compiler_barrier(void) { _ReadWriteBarrier(); }
-SPDL__INLINE uint32_t spdl__load_relaxed32(const uint32_t *p) {
-    return (uint32_t)__iso_volatile_load32((const volatile int *)p);
-}
-SPDL__INLINE void spdl__store_relaxed32(uint32_t *p, uint32_t value) {
-    __iso_volatile_store32((volatile int *)p, (int)value);
-}
-SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
-#if defined(_M_IX86)
-    uint64_t value;
-    _mm_storel_epi64((__m128i *)&value, _mm_loadl_epi64((const __m128i *)p));
-    return value;
-#else
-    return (uint64_t)__iso_volatile_load64((const volatile __int64 *)p);
+#if !SPDL__ALONE && !SPDL__MSVC
+#if !defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_8) && \
+    !(SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2))
+#error "spdl.h: this compiler or processor has no 64-bit atomics; define SPDL_NO_THREADS"
 #endif
-}
-SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
-#if defined(_M_IX86)
-    _mm_storel_epi64((__m128i *)p, _mm_loadl_epi64((const __m128i *)&value));
-#else
-    __iso_volatile_store64((volatile __int64 *)p, (__int64)value);
-#endif
-}
-#if defined(_M_ARM64)
-#define SPDL__LOAD_ACQUIRE(bits, suffix, p) __ldar##bits((volatile unsigned __int##bits *)(p))
-#define SPDL__STORE_RELEASE(bits, suffix, p, value)                                                \
-    __stlr##bits((volatile unsigned __int##bits *)(p), value)
-#else
-#define SPDL__LOAD_ACQUIRE(bits, suffix, p) spdl__load_relaxed##suffix(p)
-#define SPDL__STORE_RELEASE(bits, suffix, p, value) spdl__store_relaxed##suffix(p, value)
-#endif
-
-/* `with` is computed from `old`. Each interlocked function is a full barrier. */
-#define SPDL__CHANGES(type, suffix, name, with)                                                    \
-    SPDL__INLINE type spdl__##name##suffix(type *p, type value) {                                  \
-        type old = spdl__load_relaxed##suffix(p);                                                  \
-        while (!spdl__cas##suffix(p, &old, with)) {}                                               \
-        return old;                                                                                \
-    }
-#define SPDL__ATOMICS(type, suffix, bits, word, compare)                                           \
-    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
-        const type value = SPDL__LOAD_ACQUIRE(bits, suffix, (type *)(uintptr_t)p);                 \
-        spdl__compiler_barrier();                                                                  \
-        return value;                                                                              \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
-        spdl__compiler_barrier();                                                                  \
-        SPDL__STORE_RELEASE(bits, suffix, p, value);                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
-        const type old = (type)compare((volatile word *)p, (word)desired, (word)*expected);        \
-        const bool same = old == *expected;                                                        \
-        *expected = old;                                                                           \
-        return same;                                                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
-        return spdl__cas##suffix(p, expected, desired);                                            \
-    }                                                                                              \
-    SPDL__CHANGES(type, suffix, exchange, value)                                                   \
-    SPDL__CHANGES(type, suffix, add, old + value)                                                  \
-    SPDL__CHANGES(type, suffix, sub, old - value)                                                  \
-    SPDL__CHANGES(type, suffix, or, old | value)
-SPDL__ATOMICS(uint32_t, 32, 32, long, _InterlockedCompareExchange)
-SPDL__ATOMICS(uint64_t, , 64, __int64, _InterlockedCompareExchange64)
-#undef SPDL__ATOMICS
-#undef SPDL__CHANGES
-
-SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *(void *const volatile *)p; }
-SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *(void *volatile *)p = value; }
-SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *(const volatile spdl_fn *)p; }
-SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *(volatile spdl_fn *)p = value; }
-
-#define SPDL__PREFETCHES
-SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
-#if defined(_M_ARM64)
-SPDL__INLINE void spdl__full_barrier(void) { __dmb(_ARM64_BARRIER_ISH); }
-SPDL__INLINE void spdl__pause(void) { __isb(_ARM64_BARRIER_SY); }
-#else
-SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
-SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
-#endif
-
-#elif defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_8) ||                                               \
-    (SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2))
 /* For fields. Some 32-bit processors align a uint64_t in a struct to 4, others fault on such an
    atomic word. spdl__alloc aligns to 8. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
-#define SPDL__ATOMICS(type, word, suffix)                                                          \
-    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
-        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_ACQUIRE);                   \
-    }                                                                                              \
-    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                  \
-        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_RELAXED);                   \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
-        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELEASE);                              \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) {                           \
-        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELAXED);                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
-        return __atomic_exchange_n((word *)(void *)p, value, __ATOMIC_ACQ_REL);                    \
-    }                                                                                              \
-    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
-        return __atomic_fetch_add((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
-        return __atomic_fetch_sub((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
-        return __atomic_fetch_or((word *)(void *)p, bits, __ATOMIC_ACQ_REL);                       \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
-        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
-                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);                    \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
-        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
-                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED);                    \
+#define SPDL__CHANGE(type, word, suffix, name, builtin) \
+    SPDL__INLINE type spdl__##name##suffix(type *p, type value) { \
+        return builtin((word *)(void *)p, value, __ATOMIC_ACQ_REL); \
+    }
+#define SPDL__ATOMICS(type, word, suffix) \
+    SPDL__INLINE type spdl__load##suffix(const type *p) { \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_ACQUIRE); \
+    } \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_RELAXED); \
+    } \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) { \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELEASE); \
+    } \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELAXED); \
+    } \
+    SPDL__CHANGE(type, word, suffix, exchange, __atomic_exchange_n) \
+    SPDL__CHANGE(type, word, suffix, add, __atomic_fetch_add) \
+    SPDL__CHANGE(type, word, suffix, sub, __atomic_fetch_sub) \
+    SPDL__CHANGE(type, word, suffix, or, __atomic_fetch_or) \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) { \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false, \
+                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
+    } \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) { \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false, \
+                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
     }
 SPDL__ATOMICS(uint32_t, uint32_t, 32)
 SPDL__ATOMICS(uint64_t, spdl__word64, )
 #undef SPDL__ATOMICS
+#undef SPDL__CHANGE
 
 SPDL__INLINE void *spdl__load_pointer(void *const *p) {
     return __atomic_load_n(p, __ATOMIC_RELAXED);
@@ -2969,7 +2835,116 @@ SPDL__INLINE void spdl__pause(void) {
 }
 
 #else
-#error "spdl.h: this compiler or processor has no 64-bit atomics; define SPDL_NO_THREADS"
+typedef uint64_t spdl__word64; /* MSVC aligns it to 8 on every processor */
+
+#if SPDL__ALONE
+SPDL__INLINE void spdl__compiler_barrier(void) {}
+SPDL__INLINE void spdl__full_barrier(void) {}
+SPDL__INLINE void spdl__pause(void) {}
+#define SPDL__ATOMICS(type, suffix) \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { return *p; } \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { *p = value; } \
+    SPDL__INLINE type spdl__compare##suffix(type *p, type desired, type expected) { \
+        const type old = *p; \
+        if (old == expected) *p = desired; \
+        return old; \
+    }
+SPDL__ATOMICS(uint32_t, 32)
+SPDL__ATOMICS(uint64_t, )
+#undef SPDL__ATOMICS
+#else
+/* __iso_volatile is relaxed under every /volatile option. With a compiler barrier it is acquire or
+   release on x86; arm64 has instructions for these. 32-bit x86 loads 64 bits by SSE2: a
+   compare-and-exchange would write, and fail on read-only memory. */
+SPDL__INLINE void spdl__compiler_barrier(void) { _ReadWriteBarrier(); }
+SPDL__INLINE uint32_t spdl__load_relaxed32(const uint32_t *p) {
+    return (uint32_t)__iso_volatile_load32((const volatile int *)p);
+}
+SPDL__INLINE void spdl__store_relaxed32(uint32_t *p, uint32_t value) {
+    __iso_volatile_store32((volatile int *)p, (int)value);
+}
+#if defined(_M_IX86)
+SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
+    uint64_t value;
+    _mm_storel_epi64((__m128i *)&value, _mm_loadl_epi64((const __m128i *)p));
+    return value;
+}
+SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
+    _mm_storel_epi64((__m128i *)p, _mm_loadl_epi64((const __m128i *)&value));
+}
+#else
+SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
+    return (uint64_t)__iso_volatile_load64((const volatile __int64 *)p);
+}
+SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
+    __iso_volatile_store64((volatile __int64 *)p, (__int64)value);
+}
+#endif
+SPDL__INLINE uint32_t spdl__compare32(uint32_t *p, uint32_t desired, uint32_t expected) {
+    return (uint32_t)_InterlockedCompareExchange((volatile long *)p, (long)desired, (long)expected);
+}
+SPDL__INLINE uint64_t spdl__compare(uint64_t *p, uint64_t desired, uint64_t expected) {
+    return (uint64_t)_InterlockedCompareExchange64((volatile __int64 *)p, (__int64)desired,
+                                                   (__int64)expected);
+}
+#if defined(_M_ARM64)
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) __ldar##bits((volatile unsigned __int##bits *)(p))
+#define SPDL__STORE_RELEASE(bits, suffix, p, value) \
+    __stlr##bits((volatile unsigned __int##bits *)(p), value)
+SPDL__INLINE void spdl__full_barrier(void) { __dmb(_ARM64_BARRIER_ISH); }
+SPDL__INLINE void spdl__pause(void) { __isb(_ARM64_BARRIER_SY); }
+#else
+SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
+SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
+#endif
+#endif
+#ifndef SPDL__LOAD_ACQUIRE
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) spdl__load_relaxed##suffix(p)
+#define SPDL__STORE_RELEASE(bits, suffix, p, value) spdl__store_relaxed##suffix(p, value)
+#endif
+
+/* `with` is computed from `old`. MSVC's compare-and-exchange is a full barrier. */
+#define SPDL__CHANGE(type, suffix, name, with) \
+    SPDL__INLINE type spdl__##name##suffix(type *p, type value) { \
+        type old = spdl__load_relaxed##suffix(p); \
+        while (!spdl__cas##suffix(p, &old, with)) {} \
+        return old; \
+    }
+#define SPDL__ATOMICS(type, suffix, bits) \
+    SPDL__INLINE type spdl__load##suffix(const type *p) { \
+        const type value = SPDL__LOAD_ACQUIRE(bits, suffix, (type *)(uintptr_t)p); \
+        spdl__compiler_barrier(); \
+        return value; \
+    } \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) { \
+        spdl__compiler_barrier(); \
+        SPDL__STORE_RELEASE(bits, suffix, p, value); \
+    } \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) { \
+        const type old = spdl__compare##suffix(p, desired, *expected); \
+        const bool same = old == *expected; \
+        *expected = old; \
+        return same; \
+    } \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) { \
+        return spdl__cas##suffix(p, expected, desired); \
+    } \
+    SPDL__CHANGE(type, suffix, exchange, value) \
+    SPDL__CHANGE(type, suffix, add, old + value) \
+    SPDL__CHANGE(type, suffix, sub, old - value) \
+    SPDL__CHANGE(type, suffix, or, old | value)
+SPDL__ATOMICS(uint32_t, 32, 32)
+SPDL__ATOMICS(uint64_t, , 64)
+#undef SPDL__ATOMICS
+#undef SPDL__CHANGE
+
+SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *(void *const volatile *)p; }
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *(void *volatile *)p = value; }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *(const volatile spdl_fn *)p; }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *(volatile spdl_fn *)p = value; }
+
+#define SPDL__PREFETCHES
+SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
 #endif
 
 /* Does not compile if the field is misaligned. */
@@ -3798,18 +3773,29 @@ SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
 
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 
+/* The time of these system calls on every Linux. */
+typedef struct spdl__os_time {
+    long seconds, nanoseconds;
+} spdl__os_time;
+
+SPDL__PRIVATE spdl__os_time spdl__os_time_of(uint64_t ns) {
+    spdl__os_time time;
+    time.seconds = (long)(ns / 1000000000u);
+    time.nanoseconds = (long)(ns % 1000000000u);
+    return time;
+}
+
+SPDL__PRIVATE long spdl__os_futex_wait(uint32_t *word, long how, uint32_t was, uint64_t deadline) {
+    const spdl__os_time at = spdl__os_time_of(deadline);
+    return syscall(SYS_futex, word, how, (long)was, deadline == SPDL__NEVER ? NULL : &at, NULL,
+                   0xffffffffL);
+}
+
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
     const long wait_bitset_private = 9 | 128;
-    struct {
-        long seconds, nanoseconds; /* the layout of this system call on every Linux */
-    } at;
-    at.seconds = (long)(deadline / 1000000000u);
-    at.nanoseconds = (long)(deadline % 1000000000u);
-    if (syscall(SYS_futex, &event->word, wait_bitset_private, (long)word,
-                deadline == SPDL__NEVER ? NULL : &at, NULL, 0xffffffffL) == 0)
-        return SPDL_OK;
-    return errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
+    const long woken = spdl__os_futex_wait(&event->word, wait_bitset_private, word, deadline);
+    return woken != 0 && errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
 }
 
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
@@ -4572,9 +4558,6 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* --- stderr --- */
 
-/* From the C library, as a program can redirect it. */
-SPDL__PRIVATE void *spdl__win_stderr(void) { return (void *)_get_osfhandle(2); }
-
 /* For this one call a pipe does not wait, and accepts as much as it has room for. */
 SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
                                         spdl__win_u32 *put) {
@@ -4592,7 +4575,7 @@ SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u
 
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
-    void *const out = spdl__win_stderr();
+    void *const out = (void *)_get_osfhandle(2); /* a program can redirect it */
     const uint64_t patience = (uint64_t)patience_ns;
     uint64_t until = spdl__os_clock_ns(SPDL__OS_MONOTONIC) + patience;
     spdl__win_u32 put;
@@ -4625,13 +4608,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 /* Blocks while *word is `was`, until the deadline. Any process can change the word. */
 SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
     const long wait_bitset = 9;
-    struct {
-        long seconds, nanoseconds;
-    } at;
-    at.seconds = (long)(deadline / 1000000000u);
-    at.nanoseconds = (long)(deadline % 1000000000u);
-    (void)syscall(SYS_futex, word, wait_bitset, (long)was, deadline == SPDL__NEVER ? NULL : &at,
-                  NULL, 0xffffffffL);
+    (void)spdl__os_futex_wait(word, wait_bitset, was, deadline);
 }
 
 /* Adds 1 to the word, and wakes all sleepers. */
@@ -4865,11 +4842,7 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
 /* Sleeps until a child or the parent has ended, a SIGCHLD was sent, or `ns` have passed. */
 SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
     const spdl__os_signals child = (uint64_t)1 << (SIGCHLD - 1);
-    struct {
-        long seconds, nanoseconds;
-    } most;
-    most.seconds = (long)(ns / 1000000000u);
-    most.nanoseconds = (long)(ns % 1000000000u);
+    const spdl__os_time most = spdl__os_time_of(ns);
     (void)syscall(SYS_rt_sigtimedwait, &child, NULL, &most, (long)sizeof(child));
 }
 
@@ -4993,7 +4966,7 @@ static const char spdl__unknown_result[] = "unknown result";
 
 SPDL_API const char *spdl_result_text(spdl_result result) {
     switch ((int)result) {
-#define SPDL__CASE(name, value, text)                                                              \
+#define SPDL__CASE(name, value, text) \
     case value: return text;
         SPDL__RESULT_LIST(SPDL__CASE)
 #undef SPDL__CASE
@@ -5705,21 +5678,11 @@ SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *item
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                                uint64_t *moved) {
-    return spdl__ring_try(ring, true, SPDL__UNCONST(items), n, moved);
-}
-
-SPDL__PRIVATE spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
-                                               uint64_t *moved) {
-    return spdl__ring_try(ring, false, items, n, moved);
-}
-
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
-        return spdl__ring_try_push_n(ring, item, 1, &moved);
+        return spdl__ring_try(ring, true, SPDL__UNCONST(item), 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
     return SPDL_OK;
 }
@@ -5728,7 +5691,7 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
-        return spdl__ring_try_pop_n(ring, item, 1, &moved);
+        return spdl__ring_try(ring, false, item, 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
 }
