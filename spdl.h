@@ -5269,7 +5269,7 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
 #define SPDL__RING_MARK ((uint64_t)1 << 63)
 #define SPDL__RING_CLOSED 0x80000000u /* in pops_waiting; the other bits count waiting pops */
 #define SPDL__RING_WAITING 0x7fffffffu
-#define SPDL__RING_AHEAD 64 /* items: size of `limit`, and how far ahead lines are fetched */
+#define SPDL__RING_AHEAD 64 /* items pushed without a check, and fetched ahead */
 #define SPDL__RING_FETCHED (256 * 1024)
 
 /* A slot of an MPMC ring of 8-byte items. */
@@ -5908,8 +5908,8 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    clears `waking`, passes a full barrier, looks at everything once more, and sleeps. A thread that
    makes something runnable publishes it, passes a full barrier and reads `sleepers`. One of the two
    sees the other. If `waking` is clear, the thread sets it and rings the bell of the first worker
-   that is `asleep`: two workers for the work of two keep their caches warm. At most one wake is in
-   progress. A worker clears `waking` before it sleeps and after it wakes, always before a full
+   that is `asleep`: work for two stays on the same two, whose caches are warm. At most one wake is
+   in progress. A worker clears `waking` before it sleeps and after it wakes, always before a full
    barrier and a look at everything: a thread that finds it set relies on that look. A worker that
    finds work looks at everything again before its first call, and passes the wake on.
    (tests/model/sit.pml checks this exhaustively.)
