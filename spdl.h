@@ -3197,7 +3197,7 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL_
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     (void)patience_ns;
-    return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it takes no more";
+    return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it accepts no more";
 }
 
 SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
@@ -3249,7 +3249,7 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
                                              uint64_t at, size_t *have) {
     FILE *stream = spdl__os_file_stream(file);
     *have = 0;
-    if (!spdl__os_file_seek(stream, at)) return "there is no such place";
+    if (!spdl__os_file_seek(stream, at)) return "it cannot seek there";
     *have = fread(to, 1, bytes, stream);
     if (*have == bytes) return NULL;
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
@@ -3258,7 +3258,7 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at) {
     FILE *stream = spdl__os_file_stream(file);
-    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "there is no such place";
+    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "it cannot seek there";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
 }
@@ -5154,8 +5154,8 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
 /* How long a thread looks for work before it sleeps: SPDL_SPINS pauses, then turns. A turn gives up
    the processor once. If more threads than processors have work, turns save most sleeps. Measured
    on 2 processors:
-       64 turns of a ring   with 16, four producers of 5 us and a consumer of 20 us made 0.65
-       2 turns elsewhere    with 8, a rare item made 18 context switches instead of 4 to 7 */
+       64 turns of a ring   16 made 0.65 of the items of four producers of 5 us
+       2 turns elsewhere    8 made 18 context switches for a rare item instead of 4 to 7 */
 #ifndef SPDL_SPINS
 #define SPDL_SPINS 16
 #endif
@@ -5258,7 +5258,7 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
    MPMC: a position is a slot's index (low bits) and a lap (high bits). A push may fill the slot
    whose stamp equals tail, a pop may empty the slot whose stamp equals head + 1. Both claim it by a
    compare-and-swap of tail or head. That is exact at any capacity, 1 included. If the capacity is
-   no power of two, index `capacity` has no slot: the position after the last slot is the first of
+   no power of two, index `capacity` has no slot. After the last slot follows the first position of
    the next lap. (Dmitry Vyukov's bounded queue with the laps of crossbeam's array channel.)
 
    Close refuses every later push; pops drain the accepted ones, then return SPDL_CLOSED. MPMC: a
@@ -5904,14 +5904,15 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    and gives turns, then sleeps on its bell. Clients attach and detach on any thread. The pool owns
    threads, queue and locals; jobs own their args.
 
-   Wakes. A worker that goes to sleep reads its bell, announces itself (`asleep`, then `sleepers`),
-   clears `waking`, passes a full barrier, looks at everything once more, and sleeps. A thread that
-   makes something runnable publishes it, passes a full barrier and reads `sleepers`. One of the two
-   sees the other. If `waking` is clear, the thread sets it and rings the bell of the first worker
-   that is `asleep`: work for two stays on the same two, whose caches are warm. At most one wake is
-   in progress. A worker clears `waking` before it sleeps and after it wakes, always before a full
-   barrier and a look at everything: a thread that finds it set relies on that look. A worker that
-   finds work looks at everything again before its first call, and passes the wake on.
+   Wakes. A worker that goes to sleep reads its bell and announces itself (`asleep`, then
+   `sleepers`). It clears `waking`, passes a full barrier, looks at everything once more, and sleeps.
+   A thread that makes something runnable publishes it, passes a full barrier and reads `sleepers`.
+   One of the two sees the other. If `waking` is clear, the thread sets it and rings the bell of the
+   first worker that is `asleep`. Work for two stays on the same two, whose caches are warm.
+   At most one wake is in progress. A worker clears `waking` before it sleeps and after it wakes,
+   always before a full barrier and a look at everything. A thread that finds it set relies on that
+   look. A worker that finds work looks at everything again before its first call, and passes the
+   wake on.
    (tests/model/sit.pml checks this exhaustively.)
 
    Quiet clients. With several clients, a worker that finds nothing in one sets its bit in `quiet`,
