@@ -2550,24 +2550,20 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
    SPDL_TEST_POINT(id) marks places where timing decides: tests yield or fail there. SPDL_DEBUG
    turns on checks for misuse at run time.
 
-   LIMITS. Linux has everything, and all tests run there. Statistics leave out unknown numbers.
-
-       system           tested           missing
-       Windows 8 and    run in Wine,     the loader (SPDL_E_UNSUPPORTED); time that threads wait for
-       later, x64, x86  MSVC compiled    a processor; processor time of a call in Wine; large pages;
-                        only             quotas of cgroups. Sleeps end up to 16 ms late. A file that
-                                         others have open or mapped cannot be replaced. Links are
-                                         followed. nice has 5 steps, policy.cpus 64 processors.
-       Windows, ARM64   compiled only    the same, and processor time of a call
-       macOS            linked only      the loader; the heavy barrier: a push and a pop have a
-                                         fence; time that threads wait for a processor; processor
-                                         time of other programs; resident bytes; policy.cpus.
-                                         polite and nice select a QoS class.
-       FreeBSD, NetBSD, linked only      as macOS, and names and priorities of threads
-       OpenBSD
-       32-bit Linux     run in qemu      nothing; mips32, ppc32, riscv32: threads
-       C alone          run: gcc, clang, threads, folders, mapped files, files whose length exceeds
-                        tcc, wasm32      a long (SPDL_NO_THREADS) */
+   LIMITS of systems other than Linux. (README names the tested ones.) Statistics leave out what is
+   unknown.
+     Windows 8 and later   No loader (SPDL_E_UNSUPPORTED), large pages. Unknown: waits for a
+                           processor; in Wine and on ARM64 processor time of a call. Sleeps end up
+                           to 16 ms late. A file that others have open or mapped cannot be replaced.
+                           Links are followed. nice has 5 steps, policy.cpus 64 processors.
+     macOS                 No loader, policy.cpus, heavy barrier (a push and a pop have a fence).
+                           Unknown: waits for a processor, processor time of other programs,
+                           resident bytes. polite and nice select a QoS class.
+     FreeBSD, NetBSD,      As macOS, and no names and priorities of threads.
+     OpenBSD
+     mips32, ppc32,        No threads.
+     riscv32
+     C alone               No threads, folders, mapped files; a long limits the length of a file. */
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -2590,7 +2586,6 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__WIN32 0
 #endif
 
-/* The compiler: GNU C, MSVC, or C alone. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SPDL__GNU 1
 #else
@@ -2651,8 +2646,8 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__RARE __attribute__((noinline)) SPDL__COLD
 #define SPDL__INLINE SPDL__UNUSED static inline __attribute__((always_inline))
 
-/* Precedes the body of a public function: inlined where the body is visible. Other files can link
-   it: C emits it because the declaration has no inline. */
+/* For a public function: inlined where its body is visible. C still emits it for other files,
+   because its declaration has no inline. */
 #ifdef __cplusplus
 #define SPDL__HOT inline __attribute__((used, always_inline))
 #elif defined(__clang__) /* it warns of static functions in an inline one */
@@ -2681,8 +2676,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #define SPDL__RARE SPDL__NOINLINE
 #endif
 
-/* Instructions that some processors lack are in functions with this attribute, which run only after
-   a check. */
+/* For functions with instructions that some processors lack; a check precedes each call. */
 #if SPDL__GNU
 #define SPDL__TARGET(features) __attribute__((target(features)))
 #endif
@@ -2745,184 +2739,50 @@ SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - 
    Plain integers behind these helpers, because some C++ compilers reject _Atomic. load is acquire,
    store is release; add, sub, or, exchange and cas are both. Pointers are relaxed. cas_relaxed is
    for a claim whose order another access carries. The suffix 32 is uint32_t, none is uint64_t.
-   Three twins have the builtins: C alone (one thread), MSVC, GNU C. */
+   Three twins have the builtins: GNU C, C alone (one thread), MSVC. */
 
-#if SPDL__ALONE
-typedef uint64_t spdl__word64;
-
-#define SPDL__ATOMICS(type, suffix)                                                                \
-    SPDL__INLINE type spdl__load##suffix(const type *p) { return *p; }                             \
-    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { return *p; }                     \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) { *p = value; }                     \
-    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { *p = value; }             \
-    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
-        const type old = *p;                                                                       \
-        *p = value;                                                                                \
-        return old;                                                                                \
-    }                                                                                              \
-    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
-        return spdl__exchange##suffix(p, *p + value);                                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
-        return spdl__exchange##suffix(p, *p - value);                                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
-        return spdl__exchange##suffix(p, *p | bits);                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
-        const type old = *p;                                                                       \
-        const bool same = old == *expected;                                                        \
-        if (same) *p = desired;                                                                    \
-        *expected = old;                                                                           \
-        return same;                                                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
-        return spdl__cas##suffix(p, expected, desired);                                            \
-    }
-SPDL__ATOMICS(uint32_t, 32)
-SPDL__ATOMICS(uint64_t, )
-#undef SPDL__ATOMICS
-
-SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *p; }
-SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *p = value; }
-SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *p; }
-SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *p = value; }
-SPDL__INLINE void spdl__compiler_barrier(void) {}
-SPDL__INLINE void spdl__full_barrier(void) {}
-#define SPDL__PREFETCHES
-SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
-SPDL__INLINE void spdl__pause(void) {}
-
-#elif SPDL__MSVC
-typedef uint64_t spdl__word64; /* aligned to 8 on every processor */
-
-/* __iso_volatile is relaxed under every /volatile option. With a compiler barrier it is acquire or
-   release on x86; arm64 has instructions for these. 32-bit x86 loads 64 bits by SSE2: a
-   compare-and-exchange would write, and fail on read-only memory. */
-SPDL__INLINE void spdl__compiler_barrier(void) { _ReadWriteBarrier(); }
-SPDL__INLINE uint32_t spdl__load_relaxed32(const uint32_t *p) {
-    return (uint32_t)__iso_volatile_load32((const volatile int *)p);
-}
-SPDL__INLINE void spdl__store_relaxed32(uint32_t *p, uint32_t value) {
-    __iso_volatile_store32((volatile int *)p, (int)value);
-}
-SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
-#if defined(_M_IX86)
-    uint64_t value;
-    _mm_storel_epi64((__m128i *)&value, _mm_loadl_epi64((const __m128i *)p));
-    return value;
-#else
-    return (uint64_t)__iso_volatile_load64((const volatile __int64 *)p);
+#if !SPDL__ALONE && !SPDL__MSVC
+#if !defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_8) && \
+    !(SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2))
+#error "spdl.h: this compiler or processor has no 64-bit atomics; define SPDL_NO_THREADS"
 #endif
-}
-SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
-#if defined(_M_IX86)
-    _mm_storel_epi64((__m128i *)p, _mm_loadl_epi64((const __m128i *)&value));
-#else
-    __iso_volatile_store64((volatile __int64 *)p, (__int64)value);
-#endif
-}
-#if defined(_M_ARM64)
-#define SPDL__LOAD_ACQUIRE(bits, suffix, p) __ldar##bits((volatile unsigned __int##bits *)(p))
-#define SPDL__STORE_RELEASE(bits, suffix, p, value)                                                \
-    __stlr##bits((volatile unsigned __int##bits *)(p), value)
-#else
-#define SPDL__LOAD_ACQUIRE(bits, suffix, p) spdl__load_relaxed##suffix(p)
-#define SPDL__STORE_RELEASE(bits, suffix, p, value) spdl__store_relaxed##suffix(p, value)
-#endif
-
-/* `with` is computed from `old`. Each interlocked function is a full barrier. */
-#define SPDL__CHANGES(type, suffix, name, with)                                                    \
-    SPDL__INLINE type spdl__##name##suffix(type *p, type value) {                                  \
-        type old = spdl__load_relaxed##suffix(p);                                                  \
-        while (!spdl__cas##suffix(p, &old, with)) {}                                               \
-        return old;                                                                                \
-    }
-#define SPDL__ATOMICS(type, suffix, bits, word, compare)                                           \
-    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
-        const type value = SPDL__LOAD_ACQUIRE(bits, suffix, (type *)(uintptr_t)p);                 \
-        spdl__compiler_barrier();                                                                  \
-        return value;                                                                              \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
-        spdl__compiler_barrier();                                                                  \
-        SPDL__STORE_RELEASE(bits, suffix, p, value);                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
-        const type old = (type)compare((volatile word *)p, (word)desired, (word)*expected);        \
-        const bool same = old == *expected;                                                        \
-        *expected = old;                                                                           \
-        return same;                                                                               \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
-        return spdl__cas##suffix(p, expected, desired);                                            \
-    }                                                                                              \
-    SPDL__CHANGES(type, suffix, exchange, value)                                                   \
-    SPDL__CHANGES(type, suffix, add, old + value)                                                  \
-    SPDL__CHANGES(type, suffix, sub, old - value)                                                  \
-    SPDL__CHANGES(type, suffix, or, old | value)
-SPDL__ATOMICS(uint32_t, 32, 32, long, _InterlockedCompareExchange)
-SPDL__ATOMICS(uint64_t, , 64, __int64, _InterlockedCompareExchange64)
-#undef SPDL__ATOMICS
-#undef SPDL__CHANGES
-
-SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *(void *const volatile *)p; }
-SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *(void *volatile *)p = value; }
-SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *(const volatile spdl_fn *)p; }
-SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *(volatile spdl_fn *)p = value; }
-
-#define SPDL__PREFETCHES
-SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
-#if defined(_M_ARM64)
-SPDL__INLINE void spdl__full_barrier(void) { __dmb(_ARM64_BARRIER_ISH); }
-SPDL__INLINE void spdl__pause(void) { __isb(_ARM64_BARRIER_SY); }
-#else
-SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
-SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
-#endif
-
-#elif defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_8) ||                                               \
-    (SPDL__GNU && (!defined(__GCC_ATOMIC_LLONG_LOCK_FREE) || __GCC_ATOMIC_LLONG_LOCK_FREE == 2))
 /* For fields. Some 32-bit processors align a uint64_t in a struct to 4, others fault on such an
    atomic word. spdl__alloc aligns to 8. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
-#define SPDL__ATOMICS(type, word, suffix)                                                          \
-    SPDL__INLINE type spdl__load##suffix(const type *p) {                                          \
-        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_ACQUIRE);                   \
-    }                                                                                              \
-    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) {                                  \
-        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_RELAXED);                   \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store##suffix(type *p, type value) {                                   \
-        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELEASE);                              \
-    }                                                                                              \
-    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) {                           \
-        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELAXED);                              \
-    }                                                                                              \
-    SPDL__INLINE type spdl__exchange##suffix(type *p, type value) {                                \
-        return __atomic_exchange_n((word *)(void *)p, value, __ATOMIC_ACQ_REL);                    \
-    }                                                                                              \
-    SPDL__INLINE type spdl__add##suffix(type *p, type value) {                                     \
-        return __atomic_fetch_add((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__sub##suffix(type *p, type value) {                                     \
-        return __atomic_fetch_sub((word *)(void *)p, value, __ATOMIC_ACQ_REL);                     \
-    }                                                                                              \
-    SPDL__INLINE type spdl__or##suffix(type *p, type bits) {                                       \
-        return __atomic_fetch_or((word *)(void *)p, bits, __ATOMIC_ACQ_REL);                       \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) {                   \
-        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
-                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);                    \
-    }                                                                                              \
-    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) {           \
-        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false,            \
-                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED);                    \
+#define SPDL__CHANGE(type, word, suffix, name, builtin) \
+    SPDL__INLINE type spdl__##name##suffix(type *p, type value) { \
+        return builtin((word *)(void *)p, value, __ATOMIC_ACQ_REL); \
+    }
+#define SPDL__ATOMICS(type, word, suffix) \
+    SPDL__INLINE type spdl__load##suffix(const type *p) { \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_ACQUIRE); \
+    } \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { \
+        return __atomic_load_n((const word *)(const void *)p, __ATOMIC_RELAXED); \
+    } \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) { \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELEASE); \
+    } \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { \
+        __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELAXED); \
+    } \
+    SPDL__CHANGE(type, word, suffix, exchange, __atomic_exchange_n) \
+    SPDL__CHANGE(type, word, suffix, add, __atomic_fetch_add) \
+    SPDL__CHANGE(type, word, suffix, sub, __atomic_fetch_sub) \
+    SPDL__CHANGE(type, word, suffix, or, __atomic_fetch_or) \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) { \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false, \
+                                           __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
+    } \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) { \
+        return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false, \
+                                           __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
     }
 SPDL__ATOMICS(uint32_t, uint32_t, 32)
 SPDL__ATOMICS(uint64_t, spdl__word64, )
 #undef SPDL__ATOMICS
+#undef SPDL__CHANGE
 
 SPDL__INLINE void *spdl__load_pointer(void *const *p) {
     return __atomic_load_n(p, __ATOMIC_RELAXED);
@@ -2969,7 +2829,116 @@ SPDL__INLINE void spdl__pause(void) {
 }
 
 #else
-#error "spdl.h: this compiler or processor has no 64-bit atomics; define SPDL_NO_THREADS"
+typedef uint64_t spdl__word64; /* MSVC aligns it to 8 on every processor */
+
+#if SPDL__ALONE
+SPDL__INLINE void spdl__compiler_barrier(void) {}
+SPDL__INLINE void spdl__full_barrier(void) {}
+SPDL__INLINE void spdl__pause(void) {}
+#define SPDL__ATOMICS(type, suffix) \
+    SPDL__INLINE type spdl__load_relaxed##suffix(const type *p) { return *p; } \
+    SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { *p = value; } \
+    SPDL__INLINE type spdl__compare##suffix(type *p, type desired, type expected) { \
+        const type old = *p; \
+        if (old == expected) *p = desired; \
+        return old; \
+    }
+SPDL__ATOMICS(uint32_t, 32)
+SPDL__ATOMICS(uint64_t, )
+#undef SPDL__ATOMICS
+#else
+/* __iso_volatile is relaxed under every /volatile option. With a compiler barrier it is acquire or
+   release on x86; arm64 has instructions for these. 32-bit x86 loads 64 bits by SSE2: a
+   compare-and-exchange would write, and fail on read-only memory. */
+SPDL__INLINE void spdl__compiler_barrier(void) { _ReadWriteBarrier(); }
+SPDL__INLINE uint32_t spdl__load_relaxed32(const uint32_t *p) {
+    return (uint32_t)__iso_volatile_load32((const volatile int *)p);
+}
+SPDL__INLINE void spdl__store_relaxed32(uint32_t *p, uint32_t value) {
+    __iso_volatile_store32((volatile int *)p, (int)value);
+}
+#if defined(_M_IX86)
+SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
+    uint64_t value;
+    _mm_storel_epi64((__m128i *)&value, _mm_loadl_epi64((const __m128i *)p));
+    return value;
+}
+SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
+    _mm_storel_epi64((__m128i *)p, _mm_loadl_epi64((const __m128i *)&value));
+}
+#else
+SPDL__INLINE uint64_t spdl__load_relaxed(const uint64_t *p) {
+    return (uint64_t)__iso_volatile_load64((const volatile __int64 *)p);
+}
+SPDL__INLINE void spdl__store_relaxed(uint64_t *p, uint64_t value) {
+    __iso_volatile_store64((volatile __int64 *)p, (__int64)value);
+}
+#endif
+SPDL__INLINE uint32_t spdl__compare32(uint32_t *p, uint32_t desired, uint32_t expected) {
+    return (uint32_t)_InterlockedCompareExchange((volatile long *)p, (long)desired, (long)expected);
+}
+SPDL__INLINE uint64_t spdl__compare(uint64_t *p, uint64_t desired, uint64_t expected) {
+    return (uint64_t)_InterlockedCompareExchange64((volatile __int64 *)p, (__int64)desired,
+                                                   (__int64)expected);
+}
+#if defined(_M_ARM64)
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) __ldar##bits((volatile unsigned __int##bits *)(p))
+#define SPDL__STORE_RELEASE(bits, suffix, p, value) \
+    __stlr##bits((volatile unsigned __int##bits *)(p), value)
+SPDL__INLINE void spdl__full_barrier(void) { __dmb(_ARM64_BARRIER_ISH); }
+SPDL__INLINE void spdl__pause(void) { __isb(_ARM64_BARRIER_SY); }
+#else
+SPDL__INLINE void spdl__full_barrier(void) { _mm_mfence(); }
+SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
+#endif
+#endif
+#ifndef SPDL__LOAD_ACQUIRE
+#define SPDL__LOAD_ACQUIRE(bits, suffix, p) spdl__load_relaxed##suffix(p)
+#define SPDL__STORE_RELEASE(bits, suffix, p, value) spdl__store_relaxed##suffix(p, value)
+#endif
+
+/* `with` is computed from `old`. MSVC's compare-and-exchange is a full barrier. */
+#define SPDL__CHANGE(type, suffix, name, with) \
+    SPDL__INLINE type spdl__##name##suffix(type *p, type value) { \
+        type old = spdl__load_relaxed##suffix(p); \
+        while (!spdl__cas##suffix(p, &old, with)) {} \
+        return old; \
+    }
+#define SPDL__ATOMICS(type, suffix, bits) \
+    SPDL__INLINE type spdl__load##suffix(const type *p) { \
+        const type value = SPDL__LOAD_ACQUIRE(bits, suffix, (type *)(uintptr_t)p); \
+        spdl__compiler_barrier(); \
+        return value; \
+    } \
+    SPDL__INLINE void spdl__store##suffix(type *p, type value) { \
+        spdl__compiler_barrier(); \
+        SPDL__STORE_RELEASE(bits, suffix, p, value); \
+    } \
+    SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) { \
+        const type old = spdl__compare##suffix(p, desired, *expected); \
+        const bool same = old == *expected; \
+        *expected = old; \
+        return same; \
+    } \
+    SPDL__INLINE bool spdl__cas_relaxed##suffix(type *p, type *expected, type desired) { \
+        return spdl__cas##suffix(p, expected, desired); \
+    } \
+    SPDL__CHANGE(type, suffix, exchange, value) \
+    SPDL__CHANGE(type, suffix, add, old + value) \
+    SPDL__CHANGE(type, suffix, sub, old - value) \
+    SPDL__CHANGE(type, suffix, or, old | value)
+SPDL__ATOMICS(uint32_t, 32, 32)
+SPDL__ATOMICS(uint64_t, , 64)
+#undef SPDL__ATOMICS
+#undef SPDL__CHANGE
+
+SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *(void *const volatile *)p; }
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *(void *volatile *)p = value; }
+SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *(const volatile spdl_fn *)p; }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *(volatile spdl_fn *)p = value; }
+
+#define SPDL__PREFETCHES
+SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
 #endif
 
 /* Does not compile if the field is misaligned. */
@@ -3023,6 +2992,7 @@ SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
 typedef intptr_t spdl__os_file; /* a descriptor or a handle */
 typedef struct spdl__os_event spdl__os_event;
 typedef struct spdl__os_thread spdl__os_thread;
+typedef bool (*spdl__os_each)(void *ctx, const char *name);
 typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock;
 
 typedef enum spdl__os_access {
@@ -3038,8 +3008,8 @@ static const char spdl__os_in_use[] = "it is in use"; /* NEW returns this very p
 
 /* A monotonic time with any origin, equal for all threads; or the time since 1970. */
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which);
-/* A full barrier in every thread of the process before it returns: the other threads need only
-   compiler barriers. Takes some microseconds. False: not available, at any time. */
+/* A full barrier in all threads of the process: the others need only compiler barriers. Takes some
+   microseconds. False: never available. */
 SPDL__PRIVATE bool spdl__os_barrier(void);
 /* An event has a word that threads wait for. False: no memory. fini: nobody sleeps on it now. */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event);
@@ -3069,13 +3039,11 @@ SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
    keeps a file open between calls of one thread: SPDL__NO_FILE at first; or NULL. Some us. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns);
-/* Gives up the processor once. */
 SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
 
-/* The process at one moment. From a to b it used (b.cpu_ns - a.cpu_ns) / (b.time_ns - a.time_ns)
-   cores. */
+/* The process at one moment. */
 typedef struct spdl__process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
     uint64_t cpu_ns;         /* processor time of all threads of the process */
@@ -3087,7 +3055,6 @@ typedef struct spdl__process_stats {
     uint64_t major_faults;   /* pages read from a disk */
 } spdl__process_stats;
 
-/* The number of this process, unique among those that run. */
 SPDL__PRIVATE uint64_t spdl__os_process_id(void);
 /* spdl__process_read, with *stats zeroed. Without `whole`: only the times, in a tenth of 100 us. */
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole);
@@ -3095,8 +3062,8 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
    text can be in `room`. */
 #define SPDL__OS_VARIABLE 2048
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]);
-/* Writes to stderr. Blocks up to patience_ns for each piece. A piece that is not accepted is lost
-   with the rest, which is no failure. */
+/* Blocks up to patience_ns for each piece. A piece that stderr does not accept is lost with the
+   rest, which is no failure. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns);
 
@@ -3109,21 +3076,17 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                              spdl__os_access access, uint64_t *bytes);
 /* Can report a failed earlier write. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
-/* Describes a path: a folder, or a plain file with its length. After a failure *folder is true if a
-   folder may exist. */
+/* The length of a plain file, or a folder. After a failure *folder: a folder may exist. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
 /* Calls each(ctx, name) for each entry of a folder, in any order, until it returns false. */
-SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
-                                               bool (*each)(void *ctx, const char *name),
-                                               void *ctx);
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx);
 /* Reads `bytes` bytes at a position. *have: bytes read, all on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
 /* Writes at a position, or with SPDL__NEVER after the last write. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at);
-/* Maps the file, which may be closed afterwards. `own`: writes are possible, and private. NULL: not
-   possible. */
+/* Maps a file, which may then be closed. `own`: with private writes. NULL: not possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
 SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
 /* Requests large pages for memory that will be filled: its first use takes a third of the time. */
@@ -3139,7 +3102,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
    times out at once. Files are those of <stdio.h>: at most a long, never mapped or in use, and
    emptied by a claim. A twin of your own can begin as a copy of this one. */
 
-#if defined(SPDL_NO_THREADS) && !defined(SPDL_OS_HEADER)
+#if SPDL__ALONE
 
 #include <limits.h>
 #include <time.h>
@@ -3234,7 +3197,7 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL_
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     (void)patience_ns;
-    return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it takes no more";
+    return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it accepts no more";
 }
 
 SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
@@ -3273,9 +3236,7 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
     return reason == NULL ? spdl__os_file_close(file) : reason;
 }
 
-SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
-                                               bool (*each)(void *ctx, const char *name),
-                                               void *ctx) {
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
     (void)path, (void)each, (void)ctx;
     return "there are no folders with SPDL_NO_THREADS";
 }
@@ -3288,7 +3249,7 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
                                              uint64_t at, size_t *have) {
     FILE *stream = spdl__os_file_stream(file);
     *have = 0;
-    if (!spdl__os_file_seek(stream, at)) return "there is no such place";
+    if (!spdl__os_file_seek(stream, at)) return "it cannot seek there";
     *have = fread(to, 1, bytes, stream);
     if (*have == bytes) return NULL;
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
@@ -3297,7 +3258,7 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at) {
     FILE *stream = spdl__os_file_stream(file);
-    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "there is no such place";
+    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "it cannot seek there";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
 }
@@ -3531,9 +3492,7 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
     return *folder || S_ISREG(status.st_mode) ? NULL : "a pipe or a device, not a file";
 }
 
-SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
-                                               bool (*each)(void *ctx, const char *name),
-                                               void *ctx) {
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
     DIR *folder = opendir(path);
     const struct dirent *entry;
     bool more = true;
@@ -3798,18 +3757,29 @@ SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
 
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 
+/* The time of these system calls on every Linux. */
+typedef struct spdl__os_time {
+    long seconds, nanoseconds;
+} spdl__os_time;
+
+SPDL__PRIVATE spdl__os_time spdl__os_time_of(uint64_t ns) {
+    spdl__os_time time;
+    time.seconds = (long)(ns / 1000000000u);
+    time.nanoseconds = (long)(ns % 1000000000u);
+    return time;
+}
+
+SPDL__PRIVATE long spdl__os_futex_wait(uint32_t *word, long how, uint32_t was, uint64_t deadline) {
+    const spdl__os_time at = spdl__os_time_of(deadline);
+    return syscall(SYS_futex, word, how, (long)was, deadline == SPDL__NEVER ? NULL : &at, NULL,
+                   0xffffffffL);
+}
+
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
     const long wait_bitset_private = 9 | 128;
-    struct {
-        long seconds, nanoseconds; /* the layout of this system call on every Linux */
-    } at;
-    at.seconds = (long)(deadline / 1000000000u);
-    at.nanoseconds = (long)(deadline % 1000000000u);
-    if (syscall(SYS_futex, &event->word, wait_bitset_private, (long)word,
-                deadline == SPDL__NEVER ? NULL : &at, NULL, 0xffffffffL) == 0)
-        return SPDL_OK;
-    return errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
+    const long woken = spdl__os_futex_wait(&event->word, wait_bitset_private, word, deadline);
+    return woken != 0 && errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
 }
 
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
@@ -3857,8 +3827,8 @@ SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     (void)syscall(SYS_prctl, pr_set_name, name, 0L, 0L, 0L);
 }
 
-/* Reads the first bytes of a small file, and ends them with 0. Returns the number of bytes. *file
-   keeps the file open, see spdl__os_thread_times. */
+/* Reads the first bytes of a small file as a text, and returns its length. *file: see
+   spdl__os_thread_times. */
 SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *text,
                                       size_t bytes) {
     spdl__os_file once = SPDL__NO_FILE;
@@ -3871,8 +3841,7 @@ SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *
     return length > 0 ? (size_t)length : 0;
 }
 
-/* The second number of a schedstat is the time that the thread waited for a processor. The first is
-   no clock: it only advances at ticks. */
+/* Waits for a processor are the second number of a schedstat. The first advances only at ticks. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns) {
     const int thread_clock = 3;
@@ -4067,8 +4036,6 @@ SPDL__WIN(long) RegGetValueW(struct HKEY__ *, const wchar_t *, const wchar_t *, 
 SPDL__WIN(int) ReadFile(void *, void *, spdl__win_u32, spdl__win_u32 *, struct _OVERLAPPED *);
 SPDL__WIN(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *);
 SPDL__WIN(spdl__win_u32) ResumeThread(void *);
-SPDL__WIN(int) SetEndOfFile(void *);
-SPDL__WIN(spdl__win_u32) SetFilePointer(void *, long, long *, spdl__win_u32);
 SPDL__WIN(int) SetNamedPipeHandleState(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *);
 SPDL__WIN(spdl__win_word) SetThreadAffinityMask(void *, spdl__win_word);
 SPDL__WIN(int) SetThreadPriority(void *, int);
@@ -4096,7 +4063,7 @@ spdl__win_int __cdecl _get_osfhandle(int);
 #pragma comment(lib, "advapi32") /* RegGetValueW */
 #endif
 
-/* The structures of Windows, as far as they are read. */
+/* Structures of Windows, as far as they are read. */
 typedef struct spdl__win_time {
     spdl__win_u32 low, high; /* of 100 ns */
 } spdl__win_time;
@@ -4160,7 +4127,6 @@ SPDL__PRIVATE bool spdl__os_barrier(void) {
     return true;
 }
 
-/* All zeros is a valid start; no end is needed. */
 struct spdl__os_event {
     uint32_t word;
     void *lock;    /* SRWLOCK */
@@ -4396,7 +4362,6 @@ SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, con
     return spdl__win_long_path(wide, (size_t)length + extra);
 }
 
-/* Describes an open file or folder. */
 SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *folder) {
     const spdl__win_u32 on_disk = 1;
     spdl__win_about about;
@@ -4430,9 +4395,7 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
     return reason;
 }
 
-SPDL__PRIVATE const char *spdl__os_folder_read(const char *path,
-                                               bool (*each)(void *ctx, const char *name),
-                                               void *ctx) {
+SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
     const spdl__win_u32 none = 2, no_more = 18;
     spdl__win_found entry;
     struct _WIN32_FIND_DATAW *const found = (struct _WIN32_FIND_DATAW *)(void *)&entry;
@@ -4572,9 +4535,6 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 
 /* --- stderr --- */
 
-/* From the C library, as a program can redirect it. */
-SPDL__PRIVATE void *spdl__win_stderr(void) { return (void *)_get_osfhandle(2); }
-
 /* For this one call a pipe does not wait, and accepts as much as it has room for. */
 SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
                                         spdl__win_u32 *put) {
@@ -4592,7 +4552,7 @@ SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u
 
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
-    void *const out = spdl__win_stderr();
+    void *const out = (void *)_get_osfhandle(2); /* a program can redirect it */
     const uint64_t patience = (uint64_t)patience_ns;
     uint64_t until = spdl__os_clock_ns(SPDL__OS_MONOTONIC) + patience;
     spdl__win_u32 put;
@@ -4625,16 +4585,9 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 /* Blocks while *word is `was`, until the deadline. Any process can change the word. */
 SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
     const long wait_bitset = 9;
-    struct {
-        long seconds, nanoseconds;
-    } at;
-    at.seconds = (long)(deadline / 1000000000u);
-    at.nanoseconds = (long)(deadline % 1000000000u);
-    (void)syscall(SYS_futex, word, wait_bitset, (long)was, deadline == SPDL__NEVER ? NULL : &at,
-                  NULL, 0xffffffffL);
+    (void)spdl__os_futex_wait(word, wait_bitset, was, deadline);
 }
 
-/* Adds 1 to the word, and wakes all sleepers. */
 SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     spdl__add32(word, 1);
     (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
@@ -4673,7 +4626,6 @@ SPDL__PRIVATE void spdl__os_room_least(spdl__os_room *room, const char *what, ui
     room->left = left;
 }
 
-/* Returns the number in a file, or SPDL__NEVER. */
 SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
     char path[640], text[64];
     (void)snprintf(path, sizeof(path), "%s/%s", at, file);
@@ -4742,9 +4694,8 @@ SPDL__PRIVATE void *spdl__os_page(bool shared) {
     return NULL;
 }
 
-/* Memory without a name, of fixed size, with all pages allocated: none can be missing later. The
-   first touch allocates huge pages. fallocate then reports missing ones; after a signal it
-   continues. */
+/* Memory without a name, of fixed size, with all pages allocated. The first touch allocates huge
+   pages. fallocate then reports missing ones; after a signal it continues. */
 SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
     const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
@@ -4839,10 +4790,9 @@ SPDL__PRIVATE void spdl__os_exit_now(void) { _exit(0); }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) == 0; }
 #endif
 
-/* For a new process, made by `parent`: the end of the parent ends it, or wakes it if it is the
-   supervisor, which blocks all signals. *signal_set is the set blocked before. The child has a
-   session of its own, with the programs that it starts: a terminal would stop them in a mere
-   group. */
+/* Runs in a new process. The end of `parent` ends it, or wakes the supervisor, which blocks all
+   signals; *signal_set is the set blocked before. A child has its own session, because a terminal
+   would stop the programs of a mere group. */
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
@@ -4865,11 +4815,7 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
 /* Sleeps until a child or the parent has ended, a SIGCHLD was sent, or `ns` have passed. */
 SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
     const spdl__os_signals child = (uint64_t)1 << (SIGCHLD - 1);
-    struct {
-        long seconds, nanoseconds;
-    } most;
-    most.seconds = (long)(ns / 1000000000u);
-    most.nanoseconds = (long)(ns % 1000000000u);
+    const spdl__os_time most = spdl__os_time_of(ns);
     (void)syscall(SYS_rt_sigtimedwait, &child, NULL, &most, (long)sizeof(child));
 }
 
@@ -4926,7 +4872,6 @@ typedef struct spdl__os_stack {
     uint32_t *to, value;
 } spdl__os_stack;
 
-/* Runs on the thread's stack for faults. */
 SPDL__PRIVATE void spdl__os_fault(int number) {
     stack_t now;
     (void)signal(number, SIG_DFL);
@@ -4993,7 +4938,7 @@ static const char spdl__unknown_result[] = "unknown result";
 
 SPDL_API const char *spdl_result_text(spdl_result result) {
     switch ((int)result) {
-#define SPDL__CASE(name, value, text)                                                              \
+#define SPDL__CASE(name, value, text) \
     case value: return text;
         SPDL__RESULT_LIST(SPDL__CASE)
 #undef SPDL__CASE
@@ -5018,7 +4963,6 @@ SPDL_API int spdl_cores(void) {
     return now.cores_allowed > 1 ? (int)now.cores_allowed : 1;
 }
 
-/* The end of a wait that starts now. */
 SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
 }
@@ -5210,8 +5154,8 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
 /* How long a thread looks for work before it sleeps: SPDL_SPINS pauses, then turns. A turn gives up
    the processor once. If more threads than processors have work, turns save most sleeps. Measured
    on 2 processors:
-       64 turns of a ring   with 16, four producers of 5 us and a consumer of 20 us made 0.65
-       2 turns elsewhere    with 8, a rare item made 18 context switches instead of 4 to 7 */
+       64 turns of a ring   16 made 0.65 of the items of four producers of 5 us
+       2 turns elsewhere    8 made 18 context switches for a rare item instead of 4 to 7 */
 #ifndef SPDL_SPINS
 #define SPDL_SPINS 16
 #endif
@@ -5314,7 +5258,7 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
    MPMC: a position is a slot's index (low bits) and a lap (high bits). A push may fill the slot
    whose stamp equals tail, a pop may empty the slot whose stamp equals head + 1. Both claim it by a
    compare-and-swap of tail or head. That is exact at any capacity, 1 included. If the capacity is
-   no power of two, index `capacity` has no slot: the position after the last slot is the first of
+   no power of two, index `capacity` has no slot. After the last slot follows the first position of
    the next lap. (Dmitry Vyukov's bounded queue with the laps of crossbeam's array channel.)
 
    Close refuses every later push; pops drain the accepted ones, then return SPDL_CLOSED. MPMC: a
@@ -5325,7 +5269,7 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
 #define SPDL__RING_MARK ((uint64_t)1 << 63)
 #define SPDL__RING_CLOSED 0x80000000u /* in pops_waiting; the other bits count waiting pops */
 #define SPDL__RING_WAITING 0x7fffffffu
-#define SPDL__RING_AHEAD 64 /* items: size of `limit`, and how far ahead lines are fetched */
+#define SPDL__RING_AHEAD 64 /* items pushed without a check, and fetched ahead */
 #define SPDL__RING_FETCHED (256 * 1024)
 
 /* A slot of an MPMC ring of 8-byte items. */
@@ -5705,21 +5649,11 @@ SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *item
     return result;
 }
 
-SPDL__PRIVATE spdl_result spdl__ring_try_push_n(spdl_ring *ring, const void *items, uint64_t n,
-                                                uint64_t *moved) {
-    return spdl__ring_try(ring, true, SPDL__UNCONST(items), n, moved);
-}
-
-SPDL__PRIVATE spdl_result spdl__ring_try_pop_n(spdl_ring *ring, void *items, uint64_t n,
-                                               uint64_t *moved) {
-    return spdl__ring_try(ring, false, items, n, moved);
-}
-
 SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_push(&ring->core, item, &waiting))
-        return spdl__ring_try_push_n(ring, item, 1, &moved);
+        return spdl__ring_try(ring, true, SPDL__UNCONST(item), 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
     return SPDL_OK;
 }
@@ -5728,7 +5662,7 @@ SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
     uint32_t waiting;
     uint64_t moved;
     if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
-        return spdl__ring_try_pop_n(ring, item, 1, &moved);
+        return spdl__ring_try(ring, false, item, 1, &moved);
     if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
     return SPDL_OK;
 }
@@ -5967,35 +5901,29 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 /* ============================================================================================= */
 /* >>pool-impl
    Workers run jobs, and steps of attached pipelines ("clients"). A worker that finds nothing pauses
-   and gives turns, then sleeps on its bell.
+   and gives turns, then sleeps on its bell. Clients attach and detach on any thread. The pool owns
+   threads, queue and locals; jobs own their args.
 
-   Wakes. A worker that goes to sleep reads its bell, announces itself (`asleep`, then `sleepers`),
-   clears `waking`, passes a full barrier, looks at everything once more, and sleeps. A thread that
-   makes something runnable, and does not look for work next, publishes it, passes a full barrier
-   and reads `sleepers`. One of the two sees the other. If a worker sleeps, `waking` is clear and
-   the change is runnable, the thread sets `waking` and rings the bell of the first worker that is
-   `asleep`. The first, because two workers for the work of two keep their caches warm. At most one
-   wake is in progress. A worker clears `waking` before it sleeps and after it wakes, always before
-   a full barrier and a look at everything. So a thread that finds `waking` set relies on a look
-   that follows. A worker that finds work looks at everything again before its first call, which
-   passes the wake on. (tests/model/sit.pml checks this exhaustively.)
-
-   The upper half of `sleepers` counts waiting consumers and producers: takes and puts read one
-   word.
+   Wakes. A worker that goes to sleep reads its bell and announces itself (`asleep`, then
+   `sleepers`). It clears `waking`, passes a full barrier, looks at everything once more, and sleeps.
+   A thread that makes something runnable publishes it, passes a full barrier and reads `sleepers`.
+   One of the two sees the other. If `waking` is clear, the thread sets it and rings the bell of the
+   first worker that is `asleep`. Work for two stays on the same two, whose caches are warm.
+   At most one wake is in progress. A worker clears `waking` before it sleeps and after it wakes,
+   always before a full barrier and a look at everything. A thread that finds it set relies on that
+   look. A worker that finds work looks at everything again before its first call, and passes the
+   wake on.
+   (tests/model/sit.pml checks this exhaustively.)
 
    Quiet clients. With several clients, a worker that finds nothing in one sets its bit in `quiet`,
    passes a full barrier, and looks at it again. A thread that changes a client passes a full
-   barrier, reads the bit, and clears it. So an idle pipeline costs the others nothing.
+   barrier, then clears the bit. So an idle pipeline costs the others nothing.
 
-   Turns. Each worker steps in the client that it has worked least for, for up to SPDL__TURN_NS. An
-   idle client saves up at most two turns.
+   Turns. Each worker steps in the client that it has worked least for, for up to SPDL__TURN_NS.
 
    Guests. A guest's place is a worker without a thread; `taken` is set while a thread uses it.
    Guests never sleep. A thread that leaves work behind passes it on: a guest at the end of its
-   budget, a worker that begins a job or changes clients.
-
-   Clients attach and detach on any thread. `slot.users` counts the workers inside a client, and
-   detach waits until it is 0. The pool owns threads, queue and locals; jobs own their args. */
+   budget, a worker that begins a job or changes clients. */
 
 #define SPDL__MAX_WORKERS 256
 #define SPDL__MAX_CLIENTS 64 /* bits of a word */
@@ -6290,7 +6218,7 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
     return true;
 }
 
-/* A job, and a turn with a client. Returns true if there was any work. */
+/* Returns true if there was work. */
 SPDL__PRIVATE bool spdl__worker_turn(spdl_pool *pool, spdl__worker *worker) {
     const bool job = spdl__load_relaxed(&pool->pending) != 0 && spdl__pool_job(pool, worker);
     return spdl__pool_turn(pool, worker) || job;
@@ -6371,7 +6299,7 @@ SPDL__PRIVATE spdl__client_slot *spdl__pool_attach(spdl_pool *pool, const spdl__
     return slot;
 }
 
-/* After it returns, no worker is inside the client. */
+/* No worker is inside the client on return. */
 SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
     uint32_t used;
     spdl__store(&slot->client, 0);
@@ -6523,7 +6451,6 @@ SPDL__PRIVATE spdl_result spdl__pool_check(const spdl_pool_desc *desc) {
     return spdl__allocator_check(&desc->allocator, "pool", desc->error);
 }
 
-/* Ends and joins the started workers, and frees all that create has made. */
 SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     const spdl_allocator allocator = pool->desc.allocator;
     int i;
@@ -6544,7 +6471,6 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
-/* Everything except the threads. */
 SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     const spdl_pool_desc *desc = &pool->desc;
     spdl_ring_desc jobs;
@@ -6568,7 +6494,6 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     return spdl_ring_create(&pool->jobs, &jobs);
 }
 
-/* Starts the workers, and waits for their init and policy. */
 SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     const spdl_pool_desc *desc = &pool->desc;
     const spdl_policy *policy = &desc->policy;

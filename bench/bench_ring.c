@@ -81,14 +81,14 @@ FLOW_INLINE bool ours_try_pop(void *ring, void *local, uint64_t *item) {
 FLOW_INLINE size_t ours_push_n(void *ring, void *local, const uint64_t *items, size_t count) {
     uint64_t moved = 0;
     (void)local;
-    spdl__ring_try_push_n((spdl_ring *)ring, items, count, &moved);
+    spdl__ring_try((spdl_ring *)ring, true, SPDL__UNCONST(items), count, &moved);
     return (size_t)moved;
 }
 
 FLOW_INLINE size_t ours_pop_n(void *ring, void *local, uint64_t *items, size_t count) {
     uint64_t moved = 0;
     (void)local;
-    spdl__ring_try_pop_n((spdl_ring *)ring, items, count, &moved);
+    spdl__ring_try((spdl_ring *)ring, false, items, count, &moved);
     return (size_t)moved;
 }
 

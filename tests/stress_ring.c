@@ -191,7 +191,7 @@ static spdl_result batch_push(worker *self, uint64_t n, uint64_t *moved) {
     const uint64_t dice = roll(self, 3);
     spdl_result result;
     if (dice == 0) {
-        result = spdl__ring_try_push_n(ring, self->items, n, moved);
+        result = spdl__ring_try(ring, true, self->items, n, moved);
         here(CHECK(result == SPDL_OK || result == SPDL_FULL || result == SPDL_CLOSED));
         return result;
     }
@@ -207,7 +207,7 @@ static spdl_result batch_pop(worker *self, uint64_t n, uint64_t *moved) {
     const uint64_t dice = roll(self, 3);
     spdl_result result;
     if (dice == 0) {
-        result = spdl__ring_try_pop_n(ring, self->items, n, moved);
+        result = spdl__ring_try(ring, false, self->items, n, moved);
         here(CHECK(result == SPDL_OK || result == SPDL_EMPTY || result == SPDL_CLOSED));
         return result;
     }

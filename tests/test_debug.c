@@ -25,7 +25,7 @@ static void two_threads_on_a_side_for_one(void) {
         ring->pushes.inside = ring->pops.inside = 1;
         CHECK_EQ(spdl_ring_push(ring, &item, 0), spsc ? SPDL_E_INVALID : SPDL_OK);
         CHECK_EQ(spdl_ring_count(ring), spsc ? 0 : 1);
-        CHECK_EQ(spdl__ring_try_push_n(ring, &item, 1, &moved), spsc ? SPDL_E_INVALID : SPDL_OK);
+        CHECK_EQ(spdl__ring_try(ring, true, &item, 1, &moved), spsc ? SPDL_E_INVALID : SPDL_OK);
         CHECK_EQ(moved, spsc ? 0 : 1);
         CHECK_EQ(spdl_ring_try_pop(ring, &item), spsc ? SPDL_E_INVALID : SPDL_OK);
         spdl_ring_close(ring); /* in SPSC that is the producer's, too */
@@ -89,7 +89,7 @@ static void use_after_close(void) {
         spdl_ring_close(ring);
         CHECK_EQ(spdl_ring_try_push(ring, &item), SPDL_CLOSED);
         CHECK_EQ(spdl_ring_push(ring, &item, SPDL_FOREVER), SPDL_CLOSED);
-        CHECK_EQ(spdl__ring_try_push_n(ring, &item, 1, &moved), SPDL_CLOSED);
+        CHECK_EQ(spdl__ring_try(ring, true, &item, 1, &moved), SPDL_CLOSED);
         CHECK_EQ(spdl_ring_push_n(ring, &item, 1, &moved, SPDL_FOREVER), SPDL_CLOSED);
         CHECK_EQ(moved, 0);
         CHECK_EQ(spdl_ring_count(ring), 1);
@@ -97,7 +97,7 @@ static void use_after_close(void) {
         for (int i = 0; i < 2; ++i) {
             CHECK_EQ(spdl_ring_try_pop(ring, &item), SPDL_CLOSED);
             CHECK_EQ(spdl_ring_pop(ring, &item, SPDL_FOREVER), SPDL_CLOSED);
-            CHECK_EQ(spdl__ring_try_pop_n(ring, &item, 1, &moved), SPDL_CLOSED);
+            CHECK_EQ(spdl__ring_try(ring, false, &item, 1, &moved), SPDL_CLOSED);
             CHECK_EQ(spdl_ring_pop_n(ring, &item, 1, &moved, SPDL_FOREVER), SPDL_CLOSED);
         }
         CHECK_EQ(spdl_ring_count(ring), 0);

@@ -740,14 +740,14 @@ static void batches_of_every_size(void) {
                 const uint64_t room = capacity - (in - out);
                 spdl_result result;
                 for (uint64_t i = 0; i < push; ++i) items[i] = in + i;
-                result = spdl__ring_try_push_n(ring, items, push, &moved);
+                result = spdl__ring_try(ring, true, items, push, &moved);
                 CHECK_EQ(result, push > 0 && room == 0 ? SPDL_FULL : SPDL_OK);
                 CHECK_EQ(moved, push < room ? push : room);
                 in += moved;
                 if (push == 1 && in - out < capacity) /* and now and then the quick path */
                     CHECK_EQ(spdl_ring_try_push(ring, &in), SPDL_OK), ++in;
                 CHECK_EQ(spdl_ring_count(ring), in - out);
-                result = spdl__ring_try_pop_n(ring, items, pop, &moved);
+                result = spdl__ring_try(ring, false, items, pop, &moved);
                 CHECK_EQ(result, pop > 0 && in == out ? SPDL_EMPTY : SPDL_OK);
                 REQUIRE(moved == (pop < in - out ? pop : in - out));
                 for (uint64_t i = 0; i < moved; ++i) CHECK_EQ(items[i], out++);
@@ -775,11 +775,11 @@ static void batches_stop_at_what_there_is(void) {
         CHECK_EQ(spdl_ring_push_n(ring, NULL, 1, &moved, 0), SPDL_E_INVALID);
         CHECK_EQ(spdl_ring_pop_n(ring, out, 1, NULL, 0), SPDL_E_INVALID);
         CHECK_EQ(spdl_ring_push_n(NULL, in, 1, &moved, 0), SPDL_E_INVALID);
-        CHECK_EQ(spdl__ring_try_push_n(ring, in, 2, &moved), SPDL_OK);
+        CHECK_EQ(spdl__ring_try(ring, true, in, 2, &moved), SPDL_OK);
         spdl_ring_close(ring);
         CHECK_EQ(spdl_ring_push_n(ring, in, 2, &moved, SPDL_FOREVER), SPDL_CLOSED);
         CHECK_EQ(moved, 0);
-        CHECK_EQ(spdl__ring_try_push_n(ring, in, 1, &moved), SPDL_CLOSED);
+        CHECK_EQ(spdl__ring_try(ring, true, in, 1, &moved), SPDL_CLOSED);
         CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(moved, 2);
         CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, SPDL_FOREVER), SPDL_CLOSED);
@@ -895,7 +895,7 @@ static void batches_wait(void) {
         threads[i] = thread_of(call_once, &calls[i]);
     }
     await_sleepers(&ring->core.pops_waiting, 4);
-    CHECK_EQ(spdl__ring_try_push_n(ring, items, 4, &moved), SPDL_OK);
+    CHECK_EQ(spdl__ring_try(ring, true, items, 4, &moved), SPDL_OK);
     CHECK_EQ(moved, 4);
     for (int i = 0; i < 4; ++i) {
         test_join(threads[i]);

@@ -88,7 +88,7 @@ static spdl_result push_some(const plan *p, unsigned me, unsigned first, unsigne
     *moved = 0;
     make_items(p, items, me, first, n);
     switch (p->way) {
-    case TRY_BATCH: return spdl__ring_try_push_n(ring, items, n, moved);
+    case TRY_BATCH: return spdl__ring_try(ring, true, items, n, moved);
     case BATCH: return spdl_ring_push_n(ring, items, n, moved, -1);
     case TRY: result = spdl_ring_try_push(ring, items); break;
     case SPIN_PUSH:
@@ -107,7 +107,7 @@ static spdl_result pop_some(const plan *p, unsigned me, unsigned n, uint64_t *mo
     spdl_result result;
     *moved = 0;
     switch (p->way) {
-    case TRY_BATCH: result = spdl__ring_try_pop_n(ring, items, n, moved); break;
+    case TRY_BATCH: result = spdl__ring_try(ring, false, items, n, moved); break;
     case BATCH: result = spdl_ring_pop_n(ring, items, n, moved, -1); break;
     case TRY: result = spdl_ring_try_pop(ring, items); break;
     case SPIN_POP:
