@@ -18977,9 +18977,9 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_run(spdl__inflate *s, uint8_t *li
 typedef struct spdl__zip_member {
     const uint8_t *key; /* the whole name, in the directory */
     char *name;         /* without ".npy", if unique; NULL: a later one has it */
-    uint64_t offset;    /* of the local header, from the first byte */
-    uint64_t limit;     /* where the next member or the directory begins */
-    uint64_t csize, usize;
+    spdl__llu offset;   /* of the local header, from the first byte */
+    spdl__llu limit;    /* where the next member or the directory begins */
+    spdl__llu csize, usize;
     uint32_t crc;
     uint16_t key_bytes, method, flags;
     bool wanted; /* load reads it */
@@ -19181,7 +19181,7 @@ SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *e) {
    field. */
 SPDL__PRIVATE char *spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member *m,
                                          const uint8_t *entry, char *name) {
-    uint64_t *const field[3] = { &m->usize, &m->csize, &m->offset };
+    spdl__llu *const field[3] = { &m->usize, &m->csize, &m->offset };
     const uint8_t *const key = entry + SPDL__ZIP_ENTRY_BYTES, *extra;
     size_t bytes = spdl__le16(entry + 28), length = 0, i;
     memset(m, 0, sizeof(*m));
@@ -19240,7 +19240,7 @@ SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
     }
     return zip->count == o->entries || (!o->wide && (zip->count & 0xffff) == o->entries) ||
            spdl__zip_fail(o->where, SPDL_E_FORMAT,
-                          "the central directory has %llu entries, its end record says %llu",
+                          "the central directory has %llu entries, its end record claims %llu",
                           (spdl__llu)zip->count, o->entries);
 }
 
@@ -19411,15 +19411,13 @@ SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, spdl__zip_where *where) {
 SPDL__PRIVATE bool spdl__zip_too_long(spdl__zip_where *where) {
     const spdl__zip_member *m = where->member;
     return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu bytes at byte %llu reach past byte %llu "
-                          "where it must end", (spdl__llu)m->csize, (spdl__llu)m->offset,
-                          (spdl__llu)m->limit);
+                          "where it must end", m->csize, m->offset, m->limit);
 }
 
 /* Checks the directory's claims about a member. After it usize is less than 1033 times the bytes of
    the file: deflate makes at most 258 bytes of 2 bits. */
 SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     const spdl__zip_member *m = where->member;
-    const spdl__llu csize = m->csize, usize = m->usize, offset = m->offset;
     if (m->flags & (0x0001 | 0x0040 | 0x2000))
         return spdl__zip_fail(where, SPDL_E_UNSUPPORTED, "encrypted");
     if (m->flags & 0x0020)
@@ -19431,16 +19429,16 @@ SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
             (unsigned)m->method,
             m->method == 12 ? " (bzip2)" : m->method == 14 ? " (LZMA)"
                                        : m->method == 93 ? " (Zstandard)" : "");
-    if (m->method == SPDL__ZIP_STORED && csize != usize)
-        return spdl__zip_fail(where, SPDL_E_FORMAT, "stored, but the directory says %llu bytes "
-                              "and %llu in the file", usize, csize);
-    if (m->method == SPDL__ZIP_DEFLATED && usize / 1032 > csize)
+    if (m->method == SPDL__ZIP_STORED && m->csize != m->usize)
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "stored, but its sizes in the directory "
+                              "are %llu and %llu", m->usize, m->csize);
+    if (m->method == SPDL__ZIP_DEFLATED && m->usize / 1032 > m->csize)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu deflated bytes cannot become %llu",
-                              csize, usize);
-    if (offset > m->limit || m->limit - offset < SPDL__ZIP_LOCAL_BYTES)
+                              m->csize, m->usize);
+    if (m->offset > m->limit || m->limit - m->offset < SPDL__ZIP_LOCAL_BYTES)
         return spdl__zip_fail(where, SPDL_E_FORMAT, "its header would be at byte %llu, past byte "
-                              "%llu where it must end", offset, (spdl__llu)m->limit);
-    if (csize > m->limit - offset - SPDL__ZIP_LOCAL_BYTES)
+                              "%llu where it must end", m->offset, m->limit);
+    if (m->csize > m->limit - m->offset - SPDL__ZIP_LOCAL_BYTES)
         return spdl__zip_too_long(where);
     return true;
 }
@@ -19450,17 +19448,17 @@ SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
 SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *local,
                                          uint64_t *payload) {
     const spdl__zip_member *m = where->member;
-    const spdl__llu at = m->offset;
-    uint64_t left = m->limit - at - SPDL__ZIP_LOCAL_BYTES;
+    uint64_t left = m->limit - m->offset - SPDL__ZIP_LOCAL_BYTES;
     if (spdl__le32(local) != 0x04034b50)
-        return spdl__zip_fail(where, SPDL_E_FORMAT, "no header at byte %llu", at);
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "no header at byte %llu", m->offset);
     if (spdl__le16(local + 26) != m->key_bytes || m->key_bytes > left ||
         memcmp(local + SPDL__ZIP_LOCAL_BYTES, m->key, m->key_bytes) != 0)
-        return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name", at);
+        return spdl__zip_fail(where, SPDL_E_FORMAT, "the header at byte %llu has another name",
+                              m->offset);
     left -= m->key_bytes;
     if (spdl__le16(local + 28) > left || m->csize > left - spdl__le16(local + 28))
         return spdl__zip_too_long(where);
-    *payload = at + SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(local + 28);
+    *payload = m->offset + SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(local + 28);
     return true;
 }
 
@@ -19952,8 +19950,8 @@ SPDL__PRIVATE bool spdl__npz_inflate_error(spdl__npz_reader *r, spdl__inflate_mo
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "damaged near byte %llu of %llu: %s",
                               (spdl__llu)spdl__min(at, csize), csize, r->inflate.reason);
     return spdl__zip_fail(
-        &r->where, SPDL_E_FORMAT, "inflates to %s than the %llu bytes the directory says",
-        ended == SPDL__INFLATE_DONE ? "less" : "more", (spdl__llu)r->member->usize);
+        &r->where, SPDL_E_FORMAT, "inflates to %s than the %llu bytes in the directory",
+        ended == SPDL__INFLATE_DONE ? "less" : "more", r->member->usize);
 }
 
 SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
@@ -20022,7 +20020,7 @@ SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl__inflate_mode ended;
     if (bytes > r->member->usize)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "no .npy array: %llu bytes, a header of %u",
-                              (spdl__llu)r->member->usize, (unsigned)bytes);
+                              r->member->usize, (unsigned)bytes);
     r->head_bytes = bytes;
     if (r->stored) {
         r->head = spdl__npz_fetch(r, r->payload, bytes);
@@ -20100,7 +20098,7 @@ SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
 SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
     if (r->verify && r->crc != r->member->crc)
         return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
-                              "CRC-32 is %08lx, the directory says %08lx",
+                              "CRC-32 is %08lx, in the directory %08lx",
                               (unsigned long)r->crc, (unsigned long)r->member->crc);
     if (r->held != NULL) spdl__npy_to_c_order((uint8_t *)r->to, r->held, r->info);
     if (r->swap && r->info->bytes > 0) spdl__npy_swap((uint8_t *)r->to, r->info->bytes, r->info);
@@ -20392,7 +20390,7 @@ SPDL__PRIVATE bool spdl__npz_find_data(spdl__npz_reader *r, const uint8_t **data
     const uint8_t *base = npz->zip.data;
     if (!r->stored)
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
-                              "deflated: it has no bytes to look at; read it");
+                              "deflated: it cannot be viewed; read it");
     if (r->swap || r->turn)
         return spdl__zip_fail(&r->where, SPDL_E_UNSUPPORTED,
                               "in Fortran order or another byte order in the file; read it");

@@ -45,9 +45,7 @@
        >>outputs-impl  >>open-impl  >>iterator-impl  >>license             implementation
 
    WORDS
-       view          memory of the host that is to be sent as one batch
        device slot   memory of the device for one batch
-       output        memory of the device for one result, with pinned memory it is copied to
        arena         memory of the caller that is pinned where it is (spdl_cuda_adopt)
        copy stream   a stream of the library; there is one for each direction
        reader        a stream that a batch was made ready on and that is not done with it
@@ -69,9 +67,7 @@
 
    LIMITS: Linux. 4 readers of a batch at a time, 4096 slots of each kind. Not in this library:
    GPUDirect Storage, stream-ordered allocation (cudaMallocAsync), and MPS (a client of it should
-   work; the tests do not cover that).
-
-   License (MIT) at the end of the file. */
+   work; the tests do not cover that). */
 
 #ifndef SPDL_CUDA_H_INCLUDED
 #define SPDL_CUDA_H_INCLUDED
@@ -113,9 +109,9 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info);
    SPDL_E_INVALID and does nothing.
    send, ready and done put work on streams and do not wait for it. Only calls with timeout_ns wait,
    up to that time. After a wait of 1 s for a slot one warning names the holders of the slots.
-   The defaults of spdl.h apply. Every call may also return SPDL_E_INVALID (an argument; see
-   spdl_cuda_error), SPDL_E_CUDA (a call of CUDA failed, and had no effect), SPDL_E_CUDA_LOST or
-   SPDL_E_CUDA_FORKED. */
+   The defaults of spdl.h apply. Every call returns SPDL_OK or a result of its list. It may also
+   return SPDL_E_INVALID (an argument), SPDL_E_CUDA (a call of CUDA failed, and had no effect),
+   SPDL_E_CUDA_LOST or SPDL_E_CUDA_FORKED; spdl_cuda_error has the reason. */
 
 typedef struct spdl_cuda spdl_cuda; /* slots on one device */
 
@@ -169,18 +165,16 @@ typedef struct spdl_cuda_stats {
 
 /* Makes the slots and all that sending uses: device memory, events, streams, and pinned memory for
    outputs. Logs the device, and the reason for it, as SPDL_LOG_INFO.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (no such device; desc->error has the reason), SPDL_E_NOMEM (of
-            host or device), or one of those above.
+   Returns: SPDL_E_NOT_FOUND (no such device; desc->error has the reason), SPDL_E_NOMEM (host or
+            device).
    Blocks:  while the driver starts and memory is pinned.
    Owns:    the caller closes *cuda. On failure *cuda is NULL. */
 SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc) SPDL__CHECKED;
 
-/* Waits for the copies and for the recorded ends of readers, releases what was sent, and frees
-   everything. It does not call CUDA after a fork, or when the driver is unloading at exit. NULL is
-   allowed.
-   Threads: no other call on it may run. Its iterator must be destroyed before, and all pipelines
-            with its allocator.
-   Blocks:  until then. */
+/* Waits for the copies and for the recorded ends of readers, releases what was sent, and frees all.
+   It does not call CUDA after a fork, or when the driver is unloading at exit. NULL is allowed.
+   Threads: no other call may run. Its iterator and the pipelines with its allocator are destroyed
+            before. */
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
 /* Returns an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
@@ -195,21 +189,20 @@ SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
    is, with a line in the log. Memory that another spdl_cuda (of any device) or the caller has
    pinned is sent as pinned until it is unpinned. The spdl_cuda that adopted first must be closed
    last.
-   Returns: SPDL_OK, SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM, or as
-            above.
+   Returns: SPDL_E_INVALID (also: only a part of it is pinned already), SPDL_E_NOMEM.
    Blocks:  while memory is pinned.
    Owns:    it must stay mapped until spdl_cuda_disown or spdl_cuda_close. */
 SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes);
 
 /* Ends an adoption after all copies are done; views of the arena are released by then.
-   Returns: SPDL_OK, SPDL_E_NOT_FOUND (no arena begins there), or as above.
+   Returns: SPDL_E_NOT_FOUND (no arena begins there).
    Threads: nothing may be sent out of that arena meanwhile.
    Blocks:  until the copies that were sent are done. */
 SPDL_API spdl_result spdl_cuda_disown(spdl_cuda *cuda, void *base);
 
 /* Sends a view to the device, by one copy on the copy stream.
-   Returns: SPDL_OK; SPDL_TIMEOUT: no device slot was free, or as many copies run as there are
-            slots; SPDL_E_LIMIT: larger than a slot; or as above.
+   Returns: SPDL_TIMEOUT (no device slot was free, or as many copies run as there are slots),
+            SPDL_E_LIMIT (larger than a slot).
    Owns:    after SPDL_OK *batch is the caller's until it is done with. A later call of send, reap,
             close or a wait calls release(item). Otherwise the memory stays the caller's. */
 SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
@@ -217,26 +210,25 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
 
 /* Releases memory whose copy is done, for programs that wait for memory. Sending does it when it
    waits, and an iterator when its source has no item.
-   Returns: SPDL_OK (some memory was released), SPDL_EMPTY (no copy runs), SPDL_TIMEOUT, or as
-            above. */
+   Returns: SPDL_OK (some memory was released), SPDL_EMPTY (no copy runs), SPDL_TIMEOUT. */
 SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
    a batch; each must be done with it.
-   Returns: SPDL_OK, SPDL_E_INVALID (also: the stream is being captured, or not of this device),
-            SPDL_E_LIMIT (a fifth stream), or as above. */
+   Returns: SPDL_E_INVALID (also: the stream is captured or of another device), SPDL_E_LIMIT (a
+            fifth one). */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
 /* Waits for the copy of a batch, for programs without a stream.
-   Returns: SPDL_OK, SPDL_TIMEOUT, or as above. */
+   Returns: SPDL_TIMEOUT. */
 SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t timeout_ns);
 
 /* Ends the use of a batch on a stream, after the last work that reads it. Its slot is free when all
    streams that it was made ready on are done with it.
-   Returns: SPDL_OK, SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream
-            is being captured, or cudaStreamPerThread of another thread), or as above.
-   Owns:    the last stream returns the batch to the library. After a failure it stays the caller's,
-            and the call may be repeated. */
+   Returns: SPDL_E_INVALID (also: not ready on that stream, or done with before; the stream is
+            captured, or cudaStreamPerThread of another thread).
+   Owns:    the last stream returns the batch to the library. After a failure the call may be
+            repeated. */
 SPDL_API spdl_result spdl_cuda_done(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
 
 /* Gives back an unwanted batch, as done on all of its streams. NULL and a batch that was done with
@@ -268,19 +260,18 @@ typedef struct spdl_cuda_output {
 } spdl_cuda_output;
 
 /* Returns an output that later work on the stream may write: its last copy is over by then.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID (also: there are no outputs; the stream is being
-            captured, or not of this device), or as above.
+   Returns: SPDL_TIMEOUT, SPDL_E_INVALID (also: no outputs; the stream as in spdl_cuda_ready).
    Owns:    the caller frees *out. */
 SPDL_API spdl_result spdl_cuda_output_get(spdl_cuda *cuda, spdl_cuda_stream stream,
                                           spdl_cuda_output **out, int64_t timeout_ns);
 
 /* Copies the output to the host, after the work on the stream of get.
-   Returns: SPDL_OK, SPDL_E_INVALID (also: it was sent or freed, bytes is more than output_bytes;
-            the stream as in spdl_cuda_done), or as above. */
+   Returns: SPDL_E_INVALID (also: it was sent or freed, bytes is more than output_bytes; the stream
+            as in spdl_cuda_done). */
 SPDL_API spdl_result spdl_cuda_output_send(spdl_cuda_output *out);
 
 /* Waits for the copy to out->host.
-   Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_E_INVALID (also: it was not sent), or as above. */
+   Returns: SPDL_TIMEOUT, SPDL_E_INVALID (also: it was not sent). */
 SPDL_API spdl_result spdl_cuda_output_wait(spdl_cuda_output *out, int64_t timeout_ns);
 
 /* Gives the output back in any state. Ignores NULL, and an output that was freed and that nobody
@@ -317,15 +308,14 @@ typedef struct spdl_cuda_iter spdl_cuda_iter;
    spdl_loader_next_fn it adopts the arena of the loader, and ignores item_bytes. With any other
    next function the items are batches in place, of `item_bytes` an item. The slots have the size of
    the first batch.
-   Returns: SPDL_OK, the result of `next` (SPDL_END: no item), or as spdl_cuda_open, with *error.
+   Returns: the result of `next` (SPDL_END: no item), or as spdl_cuda_open, with *error.
    Blocks:  until the first item is there.
    Owns:    the caller destroys *iter before the source. */
 SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
                                          size_t item_bytes, spdl_error *error) SPDL__CHECKED;
 
 /* Makes an iterator on an spdl_cuda, which can have one at a time.
-   Returns: SPDL_OK, SPDL_E_INVALID (a field, or there is an iterator already), SPDL_E_NOMEM, or as
-            above.
+   Returns: SPDL_E_INVALID (a field, or there is an iterator already), SPDL_E_NOMEM.
    Owns:    the caller destroys *iter, and keeps the source. */
 SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cuda,
                                          const spdl_cuda_iter_desc *desc) SPDL__CHECKED;
@@ -334,10 +324,9 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
    SPDL_END of the source is returned once, after the batches before it. The call after it goes on,
    with the next epoch if there is one. An error is returned after the batches before it, and again
    by every later call.
-   Returns: SPDL_OK, SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream is
-            being captured, or not of this device; the last one was cudaStreamPerThread of another
-            thread), SPDL_E_LIMIT (the caller has all device slots or all items of the source: give
-            one back and repeat), the result of the source or `view`, or as above.
+   Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream as in ready,
+            the last one as in done), SPDL_E_LIMIT (the caller has all device slots or all items of
+            the source: give one back and repeat), the result of the source or `view`.
    Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. batch->cuda is
             set after a failure, too, for spdl_cuda_error. */
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
@@ -346,7 +335,7 @@ SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream 
 /* Keeps the next n batches on the device and repeats them, without the source and the bus. A call
    with 0 ends that, and the iterator goes on where it was. The time that steps gain is the cost of
    loading and copying. Kernels must not change the batches.
-   Returns: SPDL_OK, SPDL_E_INVALID (n is not 0 to device_slots), or as above. */
+   Returns: SPDL_E_INVALID (n is not 0 to device_slots). */
 SPDL_API spdl_result spdl_cuda_iter_hold(spdl_cuda_iter *iter, int n);
 
 /* Ends the iterator: is done with the last batch, waits for its copies, releases the items, and
@@ -642,8 +631,7 @@ struct spdl_cuda {
 #define SPDL__CUDA_TRY(cuda, name, arguments)                                                      \
     spdl__cuda_check(cuda, "cu" #name, (cuda)->api.name arguments)
 
-/* Errors after which no call of this process works: the context is gone, the hardware has failed,
-   or the driver is unloading. */
+/* Errors after which no call of this process works. */
 SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     switch (error) {
     case SPDL__CU_UNLOADING:
@@ -727,7 +715,7 @@ SPDL__PRIVATE void spdl__cuda_leave(spdl_cuda *cuda, spdl__cuda_scope *scope) {
 }
 
 /* CUDA is called between enter and leave, on our device. `relaxed`: the call may wait or allocate,
-   which would break captures of other threads. The caller's functions are not called there. */
+   which breaks captures of other threads. The caller's functions are not called there. */
 SPDL__PRIVATE spdl_result spdl__cuda_enter(spdl_cuda *cuda, spdl__cuda_scope *scope, bool relaxed) {
     void *current = NULL;
     spdl_result result;
@@ -757,9 +745,8 @@ SPDL__PRIVATE spdl__cuda_reader spdl__stream_of(spdl_cuda_stream stream) {
     return reader;
 }
 
-/* Checks, in a scope, that work may be put on the stream. Events work only in their own context
-   (`known`: checked before). A captured event never happens, and would draw the copy stream into
-   the capture. */
+/* Checks, in a scope, that work may be put on the stream. Events work only in their own context. A
+   captured event never happens, and would draw the copy stream into the capture. */
 SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream stream, bool known) {
     void *context = cuda->context;
     int status = 0, code = 0;
@@ -777,8 +764,7 @@ SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream s
                               "the stream is being captured; take batches outside of the capture");
 }
 
-/* Waits for a stream after a failed call, or for all if it is another thread's. If that fails, too,
-   the device counts as lost. */
+/* Waits for a stream after a failed call. If that fails, too, the device counts as lost. */
 SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, const spdl__cuda_reader *reader) {
     const bool own = reader->thread == 0 || reader->thread == spdl__os_thread_id();
     spdl__cuda_scope scope;
@@ -842,8 +828,7 @@ SPDL__PRIVATE bool spdl__slab_unpin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     return result == SPDL_OK || spdl__load32(&cuda->lost) != 0;
 }
 
-/* In a scope: registers all or nothing. Read-only mappings need a flag. Returns 0 or CUDA's
-   error. */
+/* In a scope: registers all or nothing. Returns 0 or CUDA's error. */
 SPDL__PRIVATE int spdl__slab_pin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     const unsigned flags = SPDL__CU_PORTABLE, read_only = flags | SPDL__CU_READ_ONLY;
     int code = 0;
@@ -862,8 +847,8 @@ SPDL__PRIVATE int spdl__slab_pin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     return code;
 }
 
-/* In a scope. Returns the bytes from `from` on that one copy may read as pinned memory, up to the
-   end of a registration; 0 if pageable. The driver knows about memory outside of `slab`. */
+/* In a scope. Returns the bytes from `from` up to the end of its registration; 0 if pageable. The
+   driver knows about memory outside of `slab`. */
 SPDL__PRIVATE size_t spdl__pinned_span(const spdl_cuda *cuda, const spdl__cuda_slab *slab,
                                        const char *from) {
     int attribute[4] = { SPDL__CU_MEMORY_TYPE, SPDL__CU_IS_MANAGED, SPDL__CU_RANGE_START,
@@ -888,8 +873,7 @@ SPDL__PRIVATE bool spdl__host_pinned(const spdl_cuda *cuda, const spdl__cuda_sla
     return span > 0;
 }
 
-/* Pins, unless others have. Memory that cannot be pinned is used, with a line in the log. Returns
-   SPDL_E_INVALID if others have pinned a part. */
+/* Pins, unless others have. Returns SPDL_E_INVALID if others have pinned a part. */
 SPDL__PRIVATE spdl_result spdl__slab_register(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
@@ -1053,29 +1037,22 @@ SPDL__PRIVATE void spdl__cuda_reap_until(spdl_cuda *cuda, uint64_t until) {
     pthread_mutex_unlock(&cuda->lock);
 }
 
+/* Sets *done if the event is done or, if `done` is NULL, waits for it. */
 SPDL__PRIVATE spdl_result spdl__event_ask(spdl_cuda *cuda, void *event, bool *done) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
     int code;
-    *done = false;
+    if (done != NULL) *done = false;
     if (result != SPDL_OK) return result;
-    code = cuda->api.EventQuery(event);
+    code = done != NULL ? cuda->api.EventQuery(event) : cuda->api.EventSynchronize(event);
     spdl__cuda_leave(cuda, &scope);
+    if (done == NULL) return spdl__cuda_check(cuda, "cuEventSynchronize", code);
     *done = code == 0;
     return code == SPDL__CU_NOT_READY ? SPDL_OK : spdl__cuda_check(cuda, "cuEventQuery", code);
 }
 
-SPDL__PRIVATE spdl_result spdl__event_sync(spdl_cuda *cuda, void *event) {
-    spdl__cuda_scope scope;
-    spdl_result result = spdl__cuda_enter(cuda, &scope, true);
-    if (result != SPDL_OK) return result;
-    result = SPDL__CUDA_TRY(cuda, EventSynchronize, (event));
-    spdl__cuda_leave(cuda, &scope);
-    return result;
-}
-
-/* Waits for an event. `soon`: asks for about the time of a wake-up first. Then it sleeps. CUDA has
-   no wait with a time limit: with one it asks and naps in turns. */
+/* Asks for an event, if `soon` for the time of a wake-up. Then it sleeps or, with a deadline, asks
+   and naps: CUDA has no wait with a time limit. */
 SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_t deadline,
                                            bool soon) {
     const uint64_t asks_until = spdl_time_ns() + 50000;
@@ -1083,7 +1060,7 @@ SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_
     spdl_result result;
     bool done;
     for (;;) {
-        if (deadline == SPDL__NEVER && now >= asks_until) return spdl__event_sync(cuda, event);
+        if (deadline == SPDL__NEVER && now >= asks_until) return spdl__event_ask(cuda, event, NULL);
         result = spdl__event_ask(cuda, event, &done);
         if (result != SPDL_OK || done) return result;
         now = spdl_time_ns();
@@ -1094,8 +1071,7 @@ SPDL__PRIVATE spdl_result spdl__event_wait(spdl_cuda *cuda, void *event, uint64_
     }
 }
 
-/* Waits until a copy was reaped, if any runs. `two`: of three it awaits two, for half the calls,
-   and one remains. */
+/* Waits until a copy was reaped, if any runs. `two`: of three it awaits two, for half the calls. */
 SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadline, bool two) {
     const uint64_t start = spdl_time_ns(), reclaimed = spdl__load(&cuda->reclaimed);
     const uint64_t flying = spdl__load(&cuda->sent) - reclaimed;
@@ -1114,7 +1090,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0) {
         const uint64_t until = spdl__load(&cuda->sent);
-        result = spdl__event_sync(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event);
+        result = spdl__event_ask(cuda, spdl__cuda_transfer_of(cuda, until - 1)->event, NULL);
         if (result == SPDL_OK) spdl__cuda_reap_until(cuda, until);
     }
     return result;
@@ -1159,8 +1135,7 @@ typedef struct spdl__cuda_sending {
     bool copied;                 /* on the loose stream */
 } spdl__cuda_sending;
 
-/* In a scope: E3 on a stream, then the copy. A copy of pinned memory is cut where a registration
-   ends. */
+/* In a scope: E3 on a stream, then the copy, which is cut where a registration ends. */
 SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_sending *s,
                                              spdl_cuda_stream stream) {
     const char *from = (const char *)s->view->data;
@@ -1179,9 +1154,8 @@ SPDL__PRIVATE spdl_result spdl__submit_bytes(spdl_cuda *cuda, const spdl__cuda_s
     return result;
 }
 
-/* Without the lock: the driver copies pageable memory on this thread. It goes to the slot on the
-   loose stream; its copy then counts as a reader that is done, for whose event the copy stream
-   waits. Memory that others have pinned is not copied here. */
+/* Without the lock: the driver copies pageable memory on this thread, on the loose stream. The copy
+   then counts as a reader that is done: the copy stream waits for its event. */
 SPDL__PRIVATE spdl_result spdl__submit_loose(spdl_cuda *cuda, spdl__cuda_sending *s) {
     spdl__cuda_scope scope;
     spdl_result result = spdl__cuda_enter(cuda, &scope, true);
@@ -1417,8 +1391,7 @@ SPDL__PRIVATE void spdl__slot_retire(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     (void)spdl_ring_try_push(cuda->free_slots, &slot);
 }
 
-/* Is done with the batch on every stream that reads it. `always`: waits for a stream whose end
-   cannot be recorded. */
+/* `always`: waits for a stream whose end cannot be recorded. */
 SPDL__PRIVATE spdl_result spdl__slot_finish(spdl_cuda *cuda, spdl__cuda_slot *slot, bool always) {
     spdl_result result = SPDL_OK;
     int i;
@@ -1585,29 +1558,22 @@ SPDL_API spdl_result spdl_cuda_output_get(spdl_cuda *cuda, spdl_cuda_stream stre
     return result;
 }
 
-/* In a scope, under lock: D1, the copy, its event. */
-SPDL__PRIVATE spdl_result spdl__output_calls(spdl_cuda *cuda, const spdl__cuda_output *output) {
-    const uint64_t from = (uint64_t)(uintptr_t)output->out.dev;
-    spdl_result result =
-        SPDL__CUDA_TRY(cuda, StreamWaitEvent, (cuda->back, output->kernels.event, 0));
-    if (result == SPDL_OK && output->out.bytes > 0)
-        result = SPDL__CUDA_TRY(cuda, MemcpyDtoHAsync,
-                                (output->out.host, from, output->out.bytes, cuda->back));
-    if (result == SPDL_OK)
-        result = SPDL__CUDA_TRY(cuda, EventRecord, (output->copied, cuda->back));
-    return result;
-}
-
-/* After a failure only the kernels run. */
+/* D1, the copy, its event. After a failure only the kernels run. */
 SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_output *output) {
+    const spdl_cuda_output *out = &output->out;
+    const uint64_t from = (uint64_t)(uintptr_t)out->dev;
+    void *back = cuda->back;
     spdl__cuda_scope scope;
     spdl_result result;
     pthread_mutex_lock(&cuda->lock);
     result = spdl__cuda_enter(cuda, &scope, cuda->outputs_at->pinned == 0);
     if (result == SPDL_OK) {
-        result = spdl__output_calls(cuda, output);
+        result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (back, output->kernels.event, 0));
+        if (result == SPDL_OK && out->bytes > 0)
+            result = SPDL__CUDA_TRY(cuda, MemcpyDtoHAsync, (out->host, from, out->bytes, back));
+        if (result == SPDL_OK) result = SPDL__CUDA_TRY(cuda, EventRecord, (output->copied, back));
         spdl__cuda_leave(cuda, &scope);
-        if (result != SPDL_OK) spdl__copies_settle(cuda, cuda->back);
+        if (result != SPDL_OK) spdl__copies_settle(cuda, back);
     }
     pthread_mutex_unlock(&cuda->lock);
     return result != SPDL_OK && spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
@@ -1764,13 +1730,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_malloc(spdl_cuda *cuda) {
     return code == SPDL__CU_OUT_OF_MEMORY ? SPDL_E_NOMEM : result;
 }
 
-SPDL__PRIVATE spdl_result spdl__stream_make(spdl_cuda *cuda, void **stream) {
-    const spdl_result result =
-        SPDL__CUDA_TRY(cuda, StreamCreate, (stream, SPDL__CU_NON_BLOCKING));
-    if (result != SPDL_OK) *stream = NULL;
-    return result;
-}
-
 /* Waits for copies sleep. Only streams wait for the other events. */
 SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
     const unsigned plain = SPDL__CU_DISABLE_TIMING, sleeps = plain | SPDL__CU_BLOCKING_SYNC;
@@ -1788,8 +1747,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_events(spdl_cuda *cuda) {
 SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     const spdl_cuda_desc *desc = &cuda->desc;
     spdl__cuda_scope scope;
+    void **const stream[3] = { &cuda->stream, &cuda->loose, &cuda->back };
     spdl_result result =
         SPDL__CUDA_TRY(cuda, DevicePrimaryCtxRetain, (&cuda->context, cuda->handle));
+    int i;
     if (result != SPDL_OK) {
         cuda->context = NULL;
         return result;
@@ -1797,9 +1758,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     result = spdl__cuda_enter(cuda, &scope, true);
     if (result != SPDL_OK) return result;
     result = spdl__cuda_malloc(cuda);
-    if (result == SPDL_OK) result = spdl__stream_make(cuda, &cuda->stream);
-    if (result == SPDL_OK) result = spdl__stream_make(cuda, &cuda->loose);
-    if (result == SPDL_OK && desc->output_slots > 0) result = spdl__stream_make(cuda, &cuda->back);
+    for (i = 0; i < (desc->output_slots > 0 ? 3 : 2) && result == SPDL_OK; ++i) {
+        result = SPDL__CUDA_TRY(cuda, StreamCreate, (stream[i], SPDL__CU_NON_BLOCKING));
+        if (result != SPDL_OK) *stream[i] = NULL;
+    }
     if (result == SPDL_OK) result = spdl__cuda_make_events(cuda);
     spdl__cuda_leave(cuda, &scope);
     if (result != SPDL_OK || desc->output_slots == 0) return result;
@@ -1935,11 +1897,11 @@ SPDL__PRIVATE void spdl__cuda_readers_end(spdl_cuda *cuda) {
     for (i = 0; i < cuda->desc.device_slots * SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++i) {
         const spdl__cuda_slot *slot = &cuda->slot[i / SPDL_CUDA_MAX_READERS];
         const spdl__cuda_reader *reader = &slot->reader[i % SPDL_CUDA_MAX_READERS];
-        if (reader->state == SPDL__READER_DONE) result = spdl__event_sync(cuda, reader->event);
+        if (reader->state == SPDL__READER_DONE) result = spdl__event_ask(cuda, reader->event, NULL);
     }
     for (i = 0; i < cuda->desc.output_slots && result == SPDL_OK; ++i)
         if (cuda->output[i].behind != NULL)
-            result = spdl__event_sync(cuda, cuda->output[i].behind);
+            result = spdl__event_ask(cuda, cuda->output[i].behind, NULL);
 }
 
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
@@ -1975,8 +1937,8 @@ struct spdl_cuda_iter {
     int hold, held, position; /* wanted; held; the next one */
 };
 
-/* Takes an item. Waits for copies before it waits for the source, which may wait for their items.
-   SPDL_E_LIMIT of a loader: the consumer has all of its slots. */
+/* Waits for copies before it waits for the source, which may wait for their items. SPDL_E_LIMIT of
+   a loader: the consumer has all of its slots. */
 SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uint64_t deadline) {
     const spdl_cuda_iter_desc *desc = &iter->desc;
     const uint64_t slice_ns = 200000;
@@ -2024,8 +1986,7 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
     return result;
 }
 
-/* Waits until one more copy may run. With deadline 0 (there are batches) it asks every second time
-   at most. */
+/* With deadline 0 (there are batches) it asks every second time at most. */
 SPDL__PRIVATE spdl_result spdl__iter_number(spdl_cuda_iter *iter, uint64_t deadline) {
     const bool again = iter->asked_in_vain && deadline == 0;
     spdl_result result = SPDL_OK;
@@ -2055,14 +2016,13 @@ SPDL__PRIVATE spdl_result spdl__iter_fetch(spdl_cuda_iter *iter, uint64_t deadli
     return result;
 }
 
+/* An end (NULL) follows no other end at once. */
 SPDL__PRIVATE void spdl__iter_put(spdl_cuda_iter *iter, spdl__cuda_slot *slot) {
-    iter->queue[(iter->first + iter->count++) % (iter->desc.depth + 2)] = slot;
-}
-
-/* An end follows no other end at once. */
-SPDL__PRIVATE bool spdl__iter_ended(const spdl_cuda_iter *iter) {
-    const int last = (iter->first + iter->count - 1) % (iter->desc.depth + 2);
-    return iter->count > 0 && iter->queue[last] == NULL;
+    const int places = iter->desc.depth + 2, next = (iter->first + iter->count) % places;
+    if (slot == NULL && iter->count > 0 && iter->queue[(next + places - 1) % places] == NULL)
+        return;
+    iter->queue[next] = slot;
+    ++iter->count;
 }
 
 /* Fills the queue; waits only if it is empty. Returns the last result of a fetch. */
@@ -2071,8 +2031,8 @@ SPDL__PRIVATE spdl_result spdl__iter_top_up(spdl_cuda_iter *iter, uint64_t deadl
     while (iter->end == SPDL_OK && result == SPDL_OK && iter->count <= iter->desc.depth) {
         spdl__cuda_slot *slot = NULL;
         result = spdl__iter_fetch(iter, iter->count == 0 ? deadline : 0, &slot);
-        if (result == SPDL_OK) spdl__iter_put(iter, slot);
-        if (result == SPDL_END && !spdl__iter_ended(iter)) spdl__iter_put(iter, NULL);
+        if (result == SPDL_OK || result == SPDL_END)
+            spdl__iter_put(iter, result == SPDL_OK ? slot : NULL);
         if (result != SPDL_OK && result != SPDL_END && result != SPDL_TIMEOUT &&
             result != SPDL_FULL && result != SPDL_E_LIMIT)
             iter->end = result;

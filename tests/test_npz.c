@@ -1149,7 +1149,7 @@ static void zip64_that_is_broken(void) {
     set_le(&z.file, z.end_at - 76 + 48, UINT64_MAX - 3, 8);
     refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "does not fit");
     set_le(&z.file, z.end_at - 76 + 48, 0, 8);
-    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "has 0 entries, its end record says 1");
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "has 0 entries, its end record claims 1");
     set_le(&z.file, z.end_at - 76 + 4, UINT64_MAX, 8); /* its own length */
     refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "leads to no ZIP64 end record");
     zip_free(&z);
@@ -1162,7 +1162,7 @@ static void directory_that_is_broken(void) {
     zip_free(&z);
     z = two_arrays(0);
     set_le(&z.file, z.end_at + 10, 3, 2);
-    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "has 2 entries, its end record says 3");
+    refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "has 2 entries, its end record claims 3");
     set_le(&z.file, z.end_at + 10, 2, 2);
     set_le(&z.file, z.end_at + 4, 1, 2);
     refuses(z.file.at, z.file.count, SPDL_E_UNSUPPORTED, "several disks");
@@ -1209,8 +1209,8 @@ static void members_that_are_broken(void) {
     member_broken(10, 14, 2, unsupported, "method 14 (LZMA)");
     member_broken(10, 93, 2, unsupported, "method 93 (Zstandard)");
     member_broken(10, 99, 2, unsupported, "method 99;");
-    member_broken(10, 0, 2, format, "stored, but the directory says");
-    member_broken(16, 0x12345678, 4, SPDL_E_CHECKSUM, "the directory says 12345678");
+    member_broken(10, 0, 2, format, "stored, but its sizes in the directory");
+    member_broken(16, 0x12345678, 4, SPDL_E_CHECKSUM, "in the directory 12345678");
     member_broken(20, 0xffffffff, 4, format, "reach past byte");
     member_broken(20, 0x7fffffff, 4, format, "reach past byte");
     member_broken(20, 80, 4, format, "reach past byte");
