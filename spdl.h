@@ -11397,7 +11397,6 @@ SPDL__COLD const char *spdl__row_name(const spdl_stage *row) {
     return row->fn != NULL && row->fn->name != NULL ? row->fn->name : spdl__kind_name(row->kind);
 }
 
-/* "file:line" of a row. */
 typedef struct spdl__place {
     char text[SPDL_TEXT_BYTES / 4];
 } spdl__place;
@@ -11443,7 +11442,6 @@ SPDL__COLD int spdl__row_calls_most(const spdl_stage *row) {
     return row->concurrency == 1 ? 0 : row->concurrency;
 }
 
-/* Fields out of range, or of other kinds of rows. */
 SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     static const char *const calls = "source, pipe and branch";
     const spdl_stage *row = &plan->rows[i];
@@ -11818,6 +11816,8 @@ SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
 
 SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
+    const spdl_function *fn = spdl__row_fn(plan, i);
+    const bool places = spdl__row_places(plan, i);
     spdl_stage row = plan->rows[i];
     if (row.next != NULL) {
         row.fn = &spdl__from;
@@ -11826,12 +11826,11 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     if (row.concurrency == 0) row.concurrency = 1;
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
     if (row.buffer_size == 0) row.buffer_size = spdl__row_buffer(plan, i);
-    if (!spdl__row_places(plan, i) && row.item_bytes == 0)
-        row.item_bytes = spdl__row_feeds(plan, i);
-    if (row.fn != NULL && (row.fn->is & SPDL__BATCHES) && row.item_bytes == 0)
-        row.item_bytes = spdl__row_places(plan, i) ? 0 : *(const size_t *)row.ctx;
-    if (spdl__row_fn(plan, i) != plan->rows[i].fn) {
-        row.fn = spdl__row_fn(plan, i);
+    if (!places && row.item_bytes == 0) row.item_bytes = spdl__row_feeds(plan, i);
+    if (!places && row.item_bytes == 0 && row.fn != NULL && (row.fn->is & SPDL__BATCHES))
+        row.item_bytes = *(const size_t *)row.ctx;
+    if (fn != plan->rows[i].fn) {
+        row.fn = fn;
         row.size = plan->rows[i - 1].size;
         row.item_bytes = row.item_bytes < SIZE_MAX / 2 / (size_t)row.size
                              ? row.item_bytes * (size_t)row.size : SIZE_MAX / 2; /* no memory */
@@ -11976,7 +11975,6 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
-/* Zeroed. */
 SPDL__COLD void *spdl__pipeline_alloc(const spdl_pipeline *p, uint64_t count, size_t bytes) {
     return spdl__alloc_zeroed(&p->allocator, (size_t)count, bytes, SPDL_CACHE_LINE);
 }
@@ -12015,7 +12013,6 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     return node->turns != NULL;
 }
 
-/* Memory of a row: edge, counters, parked calls, batches. */
 SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const bool parks = row->deferred || row->again;
@@ -12065,21 +12062,16 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
-    p->threads = desc->pool != NULL  ? desc->pool->places
-                 : desc->workers > 0 ? desc->workers
-                                     : 0;
+    p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
     if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
         p->spare = (int)spdl__min((uint64_t)desc->workers,
                                   (uint64_t)(SPDL__MAX_WORKERS - desc->workers -
                                              (p->works_ns != 0)));
     p->threaded = p->threads > 0 || producer;
-    p->workers = desc->pool != NULL    ? desc->pool->places
-                 : desc->workers > 0 ? desc->workers + p->spare + (p->works_ns != 0)
-                                     : 1;
-    p->workers += producer;
+    p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
+    p->workers = (p->workers > 0 ? p->workers : 1) + producer;
 }
 
-/* Everything except the threads. */
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_result result = SPDL_OK;
     int i;
@@ -12103,7 +12095,6 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     return SPDL_OK;
 }
 
-/* Creates the pool, unless the pipeline shares one. */
 SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     spdl_pool_desc pool;
     p->pool = desc->pool;
@@ -12172,7 +12163,6 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
 }
 
-/* All, or none. */
 SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
     spdl__os_event *const event[] = { &p->fed, &p->quiet, &p->room, &p->locks };
     int i = 0;
@@ -12350,7 +12340,6 @@ typedef struct spdl__histogram {
     uint64_t bucket[SPDL__BUCKETS];
 } spdl__histogram;
 
-/* The shortest time of a bucket, in ns. */
 SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
     const unsigned sub = 1u << SPDL__SUB_BITS, power = bucket >> SPDL__SUB_BITS;
     return power == 0 ? bucket : (uint64_t)(sub + bucket % sub) << (power - 1);
@@ -12596,7 +12585,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     uint64_t runnable = 0, inside = 0; /* workers: all, and within calls */
     spdl__histogram steps;
     int i;
-    /* a consumer that waits for a full buffer by its statistics: see sink_hint */
+    /* a consumer may wait for a full buffer by its statistics: see spdl__sink_hint */
     if (!ended) spdl__wake_passed(p, false);
     if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     memset(stats, 0, sizeof(*stats));
@@ -12612,13 +12601,13 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     for (i = 0; i < p->count; ++i) {
         spdl__stage_snapshot(p, &p->node[i], now, &stats->stage[i]);
         spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
+        inside += stats->stage[i].runnable_ns;
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     memset(&steps, 0, sizeof(steps));
     spdl__stats_steps_of(p, stats, &steps);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
-    for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
         spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
     spdl__stats_process(p, ended, stats);
@@ -12684,7 +12673,6 @@ typedef struct spdl__cell {
     char text[SPDL_NAME_BYTES + 24];
 } spdl__cell;
 
-/* Three digits and a unit; each unit is 1000 times the one before. */
 SPDL__COLD const char *spdl__scaled(spdl__cell *cell, double value, const char *const units[4],
                                     bool whole) {
     int unit = 0;
@@ -12710,7 +12698,6 @@ SPDL__COLD const char *spdl__percent(spdl__cell *cell, double share) {
     return cell->text;
 }
 
-/* stage 3 'decode' */
 SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *stats, int i) {
     spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
     spdl__text_add(&text, "stage %d '", i);
@@ -12952,6 +12939,11 @@ SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, boo
     spdl__find_gain(stats, f);
 }
 
+/* A rare slow one of times with these percentiles, ns. */
+SPDL__COLD double spdl__slow_ns(uint64_t p50, uint64_t p99, uint64_t max) {
+    return (double)(p99 >= SPDL__TAIL * p50 ? p99 : max);
+}
+
 /* A buffer after row f->is.stage for the items of `slow` ns, one in `each` ns; at least twice as
    large as now. */
 SPDL__COLD void spdl__find_room(const spdl_stats *stats, spdl__found *f, double slow, double each) {
@@ -12964,23 +12956,19 @@ SPDL__COLD void spdl__find_room(const spdl_stats *stats, spdl__found *f, double 
     if (!(f->is.gain >= SPDL__GAIN) || f->is.buffer_size <= now) spdl__finding_clear(&f->is);
 }
 
-/* Rare slow calls of row f->is.stage delay the others. */
 SPDL__COLD void spdl__find_late(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
-    const uint64_t slow = stage->p99_ns >= SPDL__TAIL * stage->p50_ns ? stage->p99_ns
-                                                                      : stage->max_ns;
     double each = spdl__stats_steps(stats) / (double)spdl__max(stage->tasks, 1);
     if (stage->concurrency > 1)
         each = spdl__larger(each, (double)stage->p50_ns / (stage->concurrency - 1));
-    spdl__find_room(stats, f, (double)slow, each);
+    spdl__find_room(stats, f, spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns), each);
 }
 
 /* Results wait for a place and the consumer for results, in turn: its steps are in bursts, or the
    sink is too small for times that vary. */
 SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
-    const uint64_t slow = stats->step_p99_ns >= SPDL__TAIL * stats->step_p50_ns
-                              ? stats->step_p99_ns : stats->step_max_ns;
+    const double slow = spdl__slow_ns(stats->step_p50_ns, stats->step_p99_ns, stats->step_max_ns);
     const int row = f->is.stage;
     double make = 0;
     int i;
@@ -12992,7 +12980,7 @@ SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
         if (stats->stage[i].concurrency > 0)
             make = spdl__larger(make, spdl__stage_work(stats, i) / stats->stage[i].concurrency);
     f->is.stage = stats->stage_count - 1;
-    spdl__find_room(stats, f, (double)slow, make / (double)spdl__max(stats->delivered, 1));
+    spdl__find_room(stats, f, slow, make / (double)spdl__max(stats->delivered, 1));
     if (f->is.buffer_size > 0) return true;
     f->is.limit = SPDL_LIMIT_NOT_KNOWN;
     f->is.stage = row;
@@ -13034,7 +13022,6 @@ SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *stats) {
     return cpu;
 }
 
-/* Returns true if much of the rows' processor time is page faults. */
 SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
     return spdl__share(stats->minor_faults * SPDL__FAULT_NS, stats->process_ns) >
            0.3 * spdl__share(spdl__stats_cpu(stats), stats->elapsed_ns);
@@ -13047,7 +13034,6 @@ SPDL__COLD bool spdl__stage_late(const spdl_stage_stats *stage, uint64_t least) 
            spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > least;
 }
 
-/* The limit of row f->is.stage, which is busy. */
 SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
@@ -13238,9 +13224,9 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     } else if (batches && load < SPDL__LIMITING) {
         spdl__text_add(text, "until a batch was full.");
     } else {
-        spdl__text_add(text, "waiting in front of %s", spdl__stage_called(cell, stats, busiest));
-        if (feed->skips == 0) spdl__text_add(text, ", busy %.0f %% of the time", 100 * load);
-        spdl__text_add(text, ".");
+        spdl__text_add(text, feed->skips == 0 ? "waiting in front of %s, busy %.0f %% of the time."
+                                              : "waiting in front of %s.",
+                       spdl__stage_called(cell, stats, busiest), 100 * load);
     }
 }
 
@@ -13268,7 +13254,6 @@ SPDL__COLD bool spdl__found_fails(const spdl__found *f) {
     return f->measured->known && (f->measured->high < 2 * SPDL__GAIN - 1 || f->measured->value < 1);
 }
 
-/* The gain of the settings: measured, or the highest by the law. */
 SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     const spdl_finding *is = &f->is;
@@ -13366,7 +13351,6 @@ SPDL__COLD void spdl__verdict_next(spdl__text *text, const spdl_stats *stats,
                                                          : "the consumer's steps take as long.");
 }
 
-/* Advice for a row that is busy, or for all workers. */
 SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
@@ -13393,7 +13377,6 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
     }
 }
 
-/* No row is the limit. */
 SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                                       const spdl__found *f) {
     const double load = 100 * spdl__stage_load(stats, spdl__stats_busiest(stats));
@@ -13415,7 +13398,6 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
 
-/* The buffer that is too small, and the reason. */
 SPDL__COLD void spdl__verdict_of_room(spdl__text *text, const spdl_stats *stats,
                                       const spdl__found *f, const char *called) {
     const int row = f->is.stage, last = stats->stage_count - 1;
@@ -13437,7 +13419,6 @@ SPDL__COLD void spdl__verdict_of_room(spdl__text *text, const spdl_stats *stats,
     (void)spdl__verdict_settings(text, stats, f);
 }
 
-/* This process or others use up the processors. */
 SPDL__COLD void spdl__verdict_of_cores(spdl__text *text, const spdl_stats *stats,
                                        const spdl__found *f, int row, const char *called) {
     const spdl_stage_stats *stage = &stats->stage[row];
@@ -13462,7 +13443,6 @@ SPDL__COLD void spdl__verdict_of_cores(spdl__text *text, const spdl_stats *stats
     spdl__text_add(text, "More concurrency does not help: make that stage cheaper.");
 }
 
-/* The limit that the consumer or requests wait for. */
 SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats,
                                        const spdl__found *f) {
     const int row = f->is.stage >= 0 ? f->is.stage : spdl__stats_busiest(stats);
@@ -13479,18 +13459,13 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats
                        row == stats->stage_count - 1 ? "SPDL_SINK" : ".buffer_size in it");
         break;
     case SPDL_LIMIT_WORKERS:
-        if (f->elsewhere)
-            spdl__text_add(text, "items were ready, but the workers of its pool were in other "
-                                 "pipelines");
-        else if (stats->workers > 1)
-            spdl__text_add(text, "all %d workers were busy", stats->workers);
-        else
-            spdl__text_add(text, stats->workers > 0 ? "the only worker was busy"
-                                                    : "the only thread was busy, as there are no "
-                                                      "workers");
-        if (f->elsewhere)
-            spdl__text_add(text, ".");
-        else
+        spdl__text_add(text, f->elsewhere        ? "items were ready, but the workers of its pool "
+                                                   "were in other pipelines."
+                             : stats->workers > 1  ? "all %d workers were busy"
+                             : stats->workers == 1 ? "the only worker was busy"
+                                                   : "the only thread was busy, as there are no "
+                                                     "workers", stats->workers);
+        if (!f->elsewhere)
             spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
         spdl__verdict_cure(text, stats, f);
         break;
@@ -13519,24 +13494,22 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
                                       const spdl__found *f) {
     const spdl_stage_stats *feed = &stats->stage[0];
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
-    const uint64_t lost = feed->skips + feed->failures;
-    if (lost > 0) {
-        spdl__text_add(text, "%llu of %llu requests were %s", (spdl__llu)lost,
-                       (spdl__llu)(feed->tasks + feed->failures),
+    const uint64_t lost = feed->skips + feed->failures, requests = feed->tasks + feed->failures;
+    if (lost > 0)
+        spdl__text_add(text, "%llu of %llu requests were %s", (spdl__llu)lost, (spdl__llu)requests,
                        feed->failures == 0 ? "dropped"
                        : feed->skips == 0  ? "refused" : "dropped or refused");
-        if (spdl__share(lost, feed->tasks + feed->failures) < SPDL__LOST) {
-            spdl__text_add(text, ". ");
-        } else {
-            spdl__text_add(text, ": ");
-            if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
-                spdl__text_add(text, "answers were not taken in time.");
-            else if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_BATCH)
-                spdl__verdict_of_limit(text, stats, f);
-            else
-                spdl__text_add(text, "the workers lacked processor time.");
-            spdl__text_add(text, " ");
-        }
+    if (lost > 0 && spdl__share(lost, requests) >= SPDL__LOST) {
+        spdl__text_add(text, ": ");
+        if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
+            spdl__text_add(text, "answers were not taken in time.");
+        else if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_BATCH)
+            spdl__verdict_of_limit(text, stats, f);
+        else
+            spdl__text_add(text, "the workers lacked processor time.");
+        spdl__text_add(text, " ");
+    } else if (lost > 0) {
+        spdl__text_add(text, ". ");
     }
     if (stats->delivered > 0)
         spdl__verdict_of_answers(text, stats);
@@ -13667,14 +13640,15 @@ SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int 
         const char *const losses[] = { feed ? "refused" : "failed",
                                        feed ? "dropped" : "skipped", "freed" };
         const char *before = ":";
+        if (s->failures + s->skips + s->freed == 0) continue;
+        spdl__text_add(text, "  ");
+        spdl__text_name(text, s->name, -1);
         for (k = 0; k < 3; ++k) {
             if (counts[k] == 0) continue;
-            if (*before == ':') spdl__text_add(text, "  ");
-            if (*before == ':') spdl__text_name(text, s->name, -1);
             spdl__text_add(text, "%s %llu %s", before, (spdl__llu)counts[k], losses[k]);
             before = ",";
         }
-        if (*before == ',') spdl__text_add(text, "\n");
+        spdl__text_add(text, "\n");
     }
 }
 
@@ -13725,6 +13699,7 @@ typedef struct spdl__field {
 
 #define SPDL__FIELD_(of, type, field, words) { type, #field, offsetof(of, field), words }
 #define SPDL__U(of, field) SPDL__FIELD_(of, 'u', field, NULL)
+#define SPDL__U3(of, a, b, c) SPDL__U(of, a), SPDL__U(of, b), SPDL__U(of, c)
 #define SPDL__H(of, field) SPDL__FIELD_(of, 'h', field, NULL)
 #define SPDL__D(of, field) SPDL__FIELD_(of, 'd', field, NULL)
 #define SPDL__I(of, field) SPDL__FIELD_(of, 'i', field, NULL)
@@ -13745,33 +13720,28 @@ static const spdl__field spdl__finding_fields[] = {
 };
 static const spdl__field spdl__stats_fields[] = {
     SPDL__I(spdl_stats, workers), SPDL__B(spdl_stats, next_works),
-    SPDL__U(spdl_stats, elapsed_ns), SPDL__U(spdl_stats, delivered),
-    SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns), SPDL__U(spdl_stats, polls),
-    SPDL__H(spdl_stats, workers_runnable_ns), SPDL__U(spdl_stats, step_ns),
-    SPDL__U(spdl_stats, step_mean_ns), SPDL__U(spdl_stats, step_p50_ns),
-    SPDL__U(spdl_stats, step_p99_ns), SPDL__U(spdl_stats, step_max_ns),
-    SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, consumer_runnable_ns),
-    SPDL__H(spdl_stats, process_ns), SPDL__H(spdl_stats, process_cpu_ns),
-    SPDL__H(spdl_stats, others_cpu_ns), SPDL__H(spdl_stats, minor_faults), SPDL__FIELDS_END
+    SPDL__U3(spdl_stats, elapsed_ns, delivered, first_item_ns), SPDL__U(spdl_stats, wait_ns),
+    SPDL__U(spdl_stats, polls), SPDL__H(spdl_stats, workers_runnable_ns),
+    SPDL__U3(spdl_stats, step_ns, step_mean_ns, step_p50_ns),
+    SPDL__U3(spdl_stats, step_p99_ns, step_max_ns, answer_wait_ns),
+    SPDL__U(spdl_stats, consumer_runnable_ns), SPDL__H(spdl_stats, process_ns),
+    SPDL__H(spdl_stats, process_cpu_ns), SPDL__H(spdl_stats, others_cpu_ns),
+    SPDL__H(spdl_stats, minor_faults), SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
     SPDL__S(spdl_stage_stats, name), SPDL__FIELD_(spdl_stage_stats, 'e', kind, NULL),
     SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, in_flight),
     SPDL__FIELD_(spdl_stage_stats, 'n', call_ns, NULL),
     SPDL__FIELD_(spdl_stage_stats, 'n', call_item, NULL),
-    SPDL__U(spdl_stage_stats, tasks), SPDL__U(spdl_stage_stats, failures),
-    SPDL__U(spdl_stage_stats, skips), SPDL__U(spdl_stage_stats, freed),
-    SPDL__U(spdl_stage_stats, busy_ns), SPDL__U(spdl_stage_stats, exposed_ns),
-    SPDL__H(spdl_stage_stats, exposed_idle_ns), SPDL__U(spdl_stage_stats, mean_ns),
-    SPDL__U(spdl_stage_stats, p50_ns), SPDL__U(spdl_stage_stats, p90_ns),
-    SPDL__U(spdl_stage_stats, p99_ns), SPDL__U(spdl_stage_stats, max_ns),
-    SPDL__U(spdl_stage_stats, cpu_ns), SPDL__U(spdl_stage_stats, runnable_ns),
-    SPDL__U(spdl_stage_stats, blocked_ns), SPDL__U(spdl_stage_stats, split_calls), SPDL__FIELDS_END
+    SPDL__U3(spdl_stage_stats, tasks, failures, skips),
+    SPDL__U3(spdl_stage_stats, freed, busy_ns, exposed_ns),
+    SPDL__H(spdl_stage_stats, exposed_idle_ns), SPDL__U3(spdl_stage_stats, mean_ns, p50_ns, p90_ns),
+    SPDL__U3(spdl_stage_stats, p99_ns, max_ns, cpu_ns),
+    SPDL__U3(spdl_stage_stats, runnable_ns, blocked_ns, split_calls), SPDL__FIELDS_END
 };
 static const spdl__field spdl__edge_fields[] = {
     SPDL__I(spdl_edge_stats, buffer_size), SPDL__I(spdl_edge_stats, depth),
-    SPDL__D(spdl_edge_stats, readiness), SPDL__U(spdl_edge_stats, items),
-    SPDL__U(spdl_edge_stats, put_wait_ns), SPDL__U(spdl_edge_stats, get_wait_ns),
+    SPDL__D(spdl_edge_stats, readiness), SPDL__U3(spdl_edge_stats, items, put_wait_ns, get_wait_ns),
     SPDL__U(spdl_edge_stats, empty_ns), SPDL__H(spdl_edge_stats, elapsed_ns), SPDL__FIELDS_END
 };
 
@@ -14001,7 +13971,6 @@ SPDL__COLD double spdl__report_seconds(const char *word) {
     return *at == '\0' ? value : 0;
 }
 
-/* Returns true if there are reports to make. */
 SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc *desc,
                                  const spdl_logger *logger) {
     char room[2][SPDL__OS_VARIABLE];
@@ -14049,7 +14018,6 @@ typedef struct spdl__reporter {
     char changed[128]; /* sentence about them, or "" */
 } spdl__reporter;
 
-/* Counts the limit of an interval that is over. */
 SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
     const spdl__found f = spdl__find(&r->interval);
     uint32_t all = 0, most = 0;
@@ -14083,12 +14051,11 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
 
 static const spdl__field spdl__process_fields[] = {
     SPDL__U(spdl__process_stats, time_ns), SPDL__D(spdl__process_stats, cores_allowed),
-    SPDL__U(spdl__process_stats, cpu_ns), SPDL__U(spdl__process_stats, others_ns),
-    SPDL__U(spdl__process_stats, resident_bytes), SPDL__U(spdl__process_stats, minor_faults),
-    SPDL__U(spdl__process_stats, major_faults), SPDL__FIELDS_END
+    SPDL__U3(spdl__process_stats, cpu_ns, others_ns, resident_bytes),
+    SPDL__U(spdl__process_stats, minor_faults), SPDL__U(spdl__process_stats, major_faults),
+    SPDL__FIELDS_END
 };
 
-/* Closes the file if there is a `reason`. */
 SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const char *reason) {
     if (reason == NULL) return;
     spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no %s in %.400s: %s", what, r->plan.json,
@@ -14171,13 +14138,6 @@ SPDL__COLD void *spdl__report_main(void *arg) {
 
 /* --- beginning and end --- */
 
-SPDL__COLD void spdl__report_open(spdl__reporter *r) {
-    if (r->plan.json[0] != '\0')
-        spdl__report_failed(
-            r, "statistics",
-            spdl__os_file_open(&r->json_file, r->plan.json, SPDL__OS_APPEND, NULL));
-}
-
 SPDL__COLD void spdl__report_free(spdl__reporter *r) {
     (void)spdl__os_file_close(r->json_file);
     r->pipeline->reporter = NULL;
@@ -14203,7 +14163,10 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
         p->reporter = r;
-        spdl__report_open(r);
+        if (r->plan.json[0] != '\0')
+            spdl__report_failed(
+                r, "statistics",
+                spdl__os_file_open(&r->json_file, r->plan.json, SPDL__OS_APPEND, NULL));
         if (spdl__os_thread_start(&r->thread, "spdl-report", NULL, 0, spdl__report_main, r)) return;
         spdl__report_free(r);
     } else {
