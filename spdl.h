@@ -11287,26 +11287,26 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>create-impl
-   How create checks the rows and builds nodes and edges from them. All of it runs on the owner's
-   thread. Create allocates everything, spdl__pipeline_release frees what is there. */
+   Create checks the rows and builds nodes and edges, on the owner's thread. It allocates all
+   memory; spdl__pipeline_release frees it, complete or not. */
 
-#define SPDL__MAX_SPARE 65536 /* batches of one row that are made ahead */
-#define SPDL__ROUTED 32 /* results of a branch that may wait when the row does not say */
-#define SPDL__BATCH_BUFFER 1024 /* items in front of a batch, at most, when the row does not say */
+#define SPDL__MAX_SPARE 65536 /* batches of a row that are made ahead */
+#define SPDL__ROUTED 32 /* default buffer_size of a branch, items */
+#define SPDL__BATCH_BUFFER 1024 /* highest default buffer_size before a batch */
 
-/* --- what the rows say --- */
+/* --- checks of the rows --- */
 
-/* What create works on. The arrays are written by plan_connect. */
+/* The work of create. spdl__plan_connect writes the arrays. */
 typedef struct spdl__plan {
     const spdl_pipeline_desc *desc; /* its error is always set */
     const spdl_stage *rows;
     int count; /* rows, with the sink */
-    int before[SPDL_MAX_STAGES + 1]; /* the row whose edge it reads; path: its branch; else -1 */
-    uint32_t above[SPDL_MAX_STAGES + 1]; /* bit k: what row k makes can come here */
-    int paths[SPDL_MAX_STAGES + 1];      /* branch and merge: how many */
-    uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* and which rows they write, or read */
-    int branch[SPDL_MAX_STAGES + 1]; /* the branch it is inside of; merge: that it ends; or -1 */
-    int merge[SPDL_MAX_STAGES + 1];  /* branch: where it ends */
+    int before[SPDL_MAX_STAGES + 1]; /* row whose edge it reads; path: its branch; or -1 */
+    uint32_t above[SPDL_MAX_STAGES + 1]; /* bit k: items of row k can arrive */
+    int paths[SPDL_MAX_STAGES + 1];      /* branch, merge: number of paths */
+    uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* rows written, or read */
+    int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends; or -1 */
+    int merge[SPDL_MAX_STAGES + 1];  /* branch: its merge */
     const spdl__doctor_plan *doctor; /* or NULL */
 } spdl__plan;
 
@@ -11322,22 +11322,21 @@ SPDL__COLD const char *spdl__row_name(const spdl_stage *row) {
     return row->fn != NULL && row->fn->name != NULL ? row->fn->name : spdl__kind_name(row->kind);
 }
 
-/* Where a row was written: "file:line". */
 typedef struct spdl__place {
     char text[SPDL_TEXT_BYTES / 4];
 } spdl__place;
 
 SPDL__COLD spdl__place spdl__row_place(const spdl_stage *row) {
     spdl__place place;
-    char line[16] = ""; /* or the name of the file has it */
+    char line[16] = ""; /* or `file` has it */
     if (row->line > 0) (void)snprintf(line, sizeof(line), ":%d", row->line);
     (void)snprintf(place.text, sizeof(place.text), "%s%s",
                    row->file != NULL ? row->file : "(unknown file)", line);
     return place;
 }
 
-/* "file:line: stage 2 'decode': ...", SPDL_E_INVALID. A text that begins with a blank is
-   about types: "... 'decode' takes ...", SPDL_E_TYPE. */
+/* "file:line: stage 2 'decode': ...", SPDL_E_INVALID; SPDL_E_TYPE if the text begins with a blank:
+   "... 'decode' takes ...". */
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char *format, ...) {
     const spdl_result result = format[0] == ' ' ? SPDL_E_TYPE : SPDL_E_INVALID;
@@ -11355,21 +11354,19 @@ SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char
     return result;
 }
 
-/* A field of a row; 0 is its default, and always right. */
+/* A field of a row; 0 is always right. */
 typedef struct spdl__row_field {
     const char *name;
-    const char *kinds; /* the kinds of rows that have it */
-    int64_t value;     /* of a flag or pointer: whether it is set */
+    const char *kinds; /* of rows that have it; NULL: all */
+    int64_t value;     /* flag, pointer: 1 if set */
     int min, max;
 } spdl__row_field;
 
-/* Of a row as it is written: 0 is right for all kinds, SPDL_ALL for those that may write more. */
 SPDL__COLD int spdl__row_calls_most(const spdl_stage *row) {
     if (row->concurrency == SPDL_ALL) return SPDL__MAX_CONCURRENCY;
     return row->concurrency == 1 ? 0 : row->concurrency;
 }
 
-/* Fields that are out of range, or without effect on this kind of row. */
 SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     static const char *const calls = "source, pipe and branch";
     const spdl_stage *row = &plan->rows[i];
@@ -11431,7 +11428,6 @@ typedef struct spdl__rule {
     const char *why;
 } spdl__rule;
 
-/* The first rule that a row breaks. */
 SPDL__COLD spdl_result spdl__row_judge(const spdl__plan *plan, int i, const spdl__rule *rules,
                                        size_t count) {
     size_t k = 0;
@@ -11439,7 +11435,7 @@ SPDL__COLD spdl_result spdl__row_judge(const spdl__plan *plan, int i, const spdl
     return k < count ? spdl__row_error(plan, i, "%s", rules[k].why) : SPDL_OK;
 }
 
-/* Rows in the wrong place, and fields that do not go together or are missing. */
+/* Rows in the wrong place; fields that are missing or exclude each other. */
 SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const bool source = row->kind == SPDL_KIND_SOURCE;
@@ -11486,7 +11482,7 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
     return spdl__row_judge(plan, i, SPDL_TABLE(rules));
 }
 
-/* Rows of branches in the wrong place; `branch` is open. */
+/* Rows of branches in the wrong place. `branch` is open, or -1. */
 SPDL__COLD spdl_result spdl__check_paths(const spdl__plan *plan, int i, int branch) {
     const spdl_kind kind = plan->rows[i].kind;
     const spdl_kind before = i > 0 ? plan->rows[i - 1].kind : SPDL_KIND_NONE;
@@ -11500,7 +11496,7 @@ SPDL__COLD spdl_result spdl__check_paths(const spdl__plan *plan, int i, int bran
     return spdl__row_judge(plan, i, SPDL_TABLE(rules));
 }
 
-/* Which row reads the edge of which; `open` are the branches whose merge is still to come. */
+/* Finds the row that reads each edge. `open`: branches without their merge yet. */
 SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     int open[SPDL_MAX_STAGES + 2], depth = 0, i, k;
     spdl_result result;
@@ -11511,7 +11507,7 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
         result = spdl__check_paths(plan, i, branch);
         if (result != SPDL_OK) return result;
         plan->branch[i] = branch;
-        plan->before[i] = i - 1; /* the first: -1 */
+        plan->before[i] = i - 1;
         if (kind == SPDL_KIND_BRANCH) open[++depth] = i;
         if (kind == SPDL_KIND_PATH) {
             plan->before[i] = branch;
@@ -11535,7 +11531,6 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
 }
 
-/* The function of a row. */
 SPDL__COLD const spdl_function *spdl__row_fn(const spdl__plan *plan, int i) {
     const spdl_function *fn = plan->rows[i].fn;
     const bool batches = fn != NULL && (fn->is & SPDL__BATCHES) && i > 0 &&
@@ -11543,7 +11538,7 @@ SPDL__COLD const spdl_function *spdl__row_fn(const spdl__plan *plan, int i) {
     return batches ? fn + 1 : fn;
 }
 
-/* What a row hands on, as a type name; "void" fits anything. A merge hands on what its paths do. */
+/* The type of a row's results; "void" fits any type. */
 SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const char *type = "void";
@@ -11566,7 +11561,7 @@ SPDL__COLD const char *spdl__row_takes(const spdl__plan *plan, int i) {
     return row->fn != NULL && row->fn->in_type != NULL ? spdl__row_fn(plan, i)->in_type : "void";
 }
 
-/* An item that lies in a batch in place, or a buffer, must fit there, as far as sizes are known. */
+/* An item must fit into its buffer, or its place in a batch, if sizes are known. */
 SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from) {
     const spdl_stage *row = &plan->rows[i], *before = &plan->rows[from];
     const size_t bytes = before->fn != NULL ? before->fn->out_bytes : 0;
@@ -11583,10 +11578,10 @@ SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from
                            spdl__row_name(before), (spdl__llu)bytes);
 }
 
-/* Whether row i can read what row `from` yields; a merge stands for the ends of its paths. */
+/* Row i reads results of row `from`, or of each path of a merge. */
 SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from) {
     const spdl_stage *row = &plan->rows[i], *before;
-    const bool batches = spdl__row_fn(plan, i) != row->fn; /* of what the row before that yields */
+    const bool batches = spdl__row_fn(plan, i) != row->fn; /* and reads the row before the batch */
     const char *takes = batches ? row->fn->in_type : spdl__row_takes(plan, i), *yields;
     spdl_result result = SPDL_OK;
     int k;
@@ -11603,7 +11598,7 @@ SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from)
                            spdl__row_place(before).text, spdl__type_named(yields).text);
 }
 
-/* A row takes what those before it yield, a source nothing; what a merge hands on has one type. */
+/* The types of a row and those before it fit. A source takes nothing, a merge one type. */
 SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     const spdl_kind kind = plan->rows[i].kind;
     const char *takes = spdl__row_takes(plan, i), *merged = spdl__row_yields(plan, i);
@@ -11631,7 +11626,7 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     return result;
 }
 
-/* Whether a row lies in a path whose merge is in the order of its branch. */
+/* Returns true in a path whose merge is in input order. */
 SPDL__COLD bool spdl__plan_in_turn(const spdl__plan *plan, int i) {
     int branch = plan->branch[i];
     if (plan->rows[i].kind == SPDL_KIND_MERGE) branch = plan->branch[branch];
@@ -11640,7 +11635,7 @@ SPDL__COLD bool spdl__plan_in_turn(const spdl__plan *plan, int i) {
     return false;
 }
 
-/* What a row may not be there: each item has to make one result or none, in order. */
+/* In such a path each item makes one result or none, in order. */
 SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     const char *what = row->kind == SPDL_KIND_UNBATCH                     ? "SPDL_UNBATCH"
@@ -11687,7 +11682,7 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
 }
 
-/* Workers that the caller did not write. From here on 0 means a shared pool. */
+/* The default of workers. After it, 0 means a shared pool. */
 SPDL__COLD void spdl__desc_defaults(spdl_pipeline_desc *desc) {
     if (desc->workers != 0 || desc->pool != NULL) return;
     desc->workers = SPDL_INLINE;
@@ -11712,31 +11707,30 @@ SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
     return result;
 }
 
-/* --- what is built --- */
+/* --- nodes and edges --- */
 
-/* The bytes of an item in the batches in place that row `i` feeds, or 0. */
+/* Bytes of an item in the batch after row i, if it has items in place, or 0. */
 SPDL__COLD size_t spdl__row_feeds(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     if (row->kind != SPDL_KIND_SOURCE && row->kind != SPDL_KIND_PIPE) return 0;
-    if (row->next != NULL) return 0; /* it has no calls of spdl_buffer */
+    if (row->next != NULL) return 0; /* no calls of spdl_buffer */
     return row[1].kind == SPDL_KIND_BATCH ? row[1].item_bytes : 0;
 }
 
-/* Whether calls of this row know where in a batch their items will lie: if none is dropped, that is
-   a matter of tickets. Not of a source that destroy may leave: the batch would be gone. */
+/* Returns true if calls write their items straight into a batch: a ticket is a place. A source with
+   a thread cannot, because destroy may leave it while it writes. */
 SPDL__COLD bool spdl__row_places(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    if (SPDL__DEBUGS) return false; /* a place of its own can be watched; it is copied */
+    if (SPDL__DEBUGS) return false; /* SPDL_DEBUG watches buffers */
     return spdl__row_feeds(plan, i) > 0 && row->item_bytes == 0 && !row->again &&
            row->output_order == SPDL_ORDER_INPUT &&
            (row->kind != SPDL_KIND_SOURCE || row->threads == 0);
 }
 
-/* Finished items that may wait when the row does not say. Those in front of a batch are held
-   anyway. */
+/* The default of buffer_size. Items before a batch are held in any case. */
 SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    if (spdl__row_places(plan, i)) /* they need no memory of their own */
+    if (spdl__row_places(plan, i))
         return (int)spdl__min(SPDL__SITTING_ITEMS, (uint64_t)row[1].size);
     if (row->kind == SPDL_KIND_BRANCH && strcmp(spdl__row_yields(plan, i), "spdl_batch") != 0)
         return SPDL__ROUTED;
@@ -11745,9 +11739,10 @@ SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
     return 2;
 }
 
-/* The row with defaults in place of zeros. */
 SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
+    const spdl_function *fn = spdl__row_fn(plan, i);
+    const bool places = spdl__row_places(plan, i);
     spdl_stage row = plan->rows[i];
     if (row.next != NULL) {
         row.fn = &spdl__from;
@@ -11756,12 +11751,11 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     if (row.concurrency == 0) row.concurrency = 1;
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
     if (row.buffer_size == 0) row.buffer_size = spdl__row_buffer(plan, i);
-    if (!spdl__row_places(plan, i) && row.item_bytes == 0)
-        row.item_bytes = spdl__row_feeds(plan, i);
-    if (row.fn != NULL && (row.fn->is & SPDL__BATCHES) && row.item_bytes == 0)
-        row.item_bytes = spdl__row_places(plan, i) ? 0 : *(const size_t *)row.ctx;
-    if (spdl__row_fn(plan, i) != plan->rows[i].fn) {
-        row.fn = spdl__row_fn(plan, i);
+    if (!places && row.item_bytes == 0) row.item_bytes = spdl__row_feeds(plan, i);
+    if (!places && row.item_bytes == 0 && row.fn != NULL && (row.fn->is & SPDL__BATCHES))
+        row.item_bytes = *(const size_t *)row.ctx;
+    if (fn != plan->rows[i].fn) {
+        row.fn = fn;
         row.size = plan->rows[i - 1].size;
         row.item_bytes = row.item_bytes < SIZE_MAX / 2 / (size_t)row.size
                              ? row.item_bytes * (size_t)row.size : SIZE_MAX / 2; /* no memory */
@@ -11780,7 +11774,7 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     return row;
 }
 
-/* The name of a row, the second one of the same name being "name#2". */
+/* A second row of the same name is "name#2". */
 SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const char *name) {
     char text[SPDL_NAME_BYTES + 16];
     int number;
@@ -11791,7 +11785,6 @@ SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const 
     }
 }
 
-/* What a row reads from. */
 SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spdl__node *node) {
     const int i = node->index;
     const bool merge = node->row.kind == SPDL_KIND_MERGE;
@@ -11804,7 +11797,7 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     }
     for (k = 0; k < (merge ? node->paths : node->in != NULL); ++k) {
         spdl__node *from = merge ? &p->node[node->path[k]] : node->before;
-        if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* writes in its place */
+        if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* it writes for its paths */
         from->beside |= (uint32_t)1 << i;
         node->beside |= (uint32_t)1 << from->index;
     }
@@ -11814,20 +11807,19 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     for (k = 0; k <= i; ++k) p->node[k].around = p->node[k].beside | (uint32_t)1 << k;
 }
 
-/* SPDL_INDEX, by its names: the address of its function would link the sampler into any program. */
+/* Compares names: the address of SPDL_INDEX would link the sampler into each program. */
 SPDL__COLD bool spdl__row_is_index(const spdl_stage *row) {
     const spdl_function *fn = row->kind == SPDL_KIND_SOURCE ? row->fn : NULL;
     return fn != NULL && fn->name != NULL && fn->out_type != NULL &&
            strcmp(fn->name, "spdl_index") == 0 && strcmp(fn->out_type, "spdl_index") == 0;
 }
 
-/* The most calls that can run at the same time. */
 SPDL__COLD int spdl__threads_most(const spdl_pipeline *p, const spdl__plan *plan) {
     const int threads = p->threads + (plan->desc->pool == NULL && p->works_ns != 0);
     return threads > 0 ? threads : 1;
 }
 
-/* A row, except for its memory. The rows before it are there. */
+/* A row without its memory. The rows before it are complete. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
     spdl_stage *row = &node->row;
@@ -11864,21 +11856,21 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     spdl__node_connect(p, plan, node);
 }
 
-/* Whether its calls need nothing that is rare: see flow_sit. */
+/* Returns true if calls need nothing rare, see spdl__flow_sit. */
 SPDL__COLD bool spdl__node_is_plain(const spdl_pipeline *p, const spdl__node *node) {
     const spdl_stage *row = &node->row;
     return (row->kind == SPDL_KIND_SOURCE || row->kind == SPDL_KIND_PIPE) && !node->own_thread &&
            !row->again && !row->deferred && !row->flush && row->init == NULL && !p->delivers &&
            p->trace == NULL && p->profiler.event_fn == NULL &&
-           p->tokens == NULL; /* a copy may be another row's */
+           p->tokens == NULL; /* its copies can change rows */
 }
 
-/* How many batches of row `first` can be alive: on the edges they may travel, if later stages pass
-   them on, in calls, in batches of batches, and a few in the consumer's hands. */
+/* Batches of row `first` that can be alive, if later stages pass them: on edges, in calls, in
+   batches of batches, and a few with the consumer. */
 SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
     uint64_t alive = 4, calls = 0;
     int i;
-    for (i = p->count - 1; i >= first; --i) { /* from the sink up: what comes after is known */
+    for (i = p->count - 1; i >= first; --i) {
         const spdl_stage *row = &p->node[i].row;
         const uint64_t most = (uint64_t)p->node[i].most;
         alive += (uint64_t)row->buffer_size + most + calls;
@@ -11891,16 +11883,16 @@ SPDL__COLD uint64_t spdl__batches_alive(const spdl_pipeline *p, int first) {
     return spdl__min(alive, SPDL__MAX_SPARE);
 }
 
-/* Results of a row that may be promised and not taken. */
+/* Results of a row that may be promised but not taken. */
 SPDL__COLD uint64_t spdl__node_window(const spdl__node *node) {
-    uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most; /* feed: END */
+    uint64_t window = (uint64_t)node->row.buffer_size + (uint64_t)node->most;
     const bool path = node->row.kind == SPDL_KIND_PATH;
-    if (node->row.kind == SPDL_KIND_BRANCH) return 1; /* it writes those of its paths */
+    if (node->row.kind == SPDL_KIND_BRANCH) return 1; /* it writes on its paths */
     if (path) window += 1 + (uint64_t)node->before->row.buffer_size; /* all that wait, and a mark */
     return (path ? node->before : node)->holes ? spdl__max(2 * window, SPDL__WINDOW) : window;
 }
 
-/* Blocks of a row that the pipeline itself may use at once; in place those written into, too. */
+/* Blocks of a row in use at once, with batches that calls write into. */
 SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t alive = spdl__batches_alive(p, node->index);
     if (node->row.kind == SPDL_KIND_BATCH && node->before->places)
@@ -11908,12 +11900,10 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
-/* Zeroed memory for `count` elements of a pipeline. */
 SPDL__COLD void *spdl__pipeline_alloc(const spdl_pipeline *p, uint64_t count, size_t bytes) {
     return spdl__alloc_zeroed(&p->allocator, (size_t)count, bytes, SPDL_CACHE_LINE);
 }
 
-/* Batches and buffers. */
 SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
@@ -11934,7 +11924,7 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     return SPDL_OK;
 }
 
-/* A branch whose merge is in input order: an entry for each slot and call on the way there. */
+/* A branch whose merge is in input order has an entry for each slot and call before the merge. */
 SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     const spdl__node *row;
     uint64_t most = 1;
@@ -11948,7 +11938,6 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     return node->turns != NULL;
 }
 
-/* The memory of a row: its edge, counters, places for calls that go on later, and batches. */
 SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const bool parks = row->deferred || row->again;
@@ -11972,12 +11961,12 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
         return SPDL_E_NOMEM;
     for (k = 0; parks && k < (uint32_t)node->most; ++k)
         spdl__parked_add(node, &node->parked_free, k);
-    /* not the first calls: somebody waits for those; nor deferred ones, which end elsewhere */
+    /* no meter for first calls, which are waited for, nor for deferred ones, which end elsewhere */
     for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
     return spdl__node_pools(p, node);
 }
 
-/* What workers have: a task each, and what init of each row stores for it. */
+/* A task for each worker, and the results of init of each row. */
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
@@ -11993,26 +11982,21 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
-/* Who runs the rows: the places of the pool, or the consumer; and the thread of a source. */
+/* Threads for the rows: workers or the consumer, and the thread of a source. */
 SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
-    p->threads = desc->pool != NULL  ? desc->pool->places
-                 : desc->workers > 0 ? desc->workers
-                                     : 0;
+    p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
     if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
         p->spare = (int)spdl__min((uint64_t)desc->workers,
                                   (uint64_t)(SPDL__MAX_WORKERS - desc->workers -
                                              (p->works_ns != 0)));
     p->threaded = p->threads > 0 || producer;
-    p->workers = desc->pool != NULL    ? desc->pool->places
-                 : desc->workers > 0 ? desc->workers + p->spare + (p->works_ns != 0)
-                                     : 1;
-    p->workers += producer;
+    p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
+    p->workers = (p->workers > 0 ? p->workers : 1) + producer;
 }
 
-/* Everything but the threads. On failure spdl__pipeline_release frees what is there. */
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_result result = SPDL_OK;
     int i;
@@ -12027,7 +12011,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
         result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
     if (result == SPDL_OK) result = spdl__doctor_open(p, plan->doctor, p->threads);
-#ifndef SPDL_NO_REPORT /* else report_begin says so */
+#ifndef SPDL_NO_REPORT /* or spdl__report_begin warns */
     if (result == SPDL_OK) spdl__trace_open(p, plan->desc);
 #endif
     if (result != SPDL_OK) return result;
@@ -12036,7 +12020,6 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     return SPDL_OK;
 }
 
-/* The pool, if it is the pipeline's own. */
 SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     spdl_pool_desc pool;
     p->pool = desc->pool;
@@ -12056,8 +12039,8 @@ SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc
     return p->own_pool ? SPDL_OK : desc->error->result;
 }
 
-/* The thread of a source. With a policy it is waited for: the system may refuse it, and the list of
-   processors is the caller's. */
+/* The thread of a source. Waits for its policy to be set: the system can refuse it, and the caller
+   owns the list of processors. */
 SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     const spdl_policy *policy = &p->policy;
     char name[SPDL_NAME_BYTES];
@@ -12081,7 +12064,7 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
                            "'%s'", p->producer->name);
 }
 
-/* The clock starts, every edge is empty and every reader except the consumer idle. */
+/* Every edge is empty, and every reader except the consumer idle. */
 SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
     int i;
     p->process = spdl__os_process_id();
@@ -12105,7 +12088,6 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     return p->producer != NULL ? spdl__producer_start(p, desc) : SPDL_OK;
 }
 
-/* All of them, or none. */
 SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
     spdl__os_event *const event[] = { &p->fed, &p->quiet, &p->room, &p->locks };
     int i = 0;
@@ -12115,8 +12097,8 @@ SPDL__COLD bool spdl__pipeline_events(spdl_pipeline *p) {
     return false;
 }
 
-/* More calls than there are threads for: if they wait for each other they do so for ever. Deferred
-   calls need no thread. */
+/* Calls that wait for each other need a thread each, or they wait for ever. Deferred calls need
+   none. */
 SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) {
     const int threads = spdl__threads_most(p, plan);
     int i;
@@ -12131,7 +12113,6 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
     }
 }
 
-/* Takes the sampler of SPDL_INDEX. */
 SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_sampler *sampler = (spdl_sampler *)plan->rows[0].ctx;
     if (!spdl__row_is_index(&plan->rows[0])) return SPDL_OK;
@@ -12142,8 +12123,8 @@ SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *
     return SPDL_OK;
 }
 
-/* SPDL_DEBUG: in C the size of a type is not known, and sizeof(pointer) in the place of
-   sizeof(*pointer) is a common mistake. */
+/* SPDL_DEBUG: sizeof(pointer) for sizeof(*pointer) is a common mistake, and in C the size of a type
+   is unknown. */
 SPDL__COLD void spdl__sizes_warn(const spdl__plan *plan) {
     static const char *const words[] = { "double", "long", "size_t", "int64_t", "uint64_t",
                                          "uintptr_t", "intptr_t", "float", "int" };
@@ -12164,7 +12145,7 @@ SPDL__COLD void spdl__sizes_warn(const spdl__plan *plan) {
     }
 }
 
-/* The rows are right: allocates everything and starts the threads. */
+/* Allocates everything and starts the threads; the rows are checked. */
 SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*p),
@@ -12193,7 +12174,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (result == SPDL_E_NOMEM) spdl__error_set(desc->error, result, "%s", no_memory);
     if (result == SPDL_OK) result = spdl__pool_own(p, desc);
     if (result == SPDL_OK) {
-        *pipeline = p; /* before the first call: a stage may use it */
+        *pipeline = p; /* before the first call, which may use it */
         result = spdl__pipeline_start(p, desc);
     }
     if (result == SPDL_OK) return result;
@@ -12211,8 +12192,8 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     return result;
 }
 
-/* The caller's file has another version of this header, or other structs: then no field behind the
-   first one can be read, nor the desc, so the log is stderr. A row made by hand has no layout. */
+/* Returns false if the caller's file has another version of this header, or other structs. No other
+   field can be read, nor the desc: the log is stderr. A row made by hand has no layout. */
 SPDL__COLD bool spdl__layout_fits(const spdl_stage *stages, size_t count) {
     const unsigned is = count > 0 && stages != NULL ? stages->layout_ : 0, version = is >> 14;
     char of[32] = "an older spdl.h";
@@ -12247,7 +12228,7 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     memset((void *)&known, 0, sizeof(known));
     memset(&plan, 0, sizeof(plan));
     if (desc != NULL) known = *desc;
-    if (known.error == NULL) known.error = &error; /* the log needs a text in any case */
+    if (known.error == NULL) known.error = &error; /* for the log */
     spdl__error_clear(known.error);
     plan.desc = &known;
     plan.rows = stages;
@@ -12271,20 +12252,19 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
 
 /* ============================================================================================= */
 /* >>stats-impl
-   Snapshots, and the texts made of them. Workers count into cells of their own, without a lock; any
-   thread may take a snapshot, which adds the cells up. Waits are the sum of those that are over and
-   the start of the open one. What was reported is kept with the edge: no number goes backwards. */
+   Each worker counts into cells of its own, without a lock. Any thread may take a snapshot, which
+   adds up the cells and the open calls and waits. No number is ever smaller than one reported
+   before. The texts and the advice use nothing but a snapshot. */
 
 /* --- histograms --- */
 
-/* Durations in buckets: exact below 8 ns, then 8 to each power of two, so percentiles are within
-   6.25 %; from 2^43 ns (2.4 h) all in the last. All zero is empty. */
+/* Durations. Buckets are exact below 8 ns, then each power of two has 8: percentiles are within
+   6.25 %. The last bucket begins at 2^43 ns (2.4 h). */
 typedef struct spdl__histogram {
     uint64_t count, sum_ns, max_ns; /* exact */
     uint64_t bucket[SPDL__BUCKETS];
 } spdl__histogram;
 
-/* The shortest time that falls into a bucket. */
 SPDL__COLD uint64_t spdl__bucket_start(unsigned bucket) {
     const unsigned sub = 1u << SPDL__SUB_BITS, power = bucket >> SPDL__SUB_BITS;
     return power == 0 ? bucket : (uint64_t)(sub + bucket % sub) << (power - 1);
@@ -12308,12 +12288,11 @@ SPDL__COLD double spdl__share(uint64_t part, uint64_t whole) {
     return whole > 0 ? (double)part / (double)whole : 0;
 }
 
-/* The same share of `all`. */
 SPDL__COLD uint64_t spdl__part(uint64_t all, uint64_t part, uint64_t whole) {
     return spdl__min((uint64_t)((double)all * spdl__share(part, whole)), all);
 }
 
-/* From what to what was counted; `from` becomes it, its maximum the end of the last bucket. */
+/* Turns `from` into the calls between both. Its maximum is the end of its last bucket. */
 SPDL__COLD void spdl__histogram_since(spdl__histogram *from, const spdl__histogram *to) {
     unsigned i;
     from->sum_ns = spdl__grown(from->sum_ns, to->sum_ns);
@@ -12348,7 +12327,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int s
     return SPDL_OK;
 }
 
-/* The fields that follow from the times of the steps. */
+/* The steps since `since`, which becomes those until now. */
 SPDL__COLD void spdl__stats_steps_of(const spdl_pipeline *p, spdl_stats *stats,
                                      spdl__histogram *since) {
     spdl__histogram times;
@@ -12361,7 +12340,6 @@ SPDL__COLD void spdl__stats_steps_of(const spdl_pipeline *p, spdl_stats *stats,
     *since = times;
 }
 
-/* The fields that follow from the times of the calls. */
 SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram *times) {
     stats->mean_ns = times->count ? times->sum_ns / times->count : 0;
     stats->p50_ns = spdl__histogram_percentile(times, 0.50);
@@ -12370,7 +12348,6 @@ SPDL__COLD void spdl__stage_times(spdl_stage_stats *stats, const spdl__histogram
     stats->max_ns = times->max_ns;
 }
 
-/* A call runs since then. */
 SPDL__COLD void spdl__stage_runs(spdl_stage_stats *stats, uint64_t since, uint64_t item,
                                  uint64_t now) {
     const uint64_t ns = spdl__grown(since, now);
@@ -12381,7 +12358,7 @@ SPDL__COLD void spdl__stage_runs(spdl_stage_stats *stats, uint64_t since, uint64
     stats->call_item = item;
 }
 
-/* The calls that are not booked yet: of workers, and deferred ones. */
+/* Adds the calls that still run, which no cell counts. */
 SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint64_t now,
                                  spdl_stage_stats *stats) {
     const uint64_t rows = SPDL_MAX_STAGES - 1;
@@ -12393,14 +12370,13 @@ SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint6
     }
     if (!node->row.deferred) return;
     spdl__lock(&node->parked_lock, node->locks);
-    for (i = 0; i < node->most; ++i) /* one that is ARMED may begin only now */
+    for (i = 0; i < node->most; ++i) /* an ARMED call has not begun */
         if (node->parked[i].state == SPDL__PARKED_PENDING)
             spdl__stage_runs(stats, node->parked[i].since, node->parked[i].sequence, now);
     spdl__unlock(&node->parked_lock, node->locks);
 }
 
-/* Counts are the sums over all cells. busy_ns is split as the calls that were measured, and those
-   that were slow. */
+/* Slow calls are split as measured, the rest of busy_ns as the metered calls. */
 SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, uint64_t now,
                                      spdl_stage_stats *stats) {
     const uint32_t locked_at = spdl__load_relaxed32(&node->locked_at);
@@ -12438,11 +12414,11 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, u
         slow_cpu_ns += spdl__load_relaxed(&counters->slow_cpu_ns);
         slow_wait_ns += spdl__load_relaxed(&counters->slow_wait_ns);
     }
-    spdl__stage_open(p, node, now, stats); /* after those: none is counted twice */
+    spdl__stage_open(p, node, now, stats); /* after the cells: no call is counted twice */
     stats->busy_ns = spdl__atomic_max(&node->seen_busy_ns, stats->busy_ns);
     if (ns == 0) return;
     rest = spdl__grown(slow_ns, stats->busy_ns);
-    cpu_ns = spdl__min(cpu_ns, ns); /* the loads were not at one time */
+    cpu_ns = spdl__min(cpu_ns, ns); /* cells change between the loads */
     wait_ns = spdl__min(wait_ns, ns - cpu_ns);
     stats->cpu_ns = spdl__min(spdl__part(rest, cpu_ns, ns) + slow_cpu_ns, stats->busy_ns);
     stats->runnable_ns = spdl__min(spdl__part(rest, wait_ns, ns) + slow_wait_ns,
@@ -12451,8 +12427,8 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, u
     stats->runnable_known = blind == 0;
 }
 
-/* Every number is lifted to what an earlier snapshot reported: it may be a little less when a wait
-   that was seen open ended at a clock reading from before. */
+/* A wait that was open in an earlier snapshot can end at an earlier reading of the clock. So `seen`
+   keeps the highest of each number. */
 SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, uint64_t now,
                                     spdl_edge_stats *stats) {
     spdl__edge *edge = &node->out;
@@ -12462,7 +12438,7 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     const uint64_t size = edge->buffer_size;
     uint64_t put_wait = spdl__load_relaxed(&edge->put_wait_ns), get_wait, empty, depth = 0, ticket;
     uint64_t since, idle, until;
-    bool in_turn = true; /* so far every slot was ready */
+    bool in_turn = true;
     if (ended != 0) now = ended;
     for (ticket = head; ticket <= head + edge->mask; ++ticket) {
         const spdl__slot *slot = spdl__edge_slot(edge, ticket);
@@ -12470,19 +12446,19 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
         in_turn = in_turn && has;
         if (!has || spdl__slot_tag(slot) >= SPDL__HOLE) continue;
         depth += in_turn;
-        if (ended == 0 && ticket - head >= size) /* has no place in the buffer yet */
+        if (ended == 0 && ticket - head >= size) /* no place in the buffer yet */
             put_wait += spdl__slot_age(slot, now);
     }
-    /* the reader may have gone on from `head`: what it took meanwhile still looks ready */
+    /* items that the reader took since `head` was read still look ready */
     depth = spdl__min(depth, node->row.kind == SPDL_KIND_PATH ? edge->window
                                                               : size + (uint64_t)node->most);
-    /* the sums before the open gap: none is counted twice */
+    /* sums before the open gap: no gap is counted twice */
     empty = spdl__load(&edge->empty_ns);
     get_wait = spdl__load(&edge->get_wait_ns);
     since = spdl__load_relaxed(&edge->gap_since);
     idle = spdl__load_relaxed(&edge->idle_since);
     until = now;
-    if (spdl__edge_ready(edge, head)) /* when that was put: the same in every snapshot */
+    if (spdl__edge_ready(edge, head)) /* rounded, for equal snapshots */
         until = (now >> 10 << 10) - spdl__slot_age(spdl__edge_slot(edge, head), now);
     if (since != 0 && until > since) empty += until - since;
     if (since != 0 && idle != 0 && until > spdl__max(idle, since))
@@ -12492,13 +12468,12 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     stats->depth = (int)depth;
     stats->elapsed_ns = spdl__atomic_max(&edge->seen[0], now - p->start_ns);
     stats->put_wait_ns = spdl__atomic_max(&edge->seen[1], put_wait);
-    /* what was read later than the clock may have gone on */
+    /* sums that were read after the clock can exceed it */
     stats->get_wait_ns = spdl__atomic_max(&edge->seen[2], spdl__min(get_wait, stats->elapsed_ns));
     stats->empty_ns = spdl__atomic_max(&edge->seen[3], spdl__min(empty, stats->elapsed_ns));
     stats->items = spdl__atomic_max(&edge->seen[5], spdl__grown(none, head));
 }
 
-/* The fields that follow from others, of a snapshot and of an interval. */
 SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
     int i;
     stats->step_mean_ns = stats->step_ns / spdl__max(stats->delivered, 1);
@@ -12508,8 +12483,8 @@ SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
     }
 }
 
-/* What the process has used. Reading it takes about 0.1 ms, and its clocks tick every 10 ms. After
-   the end it is read once. */
+/* Reading the process takes 0.1 ms, and its clocks tick every 10 ms: it is read at most that often,
+   and once after the end. */
 SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
     const spdl__process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
@@ -12532,10 +12507,10 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     spdl_pipeline *p = SPDL__CAST(spdl_pipeline *, SPDL__UNCONST(pipeline)); /* `seen` is written */
     const uint64_t ended = spdl__load_relaxed(&p->ended_ns);
     const uint64_t now = ended ? ended : spdl_time_ns();
-    uint64_t runnable = 0, inside = 0; /* of it, in calls */
+    uint64_t runnable = 0, inside = 0; /* workers: all, and within calls */
     spdl__histogram steps;
     int i;
-    /* a consumer that asks whether its buffer is full makes sure that it will be, see sink_hint */
+    /* a consumer may wait for a full buffer by its statistics: see spdl__sink_hint */
     if (!ended) spdl__wake_passed(p, false);
     if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     memset(stats, 0, sizeof(*stats));
@@ -12551,13 +12526,13 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     for (i = 0; i < p->count; ++i) {
         spdl__stage_snapshot(p, &p->node[i], now, &stats->stage[i]);
         spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
+        inside += stats->stage[i].runnable_ns;
     }
     stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
     stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     memset(&steps, 0, sizeof(steps));
     spdl__stats_steps_of(p, stats, &steps);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
-    for (i = 0; i < p->count; ++i) inside += stats->stage[i].runnable_ns;
     stats->workers_runnable_ns =
         spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
     spdl__stats_process(p, ended, stats);
@@ -12570,11 +12545,10 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
 
 /* --- text --- */
 
-/* A text on its way into a buffer. The thread that has it writes every field. */
 typedef struct spdl__text {
     char *buffer;
     size_t bytes;  /* of the buffer */
-    size_t length; /* of the whole text, what does not fit as well */
+    size_t length; /* of the text, with what does not fit */
 } spdl__text;
 
 SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
@@ -12594,7 +12568,7 @@ SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
     return text;
 }
 
-/* The bytes of the UTF-8 character at `at`; 0 when it is none (RFC 3629). */
+/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
 SPDL__COLD int spdl__utf8(const char *at) {
     const unsigned char *c = (const unsigned char *)at;
     const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
@@ -12607,8 +12581,8 @@ SPDL__COLD int spdl__utf8(const char *at) {
     return length;
 }
 
-/* A name in a column: cut or filled up to `width` characters, or as it is when that is -1. Control
-   characters, and what is not UTF-8, become question marks. */
+/* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
+   become question marks. */
 SPDL__COLD void spdl__text_name(spdl__text *text, const char *name, int width) {
     for (; *name != '\0' && width != 0; --width) {
         const int length = spdl__utf8(name);
@@ -12620,12 +12594,10 @@ SPDL__COLD void spdl__text_name(spdl__text *text, const char *name, int width) {
     if (width > 0) spdl__text_add(text, "%*s", width, "");
 }
 
-/* The text of a number, or of a stage, until it is added to a text. */
 typedef struct spdl__cell {
     char text[SPDL_NAME_BYTES + 24];
 } spdl__cell;
 
-/* Three digits and one of four units, each 1000 times the one before. */
 SPDL__COLD const char *spdl__scaled(spdl__cell *cell, double value, const char *const units[4],
                                     bool whole) {
     int unit = 0;
@@ -12641,7 +12613,6 @@ SPDL__COLD const char *spdl__duration(spdl__cell *cell, double ns) {
     return spdl__scaled(cell, ns, units, true);
 }
 
-/* So many a second. */
 SPDL__COLD const char *spdl__rate(spdl__cell *cell, double rate) {
     static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
     return spdl__scaled(cell, rate, units, !(rate > 0));
@@ -12652,7 +12623,6 @@ SPDL__COLD const char *spdl__percent(spdl__cell *cell, double share) {
     return cell->text;
 }
 
-/* "stage 3 'decode'" */
 SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *stats, int i) {
     spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
     spdl__text_add(&text, "stage %d '", i);
@@ -12661,36 +12631,36 @@ SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *st
     return cell->text;
 }
 
-/* --- the advisor: what the numbers say, for the verdict, the table, JSON and the doctor --- */
+/* --- the advisor: one finding for the verdict, the table, JSON and the doctor --- */
 
-#define SPDL__FED 0.05        /* a consumer that waits less has enough */
-#define SPDL__LIMITING 0.5    /* a stage that is busy less is not the limit */
-#define SPDL__SURE 0.8        /* one that is busy more is, wherever the consumer's item was */
-#define SPDL__FAILING 0.05    /* a larger share of calls that fail is in the verdict */
-#define SPDL__ALL_BUSY 0.93   /* workers that are busy more have no time for other calls */
-#define SPDL__FULL 0.92       /* processors that are used more have none either */
-#define SPDL__OTHERS 0.15     /* processors that other programs use: less is not worth a word */
-#define SPDL__QUEUED 0.1      /* a row whose calls wait so much for a processor lacks them */
-#define SPDL__ROOM 0.1        /* results that wait so much for a place find too few */
-#define SPDL__LOST 0.01       /* of the requests: fewer that are dropped are no reason for advice */
-#define SPDL__HANGS_NS 1000000000u /* a call that is named has run for so long */
-#define SPDL__TAIL 10         /* so many times the median is a rare slow call */
-#define SPDL__TINY_NS 10000   /* calls as short as this take no longer than handing over does */
-#define SPDL__FAULT_NS 500    /* of a page that is mapped and zeroed, about */
-#define SPDL__GAIN 1.03       /* an advice that promises less is not given */
-#define SPDL__WORKERS_ADVISED (SPDL__MAX_WORKERS - 1) /* at most: one place is for next_works_ns */
-#define SPDL__PART_SHOWN 0.05 /* of the time in calls: the table shows runq and block over this */
+/* Least shares of time, if there is no other unit. */
+#define SPDL__FED 0.05        /* below: a consumer that waits has enough */
+#define SPDL__LIMITING 0.5    /* load of a stage that can be the limit */
+#define SPDL__SURE 0.8        /* load of a stage that is the limit */
+#define SPDL__FAILING 0.05    /* failed calls in the verdict, of all */
+#define SPDL__ALL_BUSY 0.93   /* workers without time for other calls */
+#define SPDL__FULL 0.92       /* processors that are used up, of those allowed */
+#define SPDL__OTHERS 0.15     /* processors of other programs in the verdict */
+#define SPDL__QUEUED 0.1      /* waits for a processor of a row that lacks them */
+#define SPDL__ROOM 0.1        /* waits for a place of results that find too few */
+#define SPDL__LOST 0.01       /* dropped requests that need advice, of all */
+#define SPDL__HANGS_NS 1000000000u /* a call in the verdict, ns */
+#define SPDL__TAIL 10         /* a rare slow call, medians */
+#define SPDL__TINY_NS 10000   /* below: a call is as short as passing an item, ns */
+#define SPDL__FAULT_NS 500    /* to map and zero a page, ns, about */
+#define SPDL__GAIN 1.03       /* an advice, times as fast */
+#define SPDL__WORKERS_ADVISED (SPDL__MAX_WORKERS - 1) /* at most; next_works_ns has one place */
+#define SPDL__PART_SHOWN 0.05 /* runq and block in the table, of the time in calls */
 
 SPDL__COLD double spdl__smaller(double a, double b) { return a < b ? a : b; }
 SPDL__COLD double spdl__larger(double a, double b) { return a > b ? a : b; }
 
-/* Threads for all rows but those with threads of their own; the one in next, if it works. */
+/* Threads for pooled rows; the one in next, if it works. */
 SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
     return stats->workers > 0 ? stats->workers + stats->next_works : 1;
 }
 
-/* How busy a stage was: 1 when all the calls it may have were running all the time. A feed has
-   none. */
+/* Share of the calls that a stage may have which were running, 0 to 1. A feed has no calls. */
 SPDL__COLD double spdl__stage_load(const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(stats);
@@ -12706,13 +12676,13 @@ SPDL__COLD int spdl__stats_busiest(const spdl_stats *stats) {
     return busiest;
 }
 
-/* Whether the consumer polls, and finds nothing too often. */
+/* Returns true if polls find nothing too often. */
 SPDL__COLD bool spdl__stats_polls(const spdl_stats *stats) {
     return spdl__share(stats->polls, stats->polls + stats->delivered) > SPDL__FED;
 }
 
-/* The share of time the consumer waited, the wait for the first item left out. Of one that polls,
-   the time in which there was nothing. */
+/* Share of time that the consumer waited, without the wait for the first item. If it polls, share
+   of time without an item. */
 SPDL__COLD double spdl__stats_waiting(const spdl_stats *stats) {
     const double waited = spdl__share(spdl__grown(stats->first_item_ns, stats->wait_ns),
                                       spdl__grown(stats->first_item_ns, stats->elapsed_ns));
@@ -12720,40 +12690,40 @@ SPDL__COLD double spdl__stats_waiting(const spdl_stats *stats) {
     return spdl__larger(waited, 1 - stats->edge[stats->stage_count - 1].readiness);
 }
 
-/* Whether items are pushed: what counts then is how soon they are answered. */
+/* Returns true if items are pushed: their answers count, not a consumer's waits. */
 SPDL__COLD bool spdl__stats_pushed(const spdl_stats *stats) {
     return stats->stage_count > 0 && stats->stage[0].kind == SPDL_KIND_FEED;
 }
 
-/* Whether the consumer has enough: what it lost in next it did not wait for a result. */
+/* Returns true if the consumer has enough: it does not wait in next, or not for a result. */
 SPDL__COLD bool spdl__stats_fed(const spdl_stats *stats) {
     return spdl__stats_waiting(stats) < SPDL__FED ||
            (stats->stage_count > 0 && !spdl__stats_polls(stats) &&
             stats->edge[stats->stage_count - 1].readiness > 1 - SPDL__FED);
 }
 
-/* The share of the consumer's time in which others had its processor. */
+/* Share of the consumer's time in which others had its processor. */
 SPDL__COLD double spdl__stats_harm(const spdl_stats *stats) {
     return spdl__larger(spdl__share(stats->consumer_runnable_ns, stats->step_ns),
                         spdl__stats_waiting(stats) < SPDL__FED ? 0 : spdl__stats_waiting(stats));
 }
 
-/* A finding, and what its sentences need beside it. */
+/* A finding, and the facts that its sentences need. */
 typedef struct spdl__found {
     spdl_finding is;
-    double used, others; /* processors: of this process; of others, as far as they take ours */
-    int next;            /* what limits after the settings: a row, or one of SPDL__BY_* */
-    bool short_calls;    /* handing over takes longer than they do */
-    bool elsewhere;      /* the workers were in other pipelines of their pool */
-    bool proven;         /* by an experiment: the calls wait for each other */
-    bool doctor, raises; /* it is the doctor who says it; it may try settings */
-    const spdl_interval *measured; /* of the settings; NULL: they were not tried */
-    const char *changed; /* NULL, or how the limit did: then there are no settings to write */
+    double used, others; /* processors, by this process; of those allowed, by others */
+    int next;            /* limit after the settings: a row, or one of SPDL__BY_* */
+    bool short_calls;    /* passing items takes longer */
+    bool elsewhere;      /* workers were in other pipelines of their pool */
+    bool proven;         /* by experiment: calls wait for each other */
+    bool doctor, raises; /* for a doctor's text; it may try settings */
+    const spdl_interval *measured; /* gain of the settings; NULL: not tried */
+    const char *changed; /* how the limit changed, which rules out settings; or NULL */
 } spdl__found;
 
 enum { SPDL__BY_CONSUMER = -1, SPDL__BY_CORES = -2, SPDL__BY_WORKERS = -3 };
 
-/* Time in calls that was not spent waiting for a processor. */
+/* Time in calls, without waits for a processor, ns. */
 SPDL__COLD double spdl__stage_work(const spdl_stats *stats, int i) {
     return (double)spdl__grown(stats->stage[i].runnable_ns, stats->stage[i].busy_ns);
 }
@@ -12762,7 +12732,6 @@ SPDL__COLD bool spdl__stage_pooled(const spdl_stats *stats, int i) {
     return !stats->stage[i].deferred && stats->stage[i].threads == 0;
 }
 
-/* Calls of pooled rows, all together. */
 SPDL__COLD double spdl__stats_work(const spdl_stats *stats) {
     double sum = 0;
     int i;
@@ -12771,7 +12740,7 @@ SPDL__COLD double spdl__stats_work(const spdl_stats *stats) {
     return sum;
 }
 
-/* The consumer's own steps. Of one that polls: the polls that found something. */
+/* Time of the consumer's steps, ns; if it polls, of polls that found an item. */
 SPDL__COLD double spdl__stats_steps(const spdl_stats *stats) {
     if (spdl__stats_pushed(stats)) return 0;
     return (double)stats->step_ns * spdl__share(stats->delivered, stats->delivered + stats->polls);
@@ -12783,10 +12752,9 @@ SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
     *next = by;
 }
 
-/* The law. The least time in which these items could have been made: by each row with the calls it
-   has, or `changed`, with those of the finding; by the consumer's steps; by the processors, as if
-   there were no other programs; and with `pool` by the threads. The rows in `without` are left out.
-   `next`: which of these it is. */
+/* The law: the least time in which these items could have been made, and by which limit (`next`).
+   Limits are the calls of each row that is not in `without`, the consumer's steps, the processors
+   without other programs, and with `pool` the threads. `changed`: with the finding's settings. */
 SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool changed, bool pool,
                             uint32_t without, int *next) {
     const double cores = stats->cores_allowed, steps = spdl__stats_steps(stats);
@@ -12814,15 +12782,15 @@ SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool 
     return least;
 }
 
-/* So many that the next limit is reached, but not over twice as many as now: what is further away
-   is not known that well. Nor more than `most`. */
+/* As many as reach the next limit, but at most twice as many as now: limits further away are not
+   known well. */
 SPDL__COLD int spdl__find_more(double work, double rest, int now, int most) {
     const double wanted = rest > 0 ? spdl__smaller(work / rest, 2.0 * now) : 2.0 * now;
     const int more = wanted < now + 1 ? now + 1 : (int)(wanted + 0.9);
     return more < most ? more : most;
 }
 
-/* Calls of row i at a time that the next limit needs; workers can make no more than they are. */
+/* Calls of row i at a time that the next limit needs. Workers make no more than their number. */
 SPDL__COLD int spdl__find_calls(const spdl_stats *stats, int i, double rest) {
     const int threads = spdl__stats_threads(stats), now = stats->stage[i].concurrency;
     const double work = spdl__stage_work(stats, i);
@@ -12841,14 +12809,13 @@ SPDL__COLD void spdl__finding_clear(spdl_finding *is) {
     is->gain = 0;
 }
 
-/* Whether there is anything to write. */
 SPDL__COLD bool spdl__finding_has(const spdl_finding *is) {
     int i, settings = is->workers + is->buffer_size;
     for (i = 0; i < SPDL_MAX_STAGES; ++i) settings += is->concurrency[i];
     return settings > 0;
 }
 
-/* The rows that may have more calls and are as busy as the one that limits. */
+/* Rows that may have more calls and are as busy as the limit. */
 SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *stats, int row) {
     uint32_t rows = 0;
     int i;
@@ -12859,8 +12826,8 @@ SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *stats, int row) {
     return rows;
 }
 
-/* What the settings gain at most; less than is worth it: there are none. Of pushed items no more
-   are answered than come. */
+/* The highest gain of the settings, which are cleared if it is too small. Answers cannot be more
+   than requests. */
 SPDL__COLD void spdl__find_gain(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *feed = &stats->stage[0];
     const double now = spdl__law(stats, f, false, true, 0, NULL);
@@ -12872,7 +12839,7 @@ SPDL__COLD void spdl__find_gain(const spdl_stats *stats, spdl__found *f) {
     if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
 }
 
-/* More calls for the rows that limit, workers for them, and what that gains. */
+/* More calls for the rows that limit, workers for them, and the gain. */
 SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, bool calls) {
     const int threads = spdl__stats_threads(stats), joins = stats->workers > 0 && stats->next_works;
     const uint32_t busy = calls ? spdl__find_busy(stats, f->is.stage) : 0;
@@ -12890,15 +12857,20 @@ SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, boo
         const int more = spdl__find_more(work, then, threads, SPDL__WORKERS_ADVISED);
         if (more > most) most = more;
     }
-    if (stats->workers == 0) /* one thread for all: the first step may be a long one */
+    if (stats->workers == 0) /* one thread: the first step may be long */
         most = then > 0 ? (int)spdl__smaller(work / then + 0.9, SPDL__WORKERS_ADVISED) : 1;
     if (stats->workers == 0) f->is.workers = most > 0 ? most : 1;
     else if (most > threads) f->is.workers = most - joins;
     spdl__find_gain(stats, f);
 }
 
-/* A larger buffer behind row f->is.stage, which holds what is made in `slow` ns by a row that makes
-   one in `each` ns; at least twice as large as now. */
+/* A rare slow one of times with these percentiles, ns. */
+SPDL__COLD double spdl__slow_ns(uint64_t p50, uint64_t p99, uint64_t max) {
+    return (double)(p99 >= SPDL__TAIL * p50 ? p99 : max);
+}
+
+/* A buffer after row f->is.stage for the items of `slow` ns, one in `each` ns; at least twice as
+   large as now. */
 SPDL__COLD void spdl__find_room(const spdl_stats *stats, spdl__found *f, double slow, double each) {
     const double then = spdl__law(stats, f, false, true, 0, &f->next);
     const int now = stats->edge[f->is.stage].buffer_size;
@@ -12909,23 +12881,19 @@ SPDL__COLD void spdl__find_room(const spdl_stats *stats, spdl__found *f, double 
     if (!(f->is.gain >= SPDL__GAIN) || f->is.buffer_size <= now) spdl__finding_clear(&f->is);
 }
 
-/* Rare slow calls of row f->is.stage hold back the others. */
 SPDL__COLD void spdl__find_late(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
-    const uint64_t slow = stage->p99_ns >= SPDL__TAIL * stage->p50_ns ? stage->p99_ns
-                                                                      : stage->max_ns;
     double each = spdl__stats_steps(stats) / (double)spdl__max(stage->tasks, 1);
     if (stage->concurrency > 1)
         each = spdl__larger(each, (double)stage->p50_ns / (stage->concurrency - 1));
-    spdl__find_room(stats, f, (double)slow, each);
+    spdl__find_room(stats, f, spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns), each);
 }
 
-/* Results wait for a place and the consumer for results, by turns: its steps come in bursts, or
-   the sink is too small for what varies. */
+/* Results wait for a place and the consumer for results, in turn: its steps are in bursts, or the
+   sink is too small for times that vary. */
 SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
-    const uint64_t slow = stats->step_p99_ns >= SPDL__TAIL * stats->step_p50_ns
-                              ? stats->step_p99_ns : stats->step_max_ns;
+    const double slow = spdl__slow_ns(stats->step_p50_ns, stats->step_p99_ns, stats->step_max_ns);
     const int row = f->is.stage;
     double make = 0;
     int i;
@@ -12937,22 +12905,22 @@ SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
         if (stats->stage[i].concurrency > 0)
             make = spdl__larger(make, spdl__stage_work(stats, i) / stats->stage[i].concurrency);
     f->is.stage = stats->stage_count - 1;
-    spdl__find_room(stats, f, (double)slow, make / (double)spdl__max(stats->delivered, 1));
+    spdl__find_room(stats, f, slow, make / (double)spdl__max(stats->delivered, 1));
     if (f->is.buffer_size > 0) return true;
     f->is.limit = SPDL_LIMIT_NOT_KNOWN;
     f->is.stage = row;
     return false;
 }
 
-/* Whether its results may leave in completion order: not in a branch whose merge is in order. */
+/* Returns false for a row in a branch whose merge is in order: completion order is not allowed. */
 SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *stats, int i) {
     for (++i; i < stats->stage_count && stats->stage[i].kind != SPDL_KIND_BRANCH; ++i)
         if (stats->stage[i].kind == SPDL_KIND_MERGE) return !stats->stage[i].in_order;
     return true;
 }
 
-/* Whether its calls, of which it may have several, were on one processor at a time, or about to be,
-   while others slept: as behind a lock; or a doctor has found one. */
+/* Returns true if a doctor has found a lock; or if one of several calls at a time had a processor,
+   or waited for one, while the others slept. */
 SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *stats, int i) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, stats->elapsed_ns);
@@ -12966,13 +12934,12 @@ SPDL__COLD bool spdl__stage_sleeps(const spdl_stage_stats *stage) {
     return spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5;
 }
 
-/* Whether its calls lacked processors; without schedstat whether it computes at all. */
+/* Returns true if calls lacked processors; without schedstat, if they compute. */
 SPDL__COLD bool spdl__stage_queued(const spdl_stage_stats *stage) {
     if (stage->split_calls > 0 && !stage->runnable_known) return !spdl__stage_sleeps(stage);
     return spdl__share(stage->runnable_ns, stage->busy_ns) >= SPDL__QUEUED;
 }
 
-/* Time of all rows on processors. */
 SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *stats) {
     uint64_t cpu = 0;
     int i;
@@ -12980,20 +12947,18 @@ SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *stats) {
     return cpu;
 }
 
-/* Whether a good part of what the rows compute is page faults. */
 SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
     return spdl__share(stats->minor_faults * SPDL__FAULT_NS, stats->process_ns) >
            0.3 * spdl__share(spdl__stats_cpu(stats), stats->elapsed_ns);
 }
 
-/* Whether most of a row's time is in rare slow calls. */
+/* Returns true if rare slow calls take more than `least` ns. */
 SPDL__COLD bool spdl__stage_late(const spdl_stage_stats *stage, uint64_t least) {
     return stage->p50_ns > 0 && stage->kind != SPDL_KIND_FEED &&
            stage->max_ns >= SPDL__TAIL * stage->p50_ns &&
            spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > least;
 }
 
-/* Why row f->is.stage, which is busy, is the limit. */
 SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
@@ -13004,7 +12969,7 @@ SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
     if (f->is.limit == SPDL_LIMIT_CONCURRENCY) spdl__find_settings(stats, f, true);
 }
 
-/* All workers are in calls. The busiest row gets more calls if more workers need that. */
+/* All workers are busy. The busiest row gets more calls if more workers need them. */
 SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
     const double calls = spdl__share(stage->busy_ns, stats->elapsed_ns);
@@ -13016,7 +12981,7 @@ SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__found *f) {
                                           calls >= SPDL__SURE * stage->concurrency);
 }
 
-/* The row that computes most, or -1 if it is not the rows that use the processors. */
+/* The row that computes most, or -1 if rows use less than half of `used` processors. */
 SPDL__COLD int spdl__stats_hottest(const spdl_stats *stats, double used) {
     int i, row = 0;
     for (i = 1; i < stats->stage_count; ++i)
@@ -13024,8 +12989,8 @@ SPDL__COLD int spdl__stats_hottest(const spdl_stats *stats, double used) {
     return spdl__share(spdl__stats_cpu(stats), stats->elapsed_ns) < used / 2 ? -1 : row;
 }
 
-/* Whether the row that limits lacks processors, or all rows do: `f` says so then. A row that waits
-   for none has enough, whoever else computes. What others have may not be known: 0. */
+/* Sets `f` and returns true if the busiest row, or all rows, lack processors. A row that does not
+   wait for one has enough. f->others is 0 if it is unknown. */
 SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int busiest) {
     const double cores = stats->cores_allowed, load = spdl__stage_load(stats, busiest);
     const bool ours = f->used >= SPDL__FULL * cores;
@@ -13037,7 +13002,7 @@ SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int bus
     if (f->used <= 0 || !(ours || ((full || unknown) && queued))) return false;
     if (spdl__stage_sleeps(&stats->stage[busiest]) && load >= SPDL__SURE) return false;
     if (!ours && f->others >= SPDL__OTHERS) {
-        if (load >= SPDL__LIMITING) spdl__find_class(stats, f); /* what helps without them */
+        if (load >= SPDL__LIMITING) spdl__find_class(stats, f); /* settings without them */
         else f->is.stage = -1;
         f->is.limit = SPDL_LIMIT_FOREIGN;
         return true;
@@ -13047,7 +13012,7 @@ SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int bus
     return true;
 }
 
-/* Whether all rows are so short that it is the handing over that counts. */
+/* Returns true if all calls are so short that passing items takes longer. */
 SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *stats) {
     int i;
     if (stats->step_mean_ns >= SPDL__TINY_NS) return false;
@@ -13056,14 +13021,14 @@ SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *stats) {
     return spdl__share(stats->elapsed_ns, stats->delivered) < 2 * SPDL__TINY_NS;
 }
 
-/* The consumer waits, or requests were dropped. A row that is not that busy is the limit if it has
-   one call at a time, and the consumer's item was mostly in it. */
+/* The consumer waits, or requests were dropped. A row under SPDL__SURE is the limit if it has one
+   call at a time, and the consumer's next item was mostly in it. */
 SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
     const int busiest = spdl__stats_busiest(stats);
     const double load = spdl__stage_load(stats, busiest);
     const spdl_stage_stats *stage, *most = stats->stage;
     double busy = stats->next_works ? spdl__stats_steps(stats) : 0;
-    uint64_t exposed = 0, idle = 0; /* of it, no worker came */
+    uint64_t exposed = 0, idle = 0; /* waits for items; of them, without a worker */
     bool limits = load >= (spdl__stats_pushed(stats) ? SPDL__LIMITING : SPDL__SURE), here, tail;
     for (stage = stats->stage; stage < stats->stage + stats->stage_count; ++stage) {
         busy += stage->deferred || stage->threads > 0 ? 0 : (double)stage->busy_ns;
@@ -13071,8 +13036,8 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
         idle += stage->exposed_idle_ns;
         if (stage->exposed_ns > most->exposed_ns) most = stage;
     }
-    here = most->exposed_ns > exposed / 2; /* in calls of this row */
-    tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* in rare slow ones */
+    here = most->exposed_ns > exposed / 2; /* most waits are for calls of this row */
+    tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* for rare slow calls */
     if (load >= SPDL__LIMITING && most == &stats->stage[busiest] && most->concurrency == 1)
         limits |= here && !tail;
     f->is.stage = busiest;
@@ -13105,7 +13070,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
     }
 }
 
-/* Requests that were pushed: more than a few were dropped, or a row is near its limit. */
+/* Pushed requests: too many were dropped, or a row is near its limit. */
 SPDL__COLD void spdl__find_pushed(const spdl_stats *stats, spdl__found *f) {
     const spdl_stage_stats *feed = &stats->stage[0];
     const int busiest = spdl__stats_busiest(stats);
@@ -13113,7 +13078,7 @@ SPDL__COLD void spdl__find_pushed(const spdl_stats *stats, spdl__found *f) {
         spdl__find_wait(stats, f);
         if (f->is.limit != SPDL_LIMIT_NOT_KNOWN || stats->edge[0].readiness >= SPDL__LIMITING)
             return;
-        f->is.stage = 0; /* more come at once */
+        f->is.stage = 0;
         f->is.limit = SPDL_LIMIT_ROOM;
         f->is.buffer_size = 2 * stats->edge[0].buffer_size;
     } else if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING) {
@@ -13128,7 +13093,7 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
     memset(&f, 0, sizeof(f));
     f.is.stage = -1;
     if (stats->delivered == 0) return f;
-    /* too short a run says nothing of the processors, nor a reading from long after its end */
+    /* processors are unknown after a short run, or if they were read long after its end */
     if (stats->process_ns >= 50000000 && stats->process_ns / 5 <= stats->elapsed_ns / 4 &&
         cores > 0) {
         f.used = spdl__share(stats->process_cpu_ns, stats->process_ns);
@@ -13142,7 +13107,7 @@ SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
         spdl__find_wait(stats, &f);
     else if (spdl__stats_harm(stats) < SPDL__GAIN - 1)
         f.is.limit = SPDL_LIMIT_CONSUMER;
-    else /* it lacked its processor, which our rows had, or other programs */
+    else /* rows or other programs had its processor */
         f.is.limit = f.others > spdl__share(rows, stats->elapsed_ns) ? SPDL_LIMIT_FOREIGN
                                                                      : SPDL_LIMIT_HARM;
     f.proven = f.is.stage >= 0 && stats->stage[f.is.stage].lock_found;
@@ -13159,7 +13124,7 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *findi
 
 #define SPDL__ASK_DOCTOR ": SPDL_DOCTOR=30 measures it"
 
-/* Of a pipeline with a feed: where most of the time from push to answer went. */
+/* Where most of the time from push to answer was spent. */
 SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *stats) {
     const spdl_stage_stats *feed = &stats->stage[0];
     const double half = 0.5 * (double)feed->mean_ns * (double)stats->delivered;
@@ -13184,13 +13149,12 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     } else if (batches && load < SPDL__LIMITING) {
         spdl__text_add(text, "until a batch was full.");
     } else {
-        spdl__text_add(text, "waiting in front of %s", spdl__stage_called(cell, stats, busiest));
-        if (feed->skips == 0) spdl__text_add(text, ", busy %.0f %% of the time", 100 * load);
-        spdl__text_add(text, ".");
+        spdl__text_add(text, feed->skips == 0 ? "waiting in front of %s, busy %.0f %% of the time."
+                                              : "waiting in front of %s.",
+                       spdl__stage_called(cell, stats, busiest), 100 * load);
     }
 }
 
-/* What the calls of a stage do, where it was measured. */
 SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
     if (stage->split_calls == 0) return "";
     return spdl__stage_sleeps(stage) ? ", asleep"
@@ -13206,7 +13170,7 @@ SPDL__COLD void spdl__text_interval(spdl__text *text, const spdl_interval *is) {
         spdl__text_add(text, " in %d round%s", is->rounds, is->rounds == 1 ? "" : "s");
 }
 
-/* Whether what was measured is a gain; whether it is none. Neither: it is not decided. */
+/* Both are false if the measurement did not decide. */
 SPDL__COLD bool spdl__found_helps(const spdl__found *f) {
     return f->measured->known && f->measured->low > 1 && f->measured->value >= SPDL__GAIN;
 }
@@ -13215,7 +13179,6 @@ SPDL__COLD bool spdl__found_fails(const spdl__found *f) {
     return f->measured->known && (f->measured->high < 2 * SPDL__GAIN - 1 || f->measured->value < 1);
 }
 
-/* What the settings come to: measured, or at most, by the times of the calls. */
 SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     const spdl_finding *is = &f->is;
@@ -13242,8 +13205,8 @@ SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
         spdl__text_add(text, " SPDL_DOCTOR=30,raise tries it.");
 }
 
-/* ".concurrency = 2 for stage 1 'a' and stage 2 'b'": rows with the same number together. The
-   name is left out where the sentence is about that row alone. */
+/* ".concurrency = 2 for stage 1 'a' and stage 2 'b'", by number. A sentence about one row does not
+   name it. */
 SPDL__COLD const char *spdl__verdict_calls(spdl__text *text, const spdl_stats *stats,
                                            const spdl__found *f, const char *before) {
     const int *calls = f->is.concurrency;
@@ -13272,7 +13235,7 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *text, const spdl_stats *s
     return before;
 }
 
-/* The settings to write, as "Write .concurrency = 3 and workers = 5." False: there are none. */
+/* "Write .concurrency = 3 and workers = 5." Returns false if there are no settings. */
 SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats,
                                        const spdl__found *f) {
     const spdl_finding *is = &f->is;
@@ -13297,7 +13260,7 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats
     return true;
 }
 
-/* No setting gains enough: what comes next. */
+/* No setting gains enough: names the next limit. */
 SPDL__COLD void spdl__verdict_next(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     spdl__cell cell;
@@ -13313,7 +13276,6 @@ SPDL__COLD void spdl__verdict_next(spdl__text *text, const spdl_stats *stats,
                                                          : "the consumer's steps take as long.");
 }
 
-/* Of a row that is busy, or of all workers: what to do about it. */
 SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
@@ -13340,7 +13302,6 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
     }
 }
 
-/* Without a row to blame. */
 SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                                       const spdl__found *f) {
     const double load = 100 * spdl__stage_load(stats, spdl__stats_busiest(stats));
@@ -13362,7 +13323,6 @@ SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
 
-/* The buffer that is too small, and for what. */
 SPDL__COLD void spdl__verdict_of_room(spdl__text *text, const spdl_stats *stats,
                                       const spdl__found *f, const char *called) {
     const int row = f->is.stage, last = stats->stage_count - 1;
@@ -13384,7 +13344,6 @@ SPDL__COLD void spdl__verdict_of_room(spdl__text *text, const spdl_stats *stats,
     (void)spdl__verdict_settings(text, stats, f);
 }
 
-/* The processors are the limit: of this process, or of others. */
 SPDL__COLD void spdl__verdict_of_cores(spdl__text *text, const spdl_stats *stats,
                                        const spdl__found *f, int row, const char *called) {
     const spdl_stage_stats *stage = &stats->stage[row];
@@ -13409,7 +13368,6 @@ SPDL__COLD void spdl__verdict_of_cores(spdl__text *text, const spdl_stats *stats
     spdl__text_add(text, "More concurrency does not help: make that stage cheaper.");
 }
 
-/* What the consumer or requests wait for: the processors, all workers, a row. */
 SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats,
                                        const spdl__found *f) {
     const int row = f->is.stage >= 0 ? f->is.stage : spdl__stats_busiest(stats);
@@ -13426,18 +13384,13 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats
                        row == stats->stage_count - 1 ? "SPDL_SINK" : ".buffer_size in it");
         break;
     case SPDL_LIMIT_WORKERS:
-        if (f->elsewhere)
-            spdl__text_add(text, "items were ready, but the workers of its pool were in other "
-                                 "pipelines");
-        else if (stats->workers > 1)
-            spdl__text_add(text, "all %d workers were busy", stats->workers);
-        else
-            spdl__text_add(text, stats->workers > 0 ? "the only worker was busy"
-                                                    : "the only thread was busy, as there are no "
-                                                      "workers");
-        if (f->elsewhere)
-            spdl__text_add(text, ".");
-        else
+        spdl__text_add(text, f->elsewhere        ? "items were ready, but the workers of its pool "
+                                                   "were in other pipelines."
+                             : stats->workers > 1  ? "all %d workers were busy"
+                             : stats->workers == 1 ? "the only worker was busy"
+                                                   : "the only thread was busy, as there are no "
+                                                     "workers", stats->workers);
+        if (!f->elsewhere)
             spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
         spdl__verdict_cure(text, stats, f);
         break;
@@ -13466,24 +13419,22 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
                                       const spdl__found *f) {
     const spdl_stage_stats *feed = &stats->stage[0];
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
-    const uint64_t lost = feed->skips + feed->failures;
-    if (lost > 0) {
-        spdl__text_add(text, "%llu of %llu requests were %s", (spdl__llu)lost,
-                       (spdl__llu)(feed->tasks + feed->failures),
+    const uint64_t lost = feed->skips + feed->failures, requests = feed->tasks + feed->failures;
+    if (lost > 0)
+        spdl__text_add(text, "%llu of %llu requests were %s", (spdl__llu)lost, (spdl__llu)requests,
                        feed->failures == 0 ? "dropped"
                        : feed->skips == 0  ? "refused" : "dropped or refused");
-        if (spdl__share(lost, feed->tasks + feed->failures) < SPDL__LOST) {
-            spdl__text_add(text, ". ");
-        } else {
-            spdl__text_add(text, ": ");
-            if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
-                spdl__text_add(text, "answers were not taken in time.");
-            else if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_BATCH)
-                spdl__verdict_of_limit(text, stats, f);
-            else
-                spdl__text_add(text, "the workers lacked processor time.");
-            spdl__text_add(text, " ");
-        }
+    if (lost > 0 && spdl__share(lost, requests) >= SPDL__LOST) {
+        spdl__text_add(text, ": ");
+        if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
+            spdl__text_add(text, "answers were not taken in time.");
+        else if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_BATCH)
+            spdl__verdict_of_limit(text, stats, f);
+        else
+            spdl__text_add(text, "the workers lacked processor time.");
+        spdl__text_add(text, " ");
+    } else if (lost > 0) {
+        spdl__text_add(text, ". ");
     }
     if (stats->delivered > 0)
         spdl__verdict_of_answers(text, stats);
@@ -13493,7 +13444,6 @@ SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
                        : feed->tasks == 0 ? "pushed" : "answered");
 }
 
-/* A consumer that has enough. */
 SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
                                      const spdl__found *f) {
     spdl__text_add(text, "Loading keeps up: the consumer waited %.1f %% of its time%s. ",
@@ -13510,8 +13460,8 @@ SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
                              "which workers give way to it, or use fewer workers");
 }
 
-/* A call that has lasted longer than the interval, or much longer than all before it; and a stage
-   of which too many calls fail. */
+/* Calls that run longer than the interval, or much longer than all before; and the stage of which
+   too many calls fail. */
 SPDL__COLD void spdl__verdict_of_calls(spdl__text *text, const spdl_stats *stats) {
     double most = SPDL__FAILING;
     spdl__cell cell[2];
@@ -13558,8 +13508,8 @@ SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const s
 
 /* --- the table --- */
 
-/* One row, 100 columns wide with the mark before it. Of calls under a microsecond only a guess is
-   known of where their time goes: it is left out. */
+/* One row: 100 columns with the mark. Calls under 1 us are split by a guess only, which is left
+   out. */
 SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i, bool limit) {
     const spdl_stage_stats *stage = &stats->stage[i];
     const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
@@ -13587,7 +13537,6 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
                    limit && waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
 }
 
-/* The consumer as a row: its steps. */
 SPDL__COLD void spdl__stats_consumer(spdl__text *text, const spdl_stats *stats) {
     spdl__cell c[5];
     spdl__text_add(text, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
@@ -13616,14 +13565,15 @@ SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int 
         const char *const losses[] = { feed ? "refused" : "failed",
                                        feed ? "dropped" : "skipped", "freed" };
         const char *before = ":";
+        if (s->failures + s->skips + s->freed == 0) continue;
+        spdl__text_add(text, "  ");
+        spdl__text_name(text, s->name, -1);
         for (k = 0; k < 3; ++k) {
             if (counts[k] == 0) continue;
-            if (*before == ':') spdl__text_add(text, "  ");
-            if (*before == ':') spdl__text_name(text, s->name, -1);
             spdl__text_add(text, "%s %llu %s", before, (spdl__llu)counts[k], losses[k]);
             before = ",";
         }
-        if (*before == ',') spdl__text_add(text, "\n");
+        spdl__text_add(text, "\n");
     }
 }
 
@@ -13634,7 +13584,6 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
     return (int)text.length;
 }
 
-/* Verdict, run and table. */
 SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats, const char *changed) {
     spdl__found f = spdl__find(stats);
     spdl__cell cell[3];
@@ -13663,18 +13612,19 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* --- JSON: one describer for statistics, reports and the doctor --- */
 
-/* A field of a struct: 'u' uint64_t, 'h' one that is not written, 'n' one that is no counter, 'd'
-   double, 'i' int, 'r' the rows that have one of an array of them, 'b' bool, 's' characters, 'v' an
-   interval, 'e' an enum with its words (NULL: a kind). */
+/* A field: 'u' counter, uint64_t; 'h' counter that JSON leaves out; 'n' other uint64_t; 'd' double;
+   'i' int; 'r' int of each row, with zeros left out; 'b' bool; 's' characters; 'v' spdl_interval;
+   'e' enum with its words (NULL: a kind). An interval subtracts counters. */
 typedef struct spdl__field {
     char type;
     const char *name;
-    size_t at; /* offset in its struct */
+    size_t at; /* offset, bytes */
     const char *const *words;
 } spdl__field;
 
 #define SPDL__FIELD_(of, type, field, words) { type, #field, offsetof(of, field), words }
 #define SPDL__U(of, field) SPDL__FIELD_(of, 'u', field, NULL)
+#define SPDL__U3(of, a, b, c) SPDL__U(of, a), SPDL__U(of, b), SPDL__U(of, c)
 #define SPDL__H(of, field) SPDL__FIELD_(of, 'h', field, NULL)
 #define SPDL__D(of, field) SPDL__FIELD_(of, 'd', field, NULL)
 #define SPDL__I(of, field) SPDL__FIELD_(of, 'i', field, NULL)
@@ -13688,8 +13638,6 @@ static const char *const spdl__limit_names[] = {
     "workers", "harm", "foreign", NULL
 };
 
-/* What is written of each struct, in this order. 'u' and 'h' are counters: they are subtracted for
-   an interval. */
 static const spdl__field spdl__finding_fields[] = {
     SPDL__FIELD_(spdl_finding, 'e', limit, spdl__limit_names), SPDL__I(spdl_finding, stage),
     SPDL__FIELD_(spdl_finding, 'r', concurrency, NULL), SPDL__I(spdl_finding, workers),
@@ -13697,37 +13645,32 @@ static const spdl__field spdl__finding_fields[] = {
 };
 static const spdl__field spdl__stats_fields[] = {
     SPDL__I(spdl_stats, workers), SPDL__B(spdl_stats, next_works),
-    SPDL__U(spdl_stats, elapsed_ns), SPDL__U(spdl_stats, delivered),
-    SPDL__U(spdl_stats, first_item_ns), SPDL__U(spdl_stats, wait_ns), SPDL__U(spdl_stats, polls),
-    SPDL__H(spdl_stats, workers_runnable_ns), SPDL__U(spdl_stats, step_ns),
-    SPDL__U(spdl_stats, step_mean_ns), SPDL__U(spdl_stats, step_p50_ns),
-    SPDL__U(spdl_stats, step_p99_ns), SPDL__U(spdl_stats, step_max_ns),
-    SPDL__U(spdl_stats, answer_wait_ns), SPDL__U(spdl_stats, consumer_runnable_ns),
-    SPDL__H(spdl_stats, process_ns), SPDL__H(spdl_stats, process_cpu_ns),
-    SPDL__H(spdl_stats, others_cpu_ns), SPDL__H(spdl_stats, minor_faults), SPDL__FIELDS_END
+    SPDL__U3(spdl_stats, elapsed_ns, delivered, first_item_ns), SPDL__U(spdl_stats, wait_ns),
+    SPDL__U(spdl_stats, polls), SPDL__H(spdl_stats, workers_runnable_ns),
+    SPDL__U3(spdl_stats, step_ns, step_mean_ns, step_p50_ns),
+    SPDL__U3(spdl_stats, step_p99_ns, step_max_ns, answer_wait_ns),
+    SPDL__U(spdl_stats, consumer_runnable_ns), SPDL__H(spdl_stats, process_ns),
+    SPDL__H(spdl_stats, process_cpu_ns), SPDL__H(spdl_stats, others_cpu_ns),
+    SPDL__H(spdl_stats, minor_faults), SPDL__FIELDS_END
 };
 static const spdl__field spdl__stage_fields[] = {
     SPDL__S(spdl_stage_stats, name), SPDL__FIELD_(spdl_stage_stats, 'e', kind, NULL),
     SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, in_flight),
     SPDL__FIELD_(spdl_stage_stats, 'n', call_ns, NULL),
     SPDL__FIELD_(spdl_stage_stats, 'n', call_item, NULL),
-    SPDL__U(spdl_stage_stats, tasks), SPDL__U(spdl_stage_stats, failures),
-    SPDL__U(spdl_stage_stats, skips), SPDL__U(spdl_stage_stats, freed),
-    SPDL__U(spdl_stage_stats, busy_ns), SPDL__U(spdl_stage_stats, exposed_ns),
-    SPDL__H(spdl_stage_stats, exposed_idle_ns), SPDL__U(spdl_stage_stats, mean_ns),
-    SPDL__U(spdl_stage_stats, p50_ns), SPDL__U(spdl_stage_stats, p90_ns),
-    SPDL__U(spdl_stage_stats, p99_ns), SPDL__U(spdl_stage_stats, max_ns),
-    SPDL__U(spdl_stage_stats, cpu_ns), SPDL__U(spdl_stage_stats, runnable_ns),
-    SPDL__U(spdl_stage_stats, blocked_ns), SPDL__U(spdl_stage_stats, split_calls), SPDL__FIELDS_END
+    SPDL__U3(spdl_stage_stats, tasks, failures, skips),
+    SPDL__U3(spdl_stage_stats, freed, busy_ns, exposed_ns),
+    SPDL__H(spdl_stage_stats, exposed_idle_ns), SPDL__U3(spdl_stage_stats, mean_ns, p50_ns, p90_ns),
+    SPDL__U3(spdl_stage_stats, p99_ns, max_ns, cpu_ns),
+    SPDL__U3(spdl_stage_stats, runnable_ns, blocked_ns, split_calls), SPDL__FIELDS_END
 };
 static const spdl__field spdl__edge_fields[] = {
     SPDL__I(spdl_edge_stats, buffer_size), SPDL__I(spdl_edge_stats, depth),
-    SPDL__D(spdl_edge_stats, readiness), SPDL__U(spdl_edge_stats, items),
-    SPDL__U(spdl_edge_stats, put_wait_ns), SPDL__U(spdl_edge_stats, get_wait_ns),
+    SPDL__D(spdl_edge_stats, readiness), SPDL__U3(spdl_edge_stats, items, put_wait_ns, get_wait_ns),
     SPDL__U(spdl_edge_stats, empty_ns), SPDL__H(spdl_edge_stats, elapsed_ns), SPDL__FIELDS_END
 };
 
-/* The inside of a JSON string. What is not UTF-8 becomes U+FFFD. */
+/* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
 SPDL__COLD void spdl__json_escape(spdl__text *text, const char *string) {
     while (*string != '\0') {
         const int length = spdl__utf8(string);
@@ -13748,7 +13691,7 @@ SPDL__COLD void spdl__json_string(spdl__text *text, const char *string) {
     spdl__text_add(text, "\"");
 }
 
-/* With a point whatever the locale; null when it is none. */
+/* With a point in every locale; null for infinity and NaN. */
 SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
     const char *at, *end;
     char digits[40];
@@ -13763,7 +13706,6 @@ SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
     return cell->text;
 }
 
-/* Without an interval low and high are null. */
 SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
     spdl__cell cell[3];
     spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
@@ -13773,14 +13715,13 @@ SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *inter
                    interval->rounds);
 }
 
-/* The counter at an offset of a struct. */
 SPDL__COLD uint64_t spdl__field_at(const void *stats, size_t at) {
     uint64_t value;
     memcpy(&value, (const char *)stats + at, sizeof(value));
     return value;
 }
 
-/* {"2":4}: the rows whose number is not 0. */
+/* {"2":4} */
 SPDL__COLD void spdl__json_rows(spdl__text *text, const int *numbers) {
     const char *before = "";
     int i;
@@ -13793,13 +13734,13 @@ SPDL__COLD void spdl__json_rows(spdl__text *text, const int *numbers) {
     spdl__text_add(text, "}");
 }
 
-/* An object without its last brace; `before` is the first one, or a comma. */
+/* An object without its last brace, after `before`. */
 SPDL__COLD void spdl__json_fields(spdl__text *text, const char *before, const void *object,
                                   const spdl__field *field) {
     spdl__cell cell;
     for (; field->name != NULL; ++field) {
         const void *at = (const char *)object + field->at;
-        int value; /* of an enum, whatever its type */
+        int value; /* of an enum */
         if (field->type == 'h') continue;
         spdl__text_add(text, "%s\"%s\":", before, field->name);
         before = ",";
@@ -13834,7 +13775,7 @@ SPDL__COLD void spdl__json_array(spdl__text *text, const char *name, const void 
     spdl__text_add(text, "]");
 }
 
-/* The verdict and the finding, the beginning of an object. */
+/* Verdict and finding: the beginning of an object. */
 SPDL__COLD void spdl__json_verdict(spdl__text *text, const spdl_stats *stats) {
     const spdl__found f = spdl__find(stats);
     char verdict[1024];
@@ -13864,25 +13805,24 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
 
 /* ============================================================================================= */
 /* >>report-impl
-   One thread for each pipeline that was asked for reports: it sleeps, takes snapshots as anybody
-   may, and writes. Only destroy waits for it. Files are opened and buffers allocated by create.
-   JSON lines, schema "spdl.stats.1", one object for each interval:
+   A pipeline with reports has one thread for them, which takes snapshots and writes. Only destroy
+   waits for it. Create opens files and allocates buffers.
+   The file has one JSON object a line, for each interval:
        schema     "spdl.stats.1"
        version    of the library
        pipeline   the name in its desc
-       pid, run   the process; when the pipeline was created (Unix time in ms): unique together
-       time       when the line was written (Unix time in s)
-       final      whether this is the last line of the pipeline
-       interval   "verdict" and "finding" since the line before; its "limit" is not_known, consumer,
-                  concurrency, machine, lock, serial, room, batch, workers, harm or foreign, and its
-                  "concurrency" has the rows that need more, such as {"2":4}
-       total      both since the start, and of spdl_stats what examples/data/report.html draws, by
-                  the names of the fields: "stages" and "edges" are arrays. "load" of a stage is how
-                  busy it was. The difference of two lines is the interval between them
-       process    spdl__process_stats when the line was written
-   Later versions may add fields; none changes its meaning under this name. */
+       pid, run   the process; creation of the pipeline (Unix time in ms): unique together
+       time       of writing (Unix time in s)
+       final      true in the last line of the pipeline
+       interval   "verdict" and "finding" since the line before. "limit" is one of
+                  spdl__limit_names, "concurrency" has the rows that need more, such as {"2":4}
+       total      both since the start, and fields of spdl_stats by name; "stages" and "edges" are
+                  arrays. "load" of a stage is how busy it was, 0 to 1. The difference of two lines
+                  is the interval between them
+       process    spdl__process_stats at the time of writing
+   Later versions can add fields, but do not change the meaning of a field. */
 
-/* What has changed since the snapshot before: of reports, and of the doctor. */
+/* The last snapshot of reports, or of the doctor. */
 typedef struct spdl__since {
     spdl_stats last;
     spdl__histogram times[SPDL_MAX_STAGES], steps;
@@ -13897,7 +13837,7 @@ SPDL__COLD void spdl__fields_subtract(void *to, const void *from, const spdl__fi
     }
 }
 
-/* From `last` to `now`, which is the last one then. */
+/* Subtracts the last snapshot from `now`, which becomes the last one. */
 SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, const spdl_stats *now,
                                  spdl_stats *interval) {
     const spdl_stats *last = &since->last;
@@ -13923,18 +13863,18 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
 
 #ifndef SPDL_NO_REPORT
 
-#define SPDL__STDERR_NS 100000000   /* how long stderr may take to accept a piece */
+#define SPDL__STDERR_NS 100000000   /* longest wait for stderr to accept a piece */
 #define SPDL__EVERY_LEAST 0.01      /* seconds of an interval */
 #define SPDL__EVERY_MOST 1e7
 
-/* --- what is asked for --- */
+/* --- settings --- */
 
 typedef struct spdl__report_plan {
     spdl_report_desc desc; /* except for the name of the file */
     char json[SPDL__PATH_BYTES];
 } spdl__report_plan;
 
-/* The name of a file, "" for NULL; false, and a warning, when it does not fit. */
+/* Copies the name of a file, "" for NULL. A name that does not fit is a warning, and false. */
 SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, const char *what,
                                 const spdl_logger *logger) {
     if (snprintf(to, SPDL__PATH_BYTES, "%s", from != NULL ? from : "") < SPDL__PATH_BYTES)
@@ -13945,7 +13885,7 @@ SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, con
     return false;
 }
 
-/* Seconds as 5 or 0.25, in every locale; 0 when the word is something else. */
+/* Seconds, such as 5 or 0.25, in every locale; 0: not a number. */
 SPDL__COLD double spdl__report_seconds(const char *word) {
     double value = 0, place = 1;
     const char *at = word;
@@ -13956,7 +13896,6 @@ SPDL__COLD double spdl__report_seconds(const char *word) {
     return *at == '\0' ? value : 0;
 }
 
-/* Whether there is anything to do. */
 SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc *desc,
                                  const spdl_logger *logger) {
     char room[2][SPDL__OS_VARIABLE];
@@ -13986,11 +13925,11 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
 typedef struct spdl__reporter {
     /* written by create */
     spdl_pipeline *pipeline;
-    spdl__report_plan plan; /* the thread ends the table when it has failed */
+    spdl__report_plan plan; /* the thread clears `table` if stderr fails */
     char name[SPDL_NAME_BYTES];
     spdl__os_thread thread;
     uint64_t run; /* Unix time in us */
-    char *buffer; /* what is in it: the thread's */
+    char *buffer; /* the thread writes the bytes */
     size_t block_bytes, bytes;
     /* written by destroy */
     uint32_t quit;
@@ -14001,10 +13940,9 @@ typedef struct spdl__reporter {
     spdl__process_stats process; /* at the last report */
     spdl__since since;
     uint32_t often[SPDL_LIMIT_FOREIGN + 1][SPDL_MAX_STAGES + 1]; /* intervals, by limit and row */
-    char changed[128]; /* what most of them had, if not all */
+    char changed[128]; /* sentence about them, or "" */
 } spdl__reporter;
 
-/* An interval is over: which limit most of them had. */
 SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
     const spdl__found f = spdl__find(&r->interval);
     uint32_t all = 0, most = 0;
@@ -14027,7 +13965,6 @@ SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
                    where > 0 ? spdl__stage_called(&cell, &r->now, where - 1) : "");
 }
 
-/* What a line of JSON begins with. */
 SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
     spdl__cell cell;
     spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
@@ -14039,12 +13976,11 @@ SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char
 
 static const spdl__field spdl__process_fields[] = {
     SPDL__U(spdl__process_stats, time_ns), SPDL__D(spdl__process_stats, cores_allowed),
-    SPDL__U(spdl__process_stats, cpu_ns), SPDL__U(spdl__process_stats, others_ns),
-    SPDL__U(spdl__process_stats, resident_bytes), SPDL__U(spdl__process_stats, minor_faults),
-    SPDL__U(spdl__process_stats, major_faults), SPDL__FIELDS_END
+    SPDL__U3(spdl__process_stats, cpu_ns, others_ns, resident_bytes),
+    SPDL__U(spdl__process_stats, minor_faults), SPDL__U(spdl__process_stats, major_faults),
+    SPDL__FIELDS_END
 };
 
-/* After a `reason`, which may be NULL, nothing more is written to the file. */
 SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const char *reason) {
     if (reason == NULL) return;
     spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no %s in %.400s: %s", what, r->plan.json,
@@ -14105,7 +14041,7 @@ SPDL__COLD void spdl__report_once(spdl__reporter *r, bool final) {
 
 /* --- the thread --- */
 
-/* The final report comes at the end or destroy; again when the pipeline has gone on after it. */
+/* The final report is at the end or destroy, and again if the pipeline has gone on after it. */
 SPDL__COLD void *spdl__report_main(void *arg) {
     spdl__reporter *r = (spdl__reporter *)arg;
     const uint64_t every = (uint64_t)(r->plan.desc.every * 1e9);
@@ -14127,13 +14063,6 @@ SPDL__COLD void *spdl__report_main(void *arg) {
 
 /* --- beginning and end --- */
 
-SPDL__COLD void spdl__report_open(spdl__reporter *r) {
-    if (r->plan.json[0] != '\0')
-        spdl__report_failed(
-            r, "statistics",
-            spdl__os_file_open(&r->json_file, r->plan.json, SPDL__OS_APPEND, NULL));
-}
-
 SPDL__COLD void spdl__report_free(spdl__reporter *r) {
     (void)spdl__os_file_close(r->json_file);
     r->pipeline->reporter = NULL;
@@ -14141,9 +14070,9 @@ SPDL__COLD void spdl__report_free(spdl__reporter *r) {
     spdl__free(&r->pipeline->allocator, r, r->block_bytes);
 }
 
-/* After the pipeline has been made. Whatever goes wrong is a warning. */
+/* At the end of create. Failures are warnings. */
 SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
-    const size_t text = 2 * (8192 + 3072 * (size_t)p->count); /* JSON of all stages, twice */
+    const size_t text = 2 * (8192 + 3072 * (size_t)p->count);
     const size_t bytes = sizeof(spdl__reporter) + text;
     spdl__report_plan plan;
     spdl__reporter *r;
@@ -14159,7 +14088,10 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
         r->json_file = SPDL__NO_FILE;
         spdl__name_copy(r->name, desc->name != NULL ? desc->name : "spdl");
         p->reporter = r;
-        spdl__report_open(r);
+        if (r->plan.json[0] != '\0')
+            spdl__report_failed(
+                r, "statistics",
+                spdl__os_file_open(&r->json_file, r->plan.json, SPDL__OS_APPEND, NULL));
         if (spdl__os_thread_start(&r->thread, "spdl-report", NULL, 0, spdl__report_main, r)) return;
         spdl__report_free(r);
     } else {
@@ -14168,7 +14100,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
     spdl__logf(&p->logger, SPDL_LOG_WARN, "no memory or thread for reports: there are none");
 }
 
-/* Before the pipeline is freed: the last reports are written, the thread ends. */
+/* Writes the last reports and ends the thread. */
 SPDL__COLD void spdl__report_end(spdl_pipeline *p) {
     spdl__reporter *r = p->reporter;
     if (r == NULL) return;
