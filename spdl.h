@@ -6765,7 +6765,6 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
 #define SPDL__PROBE(name, stage, number) ((void)(stage), (void)(number))
 #endif
 
-
 SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
     if (meter->thread != spdl__os_thread_id()) {
         (void)spdl__os_file_close(meter->file);
@@ -15142,13 +15141,13 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__probe *probe = &hand->probe[i];
+        if (replay) spdl__probe_replay(p, node, probe);
         if (!spdl__row_calls(&node->row)) continue;
         probe->fn = node->row.fn;
         probe->call = *probe->fn;
         probe->call.call = spdl__probe_call;
         node->row.fn = &probe->call;
     }
-    for (i = 0; replay && i < p->count; ++i) spdl__probe_replay(p, &p->node[i], &hand->probe[i]);
     return SPDL_OK;
 }
 
@@ -15288,7 +15287,6 @@ struct spdl__doctor {
     int kept_count;
     spdl__doctor_report report;
 };
-
 
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) SPDL__PRINTF(2, 3);
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
@@ -15900,7 +15898,7 @@ SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, b
     for (k = 0; k < 3; ++k)
         spdl__text_add(text, " %4s",
                        row->mean_ns > 0 ? spdl__percent(&cell, parts[k] / row->mean_ns) : "-");
-    spdl__text_add(text, "%*s", 3, "");
+    spdl__text_add(text, "   ");
     spdl__found_experiment(text, "replayed", 0, &row->replayed, &lines);
     spdl__found_experiment(text, "asleep", share, &row->asleep, &lines);
     if (lines == 0) spdl__text_add(text, "\n");
