@@ -15107,7 +15107,7 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
 
 /* --- open and close --- */
 
-/* Sets if results can be replayed. Branches and merges cannot tell tokens from items. */
+/* Sets whether results can be replayed. Branches and merges take tokens for items. */
 SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__probe *probe) {
     const spdl_stage *row = &node->row, *next = node == p->last ? NULL : &node[1].row;
@@ -15288,15 +15288,10 @@ struct spdl__doctor {
     spdl__doctor_report report;
 };
 
-SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) SPDL__PRINTF(2, 3);
-SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
-    char line[256] = "spdl: doctor: ";
-    const size_t length = strlen(line);
-    va_list args;
+SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *does, double seconds) {
+    char line[128];
     if (d->plan.desc.quiet) return;
-    va_start(args, format);
-    (void)vsnprintf(line + length, sizeof(line) - length, format, args);
-    va_end(args);
+    (void)snprintf(line, sizeof(line), "spdl: doctor: %s for %.1f s\n", does, seconds);
     (void)spdl__os_stderr_write(line, strlen(line), SPDL__STDERR_NS);
 }
 
@@ -15327,9 +15322,9 @@ SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
     spdl__os_event_wake(&d->hold, SPDL__ALL);
 }
 
-SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, const spdl__arm *arm, int i) {
+SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, spdl__arm_kind kind, int i) {
     const int calls = d->found.is.concurrency[i];
-    return arm->kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
+    return kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
 }
 
 /* Makes the changes of an arm, and undoes all others. */
@@ -15343,7 +15338,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     for (i = 0; i < d->p->count; ++i) {
         spdl__node *node = &d->p->node[i];
         const bool slower = arm->row == i && arm->kind == SPDL__ARM_SLEEP;
-        const uint32_t calls = spdl__doctor_calls(d, arm, i);
+        const uint32_t calls = spdl__doctor_calls(d, arm->kind, i);
         spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
         if (spdl__load_relaxed32(&node->limit) == calls) continue;
         spdl__store32(&node->limit, calls);
@@ -15559,7 +15554,7 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
     d->rounds.arms = 2; /* two equal arms */
     spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
-    spdl__doctor_say(d, "tries the settings of the verdict for %.1f s\n", seconds);
+    spdl__doctor_say(d, "tries the settings of the verdict", seconds);
     d->report.tried = true;
     spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
 }
@@ -15568,7 +15563,6 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
 SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     spdl_finding *is = &d->found.is;
-    const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
     const double promised = is->gain - 1;
     int i;
     spdl__doctor_results(d);
@@ -15576,7 +15570,8 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     if (!r->measured.known) return;
     r->kept = spdl__found_helps(&d->found);
     if (r->kept) {
-        for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__doctor_calls(d, &settings, i);
+        for (i = 0; i < d->p->count; ++i)
+            d->limit[i] = spdl__doctor_calls(d, SPDL__ARM_SETTINGS, i);
         if (is->workers > 0)
             spdl__store_relaxed32(&d->p->open, (uint32_t)(is->workers - r->workers));
     } else if (is->stage >= 0 && r->row[is->stage].concurrency > 1 && promised > 0.1 &&
@@ -15682,7 +15677,7 @@ SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__load_relaxed32(&d->p->node[i].limit);
     spdl_pipeline_stats(d->p, &d->now);
     spdl__since_take(d->p, &d->since, &d->now, &d->seen);
-    spdl__doctor_say(d, "observes for %.1f s\n", seconds);
+    spdl__doctor_say(d, "observes", seconds);
 }
 
 SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
@@ -15691,7 +15686,7 @@ SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
     if (d->phase == SPDL__DOCTOR_OBSERVE) {
         spdl__doctor_ladder(d);
         seconds *= spdl__doctor_may_try(d) ? 0.5 : 0.85;
-        spdl__doctor_say(d, "measures %d kinds of windows for %.1f s\n", d->rounds.arms, seconds);
+        spdl__doctor_say(d, "measures", seconds);
         spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER, seconds);
     } else if (d->phase == SPDL__DOCTOR_LADDER && spdl__doctor_may_try(d)) {
         spdl__doctor_try(d, 0.35 * seconds);
@@ -15798,14 +15793,17 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
     return true;
 }
 
-/* Before the first thread. */
+/* Runs before the first thread. */
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
                                          int workers) {
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
     d = (spdl__doctor *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*d), SPDL_CACHE_LINE);
-    if (d == NULL) return SPDL_E_NOMEM;
+    if (d == NULL || !spdl__os_event_init(&d->hold)) {
+        spdl__free(&p->allocator, d, sizeof(*d));
+        return SPDL_E_NOMEM;
+    }
     d->p = p;
     d->plan = *plan;
     memcpy(d->report.name, plan->name, sizeof(d->report.name));
@@ -15815,15 +15813,11 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->found.is.stage = d->report.finding.stage = -1;
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
     for (i = 0; i < SPDL__MAX_WORKERS; ++i) d->spare[i].d = d;
-    if (!spdl__os_event_init(&d->hold)) {
-        spdl__free(&p->allocator, d, sizeof(*d));
-        return SPDL_E_NOMEM;
-    }
     p->doctor = d;
     return spdl__hand_open(p, plan->desc.replay);
 }
 
-/* Before a pipeline stops for good. */
+/* Runs before a pipeline stops for good. */
 SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
@@ -15831,7 +15825,7 @@ SPDL__COLD void spdl__doctor_close(spdl_pipeline *p) {
     spdl__doctor_open_workers(d, d->p->spare);
 }
 
-/* No call is left, except of a source that destroy does not wait for. */
+/* Runs when no call is left, except of a source that destroy does not wait for. */
 SPDL__COLD void spdl__doctor_empty(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
@@ -22891,7 +22885,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     return out.failure;
 }
 
-/* All threads have ended. */
+/* Runs when all threads have ended. */
 SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
     const char *path = p->trace->path, *failure;
     uint64_t kept = 0, dropped = 0;
