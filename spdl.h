@@ -6575,26 +6575,25 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
    Hooks of the pipeline for traces and for the split of call times. Disabled, each costs a branch
    on a pointer.
 
-   A track is a ring of events that keeps the latest. Each worker, the consumer and each edge has
-   one. A thread writes its own track; readers of an edge share that edge's, and reserve places.
-   destroy reads them.
+   A track is a ring of the latest events: one for each worker, the consumer and each edge. Its
+   thread writes it; the readers of an edge reserve places in that edge's. destroy reads it.
 
-   A meter reads processor time and runnable time before and after a sitting: four system calls,
-   some microseconds. About one sitting is measured for each SPDL__METER_NS of computing. Time
-   asleep counts less, because else most calls of a source that waits would be measured. Sittings
-   are drawn by lot: a fixed interval would always measure the one after the longest.
+   A meter reads processor and runnable time around a sitting: four system calls, some microseconds.
+   About one sitting is measured per SPDL__METER_NS of computing. Time asleep counts less, because
+   else most calls of a source that waits would be measured. The lot chooses sittings: a fixed
+   interval would always choose the one after the longest.
 
-   The pipeline owns the tracks. A task owns its meter, for the thread that runs the task. */
+   The pipeline owns the tracks. A task owns its meter, for the thread that runs it. */
 
 #define SPDL__TRACE_EVENTS 65536
 #define SPDL__TRACE_EVENTS_MAX (1 << 24)
 #define SPDL__SPANS 16 /* spans of a user, one inside the other */
 #define SPDL__METER_NS 800000 /* computing of a worker per measurement, on average */
 #define SPDL__METER_SLEEP 16  /* ns asleep that count as one of computing */
-#define SPDL__METER_THREADS 8 /* most threads with meters of their own */
+#define SPDL__METER_THREADS 8 /* of more threads the time is measured together */
 #define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
 
-#ifdef SPDL__NO_TRACE /* a baseline for the bench */
+#ifdef SPDL__NO_TRACE /* a baseline of the bench */
 #define SPDL__METERED false
 #else
 #define SPDL__METERED true
@@ -6606,12 +6605,12 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 #endif
 
 typedef enum spdl__record_kind {
-    SPDL__RECORD_CALL,  /* number: of the item */
-    SPDL__RECORD_BATCH, /* the end of a batch; number: of the batch */
-    SPDL__RECORD_NEXT,  /* the consumer waited; number: of its item */
+    SPDL__RECORD_CALL,  /* number: item */
+    SPDL__RECORD_BATCH, /* end of a batch; number: batch */
+    SPDL__RECORD_NEXT,  /* the consumer waited; number: item */
     SPDL__RECORD_DEPTH, /* number: items on the edge */
     SPDL__RECORD_SPAN,  /* number: pointer to the name; result: depth */
-    SPDL__RECORD_VALUE  /* of a counter; number: pointer to the name; end: bits of the value */
+    SPDL__RECORD_VALUE  /* number: pointer to the name; end: bits of the value */
 } spdl__record_kind;
 
 /* 32 bytes, a documented size. Written by the thread that reserved the place. */
@@ -6619,7 +6618,7 @@ typedef struct spdl__record {
     uint64_t begin;
     uint64_t end;
     uint64_t number;
-    uint64_t stamp; /* result 16, row 8, kind 8 bits */
+    uint64_t stamp; /* bits: result 16, row 8, kind 8 */
 } spdl__record;
 
 typedef struct spdl__span {
@@ -6628,7 +6627,6 @@ typedef struct spdl__span {
 } spdl__span;
 
 typedef struct spdl__track {
-    /* written by create */
     spdl__record *records;
     uint64_t mask;
     /* written by its threads */
@@ -6640,14 +6638,13 @@ typedef struct spdl__track {
     char pad[SPDL_CACHE_LINE];
 } spdl__track;
 
-/* Written by create. */
 typedef struct spdl__trace {
     size_t bytes; /* of this, the tracks and their records */
     int tracks;   /* of threads, then of edges */
     spdl__track *track;
-    const spdl_function *fn[SPDL_MAX_STAGES]; /* the functions of the user */
-    char name[SPDL_NAME_BYTES]; /* of the threads */
-    char path[SPDL__PATH_BYTES]; /* of the file */
+    const spdl_function *fn[SPDL_MAX_STAGES]; /* of the user */
+    char name[SPDL_NAME_BYTES];
+    char path[SPDL__PATH_BYTES];
 } spdl__trace;
 
 /* Written by the worker that runs the task. */
@@ -6693,9 +6690,6 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
 #define SPDL__PROBE(name, stage, number) ((void)(stage), (void)(number))
 #endif
 
-/* --- meters --- */
-
-/* Before a sitting. */
 SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
     if (meter->thread != spdl__os_thread_id()) {
         (void)spdl__os_file_close(meter->file);
@@ -12890,7 +12884,7 @@ SPDL__COLD void spdl__find_late(const spdl_stats *stats, spdl__found *f) {
 }
 
 /* Results wait for a place and the consumer for results, in turn: its steps are in bursts, or the
-   sink is too small for times that vary. */
+   sink is too small for times that vary. Steps that waited for a processor prove neither. */
 SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
     const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
     const double slow = spdl__slow_ns(stats->step_p50_ns, stats->step_p99_ns, stats->step_max_ns);
@@ -12899,6 +12893,7 @@ SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
     int i;
     if (spdl__stats_pushed(stats) || stats->polls > 0 ||
         spdl__share(sink->put_wait_ns, sink->elapsed_ns) < SPDL__ROOM ||
+        spdl__share(stats->consumer_runnable_ns, stats->step_ns) >= SPDL__QUEUED ||
         spdl__stage_load(stats, row) >= SPDL__SURE)
         return false;
     for (i = 0; i < stats->stage_count; ++i)
@@ -14158,12 +14153,12 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) { (void)p; }
 struct spdl_cache {
     spdl_cache_desc desc; /* delete_source is NULL after its call */
     void **item;       /* the kept items */
-    uint64_t kept;     /* number of them */
+    uint64_t kept;
     uint64_t position; /* of the next kept item to return */
-    uint64_t given;    /* number of items returned */
+    uint64_t given;    /* returned items */
     void *loan;        /* returned but not kept: the next call frees it */
     bool warm;         /* the source is finished */
-    bool owed;         /* the copy of the last kept item failed: return it first */
+    bool owed;         /* the copy of the last kept item failed */
 };
 
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
@@ -14289,11 +14284,10 @@ SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeou
 /* ============================================================================================= */
 /* >>compare-impl
    The measuring core of headspace, doctor and benches. Arms (the program as it is, or with one
-   difference) take turns in windows of time. A round has one window of each arm, in random
-   order. The rate of an arm is its items divided by its time, over all rounds. The interval of a
-   ratio is the jackknife's: how far the ratio moves without each round. A window is at least
-   three of the longest gaps between items. It starts at a random moment, so a period of the
-   program cannot hide. The caller owns all state. */
+   difference) take turns in windows of time, each once a round, in random order. The rate of an
+   arm is its items by its time over all rounds. The interval of a ratio is the jackknife's: how
+   far it moves without each round. A window is at least three of the longest gaps between items,
+   and starts at a random moment: a period of the program cannot hide. The caller owns all state. */
 
 #define SPDL__ARMS 16
 #define SPDL__ROUNDS 64
@@ -14303,12 +14297,11 @@ SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeou
 #endif
 #define SPDL__WINDOW_GAPS 3
 #define SPDL__WINDOW_ITEMS 8
-#define SPDL__FOREIGN SPDL__OTHERS
 
 typedef struct spdl__rounds {
     uint64_t random;
     int arms, round, position; /* number of arms; current round, and place in `order` */
-    uint8_t order[SPDL__ARMS]; /* arms of the current round */
+    uint8_t order[SPDL__ARMS];
     double items[SPDL__ARMS][SPDL__ROUNDS], ns[SPDL__ARMS][SPDL__ROUNDS];
     bool dropped[SPDL__ROUNDS];
     int drops;
@@ -14345,7 +14338,7 @@ typedef struct spdl__window {
     double items;
 } spdl__window;
 
-/* The window begins up to three gaps from now, but at most its length. */
+/* The window begins up to three gaps from now, at most its length. */
 SPDL__COLD void spdl__window_begin(spdl__window *w, spdl__rounds *r, uint64_t now, uint64_t length,
                                    uint64_t gap) {
     const uint64_t most = spdl__min(length, SPDL__WINDOW_GAPS * gap) + 1;
@@ -14370,7 +14363,7 @@ SPDL__COLD bool spdl__window_item(spdl__window *w, uint64_t now) {
 
 SPDL__COLD int spdl__rounds_arm(const spdl__rounds *r) { return r->order[r->position]; }
 
-/* Ends a window. Returns true if it was the last of the round; rounds_next must follow. */
+/* Returns true after the last window of a round; call rounds_next then. */
 SPDL__COLD bool spdl__rounds_window(spdl__rounds *r, double items, double ns) {
     const int arm = spdl__rounds_arm(r);
     r->items[arm][r->round] = items;
@@ -14378,7 +14371,7 @@ SPDL__COLD bool spdl__rounds_window(spdl__rounds *r, double items, double ns) {
     return ++r->position == r->arms;
 }
 
-/* Ends a round. Dropped rounds are recorded. Returns false if there is no room for another. */
+/* Ends a round. Returns false if there is no room for another. */
 SPDL__COLD bool spdl__rounds_next(spdl__rounds *r, bool drop) {
     r->dropped[r->round++] = drop;
     r->drops += drop;
@@ -14387,7 +14380,7 @@ SPDL__COLD bool spdl__rounds_next(spdl__rounds *r, bool drop) {
     return r->round < SPDL__ROUNDS;
 }
 
-/* Returns true if enough rounds remain without the dropped ones. Otherwise all rounds count. */
+/* Returns true if enough rounds remain without the dropped ones. Else all count. */
 SPDL__COLD bool spdl__rounds_clean(const spdl__rounds *r) {
     return r->round - r->drops >= SPDL__ROUNDS_LEAST || r->drops == 0;
 }
@@ -14396,7 +14389,7 @@ SPDL__COLD bool spdl__rounds_counts(const spdl__rounds *r, int round) {
     return !r->dropped[round] || !spdl__rounds_clean(r);
 }
 
-/* Items a second of arms `first` to `last`, without round `but` (-1: of all rounds). */
+/* Items a second of arms `first` to `last` without round `but` (-1: of all). */
 SPDL__COLD double spdl__rounds_rate(const spdl__rounds *r, int first, int last, int but) {
     double items = 0, ns = 0;
     int arm, i;
@@ -14426,7 +14419,7 @@ SPDL__COLD double spdl__student(int freedom, int comparisons) {
            (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * n * n * n);
 }
 
-/* Half of the jackknife's interval: without[i] is the result without round i. */
+/* Half of the jackknife's interval; without[i] lacks round i. */
 SPDL__COLD double spdl__jackknife(const double *without, int n, int comparisons) {
     double mean = 0, square = 0;
     int i;
@@ -14435,8 +14428,8 @@ SPDL__COLD double spdl__jackknife(const double *without, int n, int comparisons)
     return spdl__student(n - 1, comparisons) * spdl__root(square * (n - 1) / n);
 }
 
-/* The rate of `arm` divided by that of arms `first` to `last`. `comparisons` is the number of
-   ratios that are read from these rounds. */
+/* The rate of `arm` by that of arms `first` to `last`. `comparisons`: ratios read from these
+   rounds. */
 SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int first, int last,
                                             int comparisons) {
     spdl_interval is = { 0, 0, 0, 0, false };
@@ -14459,11 +14452,11 @@ SPDL__COLD spdl_interval spdl__rounds_ratio(const spdl__rounds *r, int arm, int 
     return is;
 }
 
-/* The length of a window: at least 3 of the longest gaps, and 8 items of `each` ns. The usual
-   length is reduced if `budget` is too short for enough rounds. */
+/* At least 3 of the longest gaps, and 8 items of `each` ns. The usual length gives way to a
+   `budget` that is too short for enough rounds. */
 SPDL__COLD uint64_t spdl__window_ns(uint64_t budget, int arms, uint64_t gap, double each) {
-    const uint64_t windows = 2 * SPDL__ROUNDS_LEAST * (uint64_t)arms; /* half of the time is
-                                                                         between windows */
+    const uint64_t windows = 2 * SPDL__ROUNDS_LEAST * (uint64_t)arms; /* half the time is between
+                                                                         windows */
     return spdl__max(
         spdl__max(spdl__min(SPDL__WINDOW_NS, budget / windows), SPDL__WINDOW_GAPS * gap),
         (uint64_t)(SPDL__WINDOW_ITEMS * each));
@@ -14506,7 +14499,7 @@ SPDL__COLD double spdl__waiter_waited(spdl__waiter *w, const spdl_stats *now) {
 #define SPDL__HEADSPACE_STEPS 8 /* quick calls of next that end a drain */
 #define SPDL__HEADSPACE_KEPT 32
 
-/* STEPS is LIVE without the time in next. */
+/* STEPS: LIVE without the time in next. */
 enum { SPDL__LIVE, SPDL__STILL, SPDL__STEPS };
 
 typedef struct spdl__stretch {
@@ -14525,9 +14518,9 @@ typedef struct spdl__headspace {
     uint64_t paused_ns;  /* since the last call of next */
     spdl__stretch usual; /* before the first pause */
     uint64_t gap_ns;     /* the longest between items in it */
-    spdl_result result;  /* of next */
+    spdl_result result;
     spdl__waiter waiter;
-    spdl_stats stats; /* of a source that is a pipeline */
+    spdl_stats stats;
     spdl__rounds rounds;
 } spdl__headspace;
 
@@ -14557,7 +14550,7 @@ SPDL__COLD bool spdl__headspace_take(spdl__headspace *h, void **item) {
     return h->result == SPDL_OK;
 }
 
-/* Runs steps on new or kept items for `settle` ns, then measures for `length` ns. */
+/* Runs steps for `settle` ns, then measures for `length` ns. */
 SPDL__COLD spdl__stretch spdl__headspace_steps(spdl__headspace *h, bool live, uint64_t settle,
                                                uint64_t length) {
     const uint64_t start = spdl_time_ns();
@@ -14589,9 +14582,8 @@ SPDL__COLD spdl__stretch spdl__headspace_steps(spdl__headspace *h, bool live, ui
     return s;
 }
 
-/* Drops items that were loaded in a pause, because buffered items would look like a faster
-   source. Stops when calls of next take as long as usual, or after as many items as the pause
-   can load. */
+/* Drops items loaded in a pause, which would make the source look faster. Stops when next takes
+   as long as usual, or after as many items as the pause can load. */
 SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     uint64_t took[SPDL__HEADSPACE_STEPS] = { 0 }, sum = 0, since = spdl_time_ns(), i;
     const double each = (double)h->usual.ns / h->usual.steps;
@@ -14610,8 +14602,8 @@ SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     }
 }
 
-/* The share of the round in run queues: of a pipeline's busiest row, or of the caller. Unknown
-   for another source that is waited for: 1. */
+/* The share of the round in run queues: of a pipeline's busiest row, or of the caller. 1 for
+   another source that is waited for. */
 SPDL__COLD double spdl__headspace_waited(spdl__headspace *h, const spdl__stretch *live) {
     const bool pipeline = h->desc->next == spdl_pipeline_next;
     const double queued = spdl__share(live->queued_ns, live->spent_ns);
@@ -14644,7 +14636,7 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     r->ns[SPDL__STEPS][r->round] = (double)(w[SPDL__LIVE].ns - w[SPDL__LIVE].wait_ns);
     others = spdl__foreign_since(&before);
     waited = spdl__headspace_waited(h, &w[SPDL__LIVE]);
-    drop = others > SPDL__FOREIGN && waited >= SPDL__QUEUED;
+    drop = others > SPDL__OTHERS && waited >= SPDL__QUEUED;
     h->report->others = spdl__larger(h->report->others, others);
     spdl__logf(&h->desc->logger, SPDL_LOG_INFO,
                "headspace: round %d: %.4g steps/s, %.4g on kept items, others used %.2f "
@@ -14655,8 +14647,8 @@ SPDL__COLD void spdl__headspace_round(spdl__headspace *h) {
     (void)spdl__rounds_next(r, drop);
 }
 
-/* Takes items to keep, for up to a fifth of the time, which also empties buffers. Measures the
-   loop as it is, then rounds. Dropped rounds are repeated, for up to half of the time more. */
+/* Takes the items to keep, for up to a fifth of the time; this empties buffers. Then measures
+   the loop, then rounds. Dropped rounds are repeated, for up to half of the time more. */
 SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t budget) {
     const uint64_t start = spdl_time_ns();
     uint64_t setup, length, now, until; /* of a round */
@@ -14692,13 +14684,13 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
             1e-9 * (double)setup + 1e-9 * (SPDL__ROUNDS_LEAST + 1) * (double)length;
 }
 
-/* The share of a step that loading costs, if steps without it are `gain` times as fast. */
+/* The share of a step that loading costs, if steps are `gain` times as fast without. */
 SPDL__COLD double spdl__headspace_cost(double gain) { return gain > 1 ? 1 - 1 / gain : 0; }
 
 /* Adds ", 2.1 h of this 12 h run" if the length of the run is known. */
 SPDL__COLD void spdl__headspace_run(spdl__text *text, const spdl_headspace_report *report,
                                     uint64_t run_steps, const char *before, double share) {
-    const double run = (double)run_steps / report->today; /* seconds */
+    const double run = (double)run_steps / report->today;
     const double unit = run >= 3600 ? 3600 : run >= 60 ? 60 : 1, length = run / unit;
     const char *name = run >= 3600 ? "h" : run >= 60 ? "min" : "s";
     if (run_steps == 0 || !(run < 1e12)) return;
@@ -14800,10 +14792,10 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
    function. It can delay a call, and keep or replace its result.
 
    Replay. While the flow is cut after row k, the source makes tokens instead of items. A token
-   passes rows without a call (a batch row makes one of `size` of them). Row k replaces it with a
-   copy of a kept item. Real items are not lost and keep their numbers. After the cut a token passes
-   on to its row. A token has an origin of its own, and is never freed. Kept items are a random
-   sample of those observed. They are read only afterwards, when nothing changes them.
+   passes rows without a call; a batch row makes one of `size` of them. Row k replaces it with a
+   copy of a kept item. Real items are not lost and keep their numbers. After the cut tokens pass on
+   to their row. A token is never freed. Kept items are a random sample of those observed, and read
+   only afterwards, when nothing changes them.
 
    Threads: the consumer changes settings; any worker calls. */
 
@@ -14828,7 +14820,6 @@ typedef struct spdl__probe {
     uint64_t delay_ns;       /* added to each call */
 } spdl__probe;
 
-/* Time that a thread still has to sleep. */
 typedef struct spdl__debt {
     uint64_t arm;
     int64_t ns;
@@ -14839,15 +14830,15 @@ struct spdl__hand {
     spdl__probe probe[SPDL_MAX_STAGES];
     char token[SPDL_MAX_STAGES]; /* the address of token[k] is the token of a cut after row k */
     spdl__debt *debt;        /* [worker * rows + row] */
-    uint32_t keeps;          /* bool: results are kept */
-    uint32_t cut;            /* 1 + the row of the cut; 0: none */
-    uint64_t cut_until;      /* the cut's end, in case no item passes before the source ends */
+    uint32_t keeps;
+    uint32_t cut;            /* 1 + the row; 0: none */
+    uint64_t cut_until;      /* if no item passes before the source ends */
     uint64_t arm;            /* number of changes */
     size_t bytes;            /* with `debt` */
-    spdl__os_event never;    /* is never woken */
+    spdl__os_event never;
 };
 
-/* Delays by `ns`, now or in later calls. Oversleeping shortens later delays. */
+/* Delays by `ns`, now or later. Oversleeping shortens later delays. */
 SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns) {
     const uint64_t arm = spdl__load_relaxed(&hand->arm);
     uint64_t begun;
@@ -14870,7 +14861,7 @@ SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void
     else spdl__item_free(p, kept, spdl__origin(0, owner));
 }
 
-/* The place of one more result in the sample; SPDL__KEPT: none. */
+/* The place of a result in the sample, or SPDL__KEPT. */
 SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
     const uint64_t seen = spdl__add(&probe->seen, 1);
     const uint64_t place = seen < probe->most ? seen : spdl__mix(seen) % (seen + 1);
@@ -14907,7 +14898,6 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     spdl__kept_free(hand->p, probe, old, before); /* user code, outside of the lock */
 }
 
-/* Ends the sample. */
 SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
     int i, k;
     spdl__store32(&hand->keeps, 0);
@@ -14925,7 +14915,7 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
     }
 }
 
-/* Replaces a token with a copy of a kept item, or skips it without memory. */
+/* Replaces a token with a copy of a kept item; without memory skips it. */
 SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
     const uint64_t place = spdl__add(&probe->turn, 1) % (uint64_t)probe->count;
     const void *kept = probe->kept[place];
@@ -14935,7 +14925,6 @@ SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, voi
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
 }
 
-/* Passes a token on. The source makes it. */
 SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
     if (task->node->in == NULL) task->buffer = token; /* as task_origin expects */
     *out = token;
@@ -14951,8 +14940,8 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
     const bool source = node->in == NULL;
     const uint64_t delay_ns = spdl__load_relaxed(&probe->delay_ns);
     spdl_result result;
-    /* the row of the cut, or -1 for an ordinary call. The load pairs with the store in
-       doctor_set: otherwise an incomplete sample could be read */
+    /* the row of the cut, or -1. The load pairs with the store in doctor_set: else an incomplete
+       sample could be read */
     int cut = source ? (int)spdl__load32(&hand->cut) - 1 : spdl__token_row(p, in);
     if (source && cut >= 0 && spdl_time_ns() > spdl__load_relaxed(&hand->cut_until)) cut = -1;
     if (SPDL__UNLIKELY(cut >= 0)) {
@@ -14975,8 +14964,7 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
 
 /* --- open and close --- */
 
-/* Decides if the row's results can be replayed. Branches and merges take tokens for items: not
-   in their pipelines. */
+/* Sets whether results can be replayed. Branches and merges take tokens for items. */
 SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__probe *probe) {
     const spdl_stage *row = &node->row, *next = node == p->last ? NULL : &node[1].row;
@@ -15010,13 +14998,13 @@ SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__probe *probe = &hand->probe[i];
+        if (replay) spdl__probe_replay(p, node, probe);
         if (!spdl__row_calls(&node->row)) continue;
         probe->fn = node->row.fn;
         probe->call = *probe->fn;
         probe->call.call = spdl__probe_call;
         node->row.fn = &probe->call;
     }
-    for (i = 0; replay && i < p->count; ++i) spdl__probe_replay(p, &p->node[i], &hand->probe[i]);
     return SPDL_OK;
 }
 
@@ -15031,7 +15019,7 @@ SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
         }
 }
 
-/* Restores the rows' functions, except with replay: tokens can still be under way. */
+/* With replay tokens can still be under way: rows keep their replacement. */
 SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
     spdl__probe *probe = p->hand->probe;
     int i;
@@ -15039,20 +15027,12 @@ SPDL__COLD void spdl__hand_leave(spdl_pipeline *p) {
         if (probe[i].fn != NULL) spdl__store_fn(&probe[i].call.call, probe[i].fn->call);
 }
 
-SPDL__COLD void spdl__hand_close(spdl_pipeline *p) {
-    if (p->hand == NULL) return;
-    spdl__hand_empty(p);
-    spdl__os_event_fini(&p->hand->never);
-    spdl__free(&p->allocator, p->hand, p->hand->bytes);
-    p->hand = NULL;
-}
-
 /* ============================================================================================= */
 /* >>doctor-impl
-   The experiments. The consumer's thread runs all of them, in next, where an item can end a
-   window. Before a window one thing is changed, and some items and time pass. There are three
-   phases: observe; measure the ladder, where rows are replayed or delayed; try the settings of
-   the verdict. The finding is that of the observed statistics, corrected by the experiments. */
+   The experiments. The consumer's thread runs them in next, where an item can end a window.
+   Before a window one thing is changed, and some items and time pass. Phases: observe; measure
+   the ladder, where rows are replayed or delayed; try the settings of the verdict. The finding
+   is that of the observed statistics, corrected by the experiments. */
 
 #define SPDL__DOCTOR_SECONDS 30
 #define SPDL__SETTLE_NS 1e9  /* the most time before a window */
@@ -15074,26 +15054,26 @@ typedef struct spdl__doctor_row {
     int concurrency;
     spdl__doctor_method method;
     double mean_ns, cpu_ns, runnable_ns, blocked_ns; /* of a call; the first is their sum */
-    double load;            /* as spdl__stage_load */
-    double delay_ns;        /* added to each call */
-    spdl_interval replayed; /* with rows up to this one replayed */
+    double load;
+    double delay_ns;
+    spdl_interval replayed; /* with all rows up to this one */
     spdl_interval asleep;   /* with delay_ns */
 } spdl__doctor_row;
 
 /* Plain data without pointers. */
 typedef struct spdl__doctor_report {
-    char name[SPDL_NAME_BYTES]; /* of the pipeline */
+    char name[SPDL_NAME_BYTES];
     bool done;
     spdl_finding finding;  /* of the observed time, after the experiments */
     bool tried, kept;      /* the settings were; they are in force */
-    spdl_interval measured; /* with the settings */
-    double seconds;        /* of the whole examination */
+    spdl_interval measured;
+    double seconds;
     int workers;
     double cores, cores_used, others_used; /* processors: allowed, used by us, by others */
-    double step_ns;        /* of the consumer */
+    double step_ns;
     double today;          /* items/s as it is */
-    double ceiling;        /* items/s if loading cost nothing */
-    double waiting;        /* share of the consumer's time */
+    double ceiling;        /* items/s without loading */
+    double waiting;        /* share of time */
     bool replays;          /* items were repeated */
     spdl_interval same;    /* two equal arms */
     spdl_interval cached;  /* the consumer on kept items, by spdl_doctor_run */
@@ -15119,7 +15099,7 @@ typedef struct spdl__arm {
     spdl__arm_kind kind;
     int row;
     uint64_t value;
-    spdl_interval *result; /* in the report, or NULL */
+    spdl_interval *result;
 } spdl__arm;
 
 typedef enum spdl__doctor_phase {
@@ -15130,8 +15110,7 @@ typedef enum spdl__doctor_phase {
     SPDL__DOCTOR_DONE
 } spdl__doctor_phase;
 
-/* A worker that create made for the doctor. `held` is 1 while a job occupies it, 2 until the job
-   has returned, otherwise 0. */
+/* A worker for the doctor. `held`: 1 while a job occupies it, 2 until the job returns, else 0. */
 typedef struct spdl__spare {
     struct spdl__doctor *d;
     uint32_t held;
@@ -15142,9 +15121,8 @@ struct spdl__doctor {
     spdl__doctor_plan plan;
     spdl__doctor_phase phase;
     uint64_t begun_ns;           /* time of the first item */
-    uint64_t phase_ns, most_ns;  /* end of the phase; at most, with repeated rounds */
-    uint64_t items, last_ns, gap_ns; /* number of items; time of the last; longest gap while
-                                        observing */
+    uint64_t phase_ns, most_ns;  /* end of the phase; with repeated rounds */
+    uint64_t items, last_ns, gap_ns; /* number; time of the last; longest gap while observing */
     spdl_stats now, seen;        /* latest; observed */
     spdl__since since;
     spdl__found found;
@@ -15157,7 +15135,7 @@ struct spdl__doctor {
     uint64_t since_items;       /* `items` when the arm was set */
     spdl__process_stats clocks; /* at the start of the round */
     spdl__waiter waiter;
-    double others; /* sum of all rounds */
+    double others; /* sum of rounds */
     /* settings of the user */
     uint32_t limit[SPDL_MAX_STAGES];
     spdl__spare spare[SPDL__MAX_WORKERS];
@@ -15167,22 +15145,15 @@ struct spdl__doctor {
     spdl__doctor_report report;
 };
 
-
-SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) SPDL__PRINTF(2, 3);
-SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *format, ...) {
-    char line[256] = "spdl: doctor: ";
-    const size_t length = strlen(line);
-    va_list args;
+SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *does, double seconds) {
+    char line[128];
     if (d->plan.desc.quiet) return;
-    va_start(args, format);
-    (void)vsnprintf(line + length, sizeof(line) - length, format, args);
-    va_end(args);
+    (void)snprintf(line, sizeof(line), "spdl: doctor: %s for %.1f s\n", does, seconds);
     (void)spdl__os_stderr_write(line, strlen(line), SPDL__STDERR_NS);
 }
 
 /* --- changes --- */
 
-/* Occupies a spare worker. */
 SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
     spdl__spare *spare = (spdl__spare *)arg;
     (void)worker, (void)local;
@@ -15194,7 +15165,7 @@ SPDL__COLD void spdl__doctor_hold(void *arg, int worker, void *local) {
     }
 }
 
-/* Frees `open` of the spare workers, and occupies the others. */
+/* Frees `open` of the spare workers; occupies the others. */
 SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
     int i;
     for (i = 0; i < d->p->spare; ++i) {
@@ -15208,9 +15179,9 @@ SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
     spdl__os_event_wake(&d->hold, SPDL__ALL);
 }
 
-SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, const spdl__arm *arm, int i) {
+SPDL__COLD uint32_t spdl__doctor_calls(const spdl__doctor *d, spdl__arm_kind kind, int i) {
     const int calls = d->found.is.concurrency[i];
-    return arm->kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
+    return kind == SPDL__ARM_SETTINGS && calls > 0 ? (uint32_t)calls : d->limit[i];
 }
 
 /* Makes the changes of an arm, and undoes all others. */
@@ -15224,7 +15195,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     for (i = 0; i < d->p->count; ++i) {
         spdl__node *node = &d->p->node[i];
         const bool slower = arm->row == i && arm->kind == SPDL__ARM_SLEEP;
-        const uint32_t calls = spdl__doctor_calls(d, arm, i);
+        const uint32_t calls = spdl__doctor_calls(d, arm->kind, i);
         spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
         if (spdl__load_relaxed32(&node->limit) == calls) continue;
         spdl__store32(&node->limit, calls);
@@ -15246,7 +15217,6 @@ SPDL__COLD void spdl__doctor_arm(spdl__doctor *d, spdl__arm_kind kind, int row, 
     d->arm[d->rounds.arms++] = arm;
 }
 
-/* Starts a phase of `seconds` with the arms that were added. */
 SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, spdl__doctor_phase phase,
                                           double seconds) {
     const uint64_t budget = (uint64_t)(1e9 * seconds);
@@ -15262,14 +15232,14 @@ SPDL__COLD void spdl__doctor_phase_begins(spdl__doctor *d, spdl__doctor_phase ph
     spdl__doctor_set(d, &d->arm[spdl__rounds_arm(&d->rounds)]);
 }
 
-/* Ends a round. It is repeated if the limiting thread waited for processors that others used.
+/* Ends a round; one in which the limiting thread waited for processors of others is repeated.
    Returns true if the phase continues. */
 SPDL__COLD bool spdl__doctor_round_ends(spdl__doctor *d, uint64_t now) {
     const double others = spdl__foreign_since(&d->clocks);
     const uint64_t took = now - d->clocks.time_ns;
     bool drop, room;
     spdl_pipeline_stats(d->p, &d->now);
-    drop = spdl__waiter_waited(&d->waiter, &d->now) >= SPDL__QUEUED && others > SPDL__FOREIGN;
+    drop = spdl__waiter_waited(&d->waiter, &d->now) >= SPDL__QUEUED && others > SPDL__OTHERS;
     d->others += others;
     ++d->report.rounds;
     d->report.dropped += drop;
@@ -15299,7 +15269,7 @@ SPDL__COLD bool spdl__doctor_window(spdl__doctor *d, uint64_t now) {
     return false;
 }
 
-/* Reads the intervals of the phase. The first two arms are equal. */
+/* Arms 0 and 1 are equal. */
 SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     const int arms = d->rounds.arms;
@@ -15313,7 +15283,6 @@ SPDL__COLD void spdl__doctor_results(spdl__doctor *d) {
 
 /* --- phases --- */
 
-/* Copies the observed numbers of a row. */
 SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     const spdl_stage_stats *seen = &d->seen.stage[i];
     const double timed = (double)seen->tasks;
@@ -15330,7 +15299,7 @@ SPDL__COLD void spdl__doctor_row_look(spdl__doctor *d, int i) {
     spdl__store_relaxed(&d->p->hand->probe[i].item_ns, (uint64_t)to->mean_ns);
 }
 
-/* Ends observing: finds the limit, and the thread whose waits make rounds invalid. */
+/* Finds the limit, and the thread whose waits make rounds invalid. */
 SPDL__COLD void spdl__doctor_look(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     double visits = 1;
@@ -15366,8 +15335,7 @@ SPDL__COLD bool spdl__doctor_may_try(const spdl__doctor *d) {
            is->workers <= d->report.workers + d->p->spare;
 }
 
-/* Adds an arm for each row that can be replayed, then for the busiest others. At most three more
-   than rows. */
+/* Arms for rows that can be replayed, then for the busiest others; at most three more than rows. */
 SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     const int most = r->row_count + 3 < SPDL__ARMS ? r->row_count + 3 : SPDL__ARMS;
@@ -15396,7 +15364,7 @@ SPDL__COLD void spdl__doctor_ladder(spdl__doctor *d) {
     }
 }
 
-/* The calls wait for each other: no setting helps. */
+/* No setting helps calls that wait for each other. */
 SPDL__COLD void spdl__found_locks(spdl__found *f) {
     spdl__finding_clear(&f->is);
     f->is.limit = SPDL_LIMIT_LOCK;
@@ -15443,7 +15411,7 @@ SPDL__COLD void spdl__doctor_doubts(spdl__doctor *d) {
 SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
     d->rounds.arms = 2; /* two equal arms */
     spdl__doctor_arm(d, SPDL__ARM_SETTINGS, -1, 0, &d->report.measured);
-    spdl__doctor_say(d, "tries the settings of the verdict for %.1f s\n", seconds);
+    spdl__doctor_say(d, "tries the settings of the verdict", seconds);
     d->report.tried = true;
     spdl__doctor_phase_begins(d, SPDL__DOCTOR_TRIAL, seconds);
 }
@@ -15452,7 +15420,6 @@ SPDL__COLD void spdl__doctor_try(spdl__doctor *d, double seconds) {
 SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     spdl_finding *is = &d->found.is;
-    const spdl__arm settings = { SPDL__ARM_SETTINGS, -1, 0, NULL };
     const double promised = is->gain - 1;
     int i;
     spdl__doctor_results(d);
@@ -15460,7 +15427,8 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
     if (!r->measured.known) return;
     r->kept = spdl__found_helps(&d->found);
     if (r->kept) {
-        for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__doctor_calls(d, &settings, i);
+        for (i = 0; i < d->p->count; ++i)
+            d->limit[i] = spdl__doctor_calls(d, SPDL__ARM_SETTINGS, i);
         if (is->workers > 0)
             spdl__store_relaxed32(&d->p->open, (uint32_t)(is->workers - r->workers));
     } else if (is->stage >= 0 && r->row[is->stage].concurrency > 1 && promised > 0.1 &&
@@ -15472,7 +15440,7 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
 
 /* --- report --- */
 
-/* The verdict, and a remark if rounds are invalid or too few. */
+/* The verdict, with a remark if rounds are invalid or too few. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
@@ -15498,7 +15466,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
                        d->ended ? ", and the items have ended" : ": give it more seconds");
 }
 
-/* Appends to a file, or writes to stderr. */
+/* Appends to a file, or to stderr. */
 SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                                    int (*text)(const spdl__doctor_report *, char *, size_t)) {
     const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time can be longer then */
@@ -15566,17 +15534,16 @@ SPDL__COLD void spdl__doctor_observes(spdl__doctor *d, uint64_t now) {
     for (i = 0; i < d->p->count; ++i) d->limit[i] = spdl__load_relaxed32(&d->p->node[i].limit);
     spdl_pipeline_stats(d->p, &d->now);
     spdl__since_take(d->p, &d->since, &d->now, &d->seen);
-    spdl__doctor_say(d, "observes for %.1f s\n", seconds);
+    spdl__doctor_say(d, "observes", seconds);
 }
 
-/* Ends a phase and starts the next one. */
 SPDL__COLD void spdl__doctor_goes_on(spdl__doctor *d) {
     double seconds = d->plan.desc.seconds;
     spdl__doctor_phase_ends(d);
     if (d->phase == SPDL__DOCTOR_OBSERVE) {
         spdl__doctor_ladder(d);
         seconds *= spdl__doctor_may_try(d) ? 0.5 : 0.85;
-        spdl__doctor_say(d, "measures %d kinds of windows for %.1f s\n", d->rounds.arms, seconds);
+        spdl__doctor_say(d, "measures", seconds);
         spdl__doctor_phase_begins(d, SPDL__DOCTOR_LADDER, seconds);
     } else if (d->phase == SPDL__DOCTOR_LADDER && spdl__doctor_may_try(d)) {
         spdl__doctor_try(d, 0.35 * seconds);
@@ -15643,7 +15610,7 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *p, spdl_step_fn step, void *
 
 /* --- open and close --- */
 
-/* Reads a word of SPDL_DOCTOR. Returns false if it is invalid. */
+/* Returns false for a word that SPDL_DOCTOR cannot have. */
 SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
     const double number = spdl__report_seconds(word);
     if (strcmp(word, "replay") == 0) return plan->desc.replay = true;
@@ -15652,7 +15619,7 @@ SPDL__COLD bool spdl__doctor_word(spdl__doctor_plan *plan, const char *word) {
     return number > 0 && number < 1e6;
 }
 
-/* Reads desc and environment. Returns false without a doctor. */
+/* Returns false without a doctor. */
 SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc *desc,
                                  const spdl_logger *logger) {
     char room[SPDL__OS_VARIABLE], json[SPDL__OS_VARIABLE], word[64];
@@ -15683,14 +15650,17 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
     return true;
 }
 
-/* Runs after the rows are made and before the first thread. */
+/* Runs before the first thread. */
 SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_plan *plan,
                                          int workers) {
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
     d = (spdl__doctor *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*d), SPDL_CACHE_LINE);
-    if (d == NULL) return SPDL_E_NOMEM;
+    if (d == NULL || !spdl__os_event_init(&d->hold)) {
+        spdl__free(&p->allocator, d, sizeof(*d));
+        return SPDL_E_NOMEM;
+    }
     d->p = p;
     d->plan = *plan;
     memcpy(d->report.name, plan->name, sizeof(d->report.name));
@@ -15700,10 +15670,6 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     d->found.is.stage = d->report.finding.stage = -1;
     for (i = 0; i < p->count; ++i) d->limit[i] = p->node[i].limit;
     for (i = 0; i < SPDL__MAX_WORKERS; ++i) d->spare[i].d = d;
-    if (!spdl__os_event_init(&d->hold)) {
-        spdl__free(&p->allocator, d, sizeof(*d));
-        return SPDL_E_NOMEM;
-    }
     p->doctor = d;
     return spdl__hand_open(p, plan->desc.replay);
 }
@@ -15729,7 +15695,11 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
     spdl__doctor *d = p->doctor;
     if (d == NULL) return;
     spdl__doctor_empty(p);
-    spdl__hand_close(p);
+    if (p->hand != NULL) {
+        spdl__os_event_fini(&p->hand->never);
+        spdl__free(&p->allocator, p->hand, p->hand->bytes);
+        p->hand = NULL;
+    }
     spdl__os_event_fini(&d->hold);
     spdl__free(&p->allocator, d, sizeof(*d));
     p->doctor = NULL;
@@ -15779,7 +15749,7 @@ SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, b
     for (k = 0; k < 3; ++k)
         spdl__text_add(text, " %4s",
                        row->mean_ns > 0 ? spdl__percent(&cell, parts[k] / row->mean_ns) : "-");
-    spdl__text_add(text, "%*s", 3, "");
+    spdl__text_add(text, "   ");
     spdl__found_experiment(text, "replayed", 0, &row->replayed, &lines);
     spdl__found_experiment(text, "asleep", share, &row->asleep, &lines);
     if (lines == 0) spdl__text_add(text, "\n");
@@ -22522,13 +22492,13 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>trace-impl
-   The hooks, which the pipeline's threads call, and the file. create empties the file, and
-   destroy writes it after the last thread has ended. */
+   The hooks, which the pipeline's threads call, and the file. create empties it; destroy writes
+   it after the last thread has ended. */
 
 /* Tracks of threads; index p->workers is the consumer's. */
 SPDL__COLD int spdl__tracks(const spdl_pipeline *p) { return p->workers + 1; }
 
-/* Records the depth, by the reader that moved the head last. */
+/* The depth, by the reader that moved the head last. */
 SPDL__RARE void spdl__trace_taken(spdl__edge *edge) {
     const uint64_t head = spdl__head(spdl__load(&edge->word)), now = spdl_time_ns();
     uint64_t depth = 0, ticket;
@@ -22589,7 +22559,7 @@ SPDL_API void spdl_pipeline_trace_counter(spdl_pipeline *p, const char *name, do
 }
 
 #ifndef SPDL_NO_REPORT
-/* The function of all rows in a pipeline with a trace. Open spans end with the call. */
+/* All rows of a traced pipeline call it. Open spans end with the call. */
 SPDL__COLD spdl_result spdl__traced_call(spdl_task *task, void *in, void **out) {
     spdl__trace *trace = task->pipeline->trace;
     const int row = task->node->index;
@@ -22640,7 +22610,7 @@ SPDL__COLD spdl__text *spdl__trace_event(spdl__out *out, const spdl_pipeline *p,
     return &out->text;
 }
 
-/* An arrow from call to call of an item. Batches have numbers of their own, so other arrows. */
+/* An arrow from call to call of an item. Batches have other numbers, so other arrows. */
 SPDL__COLD void spdl__trace_flow(spdl__out *out, const spdl_pipeline *p, int track, int row,
                                  const spdl__record *record) {
     int i, batches = 0;
@@ -22705,7 +22675,7 @@ SPDL__COLD uint64_t spdl__track_kept(const spdl__track *track) {
     return spdl__min(track->count, track->mask + 1);
 }
 
-/* Writes all tracks. The viewer sorts them by name. Returns NULL, or the failure. */
+/* Writes all tracks, in the viewer's order. Returns NULL, or the failure. */
 SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, uint64_t dropped) {
     char buffer[8192];
     spdl__out out = { SPDL__NO_FILE, NULL, spdl__text_start(buffer, sizeof(buffer)) };
@@ -22745,7 +22715,7 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     return out.failure;
 }
 
-/* Writes the file and logs the result. All threads have ended. */
+/* Runs when all threads have ended. */
 SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
     const char *path = p->trace->path, *failure;
     uint64_t kept = 0, dropped = 0;
@@ -22767,7 +22737,7 @@ SPDL__COLD void spdl__trace_save(const spdl_pipeline *p) {
 
 /* --- create and destroy --- */
 
-/* Makes tracks of `events` events. Returns false without memory. */
+/* Returns false without memory. */
 SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     const int tracks = spdl__tracks(p) + p->count;
     const size_t records = (size_t)spdl__pow2(events);
@@ -22806,7 +22776,7 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* Replaces "%p" with the process id. Returns false if the path is too long. */
+/* "%p" is the process id. Returns false if the path is too long. */
 SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
     const char *mark = strstr(from, "%p");
     const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
