@@ -7272,6 +7272,17 @@ typedef enum spdl__parked_state {
     SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN: it goes on when there is room */
 } spdl__parked_state;
 
+/* A call of a stage. Its sequence is that of its input's origin. */
+typedef struct spdl__call {
+    spdl__item in;  /* its range is that of the result */
+    uint64_t ticket; /* of the result, if it was promised at the take */
+    uint64_t since; /* when it began */
+    bool flushing;  /* .flush: without an input, alone inside of the row, before a mark */
+    bool taken;     /* the input is not the library's any more */
+    void *buffer;   /* of spdl_buffer, until it is a result; or NULL */
+    spdl__batch *holder; /* the batch that the buffer is a part of */
+} spdl__call;
+
 typedef struct spdl__parked {
     /* under the row's parked_lock */
     spdl__parked_state state;
@@ -7280,13 +7291,9 @@ typedef struct spdl__parked {
     spdl_result result; /* spdl_complete: what the call comes to */
     void *completed;
     /* written by the worker that has the call */
-    spdl__item in;
-    uint64_t sequence, ticket, since;
-    bool flush, taken;
-    uint64_t handed_on; /* results it has handed on by SPDL_AGAIN */
+    spdl__call call;
+    uint64_t handed_on; /* results of earlier SPDL_AGAIN */
     void *user;         /* spdl_call_state */
-    void *buffer;       /* what spdl_buffer gave and was not handed on yet */
-    spdl__batch *holder;
     char text[SPDL_TEXT_BYTES]; /* under the lock: why it failed */
 } spdl__parked;
 
@@ -7411,21 +7418,15 @@ struct spdl_task {
     uint32_t live;    /* the function is running; other threads look, if they misuse a task */
     uint64_t thread;  /* that runs it */
     /* what the call asks for; cleared before each */
-    bool taken;       /* the input is not the library's any more */
     bool call_error;  /* the call fails, whatever it returns: what it asked for cannot be */
     bool row_error;   /* nor can it in any other call: the row is wrong */
     bool cut_short;   /* neither a result nor a failure: a stop has come between */
     uint8_t path;
     uint8_t owner;    /* whose items its results are; the row's index but for SPDL_UNBATCH */
-    bool flushing;
     bool passing;     /* it is inside alone, at a mark */
     bool gone;        /* the producer: destroy has gone on without its call */
-    spdl__item in;    /* its range is that of the result */
-    uint64_t sequence;
-    uint64_t ticket;  /* of the result, if it was promised at the take */
-    uint64_t since;   /* when the call began */
-    void *buffer;        /* what spdl_buffer gave and was not handed on yet */
-    spdl__batch *holder; /* whose block it is, or a part of it */
+    spdl__call call;
+    uint64_t sequence; /* of the call; of a batch, its number */
     spdl__parked *parked; /* of a row with .again or .deferred */
     void *no_state;      /* what spdl_call_state returns where there is none */
     spdl__thrown_what thrown; /* by the last call that threw, until another one needs the place */
@@ -8085,10 +8086,10 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
         s->waited += spdl__edge_put_wait(in, head, s->now);
         spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
     }
-    task->in = what;
+    task->call.in = what;
     spdl__store_relaxed(&task->sequence, what.origin >> 8);
-    task->ticket = at;
-    if (!plain) task->since = s->now;
+    task->call.ticket = at;
+    if (!plain) task->call.since = s->now;
     if (!plain && SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what.origin))))
         return spdl__flow_failure(s, task);
     return SPDL__TOOK;
@@ -8121,32 +8122,33 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     const bool source = node->in == NULL;
     spdl_result result;
     void *out = NULL;
-    task->taken = task->call_error = task->row_error = task->cut_short = false;
+    task->call.taken = task->call_error = task->row_error = task->cut_short = false;
     task->text[0] = '\0';
     SPDL__PROBE(task_begin, node->row.name, task->sequence);
-    result = call(task, task->in.item, &out);
+    result = call(task, task->call.in.item, &out);
     SPDL__PROBE(task_end, node->row.name, task->sequence);
     if (timed) s->now = spdl_time_ns();
-    if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->buffer == NULL) &&
+    if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->call.buffer == NULL) &&
         !SPDL__DEBUGS) {
-        spdl__item what = task->in;
+        spdl__item what = task->call.in;
         if (source || out != what.item) { /* else it is passed on */
-            if (what.item != NULL && !task->taken) spdl__item_free(s->p, what.item, what.origin);
+            if (what.item != NULL && !task->call.taken)
+                spdl__item_free(s->p, what.item, what.origin);
             what.item = out;
             what.origin = spdl__origin(task->sequence, (unsigned)node->index);
             ++s->made;
             if (source) spdl__store_relaxed(&node->made, node->made + 1);
         }
         if (node->tickets == SPDL__TICKET_ALONE) { /* the tail that was read at the take */
-            spdl__store_relaxed(&node->out.tail, task->ticket + 1);
-            spdl__put_at(&node->out, task->ticket, &what, s->now);
+            spdl__store_relaxed(&node->out.tail, task->call.ticket + 1);
+            spdl__put_at(&node->out, task->call.ticket, &what, s->now);
         } else {
-            spdl__put(node, task->ticket, &what, s->now);
+            spdl__put(node, task->call.ticket, &what, s->now);
         }
         return SPDL__GOES_ON;
     }
     if (source && result == SPDL_END && !task->call_error) {
-        if (task->buffer != NULL) spdl__task_give_back(task);
+        if (task->call.buffer != NULL) spdl__task_give_back(task);
         spdl__flow_source_end(task, s->now);
         return SPDL__NO_CALL;
     }
@@ -8290,7 +8292,7 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     s->word = spdl__load(node->word);
     task->node = node;
     task->owner = (uint8_t)node->index;
-    task->flushing = task->passing = false;
+    task->call.flushing = task->passing = false;
 }
 
 /* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
@@ -8566,13 +8568,13 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
 
 /* What spdl_buffer gave is not handed on. */
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
-    char *buffer = (char *)task->buffer;
-    task->buffer = NULL;
+    char *buffer = (char *)task->call.buffer;
+    task->call.buffer = NULL;
     if (spdl__token_row(task->pipeline, buffer) >= 0) return;
     if (buffer != NULL && task->node->places) {
         spdl__node *row = task->node + 1;
         spdl__lock(&row->place_lock, row->locks);
-        task->holder->owner[(size_t)(buffer - (char *)task->holder->shown.data) /
+        task->call.holder->owner[(size_t)(buffer - (char *)task->call.holder->shown.data) /
                             row->row.item_bytes] = 0;
         spdl__unlock(&row->place_lock, row->locks);
     } else {
@@ -8583,11 +8585,11 @@ SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
 /* The origin of a result; a buffer that is one is the call's no more. */
 SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
     unsigned owner = task->owner;
-    if (SPDL__UNLIKELY(task->buffer != NULL) && item == task->buffer) {
+    if (SPDL__UNLIKELY(task->call.buffer != NULL) && item == task->call.buffer) {
         owner = spdl__token_row(task->pipeline, item) >= 0 ? SPDL__TOKEN
                 : task->node->places                       ? SPDL__IN_PLACE
                                                            : SPDL__BUFFER;
-        task->buffer = NULL;
+        task->call.buffer = NULL;
     }
     return spdl__origin(task->sequence, owner);
 }
@@ -8678,10 +8680,10 @@ SPDL_API bool spdl_stopping(const spdl_task *task) {
 }
 
 SPDL_API void spdl_take(spdl_task *task) {
-    if (spdl__task_allows(task, "spdl_take")) task->taken = task->in.item != NULL;
+    if (spdl__task_allows(task, "spdl_take")) task->call.taken = task->call.in.item != NULL;
 }
 
-SPDL_API bool spdl_flushing(const spdl_task *task) { return task->flushing; }
+SPDL_API bool spdl_flushing(const spdl_task *task) { return task->call.flushing; }
 
 SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
     return spdl__load_relaxed(&task->node->epoch);
@@ -8732,9 +8734,9 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     }
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
     if (result == SPDL_OK || again) {
-        if (out == task->in.item) /* its own again, taken or not */
-            task->taken = false;
-        else if (out != task->buffer)
+        if (out == task->call.in.item) /* its own again, taken or not */
+            task->call.taken = false;
+        else if (out != task->call.buffer)
             spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     }
     return SPDL_E_INVALID;
@@ -8743,8 +8745,8 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
 /* With SPDL_DEBUG, after a call: it fails if it has written more than its buffer holds. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
     spdl__node *node = task->node;
-    if (task->buffer == NULL || spdl__token_row(task->pipeline, task->buffer) >= 0 ||
-        !spdl__batch_overrun(task->holder))
+    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0 ||
+        !spdl__batch_overrun(task->call.holder))
         return;
     task->row_error = true;
     (void)spdl__task_call_error(task, spdl__task_fail(task, "wrote more than the %llu bytes that "
@@ -8754,12 +8756,12 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
 }
 
 /* Calls the function. The row may have anything. */
-SPDL__NOINLINE spdl_result spdl__call(spdl_task *task, void **out) {
+SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     const spdl_profiler *profiler = &task->pipeline->profiler;
     const spdl__node *node = task->node;
     spdl_result result = SPDL_OK;
     *out = NULL;
-    task->taken = task->call_error = task->row_error = task->cut_short = false;
+    task->call.taken = task->call_error = task->row_error = task->cut_short = false;
     task->path = 0;
     task->owner = (uint8_t)node->index;
     task->text[0] = '\0';
@@ -8770,7 +8772,7 @@ SPDL__NOINLINE spdl_result spdl__call(spdl_task *task, void **out) {
         SPDL__PROBE(task_begin, node->row.name, task->sequence);
         spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
     }
-    result = spdl__load_fn(&node->row.fn->call)(task, task->in.item, out);
+    result = spdl__load_fn(&node->row.fn->call)(task, task->call.in.item, out);
     if (!node->gathers) {
         spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
         SPDL__PROBE(task_end, node->row.name, task->sequence);
@@ -8785,27 +8787,25 @@ SPDL__NOINLINE spdl_result spdl__call(spdl_task *task, void **out) {
 SPDL__COLD void spdl__call_shed(spdl_task *task) {
     spdl__node *node = task->node;
     spdl__parked *parked = task->parked, none;
-    const spdl__item in = task->in;
-    const bool flushing = task->flushing;
+    const spdl__call call = task->call;
     spdl_result result;
     void *out;
     node->sheds = false;
     memset(&none, 0, sizeof(none));
     if (node->row.again) task->parked = &none;
-    task->flushing = true;
-    task->in.item = NULL;
-    task->in.origin = SPDL__HOLE;
+    task->call.flushing = true;
+    task->call.in.item = NULL;
+    task->call.in.origin = SPDL__HOLE;
     do {
-        result = spdl__call(task, &out);
-        if ((result == SPDL_OK || result == SPDL_AGAIN) && out != task->buffer)
+        result = spdl__call_run(task, &out);
+        if ((result == SPDL_OK || result == SPDL_AGAIN) && out != task->call.buffer)
             spdl__item_free(task->pipeline, out, spdl__origin(0, task->owner));
         spdl__task_give_back(task);
     } while (result == SPDL_AGAIN && node->row.again);
     if (none.user != NULL && node->row.free_state != NULL) node->row.free_state(none.user);
     spdl__thrown_drop(&task->thrown);
     task->parked = parked;
-    task->flushing = flushing;
-    task->in = in;
+    task->call = call;
 }
 
 /* A source with a thread of its own is about to be called: not after a stop. Either this exchange
@@ -8825,7 +8825,7 @@ SPDL__PRIVATE bool spdl__call_may_block(spdl_task *task) {
 SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
     spdl__node *node = task->node;
     if (spdl__exchange32(&node->calling, 0) != SPDL__ABANDONED) return true;
-    if (result == SPDL_OK && out != task->buffer) /* else it is given back */
+    if (result == SPDL_OK && out != task->call.buffer) /* else it is given back */
         spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     spdl__task_give_back(task);
     return false;
@@ -8868,7 +8868,7 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     if (over || task->row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
-        spdl__fail(p, node, task->ticket, task->sequence, result, text, &task->thrown);
+        spdl__fail(p, node, task->call.ticket, task->sequence, result, text, &task->thrown);
         spdl__thrown_drop(&task->thrown); /* that of an error that was replaced */
         return true;
     }
@@ -8886,13 +8886,13 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
 SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     const spdl_stage *row = &task->node->row;
     /* an earlier call for the same input may have taken it, too (SPDL_AGAIN) */
-    const bool is_there = !task->taken && spdl__origin_tag(task->in.origin) != SPDL__HOLE;
+    const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
     if (result == SPDL_SKIP || task->cut_short) return;
     spdl__settle_explain(task, result);
     spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
                      &error);
-    row->on_drop(row->ctx, is_there ? task->in.item : NULL, &error);
+    row->on_drop(row->ctx, is_there ? task->call.in.item : NULL, &error);
 }
 
 /* With SPDL_DEBUG: a source returned SPDL_SKIP. It may, but not as fast as it can. */
@@ -8917,7 +8917,7 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
     bool fatal = false;
     if (task->cut_short)
-        spdl__count(&counters->freed, spdl__origin_tag(task->in.origin) != SPDL__HOLE);
+        spdl__count(&counters->freed, spdl__origin_tag(task->call.in.origin) != SPDL__HOLE);
     else if (result == SPDL_SKIP)
         spdl__count(&counters->skips, !handed_on && !node->gathers);
     else
@@ -8925,7 +8925,7 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     if (SPDL__DEBUGS && result == SPDL_SKIP && node->row.kind == SPDL_KIND_SOURCE)
         spdl__source_debug(task, now);
     /* after one that a stop has cut short a ticket stays unfilled: nothing after it is delivered */
-    if (!fatal && !task->cut_short) spdl__put_nothing(task->pipeline, node, task->ticket, now);
+    if (!fatal && !task->cut_short) spdl__put_nothing(task->pipeline, node, task->call.ticket, now);
     return !fatal;
 }
 
@@ -8941,7 +8941,7 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     const char *type = node->row.fn->out_type;
     if (node->empty < SPDL__EMPTY_CALLS) spdl__store_relaxed(&node->empty, 0);
     if (out != NULL) spdl__store_relaxed(&node->nulls, SPDL__NULLS);
-    if (out != NULL || (node->in != NULL && task->in.item == NULL) ||
+    if (out != NULL || (node->in != NULL && task->call.in.item == NULL) ||
         (type != NULL && strcmp(type, "void") == 0))
         return;
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
@@ -8953,7 +8953,7 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
 SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uint64_t now) {
     spdl__node *node = task->node;
     if (node->row.kind != SPDL_KIND_BRANCH) {
-        spdl__put(node, task->ticket, what, now);
+        spdl__put(node, task->call.ticket, what, now);
         return;
     }
     spdl__put_turn(node, task->path);
@@ -8967,7 +8967,7 @@ SPDL__COLD void spdl__put_failure(spdl_task *task, const spdl__item *what, uint6
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
     spdl__edge *edge = branch ? spdl__path_edge(task->pipeline, node, task->path) : &node->out;
     const uint64_t ticket =
-        branch ? spdl__load_relaxed(&edge->tail) : spdl__put_ticket(node, task->ticket);
+        branch ? spdl__load_relaxed(&edge->tail) : spdl__put_ticket(node, task->call.ticket);
     spdl__failure_write(edge, ticket, &task->failure);
     if (branch) spdl__settle_put(task, what, now);
     else spdl__put_at(edge, ticket, what, now);
@@ -8977,18 +8977,18 @@ SPDL__COLD void spdl__put_failure(spdl_task *task, const spdl__item *what, uint6
    hole. Returns true if it did. */
 SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
                                       spdl_result result, uint64_t now) {
-    const unsigned owner = spdl__origin_tag(task->in.origin);
-    spdl__item what = task->in;
+    const unsigned owner = spdl__origin_tag(task->call.in.origin);
+    spdl__item what = task->call.in;
     if (result == SPDL_OK || result == SPDL_SKIP) return false;
     if (task->cut_short || task->row_error) return false; /* that is of no item alone */
     if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
-    if (task->buffer != NULL) spdl__task_give_back(task);
+    if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
     spdl__thrown_drop(&task->thrown);
     spdl__count(&counters->failures, 1);
     spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
                      &task->failure);
-    if (task->taken) what.item = NULL;
+    if (task->call.taken) what.item = NULL;
     what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
     spdl__put_failure(task, &what, now);
     return true;
@@ -8999,9 +8999,9 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
 SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
                                  void *out, uint64_t now) {
     spdl__node *node = task->node;
-    spdl__item what = task->in;
+    spdl__item what = task->call.in;
     bool goes_on = true;
-    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && out != what.item && out != task->buffer)
+    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && out != what.item && out != task->call.buffer)
         spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     if (SPDL__UNLIKELY(task->pipeline->delivers) &&
         spdl__settle_delivers(task, counters, result, now))
@@ -9011,14 +9011,14 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     if (result != SPDL_OK || out != what.item || spdl__origin_tag(what.origin) == SPDL__HOLE) {
         if (result != SPDL_OK && node->row.on_drop != NULL)
             spdl__settle_on_drop(task, result); /* user code */
-        if (what.item != NULL && !task->taken)
+        if (what.item != NULL && !task->call.taken)
             spdl__item_free(task->pipeline, what.item, what.origin);
         what.origin = result == SPDL_OK ? spdl__task_origin(task, out) : 0;
         what.item = out;
-        what.range = task->in.range;
+        what.range = task->call.in.range;
         if (result == SPDL_OK) spdl__count(&counters->made, 1);
     } /* else it is passed on */
-    if (task->buffer != NULL) spdl__task_give_back(task);
+    if (task->call.buffer != NULL) spdl__task_give_back(task);
     if (result != SPDL_OK) goes_on = spdl__settle_nothing(task, counters, result, now);
     else spdl__settle_put(task, &what, now);
     return goes_on;
@@ -9083,31 +9083,23 @@ SPDL__PRIVATE void spdl__parked_push(spdl__node *node, spdl__parked_list *list, 
 
 /* A call begins. There is a place for each that may be inside. */
 SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
-    spdl__parked *call = spdl__parked_pop(task->node, &task->node->parked_free);
-    call->in = task->in;
-    call->sequence = task->sequence;
-    call->ticket = task->ticket;
-    call->since = task->since;
-    call->flush = task->flushing;
-    call->taken = false;
-    call->handed_on = 0;
-    call->user = call->buffer = NULL;
-    call->text[0] = '\0';
-    task->parked = call;
+    spdl__parked *parked = spdl__parked_pop(task->node, &task->node->parked_free);
+    task->call.taken = false;
+    parked->call = task->call;
+    parked->handed_on = 0;
+    parked->user = NULL;
+    parked->text[0] = '\0';
+    task->parked = parked;
 }
 
 /* The worker goes on with a call. */
-SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *call) {
-    task->parked = call;
-    task->in = call->in;
-    spdl__store_relaxed(&task->sequence, call->sequence);
-    task->ticket = call->ticket;
-    task->since = call->since;
-    task->flushing = task->passing = call->flush;
-    task->buffer = call->buffer;
-    task->holder = call->holder;
+SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
+    task->parked = parked;
+    task->call = parked->call;
+    task->passing = task->call.flushing;
     task->owner = (uint8_t)task->node->index;
-    call->buffer = NULL;
+    spdl__store_relaxed(&task->sequence, task->call.in.origin >> 8);
+    parked->call.buffer = NULL;
 }
 
 /* --- SPDL_AGAIN --- */
@@ -9122,37 +9114,37 @@ SPDL_API void **spdl_call_state(spdl_task *task) {
 /* The function has returned SPDL_AGAIN: its result goes on. SPDL_AGAIN, or why the call fails. */
 SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *counters, void *out,
                                              uint64_t now) {
-    spdl__parked *call = task->parked;
-    spdl__item what = task->in;
-    if (out != NULL && out == task->in.item)
+    spdl__parked *parked = task->parked;
+    spdl__item what = task->call.in;
+    if (out != NULL && out == task->call.in.item)
         return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
     what.item = out;
     what.origin = spdl__task_origin(task, out);
-    if (task->buffer != NULL) spdl__task_give_back(task);
+    if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__put(task->node, 0, &what, now);
     spdl__count(&counters->made, 1);
-    ++call->handed_on;
-    if (task->taken) call->in.origin = spdl__origin(task->sequence, SPDL__HOLE);
-    if (task->taken) call->in.item = NULL;
-    task->in = call->in;
+    ++parked->handed_on;
+    if (task->call.taken) parked->call.in.origin = spdl__origin(task->sequence, SPDL__HOLE);
+    if (task->call.taken) parked->call.in.item = NULL;
+    task->call.in = parked->call.in;
     return SPDL_AGAIN;
 }
 
 /* A call that waits or is done will not go on: frees what it has. */
-SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__parked *call,
+SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__parked *parked,
                                      bool done) {
-    const spdl__item in = call->in;
-    const bool taken = call->taken;
-    void *user = call->user, *buffer = call->buffer, *completed = call->completed;
-    const uint64_t change = call->flush ? SPDL__PASSING : 1;
+    const spdl__call call = parked->call;
+    const spdl__item in = call.in;
+    void *user = parked->user, *completed = parked->completed;
+    const uint64_t change = call.flushing ? SPDL__PASSING : 1;
     spdl__add(&node->counters[p->workers].freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
-    if (done && call->result == SPDL_OK && completed != in.item && completed != buffer)
+    if (done && parked->result == SPDL_OK && completed != in.item && completed != call.buffer)
         spdl__item_free(p, completed, spdl__origin(0, (unsigned)node->index));
-    spdl__parked_push(node, &node->parked_free, call, SPDL__PARKED_FREE);
+    spdl__parked_push(node, &node->parked_free, parked, SPDL__PARKED_FREE);
     spdl__word_move(p, node, (uint64_t)0 - change); /* before user code that may stop, too */
     if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
-    if (!node->places) spdl_buffer_free(buffer); /* else the purge frees the batch */
-    if (in.item != NULL && !taken) spdl__item_free(p, in.item, in.origin);
+    if (!node->places) spdl_buffer_free(call.buffer); /* else the purge frees the batch */
+    if (in.item != NULL && !call.taken) spdl__item_free(p, in.item, in.origin);
 }
 
 /* A stop: no worker goes on with them. */
@@ -9198,8 +9190,8 @@ SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
     spdl__parked *call = task->parked;
     spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
               "a call that did not return SPDL_PENDING was completed with spdl_complete");
-    if (call->result == SPDL_OK && call->completed != task->in.item && call->completed != out &&
-        call->completed != task->buffer)
+    if (call->result == SPDL_OK && call->completed != task->call.in.item &&
+        call->completed != out && call->completed != task->call.buffer)
         spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
 }
 
@@ -9210,19 +9202,17 @@ SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, v
     spdl__parked *call = task->parked;
     const bool pending = *result == SPDL_PENDING;
     spdl__parked_state was;
-    call->taken = task->taken;
     spdl__lock(&node->parked_lock, node->locks);
     was = call->state;
     if (pending && was == SPDL__PARKED_ARMED) {
-        call->buffer = task->buffer;
-        call->holder = task->holder;
+        call->call = task->call;
         call->state = SPDL__PARKED_PENDING;
     } else {
         call->state = SPDL__PARKED_RUNNING; /* its number is dead */
     }
     spdl__unlock(&node->parked_lock, node->locks);
     if (pending && was == SPDL__PARKED_ARMED) {
-        task->buffer = NULL; /* it is the call's */
+        task->call.buffer = NULL; /* it is the call's */
         task->parked = NULL;
         return false;
     }
@@ -9438,9 +9428,9 @@ SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *cou
 /* Behind a feed what a row with .flush makes is as old as the oldest it has gathered. */
 SPDL__COLD void spdl__flow_held(spdl_task *task) {
     spdl__node *node = task->node;
-    if (!node->holds) node->held_range = task->in.range;
+    if (!node->holds) node->held_range = task->call.in.range;
     node->holds = true;
-    task->in.range = node->held_range;
+    task->call.in.range = node->held_range;
 }
 
 /* One call on what was taken, or once more on what was parked. *now: the clock, when it was
@@ -9456,9 +9446,9 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
         return task->gone ? SPDL__GONE : SPDL__NO_CALL;
     if (node->sheds && !source) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
-    if (node->row.flush && !task->flushing) node->gathered = true;
+    if (node->row.flush && !task->call.flushing) node->gathered = true;
     if (node->row.flush && p->feed != NULL && !node->gathers) spdl__flow_held(task);
-    result = spdl__call(task, &out);
+    result = spdl__call_run(task, &out);
     if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->holds = false;
     if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__GONE;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
@@ -9469,7 +9459,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
         out = NULL;
     }
     if (source && result == SPDL_END && !task->call_error) {
-        if (task->buffer != NULL) spdl__task_give_back(task);
+        if (task->call.buffer != NULL) spdl__task_give_back(task);
         spdl__flow_source_end(task, *now);
         return SPDL__NO_CALL;
     }
@@ -9481,7 +9471,6 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
 SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call,
                                              spdl__counters *counters, uint64_t now) {
     spdl__parked_resume(task, call);
-    task->taken = call->taken;
     task->call_error = task->row_error = task->cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
     if (SPDL__DEBUGS) spdl__call_debug(task);
@@ -9535,22 +9524,22 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         node->flushed = true;
         node->gathered = false;
         task->node = node;
-        task->flushing = task->passing = true;
+        task->call.flushing = task->passing = true;
         spdl__store_relaxed(&task->thread, spdl__os_thread_id());
         mark.item = NULL;
         mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
         mark.origin = spdl__origin(0, SPDL__HOLE);
-        task->in = mark;
+        task->call.in = mark;
         spdl__store_relaxed(&task->sequence, 0);
-        task->ticket = at;
-        task->since = now;
+        task->call.ticket = at;
+        task->call.since = now;
         failed = spdl__load_relaxed(&counters->failures);
         if (!node->gathers) spdl__flow_opens(task, now);
         outcome = spdl__flow_call(task, counters, &now);
         spdl__store_relaxed(&task->open, 0);
         if (!node->gathers)
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
-                                now - task->since);
+                                now - task->call.since);
         if (outcome == SPDL__LATER) {
             spdl__flow_park(task, task->parked); /* it stays inside, alone */
             task->parked = NULL;
@@ -9623,7 +9612,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     if (settles) {
         spdl__wake_hint(s->p, node, node->around, true); /* on_drop may take long */
         *outcome = spdl__flow_done(task, call, s->counters, s->now);
-        spdl__flow_book(s, task, task->since);
+        spdl__flow_book(s, task, task->call.since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
                !(s->word & SPDL__SHUT) && spdl__row_room(s->p, node, 0)) {
         call = spdl__parked_pop(node, &node->parked_waiting);
@@ -9637,7 +9626,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     if (settles) return false;
     spdl__wake_hint(s->p, node, node->around, true); /* as after a take */
     spdl__parked_resume(task, call);
-    task->since = s->now;
+    task->call.since = s->now;
     if (task->passing) s->change = SPDL__PASSING;
     return true;
 }
@@ -9647,7 +9636,7 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
     if (node->gathers) --node->dropped; /* it takes no place in a batch */
     task->path = 0;
-    spdl__put_failure(task, &task->in, s->now);
+    spdl__put_failure(task, &task->call.in, s->now);
     s->done = true;
     s->word = spdl__load(node->word);
     return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
@@ -9708,7 +9697,7 @@ SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     const spdl__node *node = task->node;
     const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
     const bool alone = node->tickets == SPDL__TICKET_ALONE;
-    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
+    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
     spdl__batch *batch = NULL, *made = NULL;
     bool again = false;
     for (;;) {
@@ -9725,24 +9714,24 @@ SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
         again = true;
     }
     spdl_batch_free(made);
-    task->holder = batch;
+    task->call.holder = batch;
     return batch != NULL ? (char *)batch->shown.data + at % size * row->row.item_bytes : NULL;
 }
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
     spdl__node *node = task->node;
     if (!spdl__task_allows(task, "spdl_buffer")) return NULL;
-    if (task->buffer != NULL) return task->buffer;
+    if (task->call.buffer != NULL) return task->call.buffer;
     if (node->places) {
-        task->buffer = spdl__place_get(task, node + 1);
+        task->call.buffer = spdl__place_get(task, node + 1);
     } else if (node->buffers != NULL) {
-        task->holder = spdl__batch_get(node->buffers);
-        if (task->holder != NULL) task->buffer = task->holder->shown.data;
+        task->call.holder = spdl__batch_get(node->buffers);
+        if (task->call.holder != NULL) task->call.buffer = task->call.holder->shown.data;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage whose row does not say "
                                          ".item_bytes, nor a SPDL_BATCH after it");
     }
-    return task->buffer;
+    return task->call.buffer;
 }
 
 /* In place: the row has come to the end of `done`, or with NULL to that of an epoch. */
@@ -9805,7 +9794,7 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     batch->shown.epoch = spdl__load_relaxed(&node->epoch);
     batch->shown.bytes = batch->shown.count * node->row.item_bytes;
     if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
-    task->in.range = batch->range;
+    task->call.in.range = batch->range;
     node->open_batch = NULL;
     spdl__count(&counters->tasks, 1);
     if (SPDL__TRACED(p->trace)) {
@@ -9875,9 +9864,9 @@ SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *ite
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
     void *part;
     if (bytes == 0) {
-        batch->owner[at] = (uint8_t)spdl__origin_tag(task->in.origin);
+        batch->owner[at] = (uint8_t)spdl__origin_tag(task->call.in.origin);
         batch->shown.items[at] = item;
-        task->taken = true;
+        task->call.taken = true;
         return;
     }
     part = (char *)batch->shown.data + at * bytes;
@@ -9895,8 +9884,8 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     spdl__node *node = task->node;
     spdl__batch *batch = node->open_batch;
     bool first;
-    if (task->flushing) return spdl__batch_rest(task, out);
-    if (SPDL__UNLIKELY(spdl__origin_tag(task->in.origin) == SPDL__TOKEN))
+    if (task->call.flushing) return spdl__batch_rest(task, out);
+    if (SPDL__UNLIKELY(spdl__origin_tag(task->call.in.origin) == SPDL__TOKEN))
         return spdl__batch_token(task, in, out);
     if (batch == NULL) batch = node->open_batch = spdl__batch_open(node);
     if (batch == NULL) {
@@ -9905,10 +9894,10 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     }
     first = batch->shown.count == 0;
     if (node != p->marks) {
-        if (first) batch->range = task->in.range; /* of a feed: the oldest */
+        if (first) batch->range = task->call.in.range; /* of a feed: the oldest */
     } else {
         if (first && p->remakes) batch->range = spdl__mark_range(&node->mark);
-        spdl__mark_pass(&node->mark, task->in.range, p->many);
+        spdl__mark_pass(&node->mark, task->call.in.range, p->many);
         if (SPDL__UNLIKELY(node->skip > 0)) { /* it was delivered before this run */
             --node->skip;
             --node->dropped; /* it takes no place */
@@ -12366,7 +12355,8 @@ SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint6
     spdl__lock(&node->parked_lock, node->locks);
     for (i = 0; i < node->most; ++i) /* an ARMED call has not begun */
         if (node->parked[i].state == SPDL__PARKED_PENDING)
-            spdl__stage_runs(stats, node->parked[i].since, node->parked[i].sequence, now);
+            spdl__stage_runs(stats, node->parked[i].call.since,
+                             node->parked[i].call.in.origin >> 8, now);
     spdl__unlock(&node->parked_lock, node->locks);
 }
 
@@ -14871,17 +14861,17 @@ SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
 /* Keeps a copy of the result of an ordinary call. */
 SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
     spdl__probe *probe = &hand->probe[task->node->index];
-    const bool passed = out == task->in.item && spdl__origin_tag(task->in.origin) < SPDL_MAX_STAGES;
-    uint8_t owner =
-                (uint8_t)(passed ? spdl__origin_tag(task->in.origin) : (unsigned)task->node->index),
-            before;
+    const unsigned tag = spdl__origin_tag(task->call.in.origin);
+    const bool passed = out == task->call.in.item && tag < SPDL_MAX_STAGES;
+    uint8_t owner = (uint8_t)(passed ? tag : (unsigned)task->node->index), before;
     void *copy = NULL, *old = NULL;
     uint64_t place;
     if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
     place = spdl__kept_place(probe);
     if (place == SPDL__KEPT) return;
-    if (probe->bytes == 0) copy = task->node->row.copy_item(out);
-    else if (out == task->buffer) /* else its size is unknown */
+    if (probe->bytes == 0)
+        copy = task->node->row.copy_item(out);
+    else if (out == task->call.buffer) /* else its size is unknown */
         copy = spdl__alloc(&hand->p->allocator, probe->bytes, SPDL_CACHE_LINE);
     if (copy == NULL) return;
     if (probe->bytes > 0) memcpy(copy, out, probe->bytes);
@@ -14926,7 +14916,7 @@ SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, voi
 }
 
 SPDL__COLD spdl_result spdl__probe_pass(spdl_task *task, void *token, void **out) {
-    if (task->node->in == NULL) task->buffer = token; /* as task_origin expects */
+    if (task->node->in == NULL) task->call.buffer = token; /* as task_origin expects */
     *out = token;
     return SPDL_OK;
 }
@@ -22478,8 +22468,8 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
     const spdl_sampler *sampler = p->sampler;
     const uint64_t epoch = spdl_epoch(task);
-    uint64_t item = task->sequence, key = p->seed, kind = task->flushing ? 3 : 1;
-    if (task->node->in_batches && !task->flushing) kind = 2;
+    uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
         key += spdl__mix(sampler->desc.seed + 1);
         item = kind == 1 ? spdl__sampler_global(sampler, epoch, item)
