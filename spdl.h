@@ -7261,145 +7261,137 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 
 /* ============================================================================================= */
 /* >>row-impl
-   What a pipeline is made of: rows (nodes), the calls of their functions (tasks), and the threads
-   that run them. >>flow-impl is what a worker does with an item: it takes it, calls the function,
-   puts the result and leaves. >>rare-impl has what else may happen there, such as failures and
-   calls that go on later. >>batch-impl and >>merge-impl are rows whose functions are the library's,
-   and
-   >>producer-impl is the thread of a source.
+   Rows (nodes), the calls of their functions (tasks) and the threads that run them.
 
-   A worker enters a row by taking an item, then calls, puts, takes the next item, and so on for up
-   to SPDL__SITTING_NS (a sitting). So nothing is ever taken and not begun, and calls of a row begin
-   in the order of its inputs. When the worker leaves, `active` of the row's word goes down by one.
+   A worker enters a row by taking an item. It then calls, puts and takes again for up to
+   SPDL__SITTING_NS (a sitting). No item is taken without a call, so calls begin in the order of the
+   inputs. A worker that leaves takes 1 from `active` in the row's word.
 
-   Marks. A source that ends puts END or EPOCH, a call that fails for good puts FAIL, in the place
-   that was promised to its result. A row passes the mark at its head when no call is inside: by one
-   swap that moves `active` from 0 to SPDL__PASSING. Under that it makes the call of .flush, or else
-   puts the mark. So items before a mark come before it in every edge, and an epoch is a barrier.
-       END    passed: SHUT in this row.  EPOCH: nothing is shut.
-       FAIL   put or passed: SHUT in this row and all that feed it. Later calls that still run put
-              their results behind the mark, where nobody takes them.
-   SHUT is set before `active` goes down. It is in the word and nowhere else: a flag beside it would
-   let one more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the last
-   edge, so the result of next stays the same. The error is that of the row which the mark names.
-   (tests/model/marks.pml)
+   Marks. A source that ends puts END or EPOCH. A call that fails for good puts FAIL at the ticket
+   promised to its result. A row passes the mark at its head when no call is inside: one swap moves
+   `active` from 0 to SPDL__PASSING. The worker then makes the call of .flush, or puts the mark.
+   Items before a mark precede it in every edge, so an epoch is a barrier.
+       END passed: SHUT in this row. EPOCH: no row is shut.
+       FAIL put or passed: SHUT in this row and all above it. Calls still inside put their results
+       behind the mark, where they are freed.
+   SHUT is set before `active` goes down. It is in the word because a flag elsewhere would let one
+   more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the sink, so next
+   repeats its result. A FAIL names the row that has the error. (tests/model/marks.pml)
 
-   Stop. `stopping`, then SHUT in all rows, then whoever waits frees what lies in all edges but the
-   last when no call is inside. A rewind moves every head on to the next ticket that would be put,
-   never back: a thread that slept between its copy of a slot and its swap must fail.
+   Stop: `stopping`, then SHUT in all rows. When no call is inside, the thread that waits frees all
+   edges but the sink. A rewind moves every head on to the next ticket, never back. A thread that
+   slept between its copy of a slot and its swap must fail.
 
-   Branches. The edges of a branch are those of its path rows, which do nothing else. What a branch
-   routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
-   while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
-   so its edge has slots for both. For a merge in input order the branch also writes the path of
-   each result into a ring of words, `turns`, before it puts the result. Marks go down every path.
+   Branches. A branch writes the edges of its path rows. It puts a routed result at once. Results
+   beyond the buffer_size of a path wait. A branch is called while fewer than its own buffer_size
+   wait on all paths. One path may hold them all, so its edge has slots for both. For a merge in
+   input order the branch writes the path into the ring `turns` before it puts the result. Marks go
+   down every path.
 
-   Threads: workers run rows. A source with .threads has a thread of its own, the producer, which
-   sits in that row only. Each field says who writes it. */
+   Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
+   names its writer. */
 
 #define SPDL__ABANDONED 2u /* a call that destroy does not wait for */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
-#define SPDL__TURN_MARK 255u /* in `turns`: a mark lies at the head of every path */
+#define SPDL__TURN_MARK 255u /* in `turns`: a mark is at the head of every path */
 #define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
 #define SPDL__LENDS 2u       /* its items need no free */
-#define SPDL__BATCHES 8u     /* behind SPDL_BATCH the function that follows it is called: it makes
-                                batches in place. The first word of ctx is its item_bytes */
-#define SPDL__POINTS 4u      /* its items point to more, that a copy of them would not have */
+#define SPDL__BATCHES 8u     /* a function that makes batches in place and replaces SPDL_BATCH; *ctx
+                                begins with item_bytes */
+#define SPDL__POINTS 4u      /* its items point to memory that a copy would not have */
 
-/* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
+/* Buckets of the histogram: exact below 8 ns, then 8 per power of two, up to 2^43 ns (2.4 h). */
 #define SPDL__SUB_BITS 3
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* What one worker counted for one stage: one writer, read by snapshots. The cell after those of the
-   workers is that of other threads: they add to `freed`, the rest is the producer's of a feed, who
-   counts pushes there, and the consumer's, who times answers. */
+/* Counts of one worker for one stage: one writer, read by snapshots. The last cell is for other
+   threads: all add to `freed`, a feed's producer counts pushes, the consumer times answers. */
 typedef struct spdl__counters {
     uint64_t tasks, failures, skips, freed;
-    uint64_t made;     /* items handed on that it did not get as its input */
+    uint64_t made;     /* items passed that were not the input */
     uint64_t timed_ns; /* of the calls in the histogram */
-    uint64_t failed_ns; /* of calls that failed: not in it */
+    uint64_t failed_ns; /* of failed calls, which are not in it */
     uint64_t max_ns;
-    int64_t meter_due; /* sittings until one is measured; not for others */
-    uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
+    int64_t meter_due; /* sittings until the next measurement */
+    uint64_t metered, metered_blind; /* measured calls; those without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
-    uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of rare slow calls: all of them, no sample */
+    uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of all rare slow calls */
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
 
-/* What has passed the row that counts: see >>position-impl. */
+/* See >>position-impl. */
 typedef struct spdl__mark {
     uint64_t item, results;
 } spdl__mark;
 
-/* Where the consumer is: after what it took last. A run that starts there delivers the rest. */
+/* The consumer's position after its last item. A run that starts here delivers the rest. */
 typedef struct spdl__position {
     uint64_t epoch;
-    uint64_t source;    /* the item that the source begins with, in that epoch */
-    uint64_t results;   /* so many results where they are counted are not for us */
-    uint64_t number;    /* of the next batch of the row that marks */
-    uint64_t drops;     /* so many items in the sink are not for us, either */
-    uint64_t delivered; /* items of this epoch that the consumer got */
+    uint64_t source;    /* first item of the source in that epoch */
+    uint64_t results;   /* results to skip where they are counted */
+    uint64_t number;    /* number of the next batch of the counting row */
+    uint64_t drops;     /* items of the sink to skip */
+    uint64_t delivered; /* items of this epoch that the consumer has */
 } spdl__position;
 
-/* How a run begins. */
 typedef struct spdl__start {
     spdl__position at;
-    bool loads; /* rows with .flush are to forget what they have gathered */
-    const spdl_sampler *sampler; /* NULL, or what the sampler becomes */
+    bool loads; /* rows with .flush forget what they gathered */
+    const spdl_sampler *sampler; /* NULL, or the new state of the sampler */
 } spdl__start;
 
-/* A call that goes on later: one of a row with .again or .deferred. (>>rare-impl) */
+/* A call that continues later, of a row with .again or .deferred. (>>rare-impl) */
 typedef enum spdl__parked_state {
     SPDL__PARKED_FREE,
-    SPDL__PARKED_RUNNING, /* a worker has it */
-    SPDL__PARKED_ARMED,   /* the same, and spdl_defer has given out its number */
-    SPDL__PARKED_EARLY,   /* the same, and it was completed before its function has returned */
+    SPDL__PARKED_RUNNING, /* a worker runs it */
+    SPDL__PARKED_ARMED,   /* running; spdl_defer has returned its number */
+    SPDL__PARKED_EARLY,   /* running; already completed */
     SPDL__PARKED_PENDING, /* its function has returned SPDL_PENDING */
-    SPDL__PARKED_DONE,    /* it was completed: a worker settles it */
-    SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN: it goes on when there is room */
+    SPDL__PARKED_DONE,    /* completed; a worker settles it */
+    SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN and there is no room */
 } spdl__parked_state;
 
 typedef struct spdl__parked {
     /* under the row's parked_lock */
     spdl__parked_state state;
-    uint32_t next; /* 1 + the place of the next one in the list it is in, or 0 */
+    uint32_t next; /* 1 + index of the next call in its list, or 0 */
     uint64_t generation;
-    spdl_result result; /* spdl_complete: what the call comes to */
+    spdl_result result; /* from spdl_complete */
     void *completed;
     /* written by the worker that has the call */
     spdl__item in;
     uint64_t sequence, ticket, since;
     bool flush, taken;
-    uint64_t handed_on; /* results it has handed on by SPDL_AGAIN */
+    uint64_t handed_on; /* results passed by SPDL_AGAIN */
     void *user;         /* spdl_call_state */
-    void *buffer;       /* what spdl_buffer gave and was not handed on yet */
+    void *buffer;       /* from spdl_buffer, not passed yet */
     spdl__batch *holder;
-    char text[SPDL_TEXT_BYTES]; /* under the lock: why it failed */
+    char text[SPDL_TEXT_BYTES]; /* under the lock: cause of the failure */
 } spdl__parked;
 
-/* A list of places; under the row's parked_lock, but others read `count`. */
+/* Indexes of parked calls, under parked_lock; others read `count`. */
 typedef struct spdl__parked_list {
-    uint32_t first, last; /* 1 + place, or 0 */
+    uint32_t first, last; /* 1 + index, or 0 */
     uint32_t count;
 } spdl__parked_list;
 
-/* An exception that a call has thrown; `act` frees it or throws it again, see spdl__thrown_set. */
+/* A thrown exception; `act` frees or rethrows it. See spdl__thrown_set. */
 typedef struct spdl__thrown_what {
     void *kept;
     void (*act)(void *kept, bool rethrow);
 } spdl__thrown_what;
 
-/* When a result of a row gets its ticket. Room is what was promised with an input and is not taken;
-   of ALONE and AGAIN what was put and is not taken. */
+/* The moment when a result gets its ticket. A promised or filled slot takes room; with ALONE and
+   AGAIN only a filled one. */
 typedef enum spdl__tickets {
-    SPDL__TICKET_ALONE,   /* one call at a time: when it is put, and its place is enough */
+    SPDL__TICKET_ALONE,   /* one call at a time: at the put */
     SPDL__TICKET_AT_TAKE, /* several in input order: with the input */
-    SPDL__TICKET_AT_PUT,  /* several in completion order: when it is put */
-    SPDL__TICKET_AGAIN    /* the same with .again: one input may make many */
+    SPDL__TICKET_AT_PUT,  /* several in completion order: at the put */
+    SPDL__TICKET_AGAIN    /* AT_PUT with .again: one input may make many */
 } spdl__tickets;
 
 typedef struct spdl__node {
@@ -7407,125 +7399,125 @@ typedef struct spdl__node {
     spdl_stage row;
     int index;
     char name[SPDL_NAME_BYTES];
-    int most;        /* its concurrency at most */
+    int most;        /* its largest concurrency */
     spdl__tickets tickets;
     bool holes;      /* a dropped input leaves a hole */
-    bool plain;      /* its calls need nothing that is rare: see flow_sit */
-    bool gathers;    /* its function is the library's: a batch or a merge */
-    bool at_end;     /* the consumer or the producer may wait for what it does */
-    bool alone;      /* the row says one call at a time */
+    bool plain;      /* its calls need none of >>rare-impl */
+    bool gathers;    /* its function is a batch or a merge of the library */
+    bool at_end;     /* the consumer or the producer may wait for it */
+    bool alone;      /* one call at a time */
     bool lends;      /* its items need no free */
     bool places;     /* its calls write into the batches of the next row */
     bool own_thread; /* a source with .threads */
-    uint32_t above;  /* bit i: what row i makes can come here */
-    uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
-    uint32_t around; /* these, and this one */
-    int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
+    uint32_t above;  /* bit i: results of row i can reach this row */
+    uint32_t beside; /* bit i: row i shares an edge with this row */
+    uint32_t around; /* beside, and this row */
+    int paths;       /* branch: edges it writes; merge: edges it reads */
     uint8_t path[SPDL_MAX_STAGES];
-    struct spdl__node *merge;  /* branch: where it ends; merge: its branch */
+    struct spdl__node *merge;  /* the merge of a branch, the branch of a merge */
     struct spdl__node *before; /* the row that writes `in`; of a path, its branch; or NULL */
-    spdl__edge *in;  /* NULL for rows that read none or several */
+    spdl__edge *in;  /* NULL for rows that read no edge or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
     spdl__counters *counters; /* one per worker, and one for other threads */
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
-    spdl__parked *parked; /* places for `most` calls, or NULL */
+    spdl__parked *parked; /* [most], or NULL */
     uint32_t *turns;      /* branch whose merge is in input order */
     uint64_t turns_mask;
-    spdl__os_event *locks; /* of the pipeline: where threads wait for one of its locks */
+    spdl__os_event *locks; /* of the pipeline */
     char pad0[SPDL_CACHE_LINE];
-    /* written by the thread that takes: the word of a source or merge */
+    /* written by the thread that takes: word of a source or merge */
     uint64_t own;
-    /* written by a rewind: the ticket of a result - that of its input */
+    /* written by a rewind: ticket of a result minus ticket of its input */
     uint64_t base;
-    /* written by the thread that is inside alone */
+    /* written by the one thread inside */
     bool flushed;      /* the call without input was made in this epoch */
     bool gathered;     /* .flush: a call with input was made since */
-    bool holds;        /* .flush behind a feed: and has made no result yet */
-    uint64_t held_range; /* when the oldest of these was pushed */
-    bool sheds;        /* what it has gathered is of another run: it hands it on, to nobody */
-    uint32_t turn;     /* merge of what is ready: the path that is looked at first */
-    uint64_t number;   /* batch: of the next one in this epoch */
-    uint64_t number_first; /* and of the first one that this run makes in it */
-    spdl__mark mark;   /* of the row that marks */
-    uint64_t skip;     /* of the row that marks: results that were delivered before this run */
-    bool in_batches;   /* by create: what it takes has the number of a batch */
+    bool holds;        /* .flush behind a feed: gathered without a result yet */
+    uint64_t held_range; /* push time of the oldest of these */
+    bool sheds;        /* gathered in another run: its next result is freed */
+    uint32_t turn;     /* merge in completion order: first path to look at */
+    uint64_t number;   /* batch: next number in this epoch */
+    uint64_t number_first; /* batch: first number of this run in this epoch */
+    spdl__mark mark;   /* of the counting row */
+    uint64_t skip;     /* of the counting row: results delivered before this run */
+    bool in_batches;   /* by create: its inputs carry batch numbers */
     spdl__batch *open_batch;
-    uint64_t epoch;    /* of the items that pass now */
+    uint64_t epoch;    /* of the current items */
     uint64_t first;    /* ticket of the first result of this epoch */
-    uint64_t dropped;  /* batch in place: `dropped` of its input when the epoch began */
-    uint64_t tokens;   /* batch: so many have come */
-    uint64_t made;     /* source: items made so far in this epoch */
+    uint64_t dropped;  /* batch in place: in->dropped when the epoch began */
+    uint64_t tokens;   /* batch: tokens so far */
+    uint64_t made;     /* source: items made in this epoch */
     uint64_t turns_put;   /* branch: entries of `turns` */
     char pad1[SPDL_CACHE_LINE];
     uint64_t turns_taken; /* by the merge */
-    /* written now and then, by any thread */
-    uint32_t limit;  /* the concurrency now */
-    uint32_t locked_at; /* with so many the doctor has found a lock; 0: it has not */
+    /* written rarely, by any thread */
+    uint32_t limit;  /* current concurrency */
+    uint32_t locked_at; /* concurrency at which the doctor found a lock, or 0 */
     uint64_t failures;
-    uint64_t tolerated; /* of them; a rewind does not forget these */
-    uint64_t logged;    /* of these: so many when the log had the line about them */
-    uint64_t nulls;   /* with SPDL_DEBUG: results that were NULL, before the first that was not */
-    uint64_t unfreed; /* and items it made that had to be freed, without free_item */
-    uint64_t empty;   /* source: calls that returned SPDL_SKIP since the last result */
+    uint64_t tolerated; /* failures that rewind does not clear */
+    uint64_t logged;    /* failures when the log had its line */
+    uint64_t nulls;   /* SPDL_DEBUG: NULL results before the first other one */
+    uint64_t unfreed; /* SPDL_DEBUG: items to free without free_item */
+    uint64_t empty;   /* source: SPDL_SKIP since the last result */
     uint64_t empty_since;
-    char first_text[SPDL_TEXT_BYTES / 2]; /* why the first of those, by its thread */
-    uint64_t fail_ticket; /* under error_lock: of `error` */
-    spdl_error error;   /* under error_lock: the failure that its first FAIL is about */
-    spdl__thrown_what thrown; /* and what it has thrown */
-    uint64_t item_ns;   /* moving average of a call; a guess */
-    uint32_t calling;   /* with own_thread: 1 while it calls; SPDL__ABANDONED by destroy */
+    char first_text[SPDL_TEXT_BYTES / 2]; /* text of the first failure, by its thread */
+    uint64_t fail_ticket; /* under error_lock: ticket of `error` */
+    spdl_error error;   /* under error_lock: failure of its first FAIL */
+    spdl__thrown_what thrown; /* exception of `error` */
+    uint64_t item_ns;   /* moving average of a call, an estimate */
+    uint32_t calling;   /* own_thread: 1 during a call; SPDL__ABANDONED by destroy */
     uint32_t parked_lock;
     spdl__parked_list parked_free, parked_done, parked_waiting;
     char pad2[SPDL_CACHE_LINE];
-    /* batch in place: by the row, and by calls of the row before; all under the lock */
+    /* batch in place, under place_lock: used by the row and by calls of the row before */
     uint32_t place_lock;
-    spdl__batch *place; /* the newest of the batches that calls write into, the open one among
-                           them; in order, so that both ends are quick to find */
+    spdl__batch *place; /* newest batch that calls write into; a list in order that includes
+                           open_batch */
     spdl__batch *place_oldest;
-    uint64_t place_epoch;   /* of the items the row takes */
-    uint64_t place_dropped; /* dropped items of this epoch that the row has passed, or fewer */
+    uint64_t place_epoch;   /* epoch of the row's inputs */
+    uint64_t place_dropped; /* lower bound of this epoch's dropped items that the row has passed */
     char pad3[SPDL_CACHE_LINE];
-    /* written under blame_lock: the consumer waited while this row's call was running, and while no
-       worker took its input */
+    /* under blame_lock: time the consumer waited while a call ran here, and while no worker took
+       the input */
     uint64_t exposed_ns, exposed_idle_ns;
-    uint64_t seen_busy_ns; /* what snapshots have reported; written by them */
+    uint64_t seen_busy_ns; /* reported by snapshots, their own */
 } spdl__node;
 
-/* A worker in a pipeline: its sitting in a row, and the call at hand. One for each worker, written
-   by that worker; what a call asks for, during the call. */
+/* A worker in a pipeline: its sitting in a row and its current call. One per worker, written by
+   that worker. */
 struct spdl_task {
     spdl_pipeline *pipeline;
     int worker;
     spdl__node *node;
-    uint32_t live;    /* the function is running; other threads look, if they misuse a task */
-    uint64_t thread;  /* that runs it */
-    /* what the call asks for; cleared before each */
-    bool taken;       /* the input is not the library's any more */
-    bool call_error;  /* the call fails, whatever it returns: what it asked for cannot be */
-    bool row_error;   /* nor can it in any other call: the row is wrong */
-    bool cut_short;   /* neither a result nor a failure: a stop has come between */
+    uint32_t live;    /* the function is running; read by other threads to detect misuse */
+    uint64_t thread;  /* the thread that runs it */
+    /* what the call requests; cleared before each */
+    bool taken;       /* the library no longer owns the input */
+    bool call_error;  /* the call fails whatever it returns */
+    bool row_error;   /* each later call would fail as well */
+    bool cut_short;   /* a stop came: no result and no failure */
     uint8_t path;
-    uint8_t owner;    /* whose items its results are; the row's index but for SPDL_UNBATCH */
+    uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
     bool flushing;
     bool passing;     /* it is inside alone, at a mark */
-    bool gone;        /* the producer: destroy has gone on without its call */
+    bool gone;        /* destroy has abandoned this producer */
     spdl__item in;    /* its range is that of the result */
     uint64_t sequence;
-    uint64_t ticket;  /* of the result, if it was promised at the take */
-    uint64_t since;   /* when the call began */
-    void *buffer;        /* what spdl_buffer gave and was not handed on yet */
-    spdl__batch *holder; /* whose block it is, or a part of it */
-    spdl__parked *parked; /* of a row with .again or .deferred */
-    void *no_state;      /* what spdl_call_state returns where there is none */
-    spdl__thrown_what thrown; /* by the last call that threw, until another one needs the place */
+    uint64_t ticket;  /* of the result, if promised with the input */
+    uint64_t since;   /* begin of the call */
+    void *buffer;        /* from spdl_buffer, not passed yet */
+    spdl__batch *holder; /* owner of `buffer` */
+    spdl__parked *parked; /* rows with .again or .deferred */
+    void *no_state;      /* spdl_call_state of other rows */
+    spdl__thrown_what thrown; /* of the last call that threw */
     uint32_t inits;      /* bit i: init of row i has run here */
-    uint64_t open;       /* read by snapshots, as is the sequence: 0, or when the calls began that
-                            are not booked yet, its lowest bits being the row */
+    uint64_t open;       /* read by snapshots, like sequence: 0, or the begin of calls not booked
+                            yet, with the row in its lowest bits */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
-    spdl_error failure; /* .deliver_failures: the record of one that goes on */
+    spdl_error failure; /* .deliver_failures: record of the failure that is put */
     char pad[SPDL_CACHE_LINE];
 };
 
@@ -7534,68 +7526,68 @@ struct spdl_pipeline {
     spdl_allocator allocator;
     spdl_logger logger;
     spdl_profiler profiler;
-    bool has_hooks; /* some row has init or fini */
-    bool threaded;  /* there are threads that run its rows */
-    uint64_t works_ns; /* next runs calls of rows whose mean is not longer; 0: none */
-    int workers;    /* places of the pool, or 1: the consumer; and one more for the producer */
-    int threads;    /* of them, what the statistics call workers */
-    int spare;      /* and those of them that the doctor lets work when it tries more */
-    uint32_t open;  /* of these, work: settings that the doctor has kept; written by it */
-    int count;      /* rows but the sink */
+    bool has_hooks; /* a row has init or fini */
+    bool threaded;  /* other threads run its rows */
+    uint64_t works_ns; /* next runs calls of at most this mean; 0: none */
+    int workers;    /* places of the pool or 1, and 1 for the producer */
+    int threads;    /* of these, workers in the statistics */
+    int spare;      /* of these, reserve for the doctor's trials */
+    uint32_t open;  /* of these, allowed by the doctor to work; written by it */
+    int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
     spdl__client client;
     spdl__client_slot *slot;
-    spdl__beacon *beacon; /* of the pool, or `own_beacon` */
-    uint64_t bit;         /* its own in beacon->quiet */
+    spdl__beacon *beacon; /* of the pool, or own_beacon */
+    uint64_t bit;         /* its bit of beacon->quiet */
     spdl__node *node;
-    spdl__node *last; /* the row in front of the sink */
+    spdl__node *last; /* the row before the sink */
     spdl__edge *sink;
-    spdl__node *feed; /* the first row when items are pushed, or NULL */
-    spdl__node *producer; /* the first row when it has a thread of its own, or NULL */
-    spdl__node *marks; /* the row that marks; NULL: results are counted at the sink */
-    const char *unsaved; /* why it has no position that could be saved, or NULL */
-    uint32_t table; /* a hash of what a position depends on */
-    spdl_sampler *sampler; /* that of SPDL_INDEX, or NULL */
-    bool many;     /* an item of the source may make several results before they are counted */
-    bool remakes;  /* and a batch after that: the batch delivered last is made again */
-    bool replays;  /* the epoch is made again, from its beginning */
+    spdl__node *feed; /* first row if items are pushed, or NULL */
+    spdl__node *producer; /* first row if it has its own thread, or NULL */
+    spdl__node *marks; /* the counting row; NULL: results are counted at the sink */
+    const char *unsaved; /* why its position cannot be saved, or NULL */
+    uint32_t table; /* hash of all that a position depends on */
+    spdl_sampler *sampler; /* of SPDL_INDEX, or NULL */
+    bool many;     /* one source item may make several results before they are counted */
+    bool remakes;  /* .many with a batch later: the batch delivered last is made again */
+    bool replays;  /* the epoch is made again from its begin */
     uint64_t seed;
     spdl_task *task;  /* [worker] */
     uint64_t process;
     uint64_t start_ns;
-    struct spdl__reporter *reporter; /* NULL unless reports were asked for */
-    struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
+    struct spdl__reporter *reporter; /* NULL without reports */
+    struct spdl__doctor *doctor; /* both NULL without the doctor */
     struct spdl__hand *hand;
-    const char *tokens;    /* count of them: items that are none */
-    spdl__trace *trace;    /* NULL: nothing is recorded */
+    const char *tokens;    /* [count], addresses of token items */
+    spdl__trace *trace;    /* NULL without a trace */
     void **local;          /* [worker * count + row], by each worker */
     bool delivers;         /* .deliver_failures */
-    const char *yields;    /* the type of its items */
+    const char *yields;    /* type of its items */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
     uint32_t stopping;
-    uint32_t leaving;      /* destroy asks the workers to run fini */
-    uint32_t left;         /* threads of the pool that have */
-    uint32_t joined;       /* threads of the pool that ran an init */
-    uint32_t failed;       /* bit i: row i has, more often than it may; under error_lock */
-    uint32_t late;         /* a stop has waited in vain */
-    uint64_t references;   /* destroy, and a producer that it has abandoned */
-    uint32_t completing;   /* threads inside spdl_complete */
+    uint32_t leaving;      /* destroy has workers run fini */
+    uint32_t left;         /* pool threads that ran fini */
+    uint32_t joined;       /* pool threads that ran an init */
+    uint32_t failed;       /* under error_lock: bit i: row i failed too often */
+    uint32_t late;         /* a stop has timed out */
+    uint64_t references;   /* destroy, and an abandoned producer */
+    uint32_t completing;   /* threads in spdl_complete */
     uint32_t error_lock;
     uint32_t purge_lock;
-    uint32_t stops;        /* threads inside spdl_pipeline_stop */
-    uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
-    uint32_t stop_stays;   /* a stop that did not wait for it: the rows do not open again */
-    spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
-    spdl__os_event locks;  /* where threads wait for one of its locks */
+    uint32_t stops;        /* threads in spdl_pipeline_stop */
+    uint64_t rewinder;     /* thread in spdl_pipeline_rewind, or 0 */
+    uint32_t stop_stays;   /* a stop did not wait for the rewind: the rows stay shut */
+    spdl__os_event quiet;  /* a call has ended while stopping, or a worker ran fini */
+    spdl__os_event locks;  /* where threads wait for a lock */
     char pad1[SPDL_CACHE_LINE];
     /* written by the producer: of a feed, or its own thread */
     uint32_t producer_inside;
-    uint32_t producer_waits; /* set by it before it sleeps, cleared by the thread that wakes it */
-    spdl__os_event room;   /* the edge after the first row has some */
+    uint32_t producer_waits; /* set before it sleeps, cleared by its waker */
+    spdl__os_event room;   /* the first edge has room */
     spdl__os_thread producer_thread; /* by create and destroy */
-    spdl_policy policy;              /* by create; that thread reads it when it starts */
+    spdl_policy policy;              /* by create, read when the thread starts */
     bool producer_started;
     uint32_t producer_quits; /* by destroy */
     uint64_t producer_barred; /* see spdl__turn */
@@ -7604,47 +7596,46 @@ struct spdl_pipeline {
     /* written by the consumer */
     uint64_t barred;       /* see spdl__turn */
     uint32_t trainer_inside;
-    uint32_t misused;      /* kinds of misuse that the log has had */
-    uint64_t misuses;      /* and more calls that were refused for one of them */
-    uint64_t trainer;      /* the thread that waits in next, or 0 */
+    uint32_t misused;      /* kinds of misuse in the log */
+    uint64_t misuses;      /* refused calls of these kinds that are not in the log */
+    uint64_t trainer;      /* thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
-    void *asked; /* the type that spdl__next_as was called with last, if it fits. Relaxed: a second
-                    thread in next is a mistake, but no race */
-    spdl_error told;       /* the failure that next has returned last, of one item */
+    void *asked; /* last type of spdl__next_as that fitted; relaxed, as a second thread in next is
+                    no race */
+    spdl_error told;       /* failure of one item that next returned last */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
-    spdl__mark mark;       /* if nobody else marks; of a pipeline that remakes: the batch, and how
-                              many of its items were taken */
-    uint64_t drops;        /* items of the sink that were delivered before this run */
+    spdl__mark mark; /* without a counting row; with `remakes` the batch and its items taken */
+    uint64_t drops;        /* items of the sink delivered before this run */
     uint64_t data_hash;    /* by create */
     uint64_t delivered;
-    uint64_t polls;        /* calls of next with a timeout of 0 that found nothing */
-    spdl__counters steps;  /* durations of its steps; short ones are timed `step_group` at a time */
-    uint64_t step_since, step_waited; /* the clock, and wait_ns, when they were timed last */
-    uint32_t step_group, step_left;   /* of them, to come */
+    uint64_t polls;        /* calls of next with timeout 0 and no result */
+    spdl__counters steps;  /* durations of steps; short ones in groups of step_group */
+    uint64_t step_since, step_waited; /* clock and wait_ns of the last measurement */
+    uint32_t step_group, step_left;   /* steps of this group, and those to come */
     uint64_t first_item_ns;
     uint64_t ended_ns;
-    uint64_t wait_since;   /* 0, or when the wait in next began */
+    uint64_t wait_since;   /* begin of the wait in next, or 0 */
     uint64_t wait_ns;
-    uint64_t first_wait_ns; /* what it was when the first item came */
-    uint64_t taker;        /* the thread that took the second item */
-    uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
-    uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
+    uint64_t first_wait_ns; /* wait_ns at the first item */
+    uint64_t taker;        /* thread that took the second item */
+    uint64_t taker_queued_ns; /* its time on run queues by that item, or SPDL__NEVER */
+    uint64_t answer_wait_ns; /* feed: time that items spent in the sink */
     char pad3[SPDL_CACHE_LINE];
     /* while the consumer waits; read by threads that take and put */
-    uint32_t waiting;      /* 1 before it sleeps, 2: ready_fn; its waker clears it */
-    bool armed;            /* the consumer's: it counts as a sleeper for ready_fn */
+    uint32_t waiting;      /* 1: asleep, 2: armed for ready_fn; cleared by the waker */
+    bool armed;            /* the consumer's: counted as a sleeper for ready_fn */
     void (*ready_fn)(void *user);
     void *ready_user;
-    spdl__os_event fed;    /* the sink got what the consumer waits for, or an end */
+    spdl__os_event fed;    /* the sink has an item or an end */
     uint32_t blame_lock;   /* the rest: written under it */
-    uint64_t blame_since;  /* what the consumer waits for is where `blame` says since then; or 0 */
+    uint64_t blame_since;  /* begin of the wait for `blame`, or 0 */
     spdl__node *blame;
     bool blame_idle;       /* it waits for a worker there */
     char pad4[SPDL_CACHE_LINE];
     spdl_error no_error;   /* by create */
-    uint64_t seen_runnable_ns; /* what snapshots have reported; written by them */
+    uint64_t seen_runnable_ns; /* reported by snapshots, their own */
     uint32_t process_lock;     /* the rest: written under it */
     spdl__process_stats process_first, process_last;
     uint64_t consumer_runnable_ns;
@@ -7655,7 +7646,7 @@ SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__no
     return &p->node[node->path[path]].out;
 }
 
-/* Of a token the row after which the flow was cut, else -1. */
+/* Returns the row after which a token was cut, or -1 for other items. */
 SPDL__INLINE int spdl__token_row(const spdl_pipeline *p, const void *item) {
     const uintptr_t at = (uintptr_t)item - (uintptr_t)p->tokens;
     return p->tokens != NULL && at < (uintptr_t)p->count ? (int)at : -1;
@@ -7668,30 +7659,29 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* --- what can run --- */
 
-/* The number of the result that the next take promises. */
+/* Returns the ticket that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
     if (node->tickets == SPDL__TICKET_ALONE || node->tickets == SPDL__TICKET_AGAIN)
         return spdl__load_relaxed(&node->out.tail);
     return spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
-/* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
-   while fewer than buffer_size results lie there: each call inside may put one more, so there are
-   slots for buffer_size + concurrency. */
+/* Tickets below this have room. With TICKET_AGAIN a row is called while fewer than buffer_size
+   results wait. Each call inside may put one more, so there are slots for buffer_size +
+   concurrency. */
 SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
     const uint64_t calls =
         node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
-/* Whether a path has a slot for one more. Holes take slots, and are not among those that wait. */
+/* Returns true if a path has a free slot. Holes take slots but do not count as waiting. */
 SPDL__PRIVATE bool spdl__path_has_slot(const spdl__edge *edge) {
     const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
     return (int64_t)(head + edge->window - spdl__load_relaxed(&edge->tail)) > 0;
 }
 
-/* Of a branch: whether one more result may be routed, as fewer wait than may; or a mark go down
-   every path. */
+/* Returns true if a branch may route one more result, or a mark can go down every path. */
 SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t waiting = 0;
     int i;
@@ -7705,8 +7695,8 @@ SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *no
     return waiting < (uint64_t)node->row.buffer_size;
 }
 
-/* For how many more results there is room; of a branch 1, if there is any. Exact for the thread
-   that is alone in a row; else a guess. */
+/* Returns the room for results; of a branch 1 or 0. Exact for a thread alone in the row, else an
+   estimate. */
 SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
                                       uint64_t word) {
     int64_t room;
@@ -7715,19 +7705,18 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
     return room > 0 ? (uint64_t)room : 0;
 }
 
-/* Whether a hole at the head can be passed: it needs a slot where it is put, and no place. */
+/* Returns true if a hole at the head can be passed: it needs a slot but no room. */
 SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
                                          uint64_t word) {
     const uint64_t head = spdl__head(spdl__load(&node->out.word));
-    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first one */
+    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first path */
         return !node->holes || spdl__path_has_slot(spdl__path_edge(p, node, 0));
     return !node->holes || (int64_t)(head + node->out.window - spdl__row_at(node, word)) > 0;
 }
 
-/* Whether a step of a merge would do something. (>>merge-impl) */
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
 
-/* Any thread: whether a step of this row would do something, its word being `word`. */
+/* Returns true if a step of this row has work, for this value of its word. Any thread. */
 SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
                                       uint64_t word) {
     const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
@@ -7755,19 +7744,19 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
-/* Whether this is a thread of the pool: guests, the producer and a consumer are not. (The producer
-   may outlive the pool.) */
+/* Returns true for a thread of the pool: no guest, producer or consumer. The producer may outlive
+   the pool. */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
     if (p->producer != NULL && worker == p->workers - 1) return false;
     return p->pool != NULL && worker < p->pool->desc.workers;
 }
 
-/* Destroy asks for it: this thread of the pool has an init that was not undone yet. */
+/* Returns true if this thread of the pool has an init to undo. */
 SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
     return spdl__is_pool_thread(p, worker) && p->task[worker].inits != 0;
 }
 
-/* Whether `worker`, or with -1 any, would find a step to do. */
+/* Returns true if `worker`, or with -1 any worker, has work. */
 SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
     const spdl_pipeline *p = (const spdl_pipeline *)self;
     int i;
@@ -7783,18 +7772,17 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* --- who is woken --- */
 
-/* The wake rule in a pipeline. Each of these is a read-modify-write, or has a full barrier after
-   it; then the thread looks whether somebody sleeps: taking an item (one input less: room for the
-   row before; and the put before it: an input for the row after); leaving a row (a place in it);
-   passing a mark; the consumer's take; a push; spdl_complete; a new concurrency; a failure. After
-   the first take of a sitting a worker looks at everything its pool could do, as it may have been
-   woken for something else, and after the others at its own row and those beside it. After it has
-   left it looks for work itself, which covers all rows. A consumer's take from a large buffer looks
-   at the last row only while no more than half of it is on the way (a low watermark: a worker that
-   is woken makes several items before it sleeps again); a consumer that is about to sleep, or asks
-   for the stats, looks without that. */
+/* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
+   then looks for sleepers: without the barrier both could miss each other. Events are a take, a
+   leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
+   failure. After the first take of a sitting a worker checks all rows of its pool, because it may
+   have been woken for another one. After other events it checks its row and those that share an
+   edge. After it has left, it looks for work in all rows. With a large buffer the consumer's take
+   checks the last row only while at most half of the buffer is filled or promised. A woken worker
+   then makes several items. A consumer that is about to sleep or reads the statistics checks
+   without this low watermark. */
 
-/* After something the consumer may sleep for, and a full barrier. */
+/* After an event that the consumer may sleep for, and a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
     uint32_t asleep = spdl__load_relaxed32(&p->waiting);
     if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
@@ -7802,8 +7790,8 @@ SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
     else p->ready_fn(p->ready_user); /* user code */
 }
 
-/* Whether a sleeping consumer should look: an item or a mark lies there, or a hole that has
-   something behind it, or that keeps the last row from going on. */
+/* Returns true if a sleeping consumer has work: an item, a mark, or a hole that hides one or blocks
+   the last row. */
 SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
     const spdl__edge *sink = p->sink;
     const uint64_t head = spdl__head(spdl__load(&sink->word));
@@ -7813,14 +7801,13 @@ SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
            !spdl__row_room(p, p->last, spdl__load(p->last->word));
 }
 
-/* The producer waits, and the row after the first has taken. */
 SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
     uint32_t one = 1;
     if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
         spdl__os_event_wake(&p->room, 1);
 }
 
-/* Wakes a worker if one of these rows can run; if none sleeps, the consumer that works. */
+/* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
 SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
     const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
     const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
@@ -7834,7 +7821,6 @@ SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
     }
 }
 
-/* The client's pass_on. */
 SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
     if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, UINT32_MAX);
@@ -7844,8 +7830,8 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
                                     bool all) {
     spdl__client_stir(p->beacon, p->bit);
     if (!node->at_end && p->works_ns == 0 && p->pool != NULL && !spdl__pool_has_sleepers(p->pool))
-        return; /* the consumer or the producer waits, for other rows */
-    if (spdl__load_relaxed32(&p->waiting) != 0 && /* the consumer sleeps */
+        return; /* another row wakes the consumer or the producer */
+    if (spdl__load_relaxed32(&p->waiting) != 0 &&
         (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
         spdl__wake_consumer(p);
     if (node->at_end) spdl__wake_producer(p);
@@ -7859,23 +7845,23 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
     }
 }
 
-/* Whether somebody sleeps, or the pipeline is taken for quiet. */
+/* Returns true if a thread sleeps, or the pipeline counts as quiet. */
 SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
     return spdl__load_relaxed32(&beacon->sleepers) != 0 ||
            (spdl__load_relaxed(&beacon->quiet) & bit) != 0;
 }
 
-/* After a read-modify-write by which this row has changed, before anything that may take long.
-   Looks at the consumer, the producer and `rows`, or with `all` at everything the pool could do. */
+/* After a read-modify-write that changed this row, before code that may take long. Checks the
+   consumer, the producer and `rows`, or with `all` the whole pool. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
-    spdl__barrier_after_rmw(); /* pairs with those in pool_park, next_sleep and push_wait */
+    spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and push_wait: else a sleeper and
+                                  this look could both miss */
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
 
-/* From the consumer, instead of a sleep or after it: what the watermark has passed over. A consumer
-   that `works` was counted on as a worker is, but may have left rows whose calls are too long for
-   it: so it passes on whatever there is. */
+/* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
+   `works` may have left rows whose calls are too long for it, so it checks the whole pool. */
 SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
     spdl__full_barrier();
     spdl__client_stir(p->beacon, p->bit);
@@ -7885,7 +7871,7 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
         spdl__pool_wake_one(p->pool);
 }
 
-/* From a thread that will not look for work itself: this row has changed, and those beside it. */
+/* From a thread that does not look for work itself. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
     spdl__wake_look(p, node, node->around, false);
