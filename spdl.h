@@ -9732,23 +9732,21 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>batch-impl
-   SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time: it
-   adds its input to the open batch, and returns SPDL_SKIP, or SPDL_OK with a batch that is full. At
-   a mark it hands on what is left. SPDL_UNBATCH is one with .again.
+   SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time. It
+   adds its input to the open batch and returns SPDL_SKIP, or SPDL_OK with a full batch. At a mark
+   it returns the rest. SPDL_UNBATCH is such a function with .again.
 
-   Batches in place. A call of the row before gets the part of a batch where its result will lie, by
-   spdl_buffer: that of its ticket, if no call before drops its own. Dropped items only move others
-   to the front, so an item never lies before its part: when the batch row has come to a part, no
-   call that still runs has it.
+   Batches in place. spdl_buffer gives a call of the row before the part of a batch for its ticket.
+   Dropped items only move later ones to the front, so an item never precedes its part. When the
+   batch row has reached a part, no call that still runs has it.
 
-   Threads: the worker that is inside. Parts are given out under place_lock, to calls of the row
-   before. */
+   Threads: the worker inside. Calls of the row before get parts under place_lock. */
 
 static const char *const spdl__in_place_stays =
     "the items of a batch in place (.item_bytes) cannot leave it";
 
-/* Under place_lock: the batch that will have this number in this epoch. If there is none, *made is
-   that one, and then NULL; NULL: neither. */
+/* Under place_lock: returns the batch of this number and epoch. If there is none, it becomes *made,
+   which is cleared; NULL without *made. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number,
                                              spdl__batch **made) {
     spdl__batch *newer = NULL, *batch = row->place_oldest;
@@ -9773,14 +9771,14 @@ SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, ui
     return batch;
 }
 
-/* Under place_lock: no call writes into it any more. */
+/* Under place_lock, when no call writes into it any more. */
 SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
     *(batch->next != NULL ? &batch->next->newer : &row->place_oldest) = batch->newer;
     *(batch->newer != NULL ? &batch->newer->next : &row->place) = batch->next;
 }
 
-/* A part of a batch in place, for this call. Memory comes from the user's allocator, so not under
-   the lock. */
+/* Returns a part of a batch in place for this call. The user's allocator is not called under the
+   lock. */
 SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     const spdl__node *node = task->node;
     const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
@@ -9822,7 +9820,7 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
     return task->buffer;
 }
 
-/* In place: the row has come to the end of `done`, or with NULL to that of an epoch. */
+/* In place: the row has reached the end of `done`, or with NULL of an epoch. */
 SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
@@ -9832,7 +9830,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     node->place_dropped = dropped - node->dropped;
     if (done != NULL) spdl__place_unlink(node, done);
     while (done == NULL && node->place_oldest != NULL &&
-           node->place_oldest->shown.epoch == epoch) { /* all calls that had a part dropped it */
+           node->place_oldest->shown.epoch == epoch) { /* every call with a part dropped it */
         spdl__batch *batch = node->place_oldest;
         spdl__place_unlink(node, batch);
         batch->next = empty;
@@ -9851,7 +9849,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     }
 }
 
-/* The batch that the next item goes to; NULL: there is no memory for it. */
+/* Returns the batch of the next item, or NULL without memory. */
 SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
     spdl__batch *batch, *made = NULL;
     if (node->row.item_bytes == 0) {
@@ -9872,7 +9870,6 @@ SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
     return batch;
 }
 
-/* A batch goes on. */
 SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, void **out) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
@@ -9894,7 +9891,7 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     return SPDL_OK;
 }
 
-/* The same items in a batch of its own; NULL: there is no memory for it. */
+/* Returns a copy of the batch and its items, or NULL without memory. */
 SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__batch *batch) {
     const size_t bytes = node->row.item_bytes;
     spdl__batch *copy = spdl__batch_get(node->batches);
@@ -9911,8 +9908,8 @@ SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__bat
     return copy;
 }
 
-/* A mark comes next: what is left goes on, or is freed. Behind a failure calls of the row before
-   may still write into a batch in place: a copy goes on, and the purge frees the batch. */
+/* A mark is next: the rest is passed or freed. At a FAIL, calls of the row before may still write
+   into a batch in place. A copy is passed, and the purge frees the batch. */
 SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     const uint64_t head = spdl__head(spdl__load_relaxed(node->word));
@@ -9925,7 +9922,7 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
         spdl__count(&node->counters[task->worker].skips, count);
     } else if (count > 0) {
         if (shared) batch = spdl__batch_copy(node, batch);
-        else spdl__place_passed(node, batch); /* before it changes: others look for theirs */
+        else spdl__place_passed(node, batch); /* first: others look for their batch by its number */
         if (batch != NULL) result = spdl__batch_done(task, batch, out);
     }
     if (shared) return result;
@@ -9938,16 +9935,15 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     return result;
 }
 
-/* A token takes no place in a batch, but one goes on for each `size` of them. */
+/* A token takes no room in a batch. One token is passed for every `size` of them. */
 SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **out) {
     spdl__node *node = task->node;
-    --node->dropped; /* as if one more was dropped */
+    --node->dropped; /* counted like a dropped item */
     *out = token;
     return ++node->tokens % (uint64_t)node->row.size == 0 ? SPDL_OK : SPDL_SKIP;
 }
 
-/* In place the item is copied to its part, if it was not written there; then the library frees
-   it. */
+/* In place the item is copied to its part if it is elsewhere; the library frees it. */
 SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
     void *part;
@@ -9966,7 +9962,6 @@ SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *ite
     batch->shown.items[at] = part;
 }
 
-/* The function of SPDL_BATCH. */
 SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out) {
     const spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
@@ -9986,9 +9981,9 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     } else {
         if (first && p->remakes) batch->range = spdl__mark_range(&node->mark);
         spdl__mark_pass(&node->mark, task->in.range, p->many);
-        if (SPDL__UNLIKELY(node->skip > 0)) { /* it was delivered before this run */
+        if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
-            --node->dropped; /* it takes no place */
+            --node->dropped; /* it takes no room */
             spdl__count(&node->counters[task->worker].freed, 1);
             return SPDL_SKIP;
         }
@@ -10002,8 +9997,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
                                                     "spdl_batch", 0, 0 };
 
-/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_call_state has is the
-   number of those that were handed on or left out. */
+/* The items of a batch one by one. The call's state is the index of the next item. */
 SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **out) {
     spdl__batch *batch = (spdl__batch *)in;
     uintptr_t i = (uintptr_t)task->parked->user;
@@ -10024,34 +10018,33 @@ static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbat
 
 /* ============================================================================================= */
 /* >>merge-impl
-   Rows that join the paths of a branch again. A merge is a source that reads edges: it calls no
-   stage, and one worker at a time takes from the paths and puts, for as long as there are items and
-   room.
+   A row that joins the paths of a branch. It is a source without a function: one worker at a time
+   takes from the paths and puts while there are items and room.
 
-   Input order: the branch has written the path of each result into `turns`, and each row of a path
-   makes an item or a hole of each. So the merge takes what lies at the head of the path whose turn
-   it is, and waits until something does. Nothing can starve: what it waits for was routed, and what
-   is routed later cannot hold it up. Completion order: the merge takes from whichever path has
-   something.
+   Input order: the branch writes the path of each result into `turns`, and the rows of a path make
+   an item or a hole of each. The merge waits for the head of the path whose turn it is. Nothing
+   starves: that item was routed, and later ones cannot block it. Completion order: the merge takes
+   from any path that has an item.
 
-   Marks. END, EPOCH and a FAIL from above the branch go down every path, and are passed when they
-   lie at the head of all. A FAIL of a row in a path is passed alone: in its turn, or in completion
-   order when no path has an item.
+   Marks. END, EPOCH and a FAIL from above the branch go down every path. The merge passes them when
+   they are at the head of all. It passes a FAIL of a path's own row alone: in its turn, or in
+   completion order when no path has an item.
 
-   Threads: the worker that is inside has the heads of all paths to itself. */
+   Threads: the worker inside owns the heads of all paths. */
 
-#define SPDL__ALL_PATHS SPDL_MAX_STAGES /* merge_pick: the mark that lies in each */
+#define SPDL__ALL_PATHS SPDL_MAX_STAGES /* merge_pick: a mark is at the head of each */
 
 #define SPDL__NOTHING 0x100u
 
-/* The tag of what lies at the head of a path, or NOTHING. *number: of a mark, what it is about. */
+/* Returns the tag at the head of a path, or NOTHING. *number: the number in a mark's origin. */
 SPDL__PRIVATE unsigned spdl__merge_look(const spdl_pipeline *p, const spdl__node *node, int path,
                                         uint64_t *number) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const spdl__slot *slot = spdl__edge_slot(edge, head);
     uint64_t origin;
-    if (!spdl__slot_has(slot, head)) return SPDL__NOTHING; /* first: else it is of an old item */
+    if (!spdl__slot_has(slot, head)) return SPDL__NOTHING; /* first: the rest may be of an old
+                                                              item */
     origin = spdl__load_relaxed(&slot->origin);
     *number = origin >> 8;
     return spdl__origin_tag(origin);
@@ -10062,7 +10055,7 @@ SPDL__PRIVATE unsigned spdl__merge_tag(const spdl_pipeline *p, const spdl__node 
     return spdl__merge_look(p, node, path, &number);
 }
 
-/* The paths have a mark in common, or a row of one has failed: that, or -1. */
+/* Returns the path whose own row has failed, ALL_PATHS if each has a mark, or -1. */
 SPDL__PRIVATE int spdl__merge_mark(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t row = 0;
     int i, marks = 0;
@@ -10074,14 +10067,15 @@ SPDL__PRIVATE int spdl__merge_mark(const spdl_pipeline *p, const spdl__node *nod
     return marks == node->paths ? SPDL__ALL_PATHS : -1;
 }
 
-/* The path to take from next, or SPDL__ALL_PATHS; -1: there is nothing to take yet. */
+/* Returns the path to take from, SPDL__ALL_PATHS, or -1 if nothing is ready. */
 SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *node) {
     const spdl__node *branch = node->merge;
     const int turn = (int)spdl__load_relaxed32(&node->turn);
     const uint64_t taken = spdl__load_relaxed(&branch->turns_taken);
     int i;
     if (branch->turns != NULL) {
-        if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn */
+        if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn: else the
+                                                                   entry may be old */
         i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         if (i == (int)SPDL__TURN_MARK) return spdl__merge_mark(p, node);
         return spdl__merge_tag(p, node, i) != SPDL__NOTHING ? i : -1;
@@ -10093,7 +10087,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
     return spdl__merge_mark(p, node);
 }
 
-/* Whether it can be taken now: a hole may need no room. */
+/* Returns true if there is room to take it; a hole may need none. */
 SPDL__PRIVATE bool spdl__merge_may(const spdl_pipeline *p, const spdl__node *node, int path) {
     if (path < 0) return false;
     if (path < SPDL__ALL_PATHS && spdl__merge_tag(p, node, path) == SPDL__HOLE)
@@ -10105,7 +10099,7 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     return spdl__merge_may(p, node, spdl__merge_pick(p, node));
 }
 
-/* Where what the consumer waits for is: the last row of the path whose turn it is, or that has a
+/* Returns the row that delays the consumer: the last of the path whose turn it is, or of one with a
    call. */
 SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node) {
     const spdl__node *branch = node->merge;
@@ -10120,7 +10114,6 @@ SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl_
     return &p->node[node->path[i]];
 }
 
-/* Takes what lies at the head of a path. */
 SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__node *node, int path,
                                           uint64_t now) {
     spdl__edge *edge = spdl__path_edge(p, node, path);
@@ -10137,7 +10130,6 @@ SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__no
     return got;
 }
 
-/* A mark goes on. */
 SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path, uint64_t now) {
     spdl__item mark = { NULL, 0, 0 };
     unsigned tag;
@@ -10152,7 +10144,7 @@ SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path
     if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
 }
 
-/* The record of a failure at the head of a path goes on, before the failure is taken. */
+/* Copies the record of a failure at the head, before the failure is taken. */
 SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, int path) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     spdl_error error;
@@ -10161,7 +10153,7 @@ SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, in
     spdl__failure_write(&node->out, spdl__load_relaxed(&node->out.tail), &error);
 }
 
-/* What a worker does in a merge. Whether anything was done. */
+/* A sitting in a merge. Returns true if it took anything. */
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
     const uint64_t now = spdl_time_ns();
     uint64_t word = spdl__load(node->word);
@@ -10196,12 +10188,11 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
 
 /* ============================================================================================= */
 /* >>producer-impl
-   The thread of a source with .threads, and SPDL_FROM. It sits in its row only, and sleeps while
-   there is no room: as a producer, on `room`.
+   The thread of a source with .threads, and SPDL_FROM. It runs its row only, and sleeps on `room`
+   while there is none.
 
    Threads: the producer. */
 
-/* Runs the fini of every init that succeeded on this worker. */
 SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
     const uint32_t inits = task->inits;
     int i;
@@ -10220,25 +10211,23 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
 
 /* --- the thread of a source --- */
 
-/* Whether it can be called now. */
 SPDL__PRIVATE bool spdl__producer_may(const spdl_pipeline *p) {
     const uint64_t word = spdl__load(p->producer->word);
     return !spdl__load32(&p->stopping) && (word & SPDL__BUSY) == 0 &&
            spdl__row_room(p, p->producer, word) > 0;
 }
 
-/* From here on, or no longer, whatever takes or puts looks whether this thread waits. */
+/* While a waiter is counted, threads that take or put look for it. */
 SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
     spdl__add32(&p->beacon->sleepers, count);
 }
 
-/* Sleeps until there is room, a rewind, or the end. */
 SPDL__PRIVATE void spdl__producer_sleep(spdl_pipeline *p) {
     const spdl_profiler *profiler = &p->profiler;
     const uint32_t word = spdl__load32(&p->room.word);
     spdl__waiter_add(p, SPDL__WAITER);
     (void)spdl__exchange32(&p->producer_waits, 1);
-    spdl__full_barrier(); /* pairs with those after the takes */
+    spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
     spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, p->producer->name, 0);
     if (!spdl__load32(&p->producer_quits) && !spdl__producer_may(p))
         (void)spdl__os_event_sleep(&p->room, word, SPDL__NEVER);
@@ -10247,7 +10236,6 @@ SPDL__PRIVATE void spdl__producer_sleep(spdl_pipeline *p) {
     spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
 }
 
-/* A reference less. (>>stop-impl) */
 SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p);
 
 SPDL__PRIVATE void *spdl__producer_main(void *arg) {
@@ -10262,7 +10250,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
             round = 0;
             continue;
         }
-        if (task->gone) break; /* the pool may be, too */
+        if (task->gone) break; /* the pool may be freed */
         if (spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->producer_barred)) continue;
         spdl__producer_sleep(p);
         round = 0;
@@ -10275,9 +10263,8 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
 
 /* --- SPDL_FROM --- */
 
-#define SPDL__FROM_NS 50000000 /* how long it asks before it looks whether it should stop */
+#define SPDL__FROM_NS 50000000 /* longest wait between two looks for a stop */
 
-/* The source of an SPDL_FROM row. */
 SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out) {
     const spdl__node *node = task->node;
     const spdl_stage *row = &node->row;
@@ -10285,7 +10272,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     (void)in;
     do {
         if (spdl_stopping(task) || (spdl__load(node->word) & SPDL__SHUT) != 0) {
-            task->cut_short = true; /* neither an item nor the end of them */
+            task->cut_short = true; /* no item and no end */
             return SPDL_SKIP;
         }
         result = row->next(row->ctx, out, SPDL__FROM_NS);
@@ -10306,16 +10293,15 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 
 /* ============================================================================================= */
 /* >>next-impl
-   The ends of a pipeline: the consumer takes from the sink, the producer pushes into the feed. Both
-   look a few times, then sleep until a worker wakes them (>>row-impl). With .next_works_ns, and
-   with SPDL_INLINE, the consumer runs rows while it would wait: in a place of a guest, or as worker
-   0.
+   The consumer takes from the sink, the producer pushes into the feed. Both look a few times, then
+   sleep until a worker wakes them (>>row-impl). With .next_works_ns or SPDL_INLINE the consumer
+   runs rows instead of a wait: as a guest, or as worker 0.
 
-   Threads: next is the consumer's, push the producer's. An item is the caller's after next and
-            before push has returned SPDL_OK. */
+   Threads: next is the consumer's, push the producer's. next returns ownership of an item; push
+   takes it with SPDL_OK. */
 
-#define SPDL__WATERMARK_BUFFER 8 /* a sink that large has a low watermark, see sink_hint */
-#define SPDL__TAKER_ITEMS 16 /* with reports: after so many the consumer reads its schedstat */
+#define SPDL__WATERMARK_BUFFER 8 /* smallest sink with a low watermark, see sink_hint */
+#define SPDL__TAKER_ITEMS 16 /* with reports: items between two reads of schedstat */
 
 /* --- the consumer --- */
 
@@ -10324,7 +10310,7 @@ typedef enum spdl__misuse {
     SPDL__END_NO_FEED = 16, SPDL__NEXT_FORKED = 32, SPDL__PUSH_FORKED = 64, SPDL__NEXT_NESTED = 128
 } spdl__misuse;
 
-/* A call that is refused: one line for each kind; destroy has the number of the others. */
+/* Refuses a call. The log has one line per kind, and destroy counts the others. */
 SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind, const char *why) {
     static const char *const name[] = { "next", "push", "push_end" };
     const int of = kind & (SPDL__PUSH_INSIDE | SPDL__PUSH_NO_FEED | SPDL__PUSH_FORKED) ? 1
@@ -10341,7 +10327,7 @@ static const char spdl__is_inside[] = "another thread is inside";
 static const char spdl__no_feed[] = "the first row is no SPDL_FEED";
 static const char spdl__in_child[] = "called in the child of a fork, which has no workers";
 
-/* A worker that waits for its own pool is missing there: the last one would wait for ever. */
+/* A worker that waits for its own pool is missing there. The last free one would wait for ever. */
 SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
     if (spdl__add32(&p->pool->nested, 1) + 1 < (uint32_t)p->pool->places) return true;
     spdl__sub32(&p->pool->nested, 1);
@@ -10350,12 +10336,11 @@ SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
     return false;
 }
 
-/* Whether this is the child of a fork: it has no workers. */
+/* Returns true in the child of a fork, which has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
 }
 
-/* A wait of the consumer begins, and ends. */
 SPDL__INLINE void spdl__next_waits(spdl_pipeline *p, uint64_t now) {
     spdl__store_relaxed(&p->wait_since, now);
 }
@@ -10366,9 +10351,9 @@ SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
     spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
 }
 
-/* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
-   it is filled or under way (the low watermark; not where the producer may be the consumer). The
-   worker may get our processor: that is a wait, too. */
+/* After a take: wakes a worker for the last row. A large buffer has a low watermark: it wakes only
+   while at most half is filled or promised. A feed has none, as the producer may be the consumer.
+   The worker may take this processor, which counts as a wait. */
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
@@ -10387,8 +10372,8 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     if (opens) spdl__next_waited(p);
 }
 
-/* With a feed: the consumer takes an answer. How long that took since the push goes to the feed's
-   row, which makes no calls. */
+/* With a feed: the time from the push to this take is booked in the feed's row, which has no
+   calls. */
 SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now) {
     spdl__counters *counters = &p->feed->counters[p->workers];
     const uint64_t ns = spdl__range_age(p->last_item.range, now);
@@ -10396,8 +10381,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
 }
 
-/* For how long the consumer, which took the second item, has been on a run queue since. Another
-   thread changes nothing. */
+/* Reads the time on run queues since the second item, if this thread took that. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
     if (spdl__load(&p->taker) != spdl__os_thread_id()) return;
@@ -10406,30 +10390,28 @@ SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
         spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
 
-/* The first item was taken. */
 SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
     const uint64_t since = p->wait_since;
     spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
     spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
 }
 
-/* What the process and the machine have used until now: that is not read again. Reading it takes up
-   to 0.1 ms, so neither create nor the first item waits for it. */
+/* Reads once the usage of process and machine. It takes up to 0.1 ms, so create and the first item
+   do not wait for it. */
 SPDL__COLD void spdl__process_begin(spdl_pipeline *p) {
     spdl__lock(&p->process_lock, &p->locks);
     if (p->process_first.time_ns == 0) spdl__os_process_read(&p->process_first, false);
     spdl__unlock(&p->process_lock, &p->locks);
 }
 
-/* The second item was taken. */
 SPDL__COLD void spdl__sink_second(spdl_pipeline *p) {
     spdl__process_begin(p);
     spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
     spdl__store(&p->taker, spdl__os_thread_id());
 }
 
-/* The head of the sink moves to `head`; `item`: the slot of the item taken by that, or NULL. The
-   clock is read when that begins or ends something: it costs more than the rest. */
+/* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
+   the rest, so it is read only where a time begins or ends. */
 SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
     spdl__edge *sink = p->sink;
     const uint64_t waits = spdl__load_relaxed(&p->wait_since);
@@ -10452,7 +10434,7 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
     spdl__sink_hint(p);
 }
 
-/* What lies at the head says that it is over. It stays there. */
+/* The head has an end, which stays there. */
 SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     const uint64_t now = spdl_time_ns();
     spdl__edge_ended(p->sink, now);
@@ -10475,7 +10457,7 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     spdl__item_free(p, got->item, got->origin); /* user code */
 }
 
-/* A failure lies at the head: the consumer gets the item that it is about. */
+/* The head has a failure: the consumer gets its input. */
 SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const spdl__slot *slot,
                                          const spdl__item *got, void **item) {
     spdl__failure_read(p->sink, head, &p->told);
@@ -10485,9 +10467,9 @@ SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const 
     return SPDL_E_STAGE;
 }
 
-/* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
+/* Returns SPDL_OK with the next item, SPDL_EMPTY, or how the run ended. */
 SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
-    /* the stop is looked at before the items: what was put before it is still handed out */
+    /* read before the items: those put before the stop are delivered */
     const bool halted = spdl__load32(&p->stopping) != 0;
     spdl__edge *sink = p->sink;
     uint64_t head = spdl__head(spdl__load_relaxed(&sink->word));
@@ -10526,7 +10508,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     return SPDL_CLOSED;
 }
 
-/* Whether the consumer would find work in rows that suit it. */
+/* Returns true if a row that suits the consumer can run. */
 SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
     int i;
     for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
@@ -10538,12 +10520,11 @@ SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
 /* How the thread in next works while it waits. */
 typedef struct spdl__next_work {
     bool works;
-    uint64_t longest;    /* it runs rows of calls that are not longer */
-    spdl__worker *guest; /* NULL: it has no place now */
-    int worker;          /* that place, or -1 */
+    uint64_t longest;    /* mean of a call at most */
+    spdl__worker *guest; /* NULL: it is no guest now */
+    int worker;          /* its index, or -1 */
 } spdl__next_work;
 
-/* Takes a place in the pool, if there is a free one. */
 SPDL__PRIVATE void spdl__next_enter(spdl_pipeline *p, spdl__next_work *work) {
     if (!work->works || work->worker >= 0) return;
     work->guest = spdl__guest_enter(p->pool, SPDL__NEVER);
@@ -10556,12 +10537,12 @@ SPDL__PRIVATE void spdl__next_leave(spdl__next_work *work) {
     work->worker = -1;
 }
 
-#define SPDL__NEXT_LOOKS_NS 1000000 /* for a place, while others have them all and there is work */
+#define SPDL__NEXT_LOOKS_NS 1000000 /* to become a guest, while all are taken and there is work */
 
-/* Sleeps until something is put into the sink, or if the consumer works until something can be run.
-   A put, take or leave that comes later is followed by a full barrier and a look at `waiting`; what
-   was put before is seen here, after the barrier. A place of a shared pool is for who works: it is
-   left before the sleep. Nobody says when one is free. */
+/* Sleeps until the sink has an entry, or if the consumer works a row can run. A later put, take or
+   leave is followed by a full barrier and a look at `waiting`. An earlier put is seen after the
+   barrier here. A guest of a shared pool leaves before it sleeps, and no event reports a free
+   place. */
 SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
                                            bool *late, spdl__next_work *work) {
     const uint32_t word = spdl__load32(&p->fed.word);
@@ -10587,7 +10568,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     return result;
 }
 
-/* Works, looks again a few times, then sleeps, until there is a result. */
+/* Works, looks again, then sleeps, until there is a result. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
     spdl__next_work work = { false, SPDL__NEVER, NULL, 0 };
     spdl_result result = SPDL_EMPTY;
@@ -10602,7 +10583,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     while (result == SPDL_EMPTY && !late) {
         spdl__next_enter(p, &work);
         if (!booked && p->pool != NULL && (work.worker >= 0 || round >= SPDL_SPINS)) {
-            spdl__blame_begin(p, p->wait_since); /* shorter waits are not worth it */
+            spdl__blame_begin(p, p->wait_since); /* shorter waits are not booked */
             booked = true;
         }
         if (work.worker >= 0 && !spdl__load32(&p->stopping) &&
@@ -10626,7 +10607,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
-/* The consumer has an item: how long the steps before it took, without the waits. */
+/* Books the time of the steps before this item, without the waits. */
 SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
     const uint64_t now = spdl_time_ns(), usual = SPDL__TIMED_NS;
     const uint64_t waited = p->wait_ns - p->step_waited, count = p->step_group;
@@ -10643,8 +10624,7 @@ SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
     p->step_waited = p->wait_ns;
 }
 
-/* Not armed any more: ready_fn is called at most once more, by a thread that has cleared `waiting`.
-   */
+/* Disarms. A thread that has cleared `waiting` may still call ready_fn once. */
 SPDL__PRIVATE void spdl__ready_end(spdl_pipeline *p) {
     if (!p->armed) return;
     p->armed = false;
@@ -10652,15 +10632,15 @@ SPDL__PRIVATE void spdl__ready_end(spdl_pipeline *p) {
     spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
 }
 
-/* With ready_fn, at the end of next: after a TIMEOUT the consumer waits as next_sleep does, but in
-   the program. It counts as a sleeper until a call has another result. Without a pool nobody else
-   runs rows: if one can run it calls ready_fn itself. */
+/* With ready_fn, at the end of next. After a TIMEOUT the consumer waits like next_sleep, but in the
+   program. It counts as a sleeper until another result. Without a pool this thread calls ready_fn
+   itself if a row can run. */
 SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_result result) {
     if (result == SPDL_TIMEOUT) {
         if (!p->armed) spdl__waiter_add(p, SPDL__WAITER);
         p->armed = true;
         (void)spdl__exchange32(&p->waiting, 2);
-        spdl__full_barrier(); /* pairs with those behind a put, as that in next_sleep does */
+        spdl__full_barrier(); /* pairs with those after a put, like next_sleep */
         result = spdl__sink_take(p, item);
         if (result == SPDL_EMPTY) {
             if (p->pool == NULL && spdl__next_could(p, SPDL__NEVER)) spdl__wake_consumer(p);
@@ -10707,8 +10687,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     return result;
 }
 
-/* Returns: 1 if the name is a struct of the library, 2 if it is a word of C, else 0: a typedef can
-            stand for it. */
+/* Returns 1 for a struct of the library, 2 for a type of C, 0 for a name that may be a typedef. */
 SPDL__COLD int spdl__type_known(const char *name) {
     static const char *const names[] = { "char", "int", "float", "double", "spdl_batch",
                                          "spdl_index", "spdl_npz_bundle", "spdl_record" };
@@ -10717,8 +10696,8 @@ SPDL__COLD int spdl__type_known(const char *name) {
     return i == 8 ? 0 : i < 4 ? 2 : 1;
 }
 
-/* Whether two types are known to differ. Names of C++ compare with each other; of C those that no
-   typedef can stand for. "?" is any type of a C program that the library does not know. */
+/* Returns true if two types are known to differ. C names may be typedefs, except known ones. "?" is
+   an unknown C type. */
 SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
     const spdl__type_name taken = spdl__type_named(asked), made = spdl__type_named(is);
     const int wants = spdl__type_known(taken.text);
@@ -10729,8 +10708,8 @@ SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
            !spdl__types_fit(asked, plain);
 }
 
-/* Whether next may give items of this type: those of the last row, and with .deliver_failures the
-   inputs of all. */
+/* Returns true if next may return this type: the last row's, and with .deliver_failures every input
+   type. */
 SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
     const char *is = p->yields;
     int i = p->count;
@@ -10763,8 +10742,8 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeou
     return spdl_pipeline_next(p, item, timeout_ns);
 }
 
-/* Time the consumer has waited, an open wait too. The sum is read first: it pairs with next, which
-   ends a wait before it adds it, so none is counted twice. */
+/* Returns the time the consumer has waited, with the open wait. The sum is read first: next closes
+   a wait before it adds it, so no wait counts twice. */
 SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
     const uint64_t closed = spdl__load(&p->wait_ns);
     const uint64_t opened = spdl__load_relaxed(&p->wait_since);
@@ -10773,12 +10752,12 @@ SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
 
-/* That of the mark which the consumer has met; before that, of the row furthest downstream. */
+/* The error of the mark at the consumer, or before that of the last failed row. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
     const uint32_t failed = spdl__load32(&p->failed);
     const uint64_t head = spdl__head(spdl__load(&p->sink->word));
     const spdl__slot *slot = spdl__edge_slot(p->sink, head);
-    const bool has = spdl__slot_has(slot, head); /* first: else this is what was there before */
+    const bool has = spdl__slot_has(slot, head); /* first: the rest may be of an old item */
     const uint64_t origin = spdl__load_relaxed(&slot->origin);
     int i = p->count - 1;
     if (p->told.result != SPDL_OK) return &p->told;
@@ -10812,9 +10791,8 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     return SPDL_OK;
 }
 
-/* Takes the oldest item by the reader's own swap, as if the reader had dropped it. The reader is
-   not in input order with several calls, so the drop leaves no hole. When the swap fails the reader
-   is at work, and there is room soon. */
+/* Drops the oldest item by the reader's own swap. The reader has tickets at the put, so the drop
+   leaves no hole. If the swap fails the reader is taking, and there is room soon. */
 SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__node *feed = p->feed, *reader = feed + 1;
     uint64_t word = spdl__load(reader->word);
@@ -10834,7 +10812,6 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__item_free(p, got.item, got.origin); /* user code */
 }
 
-/* Sleeps until there is room, or the deadline has passed. */
 SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t deadline) {
     spdl_result result = SPDL_FULL;
     bool late = false;
@@ -10846,7 +10823,7 @@ SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t
     while (result == SPDL_FULL && !late) {
         const uint32_t word = spdl__load32(&p->room.word);
         (void)spdl__exchange32(&p->producer_waits, 1);
-        spdl__full_barrier(); /* pairs with those after the takes */
+        spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
         result = spdl__push_try(p, item);
         if (result != SPDL_FULL) break;
         if (spdl__pipeline_forked(p)) {
@@ -10880,12 +10857,12 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
         result = spdl__push_wait(p, item, spdl__deadline(timeout_ns));
     }
     if (result == SPDL_FULL || result == SPDL_TIMEOUT)
-        spdl__count(&p->feed->counters[0].failures, 1); /* to a feed: refused */
+        spdl__count(&p->feed->counters[0].failures, 1); /* refused by the feed */
     spdl__store32(&p->producer_inside, 0);
     return result;
 }
 
-/* The edge has a slot more than its room, for this mark. */
+/* The edge has one slot beyond its room for this mark. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     const spdl__item end = { NULL, SPDL__END, 0 };
     if (p == NULL) return SPDL_E_INVALID;
@@ -10901,12 +10878,12 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>stop-impl
-   Changes while a pipeline runs, its stop, rewind and destruction. Any thread may stop: SHUT in
-   every word lets nobody enter a row any more, the calls inside end, and the thread that waited for
-   them frees what nobody can take. The owner destroys. */
+   Changes of a running pipeline, stop, rewind and destroy. Any thread may stop. SHUT in every word
+   keeps workers out of the rows, and the calls inside end. The thread that waited for them frees
+   the items. The owner destroys. */
 
 #ifndef SPDL__DESTROY_WARN_NS
-#define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
+#define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* first report of a wait in destroy */
 #endif
 
 SPDL__PRIVATE int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
@@ -10925,7 +10902,7 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, 
     return SPDL_OK;
 }
 
-/* Whether this thread runs a call: to wait for the calls that run would be to wait for itself. */
+/* Returns true if this thread runs a call: it would wait for itself. */
 SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     const uint64_t thread = spdl__os_thread_id();
     if (p->pool != NULL && spdl__pool_is_worker(p->pool)) return true;
@@ -10939,8 +10916,7 @@ SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
     return i == p->count;
 }
 
-/* After halt: waits until no call is inside of a row, but for one of the producer that is
-   `left`. */
+/* After halt: waits until no row but `left`, an abandoned producer's, has a call inside. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
                                                      const spdl__node *left) {
     spdl_result slept = SPDL_OK;
@@ -10949,7 +10925,9 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
         const uint32_t word = spdl__load32(&p->quiet.word);
         spdl__parked_drop_all(p);
         if (&p->node[i] == left ||
-            (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move */
+            (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move: else a
+                                                                    call's last writes may be
+                                                                    missed */
             ++i;
         } else {
             if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
@@ -10959,8 +10937,8 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
     return SPDL_OK;
 }
 
-/* The pipeline is quiet: frees what nobody can take any more, open batches and all edges except the
-   last `keep`. If another stop is at it, or this is a stop inside a free_item, that one does it. */
+/* The pipeline is quiet: frees open batches and all edges except the last `keep`. Another stop, or
+   this one inside a free_item, may be doing it. */
 SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     int i;
     if (!spdl__try_lock(&p->purge_lock)) return;
@@ -10973,7 +10951,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         node->open_batch = NULL;
         if (open_batch != NULL) spdl__add(&counters->freed, open_batch->shown.count);
         if (node->place == NULL) spdl_batch_free(open_batch);
-        while (node->place != NULL) { /* one of them is open_batch */
+        while (node->place != NULL) { /* open_batch is one of them */
             spdl__batch *batch = node->place;
             node->place = batch->next;
             spdl_batch_free(batch);
@@ -10982,7 +10960,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
             uint64_t origin;
-            if (!spdl__slot_has(slot, ticket)) continue; /* a push may be at it */
+            if (!spdl__slot_has(slot, ticket)) continue; /* a push may be writing it */
             origin = spdl__load_relaxed(&slot->origin);
             if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
@@ -10995,17 +10973,16 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
 
 /* No worker enters a row any more, and those inside take no further item. */
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
-    do { /* once more if a rewind has cleared `stopping`, and opened words, in between */
+    do { /* again if a rewind has cleared `stopping` meanwhile */
         spdl__store32(&p->stopping, 1);
-        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and the producer */
+        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and wakes the producer */
     } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
 }
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over, but not its own thread: in a free_item that it calls, or in
-   a signal handler. */
+/* Waits until a rewind ends, except in its own thread: a free_item or a signal handler. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
@@ -11017,7 +10994,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t
     }
 }
 
-/* With a timeout of 0 it may be in a signal handler: it takes no lock, frees and logs nothing. */
+/* With timeout 0 this may be a signal handler: no lock, no free, no log. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result result;
@@ -11026,7 +11003,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
         spdl__pipeline_halt(p);
         return SPDL_OK;
     }
-    spdl__add32(&p->stops, 1); /* pairs with rewind: one of both sees the other */
+    spdl__add32(&p->stops, 1); /* pairs with rewind: one of them sees the other */
     spdl__full_barrier();
     result = spdl__pipeline_await_rewind(p, deadline);
     if (result != SPDL_OK) (void)spdl__exchange32(&p->stop_stays, 1); /* pairs with rewind_all */
@@ -11046,15 +11023,15 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* --- rewind --- */
 
-/* The ticket that the row would give to its next result. */
+/* Returns the ticket of the row's next result. */
 SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
     return node->tickets == SPDL__TICKET_AT_TAKE
                ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
                : spdl__load_relaxed(&node->out.tail);
 }
 
-/* Quiet and purged: the edge is empty, its head at the next ticket. What it moves over counts as
-   neither taken nor dropped. */
+/* The quiet edge becomes empty, its head at the next ticket. Skipped tickets count as neither taken
+   nor dropped. */
 SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t now, bool sink) {
     spdl__edge *edge = &node->out;
     const uint64_t head = spdl__head(spdl__load(&edge->word));
@@ -11062,7 +11039,7 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
     spdl__store(&edge->dropped, edge->dropped + (ticket - head));
     spdl__store(&edge->refunds, edge->dropped);
     spdl__store_relaxed(&edge->tail, ticket);
-    for (; skipped != ticket; ++skipped) /* so that no stamp is older than one round */
+    for (; skipped != ticket; ++skipped) /* no stamp is older than one round */
         spdl__store_relaxed(&spdl__edge_slot(edge, skipped)->stamp,
                             (skipped + 1) & SPDL__STAMP_MASK);
     spdl__store_relaxed(&edge->ended_ns, 0);
@@ -11073,7 +11050,7 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
     spdl__store(&edge->word, ticket << SPDL__HEAD_BITS | SPDL__SHUT);
 }
 
-/* As create has left it, but for the position. */
+/* Restores the state of create, at another position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
     spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
@@ -11096,10 +11073,11 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__thrown_drop(&node->thrown);
 }
 
-/* What a load makes of the sampler, or a rewind, of NULL. (>>state-impl) */
+/* In >>state-impl: `from` NULL is a rewind. */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
 
-/* SHUT goes: pairs with the acquire of who enters. */
+/* Clears SHUT: the release pairs with the acquire of a worker that enters, which else could see old
+   fields. */
 SPDL__PRIVATE void spdl__word_open(uint64_t *word) {
     uint64_t old = spdl__load(word);
     while (!spdl__cas(word, &old, spdl__head(old) << SPDL__HEAD_BITS)) {}
@@ -11113,7 +11091,7 @@ SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
     if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
 }
 
-/* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
+/* No thread is inside: all rows start again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
     uint64_t ticket[SPDL_MAX_STAGES];
@@ -11133,23 +11111,23 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__store_relaxed(&p->ended_ns, 0);
     if (spdl__load32(&p->stop_stays)) return;
     (void)spdl__exchange32(&p->stopping, 0);
-    for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
+    for (i = p->count - 1; i >= 0; --i) { /* the source last: no row is called before it */
         SPDL_TEST_POINT("rewind opens");
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
-    /* a stop came meanwhile: `stopping` may be cleared above, but not what it has set before */
+    /* a stop that came meanwhile left stop_stays, as `stopping` may be cleared above */
     if (spdl__exchange32(&p->stop_stays, 0) != 0) spdl__store32(&p->stopping, 1);
     if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX);
     spdl__wake_all(p);
 }
 
-/* This thread is the rewinder as soon as no other thread is in stop; one that comes later waits. */
+/* Becomes the rewinder when no other thread is in stop. A later stop waits. */
 SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
         uint32_t word;
-        spdl__store32(&p->stop_stays, 0); /* of a stop that is over: it came before this rewind */
+        spdl__store32(&p->stop_stays, 0); /* of a stop that has ended */
         spdl__store(&p->rewinder, spdl__os_thread_id());
         spdl__full_barrier(); /* pairs with stop */
         if (spdl__load32(&p->stops) == 0) return SPDL_OK;
@@ -11161,7 +11139,7 @@ SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t de
     }
 }
 
-/* Both ends of the pipeline are in hand before anything is stopped. */
+/* Takes both ends of the pipeline before it stops anything. */
 SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start *start,
                                             uint64_t deadline) {
     spdl_result result = SPDL_E_INVALID;
@@ -11194,12 +11172,11 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
 
 /* --- destroy --- */
 
-/* No thread of the pool comes any more. Each has run its fini itself; those of other places run
-   here. */
+/* Leaves the pool. Its threads have run fini themselves; fini of other places runs here. */
 SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     int i;
     spdl__store32(&p->leaving, 1);
-    spdl__full_barrier(); /* pairs with that in pool_park: a worker is asleep, or will see it */
+    spdl__full_barrier(); /* pairs with pool_park: a worker is asleep, or sees `leaving` */
     spdl__client_stir(p->beacon, p->bit);
     if (p->pool != NULL) spdl__pool_wake_all(p->pool);
     while (p->has_hooks) {
@@ -11212,7 +11189,7 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, &p->task[i]);
 }
 
-/* With SPDL_DEBUG: what the consumer still has. It may free that later. */
+/* SPDL_DEBUG: reports results that the consumer still has. It may free them later. */
 SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
                               const spdl__batch_pool *pool, const char *by) {
     const uint64_t out = pool != NULL ? spdl__load(&pool->references) - 1 : 0;
@@ -11222,7 +11199,7 @@ SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
                    (spdl__llu)out, node->index, node->name, by);
 }
 
-/* With SPDL_DEBUG: the items that nobody has freed, those in batches included. */
+/* SPDL_DEBUG: reports items that nobody freed, in batches as well. */
 SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     int i, k;
     for (i = 0; i < p->count; ++i) {
@@ -11241,7 +11218,7 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     }
 }
 
-/* Frees whatever create has made so far, but the pool. */
+/* Frees all that create has made so far, except the pool. */
 SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     const spdl_allocator allocator = p->allocator;
     const size_t workers = (size_t)p->workers;
@@ -11280,13 +11257,13 @@ SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
     if (spdl__sub(&p->references, 1) == 1) spdl__pipeline_release(p);
 }
 
-/* The thread of a source ends, or is left in its call, which may never return. A next function
-   keeps to its timeout: it is left only when it was waited for (`long_ago`). Whether it is left. */
+/* Returns true if a producer is abandoned in its call, which may never return. A next function
+   keeps its timeout, so it is abandoned only after a wait (`long_ago`). */
 SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
     uint32_t calling = 1;
     if (p->producer == NULL || !p->producer_started) return false;
     if (p->producer->row.next != NULL && !long_ago) return false;
-    spdl__add(&p->references, 1); /* before: its thread may be the last one soon */
+    spdl__add(&p->references, 1); /* first: its thread may be the last one soon */
     if (spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return true;
     spdl__sub(&p->references, 1);
     return false;
@@ -11301,7 +11278,6 @@ SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
     p->producer_started = false;
 }
 
-/* Destroy has waited for long: what for. */
 SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; ++i) {
@@ -11314,8 +11290,8 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     }
 }
 
-/* Waits until no call is inside. The row whose call it has gone on without, or NULL; false: without
-   threads nobody else can complete a call, and nothing is freed that one may use. */
+/* Waits until no call is inside. *left: the abandoned row, or NULL. Returns false if nobody can
+   complete a call: without threads nothing is freed that it may use. */
 SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, const spdl__node **left) {
     *left = spdl__load32(&p->late) && spdl__destroy_abandons(p, false) ? p->producer : NULL;
     if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS), *left) == SPDL_OK)
@@ -11339,7 +11315,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__destroy_producer(p, left != NULL);
-    spdl__destroy_part(p); /* last: nobody stirs the client now, as its bit is another's soon */
+    spdl__destroy_part(p); /* last: its bit may belong to another client next */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
     spdl__fail_log(p);
