@@ -9777,31 +9777,37 @@ SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
     *(batch->newer != NULL ? &batch->newer->next : &row->place) = batch->next;
 }
 
-/* Returns a part of a batch in place for this call. The user's allocator is not called under the
-   lock. */
-SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
-    const spdl__node *node = task->node;
-    const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
-    const bool alone = node->tickets == SPDL__TICKET_ALONE;
-    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
-    spdl__batch *batch = NULL, *made = NULL;
+/* Returns the batch of item *at of this epoch, or NULL without memory. With `takes` the item's part
+   is taken, or the next free one. User code (alloc_fn) is not called under the lock. */
+SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uint64_t *at,
+                                            bool takes) {
+    const uint64_t size = (uint64_t)row->row.size;
+    spdl__batch *batch, *made = NULL;
     bool again = false;
-    for (;;) {
+    for (;; again = true) {
         spdl__lock(&row->place_lock, row->locks);
-        if (!again && row->place_epoch == epoch) at -= row->place_dropped;
-        batch = spdl__place_batch(row, epoch, at / size, &made);
-        while (batch != NULL && batch->owner[at % size] != 0)
-            batch = spdl__place_batch(row, epoch, ++at / size, &made);
-        if (batch != NULL) batch->owner[at % size] = SPDL__IN_PLACE;
+        if (takes && !again && row->place_epoch == epoch) *at -= row->place_dropped;
+        batch = spdl__place_batch(row, epoch, *at / size, &made);
+        while (takes && batch != NULL && batch->owner[*at % size] != 0)
+            batch = spdl__place_batch(row, epoch, ++*at / size, &made);
+        if (takes && batch != NULL) batch->owner[*at % size] = SPDL__IN_PLACE;
         spdl__unlock(&row->place_lock, row->locks);
         if (batch != NULL) break;
         made = spdl__batch_get(row->batches);
         if (made == NULL) break;
-        again = true;
     }
     spdl_batch_free(made);
-    task->holder = batch;
-    return batch != NULL ? (char *)batch->shown.data + at % size * row->row.item_bytes : NULL;
+    return batch;
+}
+
+/* Returns a part of a batch in place for this call. */
+SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
+    const spdl__node *node = task->node;
+    const bool alone = node->tickets == SPDL__TICKET_ALONE;
+    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->ticket) - node->first;
+    task->holder = spdl__place_find(row, spdl__load_relaxed(&node->epoch), &at, true);
+    if (task->holder == NULL) return NULL;
+    return (char *)task->holder->shown.data + at % (uint64_t)row->row.size * row->row.item_bytes;
 }
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
@@ -9814,8 +9820,8 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
         task->holder = spdl__batch_get(node->buffers);
         if (task->holder != NULL) task->buffer = task->holder->shown.data;
     } else {
-        (void)spdl__task_row_error(task, "spdl_buffer in a stage whose row does not say "
-                                         ".item_bytes, nor a SPDL_BATCH after it");
+        (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
+                                         "or in a SPDL_BATCH after it");
     }
     return task->buffer;
 }
@@ -9851,22 +9857,12 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
 
 /* Returns the batch of the next item, or NULL without memory. */
 SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
-    spdl__batch *batch, *made = NULL;
-    if (node->row.item_bytes == 0) {
-        batch = spdl__batch_get(node->batches);
-        if (batch != NULL) batch->shown.epoch = spdl__load_relaxed(&node->epoch);
-        return batch;
-    }
-    for (;;) {
-        spdl__lock(&node->place_lock, node->locks);
-        batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
-                                  node->number - node->number_first, &made);
-        spdl__unlock(&node->place_lock, node->locks);
-        if (batch != NULL) break;
-        made = spdl__batch_get(node->batches); /* not under the lock */
-        if (made == NULL) break;
-    }
-    spdl_batch_free(made);
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
+    spdl__batch *batch;
+    if (node->row.item_bytes > 0) return spdl__place_find(node, epoch, &at, false);
+    batch = spdl__batch_get(node->batches);
+    if (batch != NULL) batch->shown.epoch = epoch;
     return batch;
 }
 
@@ -10034,34 +10030,28 @@ static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbat
 
 #define SPDL__ALL_PATHS SPDL_MAX_STAGES /* merge_pick: a mark is at the head of each */
 
-#define SPDL__NOTHING 0x100u
+#define SPDL__NOTHING 0xffu /* tag of a path without items */
 
-/* Returns the tag at the head of a path, or NOTHING. *number: the number in a mark's origin. */
-SPDL__PRIVATE unsigned spdl__merge_look(const spdl_pipeline *p, const spdl__node *node, int path,
-                                        uint64_t *number) {
+/* Returns the origin at the head of a path. */
+SPDL__PRIVATE uint64_t spdl__merge_look(const spdl_pipeline *p, const spdl__node *node, int path) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const spdl__slot *slot = spdl__edge_slot(edge, head);
-    uint64_t origin;
-    if (!spdl__slot_has(slot, head)) return SPDL__NOTHING; /* first: the rest may be of an old
-                                                              item */
-    origin = spdl__load_relaxed(&slot->origin);
-    *number = origin >> 8;
-    return spdl__origin_tag(origin);
+    if (!spdl__slot_has(slot, head)) return SPDL__NOTHING; /* before origin: it may be old */
+    return spdl__load_relaxed(&slot->origin);
 }
 
 SPDL__PRIVATE unsigned spdl__merge_tag(const spdl_pipeline *p, const spdl__node *node, int path) {
-    uint64_t number;
-    return spdl__merge_look(p, node, path, &number);
+    return spdl__origin_tag(spdl__merge_look(p, node, path));
 }
 
 /* Returns the path whose own row has failed, ALL_PATHS if each has a mark, or -1. */
 SPDL__PRIVATE int spdl__merge_mark(const spdl_pipeline *p, const spdl__node *node) {
-    uint64_t row = 0;
     int i, marks = 0;
     for (i = 0; i < node->paths; ++i) {
-        const unsigned tag = spdl__merge_look(p, node, i, &row);
-        if (tag == SPDL__FAIL && row > (uint64_t)node->merge->index) return i;
+        const uint64_t origin = spdl__merge_look(p, node, i);
+        const unsigned tag = spdl__origin_tag(origin);
+        if (tag == SPDL__FAIL && origin >> 8 > (uint64_t)node->merge->index) return i;
         marks += tag > SPDL__HOLE && tag != SPDL__NOTHING;
     }
     return marks == node->paths ? SPDL__ALL_PATHS : -1;
@@ -10306,33 +10296,32 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 /* --- the consumer --- */
 
 typedef enum spdl__misuse {
-    SPDL__NEXT_INSIDE = 1, SPDL__PUSH_INSIDE = 2, SPDL__END_INSIDE = 4, SPDL__PUSH_NO_FEED = 8,
-    SPDL__END_NO_FEED = 16, SPDL__NEXT_FORKED = 32, SPDL__PUSH_FORKED = 64, SPDL__NEXT_NESTED = 128
+    SPDL__NEXT_INSIDE, SPDL__PUSH_INSIDE, SPDL__END_INSIDE, SPDL__PUSH_NO_FEED, SPDL__END_NO_FEED,
+    SPDL__NEXT_FORKED, SPDL__PUSH_FORKED, SPDL__NEXT_NESTED
 } spdl__misuse;
 
 /* Refuses a call. The log has one line per kind, and destroy counts the others. */
-SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind, const char *why) {
-    static const char *const name[] = { "next", "push", "push_end" };
-    const int of = kind & (SPDL__PUSH_INSIDE | SPDL__PUSH_NO_FEED | SPDL__PUSH_FORKED) ? 1
-                   : kind & (SPDL__END_INSIDE | SPDL__END_NO_FEED)                     ? 2
-                                                                                       : 0;
-    if (spdl__or32(&p->misused, (uint32_t)kind) & (uint32_t)kind)
-        spdl__add(&p->misuses, 1);
-    else
-        spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s: %s", name[of], why);
+SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
+    static const char *const why[] = {
+        "next: another thread is inside", "push: another thread is inside",
+        "push_end: another thread is inside", "push: the first row is no SPDL_FEED",
+        "push_end: the first row is no SPDL_FEED",
+        "next: called in the child of a fork, which has no workers",
+        "push: called in the child of a fork, which has no workers",
+        "next: called on the last free worker of the pipeline's own pool, where it would wait for "
+        "ever",
+    };
+    const uint32_t bit = (uint32_t)1 << kind;
+    if (spdl__or32(&p->misused, bit) & bit) spdl__add(&p->misuses, 1);
+    else spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s", why[kind]);
     return SPDL_E_INVALID;
 }
-
-static const char spdl__is_inside[] = "another thread is inside";
-static const char spdl__no_feed[] = "the first row is no SPDL_FEED";
-static const char spdl__in_child[] = "called in the child of a fork, which has no workers";
 
 /* A worker that waits for its own pool is missing there. The last free one would wait for ever. */
 SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
     if (spdl__add32(&p->pool->nested, 1) + 1 < (uint32_t)p->pool->places) return true;
     spdl__sub32(&p->pool->nested, 1);
-    (void)spdl__misused(p, SPDL__NEXT_NESTED, "called on the last free worker of the pipeline's own "
-                                              "pool, where it would wait for ever");
+    (void)spdl__misused(p, SPDL__NEXT_NESTED);
     return false;
 }
 
@@ -10557,7 +10546,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     could = result == SPDL_EMPTY && (work->works || has_place) &&
             spdl__next_could(p, work->longest);
     if (result == SPDL_EMPTY && spdl__pipeline_forked(p)) {
-        result = spdl__misused(p, SPDL__NEXT_FORKED, spdl__in_child);
+        result = spdl__misused(p, SPDL__NEXT_FORKED);
     } else if (result == SPDL_EMPTY && !(has_place && could)) {
         if (p->pool != NULL && !p->own_pool) spdl__next_leave(work);
         if (could) until = spdl__min(deadline, spdl_time_ns() + SPDL__NEXT_LOOKS_NS);
@@ -10656,7 +10645,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0))
-        return spdl__misused(p, SPDL__NEXT_INSIDE, spdl__is_inside);
+        return spdl__misused(p, SPDL__NEXT_INSIDE);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
         spdl__store_relaxed(&p->polls, p->polls + 1);
@@ -10711,21 +10700,22 @@ SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
 /* Returns true if next may return this type: the last row's, and with .deliver_failures every input
    type. */
 SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
+    const spdl__node *node = p->last;
+    const bool any = type[0] == '?';
     const char *is = p->yields;
-    int i = p->count;
     bool fits = !spdl__next_differs(type, is);
-    while (fits && p->delivers && --i > 0) {
-        if (p->node[i].row.fn == NULL) continue;
-        is = p->node[i].row.fn->in_type;
-        fits = is == NULL || !spdl__next_differs(type, is);
+    int i;
+    for (i = p->count - 1; fits && p->delivers && i > 0; --i) {
+        node = &p->node[i];
+        if (node->row.fn == NULL || node->row.fn->in_type == NULL) continue;
+        is = node->row.fn->in_type;
+        fits = !spdl__next_differs(type, is);
     }
     if (fits) return true;
     spdl__error_set(&p->told, SPDL_E_TYPE, "SPDL_NEXT into %s%s%s, but stage %d '%s' %s '%s *'",
-                    type[0] == '?' ? "a pointer of another type" : "a '",
-                    type[0] == '?' ? "" : spdl__type_named(type).text,
-                    type[0] == '?' ? "" : " *'", i < p->count ? i : p->count - 1,
-                    i < p->count ? p->node[i].name : p->last->name,
-                    i < p->count ? "may fail, which gives its input:" : "yields",
+                    any ? "a pointer of another type" : "a '",
+                    any ? "" : spdl__type_named(type).text, any ? "" : " *'", node->index,
+                    node->name, is == p->yields ? "yields" : "may fail, which gives its input:",
                     spdl__type_named(is).text);
     spdl__log(&p->logger, SPDL_LOG_ERROR, p->told.text);
     return false;
@@ -10827,7 +10817,7 @@ SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t
         result = spdl__push_try(p, item);
         if (result != SPDL_FULL) break;
         if (spdl__pipeline_forked(p)) {
-            result = spdl__misused(p, SPDL__PUSH_FORKED, spdl__in_child);
+            result = spdl__misused(p, SPDL__PUSH_FORKED);
         } else {
             late = spdl__os_event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
             result = spdl__push_try(p, item);
@@ -10844,9 +10834,9 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     spdl_result result;
     int tries;
     if (p == NULL) return SPDL_E_INVALID;
-    if (p->feed == NULL) return spdl__misused(p, SPDL__PUSH_NO_FEED, spdl__no_feed);
+    if (p->feed == NULL) return spdl__misused(p, SPDL__PUSH_NO_FEED);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
-        return spdl__misused(p, SPDL__PUSH_INSIDE, spdl__is_inside);
+        return spdl__misused(p, SPDL__PUSH_INSIDE);
     result = spdl__push_try(p, item);
     if (p->feed->row.drop_oldest) {
         for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
@@ -10866,9 +10856,9 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     const spdl__item end = { NULL, SPDL__END, 0 };
     if (p == NULL) return SPDL_E_INVALID;
-    if (p->feed == NULL) return spdl__misused(p, SPDL__END_NO_FEED, spdl__no_feed);
+    if (p->feed == NULL) return spdl__misused(p, SPDL__END_NO_FEED);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
-        return spdl__misused(p, SPDL__END_INSIDE, spdl__is_inside);
+        return spdl__misused(p, SPDL__END_INSIDE);
     if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0)
         spdl__put(p->feed, 0, &end, spdl_time_ns());
     spdl__wake_changed(p, p->feed);
