@@ -7170,106 +7170,98 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 
 /* ============================================================================================= */
 /* >>row-impl
-   What a pipeline is made of: rows (nodes), the calls of their functions (tasks), and the threads
-   that run them. >>flow-impl is what a worker does with an item: it takes it, calls the function,
-   puts the result and leaves. >>rare-impl has what else may happen there, such as failures and
-   calls that go on later. >>batch-impl and >>merge-impl are rows whose functions are the library's,
-   and
-   >>producer-impl is the thread of a source.
+   Rows (nodes), the calls of their functions (tasks) and the threads that run them.
 
-   A worker enters a row by taking an item, then calls, puts, takes the next item, and so on for up
-   to SPDL__SITTING_NS (a sitting). So nothing is ever taken and not begun, and calls of a row begin
-   in the order of its inputs. When the worker leaves, `active` of the row's word goes down by one.
+   A worker enters a row by taking an item. It then calls, puts and takes again for up to
+   SPDL__SITTING_NS (a sitting). No item is taken without a call, so calls begin in the order of the
+   inputs. A worker that leaves takes 1 from `active` in the row's word.
 
-   Marks. A source that ends puts END or EPOCH, a call that fails for good puts FAIL, in the place
-   that was promised to its result. A row passes the mark at its head when no call is inside: by one
-   swap that moves `active` from 0 to SPDL__PASSING. Under that it makes the call of .flush, or else
-   puts the mark. So items before a mark come before it in every edge, and an epoch is a barrier.
-       END    passed: SHUT in this row.  EPOCH: nothing is shut.
-       FAIL   put or passed: SHUT in this row and all that feed it. Later calls that still run put
-              their results behind the mark, where nobody takes them.
-   SHUT is set before `active` goes down. It is in the word and nowhere else: a flag beside it would
-   let one more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the last
-   edge, so the result of next stays the same. The error is that of the row which the mark names.
-   (tests/model/marks.pml)
+   Marks. A source that ends puts END or EPOCH. A call that fails for good puts FAIL at the ticket
+   promised to its result. A row passes the mark at its head when no call is inside: one swap moves
+   `active` from 0 to SPDL__PASSING. The worker then makes the call of .flush, or puts the mark.
+   Items before a mark precede it in every edge, so an epoch is a barrier.
+       END passed: SHUT in this row. EPOCH: no row is shut.
+       FAIL put or passed: SHUT in this row and all above it. Calls still inside put their results
+       behind the mark, where they are freed.
+   SHUT is set before `active` goes down. It is in the word because a flag elsewhere would let one
+   more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the sink, so next
+   repeats its result. A FAIL names the row that has the error. (tests/model/marks.pml)
 
-   Stop. `stopping`, then SHUT in all rows, then whoever waits frees what lies in all edges but the
-   last when no call is inside. A rewind moves every head on to the next ticket that would be put,
-   never back: a thread that slept between its copy of a slot and its swap must fail.
+   Stop: `stopping`, then SHUT in all rows. When no call is inside, the thread that waits frees all
+   edges but the sink. A rewind moves every head on to the next ticket, never back. A thread that
+   slept between its copy of a slot and its swap must fail.
 
-   Branches. The edges of a branch are those of its path rows, which do nothing else. What a branch
-   routes is put at once; what a path then holds beyond its buffer_size waits. A branch is called
-   while fewer than its own buffer_size wait, on all its paths together. One path may hold them all,
-   so its edge has slots for both. For a merge in input order the branch also writes the path of
-   each result into a ring of words, `turns`, before it puts the result. Marks go down every path.
+   Branches. A branch writes the edges of its path rows. It puts a routed result at once. Results
+   beyond the buffer_size of a path wait. A branch is called while fewer than its own buffer_size
+   wait on all paths. One path may hold them all, so its edge has slots for both. For a merge in
+   input order the branch writes the path into the ring `turns` before it puts the result. Marks go
+   down every path.
 
-   Threads: workers run rows. A source with .threads has a thread of its own, the producer, which
-   sits in that row only. Each field says who writes it. */
+   Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
+   names its writer. */
 
 #define SPDL__ABANDONED 2u /* a call that destroy does not wait for */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
-#define SPDL__TURN_MARK 255u /* in `turns`: a mark lies at the head of every path */
+#define SPDL__TURN_MARK 255u /* in `turns`: a mark is at the head of every path */
 #define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
 #define SPDL__LENDS 2u       /* its items need no free */
-#define SPDL__BATCHES 8u     /* behind SPDL_BATCH the function that follows it is called: it makes
-                                batches in place. The first word of ctx is its item_bytes */
-#define SPDL__POINTS 4u      /* its items point to more, that a copy of them would not have */
+#define SPDL__BATCHES 8u     /* a function that makes batches in place and replaces SPDL_BATCH; *ctx
+                                begins with item_bytes */
+#define SPDL__POINTS 4u      /* its items point to memory that a copy would not have */
 
-/* Buckets of the histogram: exact below 8, then 8 to each power of two, up to 2^43 ns (2.4 h). */
+/* Buckets of the histogram: exact below 8 ns, then 8 per power of two, up to 2^43 ns (2.4 h). */
 #define SPDL__SUB_BITS 3
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* What one worker counted for one stage: one writer, read by snapshots. The cell after those of the
-   workers is that of other threads: they add to `freed`, the rest is the producer's of a feed, who
-   counts pushes there, and the consumer's, who times answers. */
+/* Counts of one worker for one stage: one writer, read by snapshots. The last cell is for other
+   threads: all add to `freed`, a feed's producer counts pushes, the consumer times answers. */
 typedef struct spdl__counters {
     uint64_t tasks, failures, skips, freed;
-    uint64_t made;     /* items handed on that it did not get as its input */
+    uint64_t made;     /* items passed that were not the input */
     uint64_t timed_ns; /* of the calls in the histogram */
-    uint64_t failed_ns; /* of calls that failed: not in it */
+    uint64_t failed_ns; /* of failed calls, which are not in it */
     uint64_t max_ns;
-    int64_t meter_due; /* sittings until one is measured; not for others */
-    uint64_t metered, metered_blind; /* calls that were measured; of them, without schedstat */
+    int64_t meter_due; /* sittings until the next measurement */
+    uint64_t metered, metered_blind; /* measured calls; those without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
-    uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of rare slow calls: all of them, no sample */
+    uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of all rare slow calls */
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
 
-/* What has passed the row that counts: see >>position-impl. */
+/* See >>position-impl. */
 typedef struct spdl__mark {
     uint64_t item, results;
 } spdl__mark;
 
-/* Where the consumer is: after what it took last. A run that starts there delivers the rest. */
+/* The consumer's position after its last item. A run that starts here delivers the rest. */
 typedef struct spdl__position {
     uint64_t epoch;
-    uint64_t source;    /* the item that the source begins with, in that epoch */
-    uint64_t results;   /* so many results where they are counted are not for us */
-    uint64_t number;    /* of the next batch of the row that marks */
-    uint64_t drops;     /* so many items in the sink are not for us, either */
-    uint64_t delivered; /* items of this epoch that the consumer got */
+    uint64_t source;    /* first item of the source in that epoch */
+    uint64_t results;   /* results to skip where they are counted */
+    uint64_t number;    /* number of the next batch of the counting row */
+    uint64_t drops;     /* items of the sink to skip */
+    uint64_t delivered; /* items of this epoch that the consumer has */
 } spdl__position;
 
-/* How a run begins. */
 typedef struct spdl__start {
     spdl__position at;
-    bool loads; /* rows with .flush are to forget what they have gathered */
-    const spdl_sampler *sampler; /* NULL, or what the sampler becomes */
+    bool loads; /* rows with .flush forget what they gathered */
+    const spdl_sampler *sampler; /* NULL, or the new state of the sampler */
 } spdl__start;
 
-/* A call that goes on later: one of a row with .again or .deferred. (>>rare-impl) */
+/* A call that continues later, of a row with .again or .deferred. (>>rare-impl) */
 typedef enum spdl__parked_state {
     SPDL__PARKED_FREE,
-    SPDL__PARKED_RUNNING, /* a worker has it */
-    SPDL__PARKED_ARMED,   /* the same, and spdl_defer has given out its number */
-    SPDL__PARKED_EARLY,   /* the same, and it was completed before its function has returned */
+    SPDL__PARKED_RUNNING, /* a worker runs it */
+    SPDL__PARKED_ARMED,   /* running; spdl_defer has returned its number */
+    SPDL__PARKED_EARLY,   /* running; already completed */
     SPDL__PARKED_PENDING, /* its function has returned SPDL_PENDING */
-    SPDL__PARKED_DONE,    /* it was completed: a worker settles it */
-    SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN: it goes on when there is room */
+    SPDL__PARKED_DONE,    /* completed; a worker settles it */
+    SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN and there is no room */
 } spdl__parked_state;
 
 /* A call of a stage. Its sequence is that of its input's origin. */
@@ -7286,36 +7278,36 @@ typedef struct spdl__call {
 typedef struct spdl__parked {
     /* under the row's parked_lock */
     spdl__parked_state state;
-    uint32_t next; /* 1 + the place of the next one in the list it is in, or 0 */
+    uint32_t next; /* 1 + index of the next call in its list, or 0 */
     uint64_t generation;
-    spdl_result result; /* spdl_complete: what the call comes to */
+    spdl_result result; /* from spdl_complete */
     void *completed;
     /* written by the worker that has the call */
     spdl__call call;
-    uint64_t handed_on; /* results of earlier SPDL_AGAIN */
+    uint64_t handed_on; /* results passed by SPDL_AGAIN */
     void *user;         /* spdl_call_state */
-    char text[SPDL_TEXT_BYTES]; /* under the lock: why it failed */
+    char text[SPDL_TEXT_BYTES]; /* under the lock: cause of the failure */
 } spdl__parked;
 
-/* A list of places; under the row's parked_lock, but others read `count`. */
+/* Indexes of parked calls, under parked_lock; others read `count`. */
 typedef struct spdl__parked_list {
-    uint32_t first, last; /* 1 + place, or 0 */
+    uint32_t first, last; /* 1 + index, or 0 */
     uint32_t count;
 } spdl__parked_list;
 
-/* An exception that a call has thrown; `act` frees it or throws it again, see spdl__thrown_set. */
+/* A thrown exception; `act` frees or rethrows it. See spdl__thrown_set. */
 typedef struct spdl__thrown_what {
     void *kept;
     void (*act)(void *kept, bool rethrow);
 } spdl__thrown_what;
 
-/* When a result of a row gets its ticket. Room is what was promised with an input and is not taken;
-   of ALONE and AGAIN what was put and is not taken. */
+/* The moment when a result gets its ticket. A promised or filled slot takes room; with ALONE and
+   AGAIN only a filled one. */
 typedef enum spdl__tickets {
-    SPDL__TICKET_ALONE,   /* one call at a time: when it is put, and its place is enough */
+    SPDL__TICKET_ALONE,   /* one call at a time: at the put */
     SPDL__TICKET_AT_TAKE, /* several in input order: with the input */
-    SPDL__TICKET_AT_PUT,  /* several in completion order: when it is put */
-    SPDL__TICKET_AGAIN    /* the same with .again: one input may make many */
+    SPDL__TICKET_AT_PUT,  /* several in completion order: at the put */
+    SPDL__TICKET_AGAIN    /* AT_PUT with .again: one input may make many */
 } spdl__tickets;
 
 typedef struct spdl__node {
@@ -7323,119 +7315,119 @@ typedef struct spdl__node {
     spdl_stage row;
     int index;
     char name[SPDL_NAME_BYTES];
-    int most;        /* its concurrency at most */
+    int most;        /* its largest concurrency */
     spdl__tickets tickets;
     bool holes;      /* a dropped input leaves a hole */
-    bool plain;      /* its calls need nothing that is rare: see flow_sit */
-    bool gathers;    /* its function is the library's: a batch or a merge */
-    bool at_end;     /* the consumer or the producer may wait for what it does */
-    bool alone;      /* the row says one call at a time */
+    bool plain;      /* its calls need none of >>rare-impl */
+    bool gathers;    /* its function is a batch or a merge of the library */
+    bool at_end;     /* the consumer or the producer may wait for it */
+    bool alone;      /* one call at a time */
     bool lends;      /* its items need no free */
     bool places;     /* its calls write into the batches of the next row */
     bool own_thread; /* a source with .threads */
-    uint32_t above;  /* bit i: what row i makes can come here */
-    uint32_t beside; /* bit i: row i writes an edge that this one reads, or the other way */
-    uint32_t around; /* these, and this one */
-    int paths;       /* branch: rows whose edge it writes; merge: rows whose edge it reads */
+    uint32_t above;  /* bit i: results of row i can reach this row */
+    uint32_t beside; /* bit i: row i shares an edge with this row */
+    uint32_t around; /* beside, and this row */
+    int paths;       /* branch: edges it writes; merge: edges it reads */
     uint8_t path[SPDL_MAX_STAGES];
-    struct spdl__node *merge;  /* branch: where it ends; merge: its branch */
+    struct spdl__node *merge;  /* the merge of a branch, the branch of a merge */
     struct spdl__node *before; /* the row that writes `in`; of a path, its branch; or NULL */
-    spdl__edge *in;  /* NULL for rows that read none or several */
+    spdl__edge *in;  /* NULL for rows that read no edge or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
     spdl__counters *counters; /* one per worker, and one for other threads */
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
-    spdl__parked *parked; /* places for `most` calls, or NULL */
+    spdl__parked *parked; /* [most], or NULL */
     uint32_t *turns;      /* branch whose merge is in input order */
     uint64_t turns_mask;
-    spdl__os_event *locks; /* of the pipeline: where threads wait for one of its locks */
+    spdl__os_event *locks; /* of the pipeline */
     char pad0[SPDL_CACHE_LINE];
-    /* written by the thread that takes: the word of a source or merge */
+    /* written by the thread that takes: word of a source or merge */
     uint64_t own;
-    /* written by a rewind: the ticket of a result - that of its input */
+    /* written by a rewind: ticket of a result minus ticket of its input */
     uint64_t base;
-    /* written by the thread that is inside alone */
+    /* written by the one thread inside */
     bool flushed;      /* the call without input was made in this epoch */
     bool gathered;     /* .flush: a call with input was made since */
-    bool holds;        /* .flush behind a feed: and has made no result yet */
-    uint64_t held_range; /* when the oldest of these was pushed */
-    bool sheds;        /* what it has gathered is of another run: it hands it on, to nobody */
-    uint32_t turn;     /* merge of what is ready: the path that is looked at first */
-    uint64_t number;   /* batch: of the next one in this epoch */
-    uint64_t number_first; /* and of the first one that this run makes in it */
-    spdl__mark mark;   /* of the row that marks */
-    uint64_t skip;     /* of the row that marks: results that were delivered before this run */
-    bool in_batches;   /* by create: what it takes has the number of a batch */
+    bool holds;        /* .flush behind a feed: gathered without a result yet */
+    uint64_t held_range; /* push time of the oldest of these */
+    bool sheds;        /* gathered in another run: its next result is freed */
+    uint32_t turn;     /* merge in completion order: first path to look at */
+    uint64_t number;   /* batch: next number in this epoch */
+    uint64_t number_first; /* batch: first number of this run in this epoch */
+    spdl__mark mark;   /* of the counting row */
+    uint64_t skip;     /* of the counting row: results delivered before this run */
+    bool in_batches;   /* by create: its inputs carry batch numbers */
     spdl__batch *open_batch;
-    uint64_t epoch;    /* of the items that pass now */
+    uint64_t epoch;    /* of the current items */
     uint64_t first;    /* ticket of the first result of this epoch */
-    uint64_t dropped;  /* batch in place: `dropped` of its input when the epoch began */
-    uint64_t tokens;   /* batch: so many have come */
-    uint64_t made;     /* source: items made so far in this epoch */
+    uint64_t dropped;  /* batch in place: in->dropped when the epoch began */
+    uint64_t tokens;   /* batch: tokens so far */
+    uint64_t made;     /* source: items made in this epoch */
     uint64_t turns_put;   /* branch: entries of `turns` */
     char pad1[SPDL_CACHE_LINE];
     uint64_t turns_taken; /* by the merge */
-    /* written now and then, by any thread */
-    uint32_t limit;  /* the concurrency now */
-    uint32_t locked_at; /* with so many the doctor has found a lock; 0: it has not */
+    /* written rarely, by any thread */
+    uint32_t limit;  /* current concurrency */
+    uint32_t locked_at; /* concurrency at which the doctor found a lock, or 0 */
     uint64_t failures;
-    uint64_t tolerated; /* of them; a rewind does not forget these */
-    uint64_t logged;    /* of these: so many when the log had the line about them */
-    uint64_t nulls;   /* with SPDL_DEBUG: results that were NULL, before the first that was not */
-    uint64_t unfreed; /* and items it made that had to be freed, without free_item */
-    uint64_t empty;   /* source: calls that returned SPDL_SKIP since the last result */
+    uint64_t tolerated; /* failures that rewind does not clear */
+    uint64_t logged;    /* failures when the log had its line */
+    uint64_t nulls;   /* SPDL_DEBUG: NULL results before the first other one */
+    uint64_t unfreed; /* SPDL_DEBUG: items to free without free_item */
+    uint64_t empty;   /* source: SPDL_SKIP since the last result */
     uint64_t empty_since;
-    char first_text[SPDL_TEXT_BYTES / 2]; /* why the first of those, by its thread */
-    uint64_t fail_ticket; /* under error_lock: of `error` */
-    spdl_error error;   /* under error_lock: the failure that its first FAIL is about */
-    spdl__thrown_what thrown; /* and what it has thrown */
-    uint64_t item_ns;   /* moving average of a call; a guess */
-    uint32_t calling;   /* with own_thread: 1 while it calls; SPDL__ABANDONED by destroy */
+    char first_text[SPDL_TEXT_BYTES / 2]; /* text of the first failure, by its thread */
+    uint64_t fail_ticket; /* under error_lock: ticket of `error` */
+    spdl_error error;   /* under error_lock: failure of its first FAIL */
+    spdl__thrown_what thrown; /* exception of `error` */
+    uint64_t item_ns;   /* moving average of a call, an estimate */
+    uint32_t calling;   /* own_thread: 1 during a call; SPDL__ABANDONED by destroy */
     uint32_t parked_lock;
     spdl__parked_list parked_free, parked_done, parked_waiting;
     char pad2[SPDL_CACHE_LINE];
-    /* batch in place: by the row, and by calls of the row before; all under the lock */
+    /* batch in place, under place_lock: used by the row and by calls of the row before */
     uint32_t place_lock;
-    spdl__batch *place; /* the newest of the batches that calls write into, the open one among
-                           them; in order, so that both ends are quick to find */
+    spdl__batch *place; /* newest batch that calls write into; a list in order that includes
+                           open_batch */
     spdl__batch *place_oldest;
-    uint64_t place_epoch;   /* of the items the row takes */
-    uint64_t place_dropped; /* dropped items of this epoch that the row has passed, or fewer */
+    uint64_t place_epoch;   /* epoch of the row's inputs */
+    uint64_t place_dropped; /* lower bound of this epoch's dropped items that the row has passed */
     char pad3[SPDL_CACHE_LINE];
-    /* written under blame_lock: the consumer waited while this row's call was running, and while no
-       worker took its input */
+    /* under blame_lock: time the consumer waited while a call ran here, and while no worker took
+       the input */
     uint64_t exposed_ns, exposed_idle_ns;
-    uint64_t seen_busy_ns; /* what snapshots have reported; written by them */
+    uint64_t seen_busy_ns; /* reported by snapshots, their own */
 } spdl__node;
 
-/* A worker in a pipeline: its sitting in a row, and the call at hand. One for each worker, written
-   by that worker; what a call asks for, during the call. */
+/* A worker in a pipeline: its sitting in a row and its current call. One per worker, written by
+   that worker. */
 struct spdl_task {
     spdl_pipeline *pipeline;
     int worker;
     spdl__node *node;
-    uint32_t live;    /* the function is running; other threads look, if they misuse a task */
-    uint64_t thread;  /* that runs it */
-    /* what the call asks for; cleared before each */
-    bool call_error;  /* the call fails, whatever it returns: what it asked for cannot be */
-    bool row_error;   /* nor can it in any other call: the row is wrong */
-    bool cut_short;   /* neither a result nor a failure: a stop has come between */
+    uint32_t live;    /* the function is running; read by other threads to detect misuse */
+    uint64_t thread;  /* the thread that runs it */
+    /* what the call requests; cleared before each */
+    bool call_error;  /* the call fails whatever it returns */
+    bool row_error;   /* each later call would fail as well */
+    bool cut_short;   /* a stop came: no result and no failure */
     uint8_t path;
-    uint8_t owner;    /* whose items its results are; the row's index but for SPDL_UNBATCH */
+    uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
     bool passing;     /* it is inside alone, at a mark */
-    bool gone;        /* the producer: destroy has gone on without its call */
+    bool gone;        /* destroy has abandoned this producer */
     spdl__call call;
     uint64_t sequence; /* of the call; of a batch, its number */
-    spdl__parked *parked; /* of a row with .again or .deferred */
-    void *no_state;      /* what spdl_call_state returns where there is none */
-    spdl__thrown_what thrown; /* by the last call that threw, until another one needs the place */
+    spdl__parked *parked; /* rows with .again or .deferred */
+    void *no_state;      /* spdl_call_state of other rows */
+    spdl__thrown_what thrown; /* of the last call that threw */
     uint32_t inits;      /* bit i: init of row i has run here */
-    uint64_t open;       /* read by snapshots, as is the sequence: 0, or when the calls began that
-                            are not booked yet, its lowest bits being the row */
+    uint64_t open;       /* read by snapshots, like sequence: 0, or the begin of calls not booked
+                            yet, with the row in its lowest bits */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];
-    spdl_error failure; /* .deliver_failures: the record of one that goes on */
+    spdl_error failure; /* .deliver_failures: record of the failure that is put */
     char pad[SPDL_CACHE_LINE];
 };
 
@@ -7444,68 +7436,68 @@ struct spdl_pipeline {
     spdl_allocator allocator;
     spdl_logger logger;
     spdl_profiler profiler;
-    bool has_hooks; /* some row has init or fini */
-    bool threaded;  /* there are threads that run its rows */
-    uint64_t works_ns; /* next runs calls of rows whose mean is not longer; 0: none */
-    int workers;    /* places of the pool, or 1: the consumer; and one more for the producer */
-    int threads;    /* of them, what the statistics call workers */
-    int spare;      /* and those of them that the doctor lets work when it tries more */
-    uint32_t open;  /* of these, work: settings that the doctor has kept; written by it */
-    int count;      /* rows but the sink */
+    bool has_hooks; /* a row has init or fini */
+    bool threaded;  /* other threads run its rows */
+    uint64_t works_ns; /* next runs calls of at most this mean; 0: none */
+    int workers;    /* places of the pool or 1, and 1 for the producer */
+    int threads;    /* of these, workers in the statistics */
+    int spare;      /* of these, reserve for the doctor's trials */
+    uint32_t open;  /* of these, allowed by the doctor to work; written by it */
+    int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
     spdl__client client;
     spdl__client_slot *slot;
-    spdl__beacon *beacon; /* of the pool, or `own_beacon` */
-    uint64_t bit;         /* its own in beacon->quiet */
+    spdl__beacon *beacon; /* of the pool, or own_beacon */
+    uint64_t bit;         /* its bit of beacon->quiet */
     spdl__node *node;
-    spdl__node *last; /* the row in front of the sink */
+    spdl__node *last; /* the row before the sink */
     spdl__edge *sink;
-    spdl__node *feed; /* the first row when items are pushed, or NULL */
-    spdl__node *producer; /* the first row when it has a thread of its own, or NULL */
-    spdl__node *marks; /* the row that marks; NULL: results are counted at the sink */
-    const char *unsaved; /* why it has no position that could be saved, or NULL */
-    uint32_t table; /* a hash of what a position depends on */
-    spdl_sampler *sampler; /* that of SPDL_INDEX, or NULL */
-    bool many;     /* an item of the source may make several results before they are counted */
-    bool remakes;  /* and a batch after that: the batch delivered last is made again */
-    bool replays;  /* the epoch is made again, from its beginning */
+    spdl__node *feed; /* first row if items are pushed, or NULL */
+    spdl__node *producer; /* first row if it has its own thread, or NULL */
+    spdl__node *marks; /* the counting row; NULL: results are counted at the sink */
+    const char *unsaved; /* why its position cannot be saved, or NULL */
+    uint32_t table; /* hash of all that a position depends on */
+    spdl_sampler *sampler; /* of SPDL_INDEX, or NULL */
+    bool many;     /* one source item may make several results before they are counted */
+    bool remakes;  /* .many with a batch later: the batch delivered last is made again */
+    bool replays;  /* the epoch is made again from its begin */
     uint64_t seed;
     spdl_task *task;  /* [worker] */
     uint64_t process;
     uint64_t start_ns;
-    struct spdl__reporter *reporter; /* NULL unless reports were asked for */
-    struct spdl__doctor *doctor; /* NULL unless it was asked for, and these two */
+    struct spdl__reporter *reporter; /* NULL without reports */
+    struct spdl__doctor *doctor; /* both NULL without the doctor */
     struct spdl__hand *hand;
-    const char *tokens;    /* count of them: items that are none */
-    spdl__trace *trace;    /* NULL: nothing is recorded */
+    const char *tokens;    /* [count], addresses of token items */
+    spdl__trace *trace;    /* NULL without a trace */
     void **local;          /* [worker * count + row], by each worker */
     bool delivers;         /* .deliver_failures */
-    const char *yields;    /* the type of its items */
+    const char *yields;    /* type of its items */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
     uint32_t stopping;
-    uint32_t leaving;      /* destroy asks the workers to run fini */
-    uint32_t left;         /* threads of the pool that have */
-    uint32_t joined;       /* threads of the pool that ran an init */
-    uint32_t failed;       /* bit i: row i has, more often than it may; under error_lock */
-    uint32_t late;         /* a stop has waited in vain */
-    uint64_t references;   /* destroy, and a producer that it has abandoned */
-    uint32_t completing;   /* threads inside spdl_complete */
+    uint32_t leaving;      /* destroy has workers run fini */
+    uint32_t left;         /* pool threads that ran fini */
+    uint32_t joined;       /* pool threads that ran an init */
+    uint32_t failed;       /* under error_lock: bit i: row i failed too often */
+    uint32_t late;         /* a stop has timed out */
+    uint64_t references;   /* destroy, and an abandoned producer */
+    uint32_t completing;   /* threads in spdl_complete */
     uint32_t error_lock;
     uint32_t purge_lock;
-    uint32_t stops;        /* threads inside spdl_pipeline_stop */
-    uint64_t rewinder;     /* the thread inside spdl_pipeline_rewind, or 0 */
-    uint32_t stop_stays;   /* a stop that did not wait for it: the rows do not open again */
-    spdl__os_event quiet;  /* a call has ended while stopping, or a worker has left */
-    spdl__os_event locks;  /* where threads wait for one of its locks */
+    uint32_t stops;        /* threads in spdl_pipeline_stop */
+    uint64_t rewinder;     /* thread in spdl_pipeline_rewind, or 0 */
+    uint32_t stop_stays;   /* a stop did not wait for the rewind: the rows stay shut */
+    spdl__os_event quiet;  /* a call has ended while stopping, or a worker ran fini */
+    spdl__os_event locks;  /* where threads wait for a lock */
     char pad1[SPDL_CACHE_LINE];
     /* written by the producer: of a feed, or its own thread */
     uint32_t producer_inside;
-    uint32_t producer_waits; /* set by it before it sleeps, cleared by the thread that wakes it */
-    spdl__os_event room;   /* the edge after the first row has some */
+    uint32_t producer_waits; /* set before it sleeps, cleared by its waker */
+    spdl__os_event room;   /* the first edge has room */
     spdl__os_thread producer_thread; /* by create and destroy */
-    spdl_policy policy;              /* by create; that thread reads it when it starts */
+    spdl_policy policy;              /* by create, read when the thread starts */
     bool producer_started;
     uint32_t producer_quits; /* by destroy */
     uint64_t producer_barred; /* see spdl__turn */
@@ -7514,47 +7506,46 @@ struct spdl_pipeline {
     /* written by the consumer */
     uint64_t barred;       /* see spdl__turn */
     uint32_t trainer_inside;
-    uint32_t misused;      /* kinds of misuse that the log has had */
-    uint64_t misuses;      /* and more calls that were refused for one of them */
-    uint64_t trainer;      /* the thread that waits in next, or 0 */
+    uint32_t misused;      /* kinds of misuse in the log */
+    uint64_t misuses;      /* refused calls of these kinds that are not in the log */
+    uint64_t trainer;      /* thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
-    void *asked; /* the type that spdl__next_as was called with last, if it fits. Relaxed: a second
-                    thread in next is a mistake, but no race */
-    spdl_error told;       /* the failure that next has returned last, of one item */
+    void *asked; /* last type of spdl__next_as that fitted; relaxed, as a second thread in next is
+                    no race */
+    spdl_error told;       /* failure of one item that next returned last */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
-    spdl__mark mark;       /* if nobody else marks; of a pipeline that remakes: the batch, and how
-                              many of its items were taken */
-    uint64_t drops;        /* items of the sink that were delivered before this run */
+    spdl__mark mark; /* without a counting row; with `remakes` the batch and its items taken */
+    uint64_t drops;        /* items of the sink delivered before this run */
     uint64_t data_hash;    /* by create */
     uint64_t delivered;
-    uint64_t polls;        /* calls of next with a timeout of 0 that found nothing */
-    spdl__counters steps;  /* durations of its steps; short ones are timed `step_group` at a time */
-    uint64_t step_since, step_waited; /* the clock, and wait_ns, when they were timed last */
-    uint32_t step_group, step_left;   /* of them, to come */
+    uint64_t polls;        /* calls of next with timeout 0 and no result */
+    spdl__counters steps;  /* durations of steps; short ones in groups of step_group */
+    uint64_t step_since, step_waited; /* clock and wait_ns of the last measurement */
+    uint32_t step_group, step_left;   /* steps of this group, and those to come */
     uint64_t first_item_ns;
     uint64_t ended_ns;
-    uint64_t wait_since;   /* 0, or when the wait in next began */
+    uint64_t wait_since;   /* begin of the wait in next, or 0 */
     uint64_t wait_ns;
-    uint64_t first_wait_ns; /* what it was when the first item came */
-    uint64_t taker;        /* the thread that took the second item */
-    uint64_t taker_queued_ns; /* how long it had been on a run queue by then, or SPDL__NEVER */
-    uint64_t answer_wait_ns; /* with a feed: time items lay in the sink */
+    uint64_t first_wait_ns; /* wait_ns at the first item */
+    uint64_t taker;        /* thread that took the second item */
+    uint64_t taker_queued_ns; /* its time on run queues by that item, or SPDL__NEVER */
+    uint64_t answer_wait_ns; /* feed: time that items spent in the sink */
     char pad3[SPDL_CACHE_LINE];
     /* while the consumer waits; read by threads that take and put */
-    uint32_t waiting;      /* 1 before it sleeps, 2: ready_fn; its waker clears it */
-    bool armed;            /* the consumer's: it counts as a sleeper for ready_fn */
+    uint32_t waiting;      /* 1: asleep, 2: armed for ready_fn; cleared by the waker */
+    bool armed;            /* the consumer's: counted as a sleeper for ready_fn */
     void (*ready_fn)(void *user);
     void *ready_user;
-    spdl__os_event fed;    /* the sink got what the consumer waits for, or an end */
+    spdl__os_event fed;    /* the sink has an item or an end */
     uint32_t blame_lock;   /* the rest: written under it */
-    uint64_t blame_since;  /* what the consumer waits for is where `blame` says since then; or 0 */
+    uint64_t blame_since;  /* begin of the wait for `blame`, or 0 */
     spdl__node *blame;
     bool blame_idle;       /* it waits for a worker there */
     char pad4[SPDL_CACHE_LINE];
     spdl_error no_error;   /* by create */
-    uint64_t seen_runnable_ns; /* what snapshots have reported; written by them */
+    uint64_t seen_runnable_ns; /* reported by snapshots, their own */
     uint32_t process_lock;     /* the rest: written under it */
     spdl__process_stats process_first, process_last;
     uint64_t consumer_runnable_ns;
@@ -7565,7 +7556,7 @@ SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__no
     return &p->node[node->path[path]].out;
 }
 
-/* Of a token the row after which the flow was cut, else -1. */
+/* Returns the row after which a token was cut, or -1 for other items. */
 SPDL__INLINE int spdl__token_row(const spdl_pipeline *p, const void *item) {
     const uintptr_t at = (uintptr_t)item - (uintptr_t)p->tokens;
     return p->tokens != NULL && at < (uintptr_t)p->count ? (int)at : -1;
@@ -7578,30 +7569,29 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
 
 /* --- what can run --- */
 
-/* The number of the result that the next take promises. */
+/* Returns the ticket that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
     if (node->tickets == SPDL__TICKET_ALONE || node->tickets == SPDL__TICKET_AGAIN)
         return spdl__load_relaxed(&node->out.tail);
     return spdl__head(word) + spdl__load_relaxed(&node->base);
 }
 
-/* Results whose number is below this have room. A row with SPDL_AGAIN in completion order is called
-   while fewer than buffer_size results lie there: each call inside may put one more, so there are
-   slots for buffer_size + concurrency. */
+/* Tickets below this have room. With TICKET_AGAIN a row is called while fewer than buffer_size
+   results wait. Each call inside may put one more, so there are slots for buffer_size +
+   concurrency. */
 SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
     const uint64_t calls =
         node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
-/* Whether a path has a slot for one more. Holes take slots, and are not among those that wait. */
+/* Returns true if a path has a free slot. Holes take slots but do not count as waiting. */
 SPDL__PRIVATE bool spdl__path_has_slot(const spdl__edge *edge) {
     const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
     return (int64_t)(head + edge->window - spdl__load_relaxed(&edge->tail)) > 0;
 }
 
-/* Of a branch: whether one more result may be routed, as fewer wait than may; or a mark go down
-   every path. */
+/* Returns true if a branch may route one more result, or a mark can go down every path. */
 SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
     uint64_t waiting = 0;
     int i;
@@ -7615,8 +7605,8 @@ SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *no
     return waiting < (uint64_t)node->row.buffer_size;
 }
 
-/* For how many more results there is room; of a branch 1, if there is any. Exact for the thread
-   that is alone in a row; else a guess. */
+/* Returns the room for results; of a branch 1 or 0. Exact for a thread alone in the row, else an
+   estimate. */
 SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
                                       uint64_t word) {
     int64_t room;
@@ -7625,19 +7615,18 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
     return room > 0 ? (uint64_t)room : 0;
 }
 
-/* Whether a hole at the head can be passed: it needs a slot where it is put, and no place. */
+/* Returns true if a hole at the head can be passed: it needs a slot but no room. */
 SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
                                          uint64_t word) {
     const uint64_t head = spdl__head(spdl__load(&node->out.word));
-    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first one */
+    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first path */
         return !node->holes || spdl__path_has_slot(spdl__path_edge(p, node, 0));
     return !node->holes || (int64_t)(head + node->out.window - spdl__row_at(node, word)) > 0;
 }
 
-/* Whether a step of a merge would do something. (>>merge-impl) */
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
 
-/* Any thread: whether a step of this row would do something, its word being `word`. */
+/* Returns true if a step of this row has work, for this value of its word. Any thread. */
 SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
                                       uint64_t word) {
     const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
@@ -7665,19 +7654,19 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
-/* Whether this is a thread of the pool: guests, the producer and a consumer are not. (The producer
-   may outlive the pool.) */
+/* Returns true for a thread of the pool: no guest, producer or consumer. The producer may outlive
+   the pool. */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
     if (p->producer != NULL && worker == p->workers - 1) return false;
     return p->pool != NULL && worker < p->pool->desc.workers;
 }
 
-/* Destroy asks for it: this thread of the pool has an init that was not undone yet. */
+/* Returns true if this thread of the pool has an init to undo. */
 SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
     return spdl__is_pool_thread(p, worker) && p->task[worker].inits != 0;
 }
 
-/* Whether `worker`, or with -1 any, would find a step to do. */
+/* Returns true if `worker`, or with -1 any worker, has work. */
 SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
     const spdl_pipeline *p = (const spdl_pipeline *)self;
     int i;
@@ -7693,18 +7682,17 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* --- who is woken --- */
 
-/* The wake rule in a pipeline. Each of these is a read-modify-write, or has a full barrier after
-   it; then the thread looks whether somebody sleeps: taking an item (one input less: room for the
-   row before; and the put before it: an input for the row after); leaving a row (a place in it);
-   passing a mark; the consumer's take; a push; spdl_complete; a new concurrency; a failure. After
-   the first take of a sitting a worker looks at everything its pool could do, as it may have been
-   woken for something else, and after the others at its own row and those beside it. After it has
-   left it looks for work itself, which covers all rows. A consumer's take from a large buffer looks
-   at the last row only while no more than half of it is on the way (a low watermark: a worker that
-   is woken makes several items before it sleeps again); a consumer that is about to sleep, or asks
-   for the stats, looks without that. */
+/* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
+   then looks for sleepers: without the barrier both could miss each other. Events are a take, a
+   leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
+   failure. After the first take of a sitting a worker checks all rows of its pool, because it may
+   have been woken for another one. After other events it checks its row and those that share an
+   edge. After it has left, it looks for work in all rows. With a large buffer the consumer's take
+   checks the last row only while at most half of the buffer is filled or promised. A woken worker
+   then makes several items. A consumer that is about to sleep or reads the statistics checks
+   without this low watermark. */
 
-/* After something the consumer may sleep for, and a full barrier. */
+/* After an event that the consumer may sleep for, and a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
     uint32_t asleep = spdl__load_relaxed32(&p->waiting);
     if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
@@ -7712,8 +7700,8 @@ SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
     else p->ready_fn(p->ready_user); /* user code */
 }
 
-/* Whether a sleeping consumer should look: an item or a mark lies there, or a hole that has
-   something behind it, or that keeps the last row from going on. */
+/* Returns true if a sleeping consumer has work: an item, a mark, or a hole that hides one or blocks
+   the last row. */
 SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
     const spdl__edge *sink = p->sink;
     const uint64_t head = spdl__head(spdl__load(&sink->word));
@@ -7723,14 +7711,13 @@ SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
            !spdl__row_room(p, p->last, spdl__load(p->last->word));
 }
 
-/* The producer waits, and the row after the first has taken. */
 SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
     uint32_t one = 1;
     if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
         spdl__os_event_wake(&p->room, 1);
 }
 
-/* Wakes a worker if one of these rows can run; if none sleeps, the consumer that works. */
+/* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
 SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
     const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
     const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
@@ -7744,7 +7731,6 @@ SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
     }
 }
 
-/* The client's pass_on. */
 SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
     if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, UINT32_MAX);
@@ -7754,8 +7740,8 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
                                     bool all) {
     spdl__client_stir(p->beacon, p->bit);
     if (!node->at_end && p->works_ns == 0 && p->pool != NULL && !spdl__pool_has_sleepers(p->pool))
-        return; /* the consumer or the producer waits, for other rows */
-    if (spdl__load_relaxed32(&p->waiting) != 0 && /* the consumer sleeps */
+        return; /* another row wakes the consumer or the producer */
+    if (spdl__load_relaxed32(&p->waiting) != 0 &&
         (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
         spdl__wake_consumer(p);
     if (node->at_end) spdl__wake_producer(p);
@@ -7769,23 +7755,23 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
     }
 }
 
-/* Whether somebody sleeps, or the pipeline is taken for quiet. */
+/* Returns true if a thread sleeps, or the pipeline counts as quiet. */
 SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
     return spdl__load_relaxed32(&beacon->sleepers) != 0 ||
            (spdl__load_relaxed(&beacon->quiet) & bit) != 0;
 }
 
-/* After a read-modify-write by which this row has changed, before anything that may take long.
-   Looks at the consumer, the producer and `rows`, or with `all` at everything the pool could do. */
+/* After a read-modify-write that changed this row, before code that may take long. Checks the
+   consumer, the producer and `rows`, or with `all` the whole pool. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
-    spdl__barrier_after_rmw(); /* pairs with those in pool_park, next_sleep and push_wait */
+    spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and push_wait: else a sleeper and
+                                  this look could both miss */
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
 
-/* From the consumer, instead of a sleep or after it: what the watermark has passed over. A consumer
-   that `works` was counted on as a worker is, but may have left rows whose calls are too long for
-   it: so it passes on whatever there is. */
+/* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
+   `works` may have left rows whose calls are too long for it, so it checks the whole pool. */
 SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
     spdl__full_barrier();
     spdl__client_stir(p->beacon, p->bit);
@@ -7795,7 +7781,7 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
         spdl__pool_wake_one(p->pool);
 }
 
-/* From a thread that will not look for work itself: this row has changed, and those beside it. */
+/* From a thread that does not look for work itself. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
     spdl__wake_look(p, node, node->around, false);
@@ -9644,23 +9630,21 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>batch-impl
-   SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time: it
-   adds its input to the open batch, and returns SPDL_SKIP, or SPDL_OK with a batch that is full. At
-   a mark it hands on what is left. SPDL_UNBATCH is one with .again.
+   SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time. It
+   adds its input to the open batch and returns SPDL_SKIP, or SPDL_OK with a full batch. At a mark
+   it returns the rest. SPDL_UNBATCH is such a function with .again.
 
-   Batches in place. A call of the row before gets the part of a batch where its result will lie, by
-   spdl_buffer: that of its ticket, if no call before drops its own. Dropped items only move others
-   to the front, so an item never lies before its part: when the batch row has come to a part, no
-   call that still runs has it.
+   Batches in place. spdl_buffer gives a call of the row before the part of a batch for its ticket.
+   Dropped items only move later ones to the front, so an item never precedes its part. When the
+   batch row has reached a part, no call that still runs has it.
 
-   Threads: the worker that is inside. Parts are given out under place_lock, to calls of the row
-   before. */
+   Threads: the worker inside. Calls of the row before get parts under place_lock. */
 
 static const char *const spdl__in_place_stays =
     "the items of a batch in place (.item_bytes) cannot leave it";
 
-/* Under place_lock: the batch that will have this number in this epoch. If there is none, *made is
-   that one, and then NULL; NULL: neither. */
+/* Under place_lock: returns the batch of this number and epoch. If there is none, it becomes *made,
+   which is cleared; NULL without *made. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number,
                                              spdl__batch **made) {
     spdl__batch *newer = NULL, *batch = row->place_oldest;
@@ -9685,37 +9669,43 @@ SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, ui
     return batch;
 }
 
-/* Under place_lock: no call writes into it any more. */
+/* Under place_lock, when no call writes into it any more. */
 SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
     *(batch->next != NULL ? &batch->next->newer : &row->place_oldest) = batch->newer;
     *(batch->newer != NULL ? &batch->newer->next : &row->place) = batch->next;
 }
 
-/* A part of a batch in place, for this call. Memory comes from the user's allocator, so not under
-   the lock. */
-SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
-    const spdl__node *node = task->node;
-    const uint64_t size = (uint64_t)row->row.size, epoch = spdl__load_relaxed(&node->epoch);
-    const bool alone = node->tickets == SPDL__TICKET_ALONE;
-    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
-    spdl__batch *batch = NULL, *made = NULL;
+/* Returns the batch of item *at of this epoch, or NULL without memory. With `takes` the item's part
+   is taken, or the next free one. User code (alloc_fn) is not called under the lock. */
+SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uint64_t *at,
+                                            bool takes) {
+    const uint64_t size = (uint64_t)row->row.size;
+    spdl__batch *batch, *made = NULL;
     bool again = false;
-    for (;;) {
+    for (;; again = true) {
         spdl__lock(&row->place_lock, row->locks);
-        if (!again && row->place_epoch == epoch) at -= row->place_dropped;
-        batch = spdl__place_batch(row, epoch, at / size, &made);
-        while (batch != NULL && batch->owner[at % size] != 0)
-            batch = spdl__place_batch(row, epoch, ++at / size, &made);
-        if (batch != NULL) batch->owner[at % size] = SPDL__IN_PLACE;
+        if (takes && !again && row->place_epoch == epoch) *at -= row->place_dropped;
+        batch = spdl__place_batch(row, epoch, *at / size, &made);
+        while (takes && batch != NULL && batch->owner[*at % size] != 0)
+            batch = spdl__place_batch(row, epoch, ++*at / size, &made);
+        if (takes && batch != NULL) batch->owner[*at % size] = SPDL__IN_PLACE;
         spdl__unlock(&row->place_lock, row->locks);
         if (batch != NULL) break;
         made = spdl__batch_get(row->batches);
         if (made == NULL) break;
-        again = true;
     }
     spdl_batch_free(made);
-    task->call.holder = batch;
-    return batch != NULL ? (char *)batch->shown.data + at % size * row->row.item_bytes : NULL;
+    return batch;
+}
+
+/* Returns a part of a batch in place for this call. */
+SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
+    const spdl__node *node = task->node;
+    const bool alone = node->tickets == SPDL__TICKET_ALONE;
+    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
+    task->call.holder = spdl__place_find(row, spdl__load_relaxed(&node->epoch), &at, true);
+    if (task->call.holder == NULL) return NULL;
+    return (char *)task->call.holder->shown.data + at % (uint64_t)row->row.size * row->row.item_bytes;
 }
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
@@ -9728,13 +9718,13 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
         task->call.holder = spdl__batch_get(node->buffers);
         if (task->call.holder != NULL) task->call.buffer = task->call.holder->shown.data;
     } else {
-        (void)spdl__task_row_error(task, "spdl_buffer in a stage whose row does not say "
-                                         ".item_bytes, nor a SPDL_BATCH after it");
+        (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
+                                         "or in a SPDL_BATCH after it");
     }
     return task->call.buffer;
 }
 
-/* In place: the row has come to the end of `done`, or with NULL to that of an epoch. */
+/* In place: the row has reached the end of `done`, or with NULL of an epoch. */
 SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
@@ -9744,7 +9734,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     node->place_dropped = dropped - node->dropped;
     if (done != NULL) spdl__place_unlink(node, done);
     while (done == NULL && node->place_oldest != NULL &&
-           node->place_oldest->shown.epoch == epoch) { /* all calls that had a part dropped it */
+           node->place_oldest->shown.epoch == epoch) { /* every call with a part dropped it */
         spdl__batch *batch = node->place_oldest;
         spdl__place_unlink(node, batch);
         batch->next = empty;
@@ -9763,28 +9753,17 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     }
 }
 
-/* The batch that the next item goes to; NULL: there is no memory for it. */
+/* Returns the batch of the next item, or NULL without memory. */
 SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
-    spdl__batch *batch, *made = NULL;
-    if (node->row.item_bytes == 0) {
-        batch = spdl__batch_get(node->batches);
-        if (batch != NULL) batch->shown.epoch = spdl__load_relaxed(&node->epoch);
-        return batch;
-    }
-    for (;;) {
-        spdl__lock(&node->place_lock, node->locks);
-        batch = spdl__place_batch(node, spdl__load_relaxed(&node->epoch),
-                                  node->number - node->number_first, &made);
-        spdl__unlock(&node->place_lock, node->locks);
-        if (batch != NULL) break;
-        made = spdl__batch_get(node->batches); /* not under the lock */
-        if (made == NULL) break;
-    }
-    spdl_batch_free(made);
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
+    spdl__batch *batch;
+    if (node->row.item_bytes > 0) return spdl__place_find(node, epoch, &at, false);
+    batch = spdl__batch_get(node->batches);
+    if (batch != NULL) batch->shown.epoch = epoch;
     return batch;
 }
 
-/* A batch goes on. */
 SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, void **out) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
@@ -9806,7 +9785,7 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     return SPDL_OK;
 }
 
-/* The same items in a batch of its own; NULL: there is no memory for it. */
+/* Returns a copy of the batch and its items, or NULL without memory. */
 SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__batch *batch) {
     const size_t bytes = node->row.item_bytes;
     spdl__batch *copy = spdl__batch_get(node->batches);
@@ -9823,8 +9802,8 @@ SPDL__COLD spdl__batch *spdl__batch_copy(const spdl__node *node, const spdl__bat
     return copy;
 }
 
-/* A mark comes next: what is left goes on, or is freed. Behind a failure calls of the row before
-   may still write into a batch in place: a copy goes on, and the purge frees the batch. */
+/* A mark is next: the rest is passed or freed. At a FAIL, calls of the row before may still write
+   into a batch in place. A copy is passed, and the purge frees the batch. */
 SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     spdl__node *node = task->node;
     const uint64_t head = spdl__head(spdl__load_relaxed(node->word));
@@ -9837,7 +9816,7 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
         spdl__count(&node->counters[task->worker].skips, count);
     } else if (count > 0) {
         if (shared) batch = spdl__batch_copy(node, batch);
-        else spdl__place_passed(node, batch); /* before it changes: others look for theirs */
+        else spdl__place_passed(node, batch); /* first: others look for their batch by its number */
         if (batch != NULL) result = spdl__batch_done(task, batch, out);
     }
     if (shared) return result;
@@ -9850,16 +9829,15 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     return result;
 }
 
-/* A token takes no place in a batch, but one goes on for each `size` of them. */
+/* A token takes no room in a batch. One token is passed for every `size` of them. */
 SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **out) {
     spdl__node *node = task->node;
-    --node->dropped; /* as if one more was dropped */
+    --node->dropped; /* counted like a dropped item */
     *out = token;
     return ++node->tokens % (uint64_t)node->row.size == 0 ? SPDL_OK : SPDL_SKIP;
 }
 
-/* In place the item is copied to its part, if it was not written there; then the library frees
-   it. */
+/* In place the item is copied to its part if it is elsewhere; the library frees it. */
 SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *item) {
     const size_t bytes = task->node->row.item_bytes, at = batch->shown.count++;
     void *part;
@@ -9878,7 +9856,6 @@ SPDL__INLINE void spdl__batch_add(spdl_task *task, spdl__batch *batch, void *ite
     batch->shown.items[at] = part;
 }
 
-/* The function of SPDL_BATCH. */
 SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out) {
     const spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
@@ -9898,9 +9875,9 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     } else {
         if (first && p->remakes) batch->range = spdl__mark_range(&node->mark);
         spdl__mark_pass(&node->mark, task->call.in.range, p->many);
-        if (SPDL__UNLIKELY(node->skip > 0)) { /* it was delivered before this run */
+        if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
-            --node->dropped; /* it takes no place */
+            --node->dropped; /* it takes no room */
             spdl__count(&node->counters[task->worker].freed, 1);
             return SPDL_SKIP;
         }
@@ -9914,8 +9891,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
 static const spdl_function spdl__batch_function = { spdl__batch_call, "batch", "void",
                                                     "spdl_batch", 0, 0 };
 
-/* The function of SPDL_UNBATCH: the items of a batch one by one. What spdl_call_state has is the
-   number of those that were handed on or left out. */
+/* The items of a batch one by one. The call's state is the index of the next item. */
 SPDL__PRIVATE spdl_result spdl__unbatch_call(spdl_task *task, void *in, void **out) {
     spdl__batch *batch = (spdl__batch *)in;
     uintptr_t i = (uintptr_t)task->parked->user;
@@ -9936,64 +9912,58 @@ static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbat
 
 /* ============================================================================================= */
 /* >>merge-impl
-   Rows that join the paths of a branch again. A merge is a source that reads edges: it calls no
-   stage, and one worker at a time takes from the paths and puts, for as long as there are items and
-   room.
+   A row that joins the paths of a branch. It is a source without a function: one worker at a time
+   takes from the paths and puts while there are items and room.
 
-   Input order: the branch has written the path of each result into `turns`, and each row of a path
-   makes an item or a hole of each. So the merge takes what lies at the head of the path whose turn
-   it is, and waits until something does. Nothing can starve: what it waits for was routed, and what
-   is routed later cannot hold it up. Completion order: the merge takes from whichever path has
-   something.
+   Input order: the branch writes the path of each result into `turns`, and the rows of a path make
+   an item or a hole of each. The merge waits for the head of the path whose turn it is. Nothing
+   starves: that item was routed, and later ones cannot block it. Completion order: the merge takes
+   from any path that has an item.
 
-   Marks. END, EPOCH and a FAIL from above the branch go down every path, and are passed when they
-   lie at the head of all. A FAIL of a row in a path is passed alone: in its turn, or in completion
-   order when no path has an item.
+   Marks. END, EPOCH and a FAIL from above the branch go down every path. The merge passes them when
+   they are at the head of all. It passes a FAIL of a path's own row alone: in its turn, or in
+   completion order when no path has an item.
 
-   Threads: the worker that is inside has the heads of all paths to itself. */
+   Threads: the worker inside owns the heads of all paths. */
 
-#define SPDL__ALL_PATHS SPDL_MAX_STAGES /* merge_pick: the mark that lies in each */
+#define SPDL__ALL_PATHS SPDL_MAX_STAGES /* merge_pick: a mark is at the head of each */
 
-#define SPDL__NOTHING 0x100u
+#define SPDL__NOTHING 0xffu /* tag of a path without items */
 
-/* The tag of what lies at the head of a path, or NOTHING. *number: of a mark, what it is about. */
-SPDL__PRIVATE unsigned spdl__merge_look(const spdl_pipeline *p, const spdl__node *node, int path,
-                                        uint64_t *number) {
+/* Returns the origin at the head of a path. */
+SPDL__PRIVATE uint64_t spdl__merge_look(const spdl_pipeline *p, const spdl__node *node, int path) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const spdl__slot *slot = spdl__edge_slot(edge, head);
-    uint64_t origin;
-    if (!spdl__slot_has(slot, head)) return SPDL__NOTHING; /* first: else it is of an old item */
-    origin = spdl__load_relaxed(&slot->origin);
-    *number = origin >> 8;
-    return spdl__origin_tag(origin);
+    if (!spdl__slot_has(slot, head)) return SPDL__NOTHING; /* before origin: it may be old */
+    return spdl__load_relaxed(&slot->origin);
 }
 
 SPDL__PRIVATE unsigned spdl__merge_tag(const spdl_pipeline *p, const spdl__node *node, int path) {
-    uint64_t number;
-    return spdl__merge_look(p, node, path, &number);
+    return spdl__origin_tag(spdl__merge_look(p, node, path));
 }
 
-/* The paths have a mark in common, or a row of one has failed: that, or -1. */
+/* Returns the path whose own row has failed, ALL_PATHS if each has a mark, or -1. */
 SPDL__PRIVATE int spdl__merge_mark(const spdl_pipeline *p, const spdl__node *node) {
-    uint64_t row = 0;
     int i, marks = 0;
     for (i = 0; i < node->paths; ++i) {
-        const unsigned tag = spdl__merge_look(p, node, i, &row);
-        if (tag == SPDL__FAIL && row > (uint64_t)node->merge->index) return i;
+        const uint64_t origin = spdl__merge_look(p, node, i);
+        const unsigned tag = spdl__origin_tag(origin);
+        if (tag == SPDL__FAIL && origin >> 8 > (uint64_t)node->merge->index) return i;
         marks += tag > SPDL__HOLE && tag != SPDL__NOTHING;
     }
     return marks == node->paths ? SPDL__ALL_PATHS : -1;
 }
 
-/* The path to take from next, or SPDL__ALL_PATHS; -1: there is nothing to take yet. */
+/* Returns the path to take from, SPDL__ALL_PATHS, or -1 if nothing is ready. */
 SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *node) {
     const spdl__node *branch = node->merge;
     const int turn = (int)spdl__load_relaxed32(&node->turn);
     const uint64_t taken = spdl__load_relaxed(&branch->turns_taken);
     int i;
     if (branch->turns != NULL) {
-        if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn */
+        if (spdl__load(&branch->turns_put) == taken) return -1; /* pairs with put_turn: else the
+                                                                   entry may be old */
         i = (int)spdl__load_relaxed32(&branch->turns[taken & branch->turns_mask]);
         if (i == (int)SPDL__TURN_MARK) return spdl__merge_mark(p, node);
         return spdl__merge_tag(p, node, i) != SPDL__NOTHING ? i : -1;
@@ -10005,7 +9975,7 @@ SPDL__PRIVATE int spdl__merge_pick(const spdl_pipeline *p, const spdl__node *nod
     return spdl__merge_mark(p, node);
 }
 
-/* Whether it can be taken now: a hole may need no room. */
+/* Returns true if there is room to take it; a hole may need none. */
 SPDL__PRIVATE bool spdl__merge_may(const spdl_pipeline *p, const spdl__node *node, int path) {
     if (path < 0) return false;
     if (path < SPDL__ALL_PATHS && spdl__merge_tag(p, node, path) == SPDL__HOLE)
@@ -10017,7 +9987,7 @@ SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node
     return spdl__merge_may(p, node, spdl__merge_pick(p, node));
 }
 
-/* Where what the consumer waits for is: the last row of the path whose turn it is, or that has a
+/* Returns the row that delays the consumer: the last of the path whose turn it is, or of one with a
    call. */
 SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node) {
     const spdl__node *branch = node->merge;
@@ -10032,7 +10002,6 @@ SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl_
     return &p->node[node->path[i]];
 }
 
-/* Takes what lies at the head of a path. */
 SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__node *node, int path,
                                           uint64_t now) {
     spdl__edge *edge = spdl__path_edge(p, node, path);
@@ -10049,7 +10018,6 @@ SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__no
     return got;
 }
 
-/* A mark goes on. */
 SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path, uint64_t now) {
     spdl__item mark = { NULL, 0, 0 };
     unsigned tag;
@@ -10064,7 +10032,7 @@ SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path
     if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
 }
 
-/* The record of a failure at the head of a path goes on, before the failure is taken. */
+/* Copies the record of a failure at the head, before the failure is taken. */
 SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, int path) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
     spdl_error error;
@@ -10073,7 +10041,7 @@ SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, in
     spdl__failure_write(&node->out, spdl__load_relaxed(&node->out.tail), &error);
 }
 
-/* What a worker does in a merge. Whether anything was done. */
+/* A sitting in a merge. Returns true if it took anything. */
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
     const uint64_t now = spdl_time_ns();
     uint64_t word = spdl__load(node->word);
@@ -10108,12 +10076,11 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
 
 /* ============================================================================================= */
 /* >>producer-impl
-   The thread of a source with .threads, and SPDL_FROM. It sits in its row only, and sleeps while
-   there is no room: as a producer, on `room`.
+   The thread of a source with .threads, and SPDL_FROM. It runs its row only, and sleeps on `room`
+   while there is none.
 
    Threads: the producer. */
 
-/* Runs the fini of every init that succeeded on this worker. */
 SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
     const uint32_t inits = task->inits;
     int i;
@@ -10132,25 +10099,23 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
 
 /* --- the thread of a source --- */
 
-/* Whether it can be called now. */
 SPDL__PRIVATE bool spdl__producer_may(const spdl_pipeline *p) {
     const uint64_t word = spdl__load(p->producer->word);
     return !spdl__load32(&p->stopping) && (word & SPDL__BUSY) == 0 &&
            spdl__row_room(p, p->producer, word) > 0;
 }
 
-/* From here on, or no longer, whatever takes or puts looks whether this thread waits. */
+/* While a waiter is counted, threads that take or put look for it. */
 SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
     spdl__add32(&p->beacon->sleepers, count);
 }
 
-/* Sleeps until there is room, a rewind, or the end. */
 SPDL__PRIVATE void spdl__producer_sleep(spdl_pipeline *p) {
     const spdl_profiler *profiler = &p->profiler;
     const uint32_t word = spdl__load32(&p->room.word);
     spdl__waiter_add(p, SPDL__WAITER);
     (void)spdl__exchange32(&p->producer_waits, 1);
-    spdl__full_barrier(); /* pairs with those after the takes */
+    spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
     spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, p->producer->name, 0);
     if (!spdl__load32(&p->producer_quits) && !spdl__producer_may(p))
         (void)spdl__os_event_sleep(&p->room, word, SPDL__NEVER);
@@ -10159,7 +10124,6 @@ SPDL__PRIVATE void spdl__producer_sleep(spdl_pipeline *p) {
     spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
 }
 
-/* A reference less. (>>stop-impl) */
 SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p);
 
 SPDL__PRIVATE void *spdl__producer_main(void *arg) {
@@ -10174,7 +10138,7 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
             round = 0;
             continue;
         }
-        if (task->gone) break; /* the pool may be, too */
+        if (task->gone) break; /* the pool may be freed */
         if (spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->producer_barred)) continue;
         spdl__producer_sleep(p);
         round = 0;
@@ -10187,9 +10151,8 @@ SPDL__PRIVATE void *spdl__producer_main(void *arg) {
 
 /* --- SPDL_FROM --- */
 
-#define SPDL__FROM_NS 50000000 /* how long it asks before it looks whether it should stop */
+#define SPDL__FROM_NS 50000000 /* longest wait between two looks for a stop */
 
-/* The source of an SPDL_FROM row. */
 SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out) {
     const spdl__node *node = task->node;
     const spdl_stage *row = &node->row;
@@ -10197,7 +10160,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     (void)in;
     do {
         if (spdl_stopping(task) || (spdl__load(node->word) & SPDL__SHUT) != 0) {
-            task->cut_short = true; /* neither an item nor the end of them */
+            task->cut_short = true; /* no item and no end */
             return SPDL_SKIP;
         }
         result = row->next(row->ctx, out, SPDL__FROM_NS);
@@ -10218,56 +10181,53 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 
 /* ============================================================================================= */
 /* >>next-impl
-   The ends of a pipeline: the consumer takes from the sink, the producer pushes into the feed. Both
-   look a few times, then sleep until a worker wakes them (>>row-impl). With .next_works_ns, and
-   with SPDL_INLINE, the consumer runs rows while it would wait: in a place of a guest, or as worker
-   0.
+   The consumer takes from the sink, the producer pushes into the feed. Both look a few times, then
+   sleep until a worker wakes them (>>row-impl). With .next_works_ns or SPDL_INLINE the consumer
+   runs rows instead of a wait: as a guest, or as worker 0.
 
-   Threads: next is the consumer's, push the producer's. An item is the caller's after next and
-            before push has returned SPDL_OK. */
+   Threads: next is the consumer's, push the producer's. next returns ownership of an item; push
+   takes it with SPDL_OK. */
 
-#define SPDL__WATERMARK_BUFFER 8 /* a sink that large has a low watermark, see sink_hint */
-#define SPDL__TAKER_ITEMS 16 /* with reports: after so many the consumer reads its schedstat */
+#define SPDL__WATERMARK_BUFFER 8 /* smallest sink with a low watermark, see sink_hint */
+#define SPDL__TAKER_ITEMS 16 /* with reports: items between two reads of schedstat */
 
 /* --- the consumer --- */
 
 typedef enum spdl__misuse {
-    SPDL__NEXT_INSIDE = 1, SPDL__PUSH_INSIDE = 2, SPDL__END_INSIDE = 4, SPDL__PUSH_NO_FEED = 8,
-    SPDL__END_NO_FEED = 16, SPDL__NEXT_FORKED = 32, SPDL__PUSH_FORKED = 64, SPDL__NEXT_NESTED = 128
+    SPDL__NEXT_INSIDE, SPDL__PUSH_INSIDE, SPDL__END_INSIDE, SPDL__PUSH_NO_FEED, SPDL__END_NO_FEED,
+    SPDL__NEXT_FORKED, SPDL__PUSH_FORKED, SPDL__NEXT_NESTED
 } spdl__misuse;
 
-/* A call that is refused: one line for each kind; destroy has the number of the others. */
-SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind, const char *why) {
-    static const char *const name[] = { "next", "push", "push_end" };
-    const int of = kind & (SPDL__PUSH_INSIDE | SPDL__PUSH_NO_FEED | SPDL__PUSH_FORKED) ? 1
-                   : kind & (SPDL__END_INSIDE | SPDL__END_NO_FEED)                     ? 2
-                                                                                       : 0;
-    if (spdl__or32(&p->misused, (uint32_t)kind) & (uint32_t)kind)
-        spdl__add(&p->misuses, 1);
-    else
-        spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s: %s", name[of], why);
+/* Refuses a call. The log has one line per kind, and destroy counts the others. */
+SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
+    static const char *const why[] = {
+        "next: another thread is inside", "push: another thread is inside",
+        "push_end: another thread is inside", "push: the first row is no SPDL_FEED",
+        "push_end: the first row is no SPDL_FEED",
+        "next: called in the child of a fork, which has no workers",
+        "push: called in the child of a fork, which has no workers",
+        "next: called on the last free worker of the pipeline's own pool, where it would wait for "
+        "ever",
+    };
+    const uint32_t bit = (uint32_t)1 << kind;
+    if (spdl__or32(&p->misused, bit) & bit) spdl__add(&p->misuses, 1);
+    else spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s", why[kind]);
     return SPDL_E_INVALID;
 }
 
-static const char spdl__is_inside[] = "another thread is inside";
-static const char spdl__no_feed[] = "the first row is no SPDL_FEED";
-static const char spdl__in_child[] = "called in the child of a fork, which has no workers";
-
-/* A worker that waits for its own pool is missing there: the last one would wait for ever. */
+/* A worker that waits for its own pool is missing there. The last free one would wait for ever. */
 SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
     if (spdl__add32(&p->pool->nested, 1) + 1 < (uint32_t)p->pool->places) return true;
     spdl__sub32(&p->pool->nested, 1);
-    (void)spdl__misused(p, SPDL__NEXT_NESTED, "called on the last free worker of the pipeline's own "
-                                              "pool, where it would wait for ever");
+    (void)spdl__misused(p, SPDL__NEXT_NESTED);
     return false;
 }
 
-/* Whether this is the child of a fork: it has no workers. */
+/* Returns true in the child of a fork, which has no workers. */
 SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
 }
 
-/* A wait of the consumer begins, and ends. */
 SPDL__INLINE void spdl__next_waits(spdl_pipeline *p, uint64_t now) {
     spdl__store_relaxed(&p->wait_since, now);
 }
@@ -10278,9 +10238,9 @@ SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
     spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
 }
 
-/* After a take: wakes a worker for the last row. With a large buffer only when no more than half of
-   it is filled or under way (the low watermark; not where the producer may be the consumer). The
-   worker may get our processor: that is a wait, too. */
+/* After a take: wakes a worker for the last row. A large buffer has a low watermark: it wakes only
+   while at most half is filled or promised. A feed has none, as the producer may be the consumer.
+   The worker may take this processor, which counts as a wait. */
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
@@ -10299,8 +10259,8 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     if (opens) spdl__next_waited(p);
 }
 
-/* With a feed: the consumer takes an answer. How long that took since the push goes to the feed's
-   row, which makes no calls. */
+/* With a feed: the time from the push to this take is booked in the feed's row, which has no
+   calls. */
 SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now) {
     spdl__counters *counters = &p->feed->counters[p->workers];
     const uint64_t ns = spdl__range_age(p->last_item.range, now);
@@ -10308,8 +10268,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
 }
 
-/* For how long the consumer, which took the second item, has been on a run queue since. Another
-   thread changes nothing. */
+/* Reads the time on run queues since the second item, if this thread took that. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
     if (spdl__load(&p->taker) != spdl__os_thread_id()) return;
@@ -10318,30 +10277,28 @@ SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
         spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
 
-/* The first item was taken. */
 SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
     const uint64_t since = p->wait_since;
     spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
     spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
 }
 
-/* What the process and the machine have used until now: that is not read again. Reading it takes up
-   to 0.1 ms, so neither create nor the first item waits for it. */
+/* Reads once the usage of process and machine. It takes up to 0.1 ms, so create and the first item
+   do not wait for it. */
 SPDL__COLD void spdl__process_begin(spdl_pipeline *p) {
     spdl__lock(&p->process_lock, &p->locks);
     if (p->process_first.time_ns == 0) spdl__os_process_read(&p->process_first, false);
     spdl__unlock(&p->process_lock, &p->locks);
 }
 
-/* The second item was taken. */
 SPDL__COLD void spdl__sink_second(spdl_pipeline *p) {
     spdl__process_begin(p);
     spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
     spdl__store(&p->taker, spdl__os_thread_id());
 }
 
-/* The head of the sink moves to `head`; `item`: the slot of the item taken by that, or NULL. The
-   clock is read when that begins or ends something: it costs more than the rest. */
+/* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
+   the rest, so it is read only where a time begins or ends. */
 SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
     spdl__edge *sink = p->sink;
     const uint64_t waits = spdl__load_relaxed(&p->wait_since);
@@ -10364,7 +10321,7 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
     spdl__sink_hint(p);
 }
 
-/* What lies at the head says that it is over. It stays there. */
+/* The head has an end, which stays there. */
 SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     const uint64_t now = spdl_time_ns();
     spdl__edge_ended(p->sink, now);
@@ -10387,7 +10344,7 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     spdl__item_free(p, got->item, got->origin); /* user code */
 }
 
-/* A failure lies at the head: the consumer gets the item that it is about. */
+/* The head has a failure: the consumer gets its input. */
 SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const spdl__slot *slot,
                                          const spdl__item *got, void **item) {
     spdl__failure_read(p->sink, head, &p->told);
@@ -10397,9 +10354,9 @@ SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const 
     return SPDL_E_STAGE;
 }
 
-/* Takes the next item if there is one: SPDL_OK, SPDL_EMPTY, or how it ended. */
+/* Returns SPDL_OK with the next item, SPDL_EMPTY, or how the run ended. */
 SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
-    /* the stop is looked at before the items: what was put before it is still handed out */
+    /* read before the items: those put before the stop are delivered */
     const bool halted = spdl__load32(&p->stopping) != 0;
     spdl__edge *sink = p->sink;
     uint64_t head = spdl__head(spdl__load_relaxed(&sink->word));
@@ -10438,7 +10395,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     return SPDL_CLOSED;
 }
 
-/* Whether the consumer would find work in rows that suit it. */
+/* Returns true if a row that suits the consumer can run. */
 SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
     int i;
     for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
@@ -10450,12 +10407,11 @@ SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
 /* How the thread in next works while it waits. */
 typedef struct spdl__next_work {
     bool works;
-    uint64_t longest;    /* it runs rows of calls that are not longer */
-    spdl__worker *guest; /* NULL: it has no place now */
-    int worker;          /* that place, or -1 */
+    uint64_t longest;    /* mean of a call at most */
+    spdl__worker *guest; /* NULL: it is no guest now */
+    int worker;          /* its index, or -1 */
 } spdl__next_work;
 
-/* Takes a place in the pool, if there is a free one. */
 SPDL__PRIVATE void spdl__next_enter(spdl_pipeline *p, spdl__next_work *work) {
     if (!work->works || work->worker >= 0) return;
     work->guest = spdl__guest_enter(p->pool, SPDL__NEVER);
@@ -10468,12 +10424,12 @@ SPDL__PRIVATE void spdl__next_leave(spdl__next_work *work) {
     work->worker = -1;
 }
 
-#define SPDL__NEXT_LOOKS_NS 1000000 /* for a place, while others have them all and there is work */
+#define SPDL__NEXT_LOOKS_NS 1000000 /* to become a guest, while all are taken and there is work */
 
-/* Sleeps until something is put into the sink, or if the consumer works until something can be run.
-   A put, take or leave that comes later is followed by a full barrier and a look at `waiting`; what
-   was put before is seen here, after the barrier. A place of a shared pool is for who works: it is
-   left before the sleep. Nobody says when one is free. */
+/* Sleeps until the sink has an entry, or if the consumer works a row can run. A later put, take or
+   leave is followed by a full barrier and a look at `waiting`. An earlier put is seen after the
+   barrier here. A guest of a shared pool leaves before it sleeps, and no event reports a free
+   place. */
 SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
                                            bool *late, spdl__next_work *work) {
     const uint32_t word = spdl__load32(&p->fed.word);
@@ -10488,7 +10444,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     could = result == SPDL_EMPTY && (work->works || has_place) &&
             spdl__next_could(p, work->longest);
     if (result == SPDL_EMPTY && spdl__pipeline_forked(p)) {
-        result = spdl__misused(p, SPDL__NEXT_FORKED, spdl__in_child);
+        result = spdl__misused(p, SPDL__NEXT_FORKED);
     } else if (result == SPDL_EMPTY && !(has_place && could)) {
         if (p->pool != NULL && !p->own_pool) spdl__next_leave(work);
         if (could) until = spdl__min(deadline, spdl_time_ns() + SPDL__NEXT_LOOKS_NS);
@@ -10499,7 +10455,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     return result;
 }
 
-/* Works, looks again a few times, then sleeps, until there is a result. */
+/* Works, looks again, then sleeps, until there is a result. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
     spdl__next_work work = { false, SPDL__NEVER, NULL, 0 };
     spdl_result result = SPDL_EMPTY;
@@ -10514,7 +10470,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     while (result == SPDL_EMPTY && !late) {
         spdl__next_enter(p, &work);
         if (!booked && p->pool != NULL && (work.worker >= 0 || round >= SPDL_SPINS)) {
-            spdl__blame_begin(p, p->wait_since); /* shorter waits are not worth it */
+            spdl__blame_begin(p, p->wait_since); /* shorter waits are not booked */
             booked = true;
         }
         if (work.worker >= 0 && !spdl__load32(&p->stopping) &&
@@ -10538,7 +10494,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
 
-/* The consumer has an item: how long the steps before it took, without the waits. */
+/* Books the time of the steps before this item, without the waits. */
 SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
     const uint64_t now = spdl_time_ns(), usual = SPDL__TIMED_NS;
     const uint64_t waited = p->wait_ns - p->step_waited, count = p->step_group;
@@ -10555,8 +10511,7 @@ SPDL__NOINLINE void spdl__next_step(spdl_pipeline *p) {
     p->step_waited = p->wait_ns;
 }
 
-/* Not armed any more: ready_fn is called at most once more, by a thread that has cleared `waiting`.
-   */
+/* Disarms. A thread that has cleared `waiting` may still call ready_fn once. */
 SPDL__PRIVATE void spdl__ready_end(spdl_pipeline *p) {
     if (!p->armed) return;
     p->armed = false;
@@ -10564,15 +10519,15 @@ SPDL__PRIVATE void spdl__ready_end(spdl_pipeline *p) {
     spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
 }
 
-/* With ready_fn, at the end of next: after a TIMEOUT the consumer waits as next_sleep does, but in
-   the program. It counts as a sleeper until a call has another result. Without a pool nobody else
-   runs rows: if one can run it calls ready_fn itself. */
+/* With ready_fn, at the end of next. After a TIMEOUT the consumer waits like next_sleep, but in the
+   program. It counts as a sleeper until another result. Without a pool this thread calls ready_fn
+   itself if a row can run. */
 SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_result result) {
     if (result == SPDL_TIMEOUT) {
         if (!p->armed) spdl__waiter_add(p, SPDL__WAITER);
         p->armed = true;
         (void)spdl__exchange32(&p->waiting, 2);
-        spdl__full_barrier(); /* pairs with those behind a put, as that in next_sleep does */
+        spdl__full_barrier(); /* pairs with those after a put, like next_sleep */
         result = spdl__sink_take(p, item);
         if (result == SPDL_EMPTY) {
             if (p->pool == NULL && spdl__next_could(p, SPDL__NEVER)) spdl__wake_consumer(p);
@@ -10588,7 +10543,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0))
-        return spdl__misused(p, SPDL__NEXT_INSIDE, spdl__is_inside);
+        return spdl__misused(p, SPDL__NEXT_INSIDE);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
         spdl__store_relaxed(&p->polls, p->polls + 1);
@@ -10619,8 +10574,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     return result;
 }
 
-/* Returns: 1 if the name is a struct of the library, 2 if it is a word of C, else 0: a typedef can
-            stand for it. */
+/* Returns 1 for a struct of the library, 2 for a type of C, 0 for a name that may be a typedef. */
 SPDL__COLD int spdl__type_known(const char *name) {
     static const char *const names[] = { "char", "int", "float", "double", "spdl_batch",
                                          "spdl_index", "spdl_npz_bundle", "spdl_record" };
@@ -10629,8 +10583,8 @@ SPDL__COLD int spdl__type_known(const char *name) {
     return i == 8 ? 0 : i < 4 ? 2 : 1;
 }
 
-/* Whether two types are known to differ. Names of C++ compare with each other; of C those that no
-   typedef can stand for. "?" is any type of a C program that the library does not know. */
+/* Returns true if two types are known to differ. C names may be typedefs, except known ones. "?" is
+   an unknown C type. */
 SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
     const spdl__type_name taken = spdl__type_named(asked), made = spdl__type_named(is);
     const int wants = spdl__type_known(taken.text);
@@ -10641,24 +10595,25 @@ SPDL__COLD bool spdl__next_differs(const char *asked, const char *is) {
            !spdl__types_fit(asked, plain);
 }
 
-/* Whether next may give items of this type: those of the last row, and with .deliver_failures the
-   inputs of all. */
+/* Returns true if next may return this type: the last row's, and with .deliver_failures every input
+   type. */
 SPDL__COLD bool spdl__next_fits(spdl_pipeline *p, const char *type) {
+    const spdl__node *node = p->last;
+    const bool any = type[0] == '?';
     const char *is = p->yields;
-    int i = p->count;
     bool fits = !spdl__next_differs(type, is);
-    while (fits && p->delivers && --i > 0) {
-        if (p->node[i].row.fn == NULL) continue;
-        is = p->node[i].row.fn->in_type;
-        fits = is == NULL || !spdl__next_differs(type, is);
+    int i;
+    for (i = p->count - 1; fits && p->delivers && i > 0; --i) {
+        node = &p->node[i];
+        if (node->row.fn == NULL || node->row.fn->in_type == NULL) continue;
+        is = node->row.fn->in_type;
+        fits = !spdl__next_differs(type, is);
     }
     if (fits) return true;
     spdl__error_set(&p->told, SPDL_E_TYPE, "SPDL_NEXT into %s%s%s, but stage %d '%s' %s '%s *'",
-                    type[0] == '?' ? "a pointer of another type" : "a '",
-                    type[0] == '?' ? "" : spdl__type_named(type).text,
-                    type[0] == '?' ? "" : " *'", i < p->count ? i : p->count - 1,
-                    i < p->count ? p->node[i].name : p->last->name,
-                    i < p->count ? "may fail, which gives its input:" : "yields",
+                    any ? "a pointer of another type" : "a '",
+                    any ? "" : spdl__type_named(type).text, any ? "" : " *'", node->index,
+                    node->name, is == p->yields ? "yields" : "may fail, which gives its input:",
                     spdl__type_named(is).text);
     spdl__log(&p->logger, SPDL_LOG_ERROR, p->told.text);
     return false;
@@ -10675,8 +10630,8 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *p, void **item, int64_t timeou
     return spdl_pipeline_next(p, item, timeout_ns);
 }
 
-/* Time the consumer has waited, an open wait too. The sum is read first: it pairs with next, which
-   ends a wait before it adds it, so none is counted twice. */
+/* Returns the time the consumer has waited, with the open wait. The sum is read first: next closes
+   a wait before it adds it, so no wait counts twice. */
 SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
     const uint64_t closed = spdl__load(&p->wait_ns);
     const uint64_t opened = spdl__load_relaxed(&p->wait_since);
@@ -10685,12 +10640,12 @@ SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
 
-/* That of the mark which the consumer has met; before that, of the row furthest downstream. */
+/* The error of the mark at the consumer, or before that of the last failed row. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
     const uint32_t failed = spdl__load32(&p->failed);
     const uint64_t head = spdl__head(spdl__load(&p->sink->word));
     const spdl__slot *slot = spdl__edge_slot(p->sink, head);
-    const bool has = spdl__slot_has(slot, head); /* first: else this is what was there before */
+    const bool has = spdl__slot_has(slot, head); /* first: the rest may be of an old item */
     const uint64_t origin = spdl__load_relaxed(&slot->origin);
     int i = p->count - 1;
     if (p->told.result != SPDL_OK) return &p->told;
@@ -10724,9 +10679,8 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     return SPDL_OK;
 }
 
-/* Takes the oldest item by the reader's own swap, as if the reader had dropped it. The reader is
-   not in input order with several calls, so the drop leaves no hole. When the swap fails the reader
-   is at work, and there is room soon. */
+/* Drops the oldest item by the reader's own swap. The reader has tickets at the put, so the drop
+   leaves no hole. If the swap fails the reader is taking, and there is room soon. */
 SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__node *feed = p->feed, *reader = feed + 1;
     uint64_t word = spdl__load(reader->word);
@@ -10746,7 +10700,6 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__item_free(p, got.item, got.origin); /* user code */
 }
 
-/* Sleeps until there is room, or the deadline has passed. */
 SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t deadline) {
     spdl_result result = SPDL_FULL;
     bool late = false;
@@ -10758,11 +10711,11 @@ SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t
     while (result == SPDL_FULL && !late) {
         const uint32_t word = spdl__load32(&p->room.word);
         (void)spdl__exchange32(&p->producer_waits, 1);
-        spdl__full_barrier(); /* pairs with those after the takes */
+        spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
         result = spdl__push_try(p, item);
         if (result != SPDL_FULL) break;
         if (spdl__pipeline_forked(p)) {
-            result = spdl__misused(p, SPDL__PUSH_FORKED, spdl__in_child);
+            result = spdl__misused(p, SPDL__PUSH_FORKED);
         } else {
             late = spdl__os_event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
             result = spdl__push_try(p, item);
@@ -10779,9 +10732,9 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     spdl_result result;
     int tries;
     if (p == NULL) return SPDL_E_INVALID;
-    if (p->feed == NULL) return spdl__misused(p, SPDL__PUSH_NO_FEED, spdl__no_feed);
+    if (p->feed == NULL) return spdl__misused(p, SPDL__PUSH_NO_FEED);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
-        return spdl__misused(p, SPDL__PUSH_INSIDE, spdl__is_inside);
+        return spdl__misused(p, SPDL__PUSH_INSIDE);
     result = spdl__push_try(p, item);
     if (p->feed->row.drop_oldest) {
         for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
@@ -10792,18 +10745,18 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
         result = spdl__push_wait(p, item, spdl__deadline(timeout_ns));
     }
     if (result == SPDL_FULL || result == SPDL_TIMEOUT)
-        spdl__count(&p->feed->counters[0].failures, 1); /* to a feed: refused */
+        spdl__count(&p->feed->counters[0].failures, 1); /* refused by the feed */
     spdl__store32(&p->producer_inside, 0);
     return result;
 }
 
-/* The edge has a slot more than its room, for this mark. */
+/* The edge has one slot beyond its room for this mark. */
 SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     const spdl__item end = { NULL, SPDL__END, 0 };
     if (p == NULL) return SPDL_E_INVALID;
-    if (p->feed == NULL) return spdl__misused(p, SPDL__END_NO_FEED, spdl__no_feed);
+    if (p->feed == NULL) return spdl__misused(p, SPDL__END_NO_FEED);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
-        return spdl__misused(p, SPDL__END_INSIDE, spdl__is_inside);
+        return spdl__misused(p, SPDL__END_INSIDE);
     if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0)
         spdl__put(p->feed, 0, &end, spdl_time_ns());
     spdl__wake_changed(p, p->feed);
@@ -10813,12 +10766,12 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>stop-impl
-   Changes while a pipeline runs, its stop, rewind and destruction. Any thread may stop: SHUT in
-   every word lets nobody enter a row any more, the calls inside end, and the thread that waited for
-   them frees what nobody can take. The owner destroys. */
+   Changes of a running pipeline, stop, rewind and destroy. Any thread may stop. SHUT in every word
+   keeps workers out of the rows, and the calls inside end. The thread that waited for them frees
+   the items. The owner destroys. */
 
 #ifndef SPDL__DESTROY_WARN_NS
-#define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* then destroy reports what it waits for */
+#define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* first report of a wait in destroy */
 #endif
 
 SPDL__PRIVATE int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
@@ -10837,7 +10790,7 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, 
     return SPDL_OK;
 }
 
-/* Whether this thread runs a call: to wait for the calls that run would be to wait for itself. */
+/* Returns true if this thread runs a call: it would wait for itself. */
 SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     const uint64_t thread = spdl__os_thread_id();
     if (p->pool != NULL && spdl__pool_is_worker(p->pool)) return true;
@@ -10851,8 +10804,7 @@ SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
     return i == p->count;
 }
 
-/* After halt: waits until no call is inside of a row, but for one of the producer that is
-   `left`. */
+/* After halt: waits until no row but `left`, an abandoned producer's, has a call inside. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
                                                      const spdl__node *left) {
     spdl_result slept = SPDL_OK;
@@ -10861,7 +10813,9 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
         const uint32_t word = spdl__load32(&p->quiet.word);
         spdl__parked_drop_all(p);
         if (&p->node[i] == left ||
-            (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move */
+            (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move: else a
+                                                                    call's last writes may be
+                                                                    missed */
             ++i;
         } else {
             if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
@@ -10871,8 +10825,8 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t 
     return SPDL_OK;
 }
 
-/* The pipeline is quiet: frees what nobody can take any more, open batches and all edges except the
-   last `keep`. If another stop is at it, or this is a stop inside a free_item, that one does it. */
+/* The pipeline is quiet: frees open batches and all edges except the last `keep`. Another stop, or
+   this one inside a free_item, may be doing it. */
 SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     int i;
     if (!spdl__try_lock(&p->purge_lock)) return;
@@ -10885,7 +10839,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         node->open_batch = NULL;
         if (open_batch != NULL) spdl__add(&counters->freed, open_batch->shown.count);
         if (node->place == NULL) spdl_batch_free(open_batch);
-        while (node->place != NULL) { /* one of them is open_batch */
+        while (node->place != NULL) { /* open_batch is one of them */
             spdl__batch *batch = node->place;
             node->place = batch->next;
             spdl_batch_free(batch);
@@ -10894,7 +10848,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
             uint64_t origin;
-            if (!spdl__slot_has(slot, ticket)) continue; /* a push may be at it */
+            if (!spdl__slot_has(slot, ticket)) continue; /* a push may be writing it */
             origin = spdl__load_relaxed(&slot->origin);
             if (spdl__origin_tag(origin) >= SPDL__HOLE) continue;
             spdl__store_relaxed(&slot->origin, spdl__origin(0, SPDL__HOLE));
@@ -10907,17 +10861,16 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
 
 /* No worker enters a row any more, and those inside take no further item. */
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
-    do { /* once more if a rewind has cleared `stopping`, and opened words, in between */
+    do { /* again if a rewind has cleared `stopping` meanwhile */
         spdl__store32(&p->stopping, 1);
-        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and the producer */
+        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and wakes the producer */
     } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
 }
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* A stop waits until a rewind is over, but not its own thread: in a free_item that it calls, or in
-   a signal handler. */
+/* Waits until a rewind ends, except in its own thread: a free_item or a signal handler. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
@@ -10929,7 +10882,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t
     }
 }
 
-/* With a timeout of 0 it may be in a signal handler: it takes no lock, frees and logs nothing. */
+/* With timeout 0 this may be a signal handler: no lock, no free, no log. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result result;
@@ -10938,7 +10891,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
         spdl__pipeline_halt(p);
         return SPDL_OK;
     }
-    spdl__add32(&p->stops, 1); /* pairs with rewind: one of both sees the other */
+    spdl__add32(&p->stops, 1); /* pairs with rewind: one of them sees the other */
     spdl__full_barrier();
     result = spdl__pipeline_await_rewind(p, deadline);
     if (result != SPDL_OK) (void)spdl__exchange32(&p->stop_stays, 1); /* pairs with rewind_all */
@@ -10958,15 +10911,15 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
 
 /* --- rewind --- */
 
-/* The ticket that the row would give to its next result. */
+/* Returns the ticket of the row's next result. */
 SPDL__PRIVATE uint64_t spdl__rewind_ticket(const spdl__node *node) {
     return node->tickets == SPDL__TICKET_AT_TAKE
                ? spdl__head(spdl__load(node->word)) + spdl__load_relaxed(&node->base)
                : spdl__load_relaxed(&node->out.tail);
 }
 
-/* Quiet and purged: the edge is empty, its head at the next ticket. What it moves over counts as
-   neither taken nor dropped. */
+/* The quiet edge becomes empty, its head at the next ticket. Skipped tickets count as neither taken
+   nor dropped. */
 SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t now, bool sink) {
     spdl__edge *edge = &node->out;
     const uint64_t head = spdl__head(spdl__load(&edge->word));
@@ -10974,7 +10927,7 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
     spdl__store(&edge->dropped, edge->dropped + (ticket - head));
     spdl__store(&edge->refunds, edge->dropped);
     spdl__store_relaxed(&edge->tail, ticket);
-    for (; skipped != ticket; ++skipped) /* so that no stamp is older than one round */
+    for (; skipped != ticket; ++skipped) /* no stamp is older than one round */
         spdl__store_relaxed(&spdl__edge_slot(edge, skipped)->stamp,
                             (skipped + 1) & SPDL__STAMP_MASK);
     spdl__store_relaxed(&edge->ended_ns, 0);
@@ -10985,7 +10938,7 @@ SPDL__PRIVATE void spdl__rewind_edge(spdl__node *node, uint64_t ticket, uint64_t
     spdl__store(&edge->word, ticket << SPDL__HEAD_BITS | SPDL__SHUT);
 }
 
-/* As create has left it, but for the position. */
+/* Restores the state of create, at another position. */
 SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const spdl__start *start) {
     const spdl__position *at = &start->at;
     spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
@@ -11008,10 +10961,11 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__thrown_drop(&node->thrown);
 }
 
-/* What a load makes of the sampler, or a rewind, of NULL. (>>state-impl) */
+/* In >>state-impl: `from` NULL is a rewind. */
 SPDL__PRIVATE void spdl__state_edit(spdl_sampler *sampler, const spdl_sampler *from);
 
-/* SHUT goes: pairs with the acquire of who enters. */
+/* Clears SHUT: the release pairs with the acquire of a worker that enters, which else could see old
+   fields. */
 SPDL__PRIVATE void spdl__word_open(uint64_t *word) {
     uint64_t old = spdl__load(word);
     while (!spdl__cas(word, &old, spdl__head(old) << SPDL__HEAD_BITS)) {}
@@ -11025,7 +10979,7 @@ SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
     if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
 }
 
-/* Nobody enters a row, and no end of the pipeline is in use: everything starts again. */
+/* No thread is inside: all rows start again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
     uint64_t ticket[SPDL_MAX_STAGES];
@@ -11045,23 +10999,23 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__store_relaxed(&p->ended_ns, 0);
     if (spdl__load32(&p->stop_stays)) return;
     (void)spdl__exchange32(&p->stopping, 0);
-    for (i = p->count - 1; i >= 0; --i) { /* the source last: before it nobody calls anything */
+    for (i = p->count - 1; i >= 0; --i) { /* the source last: no row is called before it */
         SPDL_TEST_POINT("rewind opens");
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
-    /* a stop came meanwhile: `stopping` may be cleared above, but not what it has set before */
+    /* a stop that came meanwhile left stop_stays, as `stopping` may be cleared above */
     if (spdl__exchange32(&p->stop_stays, 0) != 0) spdl__store32(&p->stopping, 1);
     if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX);
     spdl__wake_all(p);
 }
 
-/* This thread is the rewinder as soon as no other thread is in stop; one that comes later waits. */
+/* Becomes the rewinder when no other thread is in stop. A later stop waits. */
 SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     for (;;) {
         uint32_t word;
-        spdl__store32(&p->stop_stays, 0); /* of a stop that is over: it came before this rewind */
+        spdl__store32(&p->stop_stays, 0); /* of a stop that has ended */
         spdl__store(&p->rewinder, spdl__os_thread_id());
         spdl__full_barrier(); /* pairs with stop */
         if (spdl__load32(&p->stops) == 0) return SPDL_OK;
@@ -11073,7 +11027,7 @@ SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t de
     }
 }
 
-/* Both ends of the pipeline are in hand before anything is stopped. */
+/* Takes both ends of the pipeline before it stops anything. */
 SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start *start,
                                             uint64_t deadline) {
     spdl_result result = SPDL_E_INVALID;
@@ -11106,12 +11060,11 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
 
 /* --- destroy --- */
 
-/* No thread of the pool comes any more. Each has run its fini itself; those of other places run
-   here. */
+/* Leaves the pool. Its threads have run fini themselves; fini of other places runs here. */
 SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     int i;
     spdl__store32(&p->leaving, 1);
-    spdl__full_barrier(); /* pairs with that in pool_park: a worker is asleep, or will see it */
+    spdl__full_barrier(); /* pairs with pool_park: a worker is asleep, or sees `leaving` */
     spdl__client_stir(p->beacon, p->bit);
     if (p->pool != NULL) spdl__pool_wake_all(p->pool);
     while (p->has_hooks) {
@@ -11124,7 +11077,7 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, &p->task[i]);
 }
 
-/* With SPDL_DEBUG: what the consumer still has. It may free that later. */
+/* SPDL_DEBUG: reports results that the consumer still has. It may free them later. */
 SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
                               const spdl__batch_pool *pool, const char *by) {
     const uint64_t out = pool != NULL ? spdl__load(&pool->references) - 1 : 0;
@@ -11134,7 +11087,7 @@ SPDL__COLD void spdl__out_log(const spdl_pipeline *p, const spdl__node *node,
                    (spdl__llu)out, node->index, node->name, by);
 }
 
-/* With SPDL_DEBUG: the items that nobody has freed, those in batches included. */
+/* SPDL_DEBUG: reports items that nobody freed, in batches as well. */
 SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     int i, k;
     for (i = 0; i < p->count; ++i) {
@@ -11153,7 +11106,7 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     }
 }
 
-/* Frees whatever create has made so far, but the pool. */
+/* Frees all that create has made so far, except the pool. */
 SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     const spdl_allocator allocator = p->allocator;
     const size_t workers = (size_t)p->workers;
@@ -11192,13 +11145,13 @@ SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
     if (spdl__sub(&p->references, 1) == 1) spdl__pipeline_release(p);
 }
 
-/* The thread of a source ends, or is left in its call, which may never return. A next function
-   keeps to its timeout: it is left only when it was waited for (`long_ago`). Whether it is left. */
+/* Returns true if a producer is abandoned in its call, which may never return. A next function
+   keeps its timeout, so it is abandoned only after a wait (`long_ago`). */
 SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
     uint32_t calling = 1;
     if (p->producer == NULL || !p->producer_started) return false;
     if (p->producer->row.next != NULL && !long_ago) return false;
-    spdl__add(&p->references, 1); /* before: its thread may be the last one soon */
+    spdl__add(&p->references, 1); /* first: its thread may be the last one soon */
     if (spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return true;
     spdl__sub(&p->references, 1);
     return false;
@@ -11213,7 +11166,6 @@ SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
     p->producer_started = false;
 }
 
-/* Destroy has waited for long: what for. */
 SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; ++i) {
@@ -11226,8 +11178,8 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     }
 }
 
-/* Waits until no call is inside. The row whose call it has gone on without, or NULL; false: without
-   threads nobody else can complete a call, and nothing is freed that one may use. */
+/* Waits until no call is inside. *left: the abandoned row, or NULL. Returns false if nobody can
+   complete a call: without threads nothing is freed that it may use. */
 SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, const spdl__node **left) {
     *left = spdl__load32(&p->late) && spdl__destroy_abandons(p, false) ? p->producer : NULL;
     if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS), *left) == SPDL_OK)
@@ -11251,7 +11203,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     spdl__destroy_producer(p, left != NULL);
-    spdl__destroy_part(p); /* last: nobody stirs the client now, as its bit is another's soon */
+    spdl__destroy_part(p); /* last: its bit may belong to another client next */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
     spdl__fail_log(p);

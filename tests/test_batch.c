@@ -631,7 +631,7 @@ static void wrong_use_is_a_failure(void) {
     for (int i = 0; i < CROWDS; ++i) {
         pen with = { .count = 8 };
         runs_into(QUIET(crowds[i], COUNT_TO(8), SPDL_PIPE(asks_in_vain), SPDL_SINK(2)),
-                  "spdl_buffer in a stage whose row does not say .item_bytes");
+                  "spdl_buffer in a stage without .item_bytes");
         runs_into(QUIET(crowds[i], SPDL_SOURCE(write_down, .ctx = &with),
                         SPDL_BATCH(4, .item_bytes = PART), SPDL_UNBATCH(), SPDL_SINK(2)),
                   "batch in place (.item_bytes) cannot leave it");

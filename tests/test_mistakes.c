@@ -221,7 +221,7 @@ static void what_was_forgotten(void) {
     CHECK_EQ(ran(text, SPDL_STAGES(SOURCE, SPDL_PIPE(forgets), SPDL_SINK(1))), SPDL_END);
     CHECK_EQ(said.count, 1);
     says(said.text[0], "stage 1 'forgets' has handed on nothing but NULL, 100 times: is *out set?");
-    FAILS(SPDL_E_INVALID, "spdl_buffer in a stage whose row does not say .item_bytes", SOURCE,
+    FAILS(SPDL_E_INVALID, "spdl_buffer in a stage without .item_bytes", SOURCE,
           SPDL_PIPE(asks_for_a_buffer), SPDL_SINK(1));
 }
 
