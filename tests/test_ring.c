@@ -775,11 +775,11 @@ static void batches_stop_at_what_there_is(void) {
         CHECK_EQ(spdl_ring_push_n(ring, NULL, 1, &moved, 0), SPDL_E_INVALID);
         CHECK_EQ(spdl_ring_pop_n(ring, out, 1, NULL, 0), SPDL_E_INVALID);
         CHECK_EQ(spdl_ring_push_n(NULL, in, 1, &moved, 0), SPDL_E_INVALID);
-        CHECK_EQ(spdl__ring_try(ring, true, in, 2, &moved), SPDL_OK);
+        CHECK_EQ(spdl__ring_try(ring, true, SPDL__UNCONST(in), 2, &moved), SPDL_OK);
         spdl_ring_close(ring);
         CHECK_EQ(spdl_ring_push_n(ring, in, 2, &moved, SPDL_FOREVER), SPDL_CLOSED);
         CHECK_EQ(moved, 0);
-        CHECK_EQ(spdl__ring_try(ring, true, in, 1, &moved), SPDL_CLOSED);
+        CHECK_EQ(spdl__ring_try(ring, true, SPDL__UNCONST(in), 1, &moved), SPDL_CLOSED);
         CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, SPDL_FOREVER), SPDL_OK);
         CHECK_EQ(moved, 2);
         CHECK_EQ(spdl_ring_pop_n(ring, out, 5, &moved, SPDL_FOREVER), SPDL_CLOSED);
@@ -895,7 +895,7 @@ static void batches_wait(void) {
         threads[i] = thread_of(call_once, &calls[i]);
     }
     await_sleepers(&ring->core.pops_waiting, 4);
-    CHECK_EQ(spdl__ring_try(ring, true, items, 4, &moved), SPDL_OK);
+    CHECK_EQ(spdl__ring_try(ring, true, SPDL__UNCONST(items), 4, &moved), SPDL_OK);
     CHECK_EQ(moved, 4);
     for (int i = 0; i < 4; ++i) {
         test_join(threads[i]);
