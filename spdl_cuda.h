@@ -475,7 +475,6 @@ SPDL__PRIVATE const char *spdl__cuda_text(const spdl__cuda_api *api, int error) 
     return text;
 }
 
-/* Gets "" if the driver has no name. */
 SPDL__PRIVATE int spdl__cuda_name(const spdl__cuda_api *api, int ordinal, char name[64]) {
     int handle, error = api->DeviceGet(&handle, ordinal);
     name[0] = '\0';
@@ -582,7 +581,6 @@ typedef struct spdl__cuda_output {
     void *behind;              /* what the next work on it waits for, or NULL */
 } spdl__cuda_output;
 
-/* Host memory for copies, pinned if possible. */
 typedef struct spdl__cuda_slab {
     char *base;
     size_t bytes;
@@ -597,7 +595,7 @@ struct spdl_cuda {
     spdl_cuda_desc desc;
     spdl__cuda_api api;
     bool nap_made;
-    int device, handle, device_count, numa_node;
+    int device, handle, numa_node;
     long process;
     void *context;             /* primary */
     void *stream, *loose, *back; /* copies to the device; those of pageable memory; back */
@@ -627,7 +625,6 @@ struct spdl_cuda {
     spdl_error error; /* under error_lock */
 };
 
-/* Records a failed call of the driver. */
 #define SPDL__CUDA_TRY(cuda, name, arguments)                                                      \
     spdl__cuda_check(cuda, "cu" #name, (cuda)->api.name arguments)
 
@@ -643,7 +640,6 @@ SPDL__PRIVATE bool spdl__cuda_sticky(int error) {
     }
 }
 
-/* Wakes all that wait for a slot. */
 SPDL__PRIVATE void spdl__cuda_lose(spdl_cuda *cuda) {
     spdl__store32(&cuda->lost, 1);
     if (cuda->free_slots != NULL) spdl_ring_close(cuda->free_slots);
@@ -681,7 +677,6 @@ SPDL__PRIVATE void spdl__cuda_abandon(spdl_cuda *cuda) {
     pthread_mutex_unlock(&cuda->error_lock);
 }
 
-/* A mistake of the caller. */
 SPDL__PRIVATE spdl_result spdl__cuda_refuse(spdl_cuda *cuda, spdl_result result, const char *why) {
     pthread_mutex_lock(&cuda->error_lock);
     if (spdl__load_relaxed32(&cuda->lost) == 0)
@@ -694,14 +689,12 @@ SPDL__PRIVATE spdl_result spdl__cuda_invalid(spdl_cuda *cuda, const char *why) {
     return spdl__cuda_refuse(cuda, SPDL_E_INVALID, why);
 }
 
-/* First in every call. */
 SPDL__PRIVATE spdl_result spdl__cuda_usable(const spdl_cuda *cuda) {
     if (cuda == NULL) return SPDL_E_INVALID;
     if (cuda->process != (long)getpid()) return SPDL_E_CUDA_FORKED;
     return spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : SPDL_OK;
 }
 
-/* Changes to the thread, for leave to undo. */
 typedef struct spdl__cuda_scope {
     bool pushed, relaxed;
     int mode;
@@ -745,8 +738,8 @@ SPDL__PRIVATE spdl__cuda_reader spdl__stream_of(spdl_cuda_stream stream) {
     return reader;
 }
 
-/* Checks, in a scope, that work may be put on the stream. Events work only in their own context. A
-   captured event never happens, and would draw the copy stream into the capture. */
+/* In a scope. Events work only in their own context. A captured event never happens, and would draw
+   the copy stream into the capture. */
 SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream stream, bool known) {
     void *context = cuda->context;
     int status = 0, code = 0;
@@ -803,8 +796,8 @@ SPDL__PRIVATE spdl_result spdl__work_record(spdl_cuda *cuda, spdl__cuda_reader *
 
 /* ============================================================================================= */
 /* >>memory-impl
-   Host memory: ours is mapped, near the device and on huge pages, and registered; an arena is only
-   registered. Any thread: the lock guards the list of slabs, not registrations. */
+   Host memory: ours is mapped and registered; an arena is only registered. Any thread: the lock
+   guards the list of slabs, not registrations. */
 
 #define SPDL__PAGE ((size_t)4096)
 #define SPDL__HUGE_PAGE ((size_t)2 << 20)
@@ -1085,7 +1078,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_await_copy(spdl_cuda *cuda, uint64_t deadli
     return result;
 }
 
-/* Waits for all copies and reaps them. */
 SPDL__PRIVATE spdl_result spdl__cuda_drain(spdl_cuda *cuda) {
     spdl_result result = SPDL_OK;
     while (result == SPDL_OK && spdl__cuda_in_flight(cuda) > 0) {
@@ -1126,7 +1118,6 @@ SPDL__PRIVATE spdl_result spdl__free_pop(spdl_cuda *cuda, spdl_ring *ring, void 
     return result == SPDL_CLOSED ? SPDL_E_CUDA_LOST : result;
 }
 
-/* A view on its way to a slot. */
 typedef struct spdl__cuda_sending {
     spdl__cuda_slot *slot;
     const spdl_cuda_view *view;
@@ -1297,14 +1288,12 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
     return result;
 }
 
-/* The slot of a batch in use, or NULL. */
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
     spdl__cuda_slot *slot = batch == NULL ? NULL : (spdl__cuda_slot *)batch->slot_;
     if (slot == NULL || (batch->ticket_ & 1) == 0) return NULL;
     return spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
 }
 
-/* First in every call with a batch. */
 SPDL__PRIVATE spdl_result spdl__batch_check(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
                                             const char *why) {
     spdl_result result;
@@ -1382,7 +1371,6 @@ SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t tim
     return result;
 }
 
-/* The slot has no readers: it can be sent to again. */
 SPDL__PRIVATE void spdl__slot_retire(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     slot->lent = false;
     spdl__store(&slot->ticket, slot->ticket + 1); /* pairs with the load in slot_of */
@@ -1558,7 +1546,7 @@ SPDL_API spdl_result spdl_cuda_output_get(spdl_cuda *cuda, spdl_cuda_stream stre
     return result;
 }
 
-/* D1, the copy, its event. After a failure only the kernels run. */
+/* After a failure only the kernels run. */
 SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_output *output) {
     const spdl_cuda_output *out = &output->out;
     const uint64_t from = (uint64_t)(uintptr_t)out->dev;
@@ -1630,7 +1618,6 @@ SPDL_API void spdl_cuda_output_free(void *out) {
    Open acquires everything in steps. After a failed step, and in close, cuda_release frees what is
    there. The log reports what cannot be freed. */
 
-/* Checks the desc, and sets defaults. */
 SPDL__PRIVATE spdl_result spdl__cuda_prepare(spdl_cuda *cuda) {
     static const char *const name[] = { "slot_bytes", "output_bytes", "device_slots",
                                         "output_slots", "device" };
@@ -1670,16 +1657,16 @@ SPDL__PRIVATE spdl_result spdl__cuda_choose(spdl_cuda *cuda) {
     const char *why;
     spdl_cuda_info info;
     spdl_result result;
+    int count;
     memset(&info, 0, sizeof(info));
-    cuda->device_count = spdl__cuda_count(&cuda->api, &info);
-    if (cuda->device_count == 0)
-        return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND,
-                               "cuda: there is no device: %s", info.reason);
+    count = spdl__cuda_count(&cuda->api, &info);
+    if (count == 0)
+        return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND, "cuda: there is no device: %s",
+                               info.reason);
     cuda->device = spdl__cuda_ordinal(cuda, &why);
-    if (cuda->device >= cuda->device_count)
-        return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND,
-                               "cuda: there is no device %d: this process sees %d",
-                               cuda->device, cuda->device_count);
+    if (cuda->device >= count)
+        return spdl__error_set(&cuda->error, SPDL_E_NOT_FOUND, "cuda: there is no device %d: this "
+                               "process sees %d", cuda->device, count);
     (void)spdl__cuda_name(&cuda->api, cuda->device, info.name);
     spdl__logf(&cuda->desc.logger, SPDL_LOG_INFO, "cuda: device %d, %s (%s)", cuda->device,
                info.name, why);
@@ -1836,7 +1823,6 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
                    cuda->error.text);
 }
 
-/* Frees everything; no copy runs. */
 SPDL__PRIVATE void spdl__cuda_release(spdl_cuda *cuda) {
     const spdl_allocator allocator = cuda->desc.allocator;
     spdl__cuda_release_device(cuda);
@@ -1966,7 +1952,6 @@ SPDL__PRIVATE spdl_result spdl__iter_take(spdl_cuda_iter *iter, void **item, uin
     return result;
 }
 
-/* Describes an item, or releases it. */
 SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl_cuda_view *view) {
     const spdl_batch *batch = (const spdl_batch *)item;
     spdl_result result = SPDL_OK;
@@ -2040,7 +2025,6 @@ SPDL__PRIVATE spdl_result spdl__iter_top_up(spdl_cuda_iter *iter, uint64_t deadl
     return result;
 }
 
-/* Gets the next batch from the queue or the held ones. */
 SPDL__PRIVATE spdl_result spdl__iter_obtain(spdl_cuda_iter *iter, uint64_t deadline,
                                             spdl__cuda_slot **slot) {
     spdl_result result;
