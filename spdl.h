@@ -11297,22 +11297,17 @@ typedef struct spdl__row_field {
     int min, max;
 } spdl__row_field;
 
-SPDL__COLD int spdl__row_calls_most(const spdl_stage *row) {
-    if (row->concurrency == SPDL_ALL) return SPDL__MAX_CONCURRENCY;
-    return row->concurrency == 1 ? 0 : row->concurrency;
-}
-
 SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     static const char *const calls = "source, pipe and branch";
     const spdl_stage *row = &plan->rows[i];
     const bool from = row->kind == SPDL_KIND_SOURCE && row->fn == NULL;
+    const int most = row->concurrency == SPDL_ALL ? SPDL__MAX_CONCURRENCY : row->concurrency;
     const spdl__row_field fields[] = {
         { "fn", calls, row->fn != NULL, 0, 1 },
         { "type", from ? NULL : "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
         { "size", "batch", row->size, 1, SPDL__MAX_BATCH },
-        { "concurrency", "pipe", spdl__row_calls_most(row), 1,
-          row->serial ? 1 : SPDL__MAX_CONCURRENCY },
+        { "concurrency", "pipe", most == 1 ? 0 : most, 1, row->serial ? 1 : SPDL__MAX_CONCURRENCY },
         { "serial", "pipe", row->serial, 0, 1 },
         { "threads", "source", row->threads, 1, 1 },
         { "buffer_size", NULL, row->buffer_size, 1, SPDL__MAX_BUFFER },
@@ -11336,7 +11331,7 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     const spdl__row_field *f = fields;
     if (row->buffer_size > 0 && i == plan->count - 2 && row->kind != SPDL_KIND_SINK &&
         row[1].kind == SPDL_KIND_SINK)
-        return spdl__row_error(plan, i, "buffer_size of the last stage is what SPDL_SINK says: "
+        return spdl__row_error(plan, i, "SPDL_SINK has the buffer_size of the last stage: "
                                         "write SPDL_SINK(%d)", row->buffer_size);
     if (row->kind < SPDL_KIND_SOURCE || row->kind > SPDL_KIND_UNBATCH)
         return spdl__row_error(plan, i, "kind is %d, which is no kind of row", (int)row->kind);
@@ -11406,9 +11401,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "SPDL_ORDER_COMPLETION, or a stage before it that does what takes long" },
         { row->free_state != NULL && !row->again, "free_state is set without again" },
         { i == 1 && plan->rows[0].drop_oldest && several && row->output_order == SPDL_ORDER_INPUT,
-          "concurrency is more than 1 in input order, and the feed before it says drop_oldest: "
-          "write "
-          ".output_order = SPDL_ORDER_COMPLETION, or put a stage with one call at a time between" },
+          "concurrency is more than 1 in input order after a feed with drop_oldest: write "
+          ".output_order = SPDL_ORDER_COMPLETION, or put a .serial stage between them" },
         { plan->desc->deliver_failures && row->max_failures != 0,
           "max_failures is set, but with deliver_failures the consumer gets each failure" },
         { plan->desc->deliver_failures && i == 0 && row->kind != SPDL_KIND_FEED,
@@ -12173,8 +12167,8 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     result = spdl__check_plan(&plan);
     spdl__desc_defaults(&known);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
-        spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: the "
-                                                "statistics say how soon they are answered");
+        spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: see the "
+                                                "times to answers in the statistics");
         plan.doctor = NULL;
     }
     if (result == SPDL_OK) result = spdl__pipeline_new(pipeline, &plan);

@@ -152,7 +152,7 @@ static void rows_in_the_wrong_place(void) {
 static void fields_in_the_wrong_place(void) {
     REFUSED("size is set, but only batch rows have it", SOURCE,
             { .kind = SPDL_KIND_PIPE, .fn = &passes_a_is_no_SPDL_FN, .size = 4 }, SPDL_SINK(1));
-    REFUSED("buffer_size of the last stage is what SPDL_SINK says: write SPDL_SINK(8)", SOURCE,
+    REFUSED("SPDL_SINK has the buffer_size of the last stage: write SPDL_SINK(8)", SOURCE,
             SPDL_PIPE(passes_a, .buffer_size = 8), SPDL_SINK(1));
     refused(&(spdl_pipeline_desc){ .deliver_failures = true },
             SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID,

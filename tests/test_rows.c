@@ -172,7 +172,7 @@ static void functions_have_to_fit_their_row(void) {
 /* The edge after the last stage is the sink's. */
 static void the_sink_has_its_own_buffer_size(void) {
     ROW_REFUSED(1, "follow",
-                "buffer_size of the last stage is what SPDL_SINK says: write SPDL_SINK(3)",
+                "SPDL_SINK has the buffer_size of the last stage: write SPDL_SINK(3)",
                 SPDL_SOURCE(count_up), SPDL_PIPE(follow, .buffer_size = 3), SPDL_SINK(3));
     ROW_REFUSED(1, "sink", "buffer_size is -1, must be 1 to 1048576", SPDL_SOURCE(count_up),
                 SPDL_SINK(-1));
@@ -315,7 +315,7 @@ static void fields_belong_to_kinds_of_rows(void) {
 }
 
 static void the_last_edge_is_that_of_the_sink(void) {
-    ROW_REFUSED(4, "merge", "buffer_size of the last stage is what SPDL_SINK says: write "
+    ROW_REFUSED(4, "merge", "SPDL_SINK has the buffer_size of the last stage: write "
                             "SPDL_SINK(2)",
                 SPDL_SOURCE(count_up), SPDL_BRANCH(follow), SPDL_PATH("a"), SPDL_PATH("b"),
                 SPDL_MERGE(.buffer_size = 2), SPDL_SINK(1));
