@@ -14518,7 +14518,7 @@ SPDL__COLD spdl__stretch spdl__headspace_steps(spdl__headspace *h, bool live, ui
     return s;
 }
 
-/* Drops items loaded in a pause, which would make the source look faster. Stops when next takes
+/* Drops items loaded in a pause, which would make the source seem faster. Stops when next takes
    as long as usual, or after as many items as the pause can load. */
 SPDL__COLD void spdl__headspace_drain(spdl__headspace *h) {
     uint64_t took[SPDL__HEADSPACE_STEPS] = { 0 }, sum = 0, since = spdl_time_ns(), i;
