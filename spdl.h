@@ -6715,111 +6715,110 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 
 /* ============================================================================================= */
 /* >>edge-impl
-   Edges, and what travels on them. An edge is a ring of slots addressed by tickets: the number of a
-   result on this edge. A slot is ready when its stamp is its ticket + 1. A writer may put a result
-   at any ticket that was promised to it, so the ring is also the reorder buffer. The reader takes
-   the tickets in order.
+   Edges, and what travels on them. An edge is a ring of slots addressed by tickets, the numbers of
+   its results. A slot is ready when its stamp is its ticket + 1. A writer may fill any ticket that
+   was promised to it, so the ring is also the reorder buffer. The reader takes tickets in order.
 
    A slot holds one of three:
-       an item   with the row that made it, which says how to free it
-       a hole    an input that made no result; its reader passes it without a call
-       a mark    END, EPOCH or FAIL of a row. It travels from row to row, in order (>>row-impl)
-   `range` is the source's number of the item, or where a run goes on (>>position-impl); behind a
-   feed, when the oldest of what is in it was pushed.
+       an item   with the row that made it, which frees it
+       a hole    an input without a result; its reader passes it without a call
+       a mark    END, EPOCH or FAIL of a row; each row passes it in order (>>row-impl)
+   `range` is the source's number of the item, or where a run goes on (>>position-impl). Behind a
+   feed it is the time when the oldest part of the item was pushed.
 
-   The word. The reader of an edge has a word: {head, SHUT, active}. `head` is the next ticket to
-   take, `active` counts the calls inside of the row, SHUT says that nobody enters any more. **An
-   item is taken by one compare-and-swap on that word**, which moves `head` and counts the call. A
-   mark is passed by who moves `active` from 0 to PASSING. A merge, and the consumer, have the edges
-   they read to themselves: there the word is just the head. A source, or a merge, has a word of its
-   own.
+   The word of an edge's reader is {head, SHUT, active}. `head` is the next ticket to take, `active`
+   counts the calls inside of the row, SHUT means that no call enters. **One compare-and-swap of
+   this word takes an item**: it moves `head` and counts the call. The thread that moves `active`
+   from 0 to PASSING passes a mark. A source and a merge have a word of their own. An edge that a
+   merge or the consumer reads has one reader, and its word is only the head.
 
-   Tickets. A row with input order and a concurrency above 1 promises the ticket of a result when it
-   takes the input: ticket = head + base, for ever. With completion order, or one call at a time, a
-   result takes its ticket when it is put (`tail`).
+   Tickets. A row in input order with a concurrency above 1 promises the ticket of a result with its
+   input: ticket = head + base. In completion order, or with one call at a time, a result gets its
+   ticket when it is put (`tail`).
 
-   Room is known before the call, so no result waits for room: promised - refunds - (head - dropped)
-   < buffer_size + concurrency, and where there may be holes, ticket < head + window. `refunds`
-   counts promises that made no item, `dropped` those of them that the reader has passed. The reader
-   raises `dropped` before it moves its head, so a writer that reads the head first never sees too
-   much room.
+   Room is known before the call, so no result waits for room:
+       promised - refunds - (head - dropped) < buffer_size + concurrency
+       ticket < head + window, where holes are possible
+   `refunds` counts promises without an item, `dropped` those of them that the reader has passed.
+   The reader raises `dropped` before it moves its head. A writer reads the head first, and so never
+   sees too much room.
 
-   Threads: each field says who writes it. The pipeline owns the edges and every item on them. */
+   Threads: each field names its writer. The pipeline owns the edges and every item on them. */
 
-#define SPDL__BUFFER SPDL_MAX_STAGES /* owner of an item that is a buffer of spdl_buffer */
-#define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* and of one that lies in a batch: nobody frees it */
-#define SPDL__TOKEN (SPDL_MAX_STAGES + 2)    /* and of one that is none: see >>probe-impl */
-/* With the owner of an input: its call has failed, and the edge has the record. */
+#define SPDL__BUFFER SPDL_MAX_STAGES /* owner: an item from spdl_buffer */
+#define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* owner: a part of a batch, which nobody frees */
+#define SPDL__TOKEN (SPDL_MAX_STAGES + 2)    /* owner: no item, see >>probe-impl */
+/* A flag of an owner: the call failed, and the edge has the record. */
 #define SPDL__FAILED 0x80u
-#define SPDL__HOLE 0xfbu  /* owner of a slot without an item; what is greater is a mark */
+#define SPDL__HOLE 0xfbu  /* owner: no item; greater ones are marks */
 #define SPDL__EPOCH 0xfcu
 #define SPDL__END 0xfdu
-#define SPDL__FAIL 0xfeu  /* its number is that of the row that has failed */
-#define SPDL__WINDOW 64   /* slots that holes may take beside items */
-#define SPDL__AHEAD_BYTES ((uint64_t)256 << 20) /* of one row's blocks are made with a pipeline */
+#define SPDL__FAIL 0xfeu  /* its sequence is the index of the failed row */
+#define SPDL__WINDOW 64   /* slots for holes, in addition to items */
+#define SPDL__AHEAD_BYTES ((uint64_t)256 << 20) /* blocks of one row that create makes at most */
 
 /* A word: head, SHUT, active. */
-#define SPDL__ACTIVE 0xffffu /* calls inside, parked ones too */
-#define SPDL__PASSING 0xffffu /* as `active`: one thread is inside alone, at a mark */
-#define SPDL__SHUT 0x10000u  /* nobody enters any more */
-#define SPDL__BUSY (SPDL__SHUT | SPDL__ACTIVE) /* less than the concurrency if there is a place */
+#define SPDL__ACTIVE 0xffffu /* calls inside, with parked ones */
+#define SPDL__PASSING 0xffffu /* value of `active`: one thread is inside alone, at a mark */
+#define SPDL__SHUT 0x10000u  /* no call enters */
+#define SPDL__BUSY (SPDL__SHUT | SPDL__ACTIVE) /* below the concurrency: a call may enter */
 #define SPDL__HEAD_BITS 17
 #define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
 
-/* In a range from the row that marks on: the lower bits are a number of results. Of a feed, whose
-   items nobody numbers, the range is when they were pushed, in units of 256 ns. */
+/* A range behind the row that marks: the low bits are a number of results. Behind a feed: when
+   items were pushed, in units of 256 ns. */
 #define SPDL__SPAN_BITS 28
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
 
-typedef struct spdl__slot { /* half a line of the cache; written by the owner of the ticket */
+typedef struct spdl__slot { /* half a cache line; written by the owner of the ticket */
     void *item;
-    uint64_t origin; /* sequence << 8 | row of the stage that made it, or one of the owners above */
+    uint64_t origin; /* sequence << 8 | owner: the row that made it, or one of the owners above */
     uint64_t range;
-    uint64_t stamp; /* low bits of ticket + 1 when ready; above: when it was put, in units of
-                       1024 ns: of ages up to six days */
+    uint64_t stamp; /* low bits: of ticket + 1 when ready; above: time of the put in units of 1024
+                       ns, for ages up to six days */
 } spdl__slot;
 
-#define SPDL__STAMP_BITS 24 /* more than tickets between two puts into a slot */
+#define SPDL__STAMP_BITS 24 /* more than the tickets between two puts into a slot */
 #define SPDL__STAMP_MASK (((uint64_t)1 << SPDL__STAMP_BITS) - 1)
 
 typedef struct spdl__edge {
     /* written by create */
     spdl__slot *slot;
     uint64_t mask;        /* slots - 1: a power of two */
-    uint64_t window;      /* tickets that may be given out beyond head */
+    uint64_t window;      /* tickets that may be promised beyond head */
     uint64_t buffer_size;
     spdl__track *track; /* of the trace, or NULL */
-    uint64_t *failures; /* .deliver_failures: a record for each slot, or NULL */
-    bool holes;         /* there may be some */
+    uint64_t *failures; /* .deliver_failures: a record per slot; or NULL */
+    bool holes;         /* holes are possible */
     char pad0[SPDL_CACHE_LINE];
     /* written by the row that writes the edge */
-    uint64_t tail;    /* the next ticket to put, where results take one when they are put */
-    uint64_t refunds; /* tickets that were promised and hold no item */
+    uint64_t tail;    /* next ticket, where results get one at the put */
+    uint64_t refunds; /* promised tickets without an item */
     char pad1[SPDL_CACHE_LINE];
     /* written by the reader */
     uint64_t word;
-    uint64_t dropped; /* holes it has passed, before their head; tickets that a rewind left out */
-    uint64_t marks;   /* marks it has passed */
+    uint64_t dropped; /* passed holes, and tickets that a rewind left out; before the head */
+    uint64_t marks;   /* passed marks */
     char pad2[SPDL_CACHE_LINE];
-    uint64_t put_wait_ns; /* finished items waited for a place in the buffer */
-    uint64_t ended_ns;    /* when the reader met the end */
-    uint64_t gap_since;   /* nothing to take since then; exchanged for 0 by who ends it */
-    uint64_t idle_since;  /* and the reader was free to take it since then; or 0 */
-    uint64_t empty_ns, get_wait_ns; /* the sums of both */
+    uint64_t put_wait_ns; /* time that results waited for a place in the buffer */
+    uint64_t ended_ns;    /* time of the end */
+    uint64_t gap_since;   /* start of the gap, in which the edge is empty; or 0. The closing thread
+                             exchanges it for 0 */
+    uint64_t idle_since;  /* time in the gap from which the reader was free; or 0 */
+    uint64_t empty_ns, get_wait_ns; /* sums of gaps, and of their parts with a free reader */
     char pad3[SPDL_CACHE_LINE];
-    uint64_t seen[6]; /* what snapshots have reported; written by them */
+    uint64_t seen[6]; /* values of the last snapshot; written by snapshots */
 } spdl__edge;
 
 SPDL__PRIVATE void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *desc);
-SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* both: >>report-impl */
+SPDL__PRIVATE void spdl__report_end(spdl_pipeline *p); /* >>report-impl */
 
-/* What SPDL_DOCTOR and desc.doctor ask for. With SPDL_NO_REPORT there is no doctor, and these do
-   nothing. (>>doctor-impl) */
+/* SPDL_DOCTOR and desc.doctor (>>doctor-impl). With SPDL_NO_REPORT these do nothing. */
 typedef struct spdl__doctor spdl__doctor;
 typedef struct spdl__hand spdl__hand;
 typedef struct spdl__doctor_plan {
-    spdl_doctor_desc desc; /* but for the file */
+    spdl_doctor_desc desc; /* without the file */
     char name[SPDL_NAME_BYTES];
     char json[SPDL__PATH_BYTES];
 } spdl__doctor_plan;
@@ -6838,7 +6837,8 @@ SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket
     return &edge->slot[ticket & edge->mask];
 }
 
-/* The acquire pairs with the release in spdl__put_at: what the slot holds is there. */
+/* Acquire: pairs with the release in spdl__put_at. Without it the slot could be read before it was
+   written. */
 SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
     return ((spdl__load(&slot->stamp) ^ (ticket + 1)) & SPDL__STAMP_MASK) == 0;
 }
@@ -6857,21 +6857,20 @@ SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
     return spdl__origin_tag(spdl__load_relaxed(&slot->origin));
 }
 
-/* How long ago the oldest item of a feed's range was pushed. */
+/* Age of the oldest item in a range of a feed. */
 SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
     const uint64_t pushed = range << SPDL__PUSHED_BITS;
-    return now > pushed ? now - pushed : 0; /* its clock may be ahead of ours */
+    return now > pushed ? now - pushed : 0; /* the clock of the producer may be ahead */
 }
 
-/* An item on its way. */
 typedef struct spdl__item {
     void *item;
     uint64_t origin;
     uint64_t range;
 } spdl__item;
 
-/* The one way to read a slot. If the swap of the word that follows fails, the item was another
-   thread's, and may have been written anew. */
+/* Reads a slot. If the swap of the word fails afterwards, the copy is void: another thread has the
+   item, and the slot may have been written again. */
 SPDL__INLINE spdl__item spdl__slot_read(const spdl__slot *slot) {
     spdl__item got;
     got.item = spdl__load_pointer(&slot->item);
@@ -6880,17 +6879,17 @@ SPDL__INLINE spdl__item spdl__slot_read(const spdl__slot *slot) {
     return got;
 }
 
-/* Results promised below this have room, when `capacity` may wait or be under way. Never too many:
-   what is read later can only make more room. */
+/* Results with tickets below the returned one have room, when `capacity` of them may wait or be
+   made. Never too high: a later read of a counter can only add room. */
 SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity) {
-    /* pairs with the takes: slots have been read before they are written again */
+    /* pairs with the swap of a take: else a slot could be written while it is read */
     const uint64_t head = spdl__head(spdl__load(&edge->word));
-    const uint64_t dropped = spdl__load(&edge->dropped); /* after head: at least those before it */
+    const uint64_t dropped = spdl__load(&edge->dropped); /* after head: all holes before it */
     const uint64_t until = head - dropped + capacity + spdl__load(&edge->refunds);
     return edge->holes && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
 }
 
-/* Writes the slot of a ticket that was promised, so it is free. */
+/* Writes the slot of a promised ticket, which is free. */
 SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
                                uint64_t now) {
     spdl__slot *slot = spdl__edge_slot(edge, ticket);
@@ -6902,8 +6901,8 @@ SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__it
     SPDL_TEST_POINT("pipeline put");
 }
 
-/* The record of a failure, which belongs to the slot of its ticket. It is read as the slot is: what
-   was read counts only if the swap that takes the ticket succeeds. */
+/* The record of a failure belongs to the slot of its ticket. Like a slot it counts only if the swap
+   that takes the ticket succeeds. */
 #define SPDL__FAILURE_WORDS (sizeof(spdl_error) / sizeof(uint64_t))
 
 SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl_error *error) {
@@ -6915,7 +6914,6 @@ SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl
     }
 }
 
-/* Before the put of the ticket. */
 SPDL__COLD void spdl__failure_write(spdl__edge *edge, uint64_t ticket, const spdl_error *error) {
     uint64_t *to = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
     size_t i;
@@ -6926,29 +6924,28 @@ SPDL__COLD void spdl__failure_write(spdl__edge *edge, uint64_t ticket, const spd
     }
 }
 
-/* Whether a tag is that of a failure. */
 SPDL__INLINE bool spdl__tag_failed(unsigned tag) {
     return (tag & SPDL__FAILED) != 0 && tag < SPDL__HOLE;
 }
 
 /* --- waits --- */
 
-/* How long ago a ready slot was put, in whole units of 1024 ns. */
+/* Age of a ready slot, in whole units of 1024 ns. */
 SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
     const uint64_t put = spdl__load_relaxed(&slot->stamp) & ~SPDL__STAMP_MASK;
     const int64_t ticks = (int64_t)((now >> 10 << SPDL__STAMP_BITS) - put);
     return ticks > 0 ? (uint64_t)ticks >> SPDL__STAMP_BITS << 10 : 0;
 }
 
-/* For the thread that takes ticket `head`: how long the item that enters the buffer by that had
-   waited for it. */
+/* For the thread that takes ticket `head`: that moves a waiting item into the buffer. Returns how
+   long this item has waited. */
 SPDL__PRIVATE uint64_t spdl__edge_put_wait(const spdl__edge *edge, uint64_t head, uint64_t now) {
     const spdl__slot *slot = spdl__edge_slot(edge, head + edge->buffer_size);
     if (SPDL__NO_STATS || !spdl__slot_has(slot, head + edge->buffer_size)) return 0;
     return spdl__slot_tag(slot) >= SPDL__HOLE ? 0 : spdl__slot_age(slot, now);
 }
 
-/* The gap has ended when `until` was: adds it to the sums, unless another thread has. */
+/* A gap ends at `until`. Adds it to the sums, unless another thread has. */
 SPDL__NOINLINE void spdl__gap_close(spdl__edge *edge, uint64_t until) {
     const uint64_t idle = spdl__load_relaxed(&edge->idle_since);
     const uint64_t since = spdl__exchange(&edge->gap_since, 0);
@@ -6958,21 +6955,21 @@ SPDL__NOINLINE void spdl__gap_close(spdl__edge *edge, uint64_t until) {
         spdl__add(&edge->get_wait_ns, until - spdl__max(idle, since));
 }
 
-/* Nothing is there to take at `head`, as far as we see; `idle`: and the reader is free. */
+/* A gap begins: no item at `head`. `idle`: the reader is free. */
 SPDL__PRIVATE void spdl__gap_open(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
-    if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* others are further */
+    if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* it is taken */
     spdl__store_relaxed(&edge->idle_since, idle ? now : 0);
     spdl__store_relaxed(&edge->gap_since, now);
 }
 
-/* The reader has become free: from now on an empty edge is a wait. */
+/* The reader is free from now on: the rest of a gap is a wait. */
 SPDL__INLINE void spdl__gap_idle(spdl__edge *edge, uint64_t now) {
     if (SPDL__NO_STATS || spdl__load_relaxed(&edge->gap_since) == 0) return;
     if (spdl__load_relaxed(&edge->idle_since) == 0) spdl__store_relaxed(&edge->idle_since, now);
 }
 
-/* After a take of the ticket before `head`: an open gap ended when that was put, and another begins
-   if nothing follows it. `idle`: the reader is free to take what comes. */
+/* After a take of the ticket before `head`. A gap ended when that ticket was put. Another begins if
+   no item follows. `idle`: the reader is free. */
 SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
     if (SPDL__TRACED(edge->track)) spdl__trace_taken(edge);
     if (SPDL__NO_STATS || now == 0) return;
@@ -6981,7 +6978,6 @@ SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now,
     if (!spdl__edge_ready(edge, head)) spdl__gap_open(edge, head, now, idle);
 }
 
-/* The reader has met the end. */
 SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
     if (edge->ended_ns != 0) return;
     spdl__gap_close(edge, now);
@@ -6990,39 +6986,39 @@ SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
 
 /* --- batches --- */
 
-/* Batches, and buffers, which are batches of no items with a block behind them, are made with the
-   pipeline and come back to its pool; a consumer that keeps many makes the pool grow. What came
-   back last is used first: it may still be in a cache. Whoever gives one back waits for nobody. The
-   pool lives until the pipeline and every batch are gone. */
+/* Buffers are batches without items, with a block. Create makes both, and they return to its pool,
+   which grows for a consumer that keeps many. The last one to return is used first: a cache may
+   still hold it. Returning one never blocks. The pool lives as long as the pipeline and every
+   batch. */
 typedef struct spdl__batch spdl__batch;
 typedef struct spdl__batch_pool {
     /* written by create */
     spdl_allocator allocator;
     size_t size;
-    size_t block_bytes; /* 0: there is none */
-    size_t keep;        /* so many spare ones */
-    size_t canary;      /* with SPDL_DEBUG: bytes behind each block that nobody may write to */
+    size_t block_bytes; /* 0: no block */
+    size_t keep;        /* spare batches to keep */
+    size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
-    /* by whoever gives one back, or takes: never popped one by one, but emptied */
-    uint64_t returned;   /* the last one that came back; a list */
-    uint64_t spares;     /* how many there are, in both lists */
-    uint64_t references; /* the pipeline, and every batch that is not spare */
+    /* written by any thread. The list is emptied as a whole, never popped one by one */
+    uint64_t returned;   /* list of returned batches, the last one first */
+    uint64_t spares;     /* batches in both lists */
+    uint64_t references; /* the pipeline, and each batch in use */
     /* under the lock, by workers */
     uint32_t lock;
-    spdl__os_event parked; /* where threads wait for it; by create */
+    spdl__os_event parked; /* where threads wait for the lock; by create */
     spdl__batch *spare;
-    /* with SPDL_DEBUG, by any thread: see spdl__node */
+    /* SPDL_DEBUG, any thread: see spdl__node */
     uint64_t unfreed[SPDL_MAX_STAGES];
 } spdl__batch_pool;
 
-/* Written by the thread that fills it, then by that which has taken it. */
+/* Written by the thread that fills it, later by the thread that took it. */
 struct spdl__batch {
-    spdl_batch shown; /* first: what users see */
+    spdl_batch shown; /* first: the public part */
     spdl__batch_pool *pool;
-    uint8_t *owner;   /* row of the stage that made each item; in place: the parts that are given */
-    uint64_t range;   /* of what is in it: see >>position-impl */
-    spdl__batch *next; /* of a spare one: as above; in place: the older one, under place_lock, as
-                          are the newer one, sequence and epoch, which say what batch it will be */
+    uint8_t *owner;   /* row that made each item; in place: parts that are in use */
+    uint64_t range;   /* of its items: see >>position-impl */
+    spdl__batch *next; /* the next spare one; in place: the older one. Under place_lock, like newer,
+                          sequence and epoch, which say what batch it becomes */
     spdl__batch *newer;
 };
 
@@ -7030,12 +7026,12 @@ SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
     return (bytes + SPDL_CACHE_LINE - 1) / SPDL_CACHE_LINE * SPDL_CACHE_LINE;
 }
 
-/* Of a batch of `size` items, without the block. */
+/* Bytes of a batch of `size` items, without the block. */
 SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
     return spdl__line_up(sizeof(spdl__batch) + size * (sizeof(void *) + 1));
 }
 
-#define SPDL__CANARY 0xc5 /* what they hold */
+#define SPDL__CANARY 0xc5 /* value of these bytes */
 
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
     return spdl__batch_head_bytes(pool->size) + pool->block_bytes + pool->canary;
@@ -7055,7 +7051,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
     return batch;
 }
 
-/* With SPDL_DEBUG: whether more was written into a block than it has. It is as new then. */
+/* SPDL_DEBUG: returns true if a call wrote behind the block, and repairs the canary. */
 SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     const size_t bytes = batch->pool->canary;
     uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
@@ -7065,7 +7061,7 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     return i < bytes;
 }
 
-/* Under the lock, or alone. What came back goes in front of the spare ones, the last one first. */
+/* Under the lock, or alone. Returned batches go in front of the spare ones. */
 SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
     spdl__batch *got = NULL, *last;
     if (spdl__load_relaxed(&pool->returned) != 0)
@@ -7081,7 +7077,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
     return got;
 }
 
-/* One reference less: of the pipeline, or with `batch` that, which is kept or freed. */
+/* Drops one reference: that of the pipeline, or of `batch`, which is kept or freed. */
 SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *batch) {
     const spdl_allocator allocator = pool->allocator;
     const size_t bytes = spdl__batch_bytes(pool);
@@ -7099,7 +7095,7 @@ SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *ba
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
-/* An empty batch; NULL when there is no memory for one more. */
+/* An empty batch; NULL: no memory. */
 SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
     spdl__batch *batch;
     spdl__add(&pool->references, 1);
@@ -7137,8 +7133,7 @@ SPDL_API void spdl_buffer_free(void *buffer) {
     spdl_batch_free((char *)buffer - head);
 }
 
-/* `ahead` batches are made now: as many as the pipeline itself can hold, but no more than
-   SPDL__AHEAD_BYTES of blocks. Up to `keep` are kept. */
+/* Makes `ahead` batches, but at most SPDL__AHEAD_BYTES of blocks. Keeps up to `keep`. */
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
                                                       size_t block_bytes, size_t ahead,
                                                       size_t keep, size_t canary) {
@@ -7951,48 +7946,46 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
    never under a lock. An input is the call's until the function returns, and the library's again
    after that unless it was taken; a result is the library's. */
 
-#define SPDL__SITTING_NS 40000 /* how long a worker stays in a row before it looks downstream */
-#define SPDL__SITTING_ITEMS 32 /* and how many calls it makes there at most */
-#define SPDL__TIMED_NS 1000    /* calls that take as long on average are timed one by one */
-#define SPDL__SLOW_NS 1000000  /* a sitting that takes so much longer than usual had a slow call */
+#define SPDL__SITTING_NS 40000 /* time of a sitting, after which a worker looks downstream */
+#define SPDL__SITTING_ITEMS 32 /* calls of a sitting at most */
+#define SPDL__TIMED_NS 1000    /* calls of this average are timed one by one */
+#define SPDL__SLOW_NS 1000000  /* a sitting that is longer by this had a slow call */
 
-/* How a call has ended. */
 typedef enum spdl__outcome {
     SPDL__GOES_ON,
-    SPDL__OVER,    /* it has failed for good: no call of this row is to follow */
-    SPDL__NO_CALL, /* it was the one that said the source has ended, or nobody waits for it */
-    SPDL__LATER,   /* it has handed on a result, and is to be called again */
-    SPDL__PENDING, /* it goes on without us, and has our place in the row */
-    SPDL__GONE     /* destroy has gone on without it: nothing of the row is ours any more */
+    SPDL__OVER,    /* failed for good: no call of this row follows */
+    SPDL__NO_CALL, /* the source has ended, or nobody waits for the result */
+    SPDL__LATER,   /* SPDL_AGAIN: one result is put, and another call follows */
+    SPDL__PENDING, /* SPDL_PENDING: it keeps the place in the row */
+    SPDL__GONE     /* destroy has abandoned it: the row is out of bounds */
 } spdl__outcome;
 
-/* What a take has come to. */
 typedef enum spdl__taken {
-    SPDL__LEFT,  /* there is nothing for us here, or others are at it */
-    SPDL__TOOK,  /* an item, or the right to call the source: it is in the task */
+    SPDL__LEFT,  /* nothing to take, or another thread is taking */
+    SPDL__TOOK,  /* an item, or the right to call a source; in the task */
     SPDL__PASSED /* a hole, or a failure */
 } spdl__taken;
 
-/* A worker in a row, from its first item there until it leaves; on its stack. */
+/* A worker in a row, from the first item until it leaves; on its stack. */
 typedef struct spdl__sitting {
     spdl_pipeline *p;
     spdl__node *node;
     spdl__counters *counters;
-    uint64_t begun, now; /* the clock; `now` when it was read last */
-    uint64_t word;       /* of the row, as far as we know */
-    uint64_t change;     /* what leaving takes from it */
-    uint64_t until;      /* results below that had room when we looked last */
-    uint64_t waited;     /* for a place in the buffer, by items that got one as we took others */
-    uint64_t failures;   /* what they were when it began, or a timed call */
+    uint64_t begun, now; /* clock at the start, and at the last reading */
+    uint64_t word;       /* last known word of the row */
+    uint64_t change;     /* subtracted from the word at the end */
+    uint64_t until;      /* tickets below had room at the last look */
+    uint64_t waited;     /* waits of items that entered the buffer by our takes */
+    uint64_t failures;   /* count at the start, or before a timed call */
     uint32_t calls, most, holes;
-    uint32_t made; /* items handed on that were not inputs, and are not booked yet */
+    uint32_t made; /* new results that are not booked yet */
     uint32_t limit;
-    bool inside; /* we are counted in `active` */
+    bool inside; /* this thread is counted in `active` */
     bool timed;  /* calls are timed one by one */
-    bool done;   /* something was */
-    bool empty;  /* it ended as nothing was there */
-    bool mark;   /* it ended at a mark */
-    bool again;  /* the call at hand has returned SPDL_AGAIN, and goes on */
+    bool done;   /* some work was done */
+    bool empty;  /* ended by an empty edge */
+    bool mark;   /* ended by a mark */
+    bool again;  /* the call has returned SPDL_AGAIN */
 } spdl__sitting;
 
 /* --- what is rare, of >>rare-impl and >>merge-impl --- */
@@ -8021,8 +8014,9 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task);
 
 /* --- take --- */
 
-/* Takes what lies at the head, by one compare-and-swap. When that fails others are at it, and we
-   look elsewhere. `first`: no call was made in this sitting; after one, a plain row is entered. */
+/* Takes the slot at the head by one compare-and-swap. When this fails, other threads take here, and
+   the worker looks elsewhere. `first`: before the first call of a sitting. After it the thread is
+   inside of a plain row. */
 SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
                                          const bool timed, const bool first) {
     spdl__node *const node = s->node;
@@ -8034,7 +8028,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
     if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT;
-    if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark comes next */
+    if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark is next */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
         unsigned tag;
@@ -8057,7 +8051,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     }
     at = spdl__row_at(node, s->word);
     if (routes) s->until = at + spdl__row_routes(s->p, node);
-    if ((int64_t)(s->until - at) <= 0) { /* used up; what was read has made room since */
+    if ((int64_t)(s->until - at) <= 0) { /* the room is used up; look again */
         if (!routes) s->until = spdl__row_until(node);
         if ((int64_t)(s->until - at) <= 0) return SPDL__LEFT;
     }
@@ -8083,7 +8077,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
 
 /* --- put --- */
 
-/* The ticket of a result, or of what takes its place. */
+/* Ticket of a result, a hole or a mark. */
 SPDL__INLINE uint64_t spdl__put_ticket(spdl__node *node, uint64_t promised) {
     spdl__edge *edge = &node->out;
     if (node->tickets == SPDL__TICKET_AT_TAKE) return promised;
@@ -8093,7 +8087,7 @@ SPDL__INLINE uint64_t spdl__put_ticket(spdl__node *node, uint64_t promised) {
     return promised;
 }
 
-/* Puts one result. What follows, taking the next item or leaving, looks whether somebody waits. */
+/* Puts one result. The next take, or the end of the sitting, wakes sleepers. */
 SPDL__INLINE void spdl__put(spdl__node *node, uint64_t promised, const spdl__item *what,
                             uint64_t now) {
     spdl__put_at(&node->out, spdl__put_ticket(node, promised), what, now);
@@ -8101,7 +8095,6 @@ SPDL__INLINE void spdl__put(spdl__node *node, uint64_t promised, const spdl__ite
 
 /* --- call --- */
 
-/* A call in a plain row, and its put. */
 SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
                                                  const bool timed) {
     spdl__node *const node = s->node;
@@ -8117,7 +8110,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->call.buffer == NULL) &&
         !SPDL__DEBUGS) {
         spdl__item what = task->call.in;
-        if (source || out != what.item) { /* else it is passed on */
+        if (source || out != what.item) { /* else the input is the result */
             if (what.item != NULL && !task->call.taken)
                 spdl__item_free(s->p, what.item, what.origin);
             what.item = out;
@@ -8125,7 +8118,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
             ++s->made;
             if (source) spdl__store_relaxed(&node->made, node->made + 1);
         }
-        if (node->tickets == SPDL__TICKET_ALONE) { /* the tail that was read at the take */
+        if (node->tickets == SPDL__TICKET_ALONE) { /* the tail of the take */
             spdl__store_relaxed(&node->out.tail, task->call.ticket + 1);
             spdl__put_at(&node->out, task->call.ticket, &what, s->now);
         } else {
@@ -8155,7 +8148,7 @@ SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
 
-/* So many durations of `each`, `ns` together. */
+/* Counts durations of `each`, `ns` together. */
 SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times, uint64_t each,
                                        uint64_t ns) {
     spdl__count(&counters->timed_ns, ns);
@@ -8163,7 +8156,7 @@ SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times,
     if (each > spdl__load_relaxed(&counters->max_ns)) spdl__store_relaxed(&counters->max_ns, each);
 }
 
-/* Books `calls` calls that took `ns` together, `failed` of them without success. */
+/* Counts `calls` calls of `ns` together; `failed` of them have failed. */
 SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
                                        uint64_t ns) {
     const uint64_t each = calls > 1 ? ns / calls : ns;
@@ -8176,7 +8169,7 @@ SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls,
     if (calls > failed) spdl__counters_time(counters, calls - failed, each, ns);
 }
 
-/* A moving average that a few slow calls raise fast and many quick ones lower slowly. */
+/* A moving average: fast upwards, slow downwards. */
 SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
     const uint64_t each = ns / calls + 1;
     const uint64_t old = spdl__load_relaxed(&node->item_ns);
@@ -8186,9 +8179,9 @@ SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64
                             each > old ? old + (each - old) / 4 + 1 : old - (old - each) / 8);
 }
 
-/* The word moves by `change`, which gives back a place. Pairs with the acquire of the word by the
-   thread that enters next, passes a mark or stops: all that was put, and every plain field, is
-   there. */
+/* Moves the word by `change`, which frees a place. Pairs with the acquire of the word by the thread
+   that enters next, passes a mark or stops: without it this thread could miss puts and plain
+   fields. */
 SPDL__INLINE void spdl__word_move(spdl_pipeline *p, spdl__node *node, uint64_t change) {
     const uint64_t word = spdl__add(node->word, change) + change;
     if (SPDL__UNLIKELY((word & SPDL__SHUT) != 0 && (word & SPDL__ACTIVE) == 0) &&
@@ -8196,29 +8189,29 @@ SPDL__INLINE void spdl__word_move(spdl_pipeline *p, spdl__node *node, uint64_t c
         spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
-/* The calls that follow are counted by snapshots while they run. */
+/* Snapshots count calls from here on while they run. */
 SPDL__INLINE void spdl__flow_opens(spdl_task *task, uint64_t now) {
     if (SPDL__NO_STATS) return;
     spdl__store_relaxed(&task->open,
                         (now & ~(uint64_t)(SPDL_MAX_STAGES - 1)) | (uint64_t)task->node->index);
 }
 
-/* A timed call is over, or has handed on a result. */
+/* A timed call is over, or has put one result. */
 SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t since) {
     const uint64_t failures = spdl__load_relaxed(&s->counters->failures);
-    spdl__store_relaxed(&task->open, 0); /* first: a snapshot in between misses it for now */
+    spdl__store_relaxed(&task->open, 0); /* first: else a snapshot would count the call twice */
     spdl__counters_book(s->counters, 1, failures - s->failures, s->now - since);
     s->failures = failures;
     spdl__flow_opens(task, s->now);
 }
 
-/* The end of a sitting. All but a deferred call is booked before the row is left: a thread that
-   sees the end of the row sees the rest counted. */
+/* The end of a sitting. Every call except a deferred one is booked before the worker leaves the
+   row: a thread that sees the end of the row sees the counts. */
 SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
-    spdl__store_relaxed(&task->open, 0); /* also of a call that was only resumed */
+    spdl__store_relaxed(&task->open, 0); /* also of a resumed call */
     if (s->calls > 0) {
         uint64_t ns;
         bool slow;
@@ -8247,7 +8240,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
 
 /* --- sit --- */
 
-/* Before the first call of a sitting. Whether it is measured: then it begins now. */
+/* Before the first call of a sitting. Returns true if the sitting is measured: it begins anew. */
 SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counters, bool timed,
                                    uint64_t now) {
     spdl_pipeline *p = task->pipeline;
@@ -8259,7 +8252,6 @@ SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counte
     return true;
 }
 
-/* A sitting begins. */
 SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     s->until = s->waited = 0;
@@ -8281,9 +8273,9 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     task->call.flushing = task->passing = false;
 }
 
-/* What a worker does in a row: takes items one by one, calls, puts, leaves. Whether anything was
-   done. Three copies are compiled: `plain` is for rows that have none of what is rare (see
-   node_is_plain in >>create-impl). `late`: no call begins from then on. */
+/* A sitting: takes items one by one, calls, puts, leaves. Returns true if some work was done.
+   Compiled three times: `plain` is for rows without rare features (node_is_plain in >>create-impl).
+   `late`: no call begins after it. */
 SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
                                  const bool timed) {
     const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
@@ -8313,13 +8305,13 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         ++s.calls;
         first = false;
         if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
-        if (!plain && outcome == SPDL__PENDING) s.inside = false; /* it has our place */
+        if (!plain && outcome == SPDL__PENDING) s.inside = false; /* the call keeps the place */
         if (!plain) s.again = outcome == SPDL__LATER;
         if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
-        spdl__store_relaxed(&task->open, 0); /* before another one may go on with it */
+        spdl__store_relaxed(&task->open, 0); /* before another thread resumes it */
         spdl__flow_park(task, task->parked);
         task->parked = NULL;
         s.inside = false;
@@ -8343,8 +8335,8 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
     return spdl__flow_sit(task, node, late, false, timed);
 }
 
-/* One sitting in a row. Calls that take long or that have a deadline are timed one by one; so are
-   those that may go on later, as they are booked before they park. */
+/* One sitting in a row. Long calls, and calls with a deadline, are timed one by one. Calls that may
+   park are timed too: they are booked before they park. */
 SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t late) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
@@ -8356,8 +8348,8 @@ SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t l
 
 /* --- step --- */
 
-/* Returns true if calls of this row are not longer than that on average. A row that was not timed
-   yet is for the workers, if there are any. */
+/* Returns true if calls of this row take at most `longest` on average. A row without a time is for
+   workers, if the pool has any. */
 SPDL__INLINE bool spdl__step_suits(const spdl_pipeline *p, const spdl__node *node,
                                    uint64_t longest) {
     uint64_t each;
@@ -8366,8 +8358,8 @@ SPDL__INLINE bool spdl__step_suits(const spdl_pipeline *p, const spdl__node *nod
     return each != 0 ? each <= longest : p->pool->desc.workers == 0;
 }
 
-/* One piece of work, as far downstream as possible: first where nobody else is, as two in one row
-   send its word to and fro. From rows whose calls take longer than `longest` it keeps away. */
+/* One sitting, as far downstream as possible: first in empty rows, as two threads in one row
+   contend for its word. Leaves out rows whose calls take longer than `longest`. */
 SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
     spdl_task *task = &p->task[worker];
     const uint64_t late = p->pool != NULL ? p->pool->worker[worker].until : SPDL__NEVER;
