@@ -7266,13 +7266,13 @@ typedef enum spdl__parked_state {
 
 /* A call of a stage. Its sequence is that of its input's origin. */
 typedef struct spdl__call {
-    spdl__item in;  /* its range is that of the result */
-    uint64_t ticket; /* of the result, if it was promised at the take */
-    uint64_t since; /* when it began */
-    bool flushing;  /* .flush: without an input, alone inside of the row, before a mark */
-    bool taken;     /* the input is not the library's any more */
-    void *buffer;   /* of spdl_buffer, until it is a result; or NULL */
-    spdl__batch *holder; /* the batch that the buffer is a part of */
+    spdl__item in;   /* its range is that of the result */
+    uint64_t ticket; /* of the result, if promised with the input */
+    uint64_t since;
+    bool flushing;   /* .flush: without an input, alone in the row, before a mark */
+    bool taken;      /* the library no longer owns the input */
+    void *buffer;    /* from spdl_buffer, not passed yet; or NULL */
+    spdl__batch *holder; /* owner of `buffer` */
 } spdl__call;
 
 typedef struct spdl__parked {
@@ -9705,7 +9705,8 @@ SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
     task->call.holder = spdl__place_find(row, spdl__load_relaxed(&node->epoch), &at, true);
     if (task->call.holder == NULL) return NULL;
-    return (char *)task->call.holder->shown.data + at % (uint64_t)row->row.size * row->row.item_bytes;
+    at %= (uint64_t)row->row.size;
+    return (char *)task->call.holder->shown.data + at * row->row.item_bytes;
 }
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
