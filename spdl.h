@@ -7182,15 +7182,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the sink, so next
    repeats its result. A FAIL names the row that has the error. (tests/model/marks.pml)
 
-   Stop: `stopping`, then SHUT in all rows. When no call is inside, the thread that waits frees all
-   edges but the sink. A rewind moves every head on to the next ticket, never back. A thread that
-   slept between its copy of a slot and its swap must fail.
-
    Branches. A branch writes the edges of its path rows. It puts a routed result at once. Results
    beyond the buffer_size of a path wait. A branch is called while fewer than its own buffer_size
-   wait on all paths. One path may hold them all, so its edge has slots for both. For a merge in
-   input order the branch writes the path into the ring `turns` before it puts the result. Marks go
-   down every path.
+   wait on all paths. One path may hold them all, so its edge has slots for both.
 
    Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
    names its writer. */
@@ -7228,9 +7222,9 @@ typedef struct spdl__counters {
 } spdl__counters;
 
 /* See >>position-impl. */
-typedef struct spdl__mark {
+typedef struct spdl__tally {
     uint64_t item, results;
-} spdl__mark;
+} spdl__tally;
 
 /* The consumer's position after its last item. A run that starts here delivers the rest. */
 typedef struct spdl__position {
@@ -7261,13 +7255,13 @@ typedef enum spdl__parked_state {
 
 /* A call of a stage. Its sequence is that of its input's origin. */
 typedef struct spdl__call {
-    spdl__item in;  /* its range is that of the result */
-    uint64_t ticket; /* of the result, if it was promised at the take */
-    uint64_t since; /* when it began */
-    bool flushing;  /* .flush: without an input, alone inside of the row, before a mark */
-    bool taken;     /* the input is not the library's any more */
-    void *buffer;   /* of spdl_buffer, until it is a result; or NULL */
-    spdl__batch *holder; /* the batch that the buffer is a part of */
+    spdl__item in;   /* its range is that of the result */
+    uint64_t ticket; /* of the result, if promised with the input */
+    uint64_t since;
+    bool flushing;   /* .flush: without an input, alone in the row, before a mark */
+    bool taken;      /* the library no longer owns the input */
+    void *buffer;    /* from spdl_buffer, not passed yet; or NULL */
+    spdl__batch *holder; /* owner of `buffer` */
 } spdl__call;
 
 typedef struct spdl__parked {
@@ -7351,7 +7345,7 @@ typedef struct spdl__node {
     uint32_t turn;     /* merge in completion order: first path to look at */
     uint64_t number;   /* batch: next number in this epoch */
     uint64_t number_first; /* batch: first number of this run in this epoch */
-    spdl__mark mark;   /* of the counting row */
+    spdl__tally tally; /* of the counting row */
     uint64_t skip;     /* of the counting row: results delivered before this run */
     bool in_batches;   /* by create: its inputs carry batch numbers */
     spdl__batch *open_batch;
@@ -7450,7 +7444,7 @@ struct spdl_pipeline {
     spdl__edge *sink;
     spdl__node *feed; /* first row if items are pushed, or NULL */
     spdl__node *producer; /* first row if it has its own thread, or NULL */
-    spdl__node *marks; /* the counting row; NULL: results are counted at the sink */
+    spdl__node *counting; /* the counting row; NULL: results are counted at the sink */
     const char *unsaved; /* why its position cannot be saved, or NULL */
     uint32_t table; /* hash of all that a position depends on */
     spdl_sampler *sampler; /* of SPDL_INDEX, or NULL */
@@ -7473,10 +7467,10 @@ struct spdl_pipeline {
     /* written rarely, by any thread */
     uint32_t stopping;
     uint32_t leaving;      /* destroy has workers run fini */
-    uint32_t left;         /* pool threads that ran fini */
+    uint32_t fini_done;    /* pool threads that ran fini */
     uint32_t joined;       /* pool threads that ran an init */
     uint32_t failed;       /* under error_lock: bit i: row i failed too often */
-    uint32_t late;         /* a stop has timed out */
+    uint32_t stop_timed_out;
     uint64_t references;   /* destroy, and an abandoned producer */
     uint32_t completing;   /* threads in spdl_complete */
     uint32_t error_lock;
@@ -7500,10 +7494,10 @@ struct spdl_pipeline {
     char pad2[SPDL_CACHE_LINE];
     /* written by the consumer */
     uint64_t barred;       /* see spdl__turn */
-    uint32_t trainer_inside;
+    uint32_t consumer_inside;
     uint32_t misused;      /* kinds of misuse in the log */
     uint64_t misuses;      /* refused calls of these kinds that are not in the log */
-    uint64_t trainer;      /* thread that waits in next, or 0 */
+    uint64_t consumer;     /* thread that waits in next, or 0 */
     bool closed_returned;
     spdl__item last_item;
     void *asked; /* last type of spdl__next_as that fitted; relaxed, as a second thread in next is
@@ -7511,8 +7505,8 @@ struct spdl_pipeline {
     spdl_error told;       /* failure of one item that next returned last */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
-    spdl__mark mark; /* without a counting row; with `remakes` the batch and its items taken */
-    uint64_t drops;        /* items of the sink delivered before this run */
+    spdl__tally tally; /* without a counting row; with `remakes` the batch and its items taken */
+    uint64_t skip;         /* items of the sink delivered before this run */
     uint64_t data_hash;    /* by create */
     uint64_t delivered;
     uint64_t polls;        /* calls of next with timeout 0 and no result */
@@ -7667,7 +7661,7 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
     int i;
     if (p->has_hooks && spdl__load32(&p->leaving) &&
         (worker >= 0 ? spdl__task_leaves(p, worker)
-                     : spdl__load32(&p->left) < spdl__load32(&p->joined)))
+                     : spdl__load32(&p->fini_done) < spdl__load32(&p->joined)))
         return true;
     if (spdl__load32(&p->stopping)) return false;
     for (i = p->count - 1; i >= 0; --i)
@@ -7791,44 +7785,44 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
 /* ============================================================================================= */
 /* >>position-impl
    Where a run resumes (>>state-impl). Results are counted at one point of the flow, where their
-   order is always the same: at the first SPDL_BATCH, the row that marks, or else at the sink. If no
+   order is always the same: at the first SPDL_BATCH, the counting row, or else at the sink. If no
    row in front of this point keeps anything of earlier items, a run that starts at a later item
-   passes the same results. A mark is {item, results}: start the source at this item, and drop the
+   passes the same results. A tally is {item, results}: start the source at this item, and drop the
    first `results` results. Without .again in front of the point it is {next item, 0}.
 
-   Slots carry the mark to the consumer. Up to the row that marks, the range of a slot is the item's
+   Slots carry the tally to the consumer. Up to the counting row, the range of a slot is the item's
    source number; behind it the range is item << SPDL__SPAN_BITS | results. If later rows make
-   several results of a batch, it is the mark before the batch. The batch is made again, and the
+   several results of a batch, it is the tally before the batch. The batch is made again, and the
    consumer counts its results. With .flush, or batches of batches, the epoch is made again.
 
-   Threads: a row's mark belongs to the thread inside it; the sink's mark and `at` belong to the
+   Threads: a row's tally belongs to the thread inside it; the sink's tally and `at` belong to the
             consumer. The hand-over of a slot orders them. */
 
 static const char spdl__unsaved[] = "the position of this pipeline cannot be saved";
 
-SPDL__INLINE void spdl__mark_pass(spdl__mark *mark, uint64_t item, bool many) {
+SPDL__INLINE void spdl__tally_pass(spdl__tally *tally, uint64_t item, bool many) {
     if (!many) {
-        mark->item = item + 1;
-    } else if (item != mark->item) {
-        mark->item = item;
-        mark->results = 1;
+        tally->item = item + 1;
+    } else if (item != tally->item) {
+        tally->item = item;
+        tally->results = 1;
     } else {
-        ++mark->results;
+        ++tally->results;
     }
 }
 
-SPDL__INLINE uint64_t spdl__mark_range(const spdl__mark *mark) {
-    return mark->item << SPDL__SPAN_BITS | spdl__min(mark->results, SPDL__SPAN_MAX);
+SPDL__INLINE uint64_t spdl__tally_range(const spdl__tally *tally) {
+    return tally->item << SPDL__SPAN_BITS | spdl__min(tally->results, SPDL__SPAN_MAX);
 }
 
-SPDL__PRIVATE void spdl__mark_begin(spdl__mark *mark, uint64_t item) {
-    mark->item = item;
-    mark->results = 0;
+SPDL__PRIVATE void spdl__tally_begin(spdl__tally *tally, uint64_t item) {
+    tally->item = item;
+    tally->results = 0;
 }
 
 /* The consumer took or dropped `got`. */
 SPDL__INLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
-    if (p->many || p->remakes) spdl__mark_pass(&p->mark, got->range, true);
+    if (p->many || p->remakes) spdl__tally_pass(&p->tally, got->range, true);
 }
 
 SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
@@ -7836,15 +7830,15 @@ SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
     memset(&p->at, 0, sizeof(p->at));
     p->at.epoch = epoch;
     p->begun = p->delivered;
-    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : 0);
+    spdl__tally_begin(&p->tally, p->remakes ? SPDL__NEVER : 0);
 }
 
 SPDL__PRIVATE void spdl__position_begin(spdl_pipeline *p, const spdl__position *at) {
     p->at = *at;
     p->begun = p->delivered;
-    p->drops = p->replays || p->marks != NULL ? at->drops : at->results;
-    if (p->marks != NULL) p->marks->skip = at->results;
-    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : at->source);
+    p->skip = p->replays || p->counting != NULL ? at->drops : at->results;
+    if (p->counting != NULL) p->counting->skip = at->results;
+    spdl__tally_begin(&p->tally, p->remakes ? SPDL__NEVER : at->source);
 }
 
 SPDL_API uint64_t spdl_pipeline_epoch(const spdl_pipeline *p) { return p->at.epoch; }
@@ -7858,18 +7852,18 @@ SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__posi
     if (taken == 0) return NULL;
     if (p->replays) {
         at->drops = at->delivered;
-    } else if (p->marks != NULL) {
+    } else if (p->counting != NULL) {
         at->number = (p->last_item.origin >> 8) + !p->remakes;
         at->source = range >> SPDL__SPAN_BITS;
         at->results = range & SPDL__SPAN_MAX;
-        at->drops = p->remakes ? p->mark.results : 0;
+        at->drops = p->remakes ? p->tally.results : 0;
     } else {
-        at->source = p->many ? p->mark.item : range + 1;
-        at->results = p->many ? p->mark.results : 0;
+        at->source = p->many ? p->tally.item : range + 1;
+        at->results = p->many ? p->tally.results : 0;
     }
     if (spdl__load_relaxed(&p->node[0].made) >> (64 - SPDL__SPAN_BITS) != 0)
         return "an epoch has more than 2^36 items";
-    if (p->marks != NULL && at->results >= SPDL__SPAN_MAX)
+    if (p->counting != NULL && at->results >= SPDL__SPAN_MAX)
         return "one item has more than 268435454 results";
     return NULL;
 }
@@ -7901,7 +7895,7 @@ SPDL__COLD uint32_t spdl__position_table(const spdl_pipeline *p, const spdl_stag
     return hash;
 }
 
-/* Finds the row that marks, and why there is no position. */
+/* Finds the counting row, and why there is no position. */
 SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
     int i, k, depth = 0;
     bool disorder = false;
@@ -7916,9 +7910,9 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
         if (row->output_order == SPDL_ORDER_COMPLETION &&
             (node->tickets != SPDL__TICKET_ALONE || row->kind == SPDL_KIND_MERGE))
             disorder = true;
-        if (batch && p->marks == NULL && depth == 0) p->marks = node;
+        if (batch && p->counting == NULL && depth == 0) p->counting = node;
         else if (batch || row->flush) p->replays = true;
-        if (p->marks != NULL) p->remakes = p->remakes || row->again;
+        if (p->counting != NULL) p->remakes = p->remakes || row->again;
         else p->many = p->many || row->again;
         if (row->next != NULL) p->unsaved = "SPDL_FROM cannot start at a later item";
         if (row->kind == SPDL_KIND_FEED) p->unsaved = "its items are pushed (SPDL_FEED)";
@@ -7928,11 +7922,11 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
                      "takes what is ready";
     if (p->tokens != NULL) p->unsaved = "its doctor replays items";
     if (p->replays || p->unsaved != NULL) {
-        p->marks = NULL;
+        p->counting = NULL;
         p->many = p->remakes = false;
     }
     p->table = spdl__position_table(p, rows);
-    spdl__mark_begin(&p->mark, p->remakes ? SPDL__NEVER : 0);
+    spdl__tally_begin(&p->tally, p->remakes ? SPDL__NEVER : 0);
 }
 
 /* ============================================================================================= */
@@ -8471,7 +8465,7 @@ SPDL__PRIVATE void spdl__put_mark(spdl_pipeline *p, spdl__node *node, uint64_t p
 SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t next) {
     node->flushed = false;
     node->number = node->number_first = 0;
-    node->mark.item = node->mark.results = 0;
+    node->tally.item = node->tally.results = 0;
     node->first =
         node->tickets == SPDL__TICKET_AT_TAKE ? next : spdl__load_relaxed(&node->out.tail);
     spdl__store_relaxed(&node->epoch, epoch);
@@ -9635,10 +9629,10 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 static const char *const spdl__in_place_stays =
     "the items of a batch in place (.item_bytes) cannot leave it";
 
-/* Under place_lock: returns the batch of this number and epoch. If there is none, it becomes *made,
-   which is cleared; NULL without *made. */
+/* Under place_lock: returns the batch of this number and epoch. If there is none, *fresh becomes it
+   and is cleared; NULL without *fresh. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number,
-                                             spdl__batch **made) {
+                                             spdl__batch **fresh) {
     spdl__batch *newer = NULL, *batch = row->place_oldest;
     if (batch == NULL || batch->shown.epoch != epoch || batch->shown.sequence != number)
         for (batch = row->place;
@@ -9648,13 +9642,13 @@ SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, ui
             newer = batch;
     if (batch != NULL && batch->shown.epoch == epoch && batch->shown.sequence == number)
         return batch;
-    if (*made == NULL) return NULL;
-    (*made)->next = batch;
-    (*made)->newer = newer;
-    *(batch != NULL ? &batch->newer : &row->place_oldest) = *made;
-    *(newer != NULL ? &newer->next : &row->place) = *made;
-    batch = *made;
-    *made = NULL;
+    if (*fresh == NULL) return NULL;
+    (*fresh)->next = batch;
+    (*fresh)->newer = newer;
+    *(batch != NULL ? &batch->newer : &row->place_oldest) = *fresh;
+    *(newer != NULL ? &newer->next : &row->place) = *fresh;
+    batch = *fresh;
+    *fresh = NULL;
     memset(batch->owner, 0, (size_t)row->row.size);
     batch->shown.epoch = epoch;
     batch->shown.sequence = number;
@@ -9672,21 +9666,21 @@ SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
 SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uint64_t *at,
                                             bool takes) {
     const uint64_t size = (uint64_t)row->row.size;
-    spdl__batch *batch, *made = NULL;
+    spdl__batch *batch, *fresh = NULL;
     bool again = false;
     for (;; again = true) {
         spdl__lock(&row->place_lock, row->locks);
         if (takes && !again && row->place_epoch == epoch) *at -= row->place_dropped;
-        batch = spdl__place_batch(row, epoch, *at / size, &made);
+        batch = spdl__place_batch(row, epoch, *at / size, &fresh);
         while (takes && batch != NULL && batch->owner[*at % size] != 0)
-            batch = spdl__place_batch(row, epoch, ++*at / size, &made);
+            batch = spdl__place_batch(row, epoch, ++*at / size, &fresh);
         if (takes && batch != NULL) batch->owner[*at % size] = SPDL__IN_PLACE;
         spdl__unlock(&row->place_lock, row->locks);
         if (batch != NULL) break;
-        made = spdl__batch_get(row->batches);
-        if (made == NULL) break;
+        fresh = spdl__batch_get(row->batches);
+        if (fresh == NULL) break;
     }
-    spdl_batch_free(made);
+    spdl_batch_free(fresh);
     return batch;
 }
 
@@ -9697,7 +9691,8 @@ SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
     uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
     task->call.holder = spdl__place_find(row, spdl__load_relaxed(&node->epoch), &at, true);
     if (task->call.holder == NULL) return NULL;
-    return (char *)task->call.holder->shown.data + at % (uint64_t)row->row.size * row->row.item_bytes;
+    at %= (uint64_t)row->row.size;
+    return (char *)task->call.holder->shown.data + at * row->row.item_bytes;
 }
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
@@ -9764,7 +9759,7 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     spdl__store_relaxed(&task->sequence, batch->shown.sequence);
     batch->shown.epoch = spdl__load_relaxed(&node->epoch);
     batch->shown.bytes = batch->shown.count * node->row.item_bytes;
-    if (node == p->marks && !p->remakes) batch->range = spdl__mark_range(&node->mark);
+    if (node == p->counting && !p->remakes) batch->range = spdl__tally_range(&node->tally);
     task->call.in.range = batch->range;
     node->open_batch = NULL;
     spdl__count(&counters->tasks, 1);
@@ -9862,11 +9857,11 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
         return SPDL_E_NOMEM;
     }
     first = batch->shown.count == 0;
-    if (node != p->marks) {
+    if (node != p->counting) {
         if (first) batch->range = task->call.in.range; /* of a feed: the oldest */
     } else {
-        if (first && p->remakes) batch->range = spdl__mark_range(&node->mark);
-        spdl__mark_pass(&node->mark, task->call.in.range, p->many);
+        if (first && p->remakes) batch->range = spdl__tally_range(&node->tally);
+        spdl__tally_pass(&node->tally, task->call.in.range, p->many);
         if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
             --node->dropped; /* it takes no room */
@@ -9907,10 +9902,10 @@ static const spdl_function spdl__unbatch_function = { spdl__unbatch_call, "unbat
    A row that joins the paths of a branch. It is a source without a function: one worker at a time
    takes from the paths and puts while there are items and room.
 
-   Input order: the branch writes the path of each result into `turns`, and the rows of a path make
-   an item or a hole of each. The merge waits for the head of the path whose turn it is. Nothing
-   starves: that item was routed, and later ones cannot block it. Completion order: the merge takes
-   from any path that has an item.
+   Input order: the branch writes the path of each result into the ring `turns` before it puts the
+   result. The rows of a path make an item or a hole of each. The merge waits for the head of the
+   path whose turn it is. Nothing starves: that item was routed, and later ones cannot block it.
+   Completion order: the merge takes from any path that has an item.
 
    Marks. END, EPOCH and a FAIL from above the branch go down every path. The merge passes them when
    they are at the head of all. It passes a FAIL of a path's own row alone: in its turn, or in
@@ -10085,7 +10080,7 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
                            p->local[task->worker * p->count + i]);
     }
     if (!spdl__is_pool_thread(p, task->worker)) return;
-    spdl__add32(&p->left, 1);
+    spdl__add32(&p->fini_done, 1);
     spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
@@ -10329,7 +10324,7 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
 
 /* The item at the head was delivered before this run. */
 SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__item *got) {
-    --p->drops;
+    --p->skip;
     spdl__position_watch(p, got);
     spdl__sink_moves(p, head + 1, NULL);
     spdl__add(&p->last->counters[p->workers].freed, 1);
@@ -10365,7 +10360,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
         got = spdl__slot_read(slot);
         tag = spdl__origin_tag(got.origin);
         if (SPDL__LIKELY(tag < SPDL__HOLE)) {
-            if (SPDL__UNLIKELY(p->drops > 0)) {
+            if (SPDL__UNLIKELY(p->skip > 0)) {
                 spdl__sink_drop(p, head, &got);
                 continue;
             }
@@ -10425,19 +10420,19 @@ SPDL__PRIVATE void spdl__next_leave(spdl__next_work *work) {
 SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64_t deadline,
                                            bool *late, spdl__next_work *work) {
     const uint32_t word = spdl__load32(&p->fed.word);
-    const bool has_place = work->worker >= 0;
+    const bool can_run = work->worker >= 0;
     uint64_t until = deadline;
     spdl_result result;
     bool could;
     (void)spdl__exchange32(&p->waiting, 1);
     spdl__wake_passed(p, work->works); /* begins with a full barrier */
     result = spdl__sink_take(p, item);
-    SPDL_TEST_POINT("trainer about to sleep");
-    could = result == SPDL_EMPTY && (work->works || has_place) &&
+    SPDL_TEST_POINT("consumer about to sleep");
+    could = result == SPDL_EMPTY && (work->works || can_run) &&
             spdl__next_could(p, work->longest);
     if (result == SPDL_EMPTY && spdl__pipeline_forked(p)) {
         result = spdl__misused(p, SPDL__NEXT_FORKED);
-    } else if (result == SPDL_EMPTY && !(has_place && could)) {
+    } else if (result == SPDL_EMPTY && !(can_run && could)) {
         if (p->pool != NULL && !p->own_pool) spdl__next_leave(work);
         if (could) until = spdl__min(deadline, spdl_time_ns() + SPDL__NEXT_LOOKS_NS);
         *late = spdl__os_event_sleep(&p->fed, word, until) == SPDL_TIMEOUT && until == deadline;
@@ -10458,7 +10453,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
         work.longest = p->works_ns;
         work.worker = -1;
     }
-    spdl__store(&p->trainer, spdl__os_thread_id());
+    spdl__store(&p->consumer, spdl__os_thread_id());
     while (result == SPDL_EMPTY && !late) {
         spdl__next_enter(p, &work);
         if (!booked && p->pool != NULL && (work.worker >= 0 || round >= SPDL_SPINS)) {
@@ -10481,7 +10476,7 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
     }
     if (slept) spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
     if (booked) spdl__blame_mark(p, true);
-    spdl__store(&p->trainer, 0);
+    spdl__store(&p->consumer, 0);
     spdl__next_leave(&work);
     return result == SPDL_EMPTY ? SPDL_TIMEOUT : result;
 }
@@ -10534,7 +10529,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
-    if (SPDL__UNLIKELY(spdl__exchange32(&p->trainer_inside, 1) != 0))
+    if (SPDL__UNLIKELY(spdl__exchange32(&p->consumer_inside, 1) != 0))
         return spdl__misused(p, SPDL__NEXT_INSIDE);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
@@ -10562,7 +10557,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     if (SPDL__UNLIKELY(p->ready_fn != NULL)) result = spdl__next_ready(p, item, result);
     if (!SPDL__NO_STATS && result == SPDL_OK && p->step_left-- <= 1) spdl__next_step(p);
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
-    spdl__store32(&p->trainer_inside, 0);
+    spdl__store32(&p->consumer_inside, 0);
     return result;
 }
 
@@ -10758,9 +10753,12 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 
 /* ============================================================================================= */
 /* >>stop-impl
-   Changes of a running pipeline, stop, rewind and destroy. Any thread may stop. SHUT in every word
-   keeps workers out of the rows, and the calls inside end. The thread that waited for them frees
-   the items. The owner destroys. */
+   Changes of a running pipeline, stop, rewind and destroy. Any thread may stop. It sets `stopping`
+   and SHUT in every word, so no call enters, and the calls inside end. The thread that waited for
+   them frees all items but those in the sink. The owner destroys.
+
+   A rewind moves every head on to the next ticket, never back. A thread that slept between its copy
+   of a slot and its swap must fail. */
 
 #ifndef SPDL__DESTROY_WARN_NS
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* first report of a wait in destroy */
@@ -10787,7 +10785,7 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     const uint64_t thread = spdl__os_thread_id();
     if (p->pool != NULL && spdl__pool_is_worker(p->pool)) return true;
     if (p->producer != NULL && spdl__load(&p->producer_id) == thread) return true;
-    return p->pool == NULL && spdl__load(&p->trainer) == thread;
+    return p->pool == NULL && spdl__load(&p->consumer) == thread;
 }
 
 SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
@@ -10796,15 +10794,15 @@ SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
     return i == p->count;
 }
 
-/* After halt: waits until no row but `left`, an abandoned producer's, has a call inside. */
+/* After halt: waits until no row but `abandoned` has a call inside. */
 SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
-                                                     const spdl__node *left) {
+                                                     const spdl__node *abandoned) {
     spdl_result slept = SPDL_OK;
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
         spdl__parked_drop_all(p);
-        if (&p->node[i] == left ||
+        if (&p->node[i] == abandoned ||
             (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move: else a
                                                                     call's last writes may be
                                                                     missed */
@@ -10892,7 +10890,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
         if (!spdl__pipeline_quiet(p)) result = SPDL_TIMEOUT;
     } else if (result == SPDL_OK) {
         result = spdl__pipeline_await_quiet(p, deadline, NULL);
-        if (result != SPDL_OK) spdl__store32(&p->late, 1);
+        if (result != SPDL_OK) spdl__store32(&p->stop_timed_out, 1);
         if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
         if (result == SPDL_OK) spdl__fail_log(p);
     }
@@ -10942,8 +10940,8 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->turns_put, 0);
     spdl__store_relaxed(&node->turns_taken, 0);
-    node->number = node->number_first = node == p->marks ? at->number : 0;
-    spdl__mark_begin(&node->mark, at->source);
+    node->number = node->number_first = node == p->counting ? at->number : 0;
+    spdl__tally_begin(&node->tally, at->source);
     spdl__store_relaxed(&node->epoch, at->epoch);
     spdl__store_relaxed(&node->made, at->source);
     node->dropped = node->in != NULL ? node->in->dropped : 0;
@@ -10983,7 +10981,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
     if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
-    spdl__store32(&p->late, 0);
+    spdl__store32(&p->stop_timed_out, 0);
     p->closed_returned = false;
     memset(&p->last_item, 0, sizeof(p->last_item));
     p->told.result = SPDL_OK;
@@ -11026,7 +11024,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
     if (p == NULL || start->at.source >> (64 - SPDL__SPAN_BITS) != 0 || spdl__pipeline_forked(p) ||
         spdl__pipeline_inside(p) || spdl__load(&p->rewinder) != 0)
         return SPDL_E_INVALID;
-    if (spdl__exchange32(&p->trainer_inside, 1) != 0) return SPDL_E_INVALID;
+    if (spdl__exchange32(&p->consumer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
         result = spdl__rewind_await_stops(p, deadline);
         if (result == SPDL_OK) {
@@ -11038,7 +11036,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
         }
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
-    spdl__store32(&p->trainer_inside, 0);
+    spdl__store32(&p->consumer_inside, 0);
     return result;
 }
 
@@ -11061,7 +11059,7 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     if (p->pool != NULL) spdl__pool_wake_all(p->pool);
     while (p->has_hooks) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        if (spdl__load32(&p->left) == spdl__load32(&p->joined)) break;
+        if (spdl__load32(&p->fini_done) == spdl__load32(&p->joined)) break;
         (void)spdl__os_event_sleep(&p->quiet, word, SPDL__NEVER);
     }
     if (p->slot != NULL) spdl__pool_detach(p->pool, p->slot);
@@ -11149,12 +11147,12 @@ SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
     return false;
 }
 
-SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool left) {
+SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool abandoned) {
     if (!p->producer_started) return;
     spdl__store32(&p->producer_quits, 1);
     spdl__full_barrier();
     spdl__wake_producer(p);
-    spdl__os_thread_end(&p->producer_thread, !left);
+    spdl__os_thread_end(&p->producer_thread, !abandoned);
     p->producer_started = false;
 }
 
@@ -11170,19 +11168,20 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     }
 }
 
-/* Waits until no call is inside. *left: the abandoned row, or NULL. Returns false if nobody can
-   complete a call: without threads nothing is freed that it may use. */
-SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, const spdl__node **left) {
-    *left = spdl__load32(&p->late) && spdl__destroy_abandons(p, false) ? p->producer : NULL;
-    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS), *left) == SPDL_OK)
+/* Waits until no call is inside. *abandoned: a row, or NULL. Returns false if nobody can complete a
+   call: without threads nothing is freed that it may use. */
+SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, const spdl__node **abandoned) {
+    const bool waited = spdl__load32(&p->stop_timed_out) != 0;
+    *abandoned = waited && spdl__destroy_abandons(p, false) ? p->producer : NULL;
+    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS), *abandoned) == SPDL_OK)
         return true;
     spdl__destroy_warn(p);
-    if (*left == NULL && spdl__destroy_abandons(p, true)) *left = p->producer;
-    return spdl__pipeline_await_quiet(p, SPDL__NEVER, *left) == SPDL_OK;
+    if (*abandoned == NULL && spdl__destroy_abandons(p, true)) *abandoned = p->producer;
+    return spdl__pipeline_await_quiet(p, SPDL__NEVER, *abandoned) == SPDL_OK;
 }
 
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
-    const spdl__node *left;
+    const spdl__node *abandoned;
     if (p == NULL || spdl__pipeline_forked(p)) return;
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
@@ -11192,9 +11191,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__doctor_close(p);
     spdl__ready_end(p);
     spdl__pipeline_halt(p);
-    if (!spdl__destroy_await(p, &left)) return;
+    if (!spdl__destroy_await(p, &abandoned)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
-    spdl__destroy_producer(p, left != NULL);
+    spdl__destroy_producer(p, abandoned != NULL);
     spdl__destroy_part(p); /* last: its bit may belong to another client next */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
@@ -11205,7 +11204,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
                    (spdl__llu)p->misuses);
     spdl__report_end(p);
 #ifndef SPDL_NO_REPORT
-    spdl__trace_close(p, left != NULL);
+    spdl__trace_close(p, abandoned != NULL);
 #endif
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__sampler_let_go(p->sampler);

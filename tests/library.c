@@ -50,4 +50,4 @@ bool rows_are_shut(const spdl_pipeline *p) {
     return shut;
 }
 
-const int *consumer_inside(const spdl_pipeline *p) { return (const int *)&p->trainer_inside; }
+const int *consumer_inside(const spdl_pipeline *p) { return (const int *)&p->consumer_inside; }

@@ -1128,7 +1128,7 @@ static void an_item_may_have_many_results(void) {
             spdl_batch *batch = NULL;
             REQUIRE(spdl_pipeline_next(p, (void **)&batch, SPDL_SECONDS(15)) == SPDL_OK);
             spdl_batch_free(batch);
-            if (i == 0) p->marks->mark.results = many ? (1u << 28) - 10 : 1u << 24;
+            if (i == 0) p->counting->tally.results = many ? (1u << 28) - 10 : 1u << 24;
         }
         CHECK_EQ(spdl_state_save(p, text, sizeof text) > 0, !many);
         if (many) CHECK_STR(text, why);
