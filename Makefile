@@ -300,6 +300,10 @@ check-perf: ## perf shows threads and stages by their names (skips where there i
 check-docs: ## what is said above every public function
 	@tests/check_docs.sh
 
+.PHONY: check-words
+check-words: ## plain English in the declarations, the messages and the pages for users
+	@tests/check_words.sh
+
 .PHONY: check-surface
 check-surface: ## how many functions, macros, fields, lines and words are public
 	@tests/check_surface.sh

@@ -5905,7 +5905,7 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    threads, queue and locals; jobs own their args.
 
    Wakes. A worker that goes to sleep reads its bell and announces itself (`asleep`, then
-   `sleepers`). It clears `waking`, passes a full barrier, looks at everything once more, and sleeps.
+   `sleepers`). It clears `waking`, passes a full barrier, checks everything again, and sleeps.
    A thread that makes something runnable publishes it, passes a full barrier and reads `sleepers`.
    One of the two sees the other. If `waking` is clear, the thread sets it and rings the bell of the
    first worker that is `asleep`. Work for two stays on the same two, whose caches are warm.
@@ -8810,9 +8810,9 @@ SPDL__PRIVATE void spdl__settle_explain(spdl_task *task, spdl_result result) {
     const char *text = spdl_result_text(result);
     if (task->text[0] != '\0') return;
     if (result == SPDL_PENDING && !task->node->row.deferred)
-        text = "returned SPDL_PENDING, but its row does not say .deferred";
+        text = "returned SPDL_PENDING, but its row has no .deferred";
     else if (result == SPDL_AGAIN)
-        text = "returned SPDL_AGAIN, but its row does not say .again";
+        text = "returned SPDL_AGAIN, but its row has no .again";
     else if (result == SPDL_END)
         text = "returned SPDL_END, which only a source may";
     else if (result >= 0 || text == spdl__unknown_result)
@@ -8875,7 +8875,7 @@ SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     if (calls == SPDL__EMPTY_CALLS && now - node->empty_since < SPDL__EMPTY_NS)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
                    "stage %d '%s' returned SPDL_SKIP %d times in a row, and is called again at "
-                   "once: write .threads = 1 and wait in the function, or use SPDL_FEED",
+                   "once. Write .threads = 1 and wait in the function, or use SPDL_FEED",
                    node->index, node->name, SPDL__EMPTY_CALLS);
     spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
                                               now - node->empty_since >= SPDL__EMPTY_NS
@@ -8903,7 +8903,7 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
 
 SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, int times) {
     spdl__logf(&p->logger, SPDL_LOG_WARN,
-               "stage %d '%s' has handed on nothing but NULL, %d times: is *out set?",
+               "stage %d '%s' has passed only NULL, %d times: is *out set?",
                node->index, node->name, times);
 }
 
@@ -9079,7 +9079,7 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
 SPDL_API void **spdl_call_state(spdl_task *task) {
     if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
     if (task->node->row.again && task->parked != NULL) return &task->parked->user;
-    (void)spdl__task_row_error(task, "spdl_call_state in a stage whose row does not say .again");
+    (void)spdl__task_row_error(task, "spdl_call_state in a stage whose row has no .again");
     return &task->no_state;
 }
 
@@ -17705,9 +17705,9 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
     const char *reason;
     char room[SPDL__OS_VARIABLE];
     if (!l->desc.fork_with_threads && threads > 1)
-        return spdl__loader_fail(l, SPDL_E_INVALID, "this process has %llu threads, of which a "
-                                 "child would have one: open the loader before they are started, "
-                                 "or set fork_with_threads if they hold no lock that stages take",
+        return spdl__loader_fail(l, SPDL_E_INVALID, "this process has %llu threads, and a child "
+                                 "would have one of them. Open the loader before they start, or "
+                                 "set fork_with_threads if they hold no lock that stages need",
                                  (spdl__llu)threads);
     if (l->desc.pipeline.doctor != NULL || spdl__os_environment("SPDL_DOCTOR", room) != NULL)
         spdl__logf(&l->desc.logger, SPDL_LOG_WARN, "loader '%s': no doctor in another process: "
@@ -22322,7 +22322,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
     l->at = 0;
     if (!level && !over)
         return spdl__state_error(l, SPDL_E_UNSUPPORTED, "and the others are of %d ranks that had "
-                                 "not taken the same number of whole items: save where all ranks "
+                                 "not taken the same number of whole items. Save where all ranks "
                                  "have, or at the end of an epoch", l->count);
     memset(at, 0, sizeof(*at));
     at->epoch = all.epoch;

@@ -177,10 +177,11 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
             before. */
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda);
 
-/* Returns an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
+/* Makes an allocator for spdl_pipeline_desc, which pins blocks of items: requests with an align
    of SPDL_BLOCK_ALIGN and at least slot_bytes. They are near the device, on huge pages if there are
    any, and freed ones are used again. Other memory is of the desc's allocator. The log reports
    memory that cannot be pinned.
+   Returns: the allocator.
    Threads: any thread may call its functions. The spdl_cuda must outlive their memory. */
 SPDL_API spdl_allocator spdl_cuda_allocator(spdl_cuda *cuda);
 
@@ -240,6 +241,7 @@ SPDL_API void spdl_cuda_batch_free(void *batch);
    failure. Without a failure error->result is SPDL_OK. */
 SPDL_API void spdl_cuda_error(spdl_cuda *cuda, spdl_error *error);
 
+/* Copies the counters. */
 SPDL_API void spdl_cuda_get_stats(const spdl_cuda *cuda, spdl_cuda_stats *stats);
 
 /* ============================================================================================= */

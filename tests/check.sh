@@ -68,6 +68,7 @@ make=${MAKE:-make}
 part lint "$make" -s lint
 part docs "$make" -s check-docs
 part surface "$make" -s check-surface
+part words "$make" -s check-words
 part warnings env BRIEF=1 "$make" -s check-warnings # all compilers and standards: check-warnings
 second="--second 20"
 part gcc "$make" -s test CC=gcc WERROR=1 ARGS="$second"

@@ -907,7 +907,7 @@ static void texts_of_other_ranks_are_refused(void) {
         if (shape == 5) {
             refused_of(other.p, texts, 3, SPDL_E_UNSUPPORTED,
                        "spdl_state_load: text 0 and the others are of 3 ranks that had not "
-                       "taken the same number of whole items: save where all ranks have, or at the "
+                       "taken the same number of whole items. Save where all ranks have, or at the "
                        "end of an epoch");
             load(r[1].p, r[1].text); /* the same number can */
         } else {
