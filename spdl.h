@@ -8390,9 +8390,9 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
 
    Threads: as in >>flow-impl. */
 
-#define SPDL__EMPTY_CALLS 1000    /* with SPDL_DEBUG: so many calls of a source without a result, */
-#define SPDL__EMPTY_NS 1000000000 /* in less time than this, are a loop that waits for data */
-#define SPDL__NULLS 100 /* with SPDL_DEBUG: so many in a row, and nothing before, are odd */
+#define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
+#define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
+#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake */
 
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
@@ -8405,7 +8405,7 @@ SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin
         spdl__add(&p->node[owner].unfreed, 1);
 }
 
-/* Nobody enters these rows any more. */
+/* No call enters these rows any more. */
 SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
     int i;
     for (i = 0; i < p->count; ++i)
@@ -8416,7 +8416,6 @@ SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
 
 /* --- what else is put --- */
 
-/* A branch: puts one thing into a path. */
 SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int path,
                                   const spdl__item *what, uint64_t now) {
     spdl__edge *edge = spdl__path_edge(p, node, path);
@@ -8425,15 +8424,15 @@ SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int 
     spdl__put_at(edge, ticket, what, now);
 }
 
-/* A branch whose merge is in input order: where the next result is found. There is room: `turns`
-   has an entry for each slot and call on the way to the merge. */
+/* A branch whose merge is in input order records the path of its next result. `turns` has an entry
+   for each slot and call up to the merge, so there is room. */
 SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
     if (node->turns == NULL) return;
     spdl__store_relaxed32(&node->turns[node->turns_put & node->turns_mask], turn);
     spdl__store(&node->turns_put, node->turns_put + 1); /* pairs with merge_look */
 }
 
-/* An input made no result: its place among those that wait is another's. */
+/* An input made no result: another may have its place. */
 SPDL__PRIVATE void spdl__put_nothing(const spdl_pipeline *p, spdl__node *node, uint64_t promised,
                                      uint64_t now) {
     const spdl__item hole = { NULL, SPDL__HOLE, 0 };
@@ -8460,8 +8459,8 @@ SPDL__PRIVATE void spdl__put_mark(spdl_pipeline *p, spdl__node *node, uint64_t p
     for (i = 0; i < node->paths; ++i) spdl__put_path(p, node, i, mark, now);
 }
 
-/* By the thread that is inside alone: the next epoch begins here. `next`: the ticket of its first
-   result, if that is promised. */
+/* The thread is inside alone: the next epoch begins. `next`: the ticket of its first result, if it
+   is promised. */
 SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t next) {
     node->flushed = false;
     node->number = node->number_first = 0;
@@ -8473,7 +8472,6 @@ SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t ne
 
 /* --- fail --- */
 
-/* What is known of a failed call. */
 SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_result result,
                                     const char *text, spdl_error *error) {
     spdl__error_set(error, result, "stage %d '%s', item %llu: %s", node->index, node->name,
@@ -8483,10 +8481,9 @@ SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_
     spdl__name_copy(error->stage_name, node->name);
 }
 
-/* A call inside of the row fails for good: FAIL is put in the place of its result, and nobody
-   enters this row and those that feed it. Of several failures of a row the record is that of the
-   first in order: so a table in input order without a budget fails the same way at any number of
-   workers. */
+/* A call fails for good: FAIL takes the place of its result, and the row and those that feed it are
+   shut. Of several failures of a row the first in order is recorded. So a table in input order
+   without a budget fails the same way at any number of workers. */
 SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised, uint64_t item,
                               spdl_result result, const char *text, spdl__thrown_what *thrown) {
     spdl__thrown_what other;
@@ -8499,7 +8496,7 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     bool first;
     spdl__fail_error(node, item, result, text, &error);
     spdl__lock(&p->error_lock, &p->locks);
-    /* under the lock: of failures in completion order only one is the first, and is logged */
+    /* under the lock, so exactly one failure in completion order is the first */
     ticket = branch ? 0 : spdl__put_ticket(node, promised);
     first = !(p->failed & row) || ticket < node->fail_ticket;
     if (first) {
@@ -8514,12 +8511,12 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     if (first) spdl__log(&p->logger, SPDL_LOG_ERROR, error.text); /* not under the lock */
     mark.origin = spdl__origin((uint64_t)node->index, SPDL__FAIL);
     if (branch) spdl__put_mark(p, node, 0, &mark, now);
-    else spdl__put_at(&node->out, ticket, &mark, now); /* the record is there: by the stamp */
+    else spdl__put_at(&node->out, ticket, &mark, now); /* the stamp publishes the record */
     spdl__word_shut(p, node->above | row);
 }
 
-/* The pipeline has ended, or is quiet after a stop: one line for each stage whose failures were
-   tolerated. */
+/* The pipeline has ended, or is quiet after a stop: logs one line per stage with tolerated
+   failures. */
 SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
     int i, k;
     for (i = 0; i < p->count; ++i) {
@@ -8538,7 +8535,7 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
 
 /* --- what a call may ask for --- */
 
-/* What spdl_buffer gave is not handed on. */
+/* Frees the buffer of a call that is not its result. */
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
     char *buffer = (char *)task->call.buffer;
     task->call.buffer = NULL;
@@ -8554,7 +8551,7 @@ SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
     }
 }
 
-/* The origin of a result; a buffer that is one is the call's no more. */
+/* The origin of a result. A buffer that is the result is not the call's any more. */
 SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
     unsigned owner = task->owner;
     if (SPDL__UNLIKELY(task->call.buffer != NULL) && item == task->call.buffer) {
@@ -8575,25 +8572,25 @@ SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, .
     return SPDL_E_STAGE;
 }
 
-/* What the call has asked for cannot be: it fails, for the reason that was just recorded. */
+/* The request of a call is impossible: the call fails with the reason just recorded. */
 SPDL__PRIVATE spdl_result spdl__task_call_error(spdl_task *task, spdl_result failed) {
     task->call_error = failed != SPDL_OK;
     return SPDL_E_INVALID;
 }
 
-/* The same, in a row that no such call can be in. */
+/* The same for a request that is impossible in every call of the row. */
 SPDL__PRIVATE spdl_result spdl__task_row_error(spdl_task *task, const char *what) {
     task->row_error = true;
     return spdl__task_call_error(task, spdl__task_fail(task, "%s", what));
 }
 
-/* Whether this is the thread that runs the call, now. */
+/* Returns true on the thread that runs the call. */
 SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
     return spdl__load_relaxed32(&task->live) &&
            spdl__load_relaxed(&task->thread) == spdl__os_thread_id();
 }
 
-/* The same; if it is not, the log says of which function. */
+/* The same; logs a misuse of `function`. */
 SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
     if (spdl__task_running(task)) return true;
     spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
@@ -8674,7 +8671,7 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
 
 /* --- call --- */
 
-/* The row's init on this worker, before its first call there. */
+/* Calls init of the row once per worker. */
 SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     spdl_pipeline *p = task->pipeline;
     const spdl__node *node = task->node;
@@ -8684,7 +8681,7 @@ SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     result = node->row.init(node->row.ctx, spdl__task_worker(task),
                             &p->local[task->worker * p->count + node->index]);
     if (result != SPDL_OK) {
-        task->row_error = true; /* no budget is for that */
+        task->row_error = true; /* no budget covers that */
         (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl__task_worker(task),
                               spdl_result_text(result));
         return result < 0 ? result : SPDL_E_STAGE;
@@ -8694,8 +8691,8 @@ SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     return SPDL_OK;
 }
 
-/* After a call that did not look at what spdl_route or so returned: items are not to be lost in
-   silence. A call that goes on elsewhere is judged by its completion. */
+/* A call has ignored the error of spdl_route or the like: it must not lose items silently. The
+   completion judges a deferred call. */
 SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out) {
     const spdl_stage *row = &task->node->row;
     const bool again = result == SPDL_AGAIN && row->again;
@@ -8706,7 +8703,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     }
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
     if (result == SPDL_OK || again) {
-        if (out == task->call.in.item) /* its own again, taken or not */
+        if (out == task->call.in.item) /* its input, taken or not */
             task->call.taken = false;
         else if (out != task->call.buffer)
             spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
@@ -8714,7 +8711,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     return SPDL_E_INVALID;
 }
 
-/* With SPDL_DEBUG, after a call: it fails if it has written more than its buffer holds. */
+/* SPDL_DEBUG: a call fails if it wrote behind its buffer. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
     spdl__node *node = task->node;
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0 ||
@@ -8727,7 +8724,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
                                                       (spdl__llu)node->row.item_bytes));
 }
 
-/* Calls the function. The row may have anything. */
+/* Calls the function, in any row. */
 SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     const spdl_profiler *profiler = &task->pipeline->profiler;
     const spdl__node *node = task->node;
@@ -8755,7 +8752,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     return result;
 }
 
-/* In a row with .flush, before its first call after a load: what it has gathered is freed. */
+/* The first call of a .flush row after a load: frees what the row has gathered. */
 SPDL__COLD void spdl__call_shed(spdl_task *task) {
     spdl__node *node = task->node;
     spdl__parked *parked = task->parked, none;
@@ -8780,9 +8777,9 @@ SPDL__COLD void spdl__call_shed(spdl_task *task) {
     task->call = call;
 }
 
-/* A source with a thread of its own is about to be called: not after a stop. Either this exchange
-   is seen by destroy, which may abandon the call then, or the stop is seen here: both threads have
-   a full barrier between their store and their load. (tests/model/leave.pml) */
+/* A source with its own thread is about to be called; false: after a stop. Either destroy sees this
+   exchange and may abandon the call, or the stop is seen here: both threads have a full barrier
+   between their store and their load. (tests/model/leave.pml) */
 SPDL__PRIVATE bool spdl__call_may_block(spdl_task *task) {
     spdl__node *node = task->node;
     (void)spdl__exchange32(&node->calling, 1);
@@ -8793,7 +8790,7 @@ SPDL__PRIVATE bool spdl__call_may_block(spdl_task *task) {
     return false;
 }
 
-/* Such a call has returned. False: destroy has gone on without it, and what it made is freed. */
+/* Such a call has returned. False: destroy has abandoned it, and its result is freed. */
 SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
     spdl__node *node = task->node;
     if (spdl__exchange32(&node->calling, 0) != SPDL__ABANDONED) return true;
@@ -8805,14 +8802,14 @@ SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void 
 
 /* --- settle --- */
 
-/* Where the function gave no reason. */
+/* The reason, if the function has not set one. */
 SPDL__PRIVATE void spdl__settle_explain(spdl_task *task, spdl_result result) {
     const char *text = spdl_result_text(result);
     if (task->text[0] != '\0') return;
     if (result == SPDL_PENDING && !task->node->row.deferred)
-        text = "returned SPDL_PENDING, but its row has no .deferred";
+        text = "returned SPDL_PENDING without .deferred in its row";
     else if (result == SPDL_AGAIN)
-        text = "returned SPDL_AGAIN, but its row has no .again";
+        text = "returned SPDL_AGAIN without .again in its row";
     else if (result == SPDL_END)
         text = "returned SPDL_END, which only a source may";
     else if (result >= 0 || text == spdl__unknown_result)
@@ -8824,8 +8821,8 @@ SPDL__PRIVATE void spdl__settle_explain(spdl_task *task, spdl_result result) {
                        "returned %d, which is not a result of a stage function", (int)result);
 }
 
-/* A call failed: counted, logged if the budget allows it, else the end of the pipeline. Whether it
-   is that. A wrong row is wrong for every item: no budget is for that. */
+/* Counts a failed call, and logs it or ends the pipeline. Returns true if it ends. No budget covers
+   an error of the row. */
 SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters,
                                        spdl_result result) {
     spdl_pipeline *p = task->pipeline;
@@ -8841,7 +8838,7 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
         spdl__fail(p, node, task->call.ticket, task->sequence, result, text, &task->thrown);
-        spdl__thrown_drop(&task->thrown); /* that of an error that was replaced */
+        spdl__thrown_drop(&task->thrown); /* of a replaced error */
         return true;
     }
     spdl__thrown_drop(&task->thrown);
@@ -8854,10 +8851,10 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     return false;
 }
 
-/* A call failed, and its row has .on_drop: the input is still there, unless the call took it. */
+/* A call failed, and its row has .on_drop, which gets the input unless a call took it. */
 SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     const spdl_stage *row = &task->node->row;
-    /* an earlier call for the same input may have taken it, too (SPDL_AGAIN) */
+    /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
     if (result == SPDL_SKIP || task->cut_short) return;
@@ -8867,22 +8864,22 @@ SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     row->on_drop(row->ctx, is_there ? task->call.in.item : NULL, &error);
 }
 
-/* With SPDL_DEBUG: a source returned SPDL_SKIP. It may, but not as fast as it can. */
+/* SPDL_DEBUG: warns about a source that polls by SPDL_SKIP. */
 SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t calls = spdl__load_relaxed(&node->empty) + 1;
     if (calls == 1) spdl__store_relaxed(&node->empty_since, now);
     if (calls == SPDL__EMPTY_CALLS && now - node->empty_since < SPDL__EMPTY_NS)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
-                   "stage %d '%s' returned SPDL_SKIP %d times in a row, and is called again at "
-                   "once. Write .threads = 1 and wait in the function, or use SPDL_FEED",
+                   "stage %d '%s' polls: it returned SPDL_SKIP %d times in a row. Set .threads = 1 "
+                   "and wait in the function, or use SPDL_FEED",
                    node->index, node->name, SPDL__EMPTY_CALLS);
     spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
                                               now - node->empty_since >= SPDL__EMPTY_NS
                                           ? 0 : calls);
 }
 
-/* A call that made no result. False when it was the failure that ends the pipeline. */
+/* A call without a result. Returns false if its failure ends the pipeline. */
 SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counters,
                                          spdl_result result, uint64_t now) {
     spdl__node *node = task->node;
@@ -8896,18 +8893,18 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
         fatal = spdl__settle_failed(task, counters, result);
     if (SPDL__DEBUGS && result == SPDL_SKIP && node->row.kind == SPDL_KIND_SOURCE)
         spdl__source_debug(task, now);
-    /* after one that a stop has cut short a ticket stays unfilled: nothing after it is delivered */
+    /* a call that a stop cut short leaves its ticket empty: nothing behind it is delivered */
     if (!fatal && !task->cut_short) spdl__put_nothing(task->pipeline, node, task->call.ticket, now);
     return !fatal;
 }
 
 SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, int times) {
     spdl__logf(&p->logger, SPDL_LOG_WARN,
-               "stage %d '%s' has passed only NULL, %d times: is *out set?",
+               "stage %d '%s' has returned only NULL, %d times: is *out set?",
                node->index, node->name, times);
 }
 
-/* With SPDL_DEBUG: a result that is handed on. */
+/* SPDL_DEBUG: warns about results that are all NULL. */
 SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     spdl__node *node = task->node;
     const char *type = node->row.fn->out_type;
@@ -8921,7 +8918,6 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
         spdl__nulls_log(task->pipeline, node, SPDL__NULLS);
 }
 
-/* One result goes on. */
 SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uint64_t now) {
     spdl__node *node = task->node;
     if (node->row.kind != SPDL_KIND_BRANCH) {
@@ -8932,8 +8928,7 @@ SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uin
     spdl__put_path(task->pipeline, node, task->path, what, now);
 }
 
-/* .deliver_failures: an input whose call has failed goes on where the result would be, with the
-   record that is in the task. */
+/* .deliver_failures: puts the input of a failed call, with the record in the task. */
 SPDL__COLD void spdl__put_failure(spdl_task *task, const spdl__item *what, uint64_t now) {
     spdl__node *node = task->node;
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
@@ -8945,14 +8940,13 @@ SPDL__COLD void spdl__put_failure(spdl_task *task, const spdl__item *what, uint6
     else spdl__put_at(edge, ticket, what, now);
 }
 
-/* .deliver_failures: a call that failed puts a failure where its result would be, in place of a
-   hole. Returns true if it did. */
+/* .deliver_failures: a failed call puts a failure, not a hole. Returns true if it did. */
 SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
                                       spdl_result result, uint64_t now) {
     const unsigned owner = spdl__origin_tag(task->call.in.origin);
     spdl__item what = task->call.in;
     if (result == SPDL_OK || result == SPDL_SKIP) return false;
-    if (task->cut_short || task->row_error) return false; /* that is of no item alone */
+    if (task->cut_short || task->row_error) return false; /* not a failure of one item */
     if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
     if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
@@ -8966,8 +8960,8 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     return true;
 }
 
-/* After a call: the input is destroyed or handed on, the result is put. False when the call was the
-   failure that ends the pipeline: nothing more is to be called. */
+/* After a call: frees or passes on the input, and puts the result. Returns false if the failure of
+   the call ends the pipeline. */
 SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
                                  void *out, uint64_t now) {
     spdl__node *node = task->node;
@@ -8989,7 +8983,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
         what.item = out;
         what.range = task->call.in.range;
         if (result == SPDL_OK) spdl__count(&counters->made, 1);
-    } /* else it is passed on */
+    } /* else the input is the result */
     if (task->call.buffer != NULL) spdl__task_give_back(task);
     if (result != SPDL_OK) goes_on = spdl__settle_nothing(task, counters, result, now);
     else spdl__settle_put(task, &what, now);
@@ -8997,25 +8991,23 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
 }
 
 /* --- calls that go on later ---
-   Each has a place in its row from the first call of its function until it
-   is over, and counts as a call inside of the row all that time.
+   Such a call has a place in its row from the first call of its function until its end. It counts
+   as a call inside of the row all that time.
 
-   SPDL_AGAIN. The function hands on an item and is called again, with the same input, when there is
-   room for the next: by the worker at hand, or WAITING by whoever comes. Only in rows whose results
-   take their ticket when they are put.
+   SPDL_AGAIN. The function makes a result and is called again with the same input, when there is
+   room for the next one: by the same worker, or after WAITING by any. Only in rows whose results
+   get their ticket at the put.
 
-   SPDL_PENDING. spdl_defer arms the place and gives out its number. Then either the function
-   returns PENDING first, and spdl_complete makes the call DONE, or spdl_complete comes first
-   (EARLY). A worker settles a call that is DONE, in a sitting, as any other: no user code runs in
-   spdl_complete. The generation tells a number that is dead from one that lives.
+   SPDL_PENDING. spdl_defer arms the place and returns its number. If the function returns PENDING
+   first, spdl_complete makes the call DONE; else the call is EARLY. A worker settles a DONE call in
+   a sitting, so spdl_complete runs no user code. The generation tells dead numbers from live ones.
    (tests/model/parked.pml)
 
-   In rows that are shut, calls that wait for room are dropped by a stop, a rewind or destroy; those
-   that are DONE are still settled: in input order they may come before the failure.
+   In rows that are shut, a stop, a rewind or destroy drops the calls that wait for room. DONE calls
+   are still settled: in input order they may precede the failure.
 
-   Threads: states and lists are under the row's parked_lock, which is held for some instructions.
-            The rest of a place belongs to the worker that has the call, or to spdl_complete while
-            it is ARMED. */
+   Threads: states and lists are under the row's parked_lock. The rest of a place belongs to the
+   worker that has the call, or while it is ARMED to spdl_complete. */
 
 /* Under the lock. */
 SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, uint32_t place) {
@@ -9028,7 +9020,7 @@ SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, u
     spdl__store_relaxed32(&list->count, list->count + 1);
 }
 
-/* The first of a list, RUNNING; NULL: it is empty. */
+/* Takes the first call of a list, now RUNNING; NULL: none. */
 SPDL__PRIVATE spdl__parked *spdl__parked_pop(spdl__node *node, spdl__parked_list *list) {
     spdl__parked *call = NULL;
     if (spdl__load_relaxed32(&list->count) == 0) return NULL;
@@ -9053,7 +9045,7 @@ SPDL__PRIVATE void spdl__parked_push(spdl__node *node, spdl__parked_list *list, 
     spdl__unlock(&node->parked_lock, node->locks);
 }
 
-/* A call begins. There is a place for each that may be inside. */
+/* A call begins. Each call that may be inside has a place. */
 SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
     spdl__parked *parked = spdl__parked_pop(task->node, &task->node->parked_free);
     task->call.taken = false;
@@ -9064,7 +9056,6 @@ SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
     task->parked = parked;
 }
 
-/* The worker goes on with a call. */
 SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
     task->parked = parked;
     task->call = parked->call;
@@ -9079,11 +9070,11 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
 SPDL_API void **spdl_call_state(spdl_task *task) {
     if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
     if (task->node->row.again && task->parked != NULL) return &task->parked->user;
-    (void)spdl__task_row_error(task, "spdl_call_state in a stage whose row has no .again");
+    (void)spdl__task_row_error(task, "spdl_call_state in a stage without .again in its row");
     return &task->no_state;
 }
 
-/* The function has returned SPDL_AGAIN: its result goes on. SPDL_AGAIN, or why the call fails. */
+/* SPDL_AGAIN: puts a result. Returns SPDL_AGAIN, or the error of the call. */
 SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *counters, void *out,
                                              uint64_t now) {
     spdl__parked *parked = task->parked;
@@ -9102,7 +9093,7 @@ SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *co
     return SPDL_AGAIN;
 }
 
-/* A call that waits or is done will not go on: frees what it has. */
+/* Drops a call that waits or is DONE, and frees what it has. */
 SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__parked *parked,
                                      bool done) {
     const spdl__call call = parked->call;
@@ -9113,13 +9104,13 @@ SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__p
     if (done && parked->result == SPDL_OK && completed != in.item && completed != call.buffer)
         spdl__item_free(p, completed, spdl__origin(0, (unsigned)node->index));
     spdl__parked_push(node, &node->parked_free, parked, SPDL__PARKED_FREE);
-    spdl__word_move(p, node, (uint64_t)0 - change); /* before user code that may stop, too */
+    spdl__word_move(p, node, (uint64_t)0 - change); /* before user code, which may stop */
     if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
     if (!node->places) spdl_buffer_free(call.buffer); /* else the purge frees the batch */
     if (in.item != NULL && !call.taken) spdl__item_free(p, in.item, in.origin);
 }
 
-/* A stop: no worker goes on with them. */
+/* A stop: drops them all. */
 SPDL__PRIVATE void spdl__parked_drop_all(spdl_pipeline *p) {
     spdl__parked *call;
     int i;
@@ -9135,7 +9126,7 @@ SPDL__PRIVATE void spdl__parked_drop_all(spdl_pipeline *p) {
 
 /* --- SPDL_PENDING --- */
 
-/* A number is the generation, the row and the place. */
+/* A number: generation, row, place. */
 #define SPDL__ID_PLACE_BITS 16
 #define SPDL__ID_ROW_BITS 8
 #define SPDL__ID_BITS (SPDL__ID_PLACE_BITS + SPDL__ID_ROW_BITS)
@@ -9157,7 +9148,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     return deferred;
 }
 
-/* The function of a call that was deferred has not returned PENDING, and was completed. */
+/* A deferred call was completed, but its function did not return PENDING. */
 SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
     spdl__parked *call = task->parked;
     spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
@@ -9167,8 +9158,8 @@ SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
         spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
 }
 
-/* The function has returned. Whether the call is over: *result and *out say how. False: it is
-   PENDING, and nothing of it may be touched any more. */
+/* The function has returned. Returns true if the call is over, with *result and *out. False: it is
+   PENDING, and another thread may have it. */
 SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, void **out) {
     spdl__node *node = task->node;
     spdl__parked *call = task->parked;
@@ -9201,7 +9192,7 @@ SPDL__PRIVATE bool spdl__parked_returned(spdl_task *task, spdl_result *result, v
     return true;
 }
 
-/* Under the row's lock: the call was completed. False: there is no such call. */
+/* Under the row's lock: completes a call. False: no such call. */
 SPDL__PRIVATE bool spdl__complete_call(spdl__node *node, uint32_t place, uint64_t generation,
                                        spdl_result result, void *item, const char *text) {
     spdl__parked *call = &node->parked[place];
@@ -9260,8 +9251,8 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
 
 SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node);
 
-/* Where the item is that the consumer waits for: from the sink up to the first row that has it, is
-   called with it, or could be. *idle: its input is there, and no worker. */
+/* Finds the item that the consumer waits for: upwards from the sink, the first row that has it,
+   runs it or could run it. *idle: its input is ready, and no worker takes it. */
 SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
     spdl__node *node = p->last;
     for (;;) {
@@ -9292,9 +9283,9 @@ SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
     }
 }
 
-/* Books the time since the last mark where the item was then, and looks where it is now. A worker
-   marks when it enters a row whose calls take a microsecond or more, and when it leaves it, and
-   goes on when another thread is at it; `over` is the consumer's last one. */
+/* Books the time since the last look at the row of that look, and looks again. Workers look when
+   they enter and leave a row with calls of a microsecond or more, unless another thread is looking.
+   `over`: the last look, by the consumer. */
 SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
     uint64_t now;
     if (over)
@@ -9312,7 +9303,7 @@ SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
     spdl__unlock(&p->blame_lock, &p->locks);
 }
 
-/* The consumer: a wait begins. */
+/* A wait of the consumer begins. */
 SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
     spdl__lock(&p->blame_lock, &p->locks);
     p->blame = spdl__blame_find(p, &p->blame_idle);
@@ -9367,12 +9358,12 @@ SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, u
 
 /* --- a call in a row that may have anything --- */
 
-/* The source says: the end of the epoch, or of all. There is room for one result: this is it. */
+/* The end of the epoch, or of all. The room for one result is the mark's. */
 SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
-    spdl__store_relaxed(&task->open, 0); /* who sees the end sees no call */
+    spdl__store_relaxed(&task->open, 0); /* a thread that sees the end sees no call */
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
     spdl__put(node, 0, &mark, now);
     if (!node->row.continuous) {
@@ -9383,7 +9374,7 @@ SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__store_relaxed(&node->made, 0);
 }
 
-/* What the function has returned is settled, and the call is over. */
+/* Settles the result; the call is over. */
 SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
                                             spdl_result result, void *out, uint64_t now) {
     spdl__node *node = task->node;
@@ -9397,7 +9388,7 @@ SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *cou
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
 
-/* Behind a feed what a row with .flush makes is as old as the oldest it has gathered. */
+/* Behind a feed: a result of .flush is as old as its oldest input. */
 SPDL__COLD void spdl__flow_held(spdl_task *task) {
     spdl__node *node = task->node;
     if (!node->holds) node->held_range = task->call.in.range;
@@ -9405,8 +9396,7 @@ SPDL__COLD void spdl__flow_held(spdl_task *task) {
     task->call.in.range = node->held_range;
 }
 
-/* One call on what was taken, or once more on what was parked. *now: the clock, when it was
-   read. */
+/* One call on a taken item, or one more of a parked call. *now: the clock, if it was read. */
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
                                              uint64_t *now) {
     spdl_pipeline *p = task->pipeline;
@@ -9439,7 +9429,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     return spdl__flow_over(task, counters, result, out, *now);
 }
 
-/* A call that spdl_complete has made DONE is settled as if its function had returned now. */
+/* A DONE call is settled as if its function had returned now. */
 SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call,
                                              spdl__counters *counters, uint64_t now) {
     spdl__parked_resume(task, call);
@@ -9453,17 +9443,18 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
 
 /* --- calls that wait for room, and marks --- */
 
-/* There is no room for the next result of this call: whoever comes goes on with it. */
+/* No room for the next result: any worker may resume the call later. */
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
     spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
-    spdl__full_barrier(); /* room may have come just before: pairs with those of the reader */
+    spdl__full_barrier(); /* there may be room since the last look: pairs with the barriers of the
+                             reader */
     spdl__wake_hint(p, node, node->around, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
-/* Whether the call at hand can go on at once: its result was put, as after a take. */
+/* Returns true if the call can go on at once. Its result was put, which may wake sleepers. */
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     const spdl__node *node = task->node;
     spdl__full_barrier();
@@ -9471,7 +9462,7 @@ SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
 }
 
-/* Passes the mark at the head, or makes the call of .flush that comes before it. Whether it did. */
+/* Passes the mark at the head, or makes the call of .flush before it. Returns true if it did. */
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     spdl_pipeline *p = task->pipeline;
     spdl__counters *counters = &node->counters[task->worker];
@@ -9486,8 +9477,8 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     tag = spdl__origin_tag(mark.origin);
     if (tag <= SPDL__HOLE || !spdl__row_room(p, node, word)) return false;
     if (!spdl__cas(node->word, &word, word + SPDL__PASSING)) return false;
-    /* Alone, and the head did not move. `flushed` and the room are looked at only now: another may
-       have been in and out since the word was read. */
+    /* Alone, and the head is the same. Another thread may have been inside since the word was read,
+       so `flushed` and the room are read again. */
     SPDL_TEST_POINT("pipeline passes");
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
@@ -9513,7 +9504,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
                                 now - task->call.since);
         if (outcome == SPDL__LATER) {
-            spdl__flow_park(task, task->parked); /* it stays inside, alone */
+            spdl__flow_park(task, task->parked); /* the call stays inside, alone */
             task->parked = NULL;
             return true;
         }
@@ -9534,8 +9525,8 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
 
 /* --- what a sitting seldom has --- */
 
-/* Passes a hole at the head, without a call. Whether it did; the word is what it is then. It enters
-   first: `dropped` changes before the head does, and a rewind must not come in between. */
+/* Passes a hole at the head without a call. Returns true if it did; the word is up to date. It
+   enters first: `dropped` changes before the head, and a rewind must not run in between. */
 SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
@@ -9550,7 +9541,7 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     SPDL_TEST_POINT("pipeline passes a hole");
     if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
         spdl__sub(&node->in->dropped, 1);
-        spdl__wake_hint(p, node, node->beside, false); /* who looked meanwhile saw less room */
+        spdl__wake_hint(p, node, node->beside, false); /* others may have seen too little room */
         return false;
     }
     spdl__put_nothing(p, node, at, s->now);
@@ -9559,8 +9550,8 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     return true;
 }
 
-/* A sitting of `ns`, which is much: whether one of its calls was slow. Then all are booked here,
-   the others as long as usual. */
+/* A long sitting of `ns`. Returns true if one call was slow: then every call is booked here, the
+   others with the usual time. */
 SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
     const uint64_t usual = spdl__load_relaxed(&s->node->item_ns), others = s->calls - 1;
     const uint64_t failed = spdl__load_relaxed(&s->counters->failures) - s->failures;
@@ -9575,8 +9566,7 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
     return true;
 }
 
-/* Goes on with a call that was parked, if one can: one that is DONE is settled. Whether one is to
-   be called again. */
+/* Settles a DONE call, or resumes one that waits. Returns true if a call is next. */
 SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__outcome *outcome) {
     spdl__node *node = s->node;
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
@@ -9590,11 +9580,11 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
         call = spdl__parked_pop(node, &node->parked_waiting);
     }
     if (call == NULL) return false;
-    if (!settles && !spdl__row_room(s->p, node, 0)) { /* another had it, and used the room */
+    if (!settles && !spdl__row_room(s->p, node, 0)) { /* another call has used the room */
         spdl__flow_park(task, call);
         return false;
     }
-    s->done = s->inside = true; /* we have its place */
+    s->done = s->inside = true; /* with the call's place */
     if (settles) return false;
     spdl__wake_hint(s->p, node, node->around, true); /* as after a take */
     spdl__parked_resume(task, call);
@@ -9603,7 +9593,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     return true;
 }
 
-/* A failure of a row before was taken: it goes on without a call. */
+/* A taken failure of an earlier row goes on without a call. */
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
     if (node->gathers) --node->dropped; /* it takes no place in a batch */

@@ -424,8 +424,8 @@ static void misuse_is_a_failure(void) {
                                                   "SPDL_BRANCH"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(state_without), SPDL_SINK(1));
         ENDS(p, SPDL_E_INVALID, failed_with(p, 1, "stage 1 'state_without', item 0: "
-                                                  "spdl_call_state in a stage whose row has "
-                                                  "no .again"));
+                                                  "spdl_call_state in a stage without "
+                                                  ".again in its row"));
     }
 }
 

@@ -181,8 +181,7 @@ static void a_stage_that_hands_on_nothing(void) {
         RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(forget),
                 SPDL_PIPE(forget, .name = "next"), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK_STR(w.text[0], "stage 1 'forget' has passed only NULL, 100 times: is "
-                             "*out set?");
+        CHECK_STR(w.text[0], "stage 1 'forget' has returned only NULL, 100 times: is *out set?");
         RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(consume), SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
         RUN_ALL(free, SPDL_SOURCE(make, .free_item = free), SPDL_PIPE(forget_at_first),
@@ -235,9 +234,8 @@ static void a_source_that_spins(void) {
     for (int workers = 0; workers < 3; ++workers) {
         RUN_ALL(free, SPDL_SOURCE(spins, .free_item = free), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK_STR(w.text[0], "stage 0 'spins' returned SPDL_SKIP 1000 times in a row, and is "
-                             "called again at once. Write .threads = 1 and wait in the function, "
-                             "or use SPDL_FEED");
+        CHECK_STR(w.text[0], "stage 0 'spins' polls: it returned SPDL_SKIP 1000 times in a row. "
+                             "Set .threads = 1 and wait in the function, or use SPDL_FEED");
         RUN_ALL(free, SPDL_SOURCE(skips_some, .free_item = free), SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
     }

@@ -450,8 +450,8 @@ static void pending_has_to_be_announced(void) {
         DONE(p);
         p = START(crowds[i], COUNT_TO(4), SPDL_PIPE(defers_unannounced), SPDL_SINK(1));
         TAKE_ALL(p, "", SPDL_E_STAGE);
-        failed_with(p, 1, "stage 1 'defers_unannounced', item 0: returned SPDL_PENDING, but "
-                          "its row has no .deferred");
+        failed_with(p, 1, "stage 1 'defers_unannounced', item 0: returned SPDL_PENDING "
+                          "without .deferred in its row");
         DONE(p);
     }
 }

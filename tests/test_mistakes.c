@@ -203,7 +203,7 @@ static void a_sampler_of_nothing(void) {
 static void results_that_are_none(void) {
     FAILS(SPDL_E_STAGE, "item 0: returned SPDL_END, which only a source may", SOURCE,
           SPDL_PIPE(ends), SPDL_SINK(1));
-    FAILS(SPDL_E_STAGE, "returned SPDL_PENDING, but its row has no .deferred", SOURCE,
+    FAILS(SPDL_E_STAGE, "returned SPDL_PENDING without .deferred in its row", SOURCE,
           SPDL_PIPE(pends), SPDL_SINK(1));
     FAILS(SPDL_E_STAGE, "returned 77, which is not a result of a stage function", SOURCE,
           SPDL_PIPE(returns_77), SPDL_SINK(1));
@@ -220,7 +220,7 @@ static void what_was_forgotten(void) {
     char text[SPDL_TEXT_BYTES];
     CHECK_EQ(ran(text, SPDL_STAGES(SOURCE, SPDL_PIPE(forgets), SPDL_SINK(1))), SPDL_END);
     CHECK_EQ(said.count, 1);
-    says(said.text[0], "stage 1 'forgets' has passed only NULL, 100 times: is *out set?");
+    says(said.text[0], "stage 1 'forgets' has returned only NULL, 100 times: is *out set?");
     FAILS(SPDL_E_INVALID, "spdl_buffer in a stage without .item_bytes", SOURCE,
           SPDL_PIPE(asks_for_a_buffer), SPDL_SINK(1));
 }
@@ -243,7 +243,7 @@ static void a_free_item_that_is_not_there(void) {
     says(said.text[0], "stage 0 'lists_a' leaked 8 items: write .free_item in its row");
     CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(lists_a), SPDL_PIPE(forgets), SPDL_SINK(1))),
              SPDL_END); /* also when it ends before the hundredth */
-    says(said.text[1], "stage 1 'forgets' has passed only NULL, 8 times: is *out set?");
+    says(said.text[1], "stage 1 'forgets' has returned only NULL, 8 times: is *out set?");
 }
 
 SPDL_FN(drops_paths, char, void) { return SPDL_SKIP; }
