@@ -10205,10 +10205,6 @@ SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
 }
 
-SPDL__INLINE void spdl__next_waits(spdl_pipeline *p, uint64_t now) {
-    spdl__store_relaxed(&p->wait_since, now);
-}
-
 SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
     const uint64_t since = spdl__load_relaxed(&p->wait_since);
     spdl__store_relaxed(&p->wait_since, 0);
@@ -10231,7 +10227,7 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
         2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
         return;
     opens = !SPDL__NO_STATS && spdl__load_relaxed(&p->wait_since) == 0;
-    if (opens) spdl__next_waits(p, spdl_time_ns());
+    if (opens) spdl__store_relaxed(&p->wait_since, spdl_time_ns());
     spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
     if (opens) spdl__next_waited(p);
 }
@@ -10530,7 +10526,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
         const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
         const uint64_t waited_for = p->delivered;
         bool nests;
-        spdl__next_waits(p, since);
+        spdl__store_relaxed(&p->wait_since, since);
         SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
         spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
         nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
