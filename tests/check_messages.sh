@@ -1,0 +1,94 @@
+#!/bin/sh
+# examples/MESSAGES.md has every message of spdl.h: each string of the implementation with two words
+# or more, in the form that it has there: N for a number, ... or 'x' for a text. Of a longer string
+# its longest part between two such places is enough. Not in the page: the sentences of the verdict
+# and the doctor (they are in examples/README.md), headspace's, names in a trace or in JSON, the
+# texts of a saved position, test points, code of the processor, and what `unlisted` names.
+# `tests/check_messages.sh --list` prints line, section and string of each, and ends.
+. "$(dirname "$0")/tally.sh"
+page=examples/MESSAGES.md
+fewest=250 # strings; fewer means that they are not found any more
+
+# line, section, string; literals side by side are one
+strings() {
+    awk '
+        BEGIN {
+            split("stats doctor doctor-text headspace trace-core", name, " ")
+            for (i in name) skipped[">>" (name[i] ~ /core/ ? name[i] : name[i] "-impl")] = 1
+            unlisted = "^(const void|quota period|max period|total_inactive_file |inactive_file " \
+                       "|[(]unknown file[)]|[.][.][.] \047decode\047.*|next waits|edge %d depth.*" \
+                       "|The limit changed.*|  %s %s, %llu items|ended after|  %.2f of .*)$"
+        }
+        /^\/\* IMPLEMENTATION/ { started = 1 }
+        /^ *\/\* >>/ { section = $2 }
+        comment { comment = !/\*\//; next }
+        /^ *\/\*/ { comment = !/\*\//; next }
+        !started || section in skipped || /^#/ { next }
+        /TEST_POINT|SPDL__PRAGMA|_Pragma|__asm__|arch_extension/ { next }
+        {
+            line = $0
+            gsub(/\047\\?"\047/, "", line)
+            if (text == "") place = FNR
+            while (match(line, /"([^"\\]|\\.)*"/)) {
+                before = substr(line, 1, RSTART - 1)
+                if (text != "" && before ~ /[^ ]/) { show(); place = FNR }
+                text = text substr(line, RSTART + 1, RLENGTH - 2)
+                line = substr(line, RSTART + RLENGTH)
+            }
+            if (line ~ /[^ ]/) show()
+        }
+        function show() {
+            gsub(/\\n/, "", text)
+            gsub(/\\"/, "\"", text)
+            gsub(/\\\\/, "\\", text)
+            if (text ~ /[A-Za-z]+[^ ]* [^ ]*[a-z]/ && text !~ unlisted &&
+                text !~ /^ [a-z_]+=|^spdl[.]state|":|: [(]%|\{\047/ && text ~ /[a-z][a-z][a-z]/)
+                print place "\t" section "\t" text
+            text = ""
+        }' spdl.h
+}
+
+# Strings that are not in the page.
+missing() {
+    awk -F '\t' '
+        function form(text) {
+            gsub(/%[-+ #0-9.*]*(ll|l|z|h)?[diouxXeEfgGc]/, "N", text)
+            gsub(/%[-+ #0-9.*]*s/, "...", text)
+            gsub(/[.][.][.]([.][.][.])+/, "...", text)
+            sub(/^[. ]*/, "", text)
+            sub(/[.]*$/, "", text)
+            return text
+        }
+        function plain(text) {
+            gsub(/\\\|/, "|", text)
+            gsub(/\047x\047/, "\047...\047", text)
+            gsub(/%%/, "%", text)
+            return text
+        }
+        FILENAME != "-" { all = all "\n" plain($0); next }
+        {
+            text = $3
+            gsub(/%%/, "\001", text)
+            n = split(text, part, /%[-+ #0-9.*]*(ll|l|z|h)?[diouxXeEfgGcs]/)
+            longest = ""
+            for (i = 1; i <= n; ++i)
+                if (length(part[i]) > length(longest)) longest = part[i]
+            if (length(longest) < 12) longest = form(text)
+            gsub(/\001/, "%", longest)
+            sub(/^ +/, "", longest)
+            sub(/ +$/, "", longest)
+            if (!index(all, longest)) print "spdl.h:" $1 ": " $2 " " $3
+        }' "$page" -
+}
+
+strings >"$scratch/strings"
+if [ "$1" = --list ]; then
+    cat "$scratch/strings"
+    exit
+fi
+count=$(wc -l <"$scratch/strings")
+check "only $count messages found, not $fewest" test "$count" -ge "$fewest"
+missing <"$scratch/strings" >"$scratch/missing"
+empty "messages that are not in $page" "$scratch/missing"
+passed=$((passed + count - $(wc -l <"$scratch/missing")))
+finish
