@@ -11544,12 +11544,10 @@ SPDL__COLD bool spdl__plan_in_turn(const spdl__plan *plan, int i) {
 /* In such a path each item makes one result or none, in order. */
 SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
-    const char *what = row->kind == SPDL_KIND_UNBATCH                     ? "SPDL_UNBATCH"
-                       : row->kind == SPDL_KIND_BATCH                     ? "SPDL_BATCH"
+    const char *what = row->kind == SPDL_KIND_UNBATCH               ? "SPDL_UNBATCH"
+                       : row->kind == SPDL_KIND_BATCH               ? "SPDL_BATCH"
                        : row->output_order == SPDL_ORDER_COMPLETION ? "completion order"
-                       : row->flush                                       ? "flush"
-                       : row->again                                       ? "again"
-                                                                          : NULL;
+                       : row->flush ? "flush" : row->again ? "again" : NULL;
     if (what == NULL || !spdl__plan_in_turn(plan, i)) return SPDL_OK;
     return spdl__row_error(plan, i,
                            "%s in a path whose merge is in input order, where each item makes one "
@@ -11806,9 +11804,8 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
-SPDL__COLD void *spdl__pipeline_alloc(const spdl_pipeline *p, uint64_t count, size_t bytes) {
-    return spdl__alloc_zeroed(&p->allocator, (size_t)count, bytes, SPDL_CACHE_LINE);
-}
+#define SPDL__NEW(p, type, count) \
+    ((type *)spdl__alloc_zeroed(&(p)->allocator, (size_t)(count), sizeof(type), SPDL_CACHE_LINE))
 
 SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
@@ -11839,8 +11836,7 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
-    node->turns =
-        (uint32_t *)spdl__pipeline_alloc(p, node->turns_mask + 1, sizeof(*node->turns));
+    node->turns = SPDL__NEW(p, uint32_t, node->turns_mask + 1);
     return node->turns != NULL;
 }
 
@@ -11854,14 +11850,10 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->window = spdl__node_window(node);
     edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
     edge->mask = spdl__pow2(edge->window) - 1;
-    edge->slot = (spdl__slot *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(*edge->slot));
-    node->counters = (spdl__counters *)spdl__pipeline_alloc(p, (uint64_t)p->workers + 1,
-                                                            sizeof(*node->counters));
-    if (parks)
-        node->parked = (spdl__parked *)spdl__pipeline_alloc(p, (uint64_t)node->most,
-                                                            sizeof(*node->parked));
-    if (p->delivers)
-        edge->failures = (uint64_t *)spdl__pipeline_alloc(p, edge->mask + 1, sizeof(spdl_error));
+    edge->slot = SPDL__NEW(p, spdl__slot, edge->mask + 1);
+    node->counters = SPDL__NEW(p, spdl__counters, p->workers + 1);
+    if (parks) node->parked = SPDL__NEW(p, spdl__parked, node->most);
+    if (p->delivers) edge->failures = (uint64_t *)SPDL__NEW(p, spdl_error, edge->mask + 1);
     if (edge->slot == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
         (p->delivers && edge->failures == NULL) || !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
@@ -11876,7 +11868,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = (spdl_task *)spdl__pipeline_alloc(p, workers, sizeof(*p->task));
+    p->task = SPDL__NEW(p, spdl_task, workers);
     if (p->task == NULL) return SPDL_E_NOMEM;
     for (i = 0; i < p->workers; ++i) {
         p->task[i].pipeline = p;
@@ -11884,7 +11876,7 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
         p->task[i].meter.file = SPDL__NO_FILE;
     }
     if (!p->has_hooks) return SPDL_OK;
-    p->local = (void **)spdl__pipeline_alloc(p, workers * (uint64_t)p->count, sizeof(*p->local));
+    p->local = SPDL__NEW(p, void *, workers * (uint64_t)p->count);
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
@@ -11908,7 +11900,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     int i;
     p->delivers = plan->desc->deliver_failures;
     spdl__workers_plan(p, plan);
-    p->node = (spdl__node *)spdl__pipeline_alloc(p, (uint64_t)p->count, sizeof(*p->node));
+    p->node = SPDL__NEW(p, spdl__node, p->count);
     if (p->node == NULL) return SPDL_E_NOMEM;
     p->last = &p->node[p->count - 1];
     p->sink = &p->last->out;
