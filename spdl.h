@@ -14968,7 +14968,6 @@ typedef struct spdl__doctor_row {
 /* Plain data without pointers. */
 typedef struct spdl__doctor_report {
     char name[SPDL_NAME_BYTES];
-    bool done;
     spdl_finding finding;  /* of the observed time, after the experiments */
     bool tried, kept;      /* the settings were; they are in force */
     spdl_interval measured;
@@ -15413,7 +15412,6 @@ SPDL__COLD void spdl__doctor_finish(spdl__doctor *d) {
     if (d->phase >= SPDL__DOCTOR_LADDER) spdl__doctor_set(d, &as_it_is);
     d->phase = SPDL__DOCTOR_DONE;
     spdl__hand_leave(d->p);
-    r->done = true;
     r->finding = d->found.is;
     if (d->found.proven)
         spdl__store_relaxed32(&d->p->node[r->finding.stage].locked_at, d->limit[r->finding.stage]);
@@ -15685,9 +15683,7 @@ SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buf
     spdl__cell cell;
     spdl__text_add(&text, "spdl doctor: ");
     spdl__text_name(&text, report->name, -1);
-    spdl__text_add(&text, "%s%s\n", report->name[0] ? ": " : "",
-                   report->verdict[0] != '\0' ? report->verdict : "It is not done yet.");
-    if (!report->done) return (int)text.length;
+    spdl__text_add(&text, "%s%s\n", report->name[0] ? ": " : "", report->verdict);
     spdl__text_add(&text, "%.1f s, %d round%s", report->seconds, report->rounds,
                    report->rounds == 1 ? "" : "s");
     if (report->dropped > 0) spdl__text_add(&text, " (%d made again)", report->dropped);

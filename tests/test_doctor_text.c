@@ -18,7 +18,7 @@ static spdl__doctor_report report_of_three(void) {
     static const char *const names[] = { "list", "read", "decode" };
     spdl__doctor_report r;
     memset(&r, 0, sizeof r);
-    r.done = r.tried = true;
+    r.tried = true;
     snprintf(r.name, sizeof r.name, "train");
     snprintf(r.verdict, sizeof r.verdict,
              "The consumer waited 76 %% of its time: stage 2 'decode' was busy 97 %% of the time. "
@@ -76,10 +76,6 @@ static void a_report_is_read_at_once(void) {
     r.kept = true;
     spdl__doctor_text(&r, text, sizeof text);
     CHECK(says(text, "in force for the rest"));
-    r.done = false;
-    r.verdict[0] = '\0';
-    spdl__doctor_text(&r, text, sizeof text);
-    CHECK_STR(text, "spdl doctor: train: It is not done yet.\n");
 }
 
 static void a_report_is_a_line_of_json(void) {
