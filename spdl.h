@@ -10183,8 +10183,8 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
         "push_end: the first row is no SPDL_FEED",
         "next: called in the child of a fork, which has no workers",
         "push: called in the child of a fork, which has no workers",
-        "next: called on the last free worker of the pipeline's own pool, where it would wait for "
-        "ever",
+        ("next: called on the last free worker of the pipeline's own pool, where it would wait "
+         "for ever"),
     };
     const uint32_t bit = (uint32_t)1 << kind;
     if (spdl__or32(&p->misused, bit) & bit) spdl__add(&p->misuses, 1);
