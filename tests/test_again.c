@@ -408,8 +408,8 @@ static void misuse_is_a_failure(void) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(2),
                                  SPDL_PIPE(again_for_ever, .free_item = item_free), SPDL_SINK(1));
         ENDS(p, SPDL_E_STAGE, failed_with(p, 1, "stage 1 'again_for_ever', item 0: "
-                                                       "returned SPDL_AGAIN, but its row does not "
-                                                       "say .again"));
+                                                       "returned SPDL_AGAIN without .again in its "
+                                                       "row"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_unasked, .free_item = item_free),
                   SPDL_SINK(1)); /* and what it made is freed */
         ENDS(p, SPDL_E_STAGE, (void)0);
