@@ -308,6 +308,10 @@ check-words: ## plain English in the declarations, the messages and the pages fo
 check-surface: ## how many functions, macros, fields, lines and words are public
 	@tests/check_surface.sh
 
+.PHONY: check-messages
+check-messages: ## examples/MESSAGES.md has every message of spdl.h
+	@tests/check_messages.sh
+
 .PHONY: check-readme
 check-readme: ## the commands, the program and the links of README.md
 	@tests/check_readme.sh

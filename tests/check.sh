@@ -99,6 +99,7 @@ beside examples "$make" -s examples CC=clang CXX=clang++ EXAMPLE_FLAGS=-O0
 beside headers env BRIEF=1 "$make" -s check-headers
 beside hygiene "$make" -s check-hygiene
 beside howto "$make" -s check-howto
+beside messages "$make" -s check-messages
 beside readme "$make" -s check-readme CC=gcc
 beside packages "$make" -s check-packages CC=gcc
 beside budget "$make" -s check-budget
