@@ -206,30 +206,30 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
-#define SPDL__RESULT_LIST(X)                                                                       \
-    X(SPDL_OK, 0, "ok")                                                                            \
-    X(SPDL_END, 1, "end of data")                                                                  \
-    X(SPDL_SKIP, 2, "item skipped")                                                                \
-    X(SPDL_TIMEOUT, 3, "timed out")                                                                \
-    X(SPDL_FULL, 4, "full")                                                                        \
-    X(SPDL_EMPTY, 5, "empty")                                                                      \
-    X(SPDL_CLOSED, 6, "closed")                                                                    \
-    X(SPDL_PENDING, 7, "pending")                                                                  \
-    X(SPDL_AGAIN, 8, "call again")                                                                 \
-    X(SPDL_E_INVALID, -1, "invalid argument")                                                      \
-    X(SPDL_E_NOMEM, -2, "out of memory")                                                           \
-    X(SPDL_E_THREAD, -3, "a thread could not be created")                                          \
-    X(SPDL_E_TYPE, -4, "the types of two stages do not fit")                                       \
-    X(SPDL_E_STAGE, -5, "a stage function failed")                                                 \
-    X(SPDL_E_IO, -6, "input or output error")                                                      \
-    X(SPDL_E_FORMAT, -7, "malformed data")                                                         \
-    X(SPDL_E_UNSUPPORTED, -8, "not supported")                                                     \
-    X(SPDL_E_NOT_FOUND, -9, "not found")                                                           \
-    X(SPDL_E_CHECKSUM, -10, "checksum mismatch")                                                   \
-    X(SPDL_E_LIMIT, -11, "limit exceeded")                                                         \
-    X(SPDL_E_CUDA, -12, "a CUDA call failed")                                                      \
-    X(SPDL_E_CUDA_LOST, -13, "the CUDA device is lost to this process")                            \
-    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used after it, in the child")    \
+#define SPDL__RESULT_LIST(X) \
+    X(SPDL_OK, 0, "ok") \
+    X(SPDL_END, 1, "end of data") \
+    X(SPDL_SKIP, 2, "item skipped") \
+    X(SPDL_TIMEOUT, 3, "timed out") \
+    X(SPDL_FULL, 4, "full") \
+    X(SPDL_EMPTY, 5, "empty") \
+    X(SPDL_CLOSED, 6, "closed") \
+    X(SPDL_PENDING, 7, "pending") \
+    X(SPDL_AGAIN, 8, "call again") \
+    X(SPDL_E_INVALID, -1, "invalid argument") \
+    X(SPDL_E_NOMEM, -2, "out of memory") \
+    X(SPDL_E_THREAD, -3, "a thread could not be created") \
+    X(SPDL_E_TYPE, -4, "the types of two stages do not fit") \
+    X(SPDL_E_STAGE, -5, "a stage function failed") \
+    X(SPDL_E_IO, -6, "input or output error") \
+    X(SPDL_E_FORMAT, -7, "malformed data") \
+    X(SPDL_E_UNSUPPORTED, -8, "not supported") \
+    X(SPDL_E_NOT_FOUND, -9, "not found") \
+    X(SPDL_E_CHECKSUM, -10, "checksum mismatch") \
+    X(SPDL_E_LIMIT, -11, "limit exceeded") \
+    X(SPDL_E_CUDA, -12, "a CUDA call failed") \
+    X(SPDL_E_CUDA_LOST, -13, "the CUDA device is lost to this process") \
+    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used after it, in the child") \
     X(SPDL_E_PROCESS, -15, "a loader process has ended")
 
 typedef enum spdl_result SPDL__INT_ENUM {
@@ -596,11 +596,11 @@ typedef struct spdl_stage {
 #ifdef __cplusplus
     /* For C++ before C++20, which has no designated initialisers:
        SPDL_PIPE(decode).with_concurrency(4).with_free_item(image_free) */
-#define SPDL__WITH(type, field)                                                                    \
-    spdl_stage with_##field(type value) const {                                                    \
-        spdl_stage copy = *this;                                                                   \
-        copy.field = value;                                                                        \
-        return copy;                                                                               \
+#define SPDL__WITH(type, field) \
+    spdl_stage with_##field(type value) const { \
+        spdl_stage copy = *this; \
+        copy.field = value; \
+        return copy; \
     }
     SPDL__WITH(const char *, name)                SPDL__WITH(void *, ctx)
     SPDL__WITH(int, concurrency)                  SPDL__WITH(bool, serial)
@@ -633,9 +633,9 @@ typedef struct spdl_batch {
 
 /* clang-format off */
 #ifdef __cpp_exceptions
-#define SPDL__TRY(result, call)                                                                    \
-    try { result = call; } catch (...) {                                                           \
-        result = spdl__thrown<std::exception, std::nested_exception>(task, 0);                     \
+#define SPDL__TRY(result, call) \
+    try { result = call; } catch (...) { \
+        result = spdl__thrown<std::exception, std::nested_exception>(task, 0); \
     }
 #else
 #define SPDL__TRY(result, call) result = call;
@@ -647,18 +647,18 @@ typedef struct spdl_batch {
 #define SPDL__TYPE(T) #T
 #define SPDL__BYTES(T) 0
 #endif
-#define SPDL_FN(name, In, Out)                                                                     \
-    static spdl_result name(spdl_task *task, In *in, Out **out);                                   \
-    SPDL__UNUSED static spdl_result name##_spdl_call(spdl_task *task, void *in, void **out) {      \
-        Out *spdl__made = NULL; /* no name that a program may have, too */                         \
-        spdl_result spdl__result;                                                                  \
-        SPDL__TRY(spdl__result, name(task, SPDL__CAST(In *, in), &spdl__made))                     \
-        *out = SPDL__UNCONST(spdl__made);                                                          \
-        return spdl__result;                                                                       \
-    }                                                                                              \
-    SPDL__UNUSED static const spdl_function name##_is_no_SPDL_FN = {                               \
-        name##_spdl_call, #name, SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };           \
-    static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED,                     \
+#define SPDL_FN(name, In, Out) \
+    static spdl_result name(spdl_task *task, In *in, Out **out); \
+    SPDL__UNUSED static spdl_result name##_spdl_call(spdl_task *task, void *in, void **out) { \
+        Out *spdl__made = NULL; /* no name that a program may have, too */ \
+        spdl_result spdl__result; \
+        SPDL__TRY(spdl__result, name(task, SPDL__CAST(In *, in), &spdl__made)) \
+        *out = SPDL__UNCONST(spdl__made); \
+        return spdl__result; \
+    } \
+    SPDL__UNUSED static const spdl_function name##_is_no_SPDL_FN = { \
+        name##_spdl_call, #name, SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 }; \
+    static spdl_result name(spdl_task *task SPDL__UNUSED, In *in SPDL__UNUSED, \
                             Out **out SPDL__UNUSED)
 
 /* The macros of rows. Fields are written as .concurrency = 4:
@@ -690,34 +690,34 @@ typedef struct spdl_batch {
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL_SET(field, value) .field = value
 #define SPDL__LINE .line = __LINE__
-#define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
+#define SPDL__FN_ROW(kind_, fn_, ...) \
     SPDL__ROW .kind = kind_, .fn = &fn_##_is_no_SPDL_FN, .file = __FILE__, __VA_ARGS__ }
-#define SPDL__BATCH_ROW(size_, ...)                                                                \
+#define SPDL__BATCH_ROW(size_, ...) \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .size = size_, .file = __FILE__, __VA_ARGS__ }
-#define SPDL__FEED_ROW(type_, ...)                                                                 \
+#define SPDL__FEED_ROW(type_, ...) \
     SPDL__ROW .kind = SPDL_KIND_FEED, .type = SPDL__TYPE(type_), .file = __FILE__, __VA_ARGS__ }
 #ifdef __cplusplus /* fields have an order: .name is before .ctx */
-#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
-    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_,                   \
+#define SPDL__BATCH_OF_ROW(type_, size_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_, \
               .file = __FILE__, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
-#define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
+#define SPDL__FROM_ROW(type_, next_, source_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_, \
               .file = __FILE__, __VA_ARGS__ }.with_ctx(source_)
 #else
-#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
-    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_,                   \
+#define SPDL__BATCH_OF_ROW(type_, size_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_, \
               .item_bytes = sizeof(type_), .file = __FILE__, __VA_ARGS__ }
-#define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_,                  \
+#define SPDL__FROM_ROW(type_, next_, source_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_, \
               .ctx = source_, .file = __FILE__, __VA_ARGS__ }
 #endif
-#define SPDL__PATH_ROW(name_, ...)                                                                 \
+#define SPDL__PATH_ROW(name_, ...) \
     SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* The row can be without fields: its line is a part of the file's name. */
-#define SPDL__BARE_ROW(kind_, ...)                                                                 \
+#define SPDL__BARE_ROW(kind_, ...) \
     SPDL__ROW .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
-#define SPDL_SINK(buffer_size_)                                                                    \
-    SPDL__ROW .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_,               \
+#define SPDL_SINK(buffer_size_) \
+    SPDL__ROW .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_, \
               .line = __LINE__ }
 #else
 /* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4). Fields inside of the
@@ -725,38 +725,38 @@ typedef struct spdl_batch {
 #define SPDL_SET(field, value) spdl__set(&spdl_stage::field, value)
 #define SPDL__LINE SPDL_SET(line, __LINE__)
 #define SPDL__MADE(args, text, ...) spdl__made{ spdl__row<(text)[0]> args, __VA_ARGS__ }.row
-#define SPDL__FN_ROW(kind_, fn_, ...)                                                              \
+#define SPDL__FN_ROW(kind_, fn_, ...) \
     SPDL__MADE((kind_, &fn_##_is_no_SPDL_FN, __FILE__), #__VA_ARGS__, __VA_ARGS__)
-#define SPDL__BATCH_ROW(size_, ...)                                                                \
+#define SPDL__BATCH_ROW(size_, ...) \
     SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_), #__VA_ARGS__, __VA_ARGS__)
-#define SPDL__BATCH_OF_ROW(type_, size_, ...)                                                      \
-    SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_, SPDL__TYPE(type_)), #__VA_ARGS__,          \
+#define SPDL__BATCH_OF_ROW(type_, size_, ...) \
+    SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_, SPDL__TYPE(type_)), #__VA_ARGS__, \
                __VA_ARGS__).with_item_bytes(sizeof(type_))
-#define SPDL__FEED_ROW(type_, ...)                                                                 \
+#define SPDL__FEED_ROW(type_, ...) \
     SPDL__MADE((SPDL_KIND_FEED, NULL, __FILE__, 0, SPDL__TYPE(type_)), #__VA_ARGS__, __VA_ARGS__)
-#define SPDL__FROM_ROW(type_, next_, source_, ...)                                                 \
-    SPDL__MADE((SPDL_KIND_SOURCE, NULL, __FILE__, 0,                                               \
+#define SPDL__FROM_ROW(type_, next_, source_, ...) \
+    SPDL__MADE((SPDL_KIND_SOURCE, NULL, __FILE__, 0, \
                 SPDL__TYPE(type_), next_, source_), #__VA_ARGS__, __VA_ARGS__)
-#define SPDL__PATH_ROW(name_, ...)                                                                 \
+#define SPDL__PATH_ROW(name_, ...) \
     SPDL__MADE((SPDL_KIND_PATH, NULL, __FILE__), #__VA_ARGS__, __VA_ARGS__).with_name(name_)
-#define SPDL__BARE_ROW(kind_, ...)                                                                 \
+#define SPDL__BARE_ROW(kind_, ...) \
     SPDL__MADE((kind_, NULL, __FILE__), #__VA_ARGS__, SPDL__LINE, __VA_ARGS__)
-#define SPDL_SINK(buffer_size_)                                                                    \
+#define SPDL_SINK(buffer_size_) \
     SPDL__BARE_ROW(SPDL_KIND_SINK, SPDL_SET(buffer_size, buffer_size_))
 #endif
 
 /* The rows of a pipeline, written in place, or SPDL_TABLE(rows) for an array with a name. Both are
    the last two arguments of spdl_pipeline_create. */
-#define SPDL__LAYOUT                                                                               \
-    SPDL__CAST(unsigned, SPDL_VERSION << 14 | (sizeof(spdl_stage) + sizeof(spdl_pipeline_desc) +   \
+#define SPDL__LAYOUT \
+    SPDL__CAST(unsigned, SPDL_VERSION << 14 | (sizeof(spdl_stage) + sizeof(spdl_pipeline_desc) + \
                                                sizeof(struct spdl_loader_desc)))
 #ifdef __cplusplus
 #define SPDL__ROW spdl_stage { .layout_ = SPDL__LAYOUT,
 #define SPDL_STAGES spdl__stages /* a function: the arguments of a macro all have its line */
 #else
 #define SPDL__ROW { .layout_ = SPDL__LAYOUT, /* rows are for SPDL_STAGES(...), or an array */
-#define SPDL_STAGES(...)                                                                           \
-    (const spdl_stage[]){ __VA_ARGS__ },                                                           \
+#define SPDL_STAGES(...) \
+    (const spdl_stage[]){ __VA_ARGS__ }, \
         sizeof((const spdl_stage[]){ __VA_ARGS__ }) / sizeof(spdl_stage)
 #endif
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
@@ -871,16 +871,16 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t
 #ifdef __cplusplus
 #define SPDL_NEXT(pipeline, out, timeout_ns) spdl__next(pipeline, out, timeout_ns)
 #else
-#define SPDL_NEXT(pipeline, out, timeout_ns)                                                       \
-    spdl__next(pipeline, ((void)sizeof(&**(out)), (out)), /* the address of a pointer: &item */    \
+#define SPDL_NEXT(pipeline, out, timeout_ns) \
+    spdl__next(pipeline, ((void)sizeof(&**(out)), (out)), /* the address of a pointer: &item */ \
                timeout_ns, SPDL__TAKEN(out))
 #if defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
-#define SPDL__TAKEN(out)                                                                           \
-    _Generic(*(out), void *: "void", const void *: "void", char *: "char", const char *: "char",   \
-        int *: "int", float *: "float", double *: "double", struct spdl_batch *: "spdl_batch",     \
-        const struct spdl_batch *: "spdl_batch", struct spdl_index *: "spdl_index",                \
-        const struct spdl_index *: "spdl_index", struct spdl_npz_bundle *: "spdl_npz_bundle",      \
-        const struct spdl_npz_bundle *: "spdl_npz_bundle", struct spdl_record *: "spdl_record",    \
+#define SPDL__TAKEN(out) \
+    _Generic(*(out), void *: "void", const void *: "void", char *: "char", const char *: "char", \
+        int *: "int", float *: "float", double *: "double", struct spdl_batch *: "spdl_batch", \
+        const struct spdl_batch *: "spdl_batch", struct spdl_index *: "spdl_index", \
+        const struct spdl_index *: "spdl_index", struct spdl_npz_bundle *: "spdl_npz_bundle", \
+        const struct spdl_npz_bundle *: "spdl_npz_bundle", struct spdl_record *: "spdl_record", \
         const struct spdl_record *: "spdl_record", default: "?")
 #else
 #define SPDL__TAKEN(out) "void"
@@ -1694,12 +1694,12 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 /* clang-format off */
 #define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
-#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_is_no_SPDL_FN,                           \
-      .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index),    \
+#define SPDL__INDEX_ROW(sampler_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_is_no_SPDL_FN, \
+      .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index), \
       .free_item = spdl_buffer_free, .file = __FILE__, __VA_ARGS__ }
 #else
-#define SPDL__INDEX_ROW(sampler_, ...)                                                             \
+#define SPDL__INDEX_ROW(sampler_, ...) \
     spdl__ctx_row<spdl_sampler>(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_, \
                                 spdl_buffer_free, NULL, sizeof(spdl_index))
 #endif
@@ -1952,13 +1952,13 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
 /* clang-format off */
 #define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
-#define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_is_no_SPDL_FN,                          \
-      .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free,     \
+#define SPDL__NPZ_ROW(desc_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_is_no_SPDL_FN, \
+      .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free, \
       .file = __FILE__, __VA_ARGS__ }
 #else
-#define SPDL__NPZ_ROW(desc_, ...)                                                                  \
-    spdl__ctx_row<spdl_npz_desc>(SPDL__FN_ROW(SPDL_KIND_PIPE, spdl_npz_load, __VA_ARGS__), desc_,  \
+#define SPDL__NPZ_ROW(desc_, ...) \
+    spdl__ctx_row<spdl_npz_desc>(SPDL__FN_ROW(SPDL_KIND_PIPE, spdl_npz_load, __VA_ARGS__), desc_, \
                                  spdl_npz_bundle_free)
 #endif
 /* clang-format on */
@@ -2177,45 +2177,45 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 #define SPDL_TAR(...)   SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
 #define SPDL_LINES(...) SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
 #if !defined(__cplusplus)
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
-    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_],                           \
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], \
       .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .file = __FILE__, __VA_ARGS__ }
-#define SPDL__COUNT_ROW(n_, ...)                                                                   \
+#define SPDL__COUNT_ROW(n_, ...) \
     SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl__file_rows[7], .ctx = (void *)(uintptr_t)(n_), \
-      .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, .file = __FILE__,           \
+      .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, .file = __FILE__, \
       __VA_ARGS__ }
-#define SPDL__READ_ROW(...)                                                                        \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], .free_item = spdl_record_free,    \
+#define SPDL__READ_ROW(...) \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], .free_item = spdl_record_free, \
       .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
-#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_],                              \
-      .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true,                     \
-      .free_item = spdl_record_free, .free_state = spdl__records_close, .file = __FILE__,          \
+#define SPDL__RECORDS_ROW(which_, desc_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], \
+      .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true, \
+      .free_item = spdl_record_free, .free_state = spdl__records_close, .file = __FILE__, \
       __VA_ARGS__ }
 #else
 #if __cplusplus >= 202002L
-#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
-    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__,         \
+#define SPDL__FILE_STAGE(kind_, which_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__, \
               __VA_ARGS__ }
-#define SPDL__READ_ROW(...)                                                                        \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6],                                   \
-              .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }                           \
+#define SPDL__READ_ROW(...) \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], \
+              .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ } \
         .with_free_item(spdl_record_free)
 #else
-#define SPDL__READ_ROW(...)                                                                        \
-    SPDL__MADE((SPDL_KIND_PIPE, &spdl__file_rows[6], __FILE__), #__VA_ARGS__, SPDL__LINE,          \
+#define SPDL__READ_ROW(...) \
+    SPDL__MADE((SPDL_KIND_PIPE, &spdl__file_rows[6], __FILE__), #__VA_ARGS__, SPDL__LINE, \
                __VA_ARGS__).with_free_item(spdl_record_free)
-#define SPDL__FILE_STAGE(kind_, which_, ...)                                                       \
+#define SPDL__FILE_STAGE(kind_, which_, ...) \
     SPDL__MADE((SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__), #__VA_ARGS__, __VA_ARGS__)
 #endif
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...)                                            \
+#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...) \
     spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
-#define SPDL__COUNT_ROW(n_, ...)                                                                   \
-    spdl__ctx_row<void>(SPDL__FILE_STAGE(SOURCE, 7, __VA_ARGS__),                                  \
-                        reinterpret_cast<const void *>(static_cast<uintptr_t>(n_)),                \
+#define SPDL__COUNT_ROW(n_, ...) \
+    spdl__ctx_row<void>(SPDL__FILE_STAGE(SOURCE, 7, __VA_ARGS__), \
+                        reinterpret_cast<const void *>(static_cast<uintptr_t>(n_)), \
                         spdl_buffer_free, NULL, sizeof(spdl_index))
-#define SPDL__RECORDS_ROW(which_, desc_, ...)                                                      \
-    spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__),                  \
+#define SPDL__RECORDS_ROW(which_, desc_, ...) \
+    spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__), \
                                      desc_, spdl_record_free, spdl__records_close)
 #endif
 /* clang-format on */
@@ -2933,9 +2933,15 @@ SPDL__ATOMICS(uint64_t, , 64)
 #undef SPDL__CHANGE
 
 SPDL__INLINE void *spdl__load_pointer(void *const *p) { return *(void *const volatile *)p; }
-SPDL__INLINE void spdl__store_pointer(void **p, void *value) { *(void *volatile *)p = value; }
+SPDL__INLINE void spdl__store_pointer(void **p, void *value) {
+    void *volatile *at = p;
+    *at = value;
+}
 SPDL__INLINE spdl_fn spdl__load_fn(const spdl_fn *p) { return *(const volatile spdl_fn *)p; }
-SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) { *(volatile spdl_fn *)p = value; }
+SPDL__INLINE void spdl__store_fn(spdl_fn *p, spdl_fn value) {
+    volatile spdl_fn *at = p;
+    *at = value;
+}
 
 #define SPDL__PREFETCHES
 SPDL__INLINE void spdl__prefetch_write(const void *p) { (void)p; }
@@ -6679,10 +6685,10 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
 /* Probes of <sys/sdt.h>: a nop each without a tracer. Values in memory cost no load. clang needs
    a pragma for the macros of that header. */
 #if SPDL__SDT && !defined(SPDL__NO_TRACE) && defined(__clang__)
-#define SPDL__PROBE(name, stage, number)                                                           \
-    _Pragma("clang diagnostic push")                                                               \
-    _Pragma("clang diagnostic ignored \"-Wgnu-zero-variadic-macro-arguments\"")                    \
-    DTRACE_PROBE2(spdl, name, stage, number);                                                      \
+#define SPDL__PROBE(name, stage, number) \
+    _Pragma("clang diagnostic push") \
+    _Pragma("clang diagnostic ignored \"-Wgnu-zero-variadic-macro-arguments\"") \
+    DTRACE_PROBE2(spdl, name, stage, number); \
     _Pragma("clang diagnostic pop")
 #elif SPDL__SDT && !defined(SPDL__NO_TRACE)
 #define SPDL__PROBE(name, stage, number) DTRACE_PROBE2(spdl, name, stage, number)
@@ -17888,9 +17894,9 @@ typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_ali
 typedef long long spdl__v512 __attribute__((vector_size(64), aligned(1), may_alias));
 #define SPDL__CRC_TARGET_32 SPDL__TARGET("avx2,pclmul,vpclmulqdq")
 #define SPDL__CRC_TARGET_64 SPDL__TARGET("avx512f,pclmul,vpclmulqdq")
-#define SPDL__CRC_WIDE                                                                             \
-    (!__builtin_cpu_supports("vpclmulqdq") || !__builtin_cpu_supports("avx2") ? 0                  \
-     : __builtin_cpu_supports("avx512f")                                      ? 64                 \
+#define SPDL__CRC_WIDE \
+    (!__builtin_cpu_supports("vpclmulqdq") || !__builtin_cpu_supports("avx2") ? 0 \
+     : __builtin_cpu_supports("avx512f")                                      ? 64 \
                                                                               : 32)
 #if defined(__clang__)
 #define SPDL__CRC_PRODUCT_32 __builtin_ia32_pclmulqdq256
@@ -22024,7 +22030,7 @@ SPDL__PRIVATE spdl_result spdl__records_row(spdl_task *task, void *in, spdl__rec
            : result == SPDL_END ? SPDL_SKIP : spdl__row_result(task, result, &error);
 }
 
-#define SPDL__ROW_FN(name, call)                                                                   \
+#define SPDL__ROW_FN(name, call) \
     SPDL__PRIVATE spdl_result name(spdl_task *task, void *in, void **out) { return call; }
 SPDL__ROW_FN(spdl__files_source, spdl__files_row(task, in, true, out))
 SPDL__ROW_FN(spdl__files_pipe, spdl__files_row(task, in, false, out))

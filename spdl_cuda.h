@@ -402,38 +402,38 @@ enum { /* flags and attributes */
 #define SPDL__CU_PER_THREAD ((spdl_cuda_stream)(uintptr_t)2) /* CU_STREAM_PER_THREAD */
 
 /* clang-format off */
-#define SPDL__CUDA_CALLS(X)                                                                        \
-    X(Init, "", (unsigned flags))                                                                  \
-    X(GetErrorString, "", (int error, const char **text))                                          \
-    X(DeviceGetCount, "", (int *count))                                                            \
-    X(DeviceGet, "", (int *device, int ordinal))                                                   \
-    X(DeviceGetName, "", (char *name, int bytes, int device))                                      \
-    X(DeviceGetAttribute, "", (int *value, int attribute, int device))                             \
-    X(DevicePrimaryCtxRetain, "", (void **context, int device))                                    \
-    X(DevicePrimaryCtxRelease, "_v2", (int device))                                                \
-    X(CtxGetCurrent, "", (void **context))                                                         \
-    X(CtxPushCurrent, "_v2", (void *context))                                                      \
-    X(CtxPopCurrent, "_v2", (void **context))                                                      \
-    X(CtxGetDevice, "", (int *device))                                                             \
-    X(CtxSynchronize, "", (void))                                                                  \
-    X(ThreadExchangeStreamCaptureMode, "", (int *mode))                                            \
-    X(StreamCreate, "", (void **stream, unsigned flags))                                           \
-    X(StreamDestroy, "_v2", (void *stream))                                                        \
-    X(StreamSynchronize, "", (void *stream))                                                       \
-    X(StreamWaitEvent, "", (void *stream, void *event, unsigned flags))                            \
-    X(StreamIsCapturing, "", (void *stream, int *status))                                          \
-    X(StreamGetCtx, "", (void *stream, void **context))                                            \
-    X(EventCreate, "", (void **event, unsigned flags))                                             \
-    X(EventDestroy, "_v2", (void *event))                                                          \
-    X(EventRecord, "", (void *event, void *stream))                                                \
-    X(EventQuery, "", (void *event))                                                               \
-    X(EventSynchronize, "", (void *event))                                                         \
-    X(MemAlloc, "_v2", (uint64_t *memory, size_t bytes))                                           \
-    X(MemFree, "_v2", (uint64_t memory))                                                           \
-    X(MemHostRegister, "_v2", (void *memory, size_t bytes, unsigned flags))                        \
-    X(MemHostUnregister, "", (void *memory))                                                       \
-    X(PointerGetAttributes, "", (unsigned count, int *attribute, void **data, uint64_t pointer))   \
-    X(MemcpyHtoDAsync, "_v2", (uint64_t to, const void *from, size_t bytes, void *stream))         \
+#define SPDL__CUDA_CALLS(X) \
+    X(Init, "", (unsigned flags)) \
+    X(GetErrorString, "", (int error, const char **text)) \
+    X(DeviceGetCount, "", (int *count)) \
+    X(DeviceGet, "", (int *device, int ordinal)) \
+    X(DeviceGetName, "", (char *name, int bytes, int device)) \
+    X(DeviceGetAttribute, "", (int *value, int attribute, int device)) \
+    X(DevicePrimaryCtxRetain, "", (void **context, int device)) \
+    X(DevicePrimaryCtxRelease, "_v2", (int device)) \
+    X(CtxGetCurrent, "", (void **context)) \
+    X(CtxPushCurrent, "_v2", (void *context)) \
+    X(CtxPopCurrent, "_v2", (void **context)) \
+    X(CtxGetDevice, "", (int *device)) \
+    X(CtxSynchronize, "", (void)) \
+    X(ThreadExchangeStreamCaptureMode, "", (int *mode)) \
+    X(StreamCreate, "", (void **stream, unsigned flags)) \
+    X(StreamDestroy, "_v2", (void *stream)) \
+    X(StreamSynchronize, "", (void *stream)) \
+    X(StreamWaitEvent, "", (void *stream, void *event, unsigned flags)) \
+    X(StreamIsCapturing, "", (void *stream, int *status)) \
+    X(StreamGetCtx, "", (void *stream, void **context)) \
+    X(EventCreate, "", (void **event, unsigned flags)) \
+    X(EventDestroy, "_v2", (void *event)) \
+    X(EventRecord, "", (void *event, void *stream)) \
+    X(EventQuery, "", (void *event)) \
+    X(EventSynchronize, "", (void *event)) \
+    X(MemAlloc, "_v2", (uint64_t *memory, size_t bytes)) \
+    X(MemFree, "_v2", (uint64_t memory)) \
+    X(MemHostRegister, "_v2", (void *memory, size_t bytes, unsigned flags)) \
+    X(MemHostUnregister, "", (void *memory)) \
+    X(PointerGetAttributes, "", (unsigned count, int *attribute, void **data, uint64_t pointer)) \
+    X(MemcpyHtoDAsync, "_v2", (uint64_t to, const void *from, size_t bytes, void *stream)) \
     X(MemcpyDtoHAsync, "_v2", (void *to, uint64_t from, size_t bytes, void *stream))
 /* clang-format on */
 
@@ -462,7 +462,7 @@ SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
                            RTLD_NOW | RTLD_LOCAL);
     bool all = true;
     if (library == NULL) return "no NVIDIA driver was found (libcuda.so.1)";
-#define SPDL__CUDA_SYMBOL(name, version, parameters)                                               \
+#define SPDL__CUDA_SYMBOL(name, version, parameters) \
     all = spdl__cuda_symbol(library, "cu" #name version, (void *)&api->name) && all;
     SPDL__CUDA_CALLS(SPDL__CUDA_SYMBOL)
 #undef SPDL__CUDA_SYMBOL
@@ -627,7 +627,7 @@ struct spdl_cuda {
     spdl_error error; /* under error_lock */
 };
 
-#define SPDL__CUDA_TRY(cuda, name, arguments)                                                      \
+#define SPDL__CUDA_TRY(cuda, name, arguments) \
     spdl__cuda_check(cuda, "cu" #name, (cuda)->api.name arguments)
 
 /* Errors after which no call of this process works. */
