@@ -79,17 +79,17 @@ typedef struct loading {
     int asked, taken;
 } loading;
 
-static void loading_open(loading *l, side side) {
+static void loading_open(loading *l, side which) {
     spdl_pipeline_desc desc = { 0 };
     memset(l, 0, sizeof *l);
-    l->side = side;
+    l->side = which;
     decoded = read_only = 0;
-    if (side == POOL || side == POLLING) {
+    if (which == POOL || which == POLLING) {
         l->pool = peer_pool_create(2, ASSETS);
         return;
     }
-    desc.workers = side == GREEDY ? 2 : 0;
-    desc.policy.polite = side == OURS;
+    desc.workers = which == GREEDY ? 2 : 0;
+    desc.policy.polite = which == OURS;
     BENCH_CHECK(spdl_pipeline_create(&l->p, &desc, SPDL_STAGES(
         SPDL_FEED(int, .buffer_size = WAITING), SPDL_PIPE(decode, .concurrency = SPDL_ALL),
         SPDL_SINK(WAITING))) == SPDL_OK);
@@ -188,7 +188,8 @@ static void compare(const char *name, const char *unit, side ours, bool foreign,
 
 int main(int argc, char **argv) {
     cpu_set_t all, two;
-    int cpu, kept = 0;
+    size_t cpu;
+    int kept = 0;
     bench_start("frames", argc, argv);
     CPU_ZERO(&two);
     BENCH_CHECK(sched_getaffinity(0, sizeof all, &all) == 0);

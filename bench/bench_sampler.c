@@ -1,6 +1,9 @@
 /* What an index costs: of each order, in mixtures, and as text; beside
    Grain's index_shuffle, called as we are, and the samplers of SPDL, in Python. See bench.h for the
    options; `make bench-sampler` gets the peers. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"

@@ -11,6 +11,9 @@
    load_ms             spdl_state_load until the next batch is there, in a pipeline that runs
    load_first_ms       the same in a new one, spdl_pipeline_create included, against a new one
                        without a load: from its beginning */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"

@@ -15,6 +15,9 @@
    trace_on_10us_pct        the same with stages of 10 us
    trace_on_inline_pct      no-op stages with SPDL_INLINE
    trace_file_ms            writing the file of a trace of 100000 events */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"

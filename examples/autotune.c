@@ -52,16 +52,16 @@ int main(void) {
     (void)spdl_pipeline_set_concurrency(p, 1, calls);
     double rate = tenth(p, &advice);
     const double first = rate;
-    while (advice.limit == SPDL_LIMIT_CONCURRENCY && advice.concurrency > calls &&
-           spdl_pipeline_set_concurrency(p, advice.stage, advice.concurrency) == SPDL_OK) {
-        const int before = calls, row = advice.stage;
+    while (advice.limit == SPDL_LIMIT_CONCURRENCY && advice.concurrency[1] > calls &&
+           spdl_pipeline_set_concurrency(p, 1, advice.concurrency[1]) == SPDL_OK) {
+        const int before = calls;
         const double old = rate;
-        calls = advice.concurrency;
+        calls = advice.concurrency[1];
         (void)tenth(p, &advice); /* let it settle */
         rate = tenth(p, &advice);
         printf("%2d reads at a time: %.0f items/s\n", calls, rate);
         if (rate > 1.05 * old) continue;
-        (void)spdl_pipeline_set_concurrency(p, row, calls = before);
+        (void)spdl_pipeline_set_concurrency(p, 1, calls = before);
         break;
     }
     spdl_pipeline_destroy(p);

@@ -78,7 +78,7 @@ static void try_tokens(const spdl_files *files, int raw_bytes, size_t bytes) {
 /* Only names of its own: a list may name any file of the machine, but not here. */
 static void try_list(const uint8_t *data, size_t bytes) {
     char list[80];
-    spdl_files_desc desc = { false, 100, { NULL, NULL, NULL }, &error };
+    spdl_files_desc desc = { false, { NULL, NULL, NULL }, &error };
     spdl_files *files;
     if (memchr(data, '/', bytes) != NULL) return;
     snprintf(list, sizeof list, "@%s", path);
@@ -103,7 +103,7 @@ static void repair(uint8_t *at, size_t bytes) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     const unsigned how = bytes > 0 ? data[0] : 0;
-    const spdl_files_desc desc = { false, 0, { NULL, NULL, NULL }, &error };
+    const spdl_files_desc desc = { false, { NULL, NULL, NULL }, &error };
     spdl_files *files;
     uint8_t *at;
     if (bytes < 2 || bytes > 200000) return 0;
