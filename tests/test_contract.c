@@ -2,6 +2,7 @@
    calls may wait for each other, for later stages, the trainer or the producer, and that a trainer
    may wait for a full buffer. By the public functions only. Each runs plain, traced and with yields
    at random. */
+#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "flow.h"
 
 /* --- ways to run a test --- */
@@ -1163,13 +1164,25 @@ static void *is_busy(void *arg) {
     return NULL;
 }
 
-/* An item that is ready is taken at once, also where others want the processors. How many come
-   late is told: a machine may be as busy as it likes. */
+/* How often this thread has slept of its own accord. One that the system interrupts, for a worker
+   that it has just woken or for another program, has not. */
+static long sleeps_of_this_thread(void) {
+#ifdef RUSAGE_THREAD
+    struct rusage use;
+    REQUIRE(getrusage(RUSAGE_THREAD, &use) == 0);
+    return use.ru_nvcsw;
+#else
+    return 0;
+#endif
+}
+
+/* An item that is ready is taken without a wait, also where others want the processors. The wake of
+   a worker can cost the consumer its processor: how many come late for that is told. */
 static void ready_items_come_at_once(void) {
     mill m = { .length = 1 + times(400), .us = 1000 };
     uint64_t longest = 0;
     test_thread busy[2];
-    long ready = 0, late = 0, taken = 0;
+    long ready = 0, late = 0, slept = 0, taken = 0;
     spdl_pipeline *p;
     m.rounds_us = rounds_in_a_us();
     for (int i = 0; i < 2; ++i) busy[i] = thread_of(is_busy, &m);
@@ -1177,19 +1190,22 @@ static void ready_items_come_at_once(void) {
               SPDL_PIPE(mills, .ctx = &m, .concurrency = 2), SPDL_SINK(3));
     for (; taken + 1 < m.length; ++taken) {
         void *it = NULL;
+        const long before = sleeps_of_this_thread();
         const uint64_t since = spdl_time_ns();
         const spdl_result result = spdl_pipeline_next(p, &it, 0);
         const uint64_t took = spdl_time_ns() - since;
+        const long sleeps = sleeps_of_this_thread() - before;
         ready += result == SPDL_OK;
         late += result == SPDL_OK && took > 200000;
+        slept += result == SPDL_OK && sleeps > 0;
         if (result == SPDL_OK && took > longest) longest = took;
         if (result != SPDL_OK)
             REQUIRE(CHECK_EQ(spdl_pipeline_next(p, &it, SPDL_SECONDS(PATIENCE)), SPDL_OK));
         churn(1000 * m.rounds_us);
     }
-    printf("    %ld of %ld items that were ready came later than 0.2 ms, one after %.1f ms\n", late,
-           ready, (double)longest * 1e-6);
-    CHECK(2 * late <= ready);
+    printf("    %ld of %ld items that were ready came later than 0.2 ms, one after %.1f ms; in %ld "
+           "next slept\n", late, ready, (double)longest * 1e-6, slept);
+    CHECK(50 * slept <= ready); /* a lock of the system, held by a thread without a processor */
     takes_numbers(p, taken, m.length, true);
     __atomic_store_n((int *)&m.measured, 1, __ATOMIC_RELEASE);
     for (int i = 0; i < 2; ++i) test_join(busy[i]);
