@@ -208,20 +208,40 @@ static void items_that_nobody_frees(void) {
     }
 }
 
-/* What the consumer still has. */
+/* As run_all, but frees the results after destroy. */
+static void run_and_keep(warnings *w, int workers, spdl_free_fn free_item, const spdl_stage *rows,
+                         size_t count) {
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
+    spdl_pipeline *p;
+    void *kept[64];
+    size_t taken = 0;
+    memset(w, 0, sizeof *w);
+    desc.logger.log_fn = log_warnings;
+    desc.logger.user = w;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    while (spdl_pipeline_next(p, &kept[taken], SPDL_FOREVER) == SPDL_OK) REQUIRE(++taken < 64);
+    spdl_pipeline_destroy(p);
+    while (taken > 0) free_item(kept[--taken]);
+}
+
+#define RUN_AND_KEEP(free_item, ...)                                                               \
+    run_and_keep(&w, workers, (free_item), SPDL_STAGES(__VA_ARGS__))
+
+/* Results that the consumer has at destroy. */
 static void batches_and_buffers_that_are_out(void) {
     warnings w;
     for (int workers = 0; workers < 3; ++workers) {
-        RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), SPDL_BATCH(30, .item_bytes = 4),
-                SPDL_SINK(3));
+        RUN_AND_KEEP(spdl_batch_free, SPDL_SOURCE(make, .free_item = free),
+                     SPDL_BATCH(30, .item_bytes = 4), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
         CHECK(strstr(w.text[0], " results of stage 1 'batch' are not freed yet: call "
                                 "spdl_batch_free for each") != NULL);
         RUN_ALL(spdl_batch_free, SPDL_SOURCE(make, .free_item = free),
                 SPDL_BATCH(30, .item_bytes = 4), SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
-        RUN_ALL(NULL, SPDL_SOURCE(fill, .item_bytes = 4, .free_item = spdl_buffer_free),
-                SPDL_SINK(3));
+        RUN_AND_KEEP(spdl_buffer_free,
+                     SPDL_SOURCE(fill, .item_bytes = 4, .free_item = spdl_buffer_free),
+                     SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
         CHECK_STR(w.text[0], "7 results of stage 0 'fill' are not freed yet: call "
                              "spdl_buffer_free for each");

@@ -673,7 +673,7 @@ static void copies_are_freed_by_the_row_that_made_them(void) {
         spdl_result result;
         spdl_pipeline *p = EXAMINE(&replays, 2, SPDL_SOURCE(picture, .free_item = picture_free),
                                    flips, batches ? group : looks, SPDL_SINK(3));
-        p->hand->keeps = 1;
+        __atomic_store_n(&p->hand->keeps, 1, __ATOMIC_RELAXED);
         for (int i = 0; (result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15))) == SPDL_OK;
              ++i) {
             if (batches) spdl_batch_free(taken);
