@@ -154,7 +154,7 @@ done
 {
     echo '#define SPDL_NO_THREADS'
     awk '/^\/\* =+ \*\/$/ { next } /^\/\* >>/ { on = $2 == ">>os-none" } on' spdl.h |
-        sed 's/ && !defined(SPDL_OS_HEADER)//'
+        sed 's/^#if SPDL__ALONE$/#if 1/'
 } >"$scratch/copy.h"
 for job in gcc:SPDL_NO_THREADS clang:SPDL_NO_THREADS "gcc:SPDL_OS_HEADER=\"$scratch/copy.h\""; do
     cc=${job%%:*}
