@@ -57,7 +57,8 @@ int main(void) {
     printf("rank %d of %d, up to position %d\n", ranks.rank, ranks.world, (int)position);
     for (i = 0; i < 3; ++i)
         printf("%-5s  %3d items\n", name[i], taken[i]);
-    for (i = 0; i < 1000 && spdl_sampler_item(mixed, 1, (uint64_t)i, &at) == SPDL_OK; i = i * 10 + 7)
+    for (i = 0; i < 1000 && spdl_sampler_item(mixed, 1, (uint64_t)i, &at) == SPDL_OK;
+         i = i * 10 + 7)
         printf("item %2d of the next epoch: %d of %s\n", i, (int)at.index, name[at.source]);
     spdl_sampler_destroy(mixed);
     for (i = 0; i < 3; ++i) spdl_sampler_destroy(sources[i]);
