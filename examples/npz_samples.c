@@ -29,30 +29,29 @@ SPDL_FN(cut, spdl_npz_bundle, Sample) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const names[] = { "images", "labels", NULL };
-    const char *path = argc > 1 ? argv[1] : "examples/data/digits_train_*.npz";
-    spdl_error error = { 0 };
-    spdl_files *shards = NULL;
-    spdl_sampler *order = NULL;
-    spdl_pipeline *p = NULL;
+    spdl_files *shards;
+    spdl_sampler *order;
+    spdl_pipeline *p;
     spdl_batch *batch;
+    spdl_error error;
     size_t batches = 0, sum = 0;
-    if (spdl_files_open(&shards, path, &(spdl_files_desc){ .error = &error }) == SPDL_OK &&
+    if (spdl_files_open(&shards, argc > 1 ? argv[1] : "examples/data/digits_train_*.npz",
+                        &(spdl_files_desc){ .error = &error }) != SPDL_OK ||
         spdl_sampler_create(&order, &(spdl_sampler_desc){ .order = SPDL_SAMPLE_SHUFFLED,
-            .count = spdl_files_count(shards), .seed = 1, .error = &error }) == SPDL_OK &&
-        spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .error = &error }, SPDL_STAGES(
+            .count = spdl_files_count(shards), .seed = 1, .error = &error }) != SPDL_OK)
+        return fprintf(stderr, "npz_samples: %s\n", error.text), 1;
+    if (spdl_pipeline_create(&p, NULL, SPDL_STAGES(
             SPDL_INDEX(order), SPDL_FILES_AT(shards),
-            SPDL_NPZ(&(spdl_npz_desc){ .names = names }, .concurrency = 2, .buffer_size = 4),
+            SPDL_NPZ(NULL, .concurrency = 2, .buffer_size = 4),
             SPDL_PIPE(cut, .again = true, .item_bytes = sizeof(Sample)),
-            SPDL_BATCH(64, .item_bytes = sizeof(Sample)), SPDL_SINK(3))) == SPDL_OK)
-        for (; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; batches++, spdl_batch_free(batch))
-            for (size_t i = 0; i < batch->count; i++)
-                sum += ((Sample *)batch->data)[i].y; /* a training step */
-    if (p != NULL) error = *spdl_pipeline_error(p);
-    if (error.result != SPDL_OK) fprintf(stderr, "npz_samples: %s\n", error.text);
-    else printf("%zu batches, the sum of all labels is %zu\n", batches, sum);
+            SPDL_BATCH_OF(Sample, 64), SPDL_SINK(3))) != SPDL_OK) return 1; /* the log has it */
+    for (; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; batches++, spdl_batch_free(batch))
+        for (size_t i = 0; i < batch->count; i++)
+            sum += ((Sample *)batch->data)[i].y; /* a training step */
+    const bool failed = spdl_pipeline_failed(p);
+    printf("%zu batches, the sum of all labels is %zu\n", batches, sum);
     spdl_pipeline_destroy(p);
     spdl_sampler_destroy(order);
     spdl_files_close(shards);
-    return error.result != SPDL_OK;
+    return failed;
 }
