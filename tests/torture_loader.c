@@ -370,7 +370,9 @@ static void goes_on(int points) {
     int kills = 0;
     for (int k = 0; k < points; ++k) {
         table_of = (int)throw_dice(4000);
+        uint64_t whole_us = 1;
         for (int run = 0, at = 0; run < 60 && (run == 0 || at < line_count); ++run) {
+            const uint64_t start = spdl_time_ns();
             int status = 0;
             pid_t child;
             rewind(file);
@@ -381,9 +383,10 @@ static void goes_on(int points) {
             if (child == 0)
                 take_lines(text, run < 2 ? 0 : at, run == 0 ? LINES : at + (int)throw_dice(60),
                            run > 0 && throw_dice(2), (int)throw_dice(4), file);
-            if (run > 0) usleep((useconds_t)throw_dice(15000));
+            if (run > 0) usleep((useconds_t)throw_dice(whole_us));
             if (run > 0) kill(child, SIGKILL);
             HOLDS(waitpid(child, &status, 0) == child);
+            if (run == 0) whole_us = 1 + (spdl_time_ns() - start) / 1000;
             kills += WIFSIGNALED(status);
             HOLDS(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
             rewind(file);
