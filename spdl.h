@@ -948,7 +948,7 @@ SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
 /* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
-   is reused when the call ends.
+   is reused when the call ends: do not free it there.
    Returns: item_bytes bytes, the same in each call until *out is returned; NULL: there is no
             memory, or neither this row nor a SPDL_BATCH after it has .item_bytes (the pipeline
             fails). */
