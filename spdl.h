@@ -390,7 +390,8 @@ typedef enum spdl_event {
                                 of the pool, number of the worker */
     SPDL_EVENT_TASK_END,
     SPDL_EVENT_WAIT_BEGIN,   /* a worker goes to sleep: name of the pool, its number; the consumer
-                                waits: "next", number of the item */
+                                waits: "next", number of the item; a push or the thread of a source
+                                waits: name of the row, 0 */
     SPDL_EVENT_WAIT_END
 } spdl_event;
 
@@ -7195,7 +7196,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
    names its writer. */
 
-#define SPDL__ABANDONED 2u /* a call that destroy does not wait for */
+#define SPDL__BLOCKING 2u /* `active` of a source with .threads during a call: destroy may leave it */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
@@ -7378,7 +7379,6 @@ typedef struct spdl__node {
     spdl_error error;   /* under error_lock: failure of its first FAIL */
     spdl__thrown_what thrown; /* exception of `error` */
     uint64_t item_ns;   /* moving average of a call, an estimate */
-    uint32_t calling;   /* own_thread: 1 during a call; SPDL__ABANDONED by destroy */
     uint32_t parked_lock;
     spdl__parked_list parked_free, parked_done, parked_waiting;
     char pad2[SPDL_CACHE_LINE];
@@ -7411,7 +7411,6 @@ struct spdl_task {
     uint8_t path;
     uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
     bool passing;     /* it is inside alone, at a mark */
-    bool gone;        /* destroy has abandoned this producer */
     spdl__call call;
     uint64_t sequence; /* of the call; of a batch, its number */
     spdl__parked *parked; /* rows with .again or .deferred */
@@ -7477,7 +7476,7 @@ struct spdl_pipeline {
     uint32_t joined;       /* pool threads that ran an init */
     uint32_t failed;       /* under error_lock: bit i: row i failed too often */
     uint32_t stop_timed_out;
-    uint64_t references;   /* destroy, and an abandoned producer */
+    uint64_t references;   /* destroy, and the thread of a source */
     uint32_t completing;   /* threads in spdl_complete */
     uint32_t error_lock;
     uint32_t purge_lock;
@@ -7493,7 +7492,6 @@ struct spdl_pipeline {
     spdl__os_event room;   /* the first edge has room */
     spdl__os_thread producer_thread; /* by create and destroy */
     spdl_policy policy;              /* by create, read when the thread starts */
-    bool producer_started;
     uint32_t producer_quits; /* by destroy */
     uint64_t producer_barred; /* see spdl__turn */
     uint64_t producer_id;
@@ -7760,7 +7758,7 @@ SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
    consumer, the producer and `rows`, or with `all` the whole pool. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
-    spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and push_wait: else a sleeper and
+    spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and room_wait: else a sleeper and
                                   this look could both miss */
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
@@ -7956,8 +7954,7 @@ typedef enum spdl__outcome {
     SPDL__OVER,    /* failed for good: no call of this row follows */
     SPDL__NO_CALL, /* the source has ended, or nobody waits for the result */
     SPDL__LATER,   /* SPDL_AGAIN: one result is put, and another call follows */
-    SPDL__PENDING, /* SPDL_PENDING: it keeps the place in the row */
-    SPDL__GONE     /* destroy has abandoned it: the row is out of bounds */
+    SPDL__PENDING  /* SPDL_PENDING: it keeps the place in the row; or destroy has left it */
 } spdl__outcome;
 
 typedef enum spdl__taken {
@@ -8299,8 +8296,6 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         since = s.now;
         outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
                         : spdl__flow_call(task, s.counters, &s.now);
-        if (!plain) task->gone = outcome == SPDL__GONE;
-        if (!plain && task->gone) return false;
         if (outcome == SPDL__NO_CALL) break;
         ++s.calls;
         first = false;
@@ -8783,23 +8778,22 @@ SPDL__COLD void spdl__call_shed(spdl_task *task) {
     task->call = call;
 }
 
-/* A source with its own thread is about to be called; false: after a stop. Either destroy sees this
-   exchange and may abandon the call, or the stop is seen here: both threads have a full barrier
-   between their store and their load. (tests/model/leave.pml) */
-SPDL__PRIVATE bool spdl__call_may_block(spdl_task *task) {
-    spdl__node *node = task->node;
-    (void)spdl__exchange32(&node->calling, 1);
-    spdl__full_barrier();
+/* A source with its own thread is about to be called. Returns false in a row that is shut: no call
+   begins after destroy has looked for one. (tests/model/leave.pml) */
+SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
+    uint64_t word = spdl__load(node->word);
     SPDL_TEST_POINT("source about to block");
-    if (!spdl__load32(&task->pipeline->stopping)) return true;
-    task->gone = spdl__exchange32(&node->calling, 0) == SPDL__ABANDONED;
+    while (!(word & SPDL__SHUT))
+        if (spdl__cas(node->word, &word, word + SPDL__BLOCKING - 1)) return true;
     return false;
 }
 
-/* Such a call has returned. False: destroy has abandoned it, and its result is freed. */
+/* Such a call has returned. Returns false if destroy has left it: its result is freed, and the pool
+   may be freed. */
 SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
-    spdl__node *node = task->node;
-    if (spdl__exchange32(&node->calling, 0) != SPDL__ABANDONED) return true;
+    uint64_t *word = task->node->word, old = spdl__load(word);
+    while (old & SPDL__ACTIVE)
+        if (spdl__cas(word, &old, old - SPDL__BLOCKING + 1)) return true;
     if (result == SPDL_OK && out != task->call.buffer) /* else it is given back */
         spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     spdl__task_give_back(task);
@@ -9410,15 +9404,14 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     const bool source = node->in == NULL;
     spdl_result result;
     void *out;
-    if (node->own_thread && !spdl__call_may_block(task))
-        return task->gone ? SPDL__GONE : SPDL__NO_CALL;
+    if (node->own_thread && !spdl__call_begins(node)) return SPDL__NO_CALL;
     if (node->sheds && !source) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->call.flushing) node->gathered = true;
     if (node->row.flush && p->feed != NULL && !node->gathers) spdl__flow_held(task);
     result = spdl__call_run(task, &out);
     if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->holds = false;
-    if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__GONE;
+    if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__PENDING;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
     if (!node->gathers) *now = spdl_time_ns();
     if (node->row.again && result == SPDL_AGAIN) {
@@ -10059,8 +10052,8 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
 
 /* ============================================================================================= */
 /* >>producer-impl
-   The thread of a source with .threads, and SPDL_FROM. It runs its row only, and sleeps on `room`
-   while there is none.
+   The thread of a source with .threads, and SPDL_FROM. It runs its row only, and waits for room like
+   a push.
 
    Threads: the producer. */
 
@@ -10082,53 +10075,21 @@ SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task) {
 
 /* --- the thread of a source --- */
 
-SPDL__PRIVATE bool spdl__producer_may(const spdl_pipeline *p) {
-    const uint64_t word = spdl__load(p->producer->word);
-    return !spdl__load32(&p->stopping) && (word & SPDL__BUSY) == 0 &&
-           spdl__row_room(p, p->producer, word) > 0;
-}
-
-/* While a waiter is counted, threads that take or put look for it. */
-SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
-    spdl__add32(&p->beacon->sleepers, count);
-}
-
-SPDL__PRIVATE void spdl__producer_sleep(spdl_pipeline *p) {
-    const spdl_profiler *profiler = &p->profiler;
-    const uint32_t word = spdl__load32(&p->room.word);
-    spdl__waiter_add(p, SPDL__WAITER);
-    (void)spdl__exchange32(&p->producer_waits, 1);
-    spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
-    spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, p->producer->name, 0);
-    if (!spdl__load32(&p->producer_quits) && !spdl__producer_may(p))
-        (void)spdl__os_event_sleep(&p->room, word, SPDL__NEVER);
-    spdl__profile(profiler, SPDL_EVENT_WAIT_END, p->producer->name, 0);
-    spdl__store32(&p->producer_waits, 0);
-    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
-}
-
 SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p);
+SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline);
 
 SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     spdl_pipeline *p = (spdl_pipeline *)arg;
     spdl_task *task = &p->task[p->workers - 1];
-    int round = 0;
     spdl__store(&p->producer_id, spdl__os_thread_id());
     if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
-    while (!spdl__load32(&p->producer_quits) && !task->gone) {
-        if (spdl__producer_may(p) && spdl__flow_visit(task, p->producer, SPDL__NEVER)) {
-            round = 0;
-            continue;
-        }
-        if (task->gone) break; /* the pool may be freed */
-        if (spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->producer_barred)) continue;
-        spdl__producer_sleep(p);
-        round = 0;
-    }
+    while (!spdl__load32(&p->producer_quits)) /* it was left in its call, or the row is shut */
+        if (spdl__room_wait(p, SPDL__NEVER) == SPDL_OK)
+            (void)spdl__flow_visit(task, p->producer, SPDL__NEVER);
     spdl__step_fini(p, task);
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_END, p->producer->name, 0);
-    if (task->gone) spdl__pipeline_drop(p);
+    spdl__pipeline_drop(p);
     return NULL;
 }
 
@@ -10372,6 +10333,11 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
         if (tag == SPDL__EPOCH) return SPDL_END;
     }
     return SPDL_CLOSED;
+}
+
+/* While a waiter is counted, threads that take or put look for it. */
+SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
+    spdl__add32(&p->beacon->sleepers, count);
 }
 
 /* Returns true if a row that suits the consumer can run. */
@@ -10638,14 +10604,50 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
 
 /* --- the producer --- */
 
+/* Returns SPDL_OK if the first row has room for one more item. A rewind may open a row that is shut,
+   which the thread of a source waits for. */
+SPDL__PRIVATE spdl_result spdl__room_look(const spdl_pipeline *p) {
+    const spdl__node *first = &p->node[0];
+    const uint64_t word = spdl__load(first->word);
+    if ((word & SPDL__SHUT) == 0 && !spdl__load32(&p->stopping))
+        return spdl__row_room(p, first, word) > 0 ? SPDL_OK : SPDL_FULL;
+    return p->producer != NULL && !spdl__load32(&p->producer_quits) ? SPDL_FULL : SPDL_CLOSED;
+}
+
+/* Waits for room in the first edge: a push, or the thread of a source. */
+SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
+    const char *name = p->node[0].name;
+    spdl_result result = spdl__room_look(p);
+    bool late = false;
+    int round = 0;
+    while (result == SPDL_FULL && spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->producer_barred))
+        result = spdl__room_look(p);
+    if (result != SPDL_FULL) return result;
+    spdl__waiter_add(p, SPDL__WAITER);
+    spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, name, 0);
+    while (result == SPDL_FULL) {
+        const uint32_t word = spdl__load32(&p->room.word);
+        (void)spdl__exchange32(&p->producer_waits, 1);
+        spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
+        result = spdl__room_look(p);
+        if (result != SPDL_FULL) break;
+        if (late) result = SPDL_TIMEOUT;
+        else if (spdl__pipeline_forked(p)) result = spdl__misused(p, SPDL__PUSH_FORKED);
+        else late = spdl__os_event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
+    }
+    spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, name, 0);
+    spdl__store32(&p->producer_waits, 0);
+    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
+    return result;
+}
+
 SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     spdl__node *feed = p->feed;
     spdl__counters *counters = &feed->counters[0];
     spdl__item what;
     uint64_t now;
-    if ((spdl__load(&feed->own) & SPDL__SHUT) != 0 || spdl__load32(&p->stopping))
-        return SPDL_CLOSED;
-    if (spdl__row_room(p, feed, 0) == 0) return SPDL_FULL;
+    const spdl_result room = spdl__room_look(p);
+    if (room != SPDL_OK) return room;
     now = SPDL__NO_STATS ? 0 : spdl_time_ns();
     what.item = item;
     what.origin = spdl__origin(feed->made, (unsigned)feed->index);
@@ -10679,32 +10681,6 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     spdl__item_free(p, got.item, got.origin); /* user code */
 }
 
-SPDL__PRIVATE spdl_result spdl__push_wait(spdl_pipeline *p, void *item, uint64_t deadline) {
-    spdl_result result = SPDL_FULL;
-    bool late = false;
-    int round = 0;
-    while (result == SPDL_FULL && spdl__backoff(&round, SPDL__IDLE_YIELDS, &p->producer_barred))
-        result = spdl__push_try(p, item);
-    if (result != SPDL_FULL) return result;
-    spdl__waiter_add(p, SPDL__WAITER);
-    while (result == SPDL_FULL && !late) {
-        const uint32_t word = spdl__load32(&p->room.word);
-        (void)spdl__exchange32(&p->producer_waits, 1);
-        spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
-        result = spdl__push_try(p, item);
-        if (result != SPDL_FULL) break;
-        if (spdl__pipeline_forked(p)) {
-            result = spdl__misused(p, SPDL__PUSH_FORKED);
-        } else {
-            late = spdl__os_event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
-            result = spdl__push_try(p, item);
-        }
-    }
-    spdl__store32(&p->producer_waits, 0);
-    spdl__waiter_add(p, (uint32_t)0 - SPDL__WAITER);
-    return result == SPDL_FULL ? SPDL_TIMEOUT : result;
-}
-
 #define SPDL__DROP_TRIES 16
 
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t timeout_ns) {
@@ -10721,7 +10697,8 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
             result = spdl__push_try(p, item);
         }
     } else if (result == SPDL_FULL && timeout_ns != 0) {
-        result = spdl__push_wait(p, item, spdl__deadline(timeout_ns));
+        result = spdl__room_wait(p, spdl__deadline(timeout_ns));
+        if (result == SPDL_OK) result = spdl__push_try(p, item);
     }
     if (result == SPDL_FULL || result == SPDL_TIMEOUT)
         spdl__count(&p->feed->counters[0].failures, 1); /* refused by the feed */
@@ -10786,16 +10763,14 @@ SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
     return i == p->count;
 }
 
-/* After halt: waits until no row but `abandoned` has a call inside. */
-SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline,
-                                                     const spdl__node *abandoned) {
+/* After halt: waits until no row has a call inside. */
+SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline) {
     spdl_result slept = SPDL_OK;
     int i = 0;
     while (i < p->count) {
         const uint32_t word = spdl__load32(&p->quiet.word);
         spdl__parked_drop_all(p);
-        if (&p->node[i] == abandoned ||
-            (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move: else a
+        if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move: else a
                                                                     call's last writes may be
                                                                     missed */
             ++i;
@@ -10881,7 +10856,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     if (timeout_ns == 0) {
         if (!spdl__pipeline_quiet(p)) result = SPDL_TIMEOUT;
     } else if (result == SPDL_OK) {
-        result = spdl__pipeline_await_quiet(p, deadline, NULL);
+        result = spdl__pipeline_await_quiet(p, deadline);
         if (result != SPDL_OK) spdl__store32(&p->stop_timed_out, 1);
         if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
         if (result == SPDL_OK) spdl__fail_log(p);
@@ -11021,7 +10996,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
         result = spdl__rewind_await_stops(p, deadline);
         if (result == SPDL_OK) {
             spdl__pipeline_halt(p);
-            result = spdl__pipeline_await_quiet(p, deadline, NULL);
+            result = spdl__pipeline_await_quiet(p, deadline);
             if (result == SPDL_OK) spdl__rewind_all(p, start);
             spdl__store(&p->rewinder, 0);
             spdl__os_event_wake(&p->quiet, SPDL__ALL);
@@ -11127,25 +11102,14 @@ SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
     if (spdl__sub(&p->references, 1) == 1) spdl__pipeline_release(p);
 }
 
-/* Returns true if a producer is abandoned in its call, which may never return. A next function
-   keeps its timeout, so it is abandoned only after a wait (`long_ago`). */
-SPDL__PRIVATE bool spdl__destroy_abandons(spdl_pipeline *p, bool long_ago) {
-    uint32_t calling = 1;
-    if (p->producer == NULL || !p->producer_started) return false;
-    if (p->producer->row.next != NULL && !long_ago) return false;
-    spdl__add(&p->references, 1); /* first: its thread may be the last one soon */
-    if (spdl__cas32(&p->producer->calling, &calling, SPDL__ABANDONED)) return true;
-    spdl__sub(&p->references, 1);
+/* Leaves the thread of a source in its call, which may never return. Returns true if it did. A next
+   function keeps its timeout, so it is left only after a wait (`long_ago`). */
+SPDL__PRIVATE bool spdl__destroy_leaves(spdl_pipeline *p, bool long_ago) {
+    uint64_t *word = p->node[0].word, old = spdl__load(word);
+    if (p->producer == NULL || (p->producer->row.next != NULL && !long_ago)) return false;
+    while ((old & SPDL__ACTIVE) == SPDL__BLOCKING)
+        if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
     return false;
-}
-
-SPDL__PRIVATE void spdl__destroy_producer(spdl_pipeline *p, bool abandoned) {
-    if (!p->producer_started) return;
-    spdl__store32(&p->producer_quits, 1);
-    spdl__full_barrier();
-    spdl__wake_producer(p);
-    spdl__os_thread_end(&p->producer_thread, !abandoned);
-    p->producer_started = false;
 }
 
 SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
@@ -11160,20 +11124,19 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     }
 }
 
-/* Waits until no call is inside. *abandoned: a row, or NULL. Returns false if nobody can complete a
-   call: without threads nothing is freed that it may use. */
-SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, const spdl__node **abandoned) {
-    const bool waited = spdl__load32(&p->stop_timed_out) != 0;
-    *abandoned = waited && spdl__destroy_abandons(p, false) ? p->producer : NULL;
-    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS), *abandoned) == SPDL_OK)
+/* Waits until no call is inside. *left: the thread of a source was left in its call. Returns false if
+   nobody can complete a call: without threads nothing is freed that it may use. */
+SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, bool *left) {
+    *left = spdl__load32(&p->stop_timed_out) != 0 && spdl__destroy_leaves(p, false);
+    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS)) == SPDL_OK)
         return true;
     spdl__destroy_warn(p);
-    if (*abandoned == NULL && spdl__destroy_abandons(p, true)) *abandoned = p->producer;
-    return spdl__pipeline_await_quiet(p, SPDL__NEVER, *abandoned) == SPDL_OK;
+    *left = *left || spdl__destroy_leaves(p, true);
+    return spdl__pipeline_await_quiet(p, SPDL__NEVER) == SPDL_OK;
 }
 
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
-    const spdl__node *abandoned;
+    bool left;
     if (p == NULL || spdl__pipeline_forked(p)) return;
     if (spdl__pipeline_inside(p)) {
         spdl__log(&p->logger, SPDL_LOG_ERROR,
@@ -11182,10 +11145,12 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     }
     spdl__doctor_close(p);
     spdl__ready_end(p);
-    spdl__pipeline_halt(p);
-    if (!spdl__destroy_await(p, &abandoned)) return;
+    if (p->producer != NULL) spdl__add(&p->references, 1); /* its thread drops it when it quits */
+    spdl__store32(&p->producer_quits, 1); /* first: it may be left, and the pool is freed then */
+    spdl__pipeline_halt(p); /* wakes it */
+    if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
-    spdl__destroy_producer(p, abandoned != NULL);
+    if (p->producer != NULL) spdl__os_thread_end(&p->producer_thread, !left);
     spdl__destroy_part(p); /* last: its bit may belong to another client next */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
@@ -11196,7 +11161,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
                    (spdl__llu)p->misuses);
     spdl__report_end(p);
 #ifndef SPDL_NO_REPORT
-    spdl__trace_close(p, abandoned != NULL);
+    spdl__trace_close(p, left);
 #endif
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__sampler_let_go(p->sampler);
@@ -11955,14 +11920,12 @@ SPDL__COLD spdl_result spdl__producer_start(spdl_pipeline *p, const spdl_pipelin
         return spdl__error_set(desc->error, SPDL_E_THREAD,
                                "pipeline: the thread of stage 0 '%s' could not be created%s",
                                p->producer->name, SPDL__OS_NO_THREAD);
-    p->producer_started = true;
     if (!policy->polite && policy->nice == 0 && policy->sched == SPDL_SCHED_DEFAULT &&
         policy->cpu_count == 0)
         return SPDL_OK;
     while (spdl__load(&p->producer_id) == 0) spdl__os_yield();
     if (!p->producer_thread.refused) return SPDL_OK;
     spdl__os_thread_end(&p->producer_thread, true);
-    p->producer_started = false;
     return spdl__error_set(desc->error, SPDL_E_THREAD,
                            "pipeline: the system refuses the policy of the thread of stage 0 "
                            "'%s'", p->producer->name);
@@ -12085,11 +12048,10 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     *pipeline = NULL;
     if (p->slot != NULL) { /* calls may have begun */
         spdl__pipeline_halt(p);
-        (void)spdl__pipeline_await_quiet(p, SPDL__NEVER, NULL);
+        (void)spdl__pipeline_await_quiet(p, SPDL__NEVER);
         spdl__destroy_part(p);
         spdl__pipeline_purge(p, 0);
     }
-    spdl__destroy_producer(p, false);
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__sampler_let_go(p->sampler);
     spdl__pipeline_release(p);

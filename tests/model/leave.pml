@@ -1,33 +1,37 @@
-/* Leaving a source that blocks: spdl__call_may_block and spdl__call_is_back of >>rare-impl, and
-   spdl__producer_main of >>producer-impl, against spdl__destroy_await, spdl__destroy_abandons,
-   spdl__pipeline_await_quiet and spdl__pipeline_drop of >>stop-impl.
+/* Leaving a source that blocks: spdl__call_begins and spdl__call_is_back of >>rare-impl, and
+   spdl__producer_main of >>producer-impl, against spdl_pipeline_destroy, spdl__destroy_leaves and
+   spdl__pipeline_await_quiet of >>stop-impl.
 
-   One source on a thread of its own, which is inside its row and about to call. The call returns at
-   any moment, or never. One thread destroys at any moment: it stops, then waits until the row is
-   quiet or abandons the call. It adds a reference for the thread before the swap that abandons, and
-   takes it back if that fails. A thread whose call was abandoned drops that reference at once, and
-   ends; the other one is joined.
+   One source on a thread of its own. `active` in the word of its row, here `inside`, is 2 during a
+   call, 1 before and after it, and else 0. The call returns at any moment, or never. Between calls
+   the thread sleeps while the row is shut. One thread stops and destroys at any moment: it adds a reference
+   for the source, has it quit, shuts the row, and wakes it. At some later moment it tries once to
+   leave the source in its call: `inside` from 2 to 0. Then it waits until the row is quiet, joins a
+   thread that it has not left, and frees the pool. Each thread drops a reference.
 
    Checked: when nothing moves any more destroy has returned, whatever the call does; no call begins
-   after it has, except one that it has abandoned; what an abandoned call returns is freed, not
-   settled (which may log); nobody uses the pipeline after it was freed, and it was freed once when
-   the call has returned.
+   after it has; what a call returns that was left is freed, not settled (which may log); nobody
+   uses the pool after it was freed, nor the pipeline, which is freed once when both have ended.
 
    Switches that take out one part of the protocol, and must fail:
-     PLAIN_CALLING   `calling` is stored without a barrier
-     NO_LOOK         the source does not look for a stop before it calls
-     BLIND_RETURN    nor whether it was abandoned when the call has returned
-     LATE_WORD       `quiet` is read after the look at the row
-     NO_REFERENCE    an abandoned thread has no reference */
+     NO_LOOK       a call begins in a row that is shut
+     ONE_STATE     destroy leaves a thread that is inside, but not in its call
+     BLIND_RETURN  the source does not look whether it was left when its call has returned
+     LATE_QUIT     the source has to quit only after it was left
+     SILENT_QUIT   nobody wakes a source that waits
+     NO_RECHECK    the source does not look again before it sleeps
+     LATE_WORD     `quiet` is read after the look at the row
+     NO_REFERENCE  the thread has no reference */
 
 #define PROCS 2
 #define ADDRESSES 2
-#define STOPPING 0
-#define CALLING 1 /* 2: abandoned */
+#define QUITS 0
+#define WAITS 1
 
-bool inside = true; /* only ever changed by read-modify-writes */
-byte quiet, refs = 1, freed;
-bool asleep, abandoned, returned, back, gone, quit;
+/* only ever changed by read-modify-writes: the word of the row, events, references */
+bool shut;
+byte inside, quiet, room, refs = 1, freed;
+bool asleep, source_asleep, abandoned, returned, back, gone, pool_freed;
 
 #include "tso.pml"
 
@@ -40,38 +44,82 @@ inline drop(p) {
 }
 
 proctype Source() {
-    byte was;
-#ifdef PLAIN_CALLING
-    store(0, CALLING, 1);
-#else
-    d_step { FENCED(0); mem[CALLING] = 1 };
+    byte word;
+    bool may;
+    do
+    :: LOAD(0, QUITS) -> break
+    :: else ->
+        d_step {
+            FENCED(0);
+            may = !shut && inside == 0;
+            inside = (may -> 1 : inside)
+        };
+        if
+        :: !may -> /* waits */
+            word = room;
+            assert(!pool_freed); /* counts as a sleeper */
+            d_step { FENCED(0); mem[WAITS] = 1 };
+            if
+#ifndef NO_RECHECK
+            :: LOAD(0, QUITS) || !shut
 #endif
-#ifndef NO_LOOK
-    if
-    :: LOAD(0, STOPPING) -> d_step { FENCED(0); was = mem[CALLING]; mem[CALLING] = 0 }; goto over
-    :: else
-    fi;
+            :: else ->
+                d_step { source_asleep = room == word };
+                !source_asleep
+            fi;
+            store(0, WAITS, 0);
+            assert(!pool_freed);
+            word = 0
+        :: else ->
+            assert(!pool_freed); /* looks for sleepers */
+            d_step {
+                FENCED(0);
+                may = !shut;
+#ifdef NO_LOOK
+                may = true;
 #endif
-    assert(!returned || abandoned); /* calls none, or one that counts as begun */
-    if
-    :: skip          /* it returns */
-    :: goto for_ever /* it does not */
-    fi;
-    back = true;
-    d_step { FENCED(0); was = mem[CALLING]; mem[CALLING] = 0 };
+                inside = (may -> 2 : inside);
+                assert(!may || !returned)
+            };
+            if
+            :: may ->
+                if
+                :: skip          /* it returns */
+                :: goto for_ever /* it does not */
+                fi;
+                d_step { back = true; assert(freed == 0) };
+                d_step {
+                    FENCED(0);
+                    may = inside != 0;
 #ifdef BLIND_RETURN
-    was = 1;
+                    may = true;
 #endif
+                    inside = (may -> 1 : inside)
+                };
+                assert(!may || !returned); /* settled */
+                if
+                :: !may -> goto again /* the row is out of bounds */
+                :: else
+                fi;
+                back = false
+            :: else
+            fi;
+            assert(!pool_freed);
+            d_step {
+                FENCED(0);
+                inside = 0;
+                may = shut
+            };
+            if
+            :: may -> d_step { quiet++; asleep = false }
+            :: else
+            fi
+        fi;
+again:
+        may = false
+    od;
     assert(freed == 0);
-    assert(was == 2 || !returned); /* settled */
-over:
-    if
-    :: was == 2 -> drop(0); gone = true; goto for_ever
-    :: else
-    fi;
-    d_step { FENCED(0); assert(freed == 0); inside = false };
-    d_step { quiet++; asleep = false };
-    quit;
+    drop(0);
     gone = true;
 for_ever:
     skip
@@ -79,43 +127,63 @@ for_ever:
 
 proctype Destroyer() {
     byte word;
-    store(1, STOPPING, 1);
-    FENCED(1);
+    if
+    :: shut = true /* stopped before */
+    :: skip
+    fi;
+#ifndef NO_REFERENCE
+    refs++;
+#endif
+#ifndef LATE_QUIT
+    store(1, QUITS, 1);
+#endif
+    d_step { FENCED(1); shut = true };
+#ifndef SILENT_QUIT
+    if
+    :: LOAD(1, WAITS) ->
+        d_step { FENCED(1); mem[WAITS] = 0 };
+        d_step { room++; source_asleep = false }
+    :: else
+    fi;
+#endif
+    d_step {
+        FENCED(1);
+        abandoned = inside == 2;
+#ifdef ONE_STATE
+        abandoned = inside != 0;
+#endif
+        inside = (abandoned -> 0 : inside)
+    };
     do
     :: true ->
 #ifndef LATE_WORD
         word = quiet;
 #endif
         if
-        :: !inside -> break
+        :: inside == 0 -> break
         :: else
         fi;
-#ifndef NO_REFERENCE
-        refs++;
-#endif
-        d_step {
-            FENCED(1);
-            abandoned = mem[CALLING] == 1;
-            mem[CALLING] = (mem[CALLING] == 1 -> 2 : mem[CALLING])
-        };
-        if
-        :: abandoned -> break
-        :: else
-        fi;
-#ifndef NO_REFERENCE
-        drop(1);
-#endif
 #ifdef LATE_WORD
         word = quiet;
 #endif
         atomic { asleep = word == quiet };
         !asleep
     od;
-    quit = true;
+#ifdef LATE_QUIT
+    store(1, QUITS, 1);
+    FENCED(1);
+    if
+    :: LOAD(1, WAITS) ->
+        d_step { FENCED(1); mem[WAITS] = 0 };
+        d_step { room++; source_asleep = false }
+    :: else
+    fi;
+#endif
     if
     :: abandoned
     :: else -> gone
     fi;
+    pool_freed = true;
     drop(1);
     returned = true
 }

@@ -1,4 +1,4 @@
-/* A producer that waits for room: spdl__push_try and spdl__push_wait of >>next-impl, with
+/* A producer that waits for room: spdl__push_try and spdl__room_wait of >>next-impl, with
    the hints of >>row-impl, against the takes of the row behind the feed, a failure or a stop, and
    with drop_oldest.
 

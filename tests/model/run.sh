@@ -270,7 +270,8 @@ for mutant in SILENT_JOB SILENT_OVER; do
     model breaks works -DNO_GUEST "-D$mutant"
 done
 model breaks works -DNO_GUEST -DASIDE -DNO_LEAVE_HINT
-for mutant in PLAIN_CALLING NO_LOOK BLIND_RETURN LATE_WORD NO_REFERENCE; do
+for mutant in NO_LOOK ONE_STATE BLIND_RETURN LATE_QUIT SILENT_QUIT NO_RECHECK LATE_WORD \
+    NO_REFERENCE; do
     model breaks leave "-D$mutant"
 done
 for mutant in NO_SECOND_LOOK PLAIN_BIT NO_STIR LATE_STIR NO_PUT_FENCE; do
