@@ -6914,21 +6914,18 @@ SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__it
 
 SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl_error *error) {
     const uint64_t *from = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
+    uint64_t copy[SPDL__FAILURE_WORDS];
     size_t i;
-    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) {
-        const uint64_t word = spdl__load_relaxed(&from[i]);
-        memcpy((char *)error + i * sizeof(word), &word, sizeof(word));
-    }
+    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) copy[i] = spdl__load_relaxed(&from[i]);
+    memcpy(error, copy, sizeof(copy));
 }
 
 SPDL__COLD void spdl__failure_write(spdl__edge *edge, uint64_t ticket, const spdl_error *error) {
     uint64_t *to = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
+    uint64_t copy[SPDL__FAILURE_WORDS];
     size_t i;
-    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) {
-        uint64_t word;
-        memcpy(&word, (const char *)error + i * sizeof(word), sizeof(word));
-        spdl__store_relaxed(&to[i], word);
-    }
+    memcpy(copy, error, sizeof(copy));
+    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) spdl__store_relaxed(&to[i], copy[i]);
 }
 
 SPDL__INLINE bool spdl__tag_failed(unsigned tag) {
@@ -7196,7 +7193,7 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
    names its writer. */
 
-#define SPDL__BLOCKING 2u /* `active` of a source with .threads during a call: destroy may leave it */
+#define SPDL__BLOCKING 2u /* `active` of a source with .threads in its call: destroy may leave it */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
@@ -7410,7 +7407,6 @@ struct spdl_task {
     bool cut_short;   /* a stop came: no result and no failure */
     uint8_t path;
     uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
-    bool passing;     /* it is inside alone, at a mark */
     spdl__call call;
     uint64_t sequence; /* of the call; of a batch, its number */
     spdl__parked *parked; /* rows with .again or .deferred */
@@ -7578,10 +7574,11 @@ SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
 
-/* Returns true if a path has a free slot. Holes take slots but do not count as waiting. */
-SPDL__PRIVATE bool spdl__path_has_slot(const spdl__edge *edge) {
+/* Returns true if the edge has a slot for this ticket. A hole takes a slot, but is not counted as
+   waiting. */
+SPDL__PRIVATE bool spdl__edge_has_slot(const spdl__edge *edge, uint64_t ticket) {
     const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
-    return (int64_t)(head + edge->window - spdl__load_relaxed(&edge->tail)) > 0;
+    return (int64_t)(head + edge->window - ticket) > 0;
 }
 
 /* Returns true if a branch may route one more result, or a mark can go down every path. */
@@ -7593,7 +7590,7 @@ SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *no
         const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
         const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
         if (over > 0) waiting += (uint64_t)over;
-        if (!spdl__path_has_slot(edge)) return false;
+        if (!spdl__edge_has_slot(edge, spdl__load_relaxed(&edge->tail))) return false;
     }
     return waiting < (uint64_t)node->row.buffer_size;
 }
@@ -7611,10 +7608,10 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
 /* Returns true if a hole at the head can be passed: it needs a slot but no room. */
 SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
                                          uint64_t word) {
-    const uint64_t head = spdl__head(spdl__load(&node->out.word));
-    if (node->row.kind == SPDL_KIND_BRANCH) /* it goes down the first path */
-        return !node->holes || spdl__path_has_slot(spdl__path_edge(p, node, 0));
-    return !node->holes || (int64_t)(head + node->out.window - spdl__row_at(node, word)) > 0;
+    const bool branch = node->row.kind == SPDL_KIND_BRANCH; /* it goes down the first path */
+    const spdl__edge *edge = branch ? spdl__path_edge(p, node, 0) : &node->out;
+    return !node->holes || spdl__edge_has_slot(edge, branch ? spdl__load_relaxed(&edge->tail)
+                                                            : spdl__row_at(node, word));
 }
 
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
@@ -7991,9 +7988,8 @@ SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task);
 SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out);
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task);
-SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
-                                 void *out, uint64_t now);
-SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now);
+SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
+                                             spdl_result result, void *out, uint64_t now);
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
                                              uint64_t *now);
 SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s);
@@ -8123,15 +8119,9 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         }
         return SPDL__GOES_ON;
     }
-    if (source && result == SPDL_END && !task->call_error) {
-        if (task->call.buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(task, s->now);
-        return SPDL__NO_CALL;
-    }
     if (SPDL__DEBUGS) spdl__call_debug(task);
     if (task->call_error) result = spdl__call_misused(task, result, out);
-    if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
-    return spdl__settle(task, s->counters, result, out, s->now) ? SPDL__GOES_ON : SPDL__OVER;
+    return spdl__flow_over(task, s->counters, result, out, s->now);
 }
 
 /* --- leave --- */
@@ -8267,7 +8257,7 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     s->word = spdl__load(node->word);
     task->node = node;
     task->owner = (uint8_t)node->index;
-    task->call.flushing = task->passing = false;
+    task->call.flushing = false;
 }
 
 /* A sitting: takes items one by one, calls, puts, leaves. Returns true if some work was done.
@@ -8460,15 +8450,21 @@ SPDL__PRIVATE void spdl__put_mark(spdl_pipeline *p, spdl__node *node, uint64_t p
     for (i = 0; i < node->paths; ++i) spdl__put_path(p, node, i, mark, now);
 }
 
-/* The thread is inside alone: the next epoch begins. `next`: the ticket of its first result, if it
-   is promised. */
-SPDL__PRIVATE void spdl__row_epoch(spdl__node *node, uint64_t epoch, uint64_t next) {
+/* The thread is inside alone, and the row passes a mark: its next epoch begins, or no call follows.
+   `promised`: the ticket of the mark, if it is promised. */
+SPDL__PRIVATE void spdl__row_pass(spdl_pipeline *p, spdl__node *node, uint64_t promised,
+                                  const spdl__item *mark, uint64_t now) {
+    const unsigned tag = spdl__origin_tag(mark->origin);
+    spdl__put_mark(p, node, promised, mark, now);
+    if (tag == SPDL__END) (void)spdl__or(node->word, SPDL__SHUT); /* before `active` goes down */
+    if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
+    if (tag != SPDL__EPOCH) return;
     node->flushed = false;
     node->number = node->number_first = 0;
     node->tally.item = node->tally.results = 0;
-    node->first =
-        node->tickets == SPDL__TICKET_AT_TAKE ? next : spdl__load_relaxed(&node->out.tail);
-    spdl__store_relaxed(&node->epoch, epoch);
+    node->first = node->tickets == SPDL__TICKET_AT_TAKE ? promised + 1
+                                                        : spdl__load_relaxed(&node->out.tail);
+    spdl__store_relaxed(&node->epoch, node->epoch + 1);
 }
 
 /* --- fail --- */
@@ -8918,26 +8914,22 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
         spdl__nulls_log(task->pipeline, node, SPDL__NULLS);
 }
 
+/* Puts a result, from a branch on its path. The task has the record of a failure. */
 SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uint64_t now) {
     spdl__node *node = task->node;
-    if (node->row.kind != SPDL_KIND_BRANCH) {
-        spdl__put(node, task->call.ticket, what, now);
-        return;
+    spdl__edge *edge = &node->out;
+    uint64_t ticket;
+    if (node->row.kind == SPDL_KIND_BRANCH) {
+        edge = spdl__path_edge(task->pipeline, node, task->path);
+        spdl__put_turn(node, task->path);
+        ticket = spdl__load_relaxed(&edge->tail);
+        spdl__store_relaxed(&edge->tail, ticket + 1);
+    } else {
+        ticket = spdl__put_ticket(node, task->call.ticket);
     }
-    spdl__put_turn(node, task->path);
-    spdl__put_path(task->pipeline, node, task->path, what, now);
-}
-
-/* .deliver_failures: puts the input of a failed call, with the record in the task. */
-SPDL__COLD void spdl__put_failure(spdl_task *task, const spdl__item *what, uint64_t now) {
-    spdl__node *node = task->node;
-    const bool branch = node->row.kind == SPDL_KIND_BRANCH;
-    spdl__edge *edge = branch ? spdl__path_edge(task->pipeline, node, task->path) : &node->out;
-    const uint64_t ticket =
-        branch ? spdl__load_relaxed(&edge->tail) : spdl__put_ticket(node, task->call.ticket);
-    spdl__failure_write(edge, ticket, &task->failure);
-    if (branch) spdl__settle_put(task, what, now);
-    else spdl__put_at(edge, ticket, what, now);
+    if (SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what->origin))))
+        spdl__failure_write(edge, ticket, &task->failure);
+    spdl__put_at(edge, ticket, what, now);
 }
 
 /* .deliver_failures: a failed call puts a failure, not a hole. Returns true if it did. */
@@ -8956,7 +8948,7 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
                      &task->failure);
     if (task->call.taken) what.item = NULL;
     what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
-    spdl__put_failure(task, &what, now);
+    spdl__settle_put(task, &what, now);
     return true;
 }
 
@@ -9059,7 +9051,6 @@ SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
 SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
     task->parked = parked;
     task->call = parked->call;
-    task->passing = task->call.flushing;
     task->owner = (uint8_t)task->node->index;
     spdl__store_relaxed(&task->sequence, task->call.in.origin >> 8);
     parked->call.buffer = NULL;
@@ -9359,27 +9350,28 @@ SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, u
 /* --- a call in a row that may have anything --- */
 
 /* The end of the epoch, or of all. The room for one result is the mark's. */
-SPDL__NOINLINE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
+SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
     spdl__store_relaxed(&task->open, 0); /* a thread that sees the end sees no call */
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
-    spdl__put(node, 0, &mark, now);
-    if (!node->row.continuous) {
-        (void)spdl__or(node->word, SPDL__SHUT); /* before `active` goes down */
-        return;
-    }
-    spdl__row_epoch(node, epoch + 1, 0);
-    spdl__store_relaxed(&node->made, 0);
+    spdl__row_pass(task->pipeline, node, 0, &mark, now);
+    if (node->row.continuous) spdl__store_relaxed(&node->made, 0);
 }
 
 /* Settles the result; the call is over. */
-SPDL__PRIVATE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
-                                            spdl_result result, void *out, uint64_t now) {
+SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
+                                             spdl_result result, void *out, uint64_t now) {
     spdl__node *node = task->node;
     spdl__parked *call = task->parked;
     bool goes_on;
+    if (node->in == NULL && result == SPDL_END && !task->call_error) {
+        if (task->call.buffer != NULL) spdl__task_give_back(task);
+        spdl__flow_source_end(task, now);
+        return SPDL__NO_CALL;
+    }
+    if (node->in == NULL && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
     if (call != NULL && call->user != NULL && node->row.free_state != NULL)
         node->row.free_state(call->user); /* before the input */
     goes_on = spdl__settle(task, counters, result, out, now);
@@ -9401,11 +9393,10 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
                                              uint64_t *now) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    const bool source = node->in == NULL;
     spdl_result result;
     void *out;
     if (node->own_thread && !spdl__call_begins(node)) return SPDL__NO_CALL;
-    if (node->sheds && !source) spdl__call_shed(task);
+    if (node->sheds) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->call.flushing) node->gathered = true;
     if (node->row.flush && p->feed != NULL && !node->gathers) spdl__flow_held(task);
@@ -9419,12 +9410,6 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
         if (result == SPDL_AGAIN) return SPDL__LATER;
         out = NULL;
     }
-    if (source && result == SPDL_END && !task->call_error) {
-        if (task->call.buffer != NULL) spdl__task_give_back(task);
-        spdl__flow_source_end(task, *now);
-        return SPDL__NO_CALL;
-    }
-    if (source && result == SPDL_OK) spdl__store_relaxed(&node->made, node->made + 1);
     return spdl__flow_over(task, counters, result, out, *now);
 }
 
@@ -9486,7 +9471,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         node->flushed = true;
         node->gathered = false;
         task->node = node;
-        task->call.flushing = task->passing = true;
+        task->call.flushing = true;
         spdl__store_relaxed(&task->thread, spdl__os_thread_id());
         mark.item = NULL;
         mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
@@ -9508,11 +9493,8 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
             return true;
         }
     } else if (spdl__row_room(p, node, word)) {
-        spdl__put_mark(p, node, at, &mark, now);
-        if (tag == SPDL__EPOCH) spdl__row_epoch(node, node->epoch + 1, at + 1);
-        else spdl__edge_ended(node->in, now);
-        if (tag == SPDL__END) (void)spdl__or(node->word, SPDL__SHUT);
-        if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
+        spdl__row_pass(p, node, at, &mark, now);
+        if (tag != SPDL__EPOCH) spdl__edge_ended(node->in, now);
         spdl__store_relaxed(&node->in->marks, node->in->marks + 1);
         change += SPDL__HEAD_ONE;
     }
@@ -9588,7 +9570,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     spdl__wake_hint(s->p, node, node->around, true); /* as after a take */
     spdl__parked_resume(task, call);
     task->call.since = s->now;
-    if (task->passing) s->change = SPDL__PASSING;
+    if (task->call.flushing) s->change = SPDL__PASSING; /* alone, at a mark */
     return true;
 }
 
@@ -9597,7 +9579,7 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
     if (node->gathers) --node->dropped; /* it takes no place in a batch */
     task->path = 0;
-    spdl__put_failure(task, &task->call.in, s->now);
+    spdl__settle_put(task, &task->call.in, s->now);
     s->done = true;
     s->word = spdl__load(node->word);
     return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
@@ -9996,16 +9978,11 @@ SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__no
 
 SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path, uint64_t now) {
     spdl__item mark = { NULL, 0, 0 };
-    unsigned tag;
     int i;
     if (path < SPDL__ALL_PATHS) mark = spdl__merge_take(p, node, path, now);
     for (i = 0; path == SPDL__ALL_PATHS && i < node->paths; ++i)
         mark = spdl__merge_take(p, node, i, now);
-    tag = spdl__origin_tag(mark.origin);
-    spdl__put(node, 0, &mark, now);
-    if (tag == SPDL__EPOCH) spdl__row_epoch(node, node->epoch + 1, 0);
-    if (tag == SPDL__END) (void)spdl__or(node->word, SPDL__SHUT);
-    if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
+    spdl__row_pass(p, node, 0, &mark, now);
 }
 
 /* Copies the record of a failure at the head, before the failure is taken. */
@@ -10052,8 +10029,8 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
 
 /* ============================================================================================= */
 /* >>producer-impl
-   The thread of a source with .threads, and SPDL_FROM. It runs its row only, and waits for room like
-   a push.
+   The thread of a source with .threads, and SPDL_FROM. It runs its row only. It waits for room like a
+   push.
 
    Threads: the producer. */
 
@@ -10604,8 +10581,8 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
 
 /* --- the producer --- */
 
-/* Returns SPDL_OK if the first row has room for one more item. A rewind may open a row that is shut,
-   which the thread of a source waits for. */
+/* Returns SPDL_OK if the first row has room for one more item. The thread of a source waits while its
+   row is shut: a rewind may open it. */
 SPDL__PRIVATE spdl_result spdl__room_look(const spdl_pipeline *p) {
     const spdl__node *first = &p->node[0];
     const uint64_t word = spdl__load(first->word);
@@ -10757,29 +10734,29 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     return p->pool == NULL && spdl__load(&p->consumer) == thread;
 }
 
+/* Pairs with word_move: else a call's last writes may be missed. */
 SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
     int i = 0;
     while (i < p->count && (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) ++i;
     return i == p->count;
 }
 
-/* After halt: waits until no row has a call inside. */
-SPDL__PRIVATE spdl_result spdl__pipeline_await_quiet(spdl_pipeline *p, uint64_t deadline) {
+/* Waits until `done`. Each change of it is followed by a wake of `quiet`. */
+SPDL__PRIVATE spdl_result spdl__pipeline_await(spdl_pipeline *p, bool (*done)(spdl_pipeline *p),
+                                               uint64_t deadline) {
     spdl_result slept = SPDL_OK;
-    int i = 0;
-    while (i < p->count) {
+    for (;;) {
         const uint32_t word = spdl__load32(&p->quiet.word);
-        spdl__parked_drop_all(p);
-        if ((spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) { /* pairs with word_move: else a
-                                                                    call's last writes may be
-                                                                    missed */
-            ++i;
-        } else {
-            if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
-            slept = spdl__os_event_sleep(&p->quiet, word, deadline);
-        }
+        if (done(p)) return SPDL_OK;
+        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
+        slept = spdl__os_event_sleep(&p->quiet, word, deadline);
     }
-    return SPDL_OK;
+}
+
+/* After halt: no row has a call inside. Calls that only wait are dropped. */
+SPDL__PRIVATE bool spdl__pipeline_drained(spdl_pipeline *p) {
+    spdl__parked_drop_all(p);
+    return spdl__pipeline_quiet(p);
 }
 
 /* The pipeline is quiet: frees open batches and all edges except the last `keep`. Another stop, or
@@ -10827,17 +10804,7 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
 
 SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
 
-/* Waits until a rewind ends, except in its own thread: a free_item or a signal handler. */
-SPDL__PRIVATE spdl_result spdl__pipeline_await_rewind(spdl_pipeline *p, uint64_t deadline) {
-    spdl_result slept = SPDL_OK;
-    for (;;) {
-        const uint32_t word = spdl__load32(&p->quiet.word);
-        const uint64_t rewinder = spdl__load(&p->rewinder);
-        if (rewinder == 0) return SPDL_OK;
-        if (slept == SPDL_TIMEOUT || rewinder == spdl__os_thread_id()) return SPDL_TIMEOUT;
-        slept = spdl__os_event_sleep(&p->quiet, word, deadline);
-    }
-}
+SPDL__PRIVATE bool spdl__rewind_over(spdl_pipeline *p) { return spdl__load(&p->rewinder) == 0; }
 
 /* With timeout 0 this may be a signal handler: no lock, no free, no log. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
@@ -10850,13 +10817,15 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     }
     spdl__add32(&p->stops, 1); /* pairs with rewind: one of them sees the other */
     spdl__full_barrier();
-    result = spdl__pipeline_await_rewind(p, deadline);
+    result = spdl__load(&p->rewinder) == spdl__os_thread_id() /* in a free_item or signal handler */
+                 ? SPDL_TIMEOUT
+                 : spdl__pipeline_await(p, spdl__rewind_over, deadline);
     if (result != SPDL_OK) (void)spdl__exchange32(&p->stop_stays, 1); /* pairs with rewind_all */
     spdl__pipeline_halt(p);
     if (timeout_ns == 0) {
         if (!spdl__pipeline_quiet(p)) result = SPDL_TIMEOUT;
     } else if (result == SPDL_OK) {
-        result = spdl__pipeline_await_quiet(p, deadline);
+        result = spdl__pipeline_await(p, spdl__pipeline_drained, deadline);
         if (result != SPDL_OK) spdl__store32(&p->stop_timed_out, 1);
         if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
         if (result == SPDL_OK) spdl__fail_log(p);
@@ -10996,7 +10965,7 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
         result = spdl__rewind_await_stops(p, deadline);
         if (result == SPDL_OK) {
             spdl__pipeline_halt(p);
-            result = spdl__pipeline_await_quiet(p, deadline);
+            result = spdl__pipeline_await(p, spdl__pipeline_drained, deadline);
             if (result == SPDL_OK) spdl__rewind_all(p, start);
             spdl__store(&p->rewinder, 0);
             spdl__os_event_wake(&p->quiet, SPDL__ALL);
@@ -11017,6 +10986,10 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *p, uint64_t sequence,
 
 /* --- destroy --- */
 
+SPDL__PRIVATE bool spdl__fini_over(spdl_pipeline *p) {
+    return spdl__load32(&p->fini_done) == spdl__load32(&p->joined);
+}
+
 /* Leaves the pool. Its threads have run fini themselves; fini of other places runs here. */
 SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     int i;
@@ -11024,11 +10997,7 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     spdl__full_barrier(); /* pairs with pool_park: a worker is asleep, or sees `leaving` */
     spdl__client_stir(p->beacon, p->bit);
     if (p->pool != NULL) spdl__pool_wake_all(p->pool);
-    while (p->has_hooks) {
-        const uint32_t word = spdl__load32(&p->quiet.word);
-        if (spdl__load32(&p->fini_done) == spdl__load32(&p->joined)) break;
-        (void)spdl__os_event_sleep(&p->quiet, word, SPDL__NEVER);
-    }
+    (void)spdl__pipeline_await(p, spdl__fini_over, SPDL__NEVER);
     if (p->slot != NULL) spdl__pool_detach(p->pool, p->slot);
     p->slot = NULL;
     for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, &p->task[i]);
@@ -11124,15 +11093,15 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
     }
 }
 
-/* Waits until no call is inside. *left: the thread of a source was left in its call. Returns false if
-   nobody can complete a call: without threads nothing is freed that it may use. */
+/* Waits until no call is inside. *left: the thread of a source was left in its call. Returns false
+   if nobody can complete a call: without threads nothing is freed that it may use. */
 SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, bool *left) {
+    const uint64_t until = spdl__deadline(SPDL__DESTROY_WARN_NS);
     *left = spdl__load32(&p->stop_timed_out) != 0 && spdl__destroy_leaves(p, false);
-    if (spdl__pipeline_await_quiet(p, spdl__deadline(SPDL__DESTROY_WARN_NS)) == SPDL_OK)
-        return true;
+    if (spdl__pipeline_await(p, spdl__pipeline_drained, until) == SPDL_OK) return true;
     spdl__destroy_warn(p);
     *left = *left || spdl__destroy_leaves(p, true);
-    return spdl__pipeline_await_quiet(p, SPDL__NEVER) == SPDL_OK;
+    return spdl__pipeline_await(p, spdl__pipeline_drained, SPDL__NEVER) == SPDL_OK;
 }
 
 SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
@@ -11306,19 +11275,14 @@ typedef struct spdl__rule {
     const char *why;
 } spdl__rule;
 
-SPDL__COLD spdl_result spdl__row_judge(const spdl__plan *plan, int i, const spdl__rule *rules,
-                                       size_t count) {
-    size_t k = 0;
-    while (k < count && !rules[k].broken) ++k;
-    return k < count ? spdl__row_error(plan, i, "%s", rules[k].why) : SPDL_OK;
-}
-
-/* Rows in the wrong place; fields that are missing or exclude each other. */
-SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
+/* Rows in the wrong place; fields that are missing or exclude each other. `branch`: the open one,
+   or -1. */
+SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int branch) {
     const spdl_stage *row = &plan->rows[i];
     const bool source = row->kind == SPDL_KIND_SOURCE;
     const bool begins = source || row->kind == SPDL_KIND_FEED;
     const bool ends = row->kind == SPDL_KIND_SINK, last = i == plan->count - 1;
+    const bool merge = row->kind == SPDL_KIND_MERGE, path = row->kind == SPDL_KIND_PATH;
     const bool several = row->concurrency > 1 || row->concurrency == SPDL_ALL;
     const spdl__rule rules[] = {
         { i == 0 && !begins, "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
@@ -11355,25 +11319,20 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i) {
           "max_failures is set, but with deliver_failures the consumer gets each failure" },
         { plan->desc->deliver_failures && i == 0 && row->kind != SPDL_KIND_FEED,
           "deliver_failures of the desc is for pipelines that begin with SPDL_FEED" },
-    };
-    return spdl__row_judge(plan, i, SPDL_TABLE(rules));
-}
-
-/* Rows of branches in the wrong place. `branch` is open, or -1. */
-SPDL__COLD spdl_result spdl__check_paths(const spdl__plan *plan, int i, int branch) {
-    const spdl_kind kind = plan->rows[i].kind;
-    const spdl_kind before = i > 0 ? plan->rows[i - 1].kind : SPDL_KIND_NONE;
-    const bool merge = kind == SPDL_KIND_MERGE, path = kind == SPDL_KIND_PATH;
-    const spdl__rule rules[] = {
-        { before == SPDL_KIND_BRANCH && !path, "after SPDL_BRANCH there must be SPDL_PATH" },
+        { i > 0 && row[-1].kind == SPDL_KIND_BRANCH && !path,
+          "after SPDL_BRANCH there must be SPDL_PATH" },
         { path && branch < 0, "SPDL_PATH without SPDL_BRANCH above" },
         { merge && branch < 0, "SPDL_MERGE without SPDL_BRANCH above" },
         { merge && branch >= 0 && plan->paths[branch] < 2, "SPDL_MERGE of fewer than 2 paths" },
     };
-    return spdl__row_judge(plan, i, SPDL_TABLE(rules));
+    const spdl__rule *rule = rules;
+    while (rule < rules + sizeof(rules) / sizeof(rules[0]) && !rule->broken) ++rule;
+    if (rule == rules + sizeof(rules) / sizeof(rules[0])) return SPDL_OK;
+    return spdl__row_error(plan, i, "%s", rule->why);
 }
 
-/* Finds the row that reads each edge. `open`: branches without their merge yet. */
+/* Checks each row, and finds the row that reads each edge. `open`: branches without their merge
+   yet. */
 SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     int open[SPDL_MAX_STAGES + 2], depth = 0, i, k;
     spdl_result result;
@@ -11381,7 +11340,8 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     for (i = 0; i < plan->count; ++i) {
         const spdl_kind kind = plan->rows[i].kind;
         const int branch = open[depth];
-        result = spdl__check_paths(plan, i, branch);
+        result = spdl__check_fields(plan, i);
+        if (result == SPDL_OK) result = spdl__check_rules(plan, i, branch);
         if (result != SPDL_OK) return result;
         plan->branch[i] = branch;
         plan->before[i] = i - 1;
@@ -11572,10 +11532,6 @@ SPDL__COLD spdl_result spdl__check_plan(spdl__plan *plan) {
     if (result == SPDL_OK && plan->count == 1)
         result = spdl__row_error(plan, 0,
                                  "the only row; a pipeline needs at least a source and a sink");
-    for (i = 0; i < plan->count && result == SPDL_OK; ++i) {
-        result = spdl__check_fields(plan, i);
-        if (result == SPDL_OK) result = spdl__check_rules(plan, i);
-    }
     if (result == SPDL_OK) result = spdl__plan_connect(plan);
     for (i = 0; i < plan->count && result == SPDL_OK; ++i) result = spdl__check_types(plan, i);
     for (i = 0; i < plan->count && result == SPDL_OK; ++i) result = spdl__check_inside(plan, i);
@@ -12048,7 +12004,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     *pipeline = NULL;
     if (p->slot != NULL) { /* calls may have begun */
         spdl__pipeline_halt(p);
-        (void)spdl__pipeline_await_quiet(p, SPDL__NEVER);
+        (void)spdl__pipeline_await(p, spdl__pipeline_drained, SPDL__NEVER);
         spdl__destroy_part(p);
         spdl__pipeline_purge(p, 0);
     }

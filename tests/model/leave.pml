@@ -1,6 +1,6 @@
 /* Leaving a source that blocks: spdl__call_begins and spdl__call_is_back of >>rare-impl, and
    spdl__producer_main of >>producer-impl, against spdl_pipeline_destroy, spdl__destroy_leaves and
-   spdl__pipeline_await_quiet of >>stop-impl.
+   spdl__pipeline_await of >>stop-impl.
 
    One source on a thread of its own. `active` in the word of its row, here `inside`, is 2 during a
    call, 1 before and after it, and else 0. The call returns at any moment, or never. Between calls
