@@ -8158,12 +8158,10 @@ SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls,
 
 /* A moving average: fast upwards, slow downwards. */
 SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
-    const uint64_t each = ns / calls + 1;
     const uint64_t old = spdl__load_relaxed(&node->item_ns);
-    if (old == 0) spdl__store_relaxed(&node->item_ns, each);
-    else
-        spdl__store_relaxed(&node->item_ns,
-                            each > old ? old + (each - old) / 4 + 1 : old - (old - each) / 8);
+    uint64_t each = ns / calls + 1;
+    if (old != 0) each = each > old ? old + (each - old) / 4 + 1 : old - (old - each) / 8;
+    spdl__store_relaxed(&node->item_ns, each);
 }
 
 /* Moves the word by `change`, which frees a place. Pairs with the acquire of the word by the thread
@@ -9999,9 +9997,7 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
     const uint64_t now = spdl_time_ns();
     uint64_t word = spdl__load(node->word);
     int path, taken = 0;
-    if ((word & SPDL__BUSY) != 0 || !spdl__merge_runnable(p, node) ||
-        !spdl__cas(node->word, &word, word + 1))
-        return false;
+    if ((word & SPDL__BUSY) != 0 || !spdl__cas(node->word, &word, word + 1)) return false;
     for (; taken < SPDL__SITTING_ITEMS && !(spdl__load(node->word) & SPDL__SHUT); ++taken) {
         path = spdl__merge_pick(p, node);
         if (!spdl__merge_may(p, node, path)) break;
@@ -10029,8 +10025,8 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
 
 /* ============================================================================================= */
 /* >>producer-impl
-   The thread of a source with .threads, and SPDL_FROM. It runs its row only. It waits for room like a
-   push.
+   The thread of a source with .threads, and SPDL_FROM. It runs its row only, and like a push it
+   waits for room.
 
    Threads: the producer. */
 
@@ -10261,16 +10257,6 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     spdl__item_free(p, got->item, got->origin); /* user code */
 }
 
-/* The head has a failure: the consumer gets its input. */
-SPDL__COLD spdl_result spdl__sink_failed(spdl_pipeline *p, uint64_t head, const spdl__slot *slot,
-                                         const spdl__item *got, void **item) {
-    spdl__failure_read(p->sink, head, &p->told);
-    p->last_item = *got;
-    memcpy(item, &got->item, sizeof(*item));
-    spdl__sink_moves(p, head + 1, slot);
-    return SPDL_E_STAGE;
-}
-
 /* Returns SPDL_OK with the next item, SPDL_EMPTY, or how the run ended. */
 SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
     /* read before the items: those put before the stop are delivered */
@@ -10281,6 +10267,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
         const spdl__slot *slot = spdl__edge_slot(sink, head);
         spdl__item got;
         unsigned tag;
+        bool failed;
         if (!spdl__slot_has(slot, head)) {
             if (!halted) return SPDL_EMPTY;
             p->closed_returned = true;
@@ -10294,13 +10281,13 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
                 spdl__sink_drop(p, head, &got);
                 continue;
             }
-            if (SPDL__UNLIKELY(spdl__tag_failed(tag)))
-                return spdl__sink_failed(p, head, slot, &got, item);
+            failed = spdl__tag_failed(tag); /* its input is the item */
+            if (SPDL__UNLIKELY(failed)) spdl__failure_read(sink, head, &p->told);
             spdl__position_watch(p, &got);
             p->last_item = got;
             memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
             spdl__sink_moves(p, head + 1, slot);
-            return SPDL_OK;
+            return failed ? SPDL_E_STAGE : SPDL_OK;
         }
         if (tag == SPDL__END || tag == SPDL__FAIL) return spdl__sink_over(p, got.origin);
         if (tag == SPDL__HOLE) spdl__store(&sink->dropped, sink->dropped + 1); /* before the head */
@@ -10581,8 +10568,8 @@ SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
 
 /* --- the producer --- */
 
-/* Returns SPDL_OK if the first row has room for one more item. The thread of a source waits while its
-   row is shut: a rewind may open it. */
+/* Returns SPDL_OK if the first row has room for one more item. While the row is shut a source's
+   thread waits, because a rewind may open it. */
 SPDL__PRIVATE spdl_result spdl__room_look(const spdl_pipeline *p) {
     const spdl__node *first = &p->node[0];
     const uint64_t word = spdl__load(first->word);
