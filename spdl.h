@@ -679,19 +679,20 @@ typedef struct spdl_batch {
 #define SPDL_PIPE(...)   SPDL__FN(PIPE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_pipe */
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_BATCH_OF(...) SPDL__BATCH_OF_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, __VA_ARGS__)
+#define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, NULL, __VA_ARGS__)
 #define SPDL_BRANCH(...) SPDL__FN(BRANCH, __VA_ARGS__) /* of an SPDL_FN */
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_MERGE(...)  SPDL__BARE_ROW(SPDL_KIND_MERGE, __VA_ARGS__)
+#define SPDL_MERGE(...)  SPDL__BARE_ROW(SPDL_KIND_MERGE, NULL, __VA_ARGS__)
 
 #define SPDL__FN(kind, ...) SPDL__FN_ROW(SPDL_KIND_##kind, __VA_ARGS__, SPDL__LINE)
+#define SPDL__FN_ROW(kind_, fn_, ...) SPDL__CALL_ROW(kind_, &fn_##_is_no_SPDL_FN, __VA_ARGS__)
 #define SPDL__STRING(x) #x
 #define SPDL__EXPAND(x) SPDL__STRING(x)
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL_SET(field, value) .field = value
 #define SPDL__LINE .line = __LINE__
-#define SPDL__FN_ROW(kind_, fn_, ...) \
-    SPDL__ROW .kind = kind_, .fn = &fn_##_is_no_SPDL_FN, .file = __FILE__, __VA_ARGS__ }
+#define SPDL__CALL_ROW(kind_, fn_, ...) \
+    SPDL__ROW .kind = kind_, .fn = fn_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...) \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .size = size_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...) \
@@ -714,8 +715,8 @@ typedef struct spdl_batch {
 #define SPDL__PATH_ROW(name_, ...) \
     SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* The row can be without fields: its line is a part of the file's name. */
-#define SPDL__BARE_ROW(kind_, ...) \
-    SPDL__ROW .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
+#define SPDL__BARE_ROW(kind_, fn_, ...) \
+    SPDL__ROW .kind = kind_, .fn = fn_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_) \
     SPDL__ROW .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_, \
               .line = __LINE__ }
@@ -725,8 +726,8 @@ typedef struct spdl_batch {
 #define SPDL_SET(field, value) spdl__set(&spdl_stage::field, value)
 #define SPDL__LINE SPDL_SET(line, __LINE__)
 #define SPDL__MADE(args, text, ...) spdl__made{ spdl__row<(text)[0]> args, __VA_ARGS__ }.row
-#define SPDL__FN_ROW(kind_, fn_, ...) \
-    SPDL__MADE((kind_, &fn_##_is_no_SPDL_FN, __FILE__), #__VA_ARGS__, __VA_ARGS__)
+#define SPDL__CALL_ROW(kind_, fn_, ...) \
+    SPDL__MADE((kind_, fn_, __FILE__), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_ROW(size_, ...) \
     SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_OF_ROW(type_, size_, ...) \
@@ -739,10 +740,10 @@ typedef struct spdl_batch {
                 SPDL__TYPE(type_), next_, source_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__PATH_ROW(name_, ...) \
     SPDL__MADE((SPDL_KIND_PATH, NULL, __FILE__), #__VA_ARGS__, __VA_ARGS__).with_name(name_)
-#define SPDL__BARE_ROW(kind_, ...) \
-    SPDL__MADE((kind_, NULL, __FILE__), #__VA_ARGS__, SPDL__LINE, __VA_ARGS__)
+#define SPDL__BARE_ROW(kind_, fn_, ...) \
+    SPDL__MADE((kind_, fn_, __FILE__), #__VA_ARGS__, SPDL__LINE, __VA_ARGS__)
 #define SPDL_SINK(buffer_size_) \
-    SPDL__BARE_ROW(SPDL_KIND_SINK, SPDL_SET(buffer_size, buffer_size_))
+    SPDL__BARE_ROW(SPDL_KIND_SINK, NULL, SPDL_SET(buffer_size, buffer_size_))
 #endif
 
 /* The rows of a pipeline, written in place, or SPDL_TABLE(rows) for an array with a name. Both are
@@ -760,7 +761,26 @@ typedef struct spdl_batch {
         sizeof((const spdl_stage[]){ __VA_ARGS__ }) / sizeof(spdl_stage)
 #endif
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
+
+/* A row of the library, with `ctx_` of a type and fields of its own, which yours replace. */
+#ifdef __cplusplus
+#define SPDL__OWN_ROW(kind_, which_, type_, fields_, ctx_, ...) \
+    spdl__ctx_row<type_>(SPDL__CALL_ROW(SPDL_KIND_##kind_, &spdl__own_rows[which_], __VA_ARGS__), \
+                         ctx_ fields_)
+#define SPDL__FREES(free_item_) , free_item_
+#else
+#define SPDL__OWN_ROW(kind_, which_, type_, fields_, ctx_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__own_rows[which_], \
+      .ctx = SPDL__UNCONST(ctx_), fields_ .file = __FILE__, __VA_ARGS__ }
+#define SPDL__FREES(free_item_) .free_item = free_item_,
+#endif
 /* clang-format on */
+
+#if !defined(SPDL_STATIC)
+SPDL_API const spdl_function spdl__own_rows[10];
+#elif !defined(__cplusplus)
+SPDL__UNUSED static const spdl_function spdl__own_rows[10];
+#endif
 
 /* ============================================================================================= */
 /* >>ownership
@@ -1692,24 +1712,14 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
-#define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
-#if !defined(__cplusplus)
-#define SPDL__INDEX_ROW(sampler_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_is_no_SPDL_FN, \
-      .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index), \
-      .free_item = spdl_buffer_free, .file = __FILE__, __VA_ARGS__ }
+#define SPDL_INDEX(...) \
+    SPDL__OWN_ROW(SOURCE, 8, spdl_sampler, SPDL__MAKES_INDEX, __VA_ARGS__, SPDL__LINE)
+#ifdef __cplusplus
+#define SPDL__MAKES_INDEX , spdl_buffer_free, NULL, sizeof(spdl_index)
 #else
-#define SPDL__INDEX_ROW(sampler_, ...) \
-    spdl__ctx_row<spdl_sampler>(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_, \
-                                spdl_buffer_free, NULL, sizeof(spdl_index))
+#define SPDL__MAKES_INDEX .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free,
 #endif
 /* clang-format on */
-
-#if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl_index_is_no_SPDL_FN;
-#elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
-#endif
 
 /* ============================================================================================= */
 /* >>loader
@@ -1950,24 +1960,9 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
    The first argument can be the address of a spdl_npz_desc, which must outlive the pipeline; its
    error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
 /* clang-format off */
-#define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
-#if !defined(__cplusplus)
-#define SPDL__NPZ_ROW(desc_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_is_no_SPDL_FN, \
-      .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free, \
-      .file = __FILE__, __VA_ARGS__ }
-#else
-#define SPDL__NPZ_ROW(desc_, ...) \
-    spdl__ctx_row<spdl_npz_desc>(SPDL__FN_ROW(SPDL_KIND_PIPE, spdl_npz_load, __VA_ARGS__), desc_, \
-                                 spdl_npz_bundle_free)
-#endif
+#define SPDL_NPZ(...) \
+    SPDL__OWN_ROW(PIPE, 9, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, SPDL__LINE)
 /* clang-format on */
-
-#if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl_npz_load_is_no_SPDL_FN;
-#elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl_npz_load_is_no_SPDL_FN;
-#endif
 
 /* One array at a time, out of an open archive. */
 typedef struct spdl_npz spdl_npz;
@@ -2169,65 +2164,33 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
                                desc is NULL or the address of a spdl_records_desc. In input order
                                they read one file at a time, in completion order .concurrency */
 /* clang-format off */
-#define SPDL_COUNT(...)       SPDL__COUNT_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
-#define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_READ(...)  SPDL__READ_ROW(__VA_ARGS__)
-#define SPDL_TAR(...)   SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...) SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
-#if !defined(__cplusplus)
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], \
-      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .file = __FILE__, __VA_ARGS__ }
+#define SPDL_FILES(...)     SPDL__OWN_ROW(SOURCE, 0, spdl_files, , __VA_ARGS__, SPDL__LINE)
+#define SPDL_FILES_AT(...)  SPDL__OWN_ROW(PIPE, 1, spdl_files, , __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS_AT(...) SPDL__OWN_ROW(PIPE, 2, spdl_tokens, , __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)       SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...)     SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
+#define SPDL_COUNT(...)     SPDL__COUNT_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL__RECORDS_ROW(which_, ...) \
+    SPDL__OWN_ROW(PIPE, which_, spdl_records_desc, SPDL__MAKES_RECORDS, __VA_ARGS__)
 #define SPDL__COUNT_ROW(n_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl__file_rows[7], .ctx = (void *)(uintptr_t)(n_), \
-      .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, .file = __FILE__, \
-      __VA_ARGS__ }
-#define SPDL__READ_ROW(...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], .free_item = spdl_record_free, \
+    SPDL__OWN_ROW(SOURCE, 7, void, SPDL__MAKES_INDEX, SPDL__COUNT_CTX(n_), __VA_ARGS__)
+#ifdef __cplusplus
+#define SPDL__MAKES_RECORDS , spdl_record_free, spdl__records_close
+#define SPDL__COUNT_CTX(n_) reinterpret_cast<const void *>(static_cast<uintptr_t>(n_))
+#define SPDL_READ(...) \
+    SPDL__BARE_ROW(SPDL_KIND_PIPE, &spdl__own_rows[6], __VA_ARGS__).with_free_item(spdl_record_free)
+#else
+#define SPDL__MAKES_RECORDS \
+    .again = true, .free_item = spdl_record_free, .free_state = spdl__records_close,
+#define SPDL__COUNT_CTX(n_) n_
+#define SPDL_READ(...) \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__own_rows[6], .free_item = spdl_record_free, \
       .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
-#define SPDL__RECORDS_ROW(which_, desc_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], \
-      .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true, \
-      .free_item = spdl_record_free, .free_state = spdl__records_close, .file = __FILE__, \
-      __VA_ARGS__ }
-#else
-#if __cplusplus >= 202002L
-#define SPDL__FILE_STAGE(kind_, which_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__, \
-              __VA_ARGS__ }
-#define SPDL__READ_ROW(...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], \
-              .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ } \
-        .with_free_item(spdl_record_free)
-#else
-#define SPDL__READ_ROW(...) \
-    SPDL__MADE((SPDL_KIND_PIPE, &spdl__file_rows[6], __FILE__), #__VA_ARGS__, SPDL__LINE, \
-               __VA_ARGS__).with_free_item(spdl_record_free)
-#define SPDL__FILE_STAGE(kind_, which_, ...) \
-    SPDL__MADE((SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__), #__VA_ARGS__, __VA_ARGS__)
-#endif
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...) \
-    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
-#define SPDL__COUNT_ROW(n_, ...) \
-    spdl__ctx_row<void>(SPDL__FILE_STAGE(SOURCE, 7, __VA_ARGS__), \
-                        reinterpret_cast<const void *>(static_cast<uintptr_t>(n_)), \
-                        spdl_buffer_free, NULL, sizeof(spdl_index))
-#define SPDL__RECORDS_ROW(which_, desc_, ...) \
-    spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__), \
-                                     desc_, spdl_record_free, spdl__records_close)
 #endif
 /* clang-format on */
 
 /* free_state of SPDL_TAR and SPDL_LINES. */
 SPDL_API void spdl__records_close(void *records);
-
-#if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[8];
-#elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[8];
-#endif
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -2284,16 +2247,13 @@ struct spdl__made {
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_is_no_SPDL_FN, spdl__file_rows[8];
-#ifndef SPDL_NO_NPZ
-extern SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN;
-#endif
+extern SPDL__UNUSED const spdl_function spdl__own_rows[10];
 }
 #endif
 
-/* The row of SPDL_INDEX, SPDL_NPZ and >>files. Fields that are set already stay. */
+/* A row of the library. Fields that are set already stay. */
 template <class Ctx>
-inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item,
+inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item = NULL,
                                 spdl_free_fn free_state = NULL, size_t item_bytes = 0) {
     row.ctx = SPDL__UNCONST(ctx);
     row.again = row.again || free_state != NULL;
@@ -3094,7 +3054,7 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
                                               uint64_t at);
 /* Maps a file, which may then be closed. `own`: with private writes. NULL: not possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes);
 /* Requests large pages for memory that will be filled: its first use takes a third of the time. */
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
 /* The open file at `from` replaces `to`, atomically if the system can. With sync its bytes are on
@@ -3206,16 +3166,14 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it accepts no more";
 }
 
-SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
-
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
-    if (file == SPDL__NO_FILE || fclose(spdl__os_file_stream(file)) == 0) return NULL;
+    if (file == SPDL__NO_FILE || fclose((FILE *)file) == 0) return NULL;
     return "it could not be written";
 }
 
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const char *const how[] = { "rb", "w+b", "w+b", "ab", "w+b" };
+    static const char *const how[] = { "rb", "w+b", "w+b", "ab" };
     FILE *stream = access == SPDL__OS_NEW ? fopen(path, "rb") : NULL;
     long length = 0;
     *file = SPDL__NO_FILE;
@@ -3253,7 +3211,7 @@ SPDL__PRIVATE bool spdl__os_file_seek(FILE *stream, uint64_t at) {
 
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
-    FILE *stream = spdl__os_file_stream(file);
+    FILE *stream = (FILE *)file;
     *have = 0;
     if (!spdl__os_file_seek(stream, at)) return "it cannot seek there";
     *have = fread(to, 1, bytes, stream);
@@ -3263,7 +3221,7 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
 
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at) {
-    FILE *stream = spdl__os_file_stream(file);
+    FILE *stream = (FILE *)file;
     if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "it cannot seek there";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
@@ -3274,7 +3232,7 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
     return NULL;
 }
 
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     (void)memory, (void)bytes;
 }
 
@@ -3284,7 +3242,7 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
     (void)sync;
-    if (fflush(spdl__os_file_stream(file)) != 0) return "it could not be written";
+    if (fflush((FILE *)file) != 0) return "it could not be written";
     if (rename(from, to) == 0 || (remove(to) == 0 && rename(from, to) == 0)) return NULL;
     return "it could not be renamed";
 }
@@ -3402,7 +3360,6 @@ SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy);
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
-SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
 
 SPDL__PRIVATE void *spdl__os_thread_main(void *arg) {
     spdl__os_thread *thread = (spdl__os_thread *)arg;
@@ -3476,26 +3433,20 @@ SPDL__PRIVATE spdl__os_file spdl__os_file_own(int file) {
     return file;
 }
 
-/* The length of a plain file; a pipe or a device has none. */
-SPDL__PRIVATE const char *spdl__os_file_length(spdl__os_file file, uint64_t *bytes) {
-    struct stat status;
-    *bytes = 0;
-    if (fstat((int)file, &status) != 0) return strerror(errno);
-    if (S_ISDIR(status.st_mode)) return "a directory, not a file";
-    if (!S_ISREG(status.st_mode)) return "a pipe or a device, not a file";
-    *bytes = (uint64_t)status.st_size;
-    return NULL;
+/* A pipe or a device has no length. */
+SPDL__PRIVATE const char *spdl__os_file_kind(const struct stat *status, uint64_t *bytes,
+                                             bool *folder) {
+    const bool plain = S_ISREG(status->st_mode);
+    *folder = S_ISDIR(status->st_mode);
+    *bytes = plain ? (uint64_t)status->st_size : 0;
+    return plain || *folder ? NULL : "a pipe or a device, not a file";
 }
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
     struct stat status;
-    if (stat(path, &status) != 0) {
-        *folder = errno != ENOENT && errno != ENOTDIR;
-        return strerror(errno);
-    }
-    *folder = S_ISDIR(status.st_mode);
-    *bytes = *folder ? 0 : (uint64_t)status.st_size;
-    return *folder || S_ISREG(status.st_mode) ? NULL : "a pipe or a device, not a file";
+    if (stat(path, &status) == 0) return spdl__os_file_kind(&status, bytes, folder);
+    *folder = errno != ENOENT && errno != ENOTDIR;
+    return strerror(errno);
 }
 
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
@@ -3525,16 +3476,19 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                O_WRONLY | O_CREAT | O_APPEND };
     const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
     const char *reason;
+    struct stat status;
     uint64_t length;
-    if (bytes == NULL) bytes = &length;
+    bool folder = false;
     *file = spdl__os_file_own(
         open(path, how[access] | (plain ? SPDL__O_NOFOLLOW : 0) | O_NONBLOCK | O_NOCTTY |
                        SPDL__O_CLOEXEC, 0666));
     if (*file < 0 && plain && errno == ELOOP) return "it is a symbolic link";
     if (*file < 0) return errno == EEXIST ? spdl__os_in_use : strerror(errno);
-    reason = spdl__os_file_length(*file, bytes);
-    if (access != SPDL__OS_READ) reason = NULL;
-    if (reason == NULL) return NULL;
+    reason = fstat((int)*file, &status) != 0
+                 ? strerror(errno)
+                 : spdl__os_file_kind(&status, bytes != NULL ? bytes : &length, &folder);
+    if (folder) reason = "a directory, not a file";
+    if (reason == NULL || access != SPDL__OS_READ) return NULL;
     (void)close((int)*file);
     *file = SPDL__NO_FILE;
     return reason;
@@ -3579,7 +3533,7 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
     return memory != MAP_FAILED ? (const uint8_t *)memory : NULL;
 }
 
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     if (memory != NULL) (void)munmap((void *)(uintptr_t)memory, (size_t)bytes);
 }
 
@@ -3847,6 +3801,19 @@ SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *
     return length > 0 ? (size_t)length : 0;
 }
 
+/* Returns the number behind the first `name` in a file of a folder, or SPDL__NEVER. */
+SPDL__PRIVATE uint64_t spdl__os_number(const char *folder, const char *file, const char *name) {
+    char path[640], text[8192];
+    const char *at;
+    (void)snprintf(path, sizeof(path), "%s/%s", folder, file);
+    (void)spdl__os_text(NULL, path, text, sizeof(text));
+    at = strstr(text, name);
+    if (at == NULL) return SPDL__NEVER;
+    at += strlen(name);
+    at += strspn(at, " ");
+    return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : SPDL__NEVER;
+}
+
 /* Waits for a processor are the second number of a schedstat. The first advances only at ticks. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns) {
@@ -3903,11 +3870,6 @@ SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const ch
     }
 }
 
-SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double most) {
-    spdl__os_cgroups(root, self, "cpu", spdl__os_quota_at, &most);
-    return most;
-}
-
 /* Busy time of all cores: "cpu  user nice system idle iowait irq softirq steal ..." without the
    fourth and fifth column. */
 SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
@@ -3935,8 +3897,9 @@ SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole)
     bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
     for (i = 0; i < bytes / 8; ++i)
         for (; mask[i] != 0; mask[i] &= mask[i] - 1) ++cores;
-    stats->cores_allowed = spdl__os_quota("/sys/fs/cgroup", "/proc/self/cgroup",
-                                          cores > 0 ? cores : stats->cores_allowed);
+    if (cores > 0) stats->cores_allowed = cores;
+    spdl__os_cgroups("/sys/fs/cgroup", "/proc/self/cgroup", "cpu", spdl__os_quota_at,
+                     &stats->cores_allowed);
     if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
     (void)strtoull(statm, &resident, 10);
     stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -4516,7 +4479,7 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
     return (const uint8_t *)memory;
 }
 
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     (void)bytes;
     if (memory != NULL) (void)UnmapViewOfFile(memory);
 }
@@ -4632,60 +4595,34 @@ SPDL__PRIVATE void spdl__os_room_least(spdl__os_room *room, const char *what, ui
     room->left = left;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
-    char path[640], text[64];
-    (void)snprintf(path, sizeof(path), "%s/%s", at, file);
-    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return SPDL__NEVER;
-    return text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : SPDL__NEVER;
-}
-
-/* Bytes of cached files in a cgroup, which the kernel frees when needed. */
-SPDL__PRIVATE uint64_t spdl__os_idle_files(const char *at) {
-    char path[640], text[8192];
-    const char *found;
-    (void)snprintf(path, sizeof(path), "%s/memory.stat", at);
-    (void)spdl__os_text(NULL, path, text, sizeof(text));
-    found = strstr(text, "total_inactive_file "); /* version 1: includes the cgroups below */
-    if (found == NULL) found = strstr(text, "inactive_file ");
-    return found != NULL ? strtoull(strchr(found, ' '), NULL, 10) : 0;
-}
-
+/* The files of a cgroup that are cached are not counted: the kernel frees them when needed. Names
+   are those of version 2, or of version 1, whose totals include the cgroups below. */
 SPDL__PRIVATE void spdl__os_room_at(const char *at, void *data) {
-    uint64_t limit = spdl__os_number_at(at, "memory.max");
-    uint64_t used = spdl__os_number_at(at, "memory.current"), idle;
-    if (limit == SPDL__NEVER) limit = spdl__os_number_at(at, "memory.limit_in_bytes");
-    if (used == SPDL__NEVER) used = spdl__os_number_at(at, "memory.usage_in_bytes");
+    uint64_t limit = spdl__os_number(at, "memory.max", "");
+    uint64_t used = spdl__os_number(at, "memory.current", "");
+    uint64_t cached = spdl__os_number(at, "memory.stat", "total_inactive_file ");
+    if (limit == SPDL__NEVER) limit = spdl__os_number(at, "memory.limit_in_bytes", "");
+    if (used == SPDL__NEVER) used = spdl__os_number(at, "memory.usage_in_bytes", "");
+    if (cached == SPDL__NEVER) cached = spdl__os_number(at, "memory.stat", "inactive_file ");
     if (limit == SPDL__NEVER || used == SPDL__NEVER) return;
-    idle = spdl__os_idle_files(at);
+    if (cached == SPDL__NEVER) cached = 0;
     spdl__os_room_least((spdl__os_room *)data, "memory.max of the cgroup", limit,
-                        used > idle ? used - idle : 0);
-}
-
-/* Returns the bytes of a line "name: number kB" of /proc/meminfo. */
-SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
-    const char *at = strstr(text, name);
-    return at != NULL ? strtoull(at + strlen(name), NULL, 10) * 1024 : SPDL__NEVER;
+                        used > cached ? used - cached : 0);
 }
 
 /* The least that the cgroups, this process and the machine leave. A file that exceeds RLIMIT_FSIZE
    would end the process. */
 SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self) {
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
-    char text[512];
-    uint64_t total, left;
+    const uint64_t total = spdl__os_number("/proc", "meminfo", "MemTotal:");
+    const uint64_t left = spdl__os_number("/proc", "meminfo", "MemAvailable:");
     struct rlimit size;
     spdl__os_cgroups(root, self, "memory", spdl__os_room_at, &room);
     if (getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur != RLIM_INFINITY)
         spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", size.rlim_cur, 0);
-    (void)spdl__os_text(NULL, "/proc/meminfo", text, sizeof(text));
-    total = spdl__os_meminfo(text, "MemTotal:");
-    left = spdl__os_meminfo(text, "MemAvailable:");
-    if (left <= total) spdl__os_room_least(&room, "memory of the machine", total, total - left);
+    if (left <= total && total != SPDL__NEVER)
+        spdl__os_room_least(&room, "memory of the machine", total * 1024, (total - left) * 1024);
     return room;
-}
-
-SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
-    return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
 /* A page that a forked child shares, or one that is zero in the child; or NULL. */
@@ -4802,7 +4739,7 @@ SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) 
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
-    const long set_parent_signal = 1, set_name = 15;
+    const long set_parent_signal = 1;
     (void)signal(SIGCHLD, SIG_DFL);
     if (supervisor) {
         spdl__os_signals_set(&all, signal_set);
@@ -4811,7 +4748,7 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
         spdl__os_signals_set(signal_set, NULL);
         (void)syscall(SYS_setsid);
     }
-    (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
+    spdl__os_thread_set_name(name);
     if (syscall(SYS_prctl, set_parent_signal, supervisor ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L,
                 0L) != 0 || (!supervisor && !spdl__os_exit_early()))
         return "it cannot detect the end of its parent";
@@ -16435,18 +16372,6 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
     return SPDL_OK;
 }
 
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-namespace {
-#elif defined(SPDL_STATIC)
-SPDL__UNUSED static
-#endif
-const spdl_function spdl_index_is_no_SPDL_FN = {
-    spdl__index_stage, "spdl_index", "void", "spdl_index", sizeof(spdl_index), SPDL__HAS_CTX
-};
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-}
-#endif
-
 /* ============================================================================================= */
 /* >>loader-impl
    Three processes. The consumer's opens the loader. The child makes batches and publishes them in
@@ -17047,7 +16972,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
     int slot;
     l->ledger->process = (int64_t)spdl__os_process_id(); /* also set by the supervisor */
-    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
+    spdl__os_file_unmap(l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL) {
         (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
@@ -17646,7 +17571,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
     const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
-    const spdl__os_room room = spdl__os_memory_room();
+    const spdl__os_room room = spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
     const char *reason = "";
     void *memory = NULL;
     char *at;
@@ -17705,9 +17630,9 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
 
 SPDL__COLD void spdl__loader_release(spdl_loader *l) {
     const spdl_allocator heap = l->desc.pipeline.allocator;
-    spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
-    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
-    spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_PAGE);
+    spdl__os_file_unmap(l->shared, l->layout.bytes);
+    spdl__os_file_unmap(l->ledger, SPDL__OS_PAGE);
+    spdl__os_file_unmap(l->mark, SPDL__OS_PAGE);
     spdl__free(&heap, l->held, (size_t)l->layout.slot_count * sizeof(*l->held));
     spdl__free(&heap, l, sizeof(*l));
 }
@@ -20121,7 +20046,7 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     allocator = npz->zip.allocator;
     spdl__free(&allocator, (void *)(uintptr_t)npz->sums, sizeof(spdl__crc));
     spdl__free(&allocator, (void *)(uintptr_t)npz->fixed, sizeof(spdl__inflate_tables));
-    spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
+    spdl__os_file_unmap((const void *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
     spdl__free(&allocator, npz->file_bytes, (size_t)npz->zip.size);
@@ -20613,7 +20538,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle) {
     if (freed == NULL) return;
     allocator = freed->allocator;
     if (freed->mapped_ > SPDL__NPZ_SMALL_FILE)
-        spdl__os_file_unmap((const uint8_t *)freed->mapping_, freed->mapped_);
+        spdl__os_file_unmap(freed->mapping_, freed->mapped_);
     else spdl__free(&allocator, SPDL__UNCONST(freed->mapping_), (size_t)freed->mapped_);
     spdl__free(&allocator, freed, freed->bytes);
 }
@@ -20633,18 +20558,6 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     spdl_fail(task, "%s", error.text);
     return result;
 }
-
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-namespace {
-#elif defined(SPDL_STATIC)
-static
-#endif
-SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN = {
-    spdl__npz_stage, "spdl_npz_load", "char", "spdl_npz_bundle", 0, SPDL__POINTS
-};
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-}
-#endif
 
 /* ============================================================================================= */
 /* >>write-impl
@@ -22064,7 +21977,7 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[8] = {
+const spdl_function spdl__own_rows[10] = {
     { spdl__files_source, "files", "void", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
     { spdl__files_pipe, "files_at", "spdl_index", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
     { spdl__tokens_row, "tokens_at", "spdl_index", "void", 0, SPDL__HAS_CTX | SPDL__BATCHES },
@@ -22073,6 +21986,10 @@ const spdl_function spdl__file_rows[8] = {
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__count_source, "count", "void", "spdl_index", sizeof(spdl_index), 0 },
+    { spdl__index_stage, "spdl_index", "void", "spdl_index", sizeof(spdl_index), SPDL__HAS_CTX },
+#ifndef SPDL_NO_NPZ
+    { spdl__npz_stage, "spdl_npz_load", "char", "spdl_npz_bundle", 0, SPDL__POINTS },
+#endif
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
