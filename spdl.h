@@ -1961,7 +1961,8 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
    error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
 /* clang-format off */
 #define SPDL_NPZ(...) \
-    SPDL__OWN_ROW(PIPE, 9, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, SPDL__LINE)
+    SPDL__OWN_ROW(PIPE, 9, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, \
+                  SPDL__LINE)
 /* clang-format on */
 
 /* One array at a time, out of an open archive. */
@@ -2391,6 +2392,13 @@ template <class Call> struct spdl__pointed {
     }
 };
 
+/* A row keeps a copy of a callable, or its address. */
+template <class Call> inline Call spdl__callable(Call call) { return call; }
+template <class Call> inline spdl__pointed<Call> spdl__callable(Call *call) {
+    const spdl__pointed<Call> pointed = { call };
+    return pointed;
+}
+
 /* Makes a stage function of the row's callable. Task is spdl_task, as a parameter, so that
    std::exception is looked up where the row is written. */
 template <class In, class Out, class Call, class Task>
@@ -2440,12 +2448,7 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call 
    outlive the pipeline. */
 template <class In, class Out, class Call>
 static spdl_stage spdl_pipe(const char *name, Call call, SPDL__HERE) {
-    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, call, file, line);
-}
-template <class In, class Out, class Call>
-static spdl_stage spdl_pipe(const char *name, Call *call, SPDL__HERE) {
-    const spdl__pointed<Call> pointed = { call };
-    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, pointed, file, line);
+    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, spdl__callable(call), file, line);
 }
 template <class In, class Out, class Member, class Object>
 static spdl_stage spdl_pipe(const char *name, Member member, Object *object, SPDL__HERE) {
@@ -2454,12 +2457,7 @@ static spdl_stage spdl_pipe(const char *name, Member member, Object *object, SPD
 }
 template <class Out, class Call>
 static spdl_stage spdl_source(const char *name, Call call, SPDL__HERE) {
-    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, call, file, line);
-}
-template <class Out, class Call>
-static spdl_stage spdl_source(const char *name, Call *call, SPDL__HERE) {
-    const spdl__pointed<Call> pointed = { call };
-    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, pointed, file, line);
+    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, spdl__callable(call), file, line);
 }
 template <class Out, class Member, class Object>
 static spdl_stage spdl_source(const char *name, Member member, Object *object, SPDL__HERE) {
@@ -4941,11 +4939,13 @@ SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, siz
 }
 
 /* `count` zeroed elements. NULL: no memory, or a product that overflows. */
-SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count, size_t bytes,
-                                       size_t align) {
+#define SPDL__NEW(allocator, type, count) \
+    ((type *)spdl__alloc_zeroed(allocator, (size_t)(count), sizeof(type)))
+SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count,
+                                       size_t bytes) {
     void *memory;
     if (bytes != 0 && count > SIZE_MAX / bytes) return NULL;
-    memory = spdl__alloc(allocator, count * bytes, align);
+    memory = spdl__alloc(allocator, count * bytes, SPDL_CACHE_LINE);
     if (memory != NULL) memset(memory, 0, count * bytes);
     return memory;
 }
@@ -5798,8 +5798,8 @@ SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *de
     spdl__ring_core_shape(&core, desc->mode, desc->capacity,
                           desc->item_bytes ? desc->item_bytes : sizeof(void *),
                           !SPDL__DEBUGS && (core.asymmetric || !SPDL__OS_BARRIER));
-    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, spdl__ring_strides(&core), core.stride,
-                                           SPDL_CACHE_LINE);
+    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, spdl__ring_strides(&core),
+                                           core.stride);
     if (made == NULL) goto no_ring;
     if (!spdl__os_event_init(&made->pushes.event)) goto no_event;
     if (!spdl__os_event_init(&made->pops.event)) goto no_second_event;
@@ -6424,8 +6424,7 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     spdl__name_copy(pool->name, desc->name ? desc->name : "spdl");
     pool->places = desc->workers + desc->guests;
     pool->beacon.quiet = UINT64_MAX; /* no slot has a client */
-    pool->worker = (spdl__worker *)spdl__alloc_zeroed(&desc->allocator, (size_t)pool->places,
-                                                      sizeof(*pool->worker), sizeof(void *));
+    pool->worker = SPDL__NEW(&desc->allocator, spdl__worker, pool->places);
     if (pool->worker == NULL) return SPDL_E_NOMEM;
     for (; pool->bells < pool->places; ++pool->bells) {
         spdl__worker *worker = &pool->worker[pool->bells];
@@ -6479,7 +6478,7 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
     spdl__error_clear(desc->error);
     result = spdl__pool_check(desc);
     if (result != SPDL_OK) return result;
-    made = (spdl_pool *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
+    made = SPDL__NEW(&desc->allocator, spdl_pool, 1);
     if (made != NULL && !spdl__os_event_init(&made->idle)) {
         spdl__free(&desc->allocator, made, sizeof(*made));
         made = NULL;
@@ -7080,8 +7079,7 @@ SPDL_API void spdl_buffer_free(void *buffer) {
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
                                                       size_t block_bytes, size_t ahead,
                                                       size_t keep, size_t canary) {
-    spdl__batch_pool *pool =
-        (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
+    spdl__batch_pool *pool = SPDL__NEW(allocator, spdl__batch_pool, 1);
     if (pool == NULL || !spdl__os_event_init(&pool->parked)) {
         spdl__free(allocator, pool, sizeof(*pool));
         return NULL;
@@ -11747,9 +11745,6 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
-#define SPDL__NEW(p, type, count) \
-    ((type *)spdl__alloc_zeroed(&(p)->allocator, (size_t)(count), sizeof(type), SPDL_CACHE_LINE))
-
 SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
@@ -11779,7 +11774,7 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
-    node->turns = SPDL__NEW(p, uint32_t, node->turns_mask + 1);
+    node->turns = SPDL__NEW(&p->allocator, uint32_t, node->turns_mask + 1);
     return node->turns != NULL;
 }
 
@@ -11793,10 +11788,11 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->window = spdl__node_window(node);
     edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
     edge->mask = spdl__pow2(edge->window) - 1;
-    edge->slot = SPDL__NEW(p, spdl__slot, edge->mask + 1);
-    node->counters = SPDL__NEW(p, spdl__counters, p->workers + 1);
-    if (parks) node->parked = SPDL__NEW(p, spdl__parked, node->most);
-    if (p->delivers) edge->failures = (uint64_t *)SPDL__NEW(p, spdl_error, edge->mask + 1);
+    edge->slot = SPDL__NEW(&p->allocator, spdl__slot, edge->mask + 1);
+    node->counters = SPDL__NEW(&p->allocator, spdl__counters, p->workers + 1);
+    if (parks) node->parked = SPDL__NEW(&p->allocator, spdl__parked, node->most);
+    if (p->delivers)
+        edge->failures = (uint64_t *)SPDL__NEW(&p->allocator, spdl_error, edge->mask + 1);
     if (edge->slot == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
         (p->delivers && edge->failures == NULL) || !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
@@ -11811,7 +11807,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = SPDL__NEW(p, spdl_task, workers);
+    p->task = SPDL__NEW(&p->allocator, spdl_task, workers);
     if (p->task == NULL) return SPDL_E_NOMEM;
     for (i = 0; i < p->workers; ++i) {
         p->task[i].pipeline = p;
@@ -11819,7 +11815,7 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
         p->task[i].meter.file = SPDL__NO_FILE;
     }
     if (!p->has_hooks) return SPDL_OK;
-    p->local = SPDL__NEW(p, void *, workers * (uint64_t)p->count);
+    p->local = SPDL__NEW(&p->allocator, void *, workers * (uint64_t)p->count);
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
@@ -11841,13 +11837,6 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_result result = SPDL_OK;
     int i;
-    p->delivers = plan->desc->deliver_failures;
-    spdl__workers_plan(p, plan);
-    p->node = SPDL__NEW(p, spdl__node, p->count);
-    if (p->node == NULL) return SPDL_E_NOMEM;
-    p->last = &p->node[p->count - 1];
-    p->sink = &p->last->out;
-    for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
     for (i = 0; i < p->count && result == SPDL_OK; ++i)
         result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
@@ -11986,27 +11975,45 @@ SPDL__COLD void spdl__sizes_warn(const spdl__plan *plan) {
     }
 }
 
+/* A pipeline with its nodes, and without what they own; or NULL. */
+SPDL__COLD spdl_pipeline *spdl__pipeline_make(const spdl__plan *plan) {
+    const spdl_allocator *heap = &plan->desc->allocator;
+    spdl_pipeline *p = SPDL__NEW(heap, spdl_pipeline, 1);
+    int i;
+    if (p == NULL || !spdl__pipeline_events(p)) {
+        spdl__free(heap, p, sizeof(*p));
+        return NULL;
+    }
+    p->allocator = *heap;
+    p->delivers = plan->desc->deliver_failures;
+    p->references = 1;
+    spdl__workers_plan(p, plan);
+    p->node = SPDL__NEW(heap, spdl__node, plan->count - 1);
+    if (p->node == NULL) {
+        spdl__pipeline_release(p);
+        return NULL;
+    }
+    p->count = plan->count - 1;
+    p->last = &p->node[p->count - 1];
+    p->sink = &p->last->out;
+    for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
+    return p;
+}
+
 /* Allocates everything and starts the threads; the rows are checked. */
 SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
-    spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*p),
-                                                           SPDL_CACHE_LINE);
+    spdl_pipeline *p = spdl__pipeline_make(plan);
     static const char *const no_memory = "pipeline: out of memory";
     spdl_result result;
-    if (p == NULL || !spdl__pipeline_events(p)) {
-        spdl__free(&desc->allocator, p, sizeof(*p));
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "%s", no_memory);
-    }
-    p->allocator = desc->allocator;
+    if (p == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "%s", no_memory);
     p->logger = desc->logger;
     p->profiler = desc->profiler;
     p->ready_fn = desc->ready_fn;
     p->ready_user = desc->ready_user;
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
-    p->count = plan->count - 1;
     p->yields = spdl__row_yields(plan, p->count - 1);
-    p->references = 1;
     p->seed = desc->seed;
     p->data_hash = desc->data_hash;
     spdl__error_clear(&p->no_error);
@@ -13920,7 +13927,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
     spdl__report_plan plan;
     spdl__reporter *r;
     if (!spdl__report_ask(&plan, desc->report, &p->logger)) return;
-    r = (spdl__reporter *)spdl__alloc_zeroed(&p->allocator, 1, bytes, sizeof(void *));
+    r = (spdl__reporter *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
     if (r != NULL && spdl__os_event_init(&r->bell)) {
         r->pipeline = p;
         r->plan = plan;
@@ -14039,7 +14046,7 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
     spdl__error_clear(desc->error);
     result = spdl__cache_check(desc);
     if (result != SPDL_OK) return result;
-    made = (spdl_cache *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), sizeof(void *));
+    made = SPDL__NEW(&desc->allocator, spdl_cache, 1);
     if (made != NULL)
         made->item = (void **)spdl__alloc(
             &desc->allocator, (size_t)desc->num_caches * sizeof(void *), sizeof(void *));
@@ -14617,7 +14624,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     most = desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT;
     bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
     if ((size_t)most <= SIZE_MAX / 2 / sizeof(*h->item))
-        h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
+        h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes);
     if (h == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
     h->desc = desc;
     h->report = report;
@@ -14832,7 +14839,7 @@ SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *nod
 SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     const size_t debts = (size_t)(p->workers * p->count);
     const size_t bytes = sizeof(spdl__hand) + debts * sizeof(spdl__debt);
-    spdl__hand *hand = (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes, SPDL_CACHE_LINE);
+    spdl__hand *hand = (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
     int i;
     if (hand == NULL || !spdl__os_event_init(&hand->never)) {
         spdl__free(&p->allocator, hand, bytes);
@@ -15502,7 +15509,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
-    d = (spdl__doctor *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*d), SPDL_CACHE_LINE);
+    d = SPDL__NEW(&p->allocator, spdl__doctor, 1);
     if (d == NULL || !spdl__os_event_init(&d->hold)) {
         spdl__free(&p->allocator, d, sizeof(*d));
         return SPDL_E_NOMEM;
@@ -15912,22 +15919,21 @@ SPDL__PRIVATE size_t spdl__mixture_bytes(size_t sources) {
 /* Returns NULL without memory. */
 SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
     const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t), n = desc->sources;
-    spdl__mixture *m = (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1,
-                                                           spdl__mixture_bytes(n), 8);
-    spdl__weighed *leaves =
-        (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
+    spdl__mixture *m =
+        (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1, spdl__mixture_bytes(n));
+    spdl__weighed *leaves = (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes);
     uint64_t bits;
     size_t i;
-    if (m == NULL || leaves == NULL) {
+    if (leaves == NULL) {
         spdl__free(&desc->allocator, m, spdl__mixture_bytes(n));
-        spdl__free(&desc->allocator, leaves, n * work_bytes);
         return NULL;
     }
-    for (i = 0; i < n; ++i) {
+    for (i = 0; m != NULL && i < n; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         m->spec = spdl__hashed(m->spec, bits);
     }
-    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves), (uint64_t *)(void *)(leaves + n));
+    if (m != NULL)
+        spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves), (uint64_t *)(void *)(leaves + n));
     spdl__free(&desc->allocator, leaves, n * work_bytes);
     return m;
 }
@@ -15951,9 +15957,8 @@ struct spdl_sampler {
     char identity[160]; /* the same in each run that resumes: " order=... spec=..." */
 };
 
-SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: %s", why);
-}
+#define SPDL__SAMPLER_REFUSE(desc, ...) \
+    spdl__error_set((desc)->error, SPDL_E_INVALID, "sampler: " __VA_ARGS__)
 
 /* Tests the bits of a weight: -ffast-math removes comparisons with NaN. */
 SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc) {
@@ -15963,32 +15968,31 @@ SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc
     for (i = 0; i < desc->sources; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: weights[%llu] is %g, "
-                                   "must be a number that is not negative", (spdl__llu)i,
-                                   desc->weights[i]);
+            return SPDL__SAMPLER_REFUSE(desc, "weights[%llu] is %g, must be a number that is not "
+                                        "negative", (spdl__llu)i, desc->weights[i]);
         some = some || bits << 1 != 0;
     }
-    return some ? SPDL_OK : spdl__sampler_refuse(desc, "the sum of weights is 0");
+    return some ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
     size_t i;
     if (desc->sources < 1 || desc->sources > 65536)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: sources is %llu, must be "
-                               "from 1 to 65536", (spdl__llu)desc->sources);
+        return SPDL__SAMPLER_REFUSE(desc, "sources is %llu, must be from 1 to 65536",
+                                    (spdl__llu)desc->sources);
     if (desc->weights == NULL || desc->samplers == NULL)
-        return spdl__sampler_refuse(desc, "weights or samplers is NULL");
+        return SPDL__SAMPLER_REFUSE(desc, "weights or samplers is NULL");
     if (desc->count != 0)
-        return spdl__sampler_refuse(desc, "count is set, but a mixture has that of its sources");
+        return SPDL__SAMPLER_REFUSE(desc, "count is set, but a mixture has that of its sources");
     if (desc->draws == 0)
-        return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
+        return SPDL__SAMPLER_REFUSE(desc, "draws is 0, but the mixture does not end");
     for (i = 0; i < desc->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
-        const char *why = source == NULL ? "is NULL"
-                          : "has ranks of its own; give them to the one of the mixture";
-        if (source == NULL || source->desc.ranks.world != 1)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: samplers[%llu] %s",
-                                   (spdl__llu)i, why);
+        if (source == NULL)
+            return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] is NULL", (spdl__llu)i);
+        if (source->desc.ranks.world != 1)
+            return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] has ranks of its own; give them to "
+                                        "the one of the mixture", (spdl__llu)i);
     }
     return spdl__sampler_check_weights(desc);
 }
@@ -15998,22 +16002,22 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
     if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: rank is %d, must be "
-                               "from 0 to world - 1, which is %d", rank, world - 1);
+        return SPDL__SAMPLER_REFUSE(desc, "rank is %d, must be from 0 to world - 1, which is %d",
+                                    rank, world - 1);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
-        return spdl__sampler_refuse(desc, "order or tail is unknown");
+        return SPDL__SAMPLER_REFUSE(desc, "order or tail is unknown");
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
-        return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
+        return SPDL__SAMPLER_REFUSE(desc, "count or draws is more than 2^63");
     if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
     if (desc->count == 0)
-        return spdl__sampler_refuse(desc, "count is 0, must be the number of items");
+        return SPDL__SAMPLER_REFUSE(desc, "count is 0, must be the number of items");
     if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
-        return spdl__sampler_refuse(desc, "block is 0, must be the indices in a block");
+        return SPDL__SAMPLER_REFUSE(desc, "block is 0, must be the indices in a block");
     if (desc->order == SPDL_SAMPLE_FUNCTION)
-        return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
+        return desc->index_fn != NULL ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "index_fn is NULL");
     if (desc->draws <= desc->count) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: draws is %llu, more than count, "
-                           "%llu", (spdl__llu)desc->draws, (spdl__llu)desc->count);
+    return SPDL__SAMPLER_REFUSE(desc, "draws is %llu, more than count, %llu",
+                                (spdl__llu)desc->draws, (spdl__llu)desc->count);
 }
 
 /* Hashes the rest of what defines the order. */
@@ -16045,8 +16049,7 @@ SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
 SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
         s->mixture = spdl__mixture_make(desc);
-        s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, desc->sources,
-                                                          sizeof(*s->samplers), sizeof(void *));
+        s->samplers = SPDL__NEW(&desc->allocator, spdl_sampler *, desc->sources);
         if (s->mixture == NULL || s->samplers == NULL) return false;
         memcpy(s->samplers, desc->samplers, desc->sources * sizeof(*s->samplers));
         return true;
@@ -16069,7 +16072,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     spdl__error_clear(desc->error);
     result = spdl__sampler_check(desc);
     if (result != SPDL_OK) return result;
-    s = (spdl_sampler *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*s), sizeof(void *));
+    s = SPDL__NEW(&desc->allocator, spdl_sampler, 1);
     if (s != NULL) {
         s->desc = *desc;
         s->desc.error = NULL;
@@ -16081,10 +16084,10 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     }
     for (; s->samplers != NULL && s->claimed < desc->sources; ++s->claimed) {
         if (spdl__sampler_claim(s->samplers[s->claimed])) continue;
-        (void)spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: a pipeline or a mixture uses "
-                              "samplers[%llu]: make one for each", (spdl__llu)s->claimed);
+        result = SPDL__SAMPLER_REFUSE(desc, "a pipeline or a mixture uses samplers[%llu]: make one "
+                                      "for each", (spdl__llu)s->claimed);
         spdl_sampler_destroy(s);
-        return SPDL_E_INVALID;
+        return result;
     }
     s->length = desc->draws != 0 ? desc->draws : desc->count;
     world = (uint64_t)s->desc.ranks.world;
@@ -16450,8 +16453,8 @@ typedef struct spdl__shared {
     spdl_stats stats;
     spdl_error error;   /* of the last failure */
     spdl_error refusal; /* of the last command */
-    char begun[SPDL_STATE_BYTES]; /* the position of the last accepted command, as in an entry */
-    uint64_t begun_at;            /* its start_at */
+    spdl__shared_entry begun; /* the position of the last accepted command */
+    uint64_t begun_at;        /* its start_at */
     char pad0[SPDL_CACHE_LINE];
     /* written by the consumer */
     spdl__shared_event emptied; /* waiters: of the child */
@@ -16592,15 +16595,6 @@ SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) 
     to[length] = '\0';
 }
 
-/* Reads the next batch's number and epoch from a position; 0 without one. */
-SPDL__PRIVATE void spdl__text_numbers(const char *text, uint64_t *number, uint64_t *epoch) {
-    const char *delivered = spdl__text_field(text, "delivered");
-    const char *at = spdl__text_field(text, "epoch");
-    *number = *epoch = 0;
-    if (delivered == NULL || spdl__text_number(delivered, 10, " ", number) == NULL) *number = 0;
-    if (at == NULL || spdl__text_number(at, 10, " ", epoch) == NULL) *epoch = 0;
-}
-
 /* --- the slots of the child --- */
 
 /* Blocks of the row that makes the batches are slots. They are known by their size. The exchange
@@ -16637,10 +16631,12 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
     --child->lendings;
 }
 
-SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
+/* Frees the slots that the consumer has given back, or all. */
+SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child, bool all) {
+    const spdl_loader *l = child->loader;
     int slot;
-    for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slot_count; ++slot)
-        if (child->slot[slot].item != NULL && spdl__load(&child->loader->words[slot]) == 0)
+    for (slot = 0; child->lendings > 0 && slot < l->layout.slot_count; ++slot)
+        if (child->slot[slot].item != NULL && (all || spdl__load(&l->words[slot]) == 0))
             spdl__child_give_back(child, slot);
 }
 
@@ -16660,16 +16656,20 @@ SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
     spdl__store(&s->version, (version | 1) + 1);
 }
 
-SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
-    spdl__shared *s = child->loader->shared;
-    spdl__shared_entry *entry = spdl__loader_entry(child->loader, child->published);
-    entry->result = (int32_t)result;
-    entry->last = last;
+SPDL__PRIVATE void spdl__child_describe(const spdl__child *child, spdl__shared_entry *entry) {
     entry->number = child->number;
     entry->epoch = child->epoch;
     entry->text[0] = '\0';
     if (child->pipeline != NULL)
         (void)spdl_state_save(child->pipeline, entry->text, sizeof(entry->text));
+}
+
+SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
+    spdl__shared *s = child->loader->shared;
+    spdl__shared_entry *entry = spdl__loader_entry(child->loader, child->published);
+    entry->result = (int32_t)result;
+    entry->last = last;
+    spdl__child_describe(child, entry);
     if (result == SPDL_OK) ++child->number;
     if (result == SPDL_END) {
         child->number = 0;
@@ -16757,14 +16757,16 @@ SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
         spdl__store(&entry->stamp, 0);
     }
     spdl__store(&l->shared->published, child->published);
-    spdl__child_reclaim(child);
+    spdl__child_reclaim(child, false);
 }
 
-SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES]) {
-    text[0] = '\0';
-    if (child->pipeline != NULL)
-        (void)spdl_state_save(child->pipeline, text, SPDL_STATE_BYTES);
-    spdl__text_numbers(text, &child->number, &child->epoch);
+/* Without a position batches and epochs are counted from 0. */
+SPDL__COLD void spdl__child_count(spdl__child *child) {
+    spdl__position at;
+    child->number = child->epoch = 0;
+    if (child->pipeline == NULL || spdl__position_read(child->pipeline, &at) != NULL) return;
+    child->number = at.delivered;
+    child->epoch = at.epoch;
 }
 
 SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
@@ -16775,7 +16777,8 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     if (result == SPDL_OK) {
         spdl__child_take_back(child, spdl__load_relaxed(&s->start_at));
         child->over = false;
-        spdl__child_count(child, s->begun);
+        spdl__child_count(child);
+        spdl__child_describe(child, &s->begun);
         s->begun_at = s->start_at;
     } else {
         s->refusal = error;
@@ -16788,7 +16791,7 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
 /* Returns true if there is nothing to do. */
 SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
     const spdl__shared *s = child->loader->shared;
-    spdl__child_reclaim(child);
+    spdl__child_reclaim(child, false);
     return (child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
            spdl__load32(&s->command) == child->command;
 }
@@ -16812,7 +16815,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     spdl_result result;
     void *item;
     if (command != child->command) spdl__child_obey(child, command);
-    spdl__child_reclaim(child);
+    spdl__child_reclaim(child, false);
     spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
         spdl__child_sleep(child, now + SPDL__LOADER_TURN_NS);
@@ -16934,7 +16937,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
    is next. */
 SPDL__COLD void spdl__child_begin(spdl__child *child) {
     const spdl_loader *l = child->loader;
-    const char *from = l->shared->begun;
+    const char *from = l->shared->begun.text;
     char text[SPDL_STATE_BYTES];
     spdl__child_inherit(child);
     spdl__child_create(child);
@@ -16948,7 +16951,7 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
     if (spdl__child_go(child, text, 1, 0, &child->failure) != SPDL_OK)
         spdl__child_fail(child, &child->failure);
     else
-        spdl__child_count(child, text);
+        spdl__child_count(child);
 }
 
 /* --- the supervisor --- */
@@ -16970,7 +16973,6 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     const size_t bytes =
         sizeof(spdl__child) + (size_t)l->layout.slot_count * sizeof(spdl__child_slot);
     spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
-    int slot;
     l->ledger->process = (int64_t)spdl__os_process_id(); /* also set by the supervisor */
     spdl__os_file_unmap(l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
@@ -16991,8 +16993,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     SPDL_TEST_POINT("loader child begins");
     spdl__child_begin(child);
     while (!spdl__load32(&l->shared->quits)) spdl__child_turn(child);
-    for (slot = 0; child->lendings > 0 && slot < l->layout.slot_count; ++slot)
-        if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
+    spdl__child_reclaim(child, true);
     spdl_pipeline_destroy(child->pipeline);
     spdl__os_files_flush(l->flushes_all);
     _exit(0);
@@ -17065,7 +17066,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
         spdl__text_add(&t, "has ended with code %d%s", how,
                        how == 0 ? ", but not its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
-    spdl__text_take(begun, l->shared->begun);
+    spdl__text_take(begun, l->shared->begun.text);
     if (again && strncmp(begun, spdl__unsaved, strlen(spdl__unsaved)) == 0) {
         spdl__text_add(&t, "; it is not started again: %.200s", begun);
         again = false;
@@ -17314,8 +17315,9 @@ SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
     }
     spdl__error_clear(&l->error);
     l->last = false;
-    spdl__text_take(l->text, l->shared->begun);
-    spdl__text_numbers(l->text, &l->number, &l->epoch);
+    spdl__text_take(l->text, l->shared->begun.text);
+    l->number = l->shared->begun.number;
+    l->epoch = l->shared->begun.epoch;
     return SPDL_OK;
 }
 
@@ -17508,18 +17510,11 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
 
 /* Finds the row that makes the batches, its blocks, their heads and the names. Only this function
    reads private fields of a pipeline. */
-SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
-                                            const spdl__plan *plan) {
+SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, const spdl_pipeline *p) {
     spdl__layout *y = &l->layout;
     const spdl__node *node = NULL;
     int i;
-    spdl__workers_plan(p, plan);
-    p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
-                                               SPDL_CACHE_LINE);
-    if (p->node == NULL) return SPDL_E_NOMEM;
-    p->last = &p->node[p->count - 1];
     for (i = 0; i < p->count; ++i) {
-        spdl__node_init(p, plan, i);
         spdl__name_copy(l->stage_name[i], p->node[i].name);
         if (p->node[i].row.item_bytes > 0) node = &p->node[i];
     }
@@ -17540,7 +17535,6 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
 }
 
 SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
-    const spdl_allocator *heap = &l->desc.pipeline.allocator;
     spdl__plan plan;
     spdl_pipeline *p;
     spdl_result result;
@@ -17555,16 +17549,11 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     if (l->rows[0].kind == SPDL_KIND_FEED)
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
                                  "SPDL_FEED: a child does not get items of this process");
-    p = (spdl_pipeline *)spdl__alloc_zeroed(heap, 1, sizeof(*p), SPDL_CACHE_LINE);
-    if (p == NULL || !spdl__pipeline_events(p)) {
-        spdl__free(heap, p, sizeof(*p));
-        return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
-    }
-    p->allocator = *heap;
-    p->count = plan.count - 1;
-    result = spdl__loader_measure(l, p, &plan);
+    p = spdl__pipeline_make(&plan);
+    if (p == NULL) return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
+    result = spdl__loader_measure(l, p);
     spdl__pipeline_release(p);
-    return result == SPDL_E_NOMEM ? spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory") : result;
+    return result;
 }
 
 SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
@@ -17594,8 +17583,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     l->ledger = (spdl__ledger *)spdl__os_page(true);
     l->mark = (uint32_t *)spdl__os_page(false);
     if (l->mark != NULL) *l->mark = 1;
-    l->held = (spdl_loader_batch *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
-                                                      (size_t)y->slot_count, sizeof(*l->held), 8);
+    l->held = SPDL__NEW(&l->desc.pipeline.allocator, spdl_loader_batch, y->slot_count);
     if (l->ledger == NULL || l->held == NULL)
         return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
@@ -17652,7 +17640,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     spdl__error_clear(why);
     result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
     if (result == SPDL_OK) {
-        l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
+        l = SPDL__NEW(&known.pipeline.allocator, spdl_loader, 1);
         if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "loader: out of memory");
     }
     if (l != NULL) {
@@ -19981,7 +19969,7 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
     if (npz == NULL || !there)
         return spdl__error_set(full.error, SPDL_E_INVALID, "%s: an argument is NULL", function);
     if (spdl__allocator_check(&full.allocator, "npz", full.error) != SPDL_OK) return SPDL_E_INVALID;
-    made = *npz = (spdl_npz *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*made), 64);
+    made = *npz = SPDL__NEW(&full.allocator, spdl_npz, 1);
     if (made == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the archive", name);
     made->desc = full;
@@ -20870,7 +20858,7 @@ SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *
                                "spdl_npz_writer_open: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
         return SPDL_E_INVALID;
-    w = (spdl_npz_writer *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*w), 64);
+    w = SPDL__NEW(&full.allocator, spdl_npz_writer, 1);
     if (w == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the writer", path);
     w->desc = full;
@@ -21586,7 +21574,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                files == NULL ? "files is NULL" : "path is NULL or empty");
     f.result = spdl__allocator_check(&f.desc.allocator, "files", f.desc.error);
     if (f.result != SPDL_OK) return f.result;
-    made = (spdl_files *)spdl__alloc_zeroed(&f.desc.allocator, 1, sizeof(*made), 64);
+    made = SPDL__NEW(&f.desc.allocator, spdl_files, 1);
     if (made == NULL)
         return spdl__error_set(f.desc.error, SPDL_E_NOMEM, "spdl_files_open: out of memory");
     made->allocator = f.desc.allocator;
@@ -21688,8 +21676,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
     tokens->length = desc->length;
     tokens->item_bytes = ((size_t)desc->length + 1) * 4;
     tokens->count = files->count;
-    tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
-                                                   sizeof(*tokens->at), 64);
+    tokens->at = SPDL__NEW(&desc->allocator, spdl__shard, tokens->count);
     if (tokens->at == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "tokens: out of memory");
     while (result == SPDL_OK && tokens->opened < tokens->count) {
@@ -21698,17 +21685,15 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
         tokens->opened += result == SPDL_OK;
         if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc);
     }
-    if (desc->in_shards) tokens->windows = tokens->total / desc->length;
-    else if (tokens->total > 0) tokens->windows = (tokens->total - 1) / desc->length;
-    if (result == SPDL_OK && tokens->windows == 0 && desc->in_shards)
+    if (tokens->total > 0) tokens->windows = (tokens->total - !desc->in_shards) / desc->length;
+    if (result != SPDL_OK || tokens->windows > 0) return result;
+    if (desc->in_shards)
         return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
                                  "no file has the %llu tokens of a window",
                                  (spdl__llu)desc->length + 1);
-    if (result == SPDL_OK && tokens->windows == 0)
-        result = spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
-                                   "all files together have %llu tokens, and a window takes %llu",
-                                   (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
-    return result;
+    return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
+                             "all files together have %llu tokens, and a window takes %llu",
+                             (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
 }
 
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
@@ -21730,7 +21715,7 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
                                "tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
     result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
     if (result != SPDL_OK) return result;
-    made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
+    made = SPDL__NEW(&desc.allocator, spdl_tokens, 1);
     if (made == NULL)
         return spdl__error_set(desc.error, SPDL_E_NOMEM, "tokens: out of memory");
     made->allocator = desc.allocator;
@@ -21752,17 +21737,6 @@ SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
 
-SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
-                                           size_t bytes, spdl_error *error) {
-    spdl__reader reader;
-    size_t have = 0;
-    const char *reason = spdl__os_file_read(shard->reader.file, to, bytes, from, &have);
-    if (SPDL__LIKELY(reason == NULL)) return SPDL_OK;
-    reader = shard->reader;
-    reader.error = error;
-    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
-}
-
 /* Converts little-endian tokens to the processor's order. */
 SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) {
     uint8_t *at = (uint8_t *)tokens;
@@ -21775,6 +21749,21 @@ SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) 
         narrow = spdl__le16(at);
         memcpy(at, width == 4 ? (const void *)&wide : &narrow, width);
     }
+}
+
+SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
+                                           size_t width, size_t count, spdl_error *error) {
+    spdl__reader reader;
+    size_t have = 0;
+    const char *reason =
+        spdl__os_file_read(shard->reader.file, to, count * width, from, &have);
+    if (SPDL__LIKELY(reason == NULL)) {
+        spdl__tokens_order(to, width, count);
+        return SPDL_OK;
+    }
+    reader = shard->reader;
+    reader.error = error;
+    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
 }
 
 SPDL__PRIVATE void spdl__tokens_widen(uint32_t *SPDL__RESTRICT to,
@@ -21791,10 +21780,8 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
     size_t done, part;
     for (done = 0; done < count && result == SPDL_OK; done += part) {
         part = (size_t)spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
-        result = spdl__shard_read(shard, from + done * 2, piece, part * 2, error);
-        if (result != SPDL_OK) return result;
-        spdl__tokens_order(piece, 2, part);
-        spdl__tokens_widen(to + done, piece, part);
+        result = spdl__shard_read(shard, from + done * 2, piece, 2, part, error);
+        if (result == SPDL_OK) spdl__tokens_widen(to + done, piece, part);
     }
     return result;
 }
@@ -21821,16 +21808,12 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
         const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
         char *to = (char *)window + done * wide;
         part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
-        if (wide > width) {
-            result = spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error);
-        } else {
-            result = spdl__shard_read(shard, from, to, part * width, error);
-            if (result == SPDL_OK) spdl__tokens_order(to, width, part);
-        }
+        result = wide > width
+                     ? spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error)
+                     : spdl__shard_read(shard, from, to, width, part, error);
     }
     return result;
 }
-
 
 /* --- rows --- */
 
@@ -21871,10 +21854,6 @@ SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **o
     return SPDL_OK;
 }
 
-SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
-    return (task->node + task->node->places)->row.item_bytes;
-}
-
 /* Reads the window of an index. `room` decides the width of its tokens. */
 SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, void *to,
                                               size_t room) {
@@ -21892,8 +21871,9 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, v
 }
 
 SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
+    const spdl__node *made = task->node + task->node->places;
     *out = spdl_buffer(task);
-    return *out != NULL ? spdl__tokens_window(task, in, *out, spdl__row_bytes(task)) : SPDL_E_NOMEM;
+    return *out != NULL ? spdl__tokens_window(task, in, *out, made->row.item_bytes) : SPDL_E_NOMEM;
 }
 
 SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
@@ -22246,7 +22226,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
                                                  "with several", l->count);
     l->sampler.desc = l->p->sampler->desc;
     l->sampler.length = l->p->sampler->length;
-    there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
+    there = SPDL__NEW(heap, bool, l->count);
     if (there == NULL)
         return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl_state_load: no memory");
     result = spdl__state_pick(l, there, &own);
@@ -22570,7 +22550,7 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     spdl__trace *trace;
     int i;
     if (all > SIZE_MAX / 2) return false;
-    trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all, 8);
+    trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all);
     if (trace == NULL) return false;
     trace->bytes = (size_t)all;
     trace->tracks = tracks;
