@@ -680,19 +680,20 @@ typedef struct spdl_batch {
 #define SPDL_PIPE(...)   SPDL__FN(PIPE, __VA_ARGS__) /* of an SPDL_FN; of a lambda: spdl_pipe */
 #define SPDL_BATCH(...)  SPDL__BATCH_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL_BATCH_OF(...) SPDL__BATCH_OF_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, __VA_ARGS__)
+#define SPDL_UNBATCH(...) SPDL__BARE_ROW(SPDL_KIND_UNBATCH, NULL, __VA_ARGS__)
 #define SPDL_BRANCH(...) SPDL__FN(BRANCH, __VA_ARGS__) /* of an SPDL_FN */
 #define SPDL_PATH(...)   SPDL__PATH_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_MERGE(...)  SPDL__BARE_ROW(SPDL_KIND_MERGE, __VA_ARGS__)
+#define SPDL_MERGE(...)  SPDL__BARE_ROW(SPDL_KIND_MERGE, NULL, __VA_ARGS__)
 
 #define SPDL__FN(kind, ...) SPDL__FN_ROW(SPDL_KIND_##kind, __VA_ARGS__, SPDL__LINE)
+#define SPDL__FN_ROW(kind_, fn_, ...) SPDL__CALL_ROW(kind_, &fn_##_is_no_SPDL_FN, __VA_ARGS__)
 #define SPDL__STRING(x) #x
 #define SPDL__EXPAND(x) SPDL__STRING(x)
 #if !defined(__cplusplus) || __cplusplus >= 202002L
 #define SPDL_SET(field, value) .field = value
 #define SPDL__LINE .line = __LINE__
-#define SPDL__FN_ROW(kind_, fn_, ...) \
-    SPDL__ROW .kind = kind_, .fn = &fn_##_is_no_SPDL_FN, .file = __FILE__, __VA_ARGS__ }
+#define SPDL__CALL_ROW(kind_, fn_, ...) \
+    SPDL__ROW .kind = kind_, .fn = fn_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__BATCH_ROW(size_, ...) \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .size = size_, .file = __FILE__, __VA_ARGS__ }
 #define SPDL__FEED_ROW(type_, ...) \
@@ -715,8 +716,8 @@ typedef struct spdl_batch {
 #define SPDL__PATH_ROW(name_, ...) \
     SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
 /* The row can be without fields: its line is a part of the file's name. */
-#define SPDL__BARE_ROW(kind_, ...) \
-    SPDL__ROW .kind = kind_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
+#define SPDL__BARE_ROW(kind_, fn_, ...) \
+    SPDL__ROW .kind = kind_, .fn = fn_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_) \
     SPDL__ROW .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_, \
               .line = __LINE__ }
@@ -726,8 +727,8 @@ typedef struct spdl_batch {
 #define SPDL_SET(field, value) spdl__set(&spdl_stage::field, value)
 #define SPDL__LINE SPDL_SET(line, __LINE__)
 #define SPDL__MADE(args, text, ...) spdl__made{ spdl__row<(text)[0]> args, __VA_ARGS__ }.row
-#define SPDL__FN_ROW(kind_, fn_, ...) \
-    SPDL__MADE((kind_, &fn_##_is_no_SPDL_FN, __FILE__), #__VA_ARGS__, __VA_ARGS__)
+#define SPDL__CALL_ROW(kind_, fn_, ...) \
+    SPDL__MADE((kind_, fn_, __FILE__), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_ROW(size_, ...) \
     SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_OF_ROW(type_, size_, ...) \
@@ -740,10 +741,10 @@ typedef struct spdl_batch {
                 SPDL__TYPE(type_), next_, source_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__PATH_ROW(name_, ...) \
     SPDL__MADE((SPDL_KIND_PATH, NULL, __FILE__), #__VA_ARGS__, __VA_ARGS__).with_name(name_)
-#define SPDL__BARE_ROW(kind_, ...) \
-    SPDL__MADE((kind_, NULL, __FILE__), #__VA_ARGS__, SPDL__LINE, __VA_ARGS__)
+#define SPDL__BARE_ROW(kind_, fn_, ...) \
+    SPDL__MADE((kind_, fn_, __FILE__), #__VA_ARGS__, SPDL__LINE, __VA_ARGS__)
 #define SPDL_SINK(buffer_size_) \
-    SPDL__BARE_ROW(SPDL_KIND_SINK, SPDL_SET(buffer_size, buffer_size_))
+    SPDL__BARE_ROW(SPDL_KIND_SINK, NULL, SPDL_SET(buffer_size, buffer_size_))
 #endif
 
 /* The rows of a pipeline, written in place, or SPDL_TABLE(rows) for an array with a name. Both are
@@ -761,7 +762,26 @@ typedef struct spdl_batch {
         sizeof((const spdl_stage[]){ __VA_ARGS__ }) / sizeof(spdl_stage)
 #endif
 #define SPDL_TABLE(rows) (rows), sizeof(rows) / sizeof((rows)[0])
+
+/* A row of the library, with `ctx_` of a type and fields of its own, which yours replace. */
+#ifdef __cplusplus
+#define SPDL__OWN_ROW(kind_, which_, type_, fields_, ctx_, ...) \
+    spdl__ctx_row<type_>(SPDL__CALL_ROW(SPDL_KIND_##kind_, &spdl__own_rows[which_], __VA_ARGS__), \
+                         ctx_ fields_)
+#define SPDL__FREES(free_item_) , free_item_
+#else
+#define SPDL__OWN_ROW(kind_, which_, type_, fields_, ctx_, ...) \
+    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__own_rows[which_], \
+      .ctx = SPDL__UNCONST(ctx_), fields_ .file = __FILE__, __VA_ARGS__ }
+#define SPDL__FREES(free_item_) .free_item = free_item_,
+#endif
 /* clang-format on */
+
+#if !defined(SPDL_STATIC)
+SPDL_API const spdl_function spdl__own_rows[10];
+#elif !defined(__cplusplus)
+SPDL__UNUSED static const spdl_function spdl__own_rows[10];
+#endif
 
 /* ============================================================================================= */
 /* >>ownership
@@ -1693,24 +1713,14 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
        SPDL_INDEX(sampler, .continuous = true)
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
-#define SPDL_INDEX(...) SPDL__INDEX_ROW(__VA_ARGS__, SPDL__LINE)
-#if !defined(__cplusplus)
-#define SPDL__INDEX_ROW(sampler_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl_index_is_no_SPDL_FN, \
-      .ctx = SPDL__UNCONST((const spdl_sampler *)(sampler_)), .item_bytes = sizeof(spdl_index), \
-      .free_item = spdl_buffer_free, .file = __FILE__, __VA_ARGS__ }
+#define SPDL_INDEX(...) \
+    SPDL__OWN_ROW(SOURCE, 8, spdl_sampler, SPDL__MAKES_INDEX, __VA_ARGS__, SPDL__LINE)
+#ifdef __cplusplus
+#define SPDL__MAKES_INDEX , spdl_buffer_free, NULL, sizeof(spdl_index)
 #else
-#define SPDL__INDEX_ROW(sampler_, ...) \
-    spdl__ctx_row<spdl_sampler>(SPDL__FN_ROW(SPDL_KIND_SOURCE, spdl_index, __VA_ARGS__), sampler_, \
-                                spdl_buffer_free, NULL, sizeof(spdl_index))
+#define SPDL__MAKES_INDEX .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free,
 #endif
 /* clang-format on */
-
-#if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl_index_is_no_SPDL_FN;
-#elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl_index_is_no_SPDL_FN;
-#endif
 
 /* ============================================================================================= */
 /* >>loader
@@ -1951,24 +1961,10 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
    The first argument can be the address of a spdl_npz_desc, which must outlive the pipeline; its
    error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
 /* clang-format off */
-#define SPDL_NPZ(...) SPDL__NPZ_ROW(__VA_ARGS__, SPDL__LINE)
-#if !defined(__cplusplus)
-#define SPDL__NPZ_ROW(desc_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl_npz_load_is_no_SPDL_FN, \
-      .ctx = SPDL__UNCONST((const spdl_npz_desc *)(desc_)), .free_item = spdl_npz_bundle_free, \
-      .file = __FILE__, __VA_ARGS__ }
-#else
-#define SPDL__NPZ_ROW(desc_, ...) \
-    spdl__ctx_row<spdl_npz_desc>(SPDL__FN_ROW(SPDL_KIND_PIPE, spdl_npz_load, __VA_ARGS__), desc_, \
-                                 spdl_npz_bundle_free)
-#endif
+#define SPDL_NPZ(...) \
+    SPDL__OWN_ROW(PIPE, 9, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, \
+                  SPDL__LINE)
 /* clang-format on */
-
-#if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl_npz_load_is_no_SPDL_FN;
-#elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl_npz_load_is_no_SPDL_FN;
-#endif
 
 /* One array at a time, out of an open archive. */
 typedef struct spdl_npz spdl_npz;
@@ -2170,65 +2166,33 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
                                desc is NULL or the address of a spdl_records_desc. In input order
                                they read one file at a time, in completion order .concurrency */
 /* clang-format off */
-#define SPDL_COUNT(...)       SPDL__COUNT_ROW(__VA_ARGS__, SPDL__LINE)
-#define SPDL_FILES(...)       SPDL__FILE_ROW(SOURCE, 0, spdl_files, __VA_ARGS__, SPDL__LINE)
-#define SPDL_FILES_AT(...)    SPDL__FILE_ROW(PIPE, 1, spdl_files, __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...)   SPDL__FILE_ROW(PIPE, 2, spdl_tokens, __VA_ARGS__, SPDL__LINE)
-#define SPDL_READ(...)  SPDL__READ_ROW(__VA_ARGS__)
-#define SPDL_TAR(...)   SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...) SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
-#if !defined(__cplusplus)
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], \
-      .ctx = SPDL__UNCONST((const type_ *)(ctx_)), .file = __FILE__, __VA_ARGS__ }
+#define SPDL_FILES(...)     SPDL__OWN_ROW(SOURCE, 0, spdl_files, , __VA_ARGS__, SPDL__LINE)
+#define SPDL_FILES_AT(...)  SPDL__OWN_ROW(PIPE, 1, spdl_files, , __VA_ARGS__, SPDL__LINE)
+#define SPDL_TOKENS_AT(...) SPDL__OWN_ROW(PIPE, 2, spdl_tokens, , __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)       SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...)     SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
+#define SPDL_COUNT(...)     SPDL__COUNT_ROW(__VA_ARGS__, SPDL__LINE)
+#define SPDL__RECORDS_ROW(which_, ...) \
+    SPDL__OWN_ROW(PIPE, which_, spdl_records_desc, SPDL__MAKES_RECORDS, __VA_ARGS__)
 #define SPDL__COUNT_ROW(n_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_SOURCE, .fn = &spdl__file_rows[7], .ctx = (void *)(uintptr_t)(n_), \
-      .item_bytes = sizeof(spdl_index), .free_item = spdl_buffer_free, .file = __FILE__, \
-      __VA_ARGS__ }
-#define SPDL__READ_ROW(...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], .free_item = spdl_record_free, \
+    SPDL__OWN_ROW(SOURCE, 7, void, SPDL__MAKES_INDEX, SPDL__COUNT_CTX(n_), __VA_ARGS__)
+#ifdef __cplusplus
+#define SPDL__MAKES_RECORDS , spdl_record_free, spdl__records_close
+#define SPDL__COUNT_CTX(n_) reinterpret_cast<const void *>(static_cast<uintptr_t>(n_))
+#define SPDL_READ(...) \
+    SPDL__BARE_ROW(SPDL_KIND_PIPE, &spdl__own_rows[6], __VA_ARGS__).with_free_item(spdl_record_free)
+#else
+#define SPDL__MAKES_RECORDS \
+    .again = true, .free_item = spdl_record_free, .free_state = spdl__records_close,
+#define SPDL__COUNT_CTX(n_) n_
+#define SPDL_READ(...) \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__own_rows[6], .free_item = spdl_record_free, \
       .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
-#define SPDL__RECORDS_ROW(which_, desc_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[which_], \
-      .ctx = SPDL__UNCONST((const spdl_records_desc *)(desc_)), .again = true, \
-      .free_item = spdl_record_free, .free_state = spdl__records_close, .file = __FILE__, \
-      __VA_ARGS__ }
-#else
-#if __cplusplus >= 202002L
-#define SPDL__FILE_STAGE(kind_, which_, ...) \
-    SPDL__ROW .kind = SPDL_KIND_##kind_, .fn = &spdl__file_rows[which_], .file = __FILE__, \
-              __VA_ARGS__ }
-#define SPDL__READ_ROW(...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__file_rows[6], \
-              .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ } \
-        .with_free_item(spdl_record_free)
-#else
-#define SPDL__READ_ROW(...) \
-    SPDL__MADE((SPDL_KIND_PIPE, &spdl__file_rows[6], __FILE__), #__VA_ARGS__, SPDL__LINE, \
-               __VA_ARGS__).with_free_item(spdl_record_free)
-#define SPDL__FILE_STAGE(kind_, which_, ...) \
-    SPDL__MADE((SPDL_KIND_##kind_, &spdl__file_rows[which_], __FILE__), #__VA_ARGS__, __VA_ARGS__)
-#endif
-#define SPDL__FILE_ROW(kind_, which_, type_, ctx_, ...) \
-    spdl__ctx_row<type_>(SPDL__FILE_STAGE(kind_, which_, __VA_ARGS__), ctx_, NULL)
-#define SPDL__COUNT_ROW(n_, ...) \
-    spdl__ctx_row<void>(SPDL__FILE_STAGE(SOURCE, 7, __VA_ARGS__), \
-                        reinterpret_cast<const void *>(static_cast<uintptr_t>(n_)), \
-                        spdl_buffer_free, NULL, sizeof(spdl_index))
-#define SPDL__RECORDS_ROW(which_, desc_, ...) \
-    spdl__ctx_row<spdl_records_desc>(SPDL__FILE_STAGE(PIPE, which_, __VA_ARGS__), \
-                                     desc_, spdl_record_free, spdl__records_close)
 #endif
 /* clang-format on */
 
 /* free_state of SPDL_TAR and SPDL_LINES. */
 SPDL_API void spdl__records_close(void *records);
-
-#if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__file_rows[8];
-#elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__file_rows[8];
-#endif
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -2285,16 +2249,13 @@ struct spdl__made {
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl_index_is_no_SPDL_FN, spdl__file_rows[8];
-#ifndef SPDL_NO_NPZ
-extern SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN;
-#endif
+extern SPDL__UNUSED const spdl_function spdl__own_rows[10];
 }
 #endif
 
-/* The row of SPDL_INDEX, SPDL_NPZ and >>files. Fields that are set already stay. */
+/* A row of the library. Fields that are set already stay. */
 template <class Ctx>
-inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item,
+inline spdl_stage spdl__ctx_row(spdl_stage row, const Ctx *ctx, spdl_free_fn free_item = NULL,
                                 spdl_free_fn free_state = NULL, size_t item_bytes = 0) {
     row.ctx = SPDL__UNCONST(ctx);
     row.again = row.again || free_state != NULL;
@@ -2432,6 +2393,13 @@ template <class Call> struct spdl__pointed {
     }
 };
 
+/* A row keeps a copy of a callable, or its address. */
+template <class Call> inline Call spdl__callable(Call call) { return call; }
+template <class Call> inline spdl__pointed<Call> spdl__callable(Call *call) {
+    const spdl__pointed<Call> pointed = { call };
+    return pointed;
+}
+
 /* Makes a stage function of the row's callable. Task is spdl_task, as a parameter, so that
    std::exception is looked up where the row is written. */
 template <class In, class Out, class Call, class Task>
@@ -2481,12 +2449,7 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call 
    outlive the pipeline. */
 template <class In, class Out, class Call>
 static spdl_stage spdl_pipe(const char *name, Call call, SPDL__HERE) {
-    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, call, file, line);
-}
-template <class In, class Out, class Call>
-static spdl_stage spdl_pipe(const char *name, Call *call, SPDL__HERE) {
-    const spdl__pointed<Call> pointed = { call };
-    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, pointed, file, line);
+    return spdl__called_row<In, Out>(SPDL_KIND_PIPE, name, spdl__callable(call), file, line);
 }
 template <class In, class Out, class Member, class Object>
 static spdl_stage spdl_pipe(const char *name, Member member, Object *object, SPDL__HERE) {
@@ -2495,12 +2458,7 @@ static spdl_stage spdl_pipe(const char *name, Member member, Object *object, SPD
 }
 template <class Out, class Call>
 static spdl_stage spdl_source(const char *name, Call call, SPDL__HERE) {
-    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, call, file, line);
-}
-template <class Out, class Call>
-static spdl_stage spdl_source(const char *name, Call *call, SPDL__HERE) {
-    const spdl__pointed<Call> pointed = { call };
-    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, pointed, file, line);
+    return spdl__called_row<void, Out>(SPDL_KIND_SOURCE, name, spdl__callable(call), file, line);
 }
 template <class Out, class Member, class Object>
 static spdl_stage spdl_source(const char *name, Member member, Object *object, SPDL__HERE) {
@@ -3095,7 +3053,7 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
                                               uint64_t at);
 /* Maps a file, which may then be closed. `own`: with private writes. NULL: not possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes);
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes);
 /* Requests large pages for memory that will be filled: its first use takes a third of the time. */
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
 /* The open file at `from` replaces `to`, atomically if the system can. With sync its bytes are on
@@ -3207,16 +3165,14 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     return fwrite(text, 1, bytes, stderr) == bytes ? NULL : "it accepts no more";
 }
 
-SPDL__PRIVATE FILE *spdl__os_file_stream(spdl__os_file file) { return (FILE *)file; }
-
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
-    if (file == SPDL__NO_FILE || fclose(spdl__os_file_stream(file)) == 0) return NULL;
+    if (file == SPDL__NO_FILE || fclose((FILE *)file) == 0) return NULL;
     return "it could not be written";
 }
 
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const char *const how[] = { "rb", "w+b", "w+b", "ab", "w+b" };
+    static const char *const how[] = { "rb", "w+b", "w+b", "ab" };
     FILE *stream = access == SPDL__OS_NEW ? fopen(path, "rb") : NULL;
     long length = 0;
     *file = SPDL__NO_FILE;
@@ -3254,7 +3210,7 @@ SPDL__PRIVATE bool spdl__os_file_seek(FILE *stream, uint64_t at) {
 
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
-    FILE *stream = spdl__os_file_stream(file);
+    FILE *stream = (FILE *)file;
     *have = 0;
     if (!spdl__os_file_seek(stream, at)) return "it cannot seek there";
     *have = fread(to, 1, bytes, stream);
@@ -3264,7 +3220,7 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
 
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
                                               uint64_t at) {
-    FILE *stream = spdl__os_file_stream(file);
+    FILE *stream = (FILE *)file;
     if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "it cannot seek there";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
@@ -3275,7 +3231,7 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
     return NULL;
 }
 
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     (void)memory, (void)bytes;
 }
 
@@ -3285,7 +3241,7 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
     (void)sync;
-    if (fflush(spdl__os_file_stream(file)) != 0) return "it could not be written";
+    if (fflush((FILE *)file) != 0) return "it could not be written";
     if (rename(from, to) == 0 || (remove(to) == 0 && rename(from, to) == 0)) return NULL;
     return "it could not be renamed";
 }
@@ -3403,7 +3359,6 @@ SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy);
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
-SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
 
 SPDL__PRIVATE void *spdl__os_thread_main(void *arg) {
     spdl__os_thread *thread = (spdl__os_thread *)arg;
@@ -3477,26 +3432,20 @@ SPDL__PRIVATE spdl__os_file spdl__os_file_own(int file) {
     return file;
 }
 
-/* The length of a plain file; a pipe or a device has none. */
-SPDL__PRIVATE const char *spdl__os_file_length(spdl__os_file file, uint64_t *bytes) {
-    struct stat status;
-    *bytes = 0;
-    if (fstat((int)file, &status) != 0) return strerror(errno);
-    if (S_ISDIR(status.st_mode)) return "a directory, not a file";
-    if (!S_ISREG(status.st_mode)) return "a pipe or a device, not a file";
-    *bytes = (uint64_t)status.st_size;
-    return NULL;
+/* A pipe or a device has no length. */
+SPDL__PRIVATE const char *spdl__os_file_kind(const struct stat *status, uint64_t *bytes,
+                                             bool *folder) {
+    const bool plain = S_ISREG(status->st_mode);
+    *folder = S_ISDIR(status->st_mode);
+    *bytes = plain ? (uint64_t)status->st_size : 0;
+    return plain || *folder ? NULL : "a pipe or a device, not a file";
 }
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
     struct stat status;
-    if (stat(path, &status) != 0) {
-        *folder = errno != ENOENT && errno != ENOTDIR;
-        return strerror(errno);
-    }
-    *folder = S_ISDIR(status.st_mode);
-    *bytes = *folder ? 0 : (uint64_t)status.st_size;
-    return *folder || S_ISREG(status.st_mode) ? NULL : "a pipe or a device, not a file";
+    if (stat(path, &status) == 0) return spdl__os_file_kind(&status, bytes, folder);
+    *folder = errno != ENOENT && errno != ENOTDIR;
+    return strerror(errno);
 }
 
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
@@ -3526,16 +3475,19 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                O_WRONLY | O_CREAT | O_APPEND };
     const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
     const char *reason;
+    struct stat status;
     uint64_t length;
-    if (bytes == NULL) bytes = &length;
+    bool folder = false;
     *file = spdl__os_file_own(
         open(path, how[access] | (plain ? SPDL__O_NOFOLLOW : 0) | O_NONBLOCK | O_NOCTTY |
                        SPDL__O_CLOEXEC, 0666));
     if (*file < 0 && plain && errno == ELOOP) return "it is a symbolic link";
     if (*file < 0) return errno == EEXIST ? spdl__os_in_use : strerror(errno);
-    reason = spdl__os_file_length(*file, bytes);
-    if (access != SPDL__OS_READ) reason = NULL;
-    if (reason == NULL) return NULL;
+    reason = fstat((int)*file, &status) != 0
+                 ? strerror(errno)
+                 : spdl__os_file_kind(&status, bytes != NULL ? bytes : &length, &folder);
+    if (folder) reason = "a directory, not a file";
+    if (reason == NULL || access != SPDL__OS_READ) return NULL;
     (void)close((int)*file);
     *file = SPDL__NO_FILE;
     return reason;
@@ -3580,7 +3532,7 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
     return memory != MAP_FAILED ? (const uint8_t *)memory : NULL;
 }
 
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     if (memory != NULL) (void)munmap((void *)(uintptr_t)memory, (size_t)bytes);
 }
 
@@ -3848,6 +3800,19 @@ SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *
     return length > 0 ? (size_t)length : 0;
 }
 
+/* Returns the number behind the first `name` in a file of a folder, or SPDL__NEVER. */
+SPDL__PRIVATE uint64_t spdl__os_number(const char *folder, const char *file, const char *name) {
+    char path[640], text[8192];
+    const char *at;
+    (void)snprintf(path, sizeof(path), "%s/%s", folder, file);
+    (void)spdl__os_text(NULL, path, text, sizeof(text));
+    at = strstr(text, name);
+    if (at == NULL) return SPDL__NEVER;
+    at += strlen(name);
+    at += strspn(at, " ");
+    return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : SPDL__NEVER;
+}
+
 /* Waits for a processor are the second number of a schedstat. The first advances only at ticks. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns) {
@@ -3904,11 +3869,6 @@ SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const ch
     }
 }
 
-SPDL__PRIVATE double spdl__os_quota(const char *root, const char *self, double most) {
-    spdl__os_cgroups(root, self, "cpu", spdl__os_quota_at, &most);
-    return most;
-}
-
 /* Busy time of all cores: "cpu  user nice system idle iowait irq softirq steal ..." without the
    fourth and fifth column. */
 SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
@@ -3936,8 +3896,9 @@ SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole)
     bytes = syscall(SYS_sched_getaffinity, 0L, (long)sizeof(mask), mask);
     for (i = 0; i < bytes / 8; ++i)
         for (; mask[i] != 0; mask[i] &= mask[i] - 1) ++cores;
-    stats->cores_allowed = spdl__os_quota("/sys/fs/cgroup", "/proc/self/cgroup",
-                                          cores > 0 ? cores : stats->cores_allowed);
+    if (cores > 0) stats->cores_allowed = cores;
+    spdl__os_cgroups("/sys/fs/cgroup", "/proc/self/cgroup", "cpu", spdl__os_quota_at,
+                     &stats->cores_allowed);
     if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
     (void)strtoull(statm, &resident, 10);
     stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -4517,7 +4478,7 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
     return (const uint8_t *)memory;
 }
 
-SPDL__PRIVATE void spdl__os_file_unmap(const uint8_t *memory, uint64_t bytes) {
+SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     (void)bytes;
     if (memory != NULL) (void)UnmapViewOfFile(memory);
 }
@@ -4633,60 +4594,34 @@ SPDL__PRIVATE void spdl__os_room_least(spdl__os_room *room, const char *what, ui
     room->left = left;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_number_at(const char *at, const char *file) {
-    char path[640], text[64];
-    (void)snprintf(path, sizeof(path), "%s/%s", at, file);
-    if (spdl__os_text(NULL, path, text, sizeof(text)) == 0) return SPDL__NEVER;
-    return text[0] >= '0' && text[0] <= '9' ? strtoull(text, NULL, 10) : SPDL__NEVER;
-}
-
-/* Bytes of cached files in a cgroup, which the kernel frees when needed. */
-SPDL__PRIVATE uint64_t spdl__os_idle_files(const char *at) {
-    char path[640], text[8192];
-    const char *found;
-    (void)snprintf(path, sizeof(path), "%s/memory.stat", at);
-    (void)spdl__os_text(NULL, path, text, sizeof(text));
-    found = strstr(text, "total_inactive_file "); /* version 1: includes the cgroups below */
-    if (found == NULL) found = strstr(text, "inactive_file ");
-    return found != NULL ? strtoull(strchr(found, ' '), NULL, 10) : 0;
-}
-
+/* The files of a cgroup that are cached are not counted: the kernel frees them when needed. Names
+   are those of version 2, or of version 1, whose totals include the cgroups below. */
 SPDL__PRIVATE void spdl__os_room_at(const char *at, void *data) {
-    uint64_t limit = spdl__os_number_at(at, "memory.max");
-    uint64_t used = spdl__os_number_at(at, "memory.current"), idle;
-    if (limit == SPDL__NEVER) limit = spdl__os_number_at(at, "memory.limit_in_bytes");
-    if (used == SPDL__NEVER) used = spdl__os_number_at(at, "memory.usage_in_bytes");
+    uint64_t limit = spdl__os_number(at, "memory.max", "");
+    uint64_t used = spdl__os_number(at, "memory.current", "");
+    uint64_t cached = spdl__os_number(at, "memory.stat", "total_inactive_file ");
+    if (limit == SPDL__NEVER) limit = spdl__os_number(at, "memory.limit_in_bytes", "");
+    if (used == SPDL__NEVER) used = spdl__os_number(at, "memory.usage_in_bytes", "");
+    if (cached == SPDL__NEVER) cached = spdl__os_number(at, "memory.stat", "inactive_file ");
     if (limit == SPDL__NEVER || used == SPDL__NEVER) return;
-    idle = spdl__os_idle_files(at);
+    if (cached == SPDL__NEVER) cached = 0;
     spdl__os_room_least((spdl__os_room *)data, "memory.max of the cgroup", limit,
-                        used > idle ? used - idle : 0);
-}
-
-/* Returns the bytes of a line "name: number kB" of /proc/meminfo. */
-SPDL__PRIVATE uint64_t spdl__os_meminfo(const char *text, const char *name) {
-    const char *at = strstr(text, name);
-    return at != NULL ? strtoull(at + strlen(name), NULL, 10) * 1024 : SPDL__NEVER;
+                        used > cached ? used - cached : 0);
 }
 
 /* The least that the cgroups, this process and the machine leave. A file that exceeds RLIMIT_FSIZE
    would end the process. */
 SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self) {
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
-    char text[512];
-    uint64_t total, left;
+    const uint64_t total = spdl__os_number("/proc", "meminfo", "MemTotal:");
+    const uint64_t left = spdl__os_number("/proc", "meminfo", "MemAvailable:");
     struct rlimit size;
     spdl__os_cgroups(root, self, "memory", spdl__os_room_at, &room);
     if (getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur != RLIM_INFINITY)
         spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", size.rlim_cur, 0);
-    (void)spdl__os_text(NULL, "/proc/meminfo", text, sizeof(text));
-    total = spdl__os_meminfo(text, "MemTotal:");
-    left = spdl__os_meminfo(text, "MemAvailable:");
-    if (left <= total) spdl__os_room_least(&room, "memory of the machine", total, total - left);
+    if (left <= total && total != SPDL__NEVER)
+        spdl__os_room_least(&room, "memory of the machine", total * 1024, (total - left) * 1024);
     return room;
-}
-
-SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
-    return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
 /* A page that a forked child shares, or one that is zero in the child; or NULL. */
@@ -4803,7 +4738,7 @@ SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) 
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
-    const long set_parent_signal = 1, set_name = 15;
+    const long set_parent_signal = 1;
     (void)signal(SIGCHLD, SIG_DFL);
     if (supervisor) {
         spdl__os_signals_set(&all, signal_set);
@@ -4812,7 +4747,7 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
         spdl__os_signals_set(signal_set, NULL);
         (void)syscall(SYS_setsid);
     }
-    (void)syscall(SYS_prctl, set_name, name, 0L, 0L, 0L);
+    spdl__os_thread_set_name(name);
     if (syscall(SYS_prctl, set_parent_signal, supervisor ? (long)SIGCHLD : (long)SIGKILL, 0L, 0L,
                 0L) != 0 || (!supervisor && !spdl__os_exit_early()))
         return "it cannot detect the end of its parent";
@@ -5005,11 +4940,13 @@ SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, siz
 }
 
 /* `count` zeroed elements. NULL: no memory, or a product that overflows. */
-SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count, size_t bytes,
-                                       size_t align) {
+#define SPDL__NEW(allocator, type, count) \
+    ((type *)spdl__alloc_zeroed(allocator, (size_t)(count), sizeof(type)))
+SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count,
+                                       size_t bytes) {
     void *memory;
     if (bytes != 0 && count > SIZE_MAX / bytes) return NULL;
-    memory = spdl__alloc(allocator, count * bytes, align);
+    memory = spdl__alloc(allocator, count * bytes, SPDL_CACHE_LINE);
     if (memory != NULL) memset(memory, 0, count * bytes);
     return memory;
 }
@@ -5862,8 +5799,8 @@ SPDL_API spdl_result spdl_ring_create(spdl_ring **ring, const spdl_ring_desc *de
     spdl__ring_core_shape(&core, desc->mode, desc->capacity,
                           desc->item_bytes ? desc->item_bytes : sizeof(void *),
                           !SPDL__DEBUGS && (core.asymmetric || !SPDL__OS_BARRIER));
-    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, spdl__ring_strides(&core), core.stride,
-                                           SPDL_CACHE_LINE);
+    made = (spdl_ring *)spdl__alloc_zeroed(&desc->allocator, spdl__ring_strides(&core),
+                                           core.stride);
     if (made == NULL) goto no_ring;
     if (!spdl__os_event_init(&made->pushes.event)) goto no_event;
     if (!spdl__os_event_init(&made->pops.event)) goto no_second_event;
@@ -6488,8 +6425,7 @@ SPDL__PRIVATE spdl_result spdl__pool_build(spdl_pool *pool) {
     spdl__name_copy(pool->name, desc->name ? desc->name : "spdl");
     pool->places = desc->workers + desc->guests;
     pool->beacon.quiet = UINT64_MAX; /* no slot has a client */
-    pool->worker = (spdl__worker *)spdl__alloc_zeroed(&desc->allocator, (size_t)pool->places,
-                                                      sizeof(*pool->worker), sizeof(void *));
+    pool->worker = SPDL__NEW(&desc->allocator, spdl__worker, pool->places);
     if (pool->worker == NULL) return SPDL_E_NOMEM;
     for (; pool->bells < pool->places; ++pool->bells) {
         spdl__worker *worker = &pool->worker[pool->bells];
@@ -6543,7 +6479,7 @@ SPDL_API spdl_result spdl_pool_create(spdl_pool **pool, const spdl_pool_desc *de
     spdl__error_clear(desc->error);
     result = spdl__pool_check(desc);
     if (result != SPDL_OK) return result;
-    made = (spdl_pool *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
+    made = SPDL__NEW(&desc->allocator, spdl_pool, 1);
     if (made != NULL && !spdl__os_event_init(&made->idle)) {
         spdl__free(&desc->allocator, made, sizeof(*made));
         made = NULL;
@@ -7141,8 +7077,7 @@ SPDL_API void spdl_buffer_free(void *buffer) {
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
                                                       size_t block_bytes, size_t ahead,
                                                       size_t keep, size_t canary) {
-    spdl__batch_pool *pool =
-        (spdl__batch_pool *)spdl__alloc_zeroed(allocator, 1, sizeof(*pool), sizeof(void *));
+    spdl__batch_pool *pool = SPDL__NEW(allocator, spdl__batch_pool, 1);
     if (pool == NULL || !spdl__os_event_init(&pool->parked)) {
         spdl__free(allocator, pool, sizeof(*pool));
         return NULL;
@@ -11718,9 +11653,6 @@ SPDL__COLD uint64_t spdl__node_blocks(const spdl_pipeline *p, const spdl__node *
     return alive;
 }
 
-#define SPDL__NEW(p, type, count) \
-    ((type *)spdl__alloc_zeroed(&(p)->allocator, (size_t)(count), sizeof(type), SPDL_CACHE_LINE))
-
 SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     const spdl_stage *row = &node->row;
     const spdl_allocator *blocks = row->allocator != NULL ? row->allocator : &p->allocator;
@@ -11750,7 +11682,7 @@ SPDL__COLD bool spdl__node_turns(spdl_pipeline *p, spdl__node *node) {
     for (row = node + 1; row < node->merge; ++row)
         most += spdl__pow2(spdl__node_window(row)) + (uint64_t)row->most + 1;
     node->turns_mask = spdl__pow2(most) - 1;
-    node->turns = SPDL__NEW(p, uint32_t, node->turns_mask + 1);
+    node->turns = SPDL__NEW(&p->allocator, uint32_t, node->turns_mask + 1);
     return node->turns != NULL;
 }
 
@@ -11764,10 +11696,11 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     edge->window = spdl__node_window(node);
     edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
     edge->mask = spdl__pow2(edge->window) - 1;
-    edge->slot = SPDL__NEW(p, spdl__slot, edge->mask + 1);
-    node->counters = SPDL__NEW(p, spdl__counters, p->workers + 1);
-    if (parks) node->parked = SPDL__NEW(p, spdl__parked, node->most);
-    if (p->delivers) edge->failures = (uint64_t *)SPDL__NEW(p, spdl_error, edge->mask + 1);
+    edge->slot = SPDL__NEW(&p->allocator, spdl__slot, edge->mask + 1);
+    node->counters = SPDL__NEW(&p->allocator, spdl__counters, p->workers + 1);
+    if (parks) node->parked = SPDL__NEW(&p->allocator, spdl__parked, node->most);
+    if (p->delivers)
+        edge->failures = (uint64_t *)SPDL__NEW(&p->allocator, spdl_error, edge->mask + 1);
     if (edge->slot == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
         (p->delivers && edge->failures == NULL) || !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
@@ -11782,7 +11715,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = SPDL__NEW(p, spdl_task, workers);
+    p->task = SPDL__NEW(&p->allocator, spdl_task, workers);
     if (p->task == NULL) return SPDL_E_NOMEM;
     for (i = 0; i < p->workers; ++i) {
         p->task[i].pipeline = p;
@@ -11790,7 +11723,7 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
         p->task[i].meter.file = SPDL__NO_FILE;
     }
     if (!p->has_hooks) return SPDL_OK;
-    p->local = SPDL__NEW(p, void *, workers * (uint64_t)p->count);
+    p->local = SPDL__NEW(&p->allocator, void *, workers * (uint64_t)p->count);
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
@@ -11812,13 +11745,6 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_result result = SPDL_OK;
     int i;
-    p->delivers = plan->desc->deliver_failures;
-    spdl__workers_plan(p, plan);
-    p->node = SPDL__NEW(p, spdl__node, p->count);
-    if (p->node == NULL) return SPDL_E_NOMEM;
-    p->last = &p->node[p->count - 1];
-    p->sink = &p->last->out;
-    for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
     for (i = 0; i < p->count && result == SPDL_OK; ++i)
         result = spdl__node_build(p, &p->node[i]);
     if (result == SPDL_OK) result = spdl__tasks_build(p);
@@ -11955,27 +11881,45 @@ SPDL__COLD void spdl__sizes_warn(const spdl__plan *plan) {
     }
 }
 
+/* A pipeline with its nodes, and without what they own; or NULL. */
+SPDL__COLD spdl_pipeline *spdl__pipeline_make(const spdl__plan *plan) {
+    const spdl_allocator *heap = &plan->desc->allocator;
+    spdl_pipeline *p = SPDL__NEW(heap, spdl_pipeline, 1);
+    int i;
+    if (p == NULL || !spdl__pipeline_events(p)) {
+        spdl__free(heap, p, sizeof(*p));
+        return NULL;
+    }
+    p->allocator = *heap;
+    p->delivers = plan->desc->deliver_failures;
+    p->references = 1;
+    spdl__workers_plan(p, plan);
+    p->node = SPDL__NEW(heap, spdl__node, plan->count - 1);
+    if (p->node == NULL) {
+        spdl__pipeline_release(p);
+        return NULL;
+    }
+    p->count = plan->count - 1;
+    p->last = &p->node[p->count - 1];
+    p->sink = &p->last->out;
+    for (i = 0; i < p->count; ++i) spdl__node_init(p, plan, i);
+    return p;
+}
+
 /* Allocates everything and starts the threads; the rows are checked. */
 SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
-    spdl_pipeline *p = (spdl_pipeline *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*p),
-                                                           SPDL_CACHE_LINE);
+    spdl_pipeline *p = spdl__pipeline_make(plan);
     static const char *const no_memory = "pipeline: out of memory";
     spdl_result result;
-    if (p == NULL || !spdl__pipeline_events(p)) {
-        spdl__free(&desc->allocator, p, sizeof(*p));
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "%s", no_memory);
-    }
-    p->allocator = desc->allocator;
+    if (p == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "%s", no_memory);
     p->logger = desc->logger;
     p->profiler = desc->profiler;
     p->ready_fn = desc->ready_fn;
     p->ready_user = desc->ready_user;
     if (desc->profiler.event_fn == NULL && desc->pool != NULL)
         p->profiler = desc->pool->desc.profiler;
-    p->count = plan->count - 1;
     p->yields = spdl__row_yields(plan, p->count - 1);
-    p->references = 1;
     p->seed = desc->seed;
     p->data_hash = desc->data_hash;
     spdl__error_clear(&p->no_error);
@@ -13888,7 +13832,7 @@ SPDL__COLD void spdl__report_begin(spdl_pipeline *p, const spdl_pipeline_desc *d
     spdl__report_plan plan;
     spdl__reporter *r;
     if (!spdl__report_ask(&plan, desc->report, &p->logger)) return;
-    r = (spdl__reporter *)spdl__alloc_zeroed(&p->allocator, 1, bytes, sizeof(void *));
+    r = (spdl__reporter *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
     if (r != NULL && spdl__os_event_init(&r->bell)) {
         r->pipeline = p;
         r->plan = plan;
@@ -14007,7 +13951,7 @@ SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc
     spdl__error_clear(desc->error);
     result = spdl__cache_check(desc);
     if (result != SPDL_OK) return result;
-    made = (spdl_cache *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), sizeof(void *));
+    made = SPDL__NEW(&desc->allocator, spdl_cache, 1);
     if (made != NULL)
         made->item = (void **)spdl__alloc(
             &desc->allocator, (size_t)desc->num_caches * sizeof(void *), sizeof(void *));
@@ -14585,7 +14529,7 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
     most = desc->kept > 0 ? desc->kept : SPDL__HEADSPACE_KEPT;
     bytes = sizeof(*h) + (size_t)most * sizeof(*h->item);
     if ((size_t)most <= SIZE_MAX / 2 / sizeof(*h->item))
-        h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes, sizeof(void *));
+        h = (spdl__headspace *)spdl__alloc_zeroed(&desc->allocator, 1, bytes);
     if (h == NULL) return spdl__error_set(desc->error, SPDL_E_NOMEM, "headspace: out of memory");
     h->desc = desc;
     h->report = report;
@@ -14800,7 +14744,7 @@ SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *nod
 SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
     const size_t debts = (size_t)(p->workers * p->count);
     const size_t bytes = sizeof(spdl__hand) + debts * sizeof(spdl__debt);
-    spdl__hand *hand = (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes, SPDL_CACHE_LINE);
+    spdl__hand *hand = (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
     int i;
     if (hand == NULL || !spdl__os_event_init(&hand->never)) {
         spdl__free(&p->allocator, hand, bytes);
@@ -15470,7 +15414,7 @@ SPDL__COLD spdl_result spdl__doctor_open(spdl_pipeline *p, const spdl__doctor_pl
     spdl__doctor *d;
     int i;
     if (plan == NULL) return SPDL_OK;
-    d = (spdl__doctor *)spdl__alloc_zeroed(&p->allocator, 1, sizeof(*d), SPDL_CACHE_LINE);
+    d = SPDL__NEW(&p->allocator, spdl__doctor, 1);
     if (d == NULL || !spdl__os_event_init(&d->hold)) {
         spdl__free(&p->allocator, d, sizeof(*d));
         return SPDL_E_NOMEM;
@@ -15880,22 +15824,21 @@ SPDL__PRIVATE size_t spdl__mixture_bytes(size_t sources) {
 /* Returns NULL without memory. */
 SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
     const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t), n = desc->sources;
-    spdl__mixture *m = (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1,
-                                                           spdl__mixture_bytes(n), 8);
-    spdl__weighed *leaves =
-        (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes, 8);
+    spdl__mixture *m =
+        (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1, spdl__mixture_bytes(n));
+    spdl__weighed *leaves = (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes);
     uint64_t bits;
     size_t i;
-    if (m == NULL || leaves == NULL) {
+    if (leaves == NULL) {
         spdl__free(&desc->allocator, m, spdl__mixture_bytes(n));
-        spdl__free(&desc->allocator, leaves, n * work_bytes);
         return NULL;
     }
-    for (i = 0; i < n; ++i) {
+    for (i = 0; m != NULL && i < n; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         m->spec = spdl__hashed(m->spec, bits);
     }
-    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves), (uint64_t *)(void *)(leaves + n));
+    if (m != NULL)
+        spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves), (uint64_t *)(void *)(leaves + n));
     spdl__free(&desc->allocator, leaves, n * work_bytes);
     return m;
 }
@@ -15919,9 +15862,8 @@ struct spdl_sampler {
     char identity[160]; /* the same in each run that resumes: " order=... spec=..." */
 };
 
-SPDL__COLD spdl_result spdl__sampler_refuse(const spdl_sampler_desc *desc, const char *why) {
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: %s", why);
-}
+#define SPDL__SAMPLER_REFUSE(desc, ...) \
+    spdl__error_set((desc)->error, SPDL_E_INVALID, "sampler: " __VA_ARGS__)
 
 /* Tests the bits of a weight: -ffast-math removes comparisons with NaN. */
 SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc) {
@@ -15931,32 +15873,31 @@ SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc
     for (i = 0; i < desc->sources; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: weights[%llu] is %g, "
-                                   "must be a number that is not negative", (spdl__llu)i,
-                                   desc->weights[i]);
+            return SPDL__SAMPLER_REFUSE(desc, "weights[%llu] is %g, must be a number that is not "
+                                        "negative", (spdl__llu)i, desc->weights[i]);
         some = some || bits << 1 != 0;
     }
-    return some ? SPDL_OK : spdl__sampler_refuse(desc, "the sum of weights is 0");
+    return some ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
     size_t i;
     if (desc->sources < 1 || desc->sources > 65536)
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: sources is %llu, must be "
-                               "from 1 to 65536", (spdl__llu)desc->sources);
+        return SPDL__SAMPLER_REFUSE(desc, "sources is %llu, must be from 1 to 65536",
+                                    (spdl__llu)desc->sources);
     if (desc->weights == NULL || desc->samplers == NULL)
-        return spdl__sampler_refuse(desc, "weights or samplers is NULL");
+        return SPDL__SAMPLER_REFUSE(desc, "weights or samplers is NULL");
     if (desc->count != 0)
-        return spdl__sampler_refuse(desc, "count is set, but a mixture has that of its sources");
+        return SPDL__SAMPLER_REFUSE(desc, "count is set, but a mixture has that of its sources");
     if (desc->draws == 0)
-        return spdl__sampler_refuse(desc, "draws is 0, but the mixture does not end");
+        return SPDL__SAMPLER_REFUSE(desc, "draws is 0, but the mixture does not end");
     for (i = 0; i < desc->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
-        const char *why = source == NULL ? "is NULL"
-                          : "has ranks of its own; give them to the one of the mixture";
-        if (source == NULL || source->desc.ranks.world != 1)
-            return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: samplers[%llu] %s",
-                                   (spdl__llu)i, why);
+        if (source == NULL)
+            return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] is NULL", (spdl__llu)i);
+        if (source->desc.ranks.world != 1)
+            return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] has ranks of its own; give them to "
+                                        "the one of the mixture", (spdl__llu)i);
     }
     return spdl__sampler_check_weights(desc);
 }
@@ -15966,22 +15907,22 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
     if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: rank is %d, must be "
-                               "from 0 to world - 1, which is %d", rank, world - 1);
+        return SPDL__SAMPLER_REFUSE(desc, "rank is %d, must be from 0 to world - 1, which is %d",
+                                    rank, world - 1);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
-        return spdl__sampler_refuse(desc, "order or tail is unknown");
+        return SPDL__SAMPLER_REFUSE(desc, "order or tail is unknown");
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
-        return spdl__sampler_refuse(desc, "count or draws is more than 2^63");
+        return SPDL__SAMPLER_REFUSE(desc, "count or draws is more than 2^63");
     if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
     if (desc->count == 0)
-        return spdl__sampler_refuse(desc, "count is 0, must be the number of items");
+        return SPDL__SAMPLER_REFUSE(desc, "count is 0, must be the number of items");
     if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
-        return spdl__sampler_refuse(desc, "block is 0, must be the indices in a block");
+        return SPDL__SAMPLER_REFUSE(desc, "block is 0, must be the indices in a block");
     if (desc->order == SPDL_SAMPLE_FUNCTION)
-        return desc->index_fn != NULL ? SPDL_OK : spdl__sampler_refuse(desc, "index_fn is NULL");
+        return desc->index_fn != NULL ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "index_fn is NULL");
     if (desc->draws <= desc->count) return SPDL_OK;
-    return spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: draws is %llu, more than count, "
-                           "%llu", (spdl__llu)desc->draws, (spdl__llu)desc->count);
+    return SPDL__SAMPLER_REFUSE(desc, "draws is %llu, more than count, %llu",
+                                (spdl__llu)desc->draws, (spdl__llu)desc->count);
 }
 
 /* Hashes the rest of what defines the order. */
@@ -16013,8 +15954,7 @@ SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
 SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
         s->mixture = spdl__mixture_make(desc);
-        s->samplers = (spdl_sampler **)spdl__alloc_zeroed(&desc->allocator, desc->sources,
-                                                          sizeof(*s->samplers), sizeof(void *));
+        s->samplers = SPDL__NEW(&desc->allocator, spdl_sampler *, desc->sources);
         if (s->mixture == NULL || s->samplers == NULL) return false;
         memcpy(s->samplers, desc->samplers, desc->sources * sizeof(*s->samplers));
         return true;
@@ -16037,7 +15977,7 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     spdl__error_clear(desc->error);
     result = spdl__sampler_check(desc);
     if (result != SPDL_OK) return result;
-    s = (spdl_sampler *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*s), sizeof(void *));
+    s = SPDL__NEW(&desc->allocator, spdl_sampler, 1);
     if (s != NULL) {
         s->desc = *desc;
         s->desc.error = NULL;
@@ -16049,10 +15989,10 @@ SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_samp
     }
     for (; s->samplers != NULL && s->claimed < desc->sources; ++s->claimed) {
         if (spdl__sampler_claim(s->samplers[s->claimed])) continue;
-        (void)spdl__error_set(desc->error, SPDL_E_INVALID, "sampler: a pipeline or a mixture uses "
-                              "samplers[%llu]: make one for each", (spdl__llu)s->claimed);
+        result = SPDL__SAMPLER_REFUSE(desc, "a pipeline or a mixture uses samplers[%llu]: make one "
+                                      "for each", (spdl__llu)s->claimed);
         spdl_sampler_destroy(s);
-        return SPDL_E_INVALID;
+        return result;
     }
     s->length = desc->draws != 0 ? desc->draws : desc->count;
     world = (uint64_t)s->desc.ranks.world;
@@ -16340,18 +16280,6 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
     return SPDL_OK;
 }
 
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-namespace {
-#elif defined(SPDL_STATIC)
-SPDL__UNUSED static
-#endif
-const spdl_function spdl_index_is_no_SPDL_FN = {
-    spdl__index_stage, "spdl_index", "void", "spdl_index", sizeof(spdl_index), SPDL__HAS_CTX
-};
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-}
-#endif
-
 /* ============================================================================================= */
 /* >>loader-impl
    Three processes. The consumer's opens the loader. The child makes batches and publishes them in
@@ -16430,8 +16358,8 @@ typedef struct spdl__shared {
     spdl_stats stats;
     spdl_error error;   /* of the last failure */
     spdl_error refusal; /* of the last command */
-    char begun[SPDL_STATE_BYTES]; /* the position of the last accepted command, as in an entry */
-    uint64_t begun_at;            /* its start_at */
+    spdl__shared_entry begun; /* the position of the last accepted command */
+    uint64_t begun_at;        /* its start_at */
     char pad0[SPDL_CACHE_LINE];
     /* written by the consumer */
     spdl__shared_event emptied; /* waiters: of the child */
@@ -16572,15 +16500,6 @@ SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) 
     to[length] = '\0';
 }
 
-/* Reads the next batch's number and epoch from a position; 0 without one. */
-SPDL__PRIVATE void spdl__text_numbers(const char *text, uint64_t *number, uint64_t *epoch) {
-    const char *delivered = spdl__text_field(text, "delivered");
-    const char *at = spdl__text_field(text, "epoch");
-    *number = *epoch = 0;
-    if (delivered == NULL || spdl__text_number(delivered, 10, " ", number) == NULL) *number = 0;
-    if (at == NULL || spdl__text_number(at, 10, " ", epoch) == NULL) *epoch = 0;
-}
-
 /* --- the slots of the child --- */
 
 /* Blocks of the row that makes the batches are slots. They are known by their size. The exchange
@@ -16617,10 +16536,12 @@ SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
     --child->lendings;
 }
 
-SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child) {
+/* Frees the slots that the consumer has given back, or all. */
+SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child, bool all) {
+    const spdl_loader *l = child->loader;
     int slot;
-    for (slot = 0; child->lendings > 0 && slot < child->loader->layout.slot_count; ++slot)
-        if (child->slot[slot].item != NULL && spdl__load(&child->loader->words[slot]) == 0)
+    for (slot = 0; child->lendings > 0 && slot < l->layout.slot_count; ++slot)
+        if (child->slot[slot].item != NULL && (all || spdl__load(&l->words[slot]) == 0))
             spdl__child_give_back(child, slot);
 }
 
@@ -16640,16 +16561,20 @@ SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
     spdl__store(&s->version, (version | 1) + 1);
 }
 
-SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
-    spdl__shared *s = child->loader->shared;
-    spdl__shared_entry *entry = spdl__loader_entry(child->loader, child->published);
-    entry->result = (int32_t)result;
-    entry->last = last;
+SPDL__PRIVATE void spdl__child_describe(const spdl__child *child, spdl__shared_entry *entry) {
     entry->number = child->number;
     entry->epoch = child->epoch;
     entry->text[0] = '\0';
     if (child->pipeline != NULL)
         (void)spdl_state_save(child->pipeline, entry->text, sizeof(entry->text));
+}
+
+SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
+    spdl__shared *s = child->loader->shared;
+    spdl__shared_entry *entry = spdl__loader_entry(child->loader, child->published);
+    entry->result = (int32_t)result;
+    entry->last = last;
+    spdl__child_describe(child, entry);
     if (result == SPDL_OK) ++child->number;
     if (result == SPDL_END) {
         child->number = 0;
@@ -16737,14 +16662,16 @@ SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
         spdl__store(&entry->stamp, 0);
     }
     spdl__store(&l->shared->published, child->published);
-    spdl__child_reclaim(child);
+    spdl__child_reclaim(child, false);
 }
 
-SPDL__COLD void spdl__child_count(spdl__child *child, char text[SPDL_STATE_BYTES]) {
-    text[0] = '\0';
-    if (child->pipeline != NULL)
-        (void)spdl_state_save(child->pipeline, text, SPDL_STATE_BYTES);
-    spdl__text_numbers(text, &child->number, &child->epoch);
+/* Without a position batches and epochs are counted from 0. */
+SPDL__COLD void spdl__child_count(spdl__child *child) {
+    spdl__position at;
+    child->number = child->epoch = 0;
+    if (child->pipeline == NULL || spdl__position_read(child->pipeline, &at) != NULL) return;
+    child->number = at.delivered;
+    child->epoch = at.epoch;
 }
 
 SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
@@ -16755,7 +16682,8 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
     if (result == SPDL_OK) {
         spdl__child_take_back(child, spdl__load_relaxed(&s->start_at));
         child->over = false;
-        spdl__child_count(child, s->begun);
+        spdl__child_count(child);
+        spdl__child_describe(child, &s->begun);
         s->begun_at = s->start_at;
     } else {
         s->refusal = error;
@@ -16768,7 +16696,7 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
 /* Returns true if there is nothing to do. */
 SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
     const spdl__shared *s = child->loader->shared;
-    spdl__child_reclaim(child);
+    spdl__child_reclaim(child, false);
     return (child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
            spdl__load32(&s->command) == child->command;
 }
@@ -16792,7 +16720,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     spdl_result result;
     void *item;
     if (command != child->command) spdl__child_obey(child, command);
-    spdl__child_reclaim(child);
+    spdl__child_reclaim(child, false);
     spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
         spdl__child_sleep(child, now + SPDL__LOADER_TURN_NS);
@@ -16914,7 +16842,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
    is next. */
 SPDL__COLD void spdl__child_begin(spdl__child *child) {
     const spdl_loader *l = child->loader;
-    const char *from = l->shared->begun;
+    const char *from = l->shared->begun.text;
     char text[SPDL_STATE_BYTES];
     spdl__child_inherit(child);
     spdl__child_create(child);
@@ -16928,7 +16856,7 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
     if (spdl__child_go(child, text, 1, 0, &child->failure) != SPDL_OK)
         spdl__child_fail(child, &child->failure);
     else
-        spdl__child_count(child, text);
+        spdl__child_count(child);
 }
 
 /* --- the supervisor --- */
@@ -16950,9 +16878,8 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     const size_t bytes =
         sizeof(spdl__child) + (size_t)l->layout.slot_count * sizeof(spdl__child_slot);
     spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
-    int slot;
     l->ledger->process = (int64_t)spdl__os_process_id(); /* also set by the supervisor */
-    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
+    spdl__os_file_unmap(l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR");
     if (reason != NULL || child == NULL) {
         (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
@@ -16971,8 +16898,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     SPDL_TEST_POINT("loader child begins");
     spdl__child_begin(child);
     while (!spdl__load32(&l->shared->quits)) spdl__child_turn(child);
-    for (slot = 0; child->lendings > 0 && slot < l->layout.slot_count; ++slot)
-        if (child->slot[slot].item != NULL) spdl__child_give_back(child, slot);
+    spdl__child_reclaim(child, true);
     spdl_pipeline_destroy(child->pipeline);
     spdl__os_files_flush(l->flushes_all);
     _exit(0);
@@ -17045,7 +16971,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
         spdl__text_add(&t, "has ended with code %d%s", how,
                        how == 0 ? ", but not its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
-    spdl__text_take(begun, l->shared->begun);
+    spdl__text_take(begun, l->shared->begun.text);
     if (again && strncmp(begun, spdl__unsaved, strlen(spdl__unsaved)) == 0) {
         spdl__text_add(&t, "; it is not started again: %.200s", begun);
         again = false;
@@ -17294,8 +17220,9 @@ SPDL__COLD spdl_result spdl__loader_answer(spdl_loader *l, spdl_error *error) {
     }
     spdl__error_clear(&l->error);
     l->last = false;
-    spdl__text_take(l->text, l->shared->begun);
-    spdl__text_numbers(l->text, &l->number, &l->epoch);
+    spdl__text_take(l->text, l->shared->begun.text);
+    l->number = l->shared->begun.number;
+    l->epoch = l->shared->begun.epoch;
     return SPDL_OK;
 }
 
@@ -17488,18 +17415,11 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
 
 /* Finds the row that makes the batches, its blocks, their heads and the names. Only this function
    reads private fields of a pipeline. */
-SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
-                                            const spdl__plan *plan) {
+SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, const spdl_pipeline *p) {
     spdl__layout *y = &l->layout;
     const spdl__node *node = NULL;
     int i;
-    spdl__workers_plan(p, plan);
-    p->node = (spdl__node *)spdl__alloc_zeroed(&p->allocator, (size_t)p->count, sizeof(*p->node),
-                                               SPDL_CACHE_LINE);
-    if (p->node == NULL) return SPDL_E_NOMEM;
-    p->last = &p->node[p->count - 1];
     for (i = 0; i < p->count; ++i) {
-        spdl__node_init(p, plan, i);
         spdl__name_copy(l->stage_name[i], p->node[i].name);
         if (p->node[i].row.item_bytes > 0) node = &p->node[i];
     }
@@ -17520,7 +17440,6 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, spdl_pipeline *p,
 }
 
 SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
-    const spdl_allocator *heap = &l->desc.pipeline.allocator;
     spdl__plan plan;
     spdl_pipeline *p;
     spdl_result result;
@@ -17535,23 +17454,18 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     if (l->rows[0].kind == SPDL_KIND_FEED)
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
                                  "SPDL_FEED: a child does not get items of this process");
-    p = (spdl_pipeline *)spdl__alloc_zeroed(heap, 1, sizeof(*p), SPDL_CACHE_LINE);
-    if (p == NULL || !spdl__pipeline_events(p)) {
-        spdl__free(heap, p, sizeof(*p));
-        return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
-    }
-    p->allocator = *heap;
-    p->count = plan.count - 1;
-    result = spdl__loader_measure(l, p, &plan);
+    p = spdl__pipeline_make(&plan);
+    if (p == NULL) return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
+    result = spdl__loader_measure(l, p);
     spdl__pipeline_release(p);
-    return result == SPDL_E_NOMEM ? spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory") : result;
+    return result;
 }
 
 SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
     const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
-    const spdl__os_room room = spdl__os_memory_room();
+    const spdl__os_room room = spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
     const char *reason = "";
     void *memory = NULL;
     char *at;
@@ -17574,8 +17488,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     l->ledger = (spdl__ledger *)spdl__os_page(true);
     l->mark = (uint32_t *)spdl__os_page(false);
     if (l->mark != NULL) *l->mark = 1;
-    l->held = (spdl_loader_batch *)spdl__alloc_zeroed(&l->desc.pipeline.allocator,
-                                                      (size_t)y->slot_count, sizeof(*l->held), 8);
+    l->held = SPDL__NEW(&l->desc.pipeline.allocator, spdl_loader_batch, y->slot_count);
     if (l->ledger == NULL || l->held == NULL)
         return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     spdl__logf(&l->desc.logger, SPDL_LOG_INFO,
@@ -17610,9 +17523,9 @@ SPDL__COLD spdl_result spdl__loader_launch(spdl_loader *l) {
 
 SPDL__COLD void spdl__loader_release(spdl_loader *l) {
     const spdl_allocator heap = l->desc.pipeline.allocator;
-    spdl__os_file_unmap((const uint8_t *)l->shared, l->layout.bytes);
-    spdl__os_file_unmap((const uint8_t *)l->ledger, SPDL__OS_PAGE);
-    spdl__os_file_unmap((const uint8_t *)l->mark, SPDL__OS_PAGE);
+    spdl__os_file_unmap(l->shared, l->layout.bytes);
+    spdl__os_file_unmap(l->ledger, SPDL__OS_PAGE);
+    spdl__os_file_unmap(l->mark, SPDL__OS_PAGE);
     spdl__free(&heap, l->held, (size_t)l->layout.slot_count * sizeof(*l->held));
     spdl__free(&heap, l, sizeof(*l));
 }
@@ -17632,7 +17545,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     spdl__error_clear(why);
     result = spdl__allocator_check(&known.pipeline.allocator, "loader", why);
     if (result == SPDL_OK) {
-        l = (spdl_loader *)spdl__alloc_zeroed(&known.pipeline.allocator, 1, sizeof(*l), 8);
+        l = SPDL__NEW(&known.pipeline.allocator, spdl_loader, 1);
         if (l == NULL) result = spdl__error_set(why, SPDL_E_NOMEM, "loader: out of memory");
     }
     if (l != NULL) {
@@ -19961,7 +19874,7 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
     if (npz == NULL || !there)
         return spdl__error_set(full.error, SPDL_E_INVALID, "%s: an argument is NULL", function);
     if (spdl__allocator_check(&full.allocator, "npz", full.error) != SPDL_OK) return SPDL_E_INVALID;
-    made = *npz = (spdl_npz *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*made), 64);
+    made = *npz = SPDL__NEW(&full.allocator, spdl_npz, 1);
     if (made == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the archive", name);
     made->desc = full;
@@ -20026,7 +19939,7 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     allocator = npz->zip.allocator;
     spdl__free(&allocator, (void *)(uintptr_t)npz->sums, sizeof(spdl__crc));
     spdl__free(&allocator, (void *)(uintptr_t)npz->fixed, sizeof(spdl__inflate_tables));
-    spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
+    spdl__os_file_unmap((const void *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
     spdl__free(&allocator, npz->file_bytes, (size_t)npz->zip.size);
@@ -20518,7 +20431,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle) {
     if (freed == NULL) return;
     allocator = freed->allocator;
     if (freed->mapped_ > SPDL__NPZ_SMALL_FILE)
-        spdl__os_file_unmap((const uint8_t *)freed->mapping_, freed->mapped_);
+        spdl__os_file_unmap(freed->mapping_, freed->mapped_);
     else spdl__free(&allocator, SPDL__UNCONST(freed->mapping_), (size_t)freed->mapped_);
     spdl__free(&allocator, freed, freed->bytes);
 }
@@ -20538,18 +20451,6 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     spdl_fail(task, "%s", error.text);
     return result;
 }
-
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-namespace {
-#elif defined(SPDL_STATIC)
-static
-#endif
-SPDL__UNUSED const spdl_function spdl_npz_load_is_no_SPDL_FN = {
-    spdl__npz_stage, "spdl_npz_load", "char", "spdl_npz_bundle", 0, SPDL__POINTS
-};
-#if defined(SPDL_STATIC) && defined(__cplusplus)
-}
-#endif
 
 /* ============================================================================================= */
 /* >>write-impl
@@ -20862,7 +20763,7 @@ SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *
                                "spdl_npz_writer_open: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
         return SPDL_E_INVALID;
-    w = (spdl_npz_writer *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*w), 64);
+    w = SPDL__NEW(&full.allocator, spdl_npz_writer, 1);
     if (w == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the writer", path);
     w->desc = full;
@@ -21578,7 +21479,7 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                files == NULL ? "files is NULL" : "path is NULL or empty");
     f.result = spdl__allocator_check(&f.desc.allocator, "files", f.desc.error);
     if (f.result != SPDL_OK) return f.result;
-    made = (spdl_files *)spdl__alloc_zeroed(&f.desc.allocator, 1, sizeof(*made), 64);
+    made = SPDL__NEW(&f.desc.allocator, spdl_files, 1);
     if (made == NULL)
         return spdl__error_set(f.desc.error, SPDL_E_NOMEM, "spdl_files_open: out of memory");
     made->allocator = f.desc.allocator;
@@ -21680,8 +21581,7 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
     tokens->length = desc->length;
     tokens->item_bytes = ((size_t)desc->length + 1) * 4;
     tokens->count = files->count;
-    tokens->at = (spdl__shard *)spdl__alloc_zeroed(&desc->allocator, tokens->count,
-                                                   sizeof(*tokens->at), 64);
+    tokens->at = SPDL__NEW(&desc->allocator, spdl__shard, tokens->count);
     if (tokens->at == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "tokens: out of memory");
     while (result == SPDL_OK && tokens->opened < tokens->count) {
@@ -21690,17 +21590,15 @@ SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_file
         tokens->opened += result == SPDL_OK;
         if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc);
     }
-    if (desc->in_shards) tokens->windows = tokens->total / desc->length;
-    else if (tokens->total > 0) tokens->windows = (tokens->total - 1) / desc->length;
-    if (result == SPDL_OK && tokens->windows == 0 && desc->in_shards)
+    if (tokens->total > 0) tokens->windows = (tokens->total - !desc->in_shards) / desc->length;
+    if (result != SPDL_OK || tokens->windows > 0) return result;
+    if (desc->in_shards)
         return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
                                  "no file has the %llu tokens of a window",
                                  (spdl__llu)desc->length + 1);
-    if (result == SPDL_OK && tokens->windows == 0)
-        result = spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
-                                   "all files together have %llu tokens, and a window takes %llu",
-                                   (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
-    return result;
+    return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
+                             "all files together have %llu tokens, and a window takes %llu",
+                             (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
 }
 
 SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
@@ -21722,7 +21620,7 @@ SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *fi
                                "tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
     result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
     if (result != SPDL_OK) return result;
-    made = (spdl_tokens *)spdl__alloc_zeroed(&desc.allocator, 1, sizeof(*made), 64);
+    made = SPDL__NEW(&desc.allocator, spdl_tokens, 1);
     if (made == NULL)
         return spdl__error_set(desc.error, SPDL_E_NOMEM, "tokens: out of memory");
     made->allocator = desc.allocator;
@@ -21744,17 +21642,6 @@ SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
 
 SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
 
-SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
-                                           size_t bytes, spdl_error *error) {
-    spdl__reader reader;
-    size_t have = 0;
-    const char *reason = spdl__os_file_read(shard->reader.file, to, bytes, from, &have);
-    if (SPDL__LIKELY(reason == NULL)) return SPDL_OK;
-    reader = shard->reader;
-    reader.error = error;
-    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
-}
-
 /* Converts little-endian tokens to the processor's order. */
 SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) {
     uint8_t *at = (uint8_t *)tokens;
@@ -21767,6 +21654,21 @@ SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) 
         narrow = spdl__le16(at);
         memcpy(at, width == 4 ? (const void *)&wide : &narrow, width);
     }
+}
+
+SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
+                                           size_t width, size_t count, spdl_error *error) {
+    spdl__reader reader;
+    size_t have = 0;
+    const char *reason =
+        spdl__os_file_read(shard->reader.file, to, count * width, from, &have);
+    if (SPDL__LIKELY(reason == NULL)) {
+        spdl__tokens_order(to, width, count);
+        return SPDL_OK;
+    }
+    reader = shard->reader;
+    reader.error = error;
+    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
 }
 
 SPDL__PRIVATE void spdl__tokens_widen(uint32_t *SPDL__RESTRICT to,
@@ -21783,10 +21685,8 @@ SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64
     size_t done, part;
     for (done = 0; done < count && result == SPDL_OK; done += part) {
         part = (size_t)spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
-        result = spdl__shard_read(shard, from + done * 2, piece, part * 2, error);
-        if (result != SPDL_OK) return result;
-        spdl__tokens_order(piece, 2, part);
-        spdl__tokens_widen(to + done, piece, part);
+        result = spdl__shard_read(shard, from + done * 2, piece, 2, part, error);
+        if (result == SPDL_OK) spdl__tokens_widen(to + done, piece, part);
     }
     return result;
 }
@@ -21813,16 +21713,12 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
         const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
         char *to = (char *)window + done * wide;
         part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
-        if (wide > width) {
-            result = spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error);
-        } else {
-            result = spdl__shard_read(shard, from, to, part * width, error);
-            if (result == SPDL_OK) spdl__tokens_order(to, width, part);
-        }
+        result = wide > width
+                     ? spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error)
+                     : spdl__shard_read(shard, from, to, width, part, error);
     }
     return result;
 }
-
 
 /* --- rows --- */
 
@@ -21863,10 +21759,6 @@ SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **o
     return SPDL_OK;
 }
 
-SPDL__PRIVATE size_t spdl__row_bytes(const spdl_task *task) {
-    return (task->node + task->node->places)->row.item_bytes;
-}
-
 /* Reads the window of an index. `room` decides the width of its tokens. */
 SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, void *to,
                                               size_t room) {
@@ -21884,8 +21776,9 @@ SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, v
 }
 
 SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
+    const spdl__node *made = task->node + task->node->places;
     *out = spdl_buffer(task);
-    return *out != NULL ? spdl__tokens_window(task, in, *out, spdl__row_bytes(task)) : SPDL_E_NOMEM;
+    return *out != NULL ? spdl__tokens_window(task, in, *out, made->row.item_bytes) : SPDL_E_NOMEM;
 }
 
 SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
@@ -21969,7 +21862,7 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__file_rows[8] = {
+const spdl_function spdl__own_rows[10] = {
     { spdl__files_source, "files", "void", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
     { spdl__files_pipe, "files_at", "spdl_index", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
     { spdl__tokens_row, "tokens_at", "spdl_index", "void", 0, SPDL__HAS_CTX | SPDL__BATCHES },
@@ -21978,6 +21871,10 @@ const spdl_function spdl__file_rows[8] = {
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__count_source, "count", "void", "spdl_index", sizeof(spdl_index), 0 },
+    { spdl__index_stage, "spdl_index", "void", "spdl_index", sizeof(spdl_index), SPDL__HAS_CTX },
+#ifndef SPDL_NO_NPZ
+    { spdl__npz_stage, "spdl_npz_load", "char", "spdl_npz_bundle", 0, SPDL__POINTS },
+#endif
 };
 #if defined(SPDL_STATIC) && defined(__cplusplus)
 }
@@ -22234,7 +22131,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
                                                  "with several", l->count);
     l->sampler.desc = l->p->sampler->desc;
     l->sampler.length = l->p->sampler->length;
-    there = (bool *)spdl__alloc_zeroed(heap, (size_t)l->count, sizeof(*there), 1);
+    there = SPDL__NEW(heap, bool, l->count);
     if (there == NULL)
         return spdl__error_set(l->error, SPDL_E_NOMEM, "spdl_state_load: no memory");
     result = spdl__state_pick(l, there, &own);
@@ -22558,7 +22455,7 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     spdl__trace *trace;
     int i;
     if (all > SIZE_MAX / 2) return false;
-    trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all, 8);
+    trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all);
     if (trace == NULL) return false;
     trace->bytes = (size_t)all;
     trace->tracks = tracks;

@@ -924,8 +924,7 @@ SPDL__PRIVATE void spdl__slab_link(spdl_cuda *cuda, spdl__cuda_slab *slab) {
 
 /* Returns memory of ours, in the list, pinned if possible; or NULL. */
 SPDL__PRIVATE spdl__cuda_slab *spdl__slab_new(spdl_cuda *cuda, size_t bytes) {
-    spdl__cuda_slab *slab =
-        (spdl__cuda_slab *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, sizeof(*slab), 0);
+    spdl__cuda_slab *slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
     if (slab == NULL) return NULL;
     slab->bytes = spdl__round_up(bytes, SPDL__PAGE);
     slab->base = spdl__map(slab->bytes);
@@ -1435,7 +1434,7 @@ SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) 
     if (result != SPDL_OK) return result;
     if (base == NULL || bytes == 0 || (uintptr_t)base % SPDL__PAGE != 0 || bytes > SIZE_MAX / 2)
         return spdl__cuda_invalid(cuda, "adopt: base has to be at a page border, bytes above 0");
-    slab = (spdl__cuda_slab *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, sizeof(*slab), 0);
+    slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
     if (slab == NULL) return spdl__cuda_refuse(cuda, SPDL_E_NOMEM, "adopt: out of memory");
     slab->base = (char *)base;
     slab->bytes = bytes;
@@ -1695,8 +1694,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_host(spdl_cuda *cuda) {
     cuda->table_bytes = (size_t)inputs * (sizeof(*cuda->slot) + sizeof(*cuda->transfer)) +
                         (size_t)outputs * sizeof(*cuda->output) +
                         (size_t)cuda->events * sizeof(*cuda->event);
-    cuda->slot = (spdl__cuda_slot *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, cuda->table_bytes,
-                                                       0);
+    cuda->slot = (spdl__cuda_slot *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, cuda->table_bytes);
     if (cuda->slot == NULL) return SPDL_E_NOMEM;
     cuda->transfer = (spdl__cuda_transfer *)(void *)(cuda->slot + inputs);
     cuda->output = (spdl__cuda_output *)(void *)(cuda->transfer + inputs);
@@ -1847,7 +1845,7 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     spdl__error_clear(desc->error);
     result = spdl__allocator_check(&desc->allocator, "cuda", desc->error);
     if (result != SPDL_OK) return result; /* nothing could be given back */
-    made = (spdl_cuda *)spdl__alloc_zeroed(&desc->allocator, 1, sizeof(*made), SPDL_CACHE_LINE);
+    made = SPDL__NEW(&desc->allocator, spdl_cuda, 1);
     if (made == NULL)
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: out of memory");
     made->desc = *desc;
@@ -2144,7 +2142,7 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
                                "cuda: iterator: there is one on this spdl_cuda already");
     depth = desc->depth > 0 ? desc->depth : cuda->desc.device_slots - 1;
     bytes = sizeof(*made) + (size_t)(depth + 2 + cuda->desc.device_slots) * sizeof(void *);
-    made = (spdl_cuda_iter *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, bytes, 0);
+    made = (spdl_cuda_iter *)spdl__alloc_zeroed(&cuda->desc.allocator, 1, bytes);
     if (made == NULL) {
         spdl__store32(&cuda->iterating, 0);
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: iterator: out of memory");

@@ -671,8 +671,8 @@ static void sizes_that_overflow_are_refused(void) {
     memset(&none, 0, sizeof none);
     CHECK(spdl__alloc(&none, SIZE_MAX, 64) == NULL);
     CHECK(spdl__alloc(&none, SIZE_MAX - 64, 64) == NULL);
-    CHECK(spdl__alloc_zeroed(&none, SIZE_MAX / 2, 3, 8) == NULL);
-    CHECK(spdl__alloc_zeroed(&none, SIZE_MAX / 4 + 1, SIZE_MAX / 4 + 1, 8) == NULL);
+    CHECK(spdl__alloc_zeroed(&none, SIZE_MAX / 2, 3) == NULL);
+    CHECK(spdl__alloc_zeroed(&none, SIZE_MAX / 4 + 1, SIZE_MAX / 4 + 1) == NULL);
     CHECK_EQ(default_mallocs, 0);
 }
 

@@ -762,6 +762,12 @@ static void file_with(const char *folder, const char *name, const char *text) {
     fclose(file);
 }
 
+static double quota_in(const char *root, const char *self) {
+    double cores = 8;
+    spdl__os_cgroups(root, self, "cpu", spdl__os_quota_at, &cores);
+    return cores;
+}
+
 /* Folders made as cgroups of both versions have them; `most` is 8 cores. */
 static void process_knows_its_quota(void) {
     static const struct {
@@ -795,9 +801,9 @@ static void process_knows_its_quota(void) {
         for (int k = 0; k < 4 && rows[i].files[k][0] != NULL; ++k)
             file_with(folder, rows[i].files[k][0], rows[i].files[k][1]);
         snprintf(self, sizeof self, "%s/self", folder);
-        if (!CHECK(fabs(spdl__os_quota(folder, self, 8) - rows[i].cores) < 1e-9))
-            fprintf(stderr, "    row %d: %g\n", (int)i, spdl__os_quota(folder, self, 8));
-        CHECK(fabs(spdl__os_quota(folder, "/nowhere", 8) - 8) < 1e-9);
+        if (!CHECK(fabs(quota_in(folder, self) - rows[i].cores) < 1e-9))
+            fprintf(stderr, "    row %d: %g\n", (int)i, quota_in(folder, self));
+        CHECK(fabs(quota_in(folder, "/nowhere") - 8) < 1e-9);
         CHECK(test_folder_remove(folder));
     }
 }
