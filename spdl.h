@@ -19133,60 +19133,42 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-/* Returns true if a member has the key `name` with `suffix`. *place is where by_name has it, or
-   would. */
-SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const uint8_t *name, size_t bytes,
-                                  const char *suffix, size_t *place) {
-    size_t low = 0, high = zip->count, middle;
-    int order = 1;
-    while (low < high && order != 0) {
-        middle = low + (high - low) / 2;
-        order = spdl__zip_compare(&zip->members[zip->by_name[middle]], name, bytes, suffix);
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    *place = high;
-    return order == 0;
-}
-
 SPDL__PRIVATE bool spdl__zip_ends_npy(const uint8_t *name, size_t bytes) {
     return bytes >= 4 && memcmp(name + bytes - 4, ".npy", 4) == 0;
 }
 
-/* Returns true if the name must be the whole key: it has no ".npy", or would be another's name
-   without. */
-SPDL__PRIVATE bool spdl__zip_in_full(const spdl__zip *zip, const spdl__zip_member *member) {
-    size_t bytes = member->key_bytes, place;
-    while (spdl__zip_ends_npy(member->key, bytes)) {
-        bytes -= 4;
-        if (!spdl__zip_find(zip, member->key, bytes, "", &place)) return false;
-    }
-    return true;
-}
-
-/* Restores the ".npy" of names that are whole keys. Files of NumPy have none. */
+/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
+   their names are final. */
 SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
-    spdl__zip_member *member;
-    bool other = false;
-    size_t i;
-    for (i = 0; i < zip->count; i++)
-        other = other || !spdl__zip_ends_npy(zip->members[i].key, zip->members[i].key_bytes);
-    for (i = 0; i < zip->count && other; i++) {
-        member = &zip->members[i];
-        if (spdl__zip_in_full(zip, member) && spdl__zip_ends_npy(member->key, member->key_bytes))
-            member->name[member->key_bytes - 4] = '.';
+    const spdl__zip_member *other = NULL;
+    spdl__zip_member *m;
+    size_t i, place = 0;
+    int order;
+    for (i = 0; i < zip->count; i++) {
+        m = &zip->members[zip->by_name[i]];
+        if (!spdl__zip_ends_npy(m->key, m->key_bytes)) continue;
+        for (order = -1; order < 0; place += order < 0) {
+            other = &zip->members[zip->by_name[place]];
+            order = spdl__zip_compare(other, m->key, m->key_bytes - 4u, "");
+        }
+        if (order == 0 && strlen(other->name) == other->key_bytes) m->name[m->key_bytes - 4] = '.';
     }
 }
 
-SPDL__PRIVATE bool spdl__zip_find_name(const spdl__zip *zip, const char *name, size_t bytes,
-                                       size_t *place) {
-    const uint8_t *text = (const uint8_t *)name;
-    const spdl__zip_member *m = zip->members;
-    if (spdl__zip_find(zip, text, bytes, ".npy", place) &&
-        strlen(m[zip->by_name[*place]].name) == bytes)
-        return true;
-    return spdl__zip_find(zip, text, bytes, "", place) &&
-           strlen(m[zip->by_name[*place]].name) == bytes;
+/* Finds the member that has this name, and the key `name` with `suffix`. */
+SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t bytes,
+                                  const char *suffix, size_t *index) {
+    size_t low = 0, high = zip->count, middle;
+    int order;
+    while (low < high) {
+        middle = low + (high - low) / 2;
+        *index = zip->by_name[middle];
+        order = spdl__zip_compare(&zip->members[*index], (const uint8_t *)name, bytes, suffix);
+        if (order == 0) return strlen(zip->members[*index].name) == bytes;
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return false;
 }
 
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
@@ -20135,14 +20117,17 @@ SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index) {
 }
 
 SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index) {
-    size_t place, bytes = name != NULL ? strlen(name) : 0;
+    size_t found, tries, bytes = name != NULL ? strlen(name) : 0;
     if (npz == NULL || name == NULL) return SPDL_E_NOT_FOUND;
-    if (!spdl__zip_find_name(&npz->zip, name, bytes, &place) &&
-        !(spdl__zip_ends_npy((const uint8_t *)name, bytes) &&
-          spdl__zip_find_name(&npz->zip, name, bytes - 4, &place)))
-        return SPDL_E_NOT_FOUND;
-    if (index != NULL) *index = npz->zip.by_name[place];
-    return SPDL_OK;
+    for (tries = 0; tries < 2; tries++, bytes -= 4) {
+        if (spdl__zip_find(&npz->zip, name, bytes, ".npy", &found) ||
+            spdl__zip_find(&npz->zip, name, bytes, "", &found)) {
+            if (index != NULL) *index = found;
+            return SPDL_OK;
+        }
+        if (!spdl__zip_ends_npy((const uint8_t *)name, bytes)) break;
+    }
+    return SPDL_E_NOT_FOUND;
 }
 
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
