@@ -18810,6 +18810,7 @@ typedef struct spdl__zip {
     uint32_t *by_name; /* members by name */
     size_t count;
     size_t block_bytes; /* members, by_name, and the names */
+    bool deflates;      /* any member */
 } spdl__zip;
 
 /* What is read, and its first failure. */
@@ -19042,6 +19043,7 @@ SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
             return spdl__zip_fail(o->where, SPDL_E_LIMIT, "more than %d members",
                                   SPDL__ZIP_MEMBERS);
         names = spdl__zip_read_entry(zip, member, entry, names);
+        zip->deflates |= member->method == SPDL__ZIP_DEFLATED;
         if (names != NULL) continue;
         o->where->member = member;
         return spdl__zip_fail(o->where, SPDL_E_FORMAT,
@@ -19596,8 +19598,8 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 
 /* ============================================================================================= */
 /* >>npz-impl
-   Arrays of archives. After open only the mapping (made by the first view) and the tables (by the
-   first use) change, each by one cas: other calls may run on any threads.
+   Arrays of archives. After open only the mapping changes, by one cas of the first view: other calls
+   may run on any threads.
    spdl__npz_begin finds a member and reads a stored one to its end. For a deflated one it prepares
    a run of the decoder; after each run spdl__npz_ran takes the CRC and prepares the next. The first
    run makes the header and up to HEAD bytes, the next ones write to the caller's memory. Between
@@ -19625,17 +19627,17 @@ struct spdl_npz {
     spdl_npz_desc desc;
     uint8_t *file_bytes;    /* of a small file */
 
-    /* Any thread: set once by cas. */
-    uint64_t mapping; /* a const uint8_t *, or 0 */
-    uint64_t sums;    /* a const spdl__crc *, or 0 */
-    uint64_t fixed;   /* a const spdl__inflate_tables *, or 0 */
+    uint64_t mapping; /* a const uint8_t *, or 0; any thread sets it by cas */
+
+    /* Written by open, if members need them. */
+    spdl__crc crc;
+    spdl__inflate_tables fixed;
 };
 
 /* A member in use, on the stack of the call. */
 typedef struct spdl__npz_reader {
     spdl_npz *npz;
     spdl__zip_where where;
-    const spdl__crc *sums; /* NULL until needed */
 
     /* Set with a member. */
     const spdl__zip_member *member;
@@ -19662,7 +19664,8 @@ typedef struct spdl__npz_reader {
     bool roomy; /* memory after the array may be written */
     void *to;   /* of the caller, with to_bytes */
     size_t to_bytes;
-    uint8_t *held;  /* Fortran order */
+    uint8_t *held;  /* Fortran order; deflated bytes after the array, for their CRC */
+    size_t held_bytes;
     uint8_t *data;  /* next bytes */
     size_t want;    /* bytes to read */
     uint8_t *piece; /* of this run; NULL: the header */
@@ -19673,23 +19676,6 @@ typedef struct spdl__npz_reader {
     uint8_t local[SPDL__NPZ_WINDOW];
     spdl__inflate inflate;
 } spdl__npz_reader;
-
-/* Makes or finds the tables of the CRC or the fixed codes. NULL: no memory. */
-SPDL__PRIVATE const void *spdl__npz_tables(spdl__npz_reader *r, bool crc) {
-    spdl_npz *npz = r->npz;
-    uint64_t *const place = crc ? &npz->sums : &npz->fixed;
-    const size_t bytes = crc ? sizeof(spdl__crc) : sizeof(spdl__inflate_tables);
-    uint64_t found = spdl__load(place); /* pairs with the cas; else they are unfilled */
-    void *made;
-    if (found != 0) return (const void *)(uintptr_t)found;
-    made = spdl__zip_alloc(&r->where, bytes, "tables");
-    if (made == NULL) return NULL;
-    if (crc) spdl__crc_init((spdl__crc *)made);
-    else spdl__inflate_build_fixed((spdl__inflate_tables *)made);
-    if (spdl__cas(place, &found, (uint64_t)(uintptr_t)made)) return made;
-    spdl__free(&npz->zip.allocator, made, bytes); /* another thread was first */
-    return (const void *)(uintptr_t)found;
-}
 
 SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t bytes) {
     return at >= r->window_at && at - r->window_at <= r->have &&
@@ -19748,7 +19734,7 @@ SPDL__PRIVATE bool spdl__npz_inflate_error(spdl__npz_reader *r, spdl__inflate_mo
 SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
                                          spdl_error *error) {
     memset(r, 0, offsetof(spdl__npz_reader, own)); /* the rest is filled before use */
-    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for its tables */
+    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for its mapping */
     r->where.zip = npz != NULL ? &npz->zip : NULL;
     r->where.error = error;
     r->info = &r->own;
@@ -19759,7 +19745,7 @@ SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *np
 /* Frees the memory of the last member, except the window. */
 SPDL__PRIVATE void spdl__npz_drop(spdl__npz_reader *r) {
     if (r->large != NULL) spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
-    if (r->held != NULL) spdl__free(&r->npz->zip.allocator, r->held, (size_t)r->info->bytes);
+    if (r->held != NULL) spdl__free(&r->npz->zip.allocator, r->held, r->held_bytes);
     r->large = r->held = NULL;
 }
 
@@ -19794,12 +19780,10 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
 /* Prepares the first run of the decoder. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
     spdl__inflate *s = &r->inflate;
-    const spdl__inflate_tables *fixed = (const spdl__inflate_tables *)spdl__npz_tables(r, false);
-    const uint8_t *in = NULL;
-    if (fixed != NULL) in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
+    const uint8_t *in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
     if (in == NULL) return false;
     r->head = r->head_store;
-    spdl__inflate_init(s, fixed, in, (size_t)bytes, r->head_store);
+    spdl__inflate_init(s, &r->npz->fixed, in, (size_t)bytes, r->head_store);
     s->slack = true;
     s->limit = r->head_store + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
     return true;
@@ -19864,8 +19848,8 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "%llu bytes, more than max_bytes, which is "
                               "%llu", (spdl__llu)info->bytes, (spdl__llu)desc->max_bytes);
     info->stored = r->stored;
-    r->swap = t.foreign;
-    r->turn = t.fortran && info->ndim > 1;
+    r->swap = t.foreign && info->bytes > 0;
+    r->turn = t.fortran && info->ndim > 1 && info->bytes > 0;
     r->verify = !desc->no_crc && !r->npz->is_npy;
     return true;
 }
@@ -19891,69 +19875,52 @@ SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
         return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
                               "CRC-32 is %08lx, in the directory %08lx",
                               (unsigned long)r->crc, (unsigned long)r->member->crc);
-    if (r->held != NULL) spdl__npy_to_c_order((uint8_t *)r->to, r->held, r->info);
-    if (r->swap && r->info->bytes > 0) spdl__npy_swap((uint8_t *)r->to, r->info->bytes, r->info);
+    if (r->turn) spdl__npy_to_c_order((uint8_t *)r->to, r->held, r->info);
+    else if (r->held != NULL && r->info->bytes > 0) memcpy(r->to, r->held, (size_t)r->info->bytes);
+    if (r->swap) spdl__npy_swap((uint8_t *)r->to, r->info->bytes, r->info);
     return true;
 }
 
 SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     uint64_t at = r->payload + r->head_bytes;
     const uint8_t *const memory = r->npz->zip.data, *from;
+    const spdl__crc *const crc = &r->npz->crc;
     size_t piece;
-    if (r->verify) r->crc = spdl__crc_add(r->sums, 0, r->head, r->head_bytes);
+    if (r->verify) r->crc = spdl__crc_add(crc, 0, r->head, r->head_bytes);
     for (; r->want > 0; r->want -= piece, r->data += piece, at += piece) {
         piece = r->verify ? (size_t)spdl__min(r->want, SPDL__NPZ_PIECE) : r->want;
         if (r->verify && memory != NULL) {
-            r->crc = spdl__crc_copy(r->sums, r->crc, r->data, memory + at, piece);
+            r->crc = spdl__crc_copy(crc, r->crc, r->data, memory + at, piece);
             continue;
         }
         if (!spdl__npz_copy_out(r, at, r->data, piece)) return false;
-        if (r->verify) r->crc = spdl__crc_add(r->sums, r->crc, r->data, piece);
+        if (r->verify) r->crc = spdl__crc_add(crc, r->crc, r->data, piece);
     }
     for (; r->verify && at < r->payload + r->member->usize; at += piece) { /* after the array */
         piece = (size_t)spdl__min(r->payload + r->member->usize - at, SPDL__NPZ_PIECE);
         from = spdl__npz_fetch(r, at, piece);
         if (from == NULL) return false;
-        r->crc = spdl__crc_add(r->sums, r->crc, from, piece);
+        r->crc = spdl__crc_add(crc, r->crc, from, piece);
     }
     return spdl__npz_complete(r);
-}
-
-/* Reads a deflated member with bytes after the array, which count for the CRC. */
-SPDL__PRIVATE bool spdl__npz_read_whole(spdl__npz_reader *r) {
-    const size_t usize = (size_t)r->member->usize;
-    const uint8_t *const in = r->inflate.in_begin;
-    spdl__inflate_mode ended;
-    uint8_t *whole;
-    bool whole_there;
-    if (usize - r->head_bytes - r->info->bytes > r->npz->desc.max_bytes)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "more than max_bytes follow the array");
-    whole = (uint8_t *)spdl__zip_alloc(&r->where, r->member->usize, "what follows the array");
-    if (whole == NULL) return false;
-    spdl__inflate_init(&r->inflate, r->inflate.fixed, in, (size_t)(r->inflate.in_end - in), whole);
-    ended = spdl__inflate_run(&r->inflate, whole + usize);
-    if (ended == SPDL__INFLATE_FULL) ended = spdl__inflate_run(&r->inflate, whole + usize);
-    whole_there = ended == SPDL__INFLATE_DONE && r->inflate.out == whole + usize;
-    if (r->want > 0) memcpy(r->data, whole + r->head_bytes, r->want);
-    r->crc = spdl__crc_add(r->sums, 0, whole, usize);
-    spdl__free(&r->npz->zip.allocator, whole, usize);
-    return whole_there ? spdl__npz_complete(r) : spdl__npz_inflate_error(r, ended);
 }
 
 /* After the header: checks the caller's memory, and sets where the data go. */
 SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     const spdl__llu bytes = r->info->bytes, room = r->to_bytes;
+    const uint64_t after = r->verify && !r->stored ? r->member->usize - r->head_bytes - bytes : 0;
     if (bytes > room)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID,
                               "the array has %llu bytes, the memory for it %llu", bytes, room);
     if (r->to == NULL && bytes > 0)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
-    if (r->verify) r->sums = (const spdl__crc *)spdl__npz_tables(r, true);
-    if (r->verify && r->sums == NULL) return false;
     r->data = (uint8_t *)r->to;
-    r->want = (size_t)bytes;
-    if (!r->turn || bytes == 0) return true;
-    r->data = r->held = (uint8_t *)spdl__zip_alloc(&r->where, bytes, "changing its order");
+    r->want = r->held_bytes = (size_t)(bytes + after);
+    if (!r->turn && after == 0) return true;
+    if (after > r->npz->desc.max_bytes)
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "more than max_bytes follow the array");
+    r->data = r->held = (uint8_t *)spdl__zip_alloc(
+        &r->where, bytes + after, after > 0 ? "what follows the array" : "changing its order");
     return r->held != NULL;
 }
 
@@ -19961,7 +19928,7 @@ SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
 SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     spdl__inflate *s = &r->inflate;
     size_t have = (size_t)(s->out - s->base);
-    if (r->verify) r->crc = spdl__crc_add(r->sums, 0, r->head, have);
+    if (r->verify) r->crc = spdl__crc_add(&r->npz->crc, 0, r->head, have);
     have = (size_t)spdl__min(have - r->head_bytes, r->want);
     if (have > 0) memcpy(r->data, r->head + r->head_bytes, have);
     r->want -= have;
@@ -19979,25 +19946,23 @@ SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) 
     size_t bytes;
     if (r->piece == NULL) {
         if (!spdl__npz_parse(r) || !spdl__npz_aim(r)) return false;
-        if (r->verify && r->member->usize > r->head_bytes + r->info->bytes)
-            return spdl__npz_read_whole(r) && false;
         spdl__npz_open_data(r);
     } else if (ended == SPDL__INFLATE_FAILED || s->out != s->limit) {
         return spdl__npz_inflate_error(r, ended);
     } else if (r->verify) {
         bytes = (size_t)(s->out - r->piece);
-        r->crc = spdl__crc_add(r->sums, r->crc, r->piece, bytes);
+        r->crc = spdl__crc_add(&r->npz->crc, r->crc, r->piece, bytes);
     }
     if (r->want > 0) {
         bytes = (size_t)spdl__min(r->want, SPDL__NPZ_PIECE);
         r->want -= bytes;
         r->piece = s->out;
         s->limit = s->out + bytes;
-        s->slack = r->want >= SPDL__INFLATE_FAST_OUT || (r->roomy && !r->turn);
+        s->slack = r->want >= SPDL__INFLATE_FAST_OUT || (r->roomy && r->held == NULL);
         return true;
     }
-    if (r->member->usize == r->head_bytes + r->info->bytes) {
-        ended = spdl__inflate_run(s, s->out); /* the stream ends with the array */
+    if (r->verify || r->member->usize == r->head_bytes + r->info->bytes) {
+        ended = spdl__inflate_run(s, s->out); /* the stream ends there */
         if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
     }
     (void)spdl__npz_complete(r);
@@ -20038,9 +20003,10 @@ SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char 
     if (npz == NULL || !there)
         return spdl__error_set(full.error, SPDL_E_INVALID, "%s: an argument is NULL", function);
     if (spdl__allocator_check(&full.allocator, "npz", full.error) != SPDL_OK) return SPDL_E_INVALID;
-    made = *npz = (spdl_npz *)spdl__alloc_zeroed(&full.allocator, 1, sizeof(*made), 64);
+    made = *npz = (spdl_npz *)spdl__alloc(&full.allocator, sizeof(*made), 64);
     if (made == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the archive", name);
+    memset((void *)made, 0, offsetof(spdl_npz, crc));
     made->desc = full;
     made->zip.allocator = full.allocator;
     made->zip.file = SPDL__NO_FILE;
@@ -20063,8 +20029,13 @@ SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     }
     if (zip->data != NULL) memcpy(magic, zip->data, first);
     else if (spdl__zip_read(where, magic, first, first, 0) < first) return false;
-    if (memcmp(magic, "\x93NUMPY", 6) != 0) return spdl__zip_open(zip, where);
-    spdl__npz_open_npy(npz);
+    if (memcmp(magic, "\x93NUMPY", 6) != 0) {
+        if (!npz->desc.no_crc) spdl__crc_init(&npz->crc);
+        if (!spdl__zip_open(zip, where)) return false;
+        if (zip->deflates) spdl__inflate_build_fixed(&npz->fixed);
+    } else {
+        spdl__npz_open_npy(npz);
+    }
     return true;
 }
 
@@ -20101,8 +20072,6 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     spdl_allocator allocator;
     if (npz == NULL) return;
     allocator = npz->zip.allocator;
-    spdl__free(&allocator, (void *)(uintptr_t)npz->sums, sizeof(spdl__crc));
-    spdl__free(&allocator, (void *)(uintptr_t)npz->fixed, sizeof(spdl__inflate_tables));
     spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
@@ -20392,10 +20361,8 @@ SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip
 
 SPDL__PRIVATE bool spdl__load_verify(spdl__npz_reader *r) {
     const uint8_t *const from = r->npz->zip.data + r->payload;
-    if (!r->verify) return true;
-    r->sums = (const spdl__crc *)spdl__npz_tables(r, true);
-    return r->sums != NULL &&
-           spdl__crc_add(r->sums, 0, from, (size_t)r->member->usize) == r->member->crc;
+    return !r->verify || spdl__crc_add(&r->npz->crc, 0, from, (size_t)r->member->usize) ==
+                             r->member->crc;
 }
 
 /* Keeps the bytes of a small file if no array needs a copy; else returns false. */
