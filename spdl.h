@@ -18791,7 +18791,7 @@ typedef struct spdl__zip_member {
     spdl__llu csize, usize;
     uint32_t crc;
     uint16_t key_bytes, method, flags;
-    bool wanted; /* load reads it */
+    bool wanted, copied; /* load reads it; it is not lent */
 } spdl__zip_member;
 
 typedef struct spdl__zip {
@@ -19992,16 +19992,17 @@ SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->is_npy = true;
 }
 
-SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char *name,
-                                         const char *function, const spdl_npz_desc *desc) {
+/* `name` NULL: an argument is missing. */
+SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, const char *name,
+                                         const spdl_npz_desc *desc) {
     spdl_npz_desc full;
     spdl_npz *made;
     memset((void *)&full, 0, sizeof(full));
     if (desc != NULL) full = *desc;
     if (full.max_bytes == 0) full.max_bytes = (uint64_t)1 << 40;
     if (npz != NULL) *npz = NULL;
-    if (npz == NULL || !there)
-        return spdl__error_set(full.error, SPDL_E_INVALID, "%s: an argument is NULL", function);
+    if (npz == NULL || name == NULL)
+        return spdl__error_set(full.error, SPDL_E_INVALID, "npz: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz", full.error) != SPDL_OK) return SPDL_E_INVALID;
     made = *npz = (spdl_npz *)spdl__alloc(&full.allocator, sizeof(*made), 64);
     if (made == NULL)
@@ -20051,17 +20052,16 @@ SPDL__PRIVATE spdl_result spdl__npz_opened(spdl_npz **npz, const char *reason) {
 
 SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc) {
-    spdl_result result = spdl__npz_make(npz, path != NULL, path, "spdl_npz_open", desc);
-    spdl__zip *zip = result == SPDL_OK ? &(*npz)->zip : NULL;
+    const spdl_result result = spdl__npz_make(npz, path, desc);
+    spdl__zip *const zip = result == SPDL_OK ? &(*npz)->zip : NULL;
     if (zip == NULL) return result;
     return spdl__npz_opened(npz, spdl__os_file_open(&zip->file, path, SPDL__OS_READ, &zip->size));
 }
 
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc) {
-    spdl_result result = spdl__npz_make(npz, data != NULL || bytes == 0,
-                                        name != NULL ? name : "memory", "spdl_npz_open_memory",
-                                        desc);
+    const char *const label = name != NULL ? name : "memory";
+    const spdl_result result = spdl__npz_make(npz, data != NULL || bytes == 0 ? label : NULL, desc);
     if (result != SPDL_OK) return result;
     (*npz)->zip.data = (const uint8_t *)data;
     (*npz)->zip.size = bytes;
@@ -20187,8 +20187,9 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 /* ============================================================================================= */
 /* >>load-impl
    Whole files, all arrays in one block. Each array has room for its whole member, so its header is
-   read once, with the data. A small file is kept as the bundle's memory if all its arrays are
-   aligned and need no conversion. The calling thread decodes two deflated members in turn. */
+   read once, with the data. Arrays that are aligned and need no conversion are lent: views of a
+   small file, or with no_crc of a mapping, which the bundle keeps. The calling thread decodes two
+   deflated members in turn. */
 
 #define SPDL__LOAD_AHEAD 262144  /* bytes of a file to read at once, from */
 #define SPDL__LOAD_FEW 16        /* so many arrays on */
@@ -20206,9 +20207,10 @@ typedef struct spdl__loading {
     spdl_npz *npz;
     spdl_npz_bundle *bundle;
     spdl__zip_where where;
-    size_t next;            /* not begun */
-    size_t failed;          /* the first, or count */
-    const uint8_t *mapping; /* the file, with no_crc */
+    size_t next;           /* not begun */
+    size_t failed;         /* the first, or count */
+    const uint8_t *lender; /* the small file or the mapping; or NULL */
+    bool mapped;           /* the lender, which is also zip.data */
     spdl__load_lane lane[SPDL__INFLATE_LANES];
 } spdl__loading;
 
@@ -20218,27 +20220,40 @@ SPDL__PRIVATE bool spdl__load_too_large(spdl__loading *load) {
                           (spdl__llu)load->npz->desc.max_bytes);
 }
 
-/* Smaller arrays are faster to copy than to find. */
-SPDL__PRIVATE bool spdl__load_may_lend(const spdl__zip_member *member) {
-    return member->method == SPDL__ZIP_STORED && member->usize >= SPDL__LOAD_LEND;
+SPDL__PRIVATE size_t spdl__load_room(const spdl__zip_member *m) {
+    return (size_t)((m->usize + 63) & ~(uint64_t)63);
 }
 
-/* Sets data to the bytes at `base` of the file. Returns true if they need no copy. */
-SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array,
-                                   const uint8_t *base) {
+/* Smaller arrays of a mapping are faster to copy than to find. */
+SPDL__PRIVATE bool spdl__load_is_large(const spdl__zip_member *m) {
+    return m->method == SPDL__ZIP_STORED && m->usize >= SPDL__LOAD_LEND;
+}
+
+/* Returns true if a checked member seems aligned; its header is not parsed. */
+SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl__loading *load, const spdl__zip_member *m) {
+    const uint8_t *at = load->lender;
+    uint64_t left = load->npz->zip.size - m->offset, skip = 0;
+    if (at == NULL || m->method != SPDL__ZIP_STORED) return false;
+    at += m->offset;
+    if (!load->npz->is_npy)
+        skip = (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + 28);
+    if (skip + 12 > left) return false;
+    at += skip;
+    at += at[6] == 1 ? spdl__le16(at + 8) + 10u : spdl__le32(at + 8) + 12u;
+    return ((uintptr_t)at & 63) == 0;
+}
+
+/* Makes an array a view. Returns false if it needs a copy, or fails as the copy will. */
+SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
     spdl__npz_reader *r = &load->lane[0].r;
-    const uint8_t *data;
+    const uint8_t *from;
     r->info = &array->info;
     if (!spdl__npz_start(r, index) || r->swap || r->turn) return false;
-    data = base + r->payload + r->head_bytes;
-    array->data = SPDL__UNCONST(data);
-    return ((uintptr_t)data & 63) == 0;
-}
-
-SPDL__PRIVATE bool spdl__load_lend_mapped(spdl__loading *load, size_t index,
-                                          spdl_npz_array *array) {
-    return load->mapping != NULL && spdl__load_may_lend(&load->npz->zip.members[index]) &&
-           spdl__load_lend(load, index, array, load->mapping);
+    from = load->lender + r->payload;
+    array->data = SPDL__UNCONST(from + r->head_bytes);
+    return ((uintptr_t)array->data & 63) == 0 &&
+           (!r->verify || spdl__crc_add(&load->npz->crc, 0, from, (size_t)r->member->usize) ==
+                              r->member->crc);
 }
 
 /* Adds up the data of members that are not lent. Members without overlap make less than 1033 times
@@ -20246,15 +20261,17 @@ SPDL__PRIVATE bool spdl__load_lend_mapped(spdl__loading *load, size_t index,
 SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
     const spdl_npz *npz = load->npz;
     const uint64_t heads = npz->zip.count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
-    spdl_npz_array one;
     uint64_t whole = 0;
     size_t i;
     for (i = 0; i < npz->zip.count; i++) {
-        const spdl__zip_member *m = load->where.member = &npz->zip.members[i];
+        spdl__zip_member *m = &npz->zip.members[i];
+        load->where.member = m;
         if (!npz->is_npy && !spdl__zip_check(&load->where)) return false;
         if (m->usize > SIZE_MAX / 4 - whole) break;
         whole += m->usize;
-        if (!spdl__load_lend_mapped(load, i, &one)) *data += (m->usize + 63) & ~(uint64_t)63;
+        m->copied = m->copied || (load->mapped && !spdl__load_is_large(m)) ||
+                    !spdl__load_seems_aligned(load, m);
+        if (m->copied) *data += spdl__load_room(m);
     }
     load->where.member = NULL;
     if (i < npz->zip.count || *data > npz->desc.max_bytes + heads)
@@ -20326,66 +20343,36 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
+/* Returns false without a failure if an array that seemed aligned is to be copied, the next time. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
-    const spdl__zip *zip = &load->npz->zip;
-    uint64_t data = 0;
+    spdl__zip *zip = &load->npz->zip;
     spdl_npz_array *array;
+    spdl__zip_member *m;
+    uint64_t data = 0;
+    size_t lent = 0;
+    bool again = false;
     char *at;
-    size_t i;
     if (!spdl__load_measure(load, &data) || !spdl__load_make(load, data, &at)) return false;
-    for (i = 0; i < zip->count; i++) {
-        array = &load->bundle->arrays[i];
-        if (spdl__load_lend_mapped(load, i, array)) {
-            load->bundle->mapping_ = load->mapping;
-            load->bundle->mapped_ = zip->size;
-        } else {
-            memset(&array->info, 0, sizeof(array->info));
+    for (m = zip->members, array = load->bundle->arrays; m < zip->members + zip->count;
+         m++, array++) {
+        if (m->copied) {
             array->data = at;
-            at += (size_t)((zip->members[i].usize + 63) & ~(uint64_t)63);
+            at += spdl__load_room(m);
+        } else if (spdl__load_lend(load, (size_t)(m - zip->members), array)) {
+            lent++;
+        } else {
+            m->copied = again = true;
         }
     }
-    return true;
-}
-
-/* Returns true if the data seem aligned, without a look at their header. */
-SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip_member *m) {
-    const uint8_t *const at = npz->file_bytes;
-    uint64_t payload = m->offset;
-    if (!npz->is_npy) {
-        if (npz->zip.size < m->offset + SPDL__ZIP_LOCAL_BYTES) return false;
-        payload += (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + m->offset + 28);
+    if (again) {
+        spdl_npz_bundle_free(load->bundle);
+        load->bundle = NULL;
+    } else if (lent > 0) {
+        load->bundle->mapping_ = load->lender;
+        load->bundle->mapped_ = zip->size;
+        load->npz->file_bytes = NULL;
     }
-    return m->method == SPDL__ZIP_STORED && payload + 10 <= npz->zip.size &&
-           (payload + 10 + spdl__le16(at + payload + 8)) % 64 == 0;
-}
-
-SPDL__PRIVATE bool spdl__load_verify(spdl__npz_reader *r) {
-    const uint8_t *const from = r->npz->zip.data + r->payload;
-    return !r->verify || spdl__crc_add(&r->npz->crc, 0, from, (size_t)r->member->usize) ==
-                             r->member->crc;
-}
-
-/* Keeps the bytes of a small file if no array needs a copy; else returns false. */
-SPDL__PRIVATE bool spdl__load_keep(spdl__loading *load) {
-    spdl_npz *npz = load->npz;
-    spdl__npz_reader *r = &load->lane[0].r;
-    char *none;
-    size_t i;
-    if (npz->file_bytes == NULL) return false;
-    for (i = 0; i < npz->zip.count; i++)
-        if (!spdl__load_seems_aligned(npz, &npz->zip.members[i])) return false;
-    if (!spdl__load_make(load, 0, &none)) return false;
-    for (i = 0; i < npz->zip.count; i++)
-        if (!spdl__load_lend(load, i, &load->bundle->arrays[i], npz->file_bytes) ||
-            !spdl__load_verify(r)) {
-            spdl_npz_bundle_free(load->bundle);
-            load->bundle = NULL;
-            return false;
-        }
-    load->bundle->mapping_ = npz->file_bytes;
-    load->bundle->mapped_ = npz->zip.size;
-    npz->file_bytes = NULL;
-    return true;
+    return !again;
 }
 
 /* A lane without `more` has its result. The failure of the first array counts, and none is begun
@@ -20409,9 +20396,9 @@ SPDL__PRIVATE void spdl__load_begin(spdl__loading *load, spdl__load_lane *lane) 
     spdl_npz_array *array = &load->bundle->arrays[load->next];
     bool more;
     lane->which = load->next++;
-    if (array->info.stored) return; /* it is lent */
+    if (!m->copied) return;
     r->info = &array->info;
-    more = spdl__npz_begin(r, lane->which, array->data, (size_t)((m->usize + 63) & ~(uint64_t)63));
+    more = spdl__npz_begin(r, lane->which, array->data, spdl__load_room(m));
     while (more && m->csize <= m->usize / 10)
         more = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
     spdl__load_went(load, lane, more);
@@ -20446,36 +20433,36 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
         if (zip->count >= SPDL__LOAD_FEW) load->lane[i].r.most_ahead = SPDL__LOAD_AHEAD;
         load->lane[i].busy = false;
     }
+    load->lender = load->npz->file_bytes;
     if (zip->data != NULL || !load->npz->desc.no_crc) return;
-    for (i = 0; i < zip->count && !spdl__load_may_lend(&zip->members[i]); i++) continue;
-    if (i < zip->count) zip->data = load->mapping = spdl__os_file_map(zip->file, zip->size, true);
-}
-
-/* With nothing lent, reading is faster than mapping. */
-SPDL__PRIVATE void spdl__load_unmap(spdl__loading *load) {
-    if (load->mapping == NULL) return;
-    spdl__os_file_unmap(load->mapping, load->npz->zip.size);
-    load->npz->zip.data = load->mapping = NULL;
+    for (i = 0; i < zip->count && !spdl__load_is_large(&zip->members[i]); i++) continue;
+    if (i < zip->count) zip->data = load->lender = spdl__os_file_map(zip->file, zip->size, true);
+    load->mapped = zip->data != NULL;
 }
 
 SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
     spdl__loading load;
     uint64_t bytes = 0;
+    bool ready;
     size_t i;
     memset(&load, 0, offsetof(spdl__loading, lane));
     load.npz = npz;
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
-    if (spdl__load_select(&load) && (spdl__load_keep(&load) || spdl__load_place(&load))) {
-        if (load.bundle->mapping_ == NULL) spdl__load_unmap(&load);
+    ready = spdl__load_select(&load) &&
+            (spdl__load_place(&load) ||
+             (load.where.result == SPDL_OK && spdl__load_place(&load)));
+    if (load.mapped && (!ready || load.bundle->mapping_ == NULL)) { /* reading is faster */
+        spdl__os_file_unmap(load.lender, npz->zip.size);
+        npz->zip.data = NULL;
+    }
+    if (ready) {
         spdl__load_read(&load);
-        for (i = 0; i < load.bundle->count; i++)
-            bytes += load.bundle->arrays[i].info.bytes;
+        for (i = 0; i < load.bundle->count; i++) bytes += load.bundle->arrays[i].info.bytes;
         if (load.where.result == SPDL_OK && bytes > npz->desc.max_bytes)
             spdl__load_too_large(&load);
     }
-    if (load.bundle == NULL) spdl__load_unmap(&load);
-    if (load.mapping != NULL) npz->zip.data = NULL;
+    if (load.mapped) npz->zip.data = NULL;
     for (i = 0; i < SPDL__INFLATE_LANES; i++) (void)spdl__npz_end(&load.lane[i].r);
     spdl_npz_close(npz);
     if (load.where.result == SPDL_OK) *bundle = load.bundle;
@@ -20483,28 +20470,20 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     return load.where.result;
 }
 
-SPDL__PRIVATE spdl_result spdl__load_check(spdl_npz_bundle **bundle, const char *function,
-                                           const spdl_npz_desc *desc) {
-    if (bundle == NULL)
-        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
-                               "%s: an argument is NULL", function);
-    *bundle = NULL;
-    return SPDL_OK;
-}
-
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
-    spdl_result result = spdl__load_check(bundle, "spdl_npz_load", desc);
-    if (result == SPDL_OK) result = spdl_npz_open(&npz, path, desc);
+    const spdl_result result = spdl_npz_open(bundle != NULL ? &npz : NULL, path, desc);
+    if (bundle != NULL) *bundle = NULL;
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
-    spdl_result result = spdl__load_check(bundle, "spdl_npz_load_memory", desc);
-    if (result == SPDL_OK) result = spdl_npz_open_memory(&npz, data, bytes, name, desc);
+    const spdl_result result =
+        spdl_npz_open_memory(bundle != NULL ? &npz : NULL, data, bytes, name, desc);
+    if (bundle != NULL) *bundle = NULL;
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
