@@ -18609,7 +18609,7 @@ typedef struct spdl__zip_member {
     spdl__llu csize, usize;
     uint32_t crc;
     uint16_t key_bytes, method, flags;
-    bool wanted; /* load reads it */
+    bool wanted, copied; /* load reads it; it is not lent */
 } spdl__zip_member;
 
 typedef struct spdl__zip {
@@ -18628,6 +18628,7 @@ typedef struct spdl__zip {
     uint32_t *by_name; /* members by name */
     size_t count;
     size_t block_bytes; /* members, by_name, and the names */
+    bool deflates;      /* any member */
 } spdl__zip;
 
 /* What is read, and its first failure. */
@@ -18860,6 +18861,7 @@ SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
             return spdl__zip_fail(o->where, SPDL_E_LIMIT, "more than %d members",
                                   SPDL__ZIP_MEMBERS);
         names = spdl__zip_read_entry(zip, member, entry, names);
+        zip->deflates |= member->method == SPDL__ZIP_DEFLATED;
         if (names != NULL) continue;
         o->where->member = member;
         return spdl__zip_fail(o->where, SPDL_E_FORMAT,
@@ -18951,60 +18953,42 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-/* Returns true if a member has the key `name` with `suffix`. *place is where by_name has it, or
-   would. */
-SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const uint8_t *name, size_t bytes,
-                                  const char *suffix, size_t *place) {
-    size_t low = 0, high = zip->count, middle;
-    int order = 1;
-    while (low < high && order != 0) {
-        middle = low + (high - low) / 2;
-        order = spdl__zip_compare(&zip->members[zip->by_name[middle]], name, bytes, suffix);
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    *place = high;
-    return order == 0;
-}
-
 SPDL__PRIVATE bool spdl__zip_ends_npy(const uint8_t *name, size_t bytes) {
     return bytes >= 4 && memcmp(name + bytes - 4, ".npy", 4) == 0;
 }
 
-/* Returns true if the name must be the whole key: it has no ".npy", or would be another's name
-   without. */
-SPDL__PRIVATE bool spdl__zip_in_full(const spdl__zip *zip, const spdl__zip_member *member) {
-    size_t bytes = member->key_bytes, place;
-    while (spdl__zip_ends_npy(member->key, bytes)) {
-        bytes -= 4;
-        if (!spdl__zip_find(zip, member->key, bytes, "", &place)) return false;
-    }
-    return true;
-}
-
-/* Restores the ".npy" of names that are whole keys. Files of NumPy have none. */
+/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
+   their names are final. */
 SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
-    spdl__zip_member *member;
-    bool other = false;
-    size_t i;
-    for (i = 0; i < zip->count; i++)
-        other = other || !spdl__zip_ends_npy(zip->members[i].key, zip->members[i].key_bytes);
-    for (i = 0; i < zip->count && other; i++) {
-        member = &zip->members[i];
-        if (spdl__zip_in_full(zip, member) && spdl__zip_ends_npy(member->key, member->key_bytes))
-            member->name[member->key_bytes - 4] = '.';
+    const spdl__zip_member *other = NULL;
+    spdl__zip_member *m;
+    size_t i, place = 0;
+    int order;
+    for (i = 0; i < zip->count; i++) {
+        m = &zip->members[zip->by_name[i]];
+        if (!spdl__zip_ends_npy(m->key, m->key_bytes)) continue;
+        for (order = -1; order < 0; place += order < 0) {
+            other = &zip->members[zip->by_name[place]];
+            order = spdl__zip_compare(other, m->key, m->key_bytes - 4u, "");
+        }
+        if (order == 0 && strlen(other->name) == other->key_bytes) m->name[m->key_bytes - 4] = '.';
     }
 }
 
-SPDL__PRIVATE bool spdl__zip_find_name(const spdl__zip *zip, const char *name, size_t bytes,
-                                       size_t *place) {
-    const uint8_t *text = (const uint8_t *)name;
-    const spdl__zip_member *m = zip->members;
-    if (spdl__zip_find(zip, text, bytes, ".npy", place) &&
-        strlen(m[zip->by_name[*place]].name) == bytes)
-        return true;
-    return spdl__zip_find(zip, text, bytes, "", place) &&
-           strlen(m[zip->by_name[*place]].name) == bytes;
+/* Finds the member that has this name, and the key `name` with `suffix`. */
+SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t bytes,
+                                  const char *suffix, size_t *index) {
+    size_t low = 0, high = zip->count, middle;
+    int order;
+    while (low < high) {
+        middle = low + (high - low) / 2;
+        *index = zip->by_name[middle];
+        order = spdl__zip_compare(&zip->members[*index], (const uint8_t *)name, bytes, suffix);
+        if (order == 0) return strlen(zip->members[*index].name) == bytes;
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return false;
 }
 
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
@@ -19432,8 +19416,8 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 
 /* ============================================================================================= */
 /* >>npz-impl
-   Arrays of archives. After open only the mapping (made by the first view) and the tables (by the
-   first use) change, each by one cas: other calls may run on any threads.
+   Arrays of archives. After open only the mapping changes, by one cas of the first view: other calls
+   may run on any threads.
    spdl__npz_begin finds a member and reads a stored one to its end. For a deflated one it prepares
    a run of the decoder; after each run spdl__npz_ran takes the CRC and prepares the next. The first
    run makes the header and up to HEAD bytes, the next ones write to the caller's memory. Between
@@ -19461,17 +19445,17 @@ struct spdl_npz {
     spdl_npz_desc desc;
     uint8_t *file_bytes;    /* of a small file */
 
-    /* Any thread: set once by cas. */
-    uint64_t mapping; /* a const uint8_t *, or 0 */
-    uint64_t sums;    /* a const spdl__crc *, or 0 */
-    uint64_t fixed;   /* a const spdl__inflate_tables *, or 0 */
+    uint64_t mapping; /* a const uint8_t *, or 0; any thread sets it by cas */
+
+    /* Written by open, if members need them. */
+    spdl__crc crc;
+    spdl__inflate_tables fixed;
 };
 
 /* A member in use, on the stack of the call. */
 typedef struct spdl__npz_reader {
     spdl_npz *npz;
     spdl__zip_where where;
-    const spdl__crc *sums; /* NULL until needed */
 
     /* Set with a member. */
     const spdl__zip_member *member;
@@ -19498,7 +19482,8 @@ typedef struct spdl__npz_reader {
     bool roomy; /* memory after the array may be written */
     void *to;   /* of the caller, with to_bytes */
     size_t to_bytes;
-    uint8_t *held;  /* Fortran order */
+    uint8_t *held;  /* Fortran order; deflated bytes after the array, for their CRC */
+    size_t held_bytes;
     uint8_t *data;  /* next bytes */
     size_t want;    /* bytes to read */
     uint8_t *piece; /* of this run; NULL: the header */
@@ -19509,23 +19494,6 @@ typedef struct spdl__npz_reader {
     uint8_t local[SPDL__NPZ_WINDOW];
     spdl__inflate inflate;
 } spdl__npz_reader;
-
-/* Makes or finds the tables of the CRC or the fixed codes. NULL: no memory. */
-SPDL__PRIVATE const void *spdl__npz_tables(spdl__npz_reader *r, bool crc) {
-    spdl_npz *npz = r->npz;
-    uint64_t *const place = crc ? &npz->sums : &npz->fixed;
-    const size_t bytes = crc ? sizeof(spdl__crc) : sizeof(spdl__inflate_tables);
-    uint64_t found = spdl__load(place); /* pairs with the cas; else they are unfilled */
-    void *made;
-    if (found != 0) return (const void *)(uintptr_t)found;
-    made = spdl__zip_alloc(&r->where, bytes, "tables");
-    if (made == NULL) return NULL;
-    if (crc) spdl__crc_init((spdl__crc *)made);
-    else spdl__inflate_build_fixed((spdl__inflate_tables *)made);
-    if (spdl__cas(place, &found, (uint64_t)(uintptr_t)made)) return made;
-    spdl__free(&npz->zip.allocator, made, bytes); /* another thread was first */
-    return (const void *)(uintptr_t)found;
-}
 
 SPDL__PRIVATE bool spdl__npz_has(const spdl__npz_reader *r, uint64_t at, size_t bytes) {
     return at >= r->window_at && at - r->window_at <= r->have &&
@@ -19584,7 +19552,7 @@ SPDL__PRIVATE bool spdl__npz_inflate_error(spdl__npz_reader *r, spdl__inflate_mo
 SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *npz,
                                          spdl_error *error) {
     memset(r, 0, offsetof(spdl__npz_reader, own)); /* the rest is filled before use */
-    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for its tables */
+    r->npz = (spdl_npz *)SPDL__UNCONST(npz); /* for its mapping */
     r->where.zip = npz != NULL ? &npz->zip : NULL;
     r->where.error = error;
     r->info = &r->own;
@@ -19595,7 +19563,7 @@ SPDL__PRIVATE void spdl__npz_init_reader(spdl__npz_reader *r, const spdl_npz *np
 /* Frees the memory of the last member, except the window. */
 SPDL__PRIVATE void spdl__npz_drop(spdl__npz_reader *r) {
     if (r->large != NULL) spdl__free(&r->npz->zip.allocator, r->large, r->large_bytes);
-    if (r->held != NULL) spdl__free(&r->npz->zip.allocator, r->held, (size_t)r->info->bytes);
+    if (r->held != NULL) spdl__free(&r->npz->zip.allocator, r->held, r->held_bytes);
     r->large = r->held = NULL;
 }
 
@@ -19630,12 +19598,10 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
 /* Prepares the first run of the decoder. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
     spdl__inflate *s = &r->inflate;
-    const spdl__inflate_tables *fixed = (const spdl__inflate_tables *)spdl__npz_tables(r, false);
-    const uint8_t *in = NULL;
-    if (fixed != NULL) in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
+    const uint8_t *in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
     if (in == NULL) return false;
     r->head = r->head_store;
-    spdl__inflate_init(s, fixed, in, (size_t)bytes, r->head_store);
+    spdl__inflate_init(s, &r->npz->fixed, in, (size_t)bytes, r->head_store);
     s->slack = true;
     s->limit = r->head_store + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
     return true;
@@ -19700,8 +19666,8 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "%llu bytes, more than max_bytes, which is "
                               "%llu", (spdl__llu)info->bytes, (spdl__llu)desc->max_bytes);
     info->stored = r->stored;
-    r->swap = t.foreign;
-    r->turn = t.fortran && info->ndim > 1;
+    r->swap = t.foreign && info->bytes > 0;
+    r->turn = t.fortran && info->ndim > 1 && info->bytes > 0;
     r->verify = !desc->no_crc && !r->npz->is_npy;
     return true;
 }
@@ -19727,69 +19693,52 @@ SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
         return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
                               "CRC-32 is %08lx, in the directory %08lx",
                               (unsigned long)r->crc, (unsigned long)r->member->crc);
-    if (r->held != NULL) spdl__npy_to_c_order((uint8_t *)r->to, r->held, r->info);
-    if (r->swap && r->info->bytes > 0) spdl__npy_swap((uint8_t *)r->to, r->info->bytes, r->info);
+    if (r->turn) spdl__npy_to_c_order((uint8_t *)r->to, r->held, r->info);
+    else if (r->held != NULL && r->info->bytes > 0) memcpy(r->to, r->held, (size_t)r->info->bytes);
+    if (r->swap) spdl__npy_swap((uint8_t *)r->to, r->info->bytes, r->info);
     return true;
 }
 
 SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     uint64_t at = r->payload + r->head_bytes;
     const uint8_t *const memory = r->npz->zip.data, *from;
+    const spdl__crc *const crc = &r->npz->crc;
     size_t piece;
-    if (r->verify) r->crc = spdl__crc_add(r->sums, 0, r->head, r->head_bytes);
+    if (r->verify) r->crc = spdl__crc_add(crc, 0, r->head, r->head_bytes);
     for (; r->want > 0; r->want -= piece, r->data += piece, at += piece) {
         piece = r->verify ? (size_t)spdl__min(r->want, SPDL__NPZ_PIECE) : r->want;
         if (r->verify && memory != NULL) {
-            r->crc = spdl__crc_copy(r->sums, r->crc, r->data, memory + at, piece);
+            r->crc = spdl__crc_copy(crc, r->crc, r->data, memory + at, piece);
             continue;
         }
         if (!spdl__npz_copy_out(r, at, r->data, piece)) return false;
-        if (r->verify) r->crc = spdl__crc_add(r->sums, r->crc, r->data, piece);
+        if (r->verify) r->crc = spdl__crc_add(crc, r->crc, r->data, piece);
     }
     for (; r->verify && at < r->payload + r->member->usize; at += piece) { /* after the array */
         piece = (size_t)spdl__min(r->payload + r->member->usize - at, SPDL__NPZ_PIECE);
         from = spdl__npz_fetch(r, at, piece);
         if (from == NULL) return false;
-        r->crc = spdl__crc_add(r->sums, r->crc, from, piece);
+        r->crc = spdl__crc_add(crc, r->crc, from, piece);
     }
     return spdl__npz_complete(r);
-}
-
-/* Reads a deflated member with bytes after the array, which count for the CRC. */
-SPDL__PRIVATE bool spdl__npz_read_whole(spdl__npz_reader *r) {
-    const size_t usize = (size_t)r->member->usize;
-    const uint8_t *const in = r->inflate.in_begin;
-    spdl__inflate_mode ended;
-    uint8_t *whole;
-    bool whole_there;
-    if (usize - r->head_bytes - r->info->bytes > r->npz->desc.max_bytes)
-        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "more than max_bytes follow the array");
-    whole = (uint8_t *)spdl__zip_alloc(&r->where, r->member->usize, "what follows the array");
-    if (whole == NULL) return false;
-    spdl__inflate_init(&r->inflate, r->inflate.fixed, in, (size_t)(r->inflate.in_end - in), whole);
-    ended = spdl__inflate_run(&r->inflate, whole + usize);
-    if (ended == SPDL__INFLATE_FULL) ended = spdl__inflate_run(&r->inflate, whole + usize);
-    whole_there = ended == SPDL__INFLATE_DONE && r->inflate.out == whole + usize;
-    if (r->want > 0) memcpy(r->data, whole + r->head_bytes, r->want);
-    r->crc = spdl__crc_add(r->sums, 0, whole, usize);
-    spdl__free(&r->npz->zip.allocator, whole, usize);
-    return whole_there ? spdl__npz_complete(r) : spdl__npz_inflate_error(r, ended);
 }
 
 /* After the header: checks the caller's memory, and sets where the data go. */
 SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     const spdl__llu bytes = r->info->bytes, room = r->to_bytes;
+    const uint64_t after = r->verify && !r->stored ? r->member->usize - r->head_bytes - bytes : 0;
     if (bytes > room)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID,
                               "the array has %llu bytes, the memory for it %llu", bytes, room);
     if (r->to == NULL && bytes > 0)
         return spdl__zip_fail(&r->where, SPDL_E_INVALID, "the memory for it is NULL");
-    if (r->verify) r->sums = (const spdl__crc *)spdl__npz_tables(r, true);
-    if (r->verify && r->sums == NULL) return false;
     r->data = (uint8_t *)r->to;
-    r->want = (size_t)bytes;
-    if (!r->turn || bytes == 0) return true;
-    r->data = r->held = (uint8_t *)spdl__zip_alloc(&r->where, bytes, "changing its order");
+    r->want = r->held_bytes = (size_t)(bytes + after);
+    if (!r->turn && after == 0) return true;
+    if (after > r->npz->desc.max_bytes)
+        return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "more than max_bytes follow the array");
+    r->data = r->held = (uint8_t *)spdl__zip_alloc(
+        &r->where, bytes + after, after > 0 ? "what follows the array" : "changing its order");
     return r->held != NULL;
 }
 
@@ -19797,7 +19746,7 @@ SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
 SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     spdl__inflate *s = &r->inflate;
     size_t have = (size_t)(s->out - s->base);
-    if (r->verify) r->crc = spdl__crc_add(r->sums, 0, r->head, have);
+    if (r->verify) r->crc = spdl__crc_add(&r->npz->crc, 0, r->head, have);
     have = (size_t)spdl__min(have - r->head_bytes, r->want);
     if (have > 0) memcpy(r->data, r->head + r->head_bytes, have);
     r->want -= have;
@@ -19815,25 +19764,23 @@ SPDL__PRIVATE bool spdl__npz_ran(spdl__npz_reader *r, spdl__inflate_mode ended) 
     size_t bytes;
     if (r->piece == NULL) {
         if (!spdl__npz_parse(r) || !spdl__npz_aim(r)) return false;
-        if (r->verify && r->member->usize > r->head_bytes + r->info->bytes)
-            return spdl__npz_read_whole(r) && false;
         spdl__npz_open_data(r);
     } else if (ended == SPDL__INFLATE_FAILED || s->out != s->limit) {
         return spdl__npz_inflate_error(r, ended);
     } else if (r->verify) {
         bytes = (size_t)(s->out - r->piece);
-        r->crc = spdl__crc_add(r->sums, r->crc, r->piece, bytes);
+        r->crc = spdl__crc_add(&r->npz->crc, r->crc, r->piece, bytes);
     }
     if (r->want > 0) {
         bytes = (size_t)spdl__min(r->want, SPDL__NPZ_PIECE);
         r->want -= bytes;
         r->piece = s->out;
         s->limit = s->out + bytes;
-        s->slack = r->want >= SPDL__INFLATE_FAST_OUT || (r->roomy && !r->turn);
+        s->slack = r->want >= SPDL__INFLATE_FAST_OUT || (r->roomy && r->held == NULL);
         return true;
     }
-    if (r->member->usize == r->head_bytes + r->info->bytes) {
-        ended = spdl__inflate_run(s, s->out); /* the stream ends with the array */
+    if (r->verify || r->member->usize == r->head_bytes + r->info->bytes) {
+        ended = spdl__inflate_run(s, s->out); /* the stream ends there */
         if (ended != SPDL__INFLATE_DONE) return spdl__npz_inflate_error(r, ended);
     }
     (void)spdl__npz_complete(r);
@@ -19863,20 +19810,22 @@ SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->is_npy = true;
 }
 
-SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, bool there, const char *name,
-                                         const char *function, const spdl_npz_desc *desc) {
+/* `name` NULL: an argument is missing. */
+SPDL__PRIVATE spdl_result spdl__npz_make(spdl_npz **npz, const char *name,
+                                         const spdl_npz_desc *desc) {
     spdl_npz_desc full;
     spdl_npz *made;
     memset((void *)&full, 0, sizeof(full));
     if (desc != NULL) full = *desc;
     if (full.max_bytes == 0) full.max_bytes = (uint64_t)1 << 40;
     if (npz != NULL) *npz = NULL;
-    if (npz == NULL || !there)
-        return spdl__error_set(full.error, SPDL_E_INVALID, "%s: an argument is NULL", function);
+    if (npz == NULL || name == NULL)
+        return spdl__error_set(full.error, SPDL_E_INVALID, "npz: an argument is NULL");
     if (spdl__allocator_check(&full.allocator, "npz", full.error) != SPDL_OK) return SPDL_E_INVALID;
-    made = *npz = SPDL__NEW(&full.allocator, spdl_npz, 1);
+    made = *npz = (spdl_npz *)spdl__alloc(&full.allocator, sizeof(*made), 64);
     if (made == NULL)
         return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the archive", name);
+    memset((void *)made, 0, offsetof(spdl_npz, crc));
     made->desc = full;
     made->zip.allocator = full.allocator;
     made->zip.file = SPDL__NO_FILE;
@@ -19899,8 +19848,13 @@ SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     }
     if (zip->data != NULL) memcpy(magic, zip->data, first);
     else if (spdl__zip_read(where, magic, first, first, 0) < first) return false;
-    if (memcmp(magic, "\x93NUMPY", 6) != 0) return spdl__zip_open(zip, where);
-    spdl__npz_open_npy(npz);
+    if (memcmp(magic, "\x93NUMPY", 6) != 0) {
+        if (!npz->desc.no_crc) spdl__crc_init(&npz->crc);
+        if (!spdl__zip_open(zip, where)) return false;
+        if (zip->deflates) spdl__inflate_build_fixed(&npz->fixed);
+    } else {
+        spdl__npz_open_npy(npz);
+    }
     return true;
 }
 
@@ -19916,17 +19870,16 @@ SPDL__PRIVATE spdl_result spdl__npz_opened(spdl_npz **npz, const char *reason) {
 
 SPDL_API spdl_result spdl_npz_open(spdl_npz **npz, const char *path,
                                         const spdl_npz_desc *desc) {
-    spdl_result result = spdl__npz_make(npz, path != NULL, path, "spdl_npz_open", desc);
-    spdl__zip *zip = result == SPDL_OK ? &(*npz)->zip : NULL;
+    const spdl_result result = spdl__npz_make(npz, path, desc);
+    spdl__zip *const zip = result == SPDL_OK ? &(*npz)->zip : NULL;
     if (zip == NULL) return result;
     return spdl__npz_opened(npz, spdl__os_file_open(&zip->file, path, SPDL__OS_READ, &zip->size));
 }
 
 SPDL_API spdl_result spdl_npz_open_memory(spdl_npz **npz, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc) {
-    spdl_result result = spdl__npz_make(npz, data != NULL || bytes == 0,
-                                        name != NULL ? name : "memory", "spdl_npz_open_memory",
-                                        desc);
+    const char *const label = name != NULL ? name : "memory";
+    const spdl_result result = spdl__npz_make(npz, data != NULL || bytes == 0 ? label : NULL, desc);
     if (result != SPDL_OK) return result;
     (*npz)->zip.data = (const uint8_t *)data;
     (*npz)->zip.size = bytes;
@@ -19937,9 +19890,7 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     spdl_allocator allocator;
     if (npz == NULL) return;
     allocator = npz->zip.allocator;
-    spdl__free(&allocator, (void *)(uintptr_t)npz->sums, sizeof(spdl__crc));
-    spdl__free(&allocator, (void *)(uintptr_t)npz->fixed, sizeof(spdl__inflate_tables));
-    spdl__os_file_unmap((const void *)(uintptr_t)npz->mapping, npz->zip.size);
+    spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
     spdl__free(&allocator, npz->file_bytes, (size_t)npz->zip.size);
@@ -19953,14 +19904,17 @@ SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index) {
 }
 
 SPDL_API spdl_result spdl_npz_find(const spdl_npz *npz, const char *name, size_t *index) {
-    size_t place, bytes = name != NULL ? strlen(name) : 0;
+    size_t found, tries, bytes = name != NULL ? strlen(name) : 0;
     if (npz == NULL || name == NULL) return SPDL_E_NOT_FOUND;
-    if (!spdl__zip_find_name(&npz->zip, name, bytes, &place) &&
-        !(spdl__zip_ends_npy((const uint8_t *)name, bytes) &&
-          spdl__zip_find_name(&npz->zip, name, bytes - 4, &place)))
-        return SPDL_E_NOT_FOUND;
-    if (index != NULL) *index = npz->zip.by_name[place];
-    return SPDL_OK;
+    for (tries = 0; tries < 2; tries++, bytes -= 4) {
+        if (spdl__zip_find(&npz->zip, name, bytes, ".npy", &found) ||
+            spdl__zip_find(&npz->zip, name, bytes, "", &found)) {
+            if (index != NULL) *index = found;
+            return SPDL_OK;
+        }
+        if (!spdl__zip_ends_npy((const uint8_t *)name, bytes)) break;
+    }
+    return SPDL_E_NOT_FOUND;
 }
 
 SPDL_API spdl_result spdl_npz_info(const spdl_npz *npz, size_t index, spdl_npy_info *info,
@@ -20051,8 +20005,9 @@ SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void
 /* ============================================================================================= */
 /* >>load-impl
    Whole files, all arrays in one block. Each array has room for its whole member, so its header is
-   read once, with the data. A small file is kept as the bundle's memory if all its arrays are
-   aligned and need no conversion. The calling thread decodes two deflated members in turn. */
+   read once, with the data. Arrays that are aligned and need no conversion are lent: views of a
+   small file, or with no_crc of a mapping, which the bundle keeps. The calling thread decodes two
+   deflated members in turn. */
 
 #define SPDL__LOAD_AHEAD 262144  /* bytes of a file to read at once, from */
 #define SPDL__LOAD_FEW 16        /* so many arrays on */
@@ -20070,9 +20025,10 @@ typedef struct spdl__loading {
     spdl_npz *npz;
     spdl_npz_bundle *bundle;
     spdl__zip_where where;
-    size_t next;            /* not begun */
-    size_t failed;          /* the first, or count */
-    const uint8_t *mapping; /* the file, with no_crc */
+    size_t next;           /* not begun */
+    size_t failed;         /* the first, or count */
+    const uint8_t *lender; /* the small file or the mapping; or NULL */
+    bool mapped;           /* the lender, which is also zip.data */
     spdl__load_lane lane[SPDL__INFLATE_LANES];
 } spdl__loading;
 
@@ -20082,27 +20038,40 @@ SPDL__PRIVATE bool spdl__load_too_large(spdl__loading *load) {
                           (spdl__llu)load->npz->desc.max_bytes);
 }
 
-/* Smaller arrays are faster to copy than to find. */
-SPDL__PRIVATE bool spdl__load_may_lend(const spdl__zip_member *member) {
-    return member->method == SPDL__ZIP_STORED && member->usize >= SPDL__LOAD_LEND;
+SPDL__PRIVATE size_t spdl__load_room(const spdl__zip_member *m) {
+    return (size_t)((m->usize + 63) & ~(uint64_t)63);
 }
 
-/* Sets data to the bytes at `base` of the file. Returns true if they need no copy. */
-SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array,
-                                   const uint8_t *base) {
+/* Smaller arrays of a mapping are faster to copy than to find. */
+SPDL__PRIVATE bool spdl__load_is_large(const spdl__zip_member *m) {
+    return m->method == SPDL__ZIP_STORED && m->usize >= SPDL__LOAD_LEND;
+}
+
+/* Returns true if a checked member seems aligned; its header is not parsed. */
+SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl__loading *load, const spdl__zip_member *m) {
+    const uint8_t *at = load->lender;
+    uint64_t left = load->npz->zip.size - m->offset, skip = 0;
+    if (at == NULL || m->method != SPDL__ZIP_STORED) return false;
+    at += m->offset;
+    if (!load->npz->is_npy)
+        skip = (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + 28);
+    if (skip + 12 > left) return false;
+    at += skip;
+    at += at[6] == 1 ? spdl__le16(at + 8) + 10u : spdl__le32(at + 8) + 12u;
+    return ((uintptr_t)at & 63) == 0;
+}
+
+/* Makes an array a view. Returns false if it needs a copy, or fails as the copy will. */
+SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
     spdl__npz_reader *r = &load->lane[0].r;
-    const uint8_t *data;
+    const uint8_t *from;
     r->info = &array->info;
     if (!spdl__npz_start(r, index) || r->swap || r->turn) return false;
-    data = base + r->payload + r->head_bytes;
-    array->data = SPDL__UNCONST(data);
-    return ((uintptr_t)data & 63) == 0;
-}
-
-SPDL__PRIVATE bool spdl__load_lend_mapped(spdl__loading *load, size_t index,
-                                          spdl_npz_array *array) {
-    return load->mapping != NULL && spdl__load_may_lend(&load->npz->zip.members[index]) &&
-           spdl__load_lend(load, index, array, load->mapping);
+    from = load->lender + r->payload;
+    array->data = SPDL__UNCONST(from + r->head_bytes);
+    return ((uintptr_t)array->data & 63) == 0 &&
+           (!r->verify || spdl__crc_add(&load->npz->crc, 0, from, (size_t)r->member->usize) ==
+                              r->member->crc);
 }
 
 /* Adds up the data of members that are not lent. Members without overlap make less than 1033 times
@@ -20110,15 +20079,17 @@ SPDL__PRIVATE bool spdl__load_lend_mapped(spdl__loading *load, size_t index,
 SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
     const spdl_npz *npz = load->npz;
     const uint64_t heads = npz->zip.count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
-    spdl_npz_array one;
     uint64_t whole = 0;
     size_t i;
     for (i = 0; i < npz->zip.count; i++) {
-        const spdl__zip_member *m = load->where.member = &npz->zip.members[i];
+        spdl__zip_member *m = &npz->zip.members[i];
+        load->where.member = m;
         if (!npz->is_npy && !spdl__zip_check(&load->where)) return false;
         if (m->usize > SIZE_MAX / 4 - whole) break;
         whole += m->usize;
-        if (!spdl__load_lend_mapped(load, i, &one)) *data += (m->usize + 63) & ~(uint64_t)63;
+        m->copied = m->copied || (load->mapped && !spdl__load_is_large(m)) ||
+                    !spdl__load_seems_aligned(load, m);
+        if (m->copied) *data += spdl__load_room(m);
     }
     load->where.member = NULL;
     if (i < npz->zip.count || *data > npz->desc.max_bytes + heads)
@@ -20190,68 +20161,36 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
+/* Returns false without a failure if an array that seemed aligned is to be copied, the next time. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
-    const spdl__zip *zip = &load->npz->zip;
-    uint64_t data = 0;
+    spdl__zip *zip = &load->npz->zip;
     spdl_npz_array *array;
+    spdl__zip_member *m;
+    uint64_t data = 0;
+    size_t lent = 0;
+    bool again = false;
     char *at;
-    size_t i;
     if (!spdl__load_measure(load, &data) || !spdl__load_make(load, data, &at)) return false;
-    for (i = 0; i < zip->count; i++) {
-        array = &load->bundle->arrays[i];
-        if (spdl__load_lend_mapped(load, i, array)) {
-            load->bundle->mapping_ = load->mapping;
-            load->bundle->mapped_ = zip->size;
-        } else {
-            memset(&array->info, 0, sizeof(array->info));
+    for (m = zip->members, array = load->bundle->arrays; m < zip->members + zip->count;
+         m++, array++) {
+        if (m->copied) {
             array->data = at;
-            at += (size_t)((zip->members[i].usize + 63) & ~(uint64_t)63);
+            at += spdl__load_room(m);
+        } else if (spdl__load_lend(load, (size_t)(m - zip->members), array)) {
+            lent++;
+        } else {
+            m->copied = again = true;
         }
     }
-    return true;
-}
-
-/* Returns true if the data seem aligned, without a look at their header. */
-SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl_npz *npz, const spdl__zip_member *m) {
-    const uint8_t *const at = npz->file_bytes;
-    uint64_t payload = m->offset;
-    if (!npz->is_npy) {
-        if (npz->zip.size < m->offset + SPDL__ZIP_LOCAL_BYTES) return false;
-        payload += (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + m->offset + 28);
+    if (again) {
+        spdl_npz_bundle_free(load->bundle);
+        load->bundle = NULL;
+    } else if (lent > 0) {
+        load->bundle->mapping_ = load->lender;
+        load->bundle->mapped_ = zip->size;
+        load->npz->file_bytes = NULL;
     }
-    return m->method == SPDL__ZIP_STORED && payload + 10 <= npz->zip.size &&
-           (payload + 10 + spdl__le16(at + payload + 8)) % 64 == 0;
-}
-
-SPDL__PRIVATE bool spdl__load_verify(spdl__npz_reader *r) {
-    const uint8_t *const from = r->npz->zip.data + r->payload;
-    if (!r->verify) return true;
-    r->sums = (const spdl__crc *)spdl__npz_tables(r, true);
-    return r->sums != NULL &&
-           spdl__crc_add(r->sums, 0, from, (size_t)r->member->usize) == r->member->crc;
-}
-
-/* Keeps the bytes of a small file if no array needs a copy; else returns false. */
-SPDL__PRIVATE bool spdl__load_keep(spdl__loading *load) {
-    spdl_npz *npz = load->npz;
-    spdl__npz_reader *r = &load->lane[0].r;
-    char *none;
-    size_t i;
-    if (npz->file_bytes == NULL) return false;
-    for (i = 0; i < npz->zip.count; i++)
-        if (!spdl__load_seems_aligned(npz, &npz->zip.members[i])) return false;
-    if (!spdl__load_make(load, 0, &none)) return false;
-    for (i = 0; i < npz->zip.count; i++)
-        if (!spdl__load_lend(load, i, &load->bundle->arrays[i], npz->file_bytes) ||
-            !spdl__load_verify(r)) {
-            spdl_npz_bundle_free(load->bundle);
-            load->bundle = NULL;
-            return false;
-        }
-    load->bundle->mapping_ = npz->file_bytes;
-    load->bundle->mapped_ = npz->zip.size;
-    npz->file_bytes = NULL;
-    return true;
+    return !again;
 }
 
 /* A lane without `more` has its result. The failure of the first array counts, and none is begun
@@ -20275,9 +20214,9 @@ SPDL__PRIVATE void spdl__load_begin(spdl__loading *load, spdl__load_lane *lane) 
     spdl_npz_array *array = &load->bundle->arrays[load->next];
     bool more;
     lane->which = load->next++;
-    if (array->info.stored) return; /* it is lent */
+    if (!m->copied) return;
     r->info = &array->info;
-    more = spdl__npz_begin(r, lane->which, array->data, (size_t)((m->usize + 63) & ~(uint64_t)63));
+    more = spdl__npz_begin(r, lane->which, array->data, spdl__load_room(m));
     while (more && m->csize <= m->usize / 10)
         more = spdl__npz_ran(r, spdl__inflate_run(&r->inflate, r->inflate.limit));
     spdl__load_went(load, lane, more);
@@ -20312,36 +20251,36 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
         if (zip->count >= SPDL__LOAD_FEW) load->lane[i].r.most_ahead = SPDL__LOAD_AHEAD;
         load->lane[i].busy = false;
     }
+    load->lender = load->npz->file_bytes;
     if (zip->data != NULL || !load->npz->desc.no_crc) return;
-    for (i = 0; i < zip->count && !spdl__load_may_lend(&zip->members[i]); i++) continue;
-    if (i < zip->count) zip->data = load->mapping = spdl__os_file_map(zip->file, zip->size, true);
-}
-
-/* With nothing lent, reading is faster than mapping. */
-SPDL__PRIVATE void spdl__load_unmap(spdl__loading *load) {
-    if (load->mapping == NULL) return;
-    spdl__os_file_unmap(load->mapping, load->npz->zip.size);
-    load->npz->zip.data = load->mapping = NULL;
+    for (i = 0; i < zip->count && !spdl__load_is_large(&zip->members[i]); i++) continue;
+    if (i < zip->count) zip->data = load->lender = spdl__os_file_map(zip->file, zip->size, true);
+    load->mapped = zip->data != NULL;
 }
 
 SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
     spdl__loading load;
     uint64_t bytes = 0;
+    bool ready;
     size_t i;
     memset(&load, 0, offsetof(spdl__loading, lane));
     load.npz = npz;
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
-    if (spdl__load_select(&load) && (spdl__load_keep(&load) || spdl__load_place(&load))) {
-        if (load.bundle->mapping_ == NULL) spdl__load_unmap(&load);
+    ready = spdl__load_select(&load) &&
+            (spdl__load_place(&load) ||
+             (load.where.result == SPDL_OK && spdl__load_place(&load)));
+    if (load.mapped && (!ready || load.bundle->mapping_ == NULL)) { /* reading is faster */
+        spdl__os_file_unmap(load.lender, npz->zip.size);
+        npz->zip.data = NULL;
+    }
+    if (ready) {
         spdl__load_read(&load);
-        for (i = 0; i < load.bundle->count; i++)
-            bytes += load.bundle->arrays[i].info.bytes;
+        for (i = 0; i < load.bundle->count; i++) bytes += load.bundle->arrays[i].info.bytes;
         if (load.where.result == SPDL_OK && bytes > npz->desc.max_bytes)
             spdl__load_too_large(&load);
     }
-    if (load.bundle == NULL) spdl__load_unmap(&load);
-    if (load.mapping != NULL) npz->zip.data = NULL;
+    if (load.mapped) npz->zip.data = NULL;
     for (i = 0; i < SPDL__INFLATE_LANES; i++) (void)spdl__npz_end(&load.lane[i].r);
     spdl_npz_close(npz);
     if (load.where.result == SPDL_OK) *bundle = load.bundle;
@@ -20349,28 +20288,20 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     return load.where.result;
 }
 
-SPDL__PRIVATE spdl_result spdl__load_check(spdl_npz_bundle **bundle, const char *function,
-                                           const spdl_npz_desc *desc) {
-    if (bundle == NULL)
-        return spdl__error_set(desc != NULL ? desc->error : NULL, SPDL_E_INVALID,
-                               "%s: an argument is NULL", function);
-    *bundle = NULL;
-    return SPDL_OK;
-}
-
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
-    spdl_result result = spdl__load_check(bundle, "spdl_npz_load", desc);
-    if (result == SPDL_OK) result = spdl_npz_open(&npz, path, desc);
+    const spdl_result result = spdl_npz_open(bundle != NULL ? &npz : NULL, path, desc);
+    if (bundle != NULL) *bundle = NULL;
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
                                           const char *name, const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
-    spdl_result result = spdl__load_check(bundle, "spdl_npz_load_memory", desc);
-    if (result == SPDL_OK) result = spdl_npz_open_memory(&npz, data, bytes, name, desc);
+    const spdl_result result =
+        spdl_npz_open_memory(bundle != NULL ? &npz : NULL, data, bytes, name, desc);
+    if (bundle != NULL) *bundle = NULL;
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
