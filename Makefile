@@ -156,7 +156,7 @@ bench-stats: ## what statistics and reports cost
 bench-state: ## what it costs to save and load a position
 
 .PHONY: bench-doctor
-bench-doctor: ## whether the doctor is right, on programs with a planted limit (about 40 min)
+bench-doctor: ## whether the doctor is right, on programs with a planted limit (about 20 min)
 
 .PHONY: bench-size
 bench-size: ## what including the header costs: time to compile, code (BASE=FILE: beside another)

@@ -7147,12 +7147,13 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* Counts of one worker for one stage: one writer, read by snapshots. The last cell is for other
    threads: all add to `freed`, a feed's producer counts pushes, the consumer times answers. */
 typedef struct spdl__counters {
-    uint64_t tasks, failures, skips, freed;
+    int64_t meter_due; /* sittings until the next measurement */
+    uint64_t max_ns;
+    uint64_t tasks; /* from here to `bucket`: numbers that snapshots add up */
+    uint64_t failures, skips, freed;
     uint64_t made;     /* items passed that were not the input */
     uint64_t timed_ns; /* of the calls in the histogram */
     uint64_t failed_ns; /* of failed calls, which are not in it */
-    uint64_t max_ns;
-    int64_t meter_due; /* sittings until the next measurement */
     uint64_t metered, metered_blind; /* measured calls; those without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
     uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of all rare slow calls */
@@ -12041,10 +12042,6 @@ SPDL__COLD double spdl__share(uint64_t part, uint64_t whole) {
     return whole > 0 ? (double)part / (double)whole : 0;
 }
 
-SPDL__COLD uint64_t spdl__part(uint64_t all, uint64_t part, uint64_t whole) {
-    return spdl__min((uint64_t)((double)all * spdl__share(part, whole)), all);
-}
-
 /* Turns `from` into the calls between both. Its maximum is the end of its last bucket. */
 SPDL__COLD void spdl__histogram_since(spdl__histogram *from, const spdl__histogram *to) {
     unsigned i;
@@ -12070,14 +12067,22 @@ SPDL__COLD void spdl__counters_merge(spdl__histogram *times, const spdl__counter
     }
 }
 
-SPDL__PRIVATE spdl_result spdl__pipeline_histogram(const spdl_pipeline *p, int stage,
-                                                   spdl__histogram *histogram) {
+/* Adds the numbers of all cells of a row, without the histogram. */
+SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *node,
+                                   spdl__counters *sum) {
+    const size_t end = (offsetof(spdl__counters, bucket) - offsetof(spdl__counters, tasks)) / 8;
+    size_t k;
     int i;
-    if (stage < 0 || stage >= p->count) return SPDL_E_NOT_FOUND;
-    memset(histogram, 0, sizeof(*histogram));
+    memset(sum, 0, sizeof(*sum));
     for (i = 0; i <= p->workers; ++i)
-        spdl__counters_merge(histogram, &p->node[stage].counters[i]);
-    return SPDL_OK;
+        for (k = 0; k < end; ++k)
+            (&sum->tasks)[k] += spdl__load_relaxed(&node->counters[i].tasks + k);
+}
+
+SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram *times) {
+    int i;
+    memset(times, 0, sizeof(*times));
+    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, &p->node[row].counters[i]);
 }
 
 /* The steps since `since`, which becomes those until now. */
@@ -12131,13 +12136,26 @@ SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint6
 }
 
 /* Slow calls are split as measured, the rest of busy_ns as the metered calls. */
+SPDL__COLD void spdl__stage_split(spdl_stage_stats *stats, const spdl__counters *sum) {
+    const double rest = (double)spdl__grown(sum->slow_ns, stats->busy_ns);
+    const uint64_t cpu_ns = spdl__min(sum->metered_cpu_ns, sum->metered_ns);
+    const uint64_t wait_ns = spdl__min(sum->metered_wait_ns, sum->metered_ns - cpu_ns);
+    stats->split_calls = sum->metered;
+    if (sum->metered_ns == 0) return;
+    stats->cpu_ns = (uint64_t)(rest * spdl__share(cpu_ns, sum->metered_ns)) + sum->slow_cpu_ns;
+    stats->cpu_ns = spdl__min(stats->cpu_ns, stats->busy_ns);
+    stats->runnable_ns =
+        (uint64_t)(rest * spdl__share(wait_ns, sum->metered_ns)) + sum->slow_wait_ns;
+    stats->runnable_ns = spdl__min(stats->runnable_ns, stats->busy_ns - stats->cpu_ns);
+    stats->blocked_ns = stats->busy_ns - stats->cpu_ns - stats->runnable_ns;
+    stats->runnable_known = sum->metered_blind == 0;
+}
+
 SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, uint64_t now,
                                      spdl_stage_stats *stats) {
     const uint32_t locked_at = spdl__load_relaxed32(&node->locked_at);
-    uint64_t ns = 0, cpu_ns = 0, wait_ns = 0, blind = 0;
-    uint64_t slow_ns = 0, slow_cpu_ns = 0, slow_wait_ns = 0, rest;
     spdl__histogram times;
-    int i;
+    spdl__counters sum;
     memcpy(stats->name, node->name, sizeof(stats->name));
     stats->kind = node->row.kind;
     stats->concurrency = (int)spdl__load_relaxed32(&node->limit);
@@ -12149,36 +12167,17 @@ SPDL__COLD void spdl__stage_snapshot(const spdl_pipeline *p, spdl__node *node, u
     stats->lock_found = locked_at > 0 && (int)locked_at == stats->concurrency;
     stats->exposed_ns = spdl__load_relaxed(&node->exposed_ns);
     stats->exposed_idle_ns = spdl__load_relaxed(&node->exposed_idle_ns);
-    (void)spdl__pipeline_histogram(p, node->index, &times);
+    spdl__row_times(p, node->index, &times);
     spdl__stage_times(stats, &times);
-    if (node->row.kind != SPDL_KIND_FEED) stats->busy_ns = times.sum_ns;
-    for (i = 0; i <= p->workers; ++i) {
-        const spdl__counters *counters = &node->counters[i];
-        stats->tasks += spdl__load_relaxed(&counters->tasks);
-        stats->failures += spdl__load_relaxed(&counters->failures);
-        stats->skips += spdl__load_relaxed(&counters->skips);
-        stats->freed += spdl__load_relaxed(&counters->freed);
-        ns += spdl__load_relaxed(&counters->metered_ns);
-        cpu_ns += spdl__load_relaxed(&counters->metered_cpu_ns);
-        wait_ns += spdl__load_relaxed(&counters->metered_wait_ns);
-        blind += spdl__load_relaxed(&counters->metered_blind);
-        stats->split_calls += spdl__load_relaxed(&counters->metered);
-        stats->busy_ns += spdl__load_relaxed(&counters->failed_ns);
-        slow_ns += spdl__load_relaxed(&counters->slow_ns);
-        slow_cpu_ns += spdl__load_relaxed(&counters->slow_cpu_ns);
-        slow_wait_ns += spdl__load_relaxed(&counters->slow_wait_ns);
-    }
+    spdl__counters_sum(p, node, &sum);
+    stats->tasks = sum.tasks;
+    stats->failures = sum.failures;
+    stats->skips = sum.skips;
+    stats->freed = sum.freed;
+    stats->busy_ns = sum.failed_ns + (node->row.kind != SPDL_KIND_FEED ? times.sum_ns : 0);
     spdl__stage_open(p, node, now, stats); /* after the cells: no call is counted twice */
     stats->busy_ns = spdl__atomic_max(&node->seen_busy_ns, stats->busy_ns);
-    if (ns == 0) return;
-    rest = spdl__grown(slow_ns, stats->busy_ns);
-    cpu_ns = spdl__min(cpu_ns, ns); /* cells change between the loads */
-    wait_ns = spdl__min(wait_ns, ns - cpu_ns);
-    stats->cpu_ns = spdl__min(spdl__part(rest, cpu_ns, ns) + slow_cpu_ns, stats->busy_ns);
-    stats->runnable_ns = spdl__min(spdl__part(rest, wait_ns, ns) + slow_wait_ns,
-                                   stats->busy_ns - stats->cpu_ns);
-    stats->blocked_ns = stats->busy_ns - stats->cpu_ns - stats->runnable_ns;
-    stats->runnable_known = blind == 0;
+    spdl__stage_split(stats, &sum);
 }
 
 /* A wait that was open in an earlier snapshot can end at an earlier reading of the clock. So `seen`
@@ -12303,6 +12302,8 @@ typedef struct spdl__text {
     char *buffer;
     size_t bytes;  /* of the buffer */
     size_t length; /* of the text, with what does not fit */
+    int cells;     /* used so far */
+    char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
 } spdl__text;
 
 SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
@@ -12317,7 +12318,11 @@ SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) {
 }
 
 SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
-    const spdl__text text = { buffer, bytes, 0 };
+    spdl__text text;
+    text.buffer = buffer;
+    text.bytes = bytes;
+    text.length = 0;
+    text.cells = 0;
     if (bytes > 0) buffer[0] = '\0';
     return text;
 }
@@ -12348,41 +12353,46 @@ SPDL__COLD void spdl__text_name(spdl__text *text, const char *name, int width) {
     if (width > 0) spdl__text_add(text, "%*s", width, "");
 }
 
-typedef struct spdl__cell {
-    char text[SPDL_NAME_BYTES + 24];
-} spdl__cell;
+/* A word for the next text_add. */
+SPDL__COLD const char *spdl__text_word(spdl__text *text, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__COLD const char *spdl__text_word(spdl__text *text, const char *format, ...) {
+    char *cell = text->cell[text->cells++ % 8];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(cell, sizeof(text->cell[0]), format, args);
+    va_end(args);
+    return cell;
+}
 
-SPDL__COLD const char *spdl__scaled(spdl__cell *cell, double value, const char *const units[4],
+SPDL__COLD const char *spdl__scaled(spdl__text *text, double value, const char *const units[4],
                                     bool whole) {
     int unit = 0;
     for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
-    (void)snprintf(cell->text, sizeof(cell->text), "%.*f%s",
-                   (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value,
-                   units[unit]);
-    return cell->text;
+    return spdl__text_word(text, "%.*f%s",
+                      (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value,
+                      units[unit]);
 }
 
-SPDL__COLD const char *spdl__duration(spdl__cell *cell, double ns) {
+SPDL__COLD const char *spdl__duration(spdl__text *text, double ns) {
     static const char *const units[] = { " ns", " us", " ms", " s" };
-    return spdl__scaled(cell, ns, units, true);
+    return spdl__scaled(text, ns, units, true);
 }
 
-SPDL__COLD const char *spdl__rate(spdl__cell *cell, double rate) {
+SPDL__COLD const char *spdl__rate(spdl__text *text, double rate) {
     static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return spdl__scaled(cell, rate, units, !(rate > 0));
+    return spdl__scaled(text, rate, units, !(rate > 0));
 }
 
-SPDL__COLD const char *spdl__percent(spdl__cell *cell, double share) {
-    (void)snprintf(cell->text, sizeof(cell->text), "%.0f%%", 100 * share);
-    return cell->text;
+SPDL__COLD const char *spdl__percent(spdl__text *text, double share) {
+    return spdl__text_word(text, "%.0f%%", 100 * share);
 }
 
-SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *stats, int i) {
-    spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
-    spdl__text_add(&text, "stage %d '", i);
-    spdl__text_name(&text, stats->stage[i].name, -1);
-    spdl__text_add(&text, "'");
-    return cell->text;
+SPDL__COLD const char *spdl__stage_called(spdl__text *text, const spdl_stats *stats, int i) {
+    char room[SPDL_NAME_BYTES];
+    spdl__text name = spdl__text_start(room, sizeof(room));
+    spdl__text_name(&name, stats->stage[i].name, -1);
+    return spdl__text_word(text, "stage %d '%s'", i, room);
 }
 
 /* --- the advisor: one finding for the verdict, the table, JSON and the doctor --- */
@@ -12390,6 +12400,7 @@ SPDL__COLD const char *spdl__stage_called(spdl__cell *cell, const spdl_stats *st
 /* Least shares of time, if there is no other unit. */
 #define SPDL__FED 0.05        /* below: a consumer that waits has enough */
 #define SPDL__LIMITING 0.5    /* load of a stage that can be the limit */
+#define SPDL__PACED 0.2       /* load of a row of one call that can keep a pace */
 #define SPDL__SURE 0.8        /* load of a stage that is the limit */
 #define SPDL__FAILING 0.05    /* failed calls in the verdict, of all */
 #define SPDL__ALL_BUSY 0.93   /* workers without time for other calls */
@@ -12689,6 +12700,13 @@ SPDL__COLD bool spdl__stage_sleeps(const spdl_stage_stats *stage) {
     return spdl__share(stage->blocked_ns, stage->busy_ns) > 0.5;
 }
 
+/* Returns true if the row could sleep until its turn, as for a rate limit: less if it is behind. */
+SPDL__COLD bool spdl__stage_paced(const spdl_stats *stats, int i) {
+    const spdl_stage_stats *stage = &stats->stage[i];
+    return stage->concurrency == 1 && stage->split_calls > 0 && spdl__stage_sleeps(stage) &&
+           spdl__stage_load(stats, i) >= SPDL__PACED;
+}
+
 /* Returns true if calls lacked processors; without schedstat, if they compute. */
 SPDL__COLD bool spdl__stage_queued(const spdl_stage_stats *stage) {
     if (stage->split_calls > 0 && !stage->runnable_known) return !spdl__stage_sleeps(stage);
@@ -12714,26 +12732,21 @@ SPDL__COLD bool spdl__stage_late(const spdl_stage_stats *stage, uint64_t least) 
            spdl__grown(stage->p50_ns * stage->tasks, stage->busy_ns) > least;
 }
 
-SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f) {
+/* The calls of a row limit, or with `pool` the workers: the row gets more calls if workers need
+   them. */
+SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f, bool pool) {
     const spdl_stage_stats *stage = &stats->stage[f->is.stage];
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
                         stage->kind == SPDL_KIND_BRANCH || stage->alone;
-    f->is.limit = serial                                        ? SPDL_LIMIT_SERIAL
+    f->is.limit = serial && !pool                               ? SPDL_LIMIT_SERIAL
                   : spdl__stage_takes_turns(stats, f->is.stage) ? SPDL_LIMIT_LOCK
+                  : pool                                        ? SPDL_LIMIT_WORKERS
                                                                 : SPDL_LIMIT_CONCURRENCY;
-    if (f->is.limit == SPDL_LIMIT_CONCURRENCY) spdl__find_settings(stats, f, true);
-}
-
-/* All workers are busy. The busiest row gets more calls if more workers need them. */
-SPDL__COLD void spdl__find_workers(const spdl_stats *stats, spdl__found *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
-    const double calls = spdl__share(stage->busy_ns, stats->elapsed_ns);
-    f->is.limit = SPDL_LIMIT_WORKERS;
-    if (spdl__stage_takes_turns(stats, f->is.stage))
-        f->is.limit = SPDL_LIMIT_LOCK;
-    else
-        spdl__find_settings(stats, f, stats->workers > 0 &&
-                                          calls >= SPDL__SURE * stage->concurrency);
+    if (f->is.limit == SPDL_LIMIT_SERIAL || f->is.limit == SPDL_LIMIT_LOCK) return;
+    spdl__find_settings(stats, f,
+                        !pool || (stats->workers > 0 &&
+                                  spdl__share(stage->busy_ns, stats->elapsed_ns) >=
+                                      SPDL__SURE * stage->concurrency));
 }
 
 /* The row that computes most, or -1 if rows use less than half of `used` processors. */
@@ -12757,7 +12770,7 @@ SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int bus
     if (f->used <= 0 || !(ours || ((full || unknown) && queued))) return false;
     if (spdl__stage_sleeps(&stats->stage[busiest]) && load >= SPDL__SURE) return false;
     if (!ours && f->others >= SPDL__OTHERS) {
-        if (load >= SPDL__LIMITING) spdl__find_class(stats, f); /* settings without them */
+        if (load >= SPDL__LIMITING) spdl__find_class(stats, f, false); /* settings without them */
         else f->is.stage = -1;
         f->is.limit = SPDL_LIMIT_FOREIGN;
         return true;
@@ -12805,7 +12818,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
         return;
     } else if (stats->workers == 0 ||
                busy >= SPDL__ALL_BUSY * spdl__stats_threads(stats) * (double)stats->elapsed_ns) {
-        spdl__find_workers(stats, f);
+        spdl__find_class(stats, f, true);
     } else if (stats->shared_pool && idle > exposed / 4) {
         const double least = spdl__law(stats, f, false, false, 0, &f->next);
         f->is.limit = SPDL_LIMIT_WORKERS;
@@ -12813,7 +12826,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
         f->is.workers = 2 * stats->workers;
         f->is.gain = least > 0 ? spdl__smaller(2, (double)stats->elapsed_ns / least) : 0;
     } else if (limits) {
-        spdl__find_class(stats, f);
+        spdl__find_class(stats, f, false);
     } else {
         f->is.stage = (int)(most - stats->stage);
         if (tail && (most->in_order || most->concurrency == 1))
@@ -12887,15 +12900,14 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     const double load = spdl__stage_load(stats, busiest);
     bool batches = false;
     uint64_t busy = 0;
-    spdl__cell cell[2];
     int i;
     for (i = 0; i < stats->stage_count; ++i) {
         busy += stats->stage[i].busy_ns;
         batches |= stats->stage[i].kind == SPDL_KIND_BATCH;
     }
     spdl__text_add(text, "Answers took %s (p50) to %s (p99), most of it ",
-                   spdl__duration(&cell[0], (double)feed->p50_ns),
-                   spdl__duration(&cell[1], (double)feed->p99_ns));
+                   spdl__duration(text, (double)feed->p50_ns),
+                   spdl__duration(text, (double)feed->p99_ns));
     if ((double)stats->answer_wait_ns > half) {
         spdl__text_add(text, "until they were taken.");
     } else if ((double)busy > half) {
@@ -12906,7 +12918,7 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *sta
     } else {
         spdl__text_add(text, feed->skips == 0 ? "waiting in front of %s, busy %.0f %% of the time."
                                               : "waiting in front of %s.",
-                       spdl__stage_called(cell, stats, busiest), 100 * load);
+                       spdl__stage_called(text, stats, busiest), 100 * load);
     }
 }
 
@@ -12937,6 +12949,7 @@ SPDL__COLD bool spdl__found_fails(const spdl__found *f) {
 SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
     const spdl_finding *is = &f->is;
+    int i;
     if (f->measured != NULL) {
         spdl__text_add(text, ": measured ");
         spdl__text_interval(text, f->measured);
@@ -12949,6 +12962,9 @@ SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
     if (is->buffer_size == 0)
         spdl__text_add(text, ", unless calls hold each other up (a lock, the allocator, memory, "
                              "the other side)");
+    for (i = 0; i < stats->stage_count && is->buffer_size == 0; ++i)
+        if (is->concurrency[i] == 0 && spdl__stage_paced(stats, i))
+            spdl__text_add(text, " or %s keeps a pace", spdl__stage_called(text, stats, i));
     spdl__text_add(text, ".");
     if (f->others >= SPDL__OTHERS && is->buffer_size == 0 &&
         !spdl__stage_sleeps(&stats->stage[is->stage]))
@@ -12966,7 +12982,6 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *text, const spdl_stats *s
                                            const spdl__found *f, const char *before) {
     const int *calls = f->is.concurrency;
     uint32_t left = 0;
-    spdl__cell cell;
     int i, k;
     for (i = 0; i < stats->stage_count; ++i) left |= (uint32_t)(calls[i] > 0) << i;
     if (f->is.stage >= 0 && left == (uint32_t)1 << f->is.stage) {
@@ -12982,7 +12997,7 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *text, const spdl_stats *s
         before = " for ";
         for (k = i; k < stats->stage_count; ++k) {
             if (!(left >> k & 1) || calls[k] != calls[i]) continue;
-            spdl__text_add(text, "%s%s", before, spdl__stage_called(&cell, stats, k));
+            spdl__text_add(text, "%s%s", before, spdl__stage_called(text, stats, k));
             before = " and ";
             left &= ~((uint32_t)1 << k);
         }
@@ -13018,11 +13033,10 @@ SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats
 /* No setting gains enough: names the next limit. */
 SPDL__COLD void spdl__verdict_next(spdl__text *text, const spdl_stats *stats,
                                    const spdl__found *f) {
-    spdl__cell cell;
     spdl__text_add(text, " More calls at a time would gain less than 3 %%: ");
     if (f->next >= 0)
         spdl__text_add(text, "%s is as near its limit%s.",
-                       spdl__stage_called(&cell, stats, f->next),
+                       spdl__stage_called(text, stats, f->next),
                        spdl__stage_raises(stats, f->next) ? "" : ", and has one call at a time");
     else if (f->next == SPDL__BY_CORES)
         spdl__text_add(text, "%.2f of %.3g processors are used.", f->used, stats->cores_allowed);
@@ -13040,14 +13054,17 @@ SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
                              : f->doctor ? " It may be a lock."
                                          : " It may be a lock" SPDL__ASK_DOCTOR ".");
     } else if (f->is.limit == SPDL_LIMIT_SERIAL) {
-        spdl__text_add(text, stage->from ? " It waits for what it takes from: see the verdict of "
-                                           "that pipeline."
-                             : stage->kind == SPDL_KIND_SOURCE && spdl__stage_sleeps(stage)
-                                 ? " If it takes from another pipeline see the verdict of that; "
-                                   "else move work from the source to a stage."
-                             : stage->kind == SPDL_KIND_SOURCE
-                                 ? " Move work from the source to a stage."
-                                 : " Make it cheaper, or split the row in two.");
+        const bool source = stage->kind == SPDL_KIND_SOURCE, sleeps = spdl__stage_sleeps(stage);
+        if (stage->from)
+            spdl__text_add(text, " It waits for what it takes from: see the verdict of that "
+                                 "pipeline.");
+        else
+            spdl__text_add(text, "%s%s %s%s", sleeps ? " If it keeps a pace, that is the limit." : "",
+                           sleeps && source ? " If it takes from another pipeline, see the verdict "
+                                              "of that one." : "",
+                           sleeps ? "Else m" : "M",
+                           source ? "ove work from the source to a stage."
+                                  : "ake it cheaper, or split the row in two.");
     } else {
         if (stage->split_calls > 0 && spdl__stats_faults(stats))
             spdl__text_add(text, " It takes %.0f page faults for each item of the consumer: use "
@@ -13083,19 +13100,18 @@ SPDL__COLD void spdl__verdict_of_room(spdl__text *text, const spdl_stats *stats,
     const int row = f->is.stage, last = stats->stage_count - 1;
     const spdl_stage_stats *stage = &stats->stage[row];
     const double full = spdl__share(stats->edge[row].put_wait_ns, stats->edge[row].elapsed_ns);
-    spdl__cell cell[2];
     if (stage->kind == SPDL_KIND_FEED)
         spdl__text_add(text, "more came at once than its buffer_size.");
     else if (row == last && full >= SPDL__ROOM)
         spdl__text_add(text, "at other times results waited for a place in the sink, %.0f %% of "
                              "the time, as its steps take %s (p50) to %s.", 100 * full,
-                       spdl__duration(&cell[0], (double)stats->step_p50_ns),
-                       spdl__duration(&cell[1], (double)stats->step_max_ns));
+                       spdl__duration(text, (double)stats->step_p50_ns),
+                       spdl__duration(text, (double)stats->step_max_ns));
     else
         spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
                              "back the rest.", called,
-                       spdl__duration(&cell[0], (double)stage->max_ns),
-                       spdl__duration(&cell[1], (double)stage->p50_ns));
+                       spdl__duration(text, (double)stage->max_ns),
+                       spdl__duration(text, (double)stage->p50_ns));
     (void)spdl__verdict_settings(text, stats, f);
 }
 
@@ -13127,8 +13143,7 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats
                                        const spdl__found *f) {
     const int row = f->is.stage >= 0 ? f->is.stage : spdl__stats_busiest(stats);
     const spdl_stage_stats *stage = &stats->stage[row];
-    spdl__cell cell;
-    const char *called = spdl__stage_called(&cell, stats, row);
+    const char *called = spdl__stage_called(text, stats, row);
     switch (f->is.limit) {
     case SPDL_LIMIT_MACHINE:
     case SPDL_LIMIT_FOREIGN: spdl__verdict_of_cores(text, stats, f, row, called); break;
@@ -13219,7 +13234,6 @@ SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
    too many calls fail. */
 SPDL__COLD void spdl__verdict_of_calls(spdl__text *text, const spdl_stats *stats) {
     double most = SPDL__FAILING;
-    spdl__cell cell[2];
     int i, fails = -1;
     for (i = 0; i < stats->stage_count; ++i) {
         const spdl_stage_stats *stage = &stats->stage[i];
@@ -13227,8 +13241,8 @@ SPDL__COLD void spdl__verdict_of_calls(spdl__text *text, const spdl_stats *stats
         if (stage->call_ns >= SPDL__HANGS_NS &&
             (stage->call_ns >= stats->elapsed_ns || stage->call_ns > SPDL__TAIL * stage->max_ns))
             spdl__text_add(text, " %s has been in one call for %s (item %llu).",
-                           spdl__stage_called(&cell[0], stats, i),
-                           spdl__duration(&cell[1], (double)stage->call_ns),
+                           spdl__stage_called(text, stats, i),
+                           spdl__duration(text, (double)stage->call_ns),
                            (spdl__llu)stage->call_item);
         if (share <= most || stage->kind == SPDL_KIND_FEED) continue;
         most = share;
@@ -13236,7 +13250,7 @@ SPDL__COLD void spdl__verdict_of_calls(spdl__text *text, const spdl_stats *stats
     }
     if (fails >= 0)
         spdl__text_add(text, " %.0f %% of the calls of %s fail.", 100 * most,
-                       spdl__stage_called(&cell[0], stats, fails));
+                       spdl__stage_called(text, stats, fails));
 }
 
 SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const spdl__found *f) {
@@ -13275,32 +13289,30 @@ SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
                        stage->kind == SPDL_KIND_BRANCH;
     const bool split = stage->split_calls > 0 && stage->mean_ns >= 1000;
-    spdl__cell c[6];
     int k;
     spdl__text_name(text, stage->name, 18);
     spdl__text_add(text, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
-                   spdl__rate(c, 1e9 * spdl__share(stage->tasks, stats->elapsed_ns)));
+                   spdl__rate(text, 1e9 * spdl__share(stage->tasks, stats->elapsed_ns)));
     for (k = 0; k < 3; ++k)
         spdl__text_add(text, " %7s", calls || stage->kind == SPDL_KIND_FEED
-                                         ? spdl__duration(c, (double)times[k]) : "-");
+                                         ? spdl__duration(text, (double)times[k]) : "-");
     spdl__text_add(text, " %4s %4s %4s %5s %5s %5s",
-                   calls ? spdl__percent(&c[0], spdl__stage_load(stats, i)) : "-",
-                   split ? spdl__percent(&c[1], cpu) : "-",
-                   split && runq > SPDL__PART_SHOWN ? spdl__percent(&c[2], runq) : "",
-                   split && block > SPDL__PART_SHOWN ? spdl__percent(&c[3], block) : "",
-                   spdl__percent(&c[4], stats->edge[i].readiness),
-                   limit && waits > 0.005 ? spdl__percent(&c[5], spdl__smaller(waits, 1)) : "");
+                   calls ? spdl__percent(text, spdl__stage_load(stats, i)) : "-",
+                   split ? spdl__percent(text, cpu) : "-",
+                   split && runq > SPDL__PART_SHOWN ? spdl__percent(text, runq) : "",
+                   split && block > SPDL__PART_SHOWN ? spdl__percent(text, block) : "",
+                   spdl__percent(text, stats->edge[i].readiness),
+                   limit && waits > 0.005 ? spdl__percent(text, spdl__smaller(waits, 1)) : "");
 }
 
 SPDL__COLD void spdl__stats_consumer(spdl__text *text, const spdl_stats *stats) {
-    spdl__cell c[5];
     spdl__text_add(text, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
                    (spdl__llu)stats->delivered,
-                   spdl__rate(&c[0], 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
-                   spdl__duration(&c[1], (double)stats->step_p50_ns),
-                   spdl__duration(&c[2], (double)stats->step_p99_ns),
-                   spdl__duration(&c[3], (double)stats->step_max_ns),
-                   spdl__percent(&c[4], 1 - spdl__stats_waiting(stats)));
+                   spdl__rate(text, 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
+                   spdl__duration(text, (double)stats->step_p50_ns),
+                   spdl__duration(text, (double)stats->step_p99_ns),
+                   spdl__duration(text, (double)stats->step_max_ns),
+                   spdl__percent(text, 1 - spdl__stats_waiting(stats)));
 }
 
 SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int limit) {
@@ -13341,20 +13353,19 @@ SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t by
 
 SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats, const char *changed) {
     spdl__found f = spdl__find(stats);
-    spdl__cell cell[3];
     f.changed = changed;
     spdl__verdict(text, stats, &f);
     spdl__text_add(text, "\n");
     if (spdl__stats_pushed(stats))
         spdl__text_add(text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
     spdl__text_add(text, "%llu items in %s", (spdl__llu)stats->delivered,
-                   spdl__duration(&cell[0], (double)stats->elapsed_ns));
+                   spdl__duration(text, (double)stats->elapsed_ns));
     if (stats->first_item_ns > 0)
         spdl__text_add(text, ", the first after %s",
-                       spdl__duration(&cell[0], (double)stats->first_item_ns));
+                       spdl__duration(text, (double)stats->first_item_ns));
     spdl__text_add(text, ", %s, a step of %s, %d worker%s%s\n\n",
-                   spdl__rate(&cell[1], 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
-                   spdl__duration(&cell[2], (double)stats->step_mean_ns), stats->workers,
+                   spdl__rate(text, 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
+                   spdl__duration(text, (double)stats->step_mean_ns), stats->workers,
                    stats->workers == 1 ? "" : "s", stats->next_works ? " and next" : "");
     spdl__stats_rows(text, stats, f.is.stage);
 }
@@ -13369,7 +13380,7 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
 /* A field: 'u' counter, uint64_t; 'h' counter that JSON leaves out; 'n' other uint64_t; 'd' double;
    'i' int; 'r' int of each row, with zeros left out; 'b' bool; 's' characters; 'v' spdl_interval;
-   'e' enum with its words (NULL: a kind). An interval subtracts counters. */
+   'e' enum with its words (NULL: a kind). An interval subtracts counters. SPDL__OF: the struct. */
 typedef struct spdl__field {
     char type;
     const char *name;
@@ -13377,15 +13388,10 @@ typedef struct spdl__field {
     const char *const *words;
 } spdl__field;
 
-#define SPDL__FIELD_(of, type, field, words) { type, #field, offsetof(of, field), words }
-#define SPDL__U(of, field) SPDL__FIELD_(of, 'u', field, NULL)
-#define SPDL__U3(of, a, b, c) SPDL__U(of, a), SPDL__U(of, b), SPDL__U(of, c)
-#define SPDL__H(of, field) SPDL__FIELD_(of, 'h', field, NULL)
-#define SPDL__D(of, field) SPDL__FIELD_(of, 'd', field, NULL)
-#define SPDL__I(of, field) SPDL__FIELD_(of, 'i', field, NULL)
-#define SPDL__B(of, field) SPDL__FIELD_(of, 'b', field, NULL)
-#define SPDL__S(of, field) SPDL__FIELD_(of, 's', field, NULL)
-#define SPDL__V(of, field) SPDL__FIELD_(of, 'v', field, NULL)
+#define SPDL__FIELD(type, field, words) { type, #field, offsetof(SPDL__OF, field), words }
+#define SPDL__F(type, field) SPDL__FIELD(type, field, NULL)
+#define SPDL__F2(type, a, b) SPDL__F(type, a), SPDL__F(type, b)
+#define SPDL__F3(type, a, b, c) SPDL__F2(type, a, b), SPDL__F(type, c)
 #define SPDL__FIELDS_END { '\0', NULL, 0, NULL }
 
 static const char *const spdl__limit_names[] = {
@@ -13393,37 +13399,38 @@ static const char *const spdl__limit_names[] = {
     "workers", "harm", "foreign", NULL
 };
 
+#define SPDL__OF spdl_finding
 static const spdl__field spdl__finding_fields[] = {
-    SPDL__FIELD_(spdl_finding, 'e', limit, spdl__limit_names), SPDL__I(spdl_finding, stage),
-    SPDL__FIELD_(spdl_finding, 'r', concurrency, NULL), SPDL__I(spdl_finding, workers),
-    SPDL__I(spdl_finding, buffer_size), SPDL__D(spdl_finding, gain), SPDL__FIELDS_END
+    SPDL__FIELD('e', limit, spdl__limit_names), SPDL__F('i', stage), SPDL__F('r', concurrency),
+    SPDL__F2('i', workers, buffer_size), SPDL__F('d', gain), SPDL__FIELDS_END
 };
+#undef SPDL__OF
+#define SPDL__OF spdl_stats
 static const spdl__field spdl__stats_fields[] = {
-    SPDL__I(spdl_stats, workers), SPDL__B(spdl_stats, next_works),
-    SPDL__U3(spdl_stats, elapsed_ns, delivered, first_item_ns), SPDL__U(spdl_stats, wait_ns),
-    SPDL__U(spdl_stats, polls), SPDL__H(spdl_stats, workers_runnable_ns),
-    SPDL__U3(spdl_stats, step_ns, step_mean_ns, step_p50_ns),
-    SPDL__U3(spdl_stats, step_p99_ns, step_max_ns, answer_wait_ns),
-    SPDL__U(spdl_stats, consumer_runnable_ns), SPDL__H(spdl_stats, process_ns),
-    SPDL__H(spdl_stats, process_cpu_ns), SPDL__H(spdl_stats, others_cpu_ns),
-    SPDL__H(spdl_stats, minor_faults), SPDL__FIELDS_END
+    SPDL__F('i', workers), SPDL__F('b', next_works),
+    SPDL__F3('u', elapsed_ns, delivered, first_item_ns), SPDL__F2('u', wait_ns, polls),
+    SPDL__F('h', workers_runnable_ns), SPDL__F3('u', step_ns, step_mean_ns, step_p50_ns),
+    SPDL__F3('u', step_p99_ns, step_max_ns, answer_wait_ns), SPDL__F('u', consumer_runnable_ns),
+    SPDL__F3('h', process_ns, process_cpu_ns, others_cpu_ns), SPDL__F('h', minor_faults),
+    SPDL__FIELDS_END
 };
+#undef SPDL__OF
+#define SPDL__OF spdl_stage_stats
 static const spdl__field spdl__stage_fields[] = {
-    SPDL__S(spdl_stage_stats, name), SPDL__FIELD_(spdl_stage_stats, 'e', kind, NULL),
-    SPDL__I(spdl_stage_stats, concurrency), SPDL__I(spdl_stage_stats, in_flight),
-    SPDL__FIELD_(spdl_stage_stats, 'n', call_ns, NULL),
-    SPDL__FIELD_(spdl_stage_stats, 'n', call_item, NULL),
-    SPDL__U3(spdl_stage_stats, tasks, failures, skips),
-    SPDL__U3(spdl_stage_stats, freed, busy_ns, exposed_ns),
-    SPDL__H(spdl_stage_stats, exposed_idle_ns), SPDL__U3(spdl_stage_stats, mean_ns, p50_ns, p90_ns),
-    SPDL__U3(spdl_stage_stats, p99_ns, max_ns, cpu_ns),
-    SPDL__U3(spdl_stage_stats, runnable_ns, blocked_ns, split_calls), SPDL__FIELDS_END
+    SPDL__F('s', name), SPDL__F('e', kind), SPDL__F2('i', concurrency, in_flight),
+    SPDL__F2('n', call_ns, call_item), SPDL__F3('u', tasks, failures, skips),
+    SPDL__F3('u', freed, busy_ns, exposed_ns), SPDL__F('h', exposed_idle_ns),
+    SPDL__F3('u', mean_ns, p50_ns, p90_ns), SPDL__F3('u', p99_ns, max_ns, cpu_ns),
+    SPDL__F3('u', runnable_ns, blocked_ns, split_calls), SPDL__FIELDS_END
 };
+#undef SPDL__OF
+#define SPDL__OF spdl_edge_stats
 static const spdl__field spdl__edge_fields[] = {
-    SPDL__I(spdl_edge_stats, buffer_size), SPDL__I(spdl_edge_stats, depth),
-    SPDL__D(spdl_edge_stats, readiness), SPDL__U3(spdl_edge_stats, items, put_wait_ns, get_wait_ns),
-    SPDL__U(spdl_edge_stats, empty_ns), SPDL__H(spdl_edge_stats, elapsed_ns), SPDL__FIELDS_END
+    SPDL__F2('i', buffer_size, depth), SPDL__F('d', readiness),
+    SPDL__F3('u', items, put_wait_ns, get_wait_ns), SPDL__F('u', empty_ns),
+    SPDL__F('h', elapsed_ns), SPDL__FIELDS_END
 };
+#undef SPDL__OF
 
 /* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
 SPDL__COLD void spdl__json_escape(spdl__text *text, const char *string) {
@@ -13447,7 +13454,7 @@ SPDL__COLD void spdl__json_string(spdl__text *text, const char *string) {
 }
 
 /* With a point in every locale; null for infinity and NaN. */
-SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
+SPDL__COLD const char *spdl__json_double(spdl__text *text, double value) {
     const char *at, *end;
     char digits[40];
     uint64_t bits;
@@ -13456,17 +13463,14 @@ SPDL__COLD const char *spdl__json_double(spdl__cell *cell, double value) {
     (void)snprintf(digits, sizeof(digits), "%.12g", value);
     at = digits + strspn(digits, "+-0123456789");
     end = at + strcspn(at, "0123456789e");
-    (void)snprintf(cell->text, sizeof(cell->text), "%.*s%s%s", (int)(at - digits), digits,
-                   end > at ? "." : "", end);
-    return cell->text;
+    return spdl__text_word(text, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
 }
 
 SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
-    spdl__cell cell[3];
     spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
-                   spdl__json_double(&cell[0], interval->value),
-                   interval->known ? spdl__json_double(&cell[1], interval->low) : "null",
-                   interval->known ? spdl__json_double(&cell[2], interval->high) : "null",
+                   spdl__json_double(text, interval->value),
+                   interval->known ? spdl__json_double(text, interval->low) : "null",
+                   interval->known ? spdl__json_double(text, interval->high) : "null",
                    interval->rounds);
 }
 
@@ -13492,7 +13496,6 @@ SPDL__COLD void spdl__json_rows(spdl__text *text, const int *numbers) {
 /* An object without its last brace, after `before`. */
 SPDL__COLD void spdl__json_fields(spdl__text *text, const char *before, const void *object,
                                   const spdl__field *field) {
-    spdl__cell cell;
     for (; field->name != NULL; ++field) {
         const void *at = (const char *)object + field->at;
         int value; /* of an enum */
@@ -13504,7 +13507,7 @@ SPDL__COLD void spdl__json_fields(spdl__text *text, const char *before, const vo
         case 'n':
             spdl__text_add(text, "%llu", (spdl__llu)spdl__field_at(object, field->at));
             break;
-        case 'd': spdl__text_add(text, "%s", spdl__json_double(&cell, *(const double *)at)); break;
+        case 'd': spdl__text_add(text, "%s", spdl__json_double(text, *(const double *)at)); break;
         case 'i': spdl__text_add(text, "%d", *(const int *)at); break;
         case 'r': spdl__json_rows(text, (const int *)at); break;
         case 'b': spdl__text_add(text, *(const bool *)at ? "true" : "false"); break;
@@ -13542,7 +13545,6 @@ SPDL__COLD void spdl__json_verdict(spdl__text *text, const spdl_stats *stats) {
 }
 
 SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
-    spdl__cell cell;
     int i;
     spdl__json_verdict(text, stats);
     spdl__json_fields(text, ",", stats, spdl__stats_fields);
@@ -13550,7 +13552,7 @@ SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
     for (i = 0; i < stats->stage_count; ++i) {
         spdl__json_fields(text, i > 0 ? ",{" : "{", &stats->stage[i], spdl__stage_fields);
         spdl__text_add(text, ",\"load\":%s}",
-                       spdl__json_double(&cell, 1e-4 * (int)(1e4 * spdl__stage_load(stats, i))));
+                       spdl__json_double(text, 1e-4 * (int)(1e4 * spdl__stage_load(stats, i))));
     }
     spdl__text_add(text, "]");
     spdl__json_array(text, "edges", stats->edge, stats->stage_count, sizeof(stats->edge[0]),
@@ -13606,7 +13608,7 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
         spdl_stage_stats *stage = &interval->stage[i];
         spdl__fields_subtract(stage, &last->stage[i], spdl__stage_fields);
         spdl__fields_subtract(&interval->edge[i], &last->edge[i], spdl__edge_fields);
-        (void)spdl__pipeline_histogram(p, i, &times);
+        spdl__row_times(p, i, &times);
         spdl__histogram_since(&since->times[i], &times);
         spdl__stage_times(stage, &since->times[i]);
         since->times[i] = times;
@@ -13621,6 +13623,7 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
 #define SPDL__STDERR_NS 100000000   /* longest wait for stderr to accept a piece */
 #define SPDL__EVERY_LEAST 0.01      /* seconds of an interval */
 #define SPDL__EVERY_MOST 1e7
+#define SPDL__LIMIT_ROWS (SPDL_MAX_STAGES + 1) /* from -1 on */
 
 /* --- settings --- */
 
@@ -13694,47 +13697,44 @@ typedef struct spdl__reporter {
     spdl_stats now, interval;
     spdl__process_stats process; /* at the last report */
     spdl__since since;
-    uint32_t often[SPDL_LIMIT_FOREIGN + 1][SPDL_MAX_STAGES + 1]; /* intervals, by limit and row */
+    uint32_t often[(SPDL_LIMIT_FOREIGN + 1) * SPDL__LIMIT_ROWS]; /* intervals, by limit and row */
     char changed[128]; /* sentence about them, or "" */
 } spdl__reporter;
 
 SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
-    const spdl__found f = spdl__find(&r->interval);
-    uint32_t all = 0, most = 0;
-    int limit, row, which = 0, where = 0;
-    spdl__cell cell;
-    if (f.is.limit != SPDL_LIMIT_NOT_KNOWN) ++r->often[f.is.limit][f.is.stage + 1];
-    for (limit = 1; limit <= SPDL_LIMIT_FOREIGN; ++limit)
-        for (row = 0; row <= r->now.stage_count; ++row) {
-            const uint32_t often = r->often[limit][row];
-            all += often;
-            if (often <= most) continue;
-            most = often;
-            which = limit;
-            where = row;
-        }
-    if (all < 4 || most >= all - all / 10) return; /* as good as always */
-    (void)snprintf(r->changed, sizeof(r->changed), "The limit changed: in %u of %u intervals it "
-                   "was %s%s%s.", (unsigned)most, (unsigned)all, spdl__limit_names[which],
-                   where > 0 ? " of " : "",
-                   where > 0 ? spdl__stage_called(&cell, &r->now, where - 1) : "");
+    const spdl_finding is = spdl__find(&r->interval).is;
+    spdl__text text = spdl__text_start(r->changed, sizeof(r->changed));
+    uint32_t all = 0;
+    int i, most = 0, row;
+    if (is.limit != SPDL_LIMIT_NOT_KNOWN)
+        ++r->often[(int)is.limit * SPDL__LIMIT_ROWS + is.stage + 1];
+    for (i = 0; i < (SPDL_LIMIT_FOREIGN + 1) * SPDL__LIMIT_ROWS; ++i) {
+        all += r->often[i];
+        if (r->often[i] > r->often[most]) most = i;
+    }
+    if (all < 4 || r->often[most] >= all - all / 10) return; /* as good as always */
+    row = most % SPDL__LIMIT_ROWS - 1;
+    spdl__text_add(&text, "The limit changed: in %u of %u intervals it was %s%s%s.",
+                   (unsigned)r->often[most], (unsigned)all,
+                   spdl__limit_names[most / SPDL__LIMIT_ROWS], row >= 0 ? " of " : "",
+                   row >= 0 ? spdl__stage_called(&text, &r->now, row) : "");
 }
 
 SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
-    spdl__cell cell;
     spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
                    spdl_version());
     spdl__json_string(text, name);
     spdl__text_add(text, ",\"pid\":%llu,\"time\":%s", (spdl__llu)spdl__os_process_id(),
-                   spdl__json_double(&cell, (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9));
+                   spdl__json_double(text, (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9));
 }
 
+#define SPDL__OF spdl__process_stats
 static const spdl__field spdl__process_fields[] = {
-    SPDL__U(spdl__process_stats, time_ns), SPDL__D(spdl__process_stats, cores_allowed),
-    SPDL__U3(spdl__process_stats, cpu_ns, others_ns, resident_bytes),
-    SPDL__U(spdl__process_stats, minor_faults), SPDL__U(spdl__process_stats, major_faults),
+    SPDL__F('u', time_ns), SPDL__F('d', cores_allowed),
+    SPDL__F3('u', cpu_ns, others_ns, resident_bytes), SPDL__F2('u', minor_faults, major_faults),
     SPDL__FIELDS_END
 };
+#undef SPDL__OF
 
 SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const char *reason) {
     if (reason == NULL) return;
@@ -13763,10 +13763,9 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     const char *reason;
     spdl__text text = spdl__text_start(r->buffer, r->bytes);
-    spdl__cell cell;
     spdl__text_name(&text, r->name, -1);
     spdl__text_add(&text, "  %s %s, %llu items\n", final ? "ended after" : "at",
-                   spdl__duration(&cell, (double)r->now.elapsed_ns),
+                   spdl__duration(&text, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
     if (final) spdl__stats_write(&text, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
     else spdl__stats_write(&text, &r->interval, NULL);
@@ -14578,38 +14577,28 @@ typedef struct spdl__probe {
     uint8_t owner[SPDL__KEPT]; /* rows that free them: a row can pass its input on */
     uint64_t item_ns;        /* of an ordinary call */
     uint64_t delay_ns;       /* added to each call */
+    uint64_t owed_ns;        /* delay of earlier calls; below 0 after a sleep that was too long */
 } spdl__probe;
-
-typedef struct spdl__debt {
-    uint64_t arm;
-    int64_t ns;
-} spdl__debt;
 
 struct spdl__hand {
     spdl_pipeline *p;
     spdl__probe probe[SPDL_MAX_STAGES];
     char token[SPDL_MAX_STAGES]; /* the address of token[k] is the token of a cut after row k */
-    spdl__debt *debt;        /* [worker * rows + row] */
     uint32_t keeps;
     uint32_t cut;            /* 1 + the row; 0: none */
     uint64_t cut_until;      /* if no item passes before the source ends */
-    uint64_t arm;            /* number of changes */
-    size_t bytes;            /* with `debt` */
     spdl__os_event never;
 };
 
 /* Delays by `ns`, now or later. Oversleeping shortens later delays. */
-SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__debt *debt, uint64_t ns) {
-    const uint64_t arm = spdl__load_relaxed(&hand->arm);
+SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__probe *probe, uint64_t ns) {
     uint64_t begun;
-    if (debt->arm != arm) debt->ns = 0;
-    debt->arm = arm;
-    debt->ns += (int64_t)ns;
-    if (debt->ns < SPDL__SLEEP_NS) return;
+    if ((int64_t)(spdl__add(&probe->owed_ns, ns) + ns) < SPDL__SLEEP_NS) return;
+    ns = spdl__exchange(&probe->owed_ns, 0);
+    if ((int64_t)ns <= 0) return; /* another call has slept for it */
     begun = spdl_time_ns();
-    (void)spdl__os_event_sleep(&hand->never, spdl__load32(&hand->never.word),
-                               begun + (uint64_t)debt->ns);
-    debt->ns -= (int64_t)(spdl_time_ns() - begun);
+    (void)spdl__os_event_sleep(&hand->never, spdl__load32(&hand->never.word), begun + ns);
+    (void)spdl__add(&probe->owed_ns, ns - (spdl_time_ns() - begun));
 }
 
 /* --- kept items --- */
@@ -14714,8 +14703,7 @@ SPDL__PRIVATE spdl_result spdl__probe_call(spdl_task *task, void *in, void **out
         return result;
     }
     task->owner = (uint8_t)node->index; /* a copy can be another row's */
-    if (delay_ns > 0)
-        spdl__hand_delay(hand, &hand->debt[task->worker * p->count + node->index], delay_ns);
+    if (delay_ns > 0) spdl__hand_delay(hand, probe, delay_ns);
     result = probe->fn->call(task, in, out);
     if (SPDL__UNLIKELY(spdl__load_relaxed32(&hand->keeps)) && result == SPDL_OK)
         spdl__kept_look(task, hand, *out);
@@ -14742,17 +14730,13 @@ SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *nod
 }
 
 SPDL__COLD spdl_result spdl__hand_open(spdl_pipeline *p, bool replay) {
-    const size_t debts = (size_t)(p->workers * p->count);
-    const size_t bytes = sizeof(spdl__hand) + debts * sizeof(spdl__debt);
-    spdl__hand *hand = (spdl__hand *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
+    spdl__hand *hand = SPDL__NEW(&p->allocator, spdl__hand, 1);
     int i;
     if (hand == NULL || !spdl__os_event_init(&hand->never)) {
-        spdl__free(&p->allocator, hand, bytes);
+        spdl__free(&p->allocator, hand, sizeof(*hand));
         return SPDL_E_NOMEM;
     }
     hand->p = p;
-    hand->bytes = bytes;
-    hand->debt = (spdl__debt *)(hand + 1);
     p->hand = hand;
     p->tokens = replay ? hand->token : NULL;
     for (i = 0; i < p->count; ++i) {
@@ -14902,6 +14886,7 @@ struct spdl__doctor {
     spdl__item kept[SPDL__KEPT]; /* of doctor_run */
     int kept_count;
     spdl__doctor_report report;
+    char text[1 << 15]; /* of the report */
 };
 
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *does, double seconds) {
@@ -14948,7 +14933,6 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
     spdl__hand *hand = d->p->hand;
     const bool tries = arm->kind == SPDL__ARM_SETTINGS && d->found.is.workers > 0;
     int i;
-    spdl__add(&hand->arm, 1);
     spdl__store_relaxed(&hand->cut_until, spdl_time_ns() + 20 * d->window_ns);
     spdl__store32(&hand->cut, arm->kind == SPDL__ARM_CUT ? (uint32_t)arm->row + 1 : 0);
     for (i = 0; i < d->p->count; ++i) {
@@ -14956,6 +14940,7 @@ SPDL__COLD void spdl__doctor_set(spdl__doctor *d, const spdl__arm *arm) {
         const bool slower = arm->row == i && arm->kind == SPDL__ARM_SLEEP;
         const uint32_t calls = spdl__doctor_calls(d, arm->kind, i);
         spdl__store_relaxed(&hand->probe[i].delay_ns, slower ? arm->value : 0);
+        spdl__store_relaxed(&hand->probe[i].owed_ns, 0);
         if (spdl__load_relaxed32(&node->limit) == calls) continue;
         spdl__store32(&node->limit, calls);
         spdl__wake_changed(d->p, node);
@@ -15204,7 +15189,6 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
     spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
     const bool foreign = r->rounds > 0 && !spdl__rounds_clean(&d->rounds);
-    spdl__cell cell;
     if (d->seen.delivered == 0) {
         spdl__text_add(&text, "Not known: the items ended before anything was observed.");
         return;
@@ -15214,7 +15198,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
         r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
         spdl__text_add(&text, " The doctor cannot slow %s: it does not know whether its calls hold "
                               "each other up.",
-                       spdl__stage_called(&cell, &d->seen, d->found.is.stage));
+                       spdl__stage_called(&text, &d->seen, d->found.is.stage));
     if (foreign)
         spdl__text_add(&text, " In %d of %d rounds it waited for processors, of which other "
                               "programs had %.1f: the measurement includes that.", r->dropped,
@@ -15227,22 +15211,15 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
 
 /* Appends to a file, or to stderr. */
 SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
-                                   int (*text)(const spdl__doctor_report *, char *, size_t)) {
-    const size_t room = (size_t)text(&d->report, NULL, 0) + 64; /* the time can be longer then */
-    char *buffer = (char *)spdl__alloc(&d->p->allocator, room, 16);
+                                   int (*print)(const spdl__doctor_report *, char *, size_t)) {
+    const size_t bytes = (size_t)print(&d->report, d->text, sizeof(d->text));
     spdl__os_file file = SPDL__NO_FILE;
-    const char *reason = "no memory";
-    if (buffer != NULL) {
-        const size_t bytes = (size_t)text(&d->report, buffer, room);
-        if (path == NULL) {
-            reason = spdl__os_stderr_write(buffer, bytes, SPDL__STDERR_NS);
-        } else {
-            reason = spdl__os_file_open(&file, path, SPDL__OS_APPEND, NULL);
-            if (reason == NULL) reason = spdl__os_file_write(file, buffer, bytes, SPDL__NEVER);
-        }
-    }
+    const char *reason = bytes >= sizeof(d->text) ? "too long"
+                         : path == NULL ? spdl__os_stderr_write(d->text, bytes, SPDL__STDERR_NS)
+                                        : spdl__os_file_open(&file, path, SPDL__OS_APPEND, NULL);
+    if (reason == NULL && path != NULL)
+        reason = spdl__os_file_write(file, d->text, bytes, SPDL__NEVER);
     (void)spdl__os_file_close(file);
-    spdl__free(&d->p->allocator, buffer, room);
     if (reason != NULL)
         spdl__logf(&d->p->logger, SPDL_LOG_WARN, "doctor: no report in %.400s: %s",
                    path != NULL ? path : "stderr", reason);
@@ -15455,7 +15432,7 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
     spdl__doctor_empty(p);
     if (p->hand != NULL) {
         spdl__os_event_fini(&p->hand->never);
-        spdl__free(&p->allocator, p->hand, p->hand->bytes);
+        spdl__free(&p->allocator, p->hand, sizeof(*p->hand));
         p->hand = NULL;
     }
     spdl__os_event_fini(&d->hold);
@@ -15470,43 +15447,42 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
 
 /* "1.45x (1.41 to 1.49)", or for a delay "-17 % (-19 to -15)". */
-SPDL__COLD const char *spdl__found_result(spdl__cell *cell, const spdl_interval *is, bool slows) {
-    spdl__text text = spdl__text_start(cell->text, sizeof(cell->text));
-    if (!(is->value > 0 && is->value < 1e4)) return "-";
-    if (!slows) {
-        spdl__text_interval(&text, is);
-        return cell->text;
+SPDL__COLD void spdl__found_result(spdl__text *text, const spdl_interval *is, bool slows) {
+    if (!(is->value > 0 && is->value < 1e4)) {
+        spdl__text_add(text, "-\n");
+        return;
     }
-    spdl__text_add(&text, "%+.0f %%", 100 * (is->value - 1));
-    if (is->known)
-        spdl__text_add(&text, " (%+.0f to %+.0f)", 100 * (is->low - 1), 100 * (is->high - 1));
-    return cell->text;
+    if (!slows) {
+        spdl__text_interval(text, is);
+    } else {
+        spdl__text_add(text, "%+.0f %%", 100 * (is->value - 1));
+        if (is->known)
+            spdl__text_add(text, " (%+.0f to %+.0f)", 100 * (is->low - 1), 100 * (is->high - 1));
+    }
+    spdl__text_add(text, "\n");
 }
 
 /* The first experiment is on the line of the row, others below. */
 SPDL__COLD void spdl__found_experiment(spdl__text *text, const char *what, double share,
                                        const spdl_interval *is, int *lines) {
-    char label[24];
-    spdl__cell cell;
+    const char *label = spdl__text_word(text, share > 0 && share < 100 ? "%s +%.0f %%" : "%s", what,
+                                        100 * share);
     if (is->rounds <= 0) return;
-    (void)snprintf(label, sizeof(label), share > 0 && share < 100 ? "%s +%.0f %%" : "%s", what,
-                   100 * share);
-    spdl__text_add(text, "%*s %-15s %s\n", (*lines)++ > 0 ? 48 : 0, "", label,
-                   spdl__found_result(&cell, is, share > 0));
+    spdl__text_add(text, "%*s %-15s ", (*lines)++ > 0 ? 48 : 0, "", label);
+    spdl__found_result(text, is, share > 0);
 }
 
 SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, bool limit) {
     const double parts[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
     const double share = row->mean_ns > 0 ? row->delay_ns / row->mean_ns : 0;
-    spdl__cell cell;
     int lines = 0, k;
     spdl__text_add(text, limit ? "> " : "  ");
     spdl__text_name(text, row->name, 16);
     spdl__text_add(text, " %4d", row->concurrency);
-    spdl__text_add(text, " %7s", row->mean_ns > 0 ? spdl__duration(&cell, row->mean_ns) : "-");
+    spdl__text_add(text, " %7s", row->mean_ns > 0 ? spdl__duration(text, row->mean_ns) : "-");
     for (k = 0; k < 3; ++k)
         spdl__text_add(text, " %4s",
-                       row->mean_ns > 0 ? spdl__percent(&cell, parts[k] / row->mean_ns) : "-");
+                       row->mean_ns > 0 ? spdl__percent(text, parts[k] / row->mean_ns) : "-");
     spdl__text_add(text, "   ");
     spdl__found_experiment(text, "replayed", 0, &row->replayed, &lines);
     spdl__found_experiment(text, "asleep", share, &row->asleep, &lines);
@@ -15515,27 +15491,24 @@ SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, b
 
 /* Lines from the consumer to the source. */
 SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl__doctor_report *report) {
-    spdl__cell cell[3];
     int i, lines = 0;
     spdl__text_add(text, "\n  row              conc    mean  cpu runq  asl    experiment      "
                          "throughput\n");
     spdl__text_add(text, "  %-16s %4d %7s %17s", "consumer", 1,
-                   spdl__duration(&cell[0], report->step_ns), "");
+                   spdl__duration(text, report->step_ns), "");
     spdl__found_experiment(text, "on kept items", 0, &report->cached, &lines);
     if (lines == 0)
         spdl__text_add(text, " %-15s %s\n", "alone",
-                       report->ceiling > 0 ? spdl__rate(cell, report->ceiling) : "-");
+                       report->ceiling > 0 ? spdl__rate(text, report->ceiling) : "-");
     for (i = report->row_count - 1; i >= 0; --i)
         if (report->row[i].mean_ns > 0 || i == report->finding.stage)
             spdl__found_row(text, &report->row[i], i == report->finding.stage);
-    spdl__text_add(text, "  as it is: %s; the same again: %s\n",
-                   spdl__rate(&cell[0], report->today),
-                   spdl__found_result(&cell[1], &report->same, true));
+    spdl__text_add(text, "  as it is: %s; the same again: ", spdl__rate(text, report->today));
+    spdl__found_result(text, &report->same, true);
 }
 
 SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__cell cell;
     spdl__text_add(&text, "spdl doctor: ");
     spdl__text_name(&text, report->name, -1);
     spdl__text_add(&text, "%s%s\n", report->name[0] ? ": " : "", report->verdict);
@@ -15549,33 +15522,28 @@ SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buf
     if (report->rounds > 0) spdl__found_ladder(&text, report);
     if (report->rounds > 0 && report->ceiling > 0)
         spdl__text_add(&text, "The consumer waited %.1f %% of its time. Without any loading: %s.\n",
-                       100 * report->waiting, spdl__rate(&cell, report->ceiling));
+                       100 * report->waiting, spdl__rate(&text, report->ceiling));
     if (report->kept)
         spdl__text_add(&text, "The settings are in force for the rest of this run.\n");
     return (int)text.length;
 }
 
+#define SPDL__OF spdl__doctor_report
 static const spdl__field spdl__report_fields[] = {
-    SPDL__V(spdl__doctor_report, measured), SPDL__B(spdl__doctor_report, tried),
-    SPDL__B(spdl__doctor_report, kept), SPDL__D(spdl__doctor_report, seconds),
-    SPDL__I(spdl__doctor_report, workers), SPDL__D(spdl__doctor_report, cores),
-    SPDL__D(spdl__doctor_report, cores_used), SPDL__D(spdl__doctor_report, others_used),
-    SPDL__D(spdl__doctor_report, step_ns), SPDL__D(spdl__doctor_report, today),
-    SPDL__D(spdl__doctor_report, ceiling), SPDL__D(spdl__doctor_report, waiting),
-    SPDL__B(spdl__doctor_report, replays), SPDL__V(spdl__doctor_report, same),
-    SPDL__V(spdl__doctor_report, cached),
-    SPDL__I(spdl__doctor_report, rounds), SPDL__I(spdl__doctor_report, dropped),
-    SPDL__S(spdl__doctor_report, verdict), SPDL__FIELDS_END
+    SPDL__F('v', measured), SPDL__F2('b', tried, kept), SPDL__F('d', seconds),
+    SPDL__F('i', workers), SPDL__F3('d', cores, cores_used, others_used),
+    SPDL__F3('d', step_ns, today, ceiling), SPDL__F('d', waiting), SPDL__F('b', replays),
+    SPDL__F2('v', same, cached), SPDL__F2('i', rounds, dropped), SPDL__F('s', verdict),
+    SPDL__FIELDS_END
 };
+#undef SPDL__OF
+#define SPDL__OF spdl__doctor_row
 static const spdl__field spdl__row_fields[] = {
-    SPDL__S(spdl__doctor_row, name), SPDL__FIELD_(spdl__doctor_row, 'e', kind, NULL),
-    SPDL__I(spdl__doctor_row, concurrency),
-    SPDL__FIELD_(spdl__doctor_row, 'e', method, spdl__found_methods),
-    SPDL__D(spdl__doctor_row, mean_ns), SPDL__D(spdl__doctor_row, cpu_ns),
-    SPDL__D(spdl__doctor_row, runnable_ns), SPDL__D(spdl__doctor_row, blocked_ns),
-    SPDL__D(spdl__doctor_row, load), SPDL__D(spdl__doctor_row, delay_ns),
-    SPDL__V(spdl__doctor_row, replayed), SPDL__V(spdl__doctor_row, asleep), SPDL__FIELDS_END
+    SPDL__F('s', name), SPDL__F('e', kind), SPDL__F('i', concurrency),
+    SPDL__FIELD('e', method, spdl__found_methods), SPDL__F3('d', mean_ns, cpu_ns, runnable_ns),
+    SPDL__F3('d', blocked_ns, load, delay_ns), SPDL__F2('v', replayed, asleep), SPDL__FIELDS_END
 };
+#undef SPDL__OF
 
 SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes) {
     spdl__text text = spdl__text_start(buffer, bytes);
@@ -22280,7 +22248,6 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
                        : kind == SPDL__RECORD_DEPTH ? p->node[edge].name
                                                     : (const char *)(uintptr_t)record->number;
     char start[101]; /* longest name */
-    spdl__cell cell;
     double value;
     (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
     if (*phases[kind] == 'X')
@@ -22298,7 +22265,7 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
         spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
     } else if (kind == SPDL__RECORD_VALUE) {
         memcpy(&value, &record->end, sizeof(value));
-        spdl__text_add(text, "\",\"args\":{\"value\":%s}}", spdl__json_double(&cell, value));
+        spdl__text_add(text, "\",\"args\":{\"value\":%s}}", spdl__json_double(text, value));
     } else {
         spdl__text_add(text, "\"}");
     }

@@ -271,6 +271,48 @@ static void programs_are_healed(void) {
     heals("workers_2", "workers = 4: measured ", true);
 }
 
+/* Items a second of a program without a doctor. */
+static double plain_rate(const planted *is, double seconds) {
+    static planted_run run;
+    const uint64_t begun = spdl_time_ns();
+    spdl_error error;
+    long items = 0;
+    void *item;
+    REQUIRE(planted_open(&run, is, NULL, NULL, &error) == SPDL_OK);
+    for (; (double)(spdl_time_ns() - begun) < 1e9 * seconds; ++items) {
+        REQUIRE(planted_next(&run, &item) == SPDL_OK);
+        planted_step(&run, item);
+        planted_free(&run, item);
+    }
+    planted_close(&run);
+    return 1e9 * (double)items / (double)(spdl_time_ns() - begun);
+}
+
+/* Each tenth step is long. A window can begin at any step, so rates are those of the program, and
+   equal arms are equal. */
+static void programs_with_a_period(void) {
+    TEST_JUDGES_COSTS();
+    static const planted is = { "period", "source list; pipe load sleep=8000; trainer sleep=500 "
+                                "every=10 late=40000", 0, 0, 0, NULL };
+    const spdl_doctor_desc doctor = { .seconds = 8, .quiet = true };
+    static planted_run run;
+    static spdl__doctor_report r;
+    const double rate = plain_rate(&is, 3);
+    spdl_error error;
+    REQUIRE(planted_open(&run, &is, NULL, &doctor, &error) == SPDL_OK);
+    CHECK_EQ(spdl_doctor_run(run.pipeline, planted_step, &run), SPDL_OK);
+    r = run.pipeline->doctor->report;
+    planted_close(&run);
+    if (r.today > 0.88 * rate && r.today < 1.12 * rate && r.same.known && r.same.low < 1.05 &&
+        r.same.high > 0.95)
+        return;
+    printf("    %.1f/s, with the doctor %.1f/s; the same again %.2f to %.2f\n", rate, r.today,
+           r.same.low, r.same.high);
+    if (r.others_used > 0.5) TEST_SKIP("others use this machine");
+    CHECK(r.today > 0.88 * rate && r.today < 1.12 * rate);
+    CHECK(r.same.known && r.same.low < 1.05 && r.same.high > 0.95);
+}
+
 TEST_TABLE(doctor_text) {
     TEST_CASE(a_report_is_read_at_once),
     TEST_CASE(a_report_is_a_line_of_json),
@@ -278,5 +320,6 @@ TEST_TABLE(doctor_text) {
     TEST_CASE(what_was_tried_is_said),
     TEST_CASE(settings_that_may_be_tried),
     TEST_CASE(programs_are_healed),
+    TEST_CASE(programs_with_a_period),
     TEST_END,
 };

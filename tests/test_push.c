@@ -32,7 +32,7 @@ typedef struct producer {
 /* How long answers took. */
 static spdl__histogram answers_of(const spdl_pipeline *p) {
     spdl__histogram times;
-    REQUIRE(spdl__pipeline_histogram(p, 0, &times) == SPDL_OK);
+    spdl__row_times(p, 0, &times);
     return times;
 }
 

@@ -4,6 +4,9 @@
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "test.h"
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 static bool says(const char *text, const char *words) { return strstr(text, words) != NULL; }
 
@@ -260,12 +263,16 @@ static void sleep_locks_serial_rows_and_sources(void) {
     s = second();
     busy(&s, 1, 0.97, 1);
     s.stage[1].alone = true;
+    s.stage[1].blocked_ns = 600000000;
+    CHECK(is(&s, SPDL_LIMIT_SERIAL, 1, " If it keeps a pace, that is the limit. Else make it cheaper"));
+    s.stage[1].blocked_ns = 0;
     CHECK(is(&s, SPDL_LIMIT_SERIAL, 1, "computing, one call at a time, as its row allows no more "
                                        "(.serial, .flush or .again). Make it cheaper, or split"));
     s = second();
     busy(&s, 0, 0.97, 0);
-    CHECK(is(&s, SPDL_LIMIT_SERIAL, 0, "asleep, one call at a time. If it takes from another "
-                                       "pipeline see the verdict of that; else move work from"));
+    CHECK(is(&s, SPDL_LIMIT_SERIAL, 0, "asleep, one call at a time. If it keeps a pace, that is the "
+                                       "limit. If it takes from another pipeline, see the verdict "
+                                       "of that one. Else move work from the source to a stage."));
     s.stage[0].from = true;
     CHECK(is(&s, SPDL_LIMIT_SERIAL, 0, "(concurrency 1). It waits for what it takes from: see the "
                                        "verdict of that pipeline."));
@@ -844,6 +851,89 @@ static void programs_that_take_from_another(void) {
     spdl_pipeline_destroy(first);
 }
 
+/* Sleeps until its turn, 200 times a second. */
+SPDL_FN(paces, void, void) {
+    uint64_t *turn = (uint64_t *)spdl_ctx(task);
+    const uint64_t now = spdl_time_ns();
+    *turn = *turn + 5000000 > now ? *turn + 5000000 : now;
+    if (*turn > now) sleep_us((int64_t)((*turn - now) / 1000));
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Workers that such a row sleeps in are too few, but more of them do not help. */
+static void programs_that_keep_a_pace(void) {
+    TEST_JUDGES_COSTS();
+    job none = { .calls = 0 }, sleeps = { .sleeps_us = 7000 };
+    spdl_pipeline_desc desc = { .workers = 2 };
+    for (int serial = 0; serial < 2; ++serial) {
+        uint64_t turn = 0;
+        spdl_stats stats;
+        const char *text = verdict_after(made(&desc, SPDL_STAGES(
+            SPDL_SOURCE(list, .ctx = &none),
+            SPDL_PIPE(paces, .name = "limit", .ctx = &turn, .serial = serial == 1),
+            SPDL_PIPE(work, .name = "decode", .ctx = &sleeps, .concurrency = 2), SPDL_SINK(4))),
+            200, &stats);
+        said(text, "the other side) or stage 1 'limit' keeps a pace.", &stats);
+        CHECK(!says(text, ".concurrency = 2 for stage 1 'limit'"));
+    }
+}
+
+/* Many small blocks of one arena: nothing in the numbers shows how calls hold each other up. */
+SPDL_FN(parses, void, void) {
+    void *node[32];
+    for (int i = 0; i < 60; ++i) {
+        for (int k = 0; k < 32; ++k) {
+            node[k] = malloc(2000);
+            REQUIRE(node[k] != NULL);
+            *(volatile char *)node[k] = 1;
+        }
+        for (int k = 0; k < 32; ++k) free(node[k]);
+    }
+    *out = in;
+    return SPDL_OK;
+}
+
+static void programs_in_one_arena(void) {
+    TEST_JUDGES_COSTS();
+    job none = { .calls = 0 };
+    spdl_pipeline_desc desc = { .workers = 3 };
+    spdl_stats stats;
+    const char *text;
+#ifdef M_ARENA_MAX
+    mallopt(M_ARENA_MAX, 1);
+#endif
+    text = verdict_after(made(&desc, SPDL_STAGES(SPDL_SOURCE(list, .ctx = &none),
+                                                 SPDL_PIPE(parses), SPDL_SINK(3))), 1500, &stats);
+    CHECK(!says(text, "about"));
+    said(text, "x, unless calls hold each other up (a lock, the allocator", &stats);
+}
+
+/* Items wait in all rows of a full pipeline: only the limit has a number for it. */
+static void programs_with_epochs(void) {
+    TEST_JUDGES_COSTS();
+    job slow = { .sleeps_us = 5000 }, quick = { .sleeps_us = 3500 };
+    spdl_pipeline_desc desc = { .workers = 12 };
+    spdl_stats stats;
+    char table[4000], *row;
+    void *item;
+    spdl_pipeline *p = made(&desc, SPDL_STAGES(
+        SPDL_COUNT(20, .continuous = true),
+        SPDL_PIPE(work, .name = "a", .ctx = &slow, .concurrency = 4),
+        SPDL_PIPE(work, .name = "b", .ctx = &quick, .concurrency = 4),
+        SPDL_PIPE(work, .name = "c", .ctx = &quick, .concurrency = 4), SPDL_SINK(3)));
+    for (int i = 0; i < 400;) i += spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK;
+    spdl_pipeline_stats(p, &stats);
+    spdl_pipeline_destroy(p);
+    spdl_stats_text(&stats, table, sizeof table);
+    said(table, "stage 1 'a' was busy", &stats);
+    for (row = strtok(table, "\n"); row != NULL; row = strtok(NULL, "\n")) {
+        if (strncmp(row, "  b ", 4) == 0 || strncmp(row, "  c ", 4) == 0)
+            CHECK(strlen(row) < 95 || strspn(row + 94, " ") == strlen(row + 94));
+        if (strncmp(row, "> ", 2) == 0) CHECK(strncmp(row, "> a ", 4) == 0 || shared(&stats));
+    }
+}
+
 /* Written out, the default is advised as it is not written; .serial is not. */
 static void rows_of_one_call_are_raised(void) {
     TEST_JUDGES_COSTS();
@@ -1005,6 +1095,9 @@ TEST_TABLE(verdict) {
     TEST_CASE(programs_whose_calls_fail),
     TEST_CASE(programs_whose_next_works),
     TEST_CASE(programs_that_take_from_another),
+    TEST_CASE(programs_that_keep_a_pace),
+    TEST_CASE(programs_in_one_arena),
+    TEST_CASE(programs_with_epochs),
     TEST_CASE(rows_of_one_call_are_raised),
     TEST_CASE(rows_with_too_few_threads_are_warned_of),
     TEST_CASE(requests_that_are_dropped),
