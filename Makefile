@@ -134,6 +134,9 @@ bench-npz: ## reading arrays, against libdeflate, ISA-L, zlib, NumPy and SPDL
 .PHONY: bench-pipeline
 bench-pipeline: ## the engine, against oneTBB, GLib, OpenMP, threads by hand, SPDL and PyTorch
 
+.PHONY: bench-peers
+bench-peers: ## beside PyTorch, SPDL, Grain, oneTBB, OpenMP, threads, curl (first time: 5 GB)
+
 .PHONY: bench-sampler
 bench-sampler: ## what an index costs, against Grain and SPDL
 
@@ -440,7 +443,8 @@ else
 	    -Wl,-rpath,$(abspath $(@D)) -ldl -lpthread -lm
 endif
 
-$(filter-out bench-npz bench-pipeline bench-sampler bench-loader,$(BENCHES:%=bench-%)): bench-%: \
+$(filter-out bench-npz bench-pipeline bench-sampler bench-loader bench-peers,\
+    $(BENCHES:%=bench-%)): bench-%: \
     build/bench/bench_%
 	@$< $(JSON:%=--json) $(ARGS)
 
@@ -453,6 +457,22 @@ build/bench/loader_work.so: bench/loader_work.c bench/loader_work.h
 
 bench-loader: build/bench/bench_loader build/bench/loader_work.so
 	@BENCH_LOADER_PYTHON=$$(bench/loader_python.sh) $< $(JSON:%=--json) $(ARGS)
+
+# The work of all sides: one shared object, also for those in Python.
+WORK = bench/peer_work.c $(if $(call has_header,jpeglib.h),bench/peers/pipe_jpeg.c)
+build/bench/peer_work.so: $(wildcard bench/*.h) bench/peer_work.c bench/peers/pipe_jpeg.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(BENCH_FLAGS) -shared -fPIC $(WORK) -o $@ \
+	    $(call libraries,jpeglib.h:jpeg zlib.h:z curl/curl.h:curl) -lpthread -lm
+
+build/bench/bench_peers: build/bench/peer_work.so
+build/bench/bench_peers: BENCH_LIBS = build/bench/peer_work.so -Wl,-rpath,'$$ORIGIN' \
+    $(call libraries,curl/curl.h:curl)
+
+PEERS_SIDES = $(addprefix build/bench/peers/pipe_,tbb.so omp.so async.so)
+bench-peers: build/bench/bench_peers build/bench/bench_frames $(PEERS_SIDES)
+	@BENCH_PEERS_PYTHON=$$(bench/loader_python.sh) $< $(JSON:%=--json) $(ARGS)
+	@build/bench/bench_frames $(JSON:%=--json) $(ARGS)
 
 # -lLIBRARY for each HEADER:LIBRARY whose header is there.
 has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)

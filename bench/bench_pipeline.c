@@ -173,7 +173,9 @@ static bool plugin_load(const char *folder, const char *file) {
     }
     if (!plugin_find(folder, file, "pipe_jpeg_plugin", &jpeg)) return false;
     jpeg_calls = jpeg();
-    for (i = 0; i < TABLE; ++i) jpeg_calls->make(i, &jpegs[i]);
+    for (i = 0; i < TABLE; ++i) {
+        jpeg_calls->make(i, PIPE_JPEG_SIDE, PIPE_JPEG_SIDE, &jpegs[i]);
+    }
     return true;
 }
 

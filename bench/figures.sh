@@ -1,11 +1,15 @@
 #!/bin/sh
-# The table "What you gain" of README.md, from what benches printed with --json (all rows in one
-# file). A row whose case is not in the file stays as it is.
-#   for b in pipeline sampler state; do make -s bench-$b JSON=1; done >build/figures.jsonl
+# What `make bench-peers JSON=1` printed becomes the table "What you gain" of README.md, its picture
+# (bench/results/gain_light.svg, gain_dark.svg) and the tables of bench/README.md. What is not in
+# the file stays as it is. The last lines printed are the sides that were ahead of us.
+#   make -s bench-peers JSON=1 >build/figures.jsonl
 #   bench/figures.sh build/figures.jsonl
 cd "$(dirname "$0")/.." || exit 1
-mkdir -p build
-awk '
+mkdir -p build bench/results
+jsonl=${1:?usage: bench/figures.sh FILE.jsonl}
+
+# Shared: reads the lines into value[case, side, field]; best(case, kind) is the fastest side.
+read='
 function field(name,   at) { # of the line of JSON
     if (!match($0, "\"" name "\":(\"[^\"]*\"|[^,}]*)")) return ""
     at = substr($0, RSTART, RLENGTH)
@@ -13,23 +17,155 @@ function field(name,   at) { # of the line of JSON
     gsub(/"/, "", at)
     return at
 }
-function figure(value, unit) {
-    sub(/us$/, "µs", unit)
-    return sprintf(value < 10 ? "%.2g %s" : "%.0f %s", value, unit)
+function kind(side) {
+    if (side ~ /^spdl.h/) return "spdl.h"
+    if (side ~ /^(PyTorch|SPDL|Grain)/) return substr(side, 1, match(side ",", /,/) - 1)
+    return side == "alone" ? side : "C"
+}
+function best(name, wanted,   i, side, found) {
+    if ((name, "spdl.h, polite") in unit && wanted == "spdl.h") return "spdl.h, polite"
+    if ((name, "spdl.h") in unit && wanted == "spdl.h") return "spdl.h"
+    for (i = 1; i <= sides[name]; ++i) {
+        side = order[name, i]
+        if (kind(side) != wanted) continue
+        if (found == "" || value[name, side, "value"] > value[name, found, "value"]) found = side
+    }
+    return found
+}
+function digits(number) { # 12,345
+    number = sprintf(number < 10 ? "%.2g" : "%.0f", number)
+    while (number ~ /[0-9][0-9][0-9][0-9]/) sub(/[0-9][0-9][0-9]($|,)/, ",&", number)
+    return number
+}
+function between(name, side) {
+    return sprintf("%.2f to %.2f", value[name, side, "ratio_low"], value[name, side, "ratio_high"])
 }
 FNR == NR {
     name = field("case")
-    ours[name] = figure(field("ours"), field("unit"))
-    if (field("peer") != "")
-        peer[name] = figure(field("peer"), field("unit")) ", " field("peer_name")
+    side = field("side")
+    if (name == "machine") machine = field("text")
+    if (field("bench") == "frames" && !(name in sides)) {
+        side = "spdl.h"
+        value[name, side, "value"] = field("ours")
+        unit[name, side] = field("unit")
+        order[name, sides[name] = 1] = side
+    }
+    if (field("bench") == "frames") {
+        side = field("peer_name")
+        value[name, side, "value"] = field("peer")
+    } else {
+        split("value low high ratio ratio_low ratio_high cpu_us peak_mb first_ms again others", fields)
+        for (i in fields) value[name, side, fields[i]] = field(fields[i])
+    }
+    if (side == "") next
+    unit[name, side] = field("unit")
+    order[name, ++sides[name]] = side
+    if (sides[name] == 1) cases[++count] = name
     next
+}'
+
+awk "$read"'
+function cell(name, what, wanted,   side, text) {
+    side = best(name, wanted)
+    if (side == "" || value[name, side, what] == "") return ""
+    text = digits(value[name, side, what]) " " (what == "value" ? unit[name, side] :
+           what == "peak_mb" ? "MB" : "ms")
+    return wanted == "C" ? text ", " side : text
 }
 /<!-- figures -->/ { on = 1 }
 /<!-- \/figures -->/ { on = 0 }
-on && match($0, /`[a-z0-9_.^]+`/) && substr($0, RSTART + 1, RLENGTH - 2) in ours {
+on && /^Measured / && machine != "" { $0 = "Measured on " machine "." }
+on && match($0, /`[a-z0-9_.]+`/) {
     name = substr($0, RSTART + 1, RLENGTH - 2)
-    split($0, cell, "|")
-    $0 = "|" cell[2] "| " ours[name] " | " (name in peer ? peer[name] : "") " |"
+    what = "value"
+    if (name ~ /\./) {
+        what = substr(name, index(name, ".") + 1)
+        sub(/\..*/, "", name)
+    }
+    split($0, cells, "|")
+    if (name in sides)
+        $0 = "|" cells[2] "| " cell(name, what, "spdl.h") " | " cell(name, what, "C") " | " \
+             cell(name, what, "PyTorch") " | " cell(name, what, "SPDL") " |"
 }
-{ print }' "${1:?usage: bench/figures.sh FILE.jsonl}" README.md >build/README.md &&
-    cp build/README.md README.md
+{ print }' "$jsonl" README.md >build/README.md && cp build/README.md README.md
+
+awk "$read"'
+/<!-- peers -->/ {
+    print
+    print "\n" machine "."
+    for (c = 1; c <= count; ++c) {
+        name = cases[c]
+        if (value[name, order[name, 1], "cpu_us"] == "") continue
+        print "\n| `" name "` | " unit[name, order[name, 1]] \
+              " | spdl.h is, times | CPU of an item, µs | MB | first batch, ms |"
+        print "|---|--:|--:|--:|--:|--:|"
+        for (i = 1; i <= sides[name]; ++i) {
+            side = order[name, i]
+            printf "| %s%s | %s | %s | %s | %s | %s |\n", side,
+                value[name, side, "others"] > 0.06 ? " (beside other programs)" : "",
+                digits(value[name, side, "value"]), side == "spdl.h" ? "" : between(name, side),
+                digits(value[name, side, "cpu_us"]), digits(value[name, side, "peak_mb"]),
+                digits(value[name, side, "first_ms"])
+        }
+    }
+    print ""
+    skip = 1
+}
+/<!-- \/peers -->/ { skip = 0 }
+!skip { print }' "$jsonl" bench/README.md >build/README.md && cp build/README.md bench/README.md
+
+# A group of bars for each row; a bar as long as its rate, the longest of its group 330 wide.
+draw() { # FILE TEXT_COLOUR OURS OTHERS
+    awk -v text="$2" -v ours="$3" -v others="$4" "$read"'
+    function say(x, y, size, colour, words) {
+        printf "<text x=\"%d\" y=\"%d\" font-size=\"%d\" fill=\"%s\">%s</text>\n", x, y, size,
+               colour, words
+    }
+    function bar(name, side, colour, most,   width) {
+        width = 330 * value[name, side, "value"] / most
+        if (width < 1) width = 1
+        say(240, y + 10, 11, text, side)
+        printf "<rect x=\"380\" y=\"%d\" width=\"%.1f\" height=\"12\" rx=\"2\" fill=\"%s\"/>\n", y,
+               width, colour
+        say(386 + width, y + 10, 11, text, digits(value[name, side, "value"]) " " unit[name, side])
+        y += 16
+    }
+    function group(name, title,   k, most, shown) {
+        if (!(name in sides)) return
+        for (k = 1; k <= 4; ++k) {
+            shown[k] = best(name, kinds[k])
+            if (shown[k] != "" && value[name, shown[k], "value"] + 0 > most)
+                most = value[name, shown[k], "value"] + 0
+        }
+        say(0, y + 10, 12, text, title)
+        for (k = 1; k <= 4; ++k)
+            if (shown[k] != "") bar(name, shown[k], k == 1 ? ours : others, most)
+        y += 10
+    }
+    END {
+        split("spdl.h C PyTorch SPDL", kinds)
+        print "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"470\"" \
+              " viewBox=\"0 0 840 470\" font-family=\"sans-serif\">"
+        y = 4
+        group("jpeg", "JPEGs, steps of 5 ms")
+        group("files", "64,000 files of 4 KB")
+        group("tokens_late", "reads 5 ms late, steps of 5 ms")
+        group("http_256", "HTTP 5 ms late, 256 in flight")
+        group("tail", "1 % of items 50 times as long")
+        group("npz_deflated", ".npz, deflated, 1.5 MB")
+        print "</svg>"
+    }' "$jsonl" >"bench/results/$1"
+}
+draw gain_light.svg "#1f2328" "#0969da" "#afb8c1"
+draw gain_dark.svg "#e6edf3" "#388bfd" "#6e7681"
+
+awk "$read"'
+END {
+    for (c = 1; c <= count; ++c)
+        for (i = 2; i <= sides[name = cases[c]]; ++i) {
+            side = order[name, i]
+            if (kind(side) == "spdl.h" || side == "alone") continue
+            if (value[name, side, "ratio_high"] != "" && value[name, side, "ratio_high"] < 1)
+                print "ahead of us: " name ", " side ": " between(name, side)
+        }
+}' "$jsonl"

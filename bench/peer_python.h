@@ -47,16 +47,22 @@ static inline void peer_python_begin(peer_python *p, const char *python, const c
     p->versions[strcspn(p->versions, "\n")] = '\0';
 }
 
-/* Nanoseconds of one repetition; below zero when it could not be done, which is said. */
+/* The answer; false when it could not be done, which is said. */
+static inline bool peer_python_ask(peer_python *p, const char *operation, int repeats,
+                                   const char *path, char *answer, int bytes) {
+    fprintf(p->to, "%s %d %s\n", operation, repeats, path);
+    fflush(p->to);
+    if (fgets(answer, bytes, p->from) == NULL) snprintf(answer, (size_t)bytes, "!it ended\n");
+    if (answer[0] != '!') return true;
+    fprintf(stderr, "peer %s: %s", operation, answer + 1);
+    return false;
+}
+
+/* Nanoseconds of one repetition; below zero when it could not be done. */
 static inline double peer_python_ns(peer_python *p, const char *operation, int repeats,
                                     const char *path) {
     char line[512];
-    fprintf(p->to, "%s %d %s\n", operation, repeats, path);
-    fflush(p->to);
-    if (fgets(line, sizeof line, p->from) == NULL) snprintf(line, sizeof line, "!it ended\n");
-    if (line[0] != '!') return atof(line);
-    fprintf(stderr, "peer %s: %s", operation, line + 1);
-    return -1;
+    return peer_python_ask(p, operation, repeats, path, line, sizeof line) ? atof(line) : -1;
 }
 
 #endif /* PEER_PYTHON_H_INCLUDED */

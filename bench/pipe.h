@@ -24,6 +24,7 @@ typedef struct pipe_spec {
     int workers;
     int buffer_size; /* of an edge: there is one behind the source and one behind each stage */
     int live;        /* items in flight, where that is one number: what all the edges hold */
+    int batch;       /* items of one call, for peers that start a thread for each; 0: one */
     bool unordered;
     bool pulled; /* by a trainer: there is no sink */
     void *ctx;
@@ -67,8 +68,9 @@ typedef struct pipe_peer {
 /* What the file of a peer exports. */
 typedef int (*pipe_plugin_fn)(const pipe_peer **peers);
 
-/* An image of 256 x 256, three bytes a pixel, and the plugin that makes and decodes them. */
-#define PIPE_JPEG_PIXELS (256 * 256 * 3)
+/* Images, three bytes a pixel, and the plugin that makes and decodes them. */
+#define PIPE_JPEG_SIDE 256 /* of bench_pipeline */
+#define PIPE_JPEG_PIXELS (PIPE_JPEG_SIDE * PIPE_JPEG_SIDE * 3)
 
 typedef struct pipe_jpeg {
     unsigned char *bytes;
@@ -77,8 +79,8 @@ typedef struct pipe_jpeg {
 
 typedef struct pipe_jpeg_calls {
     const char *version;
-    void (*make)(unsigned seed, pipe_jpeg *made);
-    bool (*decode)(const pipe_jpeg *jpeg, unsigned char *pixels);
+    void (*make)(unsigned seed, int width, int height, pipe_jpeg *made);
+    bool (*decode)(const pipe_jpeg *jpeg, int width, int height, unsigned char *pixels);
 } pipe_jpeg_calls;
 
 typedef const pipe_jpeg_calls *(*pipe_jpeg_fn)(void);

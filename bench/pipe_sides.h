@@ -204,7 +204,10 @@ static void *work_jpeg(void *ctx, void *item) {
     const slot *in = (const slot *)item;
     image *out = (image *)malloc(sizeof *out);
     (void)ctx;
-    if (out == NULL || !jpeg_calls->decode(in->jpeg, out->pixels)) bench_fail("not decoded");
+    if (out == NULL ||
+        !jpeg_calls->decode(in->jpeg, PIPE_JPEG_SIDE, PIPE_JPEG_SIDE, out->pixels)) {
+        bench_fail("not decoded");
+    }
     out->index = in->index;
     return out;
 }
