@@ -57,16 +57,6 @@
        >>one-to-many  >>branches  >>waiting
        >>state  >>stats  >>report  >>trace  >>cache  >>headspace  >>doctor
        >>sampler  >>loader  >>npz  >>files  >>cpp                          declarations
-       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
-       >>os-process                                                        platform
-       >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
-       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>rare-impl  >>batch-impl
-       >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl  >>create-impl                engine
-       >>stats-impl  >>report-impl                                         services
-       >>cache-impl  >>compare-impl  >>headspace-impl
-       >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
-       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl  >>write-impl
-       >>files-impl  >>state-impl  >>trace-impl  >>license
 
    WORDS
        item          a void * that moves through the pipeline; NULL is an ordinary item
@@ -92,13 +82,10 @@
        spdl_state_load, and batches and buffers while the consumer keeps all others.
 
    LIMITS
-       Linux, Windows, macOS and the BSDs, on processors with atomic words of 64 bits. mips32, ppc32
-       and riscv32 have none. SPDL_NO_THREADS needs only a C99 compiler. The table in
-       >>platform-impl has the tests of each system.
+       Linux, Windows, macOS and the BSDs, on processors with atomic words of 64 bits.
+       SPDL_NO_THREADS needs only a C99 compiler. >>platform-impl has the tests of each system.
        A pipeline has at most 32 rows and a sink. A pool has at most 64 pipelines, and 256 workers
-       and guests.
-
-   License (MIT) at the end of the file. */
+       and guests. */
 
 #ifndef SPDL_H_INCLUDED
 #define SPDL_H_INCLUDED
@@ -195,7 +182,8 @@ SPDL_API const char *spdl_version(void);
 /* ============================================================================================= */
 /* >>time */
 
-/* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. */
+/* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
+   negative timeout never ends. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
@@ -276,7 +264,8 @@ typedef struct spdl_allocator {
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
 /* A receiver of messages. Zero prints errors and warnings to stderr after "spdl: ", and drops the
-   rest. `text` is one line without a newline. Any thread can call log_fn. */
+   rest. `text` is one line without a newline. Any thread can call log_fn. An empty log_fn switches
+   messages off. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user) SPDL__ZERO;
     void *user SPDL__ZERO;
@@ -286,7 +275,7 @@ typedef struct spdl_logger {
 /* >>ring
    A bounded queue of items of one size, by default a pointer; first in, first out.
 
-   Calls with a timeout spin, yield, then sleep. After SPDL_OK the ring owns a pushed item, and the
+   Calls with a timeout spin, then sleep. After SPDL_OK the ring owns a pushed item, and the
    caller owns a popped one. After any other result nothing has moved. SPDL_CLOSED means closed, and
    for a pop closed and empty.
 
@@ -422,7 +411,7 @@ typedef struct spdl_pool spdl_pool;
 /* A job. `local` is the pointer that init stored for this worker. */
 typedef void (*spdl_job_fn)(void *arg, int worker, void *local);
 
-/* How many processors this process may use, by affinity and cgroup quota. Takes 0.1 ms.
+/* How many processors this process may use, by affinity and cgroup quota.
    Returns: whole processors, at least 1. */
 SPDL_API int spdl_cores(void);
 
@@ -487,11 +476,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
    create compares the types of neighbouring rows, and refuses a table that does not fit. void fits
    any type. Call functions that take a task only inside of the stage function that received it.
-   A C++ stage function may throw: its item fails, and what() is the reason. Other functions of
-   yours must not throw. No function of yours may call exit, end its thread or leave by longjmp.
-
-   Rare topics have tags of their own behind the functions: >>failures >>order >>epochs >>memory
-   >>one-to-many >>branches >>waiting. */
+   A C++ stage function may throw: its item fails, and what() is the reason. Other functions of yours must not throw. No function of yours may call exit, end its thread or leave by longjmp. */
 
 typedef struct spdl_task spdl_task;
 typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
@@ -531,9 +516,10 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        field          rows                  default   meaning
        .name          all                   function  shown in errors, statistics and traces
        .ctx           functions             NULL      spdl_ctx(task) returns it
-       .concurrency   pipe, branch          1         calls that may run at the same time; SPDL_ALL:
-                                                      one for each thread of the pool
-       .serial        pipe, branch          false     calls must never overlap: no advice raises
+       .concurrency   pipe                  1         calls that may run at the same time; SPDL_ALL:
+                                                      one for each thread of the pool. Other
+                                                      rows run one call at a time
+       .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
        .threads       source                0         1: a thread of its own, so it may block
        .buffer_size   all but sink          2         results that can wait behind the row; before a
@@ -669,8 +655,8 @@ typedef struct spdl_batch {
        SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...), its reverse
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...), SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size): results that can wait for the consumer, default 3. Without a feed
-       workers fill a buffer of 8 or more again when half of it is gone, or the consumer waits.
+       SPDL_SINK(buffer_size): results that can wait for the consumer, default 3. Write at least as
+       many as the consumer takes in one burst. Without a feed workers fill a buffer of 8 or more again when half of it is gone, or the consumer waits.
    C++20 requires the fields in the order of spdl_stage. Before C++20 write
    SPDL_PIPE(fn).with_concurrency(4). In a header for C and C++ write, in the order of spdl_stage,
    SPDL_PIPE(fn, SPDL_SET(concurrency, 4), SPDL_SET(free_item, free)). */
@@ -811,8 +797,8 @@ typedef struct spdl_pipeline spdl_pipeline;
 #define SPDL_ALL (-1)    /* concurrency: one call for each thread that calls stages */
 
 typedef struct spdl_pipeline_desc {
-    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0: see
-                                         >>waiting */
+    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0:
+                                         spdl_cores() - 1, and next works: see >>waiting */
     spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
@@ -836,8 +822,9 @@ typedef struct spdl_pipeline_desc {
     void *ready_user SPDL__ZERO;
 } spdl_pipeline_desc;
 
-/* Checks and copies the rows, allocates what the pipeline will use, and starts it. `desc` can be
-   NULL. The memory behind ctx must outlive the pipeline. An error names file, line and field of the
+/* Checks and copies the rows with their names, allocates what the pipeline will use, and starts it.
+   `desc` can be NULL. The memory behind ctx must outlive the pipeline; `error` is used by create
+   alone. An error names file, line and field of the
    row. It is in desc->error, or without that in the log. A row with more concurrency than threads
    causes a warning.
    Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
@@ -927,8 +914,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at item `sequence` of epoch 0. It waits for running calls, frees
    all items inside, and clears an end, failure or stop. A source that reads in order must compare
-   spdl_sequence, and seek. ctx and statistics remain. For a validation set it takes 1 us, a new
-   pipeline 200 us. No function of yours runs between a stop that waited and the rewind, and ctx may
+   spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that waited and the rewind, and ctx may
    change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, for a sequence of 2^36 or
@@ -962,7 +948,8 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
 /* Returns: true once a stage has failed more often than .max_failures allows, until a rewind. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
-/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy.
+/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy; of a
+   failed request until the next call of next.
    Returns: never NULL; result is SPDL_OK without a failure.
    Threads: the consumer, after next has returned the failure or spdl_pipeline_failed true; any
             thread, after a stop outside of stages returned SPDL_OK. */
@@ -1069,7 +1056,7 @@ SPDL_API void spdl_stop(spdl_task *task);
        completion order   the results that were in the sink; the library frees all others
 
    next does not wait for calls in earlier rows, such as a source that blocks. Call
-   spdl_pipeline_failed after the loop.
+   spdl_pipeline_failed after the loop. spdl_pipeline_rewind clears the failure and starts again.
 
    Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
@@ -1092,12 +1079,14 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* ============================================================================================= */
 /* >>epochs
    A source with .continuous starts again after SPDL_END, and numbers its items from 0 again. next
-   returns SPDL_END once for each epoch. A row ends its calls of one epoch before it begins those of
-   the next. A batch never contains items of two epochs. An error ends the pipeline, not only the
-   epoch. */
+   returns SPDL_END once for each epoch; call it again for the next epoch. A row ends its calls of
+   one epoch before it begins those of the next. A batch never contains items of two epochs. An
+   error ends the pipeline, not only the epoch. */
 
 /* ============================================================================================= */
 /* >>memory
+   Bound. At most .buffer_size results wait behind each row, and .concurrency calls of it run.
+
    Buffers. With .item_bytes = n on a source or pipe, spdl_buffer(task) returns n bytes. The buffer
    is used again after the library or spdl_buffer_free frees it.
 
@@ -1159,7 +1148,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    spdl_pipeline_next of another pipeline. It waits at most 50 ms at a time, and next_fn must return
    in that time. SPDL_END ends the source (or its epoch). SPDL_TIMEOUT repeats the call. Other
    results fail, with the text of the other pipeline. `source` must outlive the pipeline. To rewind
-   both: stop this pipeline, rewind the other, rewind this one.
+   both: stop this pipeline, rewind the other, rewind this one. A stage may call next of
+   another pipeline that has threads of its own.
 
    Calls that wait. While a worker is free, it calls every row that has an input, is under its
    concurrency, and has room. Calls of a row begin in the order of its inputs.
@@ -1246,7 +1236,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 /* ============================================================================================= */
 /* >>stats
    Numbers that show which stage is slow. The structs have no pointers, so processes can send them
-   as bytes. >>report prints them at intervals. */
+   as bytes. */
 
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
@@ -1476,7 +1466,7 @@ typedef struct spdl_cache spdl_cache;
 SPDL_API spdl_result spdl_cache_create(spdl_cache **cache, const spdl_cache_desc *desc)
     SPDL__CHECKED;
 
-/* Frees the cache with its items, and calls delete_source unless that was done. */
+/* Frees the cache with its items, and calls delete_source if not done. */
 SPDL_API void spdl_cache_destroy(spdl_cache *cache);
 
 /* Takes the next item; a spdl_next_fn: `cache` is a spdl_cache. When the source ends early the kept
@@ -1612,7 +1602,8 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
 
    An epoch has positions from 0, and the order gives each position an index. The items of rank r of
    w are those at the positions r, r + w, r + 2w and so on. In a mixture each rank has the same
-   share of every source. The order depends only on the desc and the epoch. A sampler takes 0.5 KB,
+   share of every source. Each epoch has another shuffle. The order depends only on the desc and the
+   epoch. A sampler takes 0.5 KB,
    or up to 8 KB for a shuffle of at most 4,096 indices or blocks. Larger ones are permuted by
    hashes.
 
@@ -1873,7 +1864,8 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
 /* >>npz
    Reads and writes arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members,
    ZIP64). Reading gives C order (the last index varies fastest) and the byte order of this machine.
-   Structured elements keep theirs. A .npy file is an archive of one array named "arr_0". Every
+   Structured elements keep theirs. Object arrays, which are Python pickles, are
+   refused. A .npy file is an archive of one array named "arr_0". Every
    length is compared with the bytes of the file before its use.
 
    Several threads at a time can read one archive; a writer takes one. A call waits only for the
@@ -2494,8 +2486,19 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif /* SPDL_H_INCLUDED */
 
 /* ============================================================================================= */
-/* IMPLEMENTATION                                                                                */
-/* ============================================================================================= */
+/* IMPLEMENTATION
+
+   CONTENTS
+       >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
+       >>os-process                                                        platform
+       >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
+       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>rare-impl  >>batch-impl
+       >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl  >>create-impl                engine
+       >>stats-impl  >>report-impl                                         services
+       >>cache-impl  >>compare-impl  >>headspace-impl
+       >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
+       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl  >>write-impl
+       >>files-impl  >>state-impl  >>trace-impl  >>license */
 
 #if defined(SPDL_IMPLEMENTATION) && !defined(SPDL_IMPLEMENTATION_INCLUDED)
 #define SPDL_IMPLEMENTATION_INCLUDED

@@ -353,7 +353,7 @@ check "CHANGELOG.md starts with $changed, the header is $version" [ "$changed" =
 
 # Tags: the contents list is what there is, in order.
 for header in $headers; do
-    awk '/CONTENTS/ { on = 1 } on && !/>>/ && !/CONTENTS/ { exit } on' "$header" |
+    awk '/CONTENTS/ { on = 1 } /^$/ { on = 0 } on' "$header" |
         grep -oE '>>[a-z-]+' >"$scratch/contents"
     grep -oE '^/\* >>[a-z-]+' "$header" | cut -c 4- >"$scratch/tags"
     check "$header: its contents are not its sections" diff "$scratch/contents" "$scratch/tags"
