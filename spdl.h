@@ -1452,7 +1452,7 @@ typedef struct spdl_cache_desc {
     uint64_t num_caches SPDL__ZERO;          /* at least 1 */
     uint64_t return_caches_after SPDL__ZERO; /* default num_caches, and at least that */
     uint64_t stop_after SPDL__ZERO; /* end after so many items, at least the kept ones; 0: never */
-    void (*delete_source)(void *source) SPDL__ZERO; /* optional: called once, when the source is
+    void (*delete_source)(void *source) SPDL__ZERO; /* called once, when the source is
                                                        not needed */
     spdl_free_fn free_item SPDL__ZERO;              /* frees an item of the source */
     spdl_copy_fn copy_item SPDL__ZERO;              /* optional: see spdl_cache_next */
