@@ -12089,15 +12089,15 @@ SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram
 }
 
 /* The steps since `since`, which becomes those until now. */
-SPDL__COLD void spdl__stats_steps_of(const spdl_pipeline *p, spdl_stats *stats,
+SPDL__COLD void spdl__stats_steps_of(const spdl_pipeline *p, spdl_stats *s,
                                      spdl__histogram *since) {
     spdl__histogram times;
     memset(&times, 0, sizeof(times));
     spdl__counters_merge(&times, &p->steps);
     spdl__histogram_since(since, &times);
-    stats->step_p50_ns = spdl__histogram_percentile(since, 0.50);
-    stats->step_p99_ns = spdl__histogram_percentile(since, 0.99);
-    stats->step_max_ns = since->max_ns;
+    s->step_p50_ns = spdl__histogram_percentile(since, 0.50);
+    s->step_p99_ns = spdl__histogram_percentile(since, 0.99);
+    s->step_max_ns = since->max_ns;
     *since = times;
 }
 
@@ -12230,18 +12230,18 @@ SPDL__COLD void spdl__edge_snapshot(const spdl_pipeline *p, spdl__node *node, ui
     stats->items = spdl__atomic_max(&edge->seen[5], spdl__grown(none, head));
 }
 
-SPDL__COLD void spdl__stats_means(spdl_stats *stats) {
+SPDL__COLD void spdl__stats_means(spdl_stats *s) {
     int i;
-    stats->step_mean_ns = stats->step_ns / spdl__max(stats->delivered, 1);
-    for (i = 0; i < stats->stage_count; ++i) {
-        spdl_edge_stats *e = &stats->edge[i];
+    s->step_mean_ns = s->step_ns / spdl__max(s->delivered, 1);
+    for (i = 0; i < s->stage_count; ++i) {
+        spdl_edge_stats *e = &s->edge[i];
         e->readiness = spdl__share(spdl__grown(e->empty_ns, e->elapsed_ns), e->elapsed_ns);
     }
 }
 
 /* Reading the process takes 0.1 ms, and its clocks tick every 10 ms: it is read at most that often,
    and once after the end. */
-SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *stats) {
+SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats *s) {
     const spdl__process_stats *first = &p->process_first, *last = &p->process_last;
     const uint64_t now = spdl_time_ns();
     spdl__process_begin(p);
@@ -12249,17 +12249,17 @@ SPDL__COLD void spdl__stats_process(spdl_pipeline *p, uint64_t ended, spdl_stats
     if (last->cores == 0 || (ended ? last->time_ns < ended : now > last->time_ns + 10000000))
         spdl__process_read(&p->process_last);
     if (!ended) spdl__taker_look(p);
-    stats->consumer_runnable_ns = spdl__load_relaxed(&p->consumer_runnable_ns);
-    stats->process_ns = spdl__grown(first->time_ns, last->time_ns);
-    stats->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
-    stats->others_cpu_ns = spdl__grown(first->others_ns, last->others_ns);
-    stats->minor_faults = spdl__grown(first->minor_faults, last->minor_faults);
-    stats->cores_allowed = last->cores_allowed;
-    stats->cores = last->cores;
+    s->consumer_runnable_ns = spdl__load_relaxed(&p->consumer_runnable_ns);
+    s->process_ns = spdl__grown(first->time_ns, last->time_ns);
+    s->process_cpu_ns = spdl__grown(first->cpu_ns, last->cpu_ns);
+    s->others_cpu_ns = spdl__grown(first->others_ns, last->others_ns);
+    s->minor_faults = spdl__grown(first->minor_faults, last->minor_faults);
+    s->cores_allowed = last->cores_allowed;
+    s->cores = last->cores;
     spdl__unlock(&p->process_lock, &p->locks);
 }
 
-SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *stats) {
+SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) {
     spdl_pipeline *p = SPDL__CAST(spdl_pipeline *, SPDL__UNCONST(pipeline)); /* `seen` is written */
     const uint64_t ended = spdl__load_relaxed(&p->ended_ns);
     const uint64_t now = ended ? ended : spdl_time_ns();
@@ -12269,34 +12269,33 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *sta
     /* a consumer may wait for a full buffer by its statistics: see spdl__sink_hint */
     if (!ended) spdl__wake_passed(p, false);
     if (spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
-    memset(stats, 0, sizeof(*stats));
-    stats->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
-    stats->workers = p->threads + (int)spdl__load_relaxed32(&p->open);
-    stats->stage_count = p->count;
-    stats->next_works = p->pool == NULL || p->works_ns != 0;
-    stats->shared_pool = p->pool != NULL && !p->own_pool;
-    stats->may_doctor = p->pool != NULL && p->feed == NULL;
-    stats->delivered = spdl__load_relaxed(&p->delivered);
-    stats->polls = spdl__load_relaxed(&p->polls);
-    stats->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
+    memset(s, 0, sizeof(*s));
+    s->elapsed_ns = spdl__atomic_max(&p->sink->seen[4], now - p->start_ns);
+    s->workers = p->threads + (int)spdl__load_relaxed32(&p->open);
+    s->stage_count = p->count;
+    s->next_works = p->pool == NULL || p->works_ns != 0;
+    s->shared_pool = p->pool != NULL && !p->own_pool;
+    s->may_doctor = p->pool != NULL && p->feed == NULL;
+    s->delivered = spdl__load_relaxed(&p->delivered);
+    s->polls = spdl__load_relaxed(&p->polls);
+    s->first_item_ns = spdl__load_relaxed(&p->first_item_ns);
     for (i = 0; i < p->count; ++i) {
-        spdl__stage_snapshot(p, &p->node[i], now, &stats->stage[i]);
-        spdl__edge_snapshot(p, &p->node[i], now, &stats->edge[i]);
-        inside += stats->stage[i].runnable_ns;
+        spdl__stage_snapshot(p, &p->node[i], now, &s->stage[i]);
+        spdl__edge_snapshot(p, &p->node[i], now, &s->edge[i]);
+        inside += s->stage[i].runnable_ns;
     }
-    stats->wait_ns = stats->edge[p->count - 1].get_wait_ns;
-    stats->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
+    s->wait_ns = s->edge[p->count - 1].get_wait_ns;
+    s->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     memset(&steps, 0, sizeof(steps));
-    spdl__stats_steps_of(p, stats, &steps);
+    spdl__stats_steps_of(p, s, &steps);
     for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
-    stats->workers_runnable_ns =
-        spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
-    spdl__stats_process(p, ended, stats);
-    if (stats->delivered > 0 && stats->first_item_ns > 0)
-        stats->step_ns =
-            spdl__grown(spdl__grown(spdl__load_relaxed(&p->first_wait_ns), stats->wait_ns),
-                        spdl__grown(stats->first_item_ns, stats->elapsed_ns));
-    spdl__stats_means(stats);
+    s->workers_runnable_ns = spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
+    spdl__stats_process(p, ended, s);
+    if (s->delivered > 0 && s->first_item_ns > 0)
+        s->step_ns =
+            spdl__grown(spdl__grown(spdl__load_relaxed(&p->first_wait_ns), s->wait_ns),
+                        spdl__grown(s->first_item_ns, s->elapsed_ns));
+    spdl__stats_means(s);
 }
 
 /* --- text --- */
@@ -12309,25 +12308,25 @@ typedef struct spdl__text {
     char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
 } spdl__text;
 
-SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) SPDL__PRINTF(2, 3);
-SPDL__COLD void spdl__text_add(spdl__text *text, const char *format, ...) {
-    const size_t left = text->length < text->bytes ? text->bytes - text->length : 0;
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
+    const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
     va_list args;
     int length;
     va_start(args, format);
-    length = vsnprintf(left > 0 ? text->buffer + text->length : NULL, left, format, args);
+    length = vsnprintf(left > 0 ? t->buffer + t->length : NULL, left, format, args);
     va_end(args);
-    if (length > 0) text->length += (size_t)length;
+    if (length > 0) t->length += (size_t)length;
 }
 
 SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
-    spdl__text text;
-    text.buffer = buffer;
-    text.bytes = bytes;
-    text.length = 0;
-    text.cells = 0;
+    spdl__text t;
+    t.buffer = buffer;
+    t.bytes = bytes;
+    t.length = 0;
+    t.cells = 0;
     if (bytes > 0) buffer[0] = '\0';
-    return text;
+    return t;
 }
 
 /* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
@@ -12345,57 +12344,57 @@ SPDL__COLD int spdl__utf8(const char *at) {
 
 /* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
    become question marks. */
-SPDL__COLD void spdl__text_name(spdl__text *text, const char *name, int width) {
+SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
     for (; *name != '\0' && width != 0; --width) {
         const int length = spdl__utf8(name);
         const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
                                        : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
-        spdl__text_add(text, "%.*s", plain ? length : 1, plain ? name : "?");
+        spdl__text_add(t, "%.*s", plain ? length : 1, plain ? name : "?");
         name += length > 0 ? length : 1;
     }
-    if (width > 0) spdl__text_add(text, "%*s", width, "");
+    if (width > 0) spdl__text_add(t, "%*s", width, "");
 }
 
 /* A word for the next text_add. */
-SPDL__COLD const char *spdl__text_word(spdl__text *text, const char *format, ...)
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
     SPDL__PRINTF(2, 3);
-SPDL__COLD const char *spdl__text_word(spdl__text *text, const char *format, ...) {
-    char *cell = text->cell[text->cells++ % 8];
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
+    char *cell = t->cell[t->cells++ % 8];
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(cell, sizeof(text->cell[0]), format, args);
+    (void)vsnprintf(cell, sizeof(t->cell[0]), format, args);
     va_end(args);
     return cell;
 }
 
-SPDL__COLD const char *spdl__scaled(spdl__text *text, double value, const char *const units[4],
+SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *const units[4],
                                     bool whole) {
     int unit = 0;
     for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
-    return spdl__text_word(text, "%.*f%s",
+    return spdl__text_word(t, "%.*f%s",
                       (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value,
                       units[unit]);
 }
 
-SPDL__COLD const char *spdl__duration(spdl__text *text, double ns) {
+SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
     static const char *const units[] = { " ns", " us", " ms", " s" };
-    return spdl__scaled(text, ns, units, true);
+    return spdl__scaled(t, ns, units, true);
 }
 
-SPDL__COLD const char *spdl__rate(spdl__text *text, double rate) {
+SPDL__COLD const char *spdl__rate(spdl__text *t, double rate) {
     static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return spdl__scaled(text, rate, units, !(rate > 0));
+    return spdl__scaled(t, rate, units, !(rate > 0));
 }
 
-SPDL__COLD const char *spdl__percent(spdl__text *text, double share) {
-    return spdl__text_word(text, "%.0f%%", 100 * share);
+SPDL__COLD const char *spdl__percent(spdl__text *t, double share) {
+    return spdl__text_word(t, "%.0f%%", 100 * share);
 }
 
-SPDL__COLD const char *spdl__stage_called(spdl__text *text, const spdl_stats *stats, int i) {
+SPDL__COLD const char *spdl__stage_called(spdl__text *t, const spdl_stats *s, int i) {
     char room[SPDL_NAME_BYTES];
     spdl__text name = spdl__text_start(room, sizeof(room));
-    spdl__text_name(&name, stats->stage[i].name, -1);
-    return spdl__text_word(text, "stage %d '%s'", i, room);
+    spdl__text_name(&name, s->stage[i].name, -1);
+    return spdl__text_word(t, "stage %d '%s'", i, room);
 }
 
 /* --- the advisor: one finding for the verdict, the table, JSON and the doctor --- */
@@ -12424,56 +12423,56 @@ SPDL__COLD double spdl__smaller(double a, double b) { return a < b ? a : b; }
 SPDL__COLD double spdl__larger(double a, double b) { return a > b ? a : b; }
 
 /* Threads for pooled rows; the one in next, if it works. */
-SPDL__COLD int spdl__stats_threads(const spdl_stats *stats) {
-    return stats->workers > 0 ? stats->workers + stats->next_works : 1;
+SPDL__COLD int spdl__stats_threads(const spdl_stats *s) {
+    return s->workers > 0 ? s->workers + s->next_works : 1;
 }
 
 /* Share of the calls that a stage may have which were running, 0 to 1. A feed has no calls. */
-SPDL__COLD double spdl__stage_load(const spdl_stats *stats, int i) {
-    const spdl_stage_stats *stage = &stats->stage[i];
-    const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(stats);
+SPDL__COLD double spdl__stage_load(const spdl_stats *s, int i) {
+    const spdl_stage_stats *stage = &s->stage[i];
+    const int threads = stage->threads > 0 ? stage->threads : spdl__stats_threads(s);
     if (stage->concurrency <= 0) return 0;
-    return spdl__smaller(1, spdl__share(stage->busy_ns, stats->elapsed_ns) /
+    return spdl__smaller(1, spdl__share(stage->busy_ns, s->elapsed_ns) /
            (stage->concurrency < threads || stage->deferred ? stage->concurrency : threads));
 }
 
-SPDL__COLD int spdl__stats_busiest(const spdl_stats *stats) {
+SPDL__COLD int spdl__stats_busiest(const spdl_stats *s) {
     int i, busiest = 0;
-    for (i = 1; i < stats->stage_count; ++i)
-        if (spdl__stage_load(stats, i) > spdl__stage_load(stats, busiest)) busiest = i;
+    for (i = 1; i < s->stage_count; ++i)
+        if (spdl__stage_load(s, i) > spdl__stage_load(s, busiest)) busiest = i;
     return busiest;
 }
 
 /* Returns true if polls find nothing too often. */
-SPDL__COLD bool spdl__stats_polls(const spdl_stats *stats) {
-    return spdl__share(stats->polls, stats->polls + stats->delivered) > SPDL__FED;
+SPDL__COLD bool spdl__stats_polls(const spdl_stats *s) {
+    return spdl__share(s->polls, s->polls + s->delivered) > SPDL__FED;
 }
 
 /* Share of time that the consumer waited, without the wait for the first item. If it polls, share
    of time without an item. */
-SPDL__COLD double spdl__stats_waiting(const spdl_stats *stats) {
-    const double waited = spdl__share(spdl__grown(stats->first_item_ns, stats->wait_ns),
-                                      spdl__grown(stats->first_item_ns, stats->elapsed_ns));
-    if (!spdl__stats_polls(stats) || stats->stage_count == 0) return waited;
-    return spdl__larger(waited, 1 - stats->edge[stats->stage_count - 1].readiness);
+SPDL__COLD double spdl__stats_waiting(const spdl_stats *s) {
+    const double waited = spdl__share(spdl__grown(s->first_item_ns, s->wait_ns),
+                                      spdl__grown(s->first_item_ns, s->elapsed_ns));
+    if (!spdl__stats_polls(s) || s->stage_count == 0) return waited;
+    return spdl__larger(waited, 1 - s->edge[s->stage_count - 1].readiness);
 }
 
 /* Returns true if items are pushed: their answers count, not a consumer's waits. */
-SPDL__COLD bool spdl__stats_pushed(const spdl_stats *stats) {
-    return stats->stage_count > 0 && stats->stage[0].kind == SPDL_KIND_FEED;
+SPDL__COLD bool spdl__stats_pushed(const spdl_stats *s) {
+    return s->stage_count > 0 && s->stage[0].kind == SPDL_KIND_FEED;
 }
 
 /* Returns true if the consumer has enough: it does not wait in next, or not for a result. */
-SPDL__COLD bool spdl__stats_fed(const spdl_stats *stats) {
-    return spdl__stats_waiting(stats) < SPDL__FED ||
-           (stats->stage_count > 0 && !spdl__stats_polls(stats) &&
-            stats->edge[stats->stage_count - 1].readiness > 1 - SPDL__FED);
+SPDL__COLD bool spdl__stats_fed(const spdl_stats *s) {
+    return spdl__stats_waiting(s) < SPDL__FED ||
+           (s->stage_count > 0 && !spdl__stats_polls(s) &&
+            s->edge[s->stage_count - 1].readiness > 1 - SPDL__FED);
 }
 
 /* Share of the consumer's time in which others had its processor. */
-SPDL__COLD double spdl__stats_harm(const spdl_stats *stats) {
-    return spdl__larger(spdl__share(stats->consumer_runnable_ns, stats->step_ns),
-                        spdl__stats_waiting(stats) < SPDL__FED ? 0 : spdl__stats_waiting(stats));
+SPDL__COLD double spdl__stats_harm(const spdl_stats *s) {
+    return spdl__larger(spdl__share(s->consumer_runnable_ns, s->step_ns),
+                        spdl__stats_waiting(s) < SPDL__FED ? 0 : spdl__stats_waiting(s));
 }
 
 /* A finding, and the facts that its sentences need. */
@@ -12492,26 +12491,26 @@ typedef struct spdl__found {
 enum { SPDL__BY_CONSUMER = -1, SPDL__BY_CORES = -2, SPDL__BY_WORKERS = -3 };
 
 /* Time in calls, without waits for a processor, ns. */
-SPDL__COLD double spdl__stage_work(const spdl_stats *stats, int i) {
-    return (double)spdl__grown(stats->stage[i].runnable_ns, stats->stage[i].busy_ns);
+SPDL__COLD double spdl__stage_work(const spdl_stats *s, int i) {
+    return (double)spdl__grown(s->stage[i].runnable_ns, s->stage[i].busy_ns);
 }
 
-SPDL__COLD bool spdl__stage_pooled(const spdl_stats *stats, int i) {
-    return !stats->stage[i].deferred && stats->stage[i].threads == 0;
+SPDL__COLD bool spdl__stage_pooled(const spdl_stats *s, int i) {
+    return !s->stage[i].deferred && s->stage[i].threads == 0;
 }
 
-SPDL__COLD double spdl__stats_work(const spdl_stats *stats) {
+SPDL__COLD double spdl__stats_work(const spdl_stats *s) {
     double sum = 0;
     int i;
-    for (i = 0; i < stats->stage_count; ++i)
-        sum += spdl__stage_pooled(stats, i) ? spdl__stage_work(stats, i) : 0;
+    for (i = 0; i < s->stage_count; ++i)
+        sum += spdl__stage_pooled(s, i) ? spdl__stage_work(s, i) : 0;
     return sum;
 }
 
 /* Time of the consumer's steps, ns; if it polls, of polls that found an item. */
-SPDL__COLD double spdl__stats_steps(const spdl_stats *stats) {
-    if (spdl__stats_pushed(stats)) return 0;
-    return (double)stats->step_ns * spdl__share(stats->delivered, stats->delivered + stats->polls);
+SPDL__COLD double spdl__stats_steps(const spdl_stats *s) {
+    if (spdl__stats_pushed(s)) return 0;
+    return (double)s->step_ns * spdl__share(s->delivered, s->delivered + s->polls);
 }
 
 SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
@@ -12523,29 +12522,29 @@ SPDL__COLD void spdl__law_least(double *least, double ns, int by, int *next) {
 /* The law: the least time in which these items could have been made, and by which limit (`next`).
    Limits are the calls of each row that is not in `without`, the consumer's steps, the processors
    without other programs, and with `pool` the threads. `changed`: with the finding's settings. */
-SPDL__COLD double spdl__law(const spdl_stats *stats, const spdl__found *f, bool changed, bool pool,
+SPDL__COLD double spdl__law(const spdl_stats *s, const spdl__found *f, bool changed, bool pool,
                             uint32_t without, int *next) {
-    const double cores = stats->cores_allowed, steps = spdl__stats_steps(stats);
-    const bool leaves = changed && stats->workers == 0 && f->is.workers > 0;
-    const bool joins = stats->next_works && !leaves;
+    const double cores = s->cores_allowed, steps = spdl__stats_steps(s);
+    const bool leaves = changed && s->workers == 0 && f->is.workers > 0;
+    const bool joins = s->next_works && !leaves;
     const int threads = changed && f->is.workers > 0 ? f->is.workers + joins
-                                                     : spdl__stats_threads(stats);
+                                                     : spdl__stats_threads(s);
     double least = 0;
     int i, by;
     if (next == NULL) next = &by;
     *next = SPDL__BY_CONSUMER;
     spdl__law_least(&least, steps, SPDL__BY_CONSUMER, next);
     if (cores > 0)
-        spdl__law_least(&least, f->used / cores * (double)stats->elapsed_ns, SPDL__BY_CORES, next);
-    for (i = 0; i < stats->stage_count; ++i) {
-        double calls = stats->stage[i].concurrency;
-        if ((without >> i & 1) != 0 || stats->stage[i].concurrency == 0) continue;
+        spdl__law_least(&least, f->used / cores * (double)s->elapsed_ns, SPDL__BY_CORES, next);
+    for (i = 0; i < s->stage_count; ++i) {
+        double calls = s->stage[i].concurrency;
+        if ((without >> i & 1) != 0 || s->stage[i].concurrency == 0) continue;
         if (changed && f->is.concurrency[i] > 0) calls = f->is.concurrency[i];
-        if (pool && spdl__stage_pooled(stats, i)) calls = spdl__smaller(calls, threads);
-        spdl__law_least(&least, spdl__stage_work(stats, i) / calls, i, next);
+        if (pool && spdl__stage_pooled(s, i)) calls = spdl__smaller(calls, threads);
+        spdl__law_least(&least, spdl__stage_work(s, i) / calls, i, next);
     }
     if (pool)
-        spdl__law_least(&least, (spdl__stats_work(stats) + (joins ? steps : 0)) / threads,
+        spdl__law_least(&least, (spdl__stats_work(s) + (joins ? steps : 0)) / threads,
                         SPDL__BY_WORKERS, next);
     return least;
 }
@@ -12559,16 +12558,16 @@ SPDL__COLD int spdl__find_more(double work, double rest, int now, int most) {
 }
 
 /* Calls of row i at a time that the next limit needs. Workers make no more than their number. */
-SPDL__COLD int spdl__find_calls(const spdl_stats *stats, int i, double rest) {
-    const int threads = spdl__stats_threads(stats), now = stats->stage[i].concurrency;
-    const double work = spdl__stage_work(stats, i);
-    if (!spdl__stage_pooled(stats, i))
+SPDL__COLD int spdl__find_calls(const spdl_stats *s, int i, double rest) {
+    const int threads = spdl__stats_threads(s), now = s->stage[i].concurrency;
+    const double work = spdl__stage_work(s, i);
+    if (!spdl__stage_pooled(s, i))
         return spdl__find_more(work, rest, now, SPDL__MAX_CONCURRENCY);
     return spdl__find_more(work, rest, now < threads ? now : threads, SPDL__WORKERS_ADVISED);
 }
 
-SPDL__COLD bool spdl__stage_raises(const spdl_stats *stats, int i) {
-    return stats->stage[i].kind == SPDL_KIND_PIPE && !stats->stage[i].alone;
+SPDL__COLD bool spdl__stage_raises(const spdl_stats *s, int i) {
+    return s->stage[i].kind == SPDL_KIND_PIPE && !s->stage[i].alone;
 }
 
 SPDL__COLD void spdl__finding_clear(spdl_finding *is) {
@@ -12584,52 +12583,52 @@ SPDL__COLD bool spdl__finding_has(const spdl_finding *is) {
 }
 
 /* Rows that may have more calls and are as busy as the limit. */
-SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *stats, int row) {
+SPDL__COLD uint32_t spdl__find_busy(const spdl_stats *s, int row) {
     uint32_t rows = 0;
     int i;
-    for (i = 0; i < stats->stage_count && spdl__stage_raises(stats, row); ++i)
-        if (spdl__stage_raises(stats, i) &&
-            spdl__stage_load(stats, i) >= SPDL__ALL_BUSY * spdl__stage_load(stats, row))
+    for (i = 0; i < s->stage_count && spdl__stage_raises(s, row); ++i)
+        if (spdl__stage_raises(s, i) &&
+            spdl__stage_load(s, i) >= SPDL__ALL_BUSY * spdl__stage_load(s, row))
             rows |= (uint32_t)1 << i;
     return rows;
 }
 
 /* The highest gain of the settings, which are cleared if it is too small. Answers cannot be more
    than requests. */
-SPDL__COLD void spdl__find_gain(const spdl_stats *stats, spdl__found *f) {
-    const spdl_stage_stats *feed = &stats->stage[0];
-    const double now = spdl__law(stats, f, false, true, 0, NULL);
-    const double then = spdl__law(stats, f, true, true, 0, &f->next);
+SPDL__COLD void spdl__find_gain(const spdl_stats *s, spdl__found *f) {
+    const spdl_stage_stats *feed = &s->stage[0];
+    const double now = spdl__law(s, f, false, true, 0, NULL);
+    const double then = spdl__law(s, f, true, true, 0, &f->next);
     f->is.gain = then > 0 ? now / then : 0;
-    if (spdl__stats_pushed(stats) && f->is.gain > 0)
+    if (spdl__stats_pushed(s) && f->is.gain > 0)
         f->is.gain = spdl__smaller(f->is.gain,
-                                   spdl__share(feed->tasks + feed->failures, stats->delivered));
+                                   spdl__share(feed->tasks + feed->failures, s->delivered));
     if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
 }
 
 /* More calls for the rows that limit, workers for them, and the gain. */
-SPDL__COLD void spdl__find_settings(const spdl_stats *stats, spdl__found *f, bool calls) {
-    const int threads = spdl__stats_threads(stats), joins = stats->workers > 0 && stats->next_works;
-    const uint32_t busy = calls ? spdl__find_busy(stats, f->is.stage) : 0;
-    const double rest = spdl__law(stats, f, false, false, busy, NULL);
-    const double work = spdl__stats_work(stats) + (joins ? spdl__stats_steps(stats) : 0);
+SPDL__COLD void spdl__find_settings(const spdl_stats *s, spdl__found *f, bool calls) {
+    const int threads = spdl__stats_threads(s), joins = s->workers > 0 && s->next_works;
+    const uint32_t busy = calls ? spdl__find_busy(s, f->is.stage) : 0;
+    const double rest = spdl__law(s, f, false, false, busy, NULL);
+    const double work = spdl__stats_work(s) + (joins ? spdl__stats_steps(s) : 0);
     double then;
     int most = 0, i;
-    for (i = 0; i < stats->stage_count; ++i) {
-        const int more = (busy >> i & 1) != 0 ? spdl__find_calls(stats, i, rest) : 0;
-        if (more > stats->stage[i].concurrency) f->is.concurrency[i] = more;
-        if (more > most && spdl__stage_pooled(stats, i)) most = more;
+    for (i = 0; i < s->stage_count; ++i) {
+        const int more = (busy >> i & 1) != 0 ? spdl__find_calls(s, i, rest) : 0;
+        if (more > s->stage[i].concurrency) f->is.concurrency[i] = more;
+        if (more > most && spdl__stage_pooled(s, i)) most = more;
     }
-    then = spdl__law(stats, f, true, false, 0, NULL);
-    if (stats->workers == 0 || work > 1.05 * threads * then) {
-        const int more = spdl__find_more(work, then, threads, SPDL__WORKERS_ADVISED);
-        if (more > most) most = more;
-    }
-    if (stats->workers == 0) /* one thread: the first step may be long */
+    then = spdl__law(s, f, true, false, 0, NULL);
+    if (s->workers == 0) { /* one thread: the first step may be long */
         most = then > 0 ? (int)spdl__smaller(work / then + 0.9, SPDL__WORKERS_ADVISED) : 1;
-    if (stats->workers == 0) f->is.workers = most > 0 ? most : 1;
-    else if (most > threads) f->is.workers = most - joins;
-    spdl__find_gain(stats, f);
+        f->is.workers = most > 0 ? most : 1;
+    } else {
+        const int more = spdl__find_more(work, then, threads, SPDL__WORKERS_ADVISED);
+        if (work > 1.05 * threads * then && more > most) most = more;
+        if (most > threads) f->is.workers = most - joins;
+    }
+    spdl__find_gain(s, f);
 }
 
 /* A rare slow one of times with these percentiles, ns. */
@@ -12639,42 +12638,42 @@ SPDL__COLD double spdl__slow_ns(uint64_t p50, uint64_t p99, uint64_t max) {
 
 /* A buffer after row f->is.stage for the items of `slow` ns, one in `each` ns; at least twice as
    large as now. */
-SPDL__COLD void spdl__find_room(const spdl_stats *stats, spdl__found *f, double slow, double each) {
-    const double then = spdl__law(stats, f, false, true, 0, &f->next);
-    const int now = stats->edge[f->is.stage].buffer_size;
+SPDL__COLD void spdl__find_room(const spdl_stats *s, spdl__found *f, double slow, double each) {
+    const double then = spdl__law(s, f, false, true, 0, &f->next);
+    const int now = s->edge[f->is.stage].buffer_size;
     const double wanted = each > 0 ? slow / each + 0.9 : 0;
     f->is.limit = SPDL_LIMIT_ROOM;
     f->is.buffer_size = (int)spdl__smaller(spdl__larger(wanted, 2.0 * now), 4096);
-    f->is.gain = then > 0 ? (double)stats->elapsed_ns / then : 0;
+    f->is.gain = then > 0 ? (double)s->elapsed_ns / then : 0;
     if (!(f->is.gain >= SPDL__GAIN) || f->is.buffer_size <= now) spdl__finding_clear(&f->is);
 }
 
-SPDL__COLD void spdl__find_late(const spdl_stats *stats, spdl__found *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
-    double each = spdl__stats_steps(stats) / (double)spdl__max(stage->tasks, 1);
+SPDL__COLD void spdl__find_late(const spdl_stats *s, spdl__found *f) {
+    const spdl_stage_stats *stage = &s->stage[f->is.stage];
+    double each = spdl__stats_steps(s) / (double)spdl__max(stage->tasks, 1);
     if (stage->concurrency > 1)
         each = spdl__larger(each, (double)stage->p50_ns / (stage->concurrency - 1));
-    spdl__find_room(stats, f, spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns), each);
+    spdl__find_room(s, f, spdl__slow_ns(stage->p50_ns, stage->p99_ns, stage->max_ns), each);
 }
 
 /* Results wait for a place and the consumer for results, in turn: its steps are in bursts, or the
    sink is too small for times that vary. Steps that waited for a processor prove neither. */
-SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
-    const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
-    const double slow = spdl__slow_ns(stats->step_p50_ns, stats->step_p99_ns, stats->step_max_ns);
+SPDL__COLD bool spdl__find_bursts(const spdl_stats *s, spdl__found *f) {
+    const spdl_edge_stats *sink = &s->edge[s->stage_count - 1];
+    const double slow = spdl__slow_ns(s->step_p50_ns, s->step_p99_ns, s->step_max_ns);
     const int row = f->is.stage;
     double make = 0;
     int i;
-    if (spdl__stats_pushed(stats) || stats->polls > 0 ||
+    if (spdl__stats_pushed(s) || s->polls > 0 ||
         spdl__share(sink->put_wait_ns, sink->elapsed_ns) < SPDL__ROOM ||
-        spdl__share(stats->consumer_runnable_ns, stats->step_ns) >= SPDL__QUEUED ||
-        spdl__stage_load(stats, row) >= SPDL__SURE)
+        spdl__share(s->consumer_runnable_ns, s->step_ns) >= SPDL__QUEUED ||
+        spdl__stage_load(s, row) >= SPDL__SURE)
         return false;
-    for (i = 0; i < stats->stage_count; ++i)
-        if (stats->stage[i].concurrency > 0)
-            make = spdl__larger(make, spdl__stage_work(stats, i) / stats->stage[i].concurrency);
-    f->is.stage = stats->stage_count - 1;
-    spdl__find_room(stats, f, slow, make / (double)spdl__max(stats->delivered, 1));
+    for (i = 0; i < s->stage_count; ++i)
+        if (s->stage[i].concurrency > 0)
+            make = spdl__larger(make, spdl__stage_work(s, i) / s->stage[i].concurrency);
+    f->is.stage = s->stage_count - 1;
+    spdl__find_room(s, f, slow, make / (double)spdl__max(s->delivered, 1));
     if (f->is.buffer_size > 0) return true;
     f->is.limit = SPDL_LIMIT_NOT_KNOWN;
     f->is.stage = row;
@@ -12682,20 +12681,20 @@ SPDL__COLD bool spdl__find_bursts(const spdl_stats *stats, spdl__found *f) {
 }
 
 /* Returns false for a row in a branch whose merge is in order: completion order is not allowed. */
-SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *stats, int i) {
-    for (++i; i < stats->stage_count && stats->stage[i].kind != SPDL_KIND_BRANCH; ++i)
-        if (stats->stage[i].kind == SPDL_KIND_MERGE) return !stats->stage[i].in_order;
+SPDL__COLD bool spdl__stage_may_pass(const spdl_stats *s, int i) {
+    for (++i; i < s->stage_count && s->stage[i].kind != SPDL_KIND_BRANCH; ++i)
+        if (s->stage[i].kind == SPDL_KIND_MERGE) return !s->stage[i].in_order;
     return true;
 }
 
 /* Returns true if a doctor has found a lock; or if one of several calls at a time had a processor,
    or waited for one, while the others slept. */
-SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *stats, int i) {
-    const spdl_stage_stats *stage = &stats->stage[i];
-    const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, stats->elapsed_ns);
+SPDL__COLD bool spdl__stage_takes_turns(const spdl_stats *s, int i) {
+    const spdl_stage_stats *stage = &s->stage[i];
+    const double cores = spdl__share(stage->cpu_ns + stage->runnable_ns, s->elapsed_ns);
     if (stage->lock_found) return true;
     return stage->concurrency > 1 && !stage->deferred && cores > 0.85 && cores < 1.05 &&
-           spdl__share(stage->cpu_ns, stats->elapsed_ns) > 0.7 &&
+           spdl__share(stage->cpu_ns, s->elapsed_ns) > 0.7 &&
            spdl__share(stage->blocked_ns, stage->busy_ns) > 0.15;
 }
 
@@ -12704,10 +12703,10 @@ SPDL__COLD bool spdl__stage_sleeps(const spdl_stage_stats *stage) {
 }
 
 /* Returns true if the row could sleep until its turn, as for a rate limit: less if it is behind. */
-SPDL__COLD bool spdl__stage_paced(const spdl_stats *stats, int i) {
-    const spdl_stage_stats *stage = &stats->stage[i];
+SPDL__COLD bool spdl__stage_paced(const spdl_stats *s, int i) {
+    const spdl_stage_stats *stage = &s->stage[i];
     return stage->concurrency == 1 && stage->split_calls > 0 && spdl__stage_sleeps(stage) &&
-           spdl__stage_load(stats, i) >= SPDL__PACED;
+           spdl__stage_load(s, i) >= SPDL__PACED;
 }
 
 /* Returns true if calls lacked processors; without schedstat, if they compute. */
@@ -12716,16 +12715,16 @@ SPDL__COLD bool spdl__stage_queued(const spdl_stage_stats *stage) {
     return spdl__share(stage->runnable_ns, stage->busy_ns) >= SPDL__QUEUED;
 }
 
-SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *stats) {
+SPDL__COLD uint64_t spdl__stats_cpu(const spdl_stats *s) {
     uint64_t cpu = 0;
     int i;
-    for (i = 0; i < stats->stage_count; ++i) cpu += stats->stage[i].cpu_ns;
+    for (i = 0; i < s->stage_count; ++i) cpu += s->stage[i].cpu_ns;
     return cpu;
 }
 
-SPDL__COLD bool spdl__stats_faults(const spdl_stats *stats) {
-    return spdl__share(stats->minor_faults * SPDL__FAULT_NS, stats->process_ns) >
-           0.3 * spdl__share(spdl__stats_cpu(stats), stats->elapsed_ns);
+SPDL__COLD bool spdl__stats_faults(const spdl_stats *s) {
+    return spdl__share(s->minor_faults * SPDL__FAULT_NS, s->process_ns) >
+           0.3 * spdl__share(spdl__stats_cpu(s), s->elapsed_ns);
 }
 
 /* Returns true if rare slow calls take more than `least` ns. */
@@ -12737,43 +12736,42 @@ SPDL__COLD bool spdl__stage_late(const spdl_stage_stats *stage, uint64_t least) 
 
 /* The calls of a row limit, or with `pool` the workers: the row gets more calls if workers need
    them. */
-SPDL__COLD void spdl__find_class(const spdl_stats *stats, spdl__found *f, bool pool) {
-    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
+SPDL__COLD void spdl__find_class(const spdl_stats *s, spdl__found *f, bool pool) {
+    const spdl_stage_stats *stage = &s->stage[f->is.stage];
     const bool serial = (stage->kind == SPDL_KIND_SOURCE && stage->concurrency == 1) ||
                         stage->kind == SPDL_KIND_BRANCH || stage->alone;
     f->is.limit = serial && !pool                               ? SPDL_LIMIT_SERIAL
-                  : spdl__stage_takes_turns(stats, f->is.stage) ? SPDL_LIMIT_LOCK
+                  : spdl__stage_takes_turns(s, f->is.stage) ? SPDL_LIMIT_LOCK
                   : pool                                        ? SPDL_LIMIT_WORKERS
                                                                 : SPDL_LIMIT_CONCURRENCY;
     if (f->is.limit == SPDL_LIMIT_SERIAL || f->is.limit == SPDL_LIMIT_LOCK) return;
-    spdl__find_settings(stats, f,
-                        !pool || (stats->workers > 0 &&
-                                  spdl__share(stage->busy_ns, stats->elapsed_ns) >=
+    spdl__find_settings(s, f, !pool || (s->workers > 0 &&
+                                  spdl__share(stage->busy_ns, s->elapsed_ns) >=
                                       SPDL__SURE * stage->concurrency));
 }
 
 /* The row that computes most, or -1 if rows use less than half of `used` processors. */
-SPDL__COLD int spdl__stats_hottest(const spdl_stats *stats, double used) {
+SPDL__COLD int spdl__stats_hottest(const spdl_stats *s, double used) {
     int i, row = 0;
-    for (i = 1; i < stats->stage_count; ++i)
-        if (stats->stage[i].cpu_ns > stats->stage[row].cpu_ns) row = i;
-    return spdl__share(spdl__stats_cpu(stats), stats->elapsed_ns) < used / 2 ? -1 : row;
+    for (i = 1; i < s->stage_count; ++i)
+        if (s->stage[i].cpu_ns > s->stage[row].cpu_ns) row = i;
+    return spdl__share(spdl__stats_cpu(s), s->elapsed_ns) < used / 2 ? -1 : row;
 }
 
 /* Sets `f` and returns true if the busiest row, or all rows, lack processors. A row that does not
    wait for one has enough. f->others is 0 if it is unknown. */
-SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int busiest) {
-    const double cores = stats->cores_allowed, load = spdl__stage_load(stats, busiest);
+SPDL__COLD bool spdl__find_full(const spdl_stats *s, spdl__found *f, int busiest) {
+    const double cores = s->cores_allowed, load = spdl__stage_load(s, busiest);
     const bool ours = f->used >= SPDL__FULL * cores;
-    const bool queued = spdl__stage_queued(&stats->stage[busiest]);
-    const bool unknown = stats->others_cpu_ns == 0 && stats->stage[busiest].runnable_known &&
+    const bool queued = spdl__stage_queued(&s->stage[busiest]);
+    const bool unknown = s->others_cpu_ns == 0 && s->stage[busiest].runnable_known &&
                          load >= SPDL__LIMITING;
     const bool full = f->used + f->others >= SPDL__FULL * cores;
-    const int hottest = spdl__stats_hottest(stats, f->used);
+    const int hottest = spdl__stats_hottest(s, f->used);
     if (f->used <= 0 || !(ours || ((full || unknown) && queued))) return false;
-    if (spdl__stage_sleeps(&stats->stage[busiest]) && load >= SPDL__SURE) return false;
+    if (spdl__stage_sleeps(&s->stage[busiest]) && load >= SPDL__SURE) return false;
     if (!ours && f->others >= SPDL__OTHERS) {
-        if (load >= SPDL__LIMITING) spdl__find_class(stats, f, false); /* settings without them */
+        if (load >= SPDL__LIMITING) spdl__find_class(s, f, false); /* settings without them */
         else f->is.stage = -1;
         f->is.limit = SPDL_LIMIT_FOREIGN;
         return true;
@@ -12784,24 +12782,24 @@ SPDL__COLD bool spdl__find_full(const spdl_stats *stats, spdl__found *f, int bus
 }
 
 /* Returns true if all calls are so short that passing items takes longer. */
-SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *stats) {
+SPDL__COLD bool spdl__stats_short_calls(const spdl_stats *s) {
     int i;
-    if (stats->step_mean_ns >= SPDL__TINY_NS) return false;
-    for (i = 0; i < stats->stage_count; ++i)
-        if (stats->stage[i].mean_ns >= SPDL__TINY_NS) return false;
-    return spdl__share(stats->elapsed_ns, stats->delivered) < 2 * SPDL__TINY_NS;
+    if (s->step_mean_ns >= SPDL__TINY_NS) return false;
+    for (i = 0; i < s->stage_count; ++i)
+        if (s->stage[i].mean_ns >= SPDL__TINY_NS) return false;
+    return spdl__share(s->elapsed_ns, s->delivered) < 2 * SPDL__TINY_NS;
 }
 
 /* The consumer waits, or requests were dropped. A row under SPDL__SURE is the limit if it has one
    call at a time, and the consumer's next item was mostly in it. */
-SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
-    const int busiest = spdl__stats_busiest(stats);
-    const double load = spdl__stage_load(stats, busiest);
-    const spdl_stage_stats *stage, *most = stats->stage;
-    double busy = stats->next_works ? spdl__stats_steps(stats) : 0;
+SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
+    const int busiest = spdl__stats_busiest(s);
+    const double load = spdl__stage_load(s, busiest);
+    const spdl_stage_stats *stage, *most = s->stage;
+    double busy = s->next_works ? spdl__stats_steps(s) : 0;
     uint64_t exposed = 0, idle = 0; /* waits for items; of them, without a worker */
-    bool limits = load >= (spdl__stats_pushed(stats) ? SPDL__LIMITING : SPDL__SURE), here, tail;
-    for (stage = stats->stage; stage < stats->stage + stats->stage_count; ++stage) {
+    bool limits = load >= (spdl__stats_pushed(s) ? SPDL__LIMITING : SPDL__SURE), here, tail;
+    for (stage = s->stage; stage < s->stage + s->stage_count; ++stage) {
         busy += stage->deferred || stage->threads > 0 ? 0 : (double)stage->busy_ns;
         exposed += stage->exposed_ns + stage->exposed_idle_ns;
         idle += stage->exposed_idle_ns;
@@ -12809,31 +12807,31 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
     }
     here = most->exposed_ns > exposed / 2; /* most waits are for calls of this row */
     tail = here && spdl__stage_late(most, most->exposed_ns / 2); /* for rare slow calls */
-    if (load >= SPDL__LIMITING && most == &stats->stage[busiest] && most->concurrency == 1)
+    if (load >= SPDL__LIMITING && most == &s->stage[busiest] && most->concurrency == 1)
         limits |= here && !tail;
     f->is.stage = busiest;
-    if (spdl__stats_short_calls(stats)) {
+    if (spdl__stats_short_calls(s)) {
         f->short_calls = true;
         f->is.stage = -1;
-    } else if (!tail && spdl__find_bursts(stats, f)) {
+    } else if (!tail && spdl__find_bursts(s, f)) {
         return;
-    } else if (spdl__find_full(stats, f, busiest)) {
+    } else if (spdl__find_full(s, f, busiest)) {
         return;
-    } else if (stats->workers == 0 ||
-               busy >= SPDL__ALL_BUSY * spdl__stats_threads(stats) * (double)stats->elapsed_ns) {
-        spdl__find_class(stats, f, true);
-    } else if (stats->shared_pool && idle > exposed / 4) {
-        const double least = spdl__law(stats, f, false, false, 0, &f->next);
+    } else if (s->workers == 0 ||
+               busy >= SPDL__ALL_BUSY * spdl__stats_threads(s) * (double)s->elapsed_ns) {
+        spdl__find_class(s, f, true);
+    } else if (s->shared_pool && idle > exposed / 4) {
+        const double least = spdl__law(s, f, false, false, 0, &f->next);
         f->is.limit = SPDL_LIMIT_WORKERS;
         f->elsewhere = true;
-        f->is.workers = 2 * stats->workers;
-        f->is.gain = least > 0 ? spdl__smaller(2, (double)stats->elapsed_ns / least) : 0;
+        f->is.workers = 2 * s->workers;
+        f->is.gain = least > 0 ? spdl__smaller(2, (double)s->elapsed_ns / least) : 0;
     } else if (limits) {
-        spdl__find_class(stats, f, false);
+        spdl__find_class(s, f, false);
     } else {
-        f->is.stage = (int)(most - stats->stage);
+        f->is.stage = (int)(most - s->stage);
         if (tail && (most->in_order || most->concurrency == 1))
-            spdl__find_late(stats, f);
+            spdl__find_late(s, f);
         else if (here && most->kind == SPDL_KIND_BATCH)
             f->is.limit = SPDL_LIMIT_BATCH;
         else
@@ -12842,51 +12840,51 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *stats, spdl__found *f) {
 }
 
 /* Pushed requests: too many were dropped, or a row is near its limit. */
-SPDL__COLD void spdl__find_pushed(const spdl_stats *stats, spdl__found *f) {
-    const spdl_stage_stats *feed = &stats->stage[0];
-    const int busiest = spdl__stats_busiest(stats);
+SPDL__COLD void spdl__find_pushed(const spdl_stats *s, spdl__found *f) {
+    const spdl_stage_stats *feed = &s->stage[0];
+    const int busiest = spdl__stats_busiest(s);
     if (spdl__share(feed->skips + feed->failures, feed->tasks + feed->failures) >= SPDL__LOST) {
-        spdl__find_wait(stats, f);
-        if (f->is.limit != SPDL_LIMIT_NOT_KNOWN || stats->edge[0].readiness >= SPDL__LIMITING)
+        spdl__find_wait(s, f);
+        if (f->is.limit != SPDL_LIMIT_NOT_KNOWN || s->edge[0].readiness >= SPDL__LIMITING)
             return;
         f->is.stage = 0;
         f->is.limit = SPDL_LIMIT_ROOM;
-        f->is.buffer_size = 2 * stats->edge[0].buffer_size;
-    } else if (spdl__stage_load(stats, busiest) >= SPDL__LIMITING) {
+        f->is.buffer_size = 2 * s->edge[0].buffer_size;
+    } else if (spdl__stage_load(s, busiest) >= SPDL__LIMITING) {
         f->is.stage = busiest;
     }
 }
 
-SPDL__COLD spdl__found spdl__find(const spdl_stats *stats) {
-    const double cores = stats->cores_allowed;
-    const uint64_t rows = spdl__stats_cpu(stats);
+SPDL__COLD spdl__found spdl__find(const spdl_stats *s) {
+    const double cores = s->cores_allowed;
+    const uint64_t rows = spdl__stats_cpu(s);
     spdl__found f;
     memset(&f, 0, sizeof(f));
     f.is.stage = -1;
-    if (stats->delivered == 0) return f;
+    if (s->delivered == 0) return f;
     /* processors are unknown after a short run, or if they were read long after its end */
-    if (stats->process_ns >= 50000000 && stats->process_ns / 5 <= stats->elapsed_ns / 4 &&
+    if (s->process_ns >= 50000000 && s->process_ns / 5 <= s->elapsed_ns / 4 &&
         cores > 0) {
-        f.used = spdl__share(stats->process_cpu_ns, stats->process_ns);
-        f.others = spdl__share(stats->others_cpu_ns, stats->process_ns) -
-                   spdl__larger((double)stats->cores - cores, 0);
+        f.used = spdl__share(s->process_cpu_ns, s->process_ns);
+        f.others = spdl__share(s->others_cpu_ns, s->process_ns) -
+                   spdl__larger((double)s->cores - cores, 0);
         f.others = spdl__smaller(spdl__larger(f.others, 0), cores);
     }
-    if (spdl__stats_pushed(stats))
-        spdl__find_pushed(stats, &f);
-    else if (!spdl__stats_fed(stats))
-        spdl__find_wait(stats, &f);
-    else if (spdl__stats_harm(stats) < SPDL__GAIN - 1)
+    if (spdl__stats_pushed(s))
+        spdl__find_pushed(s, &f);
+    else if (!spdl__stats_fed(s))
+        spdl__find_wait(s, &f);
+    else if (spdl__stats_harm(s) < SPDL__GAIN - 1)
         f.is.limit = SPDL_LIMIT_CONSUMER;
     else /* rows or other programs had its processor */
-        f.is.limit = f.others > spdl__share(rows, stats->elapsed_ns) ? SPDL_LIMIT_FOREIGN
-                                                                     : SPDL_LIMIT_HARM;
-    f.proven = f.is.stage >= 0 && stats->stage[f.is.stage].lock_found;
+        f.is.limit = f.others > spdl__share(rows, s->elapsed_ns) ? SPDL_LIMIT_FOREIGN
+                                                                 : SPDL_LIMIT_HARM;
+    f.proven = f.is.stage >= 0 && s->stage[f.is.stage].lock_found;
     return f;
 }
 
-SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *finding) {
-    const spdl__found f = spdl__find(stats);
+SPDL_API spdl_limit spdl_stats_find(const spdl_stats *s, spdl_finding *finding) {
+    const spdl__found f = spdl__find(s);
     if (finding != NULL) *finding = f.is;
     return f.is.limit;
 }
@@ -12896,32 +12894,32 @@ SPDL_API spdl_limit spdl_stats_find(const spdl_stats *stats, spdl_finding *findi
 #define SPDL__ASK_DOCTOR ": SPDL_DOCTOR=30 measures it"
 
 /* Where most of the time from push to answer was spent. */
-SPDL__COLD void spdl__verdict_of_answers(spdl__text *text, const spdl_stats *stats) {
-    const spdl_stage_stats *feed = &stats->stage[0];
-    const double half = 0.5 * (double)feed->mean_ns * (double)stats->delivered;
-    const int busiest = spdl__stats_busiest(stats);
-    const double load = spdl__stage_load(stats, busiest);
+SPDL__COLD void spdl__verdict_of_answers(spdl__text *t, const spdl_stats *s) {
+    const spdl_stage_stats *feed = &s->stage[0];
+    const double half = 0.5 * (double)feed->mean_ns * (double)s->delivered;
+    const int busiest = spdl__stats_busiest(s);
+    const double load = spdl__stage_load(s, busiest);
     bool batches = false;
     uint64_t busy = 0;
     int i;
-    for (i = 0; i < stats->stage_count; ++i) {
-        busy += stats->stage[i].busy_ns;
-        batches |= stats->stage[i].kind == SPDL_KIND_BATCH;
+    for (i = 0; i < s->stage_count; ++i) {
+        busy += s->stage[i].busy_ns;
+        batches |= s->stage[i].kind == SPDL_KIND_BATCH;
     }
-    spdl__text_add(text, "Answers took %s (p50) to %s (p99), most of it ",
-                   spdl__duration(text, (double)feed->p50_ns),
-                   spdl__duration(text, (double)feed->p99_ns));
-    if ((double)stats->answer_wait_ns > half) {
-        spdl__text_add(text, "until they were taken.");
+    spdl__text_add(t, "Answers took %s (p50) to %s (p99), most of it ",
+                   spdl__duration(t, (double)feed->p50_ns),
+                   spdl__duration(t, (double)feed->p99_ns));
+    if ((double)s->answer_wait_ns > half) {
+        spdl__text_add(t, "until they were taken.");
     } else if ((double)busy > half) {
-        spdl__text_add(text, "in calls%s", feed->skips + feed->failures ? "."
+        spdl__text_add(t, "in calls%s", feed->skips + feed->failures ? "."
                                                               : ": no request waited long.");
     } else if (batches && load < SPDL__LIMITING) {
-        spdl__text_add(text, "until a batch was full.");
+        spdl__text_add(t, "until a batch was full.");
     } else {
-        spdl__text_add(text, feed->skips == 0 ? "waiting in front of %s, busy %.0f %% of the time."
-                                              : "waiting in front of %s.",
-                       spdl__stage_called(text, stats, busiest), 100 * load);
+        spdl__text_add(t, feed->skips == 0 ? "waiting in front of %s, busy %.0f %% of the time."
+                                           : "waiting in front of %s.",
+                       spdl__stage_called(t, s, busiest), 100 * load);
     }
 }
 
@@ -12932,12 +12930,12 @@ SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
 }
 
 /* "1.9x (1.8 to 2.0)" */
-SPDL__COLD void spdl__text_interval(spdl__text *text, const spdl_interval *is) {
-    spdl__text_add(text, "%.2fx", is->value);
+SPDL__COLD void spdl__text_interval(spdl__text *t, const spdl_interval *is) {
+    spdl__text_add(t, "%.2fx", is->value);
     if (is->known)
-        spdl__text_add(text, " (%.2f to %.2f)", is->low, is->high);
+        spdl__text_add(t, " (%.2f to %.2f)", is->low, is->high);
     else
-        spdl__text_add(text, " in %d round%s", is->rounds, is->rounds == 1 ? "" : "s");
+        spdl__text_add(t, " in %d round%s", is->rounds, is->rounds == 1 ? "" : "s");
 }
 
 /* Both are false if the measurement did not decide. */
@@ -12949,229 +12947,221 @@ SPDL__COLD bool spdl__found_fails(const spdl__found *f) {
     return f->measured->known && (f->measured->high < 2 * SPDL__GAIN - 1 || f->measured->value < 1);
 }
 
-SPDL__COLD void spdl__verdict_gain(spdl__text *text, const spdl_stats *stats,
-                                   const spdl__found *f) {
+SPDL__COLD void spdl__verdict_gain(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
     const spdl_finding *is = &f->is;
     int i;
     if (f->measured != NULL) {
-        spdl__text_add(text, ": measured ");
-        spdl__text_interval(text, f->measured);
-        spdl__text_add(text, ".");
+        spdl__text_add(t, ": measured ");
+        spdl__text_interval(t, f->measured);
+        spdl__text_add(t, ".");
         return;
     }
     if (is->gain > 0)
-        spdl__text_add(text, is->gain < 9.95 ? ": up to %.*gx" : ": up to %.*fx",
+        spdl__text_add(t, is->gain < 9.95 ? ": up to %.*gx" : ": up to %.*fx",
                        is->gain < 1.095 ? 3 : is->gain < 9.95 ? 2 : 0, is->gain);
     if (is->buffer_size == 0)
-        spdl__text_add(text, ", unless calls hold each other up (a lock, the allocator, memory, "
-                             "the other side)");
-    for (i = 0; i < stats->stage_count && is->buffer_size == 0; ++i)
-        if (is->concurrency[i] == 0 && spdl__stage_paced(stats, i))
-            spdl__text_add(text, " or %s keeps a pace", spdl__stage_called(text, stats, i));
-    spdl__text_add(text, ".");
+        spdl__text_add(t, ", unless calls hold each other up (a lock, the allocator, memory, "
+                          "the other side)");
+    for (i = 0; i < s->stage_count && is->buffer_size == 0; ++i)
+        if (is->concurrency[i] == 0 && spdl__stage_paced(s, i))
+            spdl__text_add(t, " or %s keeps a pace", spdl__stage_called(t, s, i));
+    spdl__text_add(t, ".");
     if (f->others >= SPDL__OTHERS && is->buffer_size == 0 &&
-        !spdl__stage_sleeps(&stats->stage[is->stage]))
-        spdl__text_add(text, " Other programs use %.2f of %.3g processors: while they do, it gains "
-                             "less.", f->others, stats->cores_allowed);
+        !spdl__stage_sleeps(&s->stage[is->stage]))
+        spdl__text_add(t, " Other programs use %.2f of %.3g processors: while they do, it gains "
+                          "less.", f->others, s->cores_allowed);
     if (f->raises)
-        spdl__text_add(text, is->buffer_size > 0 ? " A doctor does not try buffers." : "");
-    else if (stats->may_doctor && is->buffer_size == 0)
-        spdl__text_add(text, " SPDL_DOCTOR=30,raise tries it.");
+        spdl__text_add(t, is->buffer_size > 0 ? " A doctor does not try buffers." : "");
+    else if (s->may_doctor && is->buffer_size == 0)
+        spdl__text_add(t, " SPDL_DOCTOR=30,raise tries it.");
 }
 
 /* ".concurrency = 2 for stage 1 'a' and stage 2 'b'", by number. A sentence about one row does not
    name it. */
-SPDL__COLD const char *spdl__verdict_calls(spdl__text *text, const spdl_stats *stats,
+SPDL__COLD const char *spdl__verdict_calls(spdl__text *t, const spdl_stats *s,
                                            const spdl__found *f, const char *before) {
-    const int *calls = f->is.concurrency;
-    uint32_t left = 0;
-    int i, k;
-    for (i = 0; i < stats->stage_count; ++i) left |= (uint32_t)(calls[i] > 0) << i;
-    if (f->is.stage >= 0 && left == (uint32_t)1 << f->is.stage) {
-        spdl__text_add(text, "%s.concurrency = %d", before, calls[f->is.stage]);
-        if (stats->stage[f->is.stage].concurrency == 1 && f->measured == NULL)
-            spdl__text_add(text, " (or .serial = true, if it must not run twice at a time or "
-                                 "keeps a pace)");
+    const int *calls = f->is.concurrency, row = f->is.stage;
+    int i, k, rows = 0;
+    for (i = 0; i < s->stage_count; ++i) rows += calls[i] > 0;
+    if (rows == 1 && row >= 0 && calls[row] > 0) {
+        spdl__text_add(t, "%s.concurrency = %d", before, calls[row]);
+        if (s->stage[row].concurrency == 1 && f->measured == NULL)
+            spdl__text_add(t, " (or .serial = true, if it must not run twice at a time or keeps a "
+                              "pace)");
         return " and ";
     }
-    for (i = 0; i < stats->stage_count; ++i) {
-        if (!(left >> i & 1)) continue;
-        spdl__text_add(text, "%s.concurrency = %d", before, calls[i]);
+    for (i = 0; i < s->stage_count; ++i) {
+        for (k = 0; calls[k] != calls[i]; ++k) {}
+        if (calls[i] == 0 || k < i) continue; /* named with row k */
+        spdl__text_add(t, "%s.concurrency = %d", before, calls[i]);
         before = " for ";
-        for (k = i; k < stats->stage_count; ++k) {
-            if (!(left >> k & 1) || calls[k] != calls[i]) continue;
-            spdl__text_add(text, "%s%s", before, spdl__stage_called(text, stats, k));
+        for (; k < s->stage_count; ++k) {
+            if (calls[k] != calls[i]) continue;
+            spdl__text_add(t, "%s%s", before, spdl__stage_called(t, s, k));
             before = " and ";
-            left &= ~((uint32_t)1 << k);
         }
     }
     return before;
 }
 
 /* "Write .concurrency = 3 and workers = 5." Returns false if there are no settings. */
-SPDL__COLD bool spdl__verdict_settings(spdl__text *text, const spdl_stats *stats,
-                                       const spdl__found *f) {
+SPDL__COLD bool spdl__verdict_settings(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
     const spdl_finding *is = &f->is;
     const bool fails = f->measured != NULL && !spdl__found_helps(f);
     const char *before = fails ? " " : " Write ";
     if (f->changed != NULL) return true;
     if (!spdl__finding_has(is)) return false;
-    before = spdl__verdict_calls(text, stats, f, before);
-    if (is->workers > 0) spdl__text_add(text, "%sworkers = %d", before, is->workers);
+    before = spdl__verdict_calls(t, s, f, before);
+    if (is->workers > 0) spdl__text_add(t, "%sworkers = %d", before, is->workers);
     if (is->buffer_size > 0)
-        spdl__text_add(text, is->stage == stats->stage_count - 1 ? "%sSPDL_SINK(%d)"
-                                                                 : "%s.buffer_size = %d",
+        spdl__text_add(t, is->stage == s->stage_count - 1 ? "%sSPDL_SINK(%d)"
+                                                          : "%s.buffer_size = %d",
                        before, is->buffer_size);
-    if (is->buffer_size > 0 && stats->stage[is->stage].in_order &&
-        stats->stage[is->stage].concurrency > 1 && spdl__stage_may_pass(stats, is->stage) &&
-        stats->stage[is->stage].max_ns >= SPDL__TAIL * stats->stage[is->stage].p50_ns)
-        spdl__text_add(text, ", or .output_order = SPDL_ORDER_COMPLETION");
+    if (is->buffer_size > 0 && s->stage[is->stage].in_order &&
+        s->stage[is->stage].concurrency > 1 && spdl__stage_may_pass(s, is->stage) &&
+        s->stage[is->stage].max_ns >= SPDL__TAIL * s->stage[is->stage].p50_ns)
+        spdl__text_add(t, ", or .output_order = SPDL_ORDER_COMPLETION");
     if (fails)
-        spdl__text_add(text, spdl__found_fails(f) ? " was tried and does not help"
-                                                  : " was tried, and it is not decided");
-    spdl__verdict_gain(text, stats, f);
+        spdl__text_add(t, spdl__found_fails(f) ? " was tried and does not help"
+                                               : " was tried, and it is not decided");
+    spdl__verdict_gain(t, s, f);
     return true;
 }
 
 /* No setting gains enough: names the next limit. */
-SPDL__COLD void spdl__verdict_next(spdl__text *text, const spdl_stats *stats,
-                                   const spdl__found *f) {
-    spdl__text_add(text, " More calls at a time would gain less than 3 %%: ");
+SPDL__COLD void spdl__verdict_next(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
+    spdl__text_add(t, " More calls at a time would gain less than 3 %%: ");
     if (f->next >= 0)
-        spdl__text_add(text, "%s is as near its limit%s.",
-                       spdl__stage_called(text, stats, f->next),
-                       spdl__stage_raises(stats, f->next) ? "" : ", and has one call at a time");
+        spdl__text_add(t, "%s is as near its limit%s.", spdl__stage_called(t, s, f->next),
+                       spdl__stage_raises(s, f->next) ? "" : ", and has one call at a time");
     else if (f->next == SPDL__BY_CORES)
-        spdl__text_add(text, "%.2f of %.3g processors are used.", f->used, stats->cores_allowed);
+        spdl__text_add(t, "%.2f of %.3g processors are used.", f->used, s->cores_allowed);
     else
-        spdl__text_add(text, f->next == SPDL__BY_WORKERS ? "there can be no more workers."
-                                                         : "the consumer's steps take as long.");
+        spdl__text_add(t, f->next == SPDL__BY_WORKERS ? "there can be no more workers."
+                                                      : "the consumer's steps take as long.");
 }
 
-SPDL__COLD void spdl__verdict_cure(spdl__text *text, const spdl_stats *stats,
-                                   const spdl__found *f) {
-    const spdl_stage_stats *stage = &stats->stage[f->is.stage];
+SPDL__COLD void spdl__verdict_cure(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
+    const spdl_stage_stats *stage = &s->stage[f->is.stage];
     if (f->is.limit == SPDL_LIMIT_LOCK) {
-        spdl__text_add(text, f->proven ? " Its calls wait for each other, as for a lock, or the "
-                                         "other side takes no more: more at a time do not help."
-                             : f->doctor ? " It may be a lock."
-                                         : " It may be a lock" SPDL__ASK_DOCTOR ".");
+        spdl__text_add(t, f->proven ? " Its calls wait for each other, as for a lock, or the "
+                                      "other side takes no more: more at a time do not help."
+                          : f->doctor ? " It may be a lock."
+                                      : " It may be a lock" SPDL__ASK_DOCTOR ".");
     } else if (f->is.limit == SPDL_LIMIT_SERIAL) {
         const bool source = stage->kind == SPDL_KIND_SOURCE, sleeps = spdl__stage_sleeps(stage);
         if (stage->from)
-            spdl__text_add(text, " It waits for what it takes from: see the verdict of that "
-                                 "pipeline.");
+            spdl__text_add(t, " It waits for what it takes from: see the verdict of that "
+                              "pipeline.");
         else
-            spdl__text_add(text, "%s%s %s%s", sleeps ? " If it keeps a pace, that is the limit." : "",
+            spdl__text_add(t, "%s%s %s%s", sleeps ? " If it keeps a pace, that is the limit." : "",
                            sleeps && source ? " If it takes from another pipeline, see the verdict "
                                               "of that one." : "",
                            sleeps ? "Else m" : "M",
                            source ? "ove work from the source to a stage."
                                   : "ake it cheaper, or split the row in two.");
     } else {
-        if (stage->split_calls > 0 && spdl__stats_faults(stats))
-            spdl__text_add(text, " It takes %.0f page faults for each item of the consumer: use "
-                                 "memory again, such as by spdl_buffer.",
-                           spdl__share(stats->minor_faults, stats->delivered));
-        if (!spdl__verdict_settings(text, stats, f)) spdl__verdict_next(text, stats, f);
+        if (stage->split_calls > 0 && spdl__stats_faults(s))
+            spdl__text_add(t, " It takes %.0f page faults for each item of the consumer: use "
+                              "memory again, such as by spdl_buffer.",
+                           spdl__share(s->minor_faults, s->delivered));
+        if (!spdl__verdict_settings(t, s, f)) spdl__verdict_next(t, s, f);
     }
 }
 
-SPDL__COLD void spdl__verdict_of_none(spdl__text *text, const spdl_stats *stats,
-                                      const spdl__found *f) {
-    const double load = 100 * spdl__stage_load(stats, spdl__stats_busiest(stats));
-    const double cores = stats->cores_allowed;
+SPDL__COLD void spdl__verdict_of_none(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
+    const double load = 100 * spdl__stage_load(s, spdl__stats_busiest(s));
+    const double cores = s->cores_allowed;
     if (f->short_calls)
-        spdl__text_add(text, "no call takes as long as handing an item on. Do more in one call, or "
-                             "pass batches.");
+        spdl__text_add(t, "no call takes as long as handing an item on. Do more in one call, or "
+                          "pass batches.");
     else if (f->used >= SPDL__FULL * cores && cores > 0)
-        spdl__text_add(text, "the processors are used up (%.2f of %.3g), mostly outside of the "
-                             "stages.", f->used + f->others, cores);
-    else if (stats->workers_runnable_ns / (uint64_t)spdl__stats_threads(stats) >
-             stats->elapsed_ns / 5)
-        spdl__text_add(text, "the workers were ready for it, and waited for a processor. Use fewer "
-                             "workers, or stop other programs.");
+        spdl__text_add(t, "the processors are used up (%.2f of %.3g), mostly outside of the "
+                          "stages.", f->used + f->others, cores);
+    else if (s->workers_runnable_ns / (uint64_t)spdl__stats_threads(s) >
+             s->elapsed_ns / 5)
+        spdl__text_add(t, "the workers were ready for it, and waited for a processor. Use fewer "
+                          "workers, or stop other programs.");
     else
-        spdl__text_add(text, "no stage was busy more than %.0f %% of the time. The limit is not "
-                             "known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
-                       stats->elapsed_ns / 50000 >= stats->delivered
+        spdl__text_add(t, "no stage was busy more than %.0f %% of the time. The limit is not "
+                          "known%s%s.", load, f->doctor ? "" : SPDL__ASK_DOCTOR,
+                       s->elapsed_ns / 50000 >= s->delivered
                            ? "" : ", or try a larger buffer_size (16 to 64), as items are short");
 }
 
-SPDL__COLD void spdl__verdict_of_room(spdl__text *text, const spdl_stats *stats,
+SPDL__COLD void spdl__verdict_of_room(spdl__text *t, const spdl_stats *s,
                                       const spdl__found *f, const char *called) {
-    const int row = f->is.stage, last = stats->stage_count - 1;
-    const spdl_stage_stats *stage = &stats->stage[row];
-    const double full = spdl__share(stats->edge[row].put_wait_ns, stats->edge[row].elapsed_ns);
+    const int row = f->is.stage, last = s->stage_count - 1;
+    const spdl_stage_stats *stage = &s->stage[row];
+    const double full = spdl__share(s->edge[row].put_wait_ns, s->edge[row].elapsed_ns);
     if (stage->kind == SPDL_KIND_FEED)
-        spdl__text_add(text, "more came at once than its buffer_size.");
+        spdl__text_add(t, "more came at once than its buffer_size.");
     else if (row == last && full >= SPDL__ROOM)
-        spdl__text_add(text, "at other times results waited for a place in the sink, %.0f %% of "
-                             "the time, as its steps take %s (p50) to %s.", 100 * full,
-                       spdl__duration(text, (double)stats->step_p50_ns),
-                       spdl__duration(text, (double)stats->step_max_ns));
+        spdl__text_add(t, "at other times results waited for a place in the sink, %.0f %% of "
+                          "the time, as its steps take %s (p50) to %s.", 100 * full,
+                       spdl__duration(t, (double)s->step_p50_ns),
+                       spdl__duration(t, (double)s->step_max_ns));
     else
-        spdl__text_add(text, "rare slow calls of %s took up to %s, where half take %s, and held "
-                             "back the rest.", called,
-                       spdl__duration(text, (double)stage->max_ns),
-                       spdl__duration(text, (double)stage->p50_ns));
-    (void)spdl__verdict_settings(text, stats, f);
+        spdl__text_add(t, "rare slow calls of %s took up to %s, where half take %s, and held "
+                          "back the rest.", called,
+                       spdl__duration(t, (double)stage->max_ns),
+                       spdl__duration(t, (double)stage->p50_ns));
+    (void)spdl__verdict_settings(t, s, f);
 }
 
-SPDL__COLD void spdl__verdict_of_cores(spdl__text *text, const spdl_stats *stats,
+SPDL__COLD void spdl__verdict_of_cores(spdl__text *t, const spdl_stats *s,
                                        const spdl__found *f, int row, const char *called) {
-    const spdl_stage_stats *stage = &stats->stage[row];
+    const spdl_stage_stats *stage = &s->stage[row];
     const double waited = 100 * spdl__share(stage->runnable_ns, stage->busy_ns);
-    const double cores = stats->cores_allowed;
+    const double cores = s->cores_allowed;
     if (f->is.limit == SPDL_LIMIT_FOREIGN) {
-        spdl__text_add(text, "other programs used %.2f of %.3g processors", f->others, cores);
+        spdl__text_add(t, "other programs used %.2f of %.3g processors", f->others, cores);
         if (f->is.stage >= 0 && stage->runnable_known)
-            spdl__text_add(text, ", and calls of %s waited for one %.0f %% of their time", called,
+            spdl__text_add(t, ", and calls of %s waited for one %.0f %% of their time", called,
                            waited);
-        spdl__text_add(text, ".");
-        if (f->is.stage < 0 || !spdl__verdict_settings(text, stats, f))
-            spdl__text_add(text, " Stop them, or give this program more processors.");
+        spdl__text_add(t, ".");
+        if (f->is.stage < 0 || !spdl__verdict_settings(t, s, f))
+            spdl__text_add(t, " Stop them, or give this program more processors.");
         return;
     }
     if (f->used + f->others >= SPDL__FULL * cores)
-        spdl__text_add(text, "the processors are used up (%.2f of %.3g), most of all by %s. ",
+        spdl__text_add(t, "the processors are used up (%.2f of %.3g), most of all by %s. ",
                        f->used + f->others, cores, called);
     else
-        spdl__text_add(text, "calls of %s waited for a processor, %.0f %% of their time. ", called,
+        spdl__text_add(t, "calls of %s waited for a processor, %.0f %% of their time. ", called,
                        waited);
-    spdl__text_add(text, "More concurrency does not help: make that stage cheaper.");
+    spdl__text_add(t, "More concurrency does not help: make that stage cheaper.");
 }
 
-SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats,
-                                       const spdl__found *f) {
-    const int row = f->is.stage >= 0 ? f->is.stage : spdl__stats_busiest(stats);
-    const spdl_stage_stats *stage = &stats->stage[row];
-    const char *called = spdl__stage_called(text, stats, row);
+SPDL__COLD void spdl__verdict_of_limit(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
+    const int row = f->is.stage >= 0 ? f->is.stage : spdl__stats_busiest(s);
+    const spdl_stage_stats *stage = &s->stage[row];
+    const char *called = spdl__stage_called(t, s, row);
     switch (f->is.limit) {
     case SPDL_LIMIT_MACHINE:
-    case SPDL_LIMIT_FOREIGN: spdl__verdict_of_cores(text, stats, f, row, called); break;
-    case SPDL_LIMIT_ROOM: spdl__verdict_of_room(text, stats, f, called); break;
+    case SPDL_LIMIT_FOREIGN: spdl__verdict_of_cores(t, s, f, row, called); break;
+    case SPDL_LIMIT_ROOM: spdl__verdict_of_room(t, s, f, called); break;
     case SPDL_LIMIT_BATCH:
-        spdl__text_add(text, "until %s had a batch full. Write a smaller size in that row, or a "
-                             "larger %s.", called,
-                       row == stats->stage_count - 1 ? "SPDL_SINK" : ".buffer_size in it");
+        spdl__text_add(t, "until %s had a batch full. Write a smaller size in that row, or a "
+                          "larger %s.", called,
+                       row == s->stage_count - 1 ? "SPDL_SINK" : ".buffer_size in it");
         break;
     case SPDL_LIMIT_WORKERS:
-        spdl__text_add(text, f->elsewhere        ? "items were ready, but the workers of its pool "
-                                                   "were in other pipelines."
-                             : stats->workers > 1  ? "all %d workers were busy"
-                             : stats->workers == 1 ? "the only worker was busy"
-                                                   : "the only thread was busy, as there are no "
-                                                     "workers", stats->workers);
+        spdl__text_add(t, f->elsewhere        ? "items were ready, but the workers of its pool "
+                                                "were in other pipelines."
+                          : s->workers > 1  ? "all %d workers were busy"
+                          : s->workers == 1 ? "the only worker was busy"
+                                            : "the only thread was busy, as there are no "
+                                              "workers", s->workers);
         if (!f->elsewhere)
-            spdl__text_add(text, ", most of all with %s%s.", called, spdl__stage_does(stage));
-        spdl__verdict_cure(text, stats, f);
+            spdl__text_add(t, ", most of all with %s%s.", called, spdl__stage_does(stage));
+        spdl__verdict_cure(t, s, f);
         break;
     case SPDL_LIMIT_CONCURRENCY:
     case SPDL_LIMIT_LOCK:
     case SPDL_LIMIT_SERIAL:
-        spdl__text_add(text, "%s was busy %.0f %% of the time (concurrency %d)%s%s%s", called,
-                       100 * spdl__stage_load(stats, row), stage->concurrency,
+        spdl__text_add(t, "%s was busy %.0f %% of the time (concurrency %d)%s%s%s", called,
+                       100 * spdl__stage_load(s, row), stage->concurrency,
                        stage->from ? "" : spdl__stage_does(stage),
                        !stage->from && spdl__stage_late(stage, stage->busy_ns / 2)
                            ? ", most of it in rare slow calls" : "",
@@ -13182,51 +13172,47 @@ SPDL__COLD void spdl__verdict_of_limit(spdl__text *text, const spdl_stats *stats
                            ? ", one call at a time."
                        : f->is.limit == SPDL_LIMIT_LOCK && !f->proven
                            ? " on one processor at a time." : ".");
-        spdl__verdict_cure(text, stats, f);
+        spdl__verdict_cure(t, s, f);
         break;
-    default: spdl__verdict_of_none(text, stats, f);
+    default: spdl__verdict_of_none(t, s, f);
     }
 }
 
-SPDL__COLD void spdl__verdict_of_feed(spdl__text *text, const spdl_stats *stats,
-                                      const spdl__found *f) {
-    const spdl_stage_stats *feed = &stats->stage[0];
-    const spdl_edge_stats *sink = &stats->edge[stats->stage_count - 1];
+SPDL__COLD void spdl__verdict_of_feed(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
+    const spdl_stage_stats *feed = &s->stage[0];
+    const spdl_edge_stats *sink = &s->edge[s->stage_count - 1];
     const uint64_t lost = feed->skips + feed->failures, requests = feed->tasks + feed->failures;
     if (lost > 0)
-        spdl__text_add(text, "%llu of %llu requests were %s", (spdl__llu)lost, (spdl__llu)requests,
+        spdl__text_add(t, "%llu of %llu requests were %s", (spdl__llu)lost, (spdl__llu)requests,
                        feed->failures == 0 ? "dropped"
                        : feed->skips == 0  ? "refused" : "dropped or refused");
     if (lost > 0 && spdl__share(lost, requests) >= SPDL__LOST) {
-        spdl__text_add(text, ": ");
+        spdl__text_add(t, ": ");
         if (spdl__share(sink->put_wait_ns, sink->elapsed_ns) >= SPDL__LIMITING)
-            spdl__text_add(text, "answers were not taken in time.");
+            spdl__text_add(t, "answers were not taken in time.");
         else if (f->is.limit != SPDL_LIMIT_NOT_KNOWN && f->is.limit != SPDL_LIMIT_BATCH)
-            spdl__verdict_of_limit(text, stats, f);
+            spdl__verdict_of_limit(t, s, f);
         else
-            spdl__text_add(text, "the workers lacked processor time.");
-        spdl__text_add(text, " ");
+            spdl__text_add(t, "the workers lacked processor time.");
+        spdl__text_add(t, " ");
     } else if (lost > 0) {
-        spdl__text_add(text, ". ");
+        spdl__text_add(t, ". ");
     }
-    if (stats->delivered > 0)
-        spdl__verdict_of_answers(text, stats);
+    if (s->delivered > 0)
+        spdl__verdict_of_answers(t, s);
     else
-        spdl__text_add(text, "Nothing was %s.",
-                       sink->depth > 0    ? "taken, though answers are ready"
+        spdl__text_add(t, "Nothing was %s.", sink->depth > 0    ? "taken, though answers are ready"
                        : feed->tasks == 0 ? "pushed" : "answered");
 }
 
-SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
-                                     const spdl__found *f) {
-    spdl__text_add(text, "Loading keeps up: the consumer waited %.1f %% of its time%s. ",
-                   100 * spdl__stats_waiting(stats),
-                   spdl__stats_waiting(stats) < SPDL__FED ? "" : ", with results there");
+SPDL__COLD void spdl__verdict_of_fed(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
+    spdl__text_add(t, "Loading keeps up: the consumer waited %.1f %% of its time%s. ",
+                   100 * spdl__stats_waiting(s),
+                   spdl__stats_waiting(s) < SPDL__FED ? "" : ", with results there");
     if (f->is.limit == SPDL_LIMIT_CONSUMER)
-        spdl__text_add(text, "spdl_headspace measures what its own steps lose to loading.");
+        spdl__text_add(t, "spdl_headspace measures what its own steps lose to loading.");
     else
-        spdl__text_add(text, "But for %.0f %% of its own steps other %s.",
-                       100 * spdl__stats_harm(stats),
+        spdl__text_add(t, "But for %.0f %% of its own steps other %s.", 100 * spdl__stats_harm(s),
                        f->is.limit == SPDL_LIMIT_FOREIGN
                            ? "programs had its processor: stop them, or give this program more"
                            : "threads of this program had its processor: write .policy.polite, by "
@@ -13235,148 +13221,143 @@ SPDL__COLD void spdl__verdict_of_fed(spdl__text *text, const spdl_stats *stats,
 
 /* Calls that run longer than the interval, or much longer than all before; and the stage of which
    too many calls fail. */
-SPDL__COLD void spdl__verdict_of_calls(spdl__text *text, const spdl_stats *stats) {
+SPDL__COLD void spdl__verdict_of_calls(spdl__text *t, const spdl_stats *s) {
     double most = SPDL__FAILING;
     int i, fails = -1;
-    for (i = 0; i < stats->stage_count; ++i) {
-        const spdl_stage_stats *stage = &stats->stage[i];
+    for (i = 0; i < s->stage_count; ++i) {
+        const spdl_stage_stats *stage = &s->stage[i];
         const double share = spdl__share(stage->failures, stage->tasks);
         if (stage->call_ns >= SPDL__HANGS_NS &&
-            (stage->call_ns >= stats->elapsed_ns || stage->call_ns > SPDL__TAIL * stage->max_ns))
-            spdl__text_add(text, " %s has been in one call for %s (item %llu).",
-                           spdl__stage_called(text, stats, i),
-                           spdl__duration(text, (double)stage->call_ns),
+            (stage->call_ns >= s->elapsed_ns || stage->call_ns > SPDL__TAIL * stage->max_ns))
+            spdl__text_add(t, " %s has been in one call for %s (item %llu).",
+                           spdl__stage_called(t, s, i),
+                           spdl__duration(t, (double)stage->call_ns),
                            (spdl__llu)stage->call_item);
         if (share <= most || stage->kind == SPDL_KIND_FEED) continue;
         most = share;
         fails = i;
     }
     if (fails >= 0)
-        spdl__text_add(text, " %.0f %% of the calls of %s fail.", 100 * most,
-                       spdl__stage_called(text, stats, fails));
+        spdl__text_add(t, " %.0f %% of the calls of %s fail.", 100 * most,
+                       spdl__stage_called(t, s, fails));
 }
 
-SPDL__COLD void spdl__verdict(spdl__text *text, const spdl_stats *stats, const spdl__found *f) {
-    const double waiting = 100 * spdl__stats_waiting(stats);
-    if (spdl__stats_pushed(stats)) {
-        spdl__verdict_of_feed(text, stats, f);
-    } else if (stats->delivered == 0) {
-        spdl__text_add(text, "Nothing was delivered: the consumer %s.",
-                       stats->polls > 0 || 2 * stats->wait_ns > stats->elapsed_ns
+SPDL__COLD void spdl__verdict(spdl__text *t, const spdl_stats *s, const spdl__found *f) {
+    const double waiting = 100 * spdl__stats_waiting(s);
+    if (spdl__stats_pushed(s)) {
+        spdl__verdict_of_feed(t, s, f);
+    } else if (s->delivered == 0) {
+        spdl__text_add(t, "Nothing was delivered: the consumer %s.",
+                       s->polls > 0 || 2 * s->wait_ns > s->elapsed_ns
                            ? "waited" : "did not call next");
-    } else if (!spdl__stats_fed(stats)) {
-        if (spdl__stats_polls(stats))
-            spdl__text_add(text, "%.0f %% of the polls found nothing: ",
-                           100 * spdl__share(stats->polls, stats->polls + stats->delivered));
+    } else if (!spdl__stats_fed(s)) {
+        if (spdl__stats_polls(s))
+            spdl__text_add(t, "%.0f %% of the polls found nothing: ",
+                           100 * spdl__share(s->polls, s->polls + s->delivered));
         else
-            spdl__text_add(text, "The consumer waited %.0f %% of its time: ", waiting);
-        spdl__verdict_of_limit(text, stats, f);
+            spdl__text_add(t, "The consumer waited %.0f %% of its time: ", waiting);
+        spdl__verdict_of_limit(t, s, f);
     } else {
-        spdl__verdict_of_fed(text, stats, f);
+        spdl__verdict_of_fed(t, s, f);
     }
-    spdl__verdict_of_calls(text, stats);
-    if (f->changed != NULL) spdl__text_add(text, " %s", f->changed);
+    spdl__verdict_of_calls(t, s);
+    if (f->changed != NULL) spdl__text_add(t, " %s", f->changed);
 }
 
 /* --- the table --- */
 
-/* One row: 100 columns with the mark. Calls under 1 us are split by a guess only, which is left
-   out. */
-SPDL__COLD void spdl__stats_row(spdl__text *text, const spdl_stats *stats, int i, bool limit) {
-    const spdl_stage_stats *stage = &stats->stage[i];
+/* One row of 100 columns, with the mark of the limit. Calls under 1 us are split by a guess only,
+   which is left out. */
+SPDL__COLD void spdl__stats_row(spdl__text *t, const spdl_stats *s, int i, bool limit) {
+    const spdl_stage_stats *stage = &s->stage[i];
     const uint64_t times[] = { stage->p50_ns, stage->p99_ns, stage->max_ns };
-    const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, stats->wait_ns);
-    const double cpu = spdl__share(stage->cpu_ns, stage->busy_ns);
+    const double waits = spdl__share(stage->exposed_ns + stage->exposed_idle_ns, s->wait_ns);
     const double runq = spdl__share(stage->runnable_ns, stage->busy_ns);
     const double block = spdl__share(stage->blocked_ns, stage->busy_ns);
     const bool calls = stage->kind == SPDL_KIND_SOURCE || stage->kind == SPDL_KIND_PIPE ||
                        stage->kind == SPDL_KIND_BRANCH;
     const bool split = stage->split_calls > 0 && stage->mean_ns >= 1000;
     int k;
-    spdl__text_name(text, stage->name, 18);
-    spdl__text_add(text, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
-                   spdl__rate(text, 1e9 * spdl__share(stage->tasks, stats->elapsed_ns)));
+    spdl__text_add(t, limit ? "> " : "  ");
+    spdl__text_name(t, stage->name, 18);
+    spdl__text_add(t, " %4d %9llu %7s", stage->concurrency, (spdl__llu)stage->tasks,
+                   spdl__rate(t, 1e9 * spdl__share(stage->tasks, s->elapsed_ns)));
     for (k = 0; k < 3; ++k)
-        spdl__text_add(text, " %7s", calls || stage->kind == SPDL_KIND_FEED
-                                         ? spdl__duration(text, (double)times[k]) : "-");
-    spdl__text_add(text, " %4s %4s %4s %5s %5s %5s",
-                   calls ? spdl__percent(text, spdl__stage_load(stats, i)) : "-",
-                   split ? spdl__percent(text, cpu) : "-",
-                   split && runq > SPDL__PART_SHOWN ? spdl__percent(text, runq) : "",
-                   split && block > SPDL__PART_SHOWN ? spdl__percent(text, block) : "",
-                   spdl__percent(text, stats->edge[i].readiness),
-                   limit && waits > 0.005 ? spdl__percent(text, spdl__smaller(waits, 1)) : "");
+        spdl__text_add(t, " %7s", calls || stage->kind == SPDL_KIND_FEED
+                                      ? spdl__duration(t, (double)times[k]) : "-");
+    spdl__text_add(t, " %4s %4s %4s %5s %5s %5s\n",
+                   calls ? spdl__percent(t, spdl__stage_load(s, i)) : "-",
+                   split ? spdl__percent(t, spdl__share(stage->cpu_ns, stage->busy_ns)) : "-",
+                   split && runq > SPDL__PART_SHOWN ? spdl__percent(t, runq) : "",
+                   split && block > SPDL__PART_SHOWN ? spdl__percent(t, block) : "",
+                   spdl__percent(t, s->edge[i].readiness),
+                   limit && waits > 0.005 ? spdl__percent(t, spdl__smaller(waits, 1)) : "");
 }
 
-SPDL__COLD void spdl__stats_consumer(spdl__text *text, const spdl_stats *stats) {
-    spdl__text_add(text, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
-                   (spdl__llu)stats->delivered,
-                   spdl__rate(text, 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
-                   spdl__duration(text, (double)stats->step_p50_ns),
-                   spdl__duration(text, (double)stats->step_p99_ns),
-                   spdl__duration(text, (double)stats->step_max_ns),
-                   spdl__percent(text, 1 - spdl__stats_waiting(stats)));
+SPDL__COLD void spdl__stats_consumer(spdl__text *t, const spdl_stats *s) {
+    spdl__text_add(t, "  %-18s %4d %9llu %7s %7s %7s %7s %4s\n", "consumer", 1,
+                   (spdl__llu)s->delivered,
+                   spdl__rate(t, 1e9 * spdl__share(s->delivered, s->elapsed_ns)),
+                   spdl__duration(t, (double)s->step_p50_ns),
+                   spdl__duration(t, (double)s->step_p99_ns),
+                   spdl__duration(t, (double)s->step_max_ns),
+                   spdl__percent(t, 1 - spdl__stats_waiting(s)));
 }
 
-SPDL__COLD void spdl__stats_rows(spdl__text *text, const spdl_stats *stats, int limit) {
+SPDL__COLD void spdl__stats_rows(spdl__text *t, const spdl_stats *s, int limit) {
     int i, k;
-    spdl__text_add(text, "  stage              conc     tasks    rate     p50     p99     max"
-                         " busy  cpu runq block ready waits\n");
-    for (i = 0; i < stats->stage_count; ++i) {
-        spdl__text_add(text, i == limit ? "> " : "  ");
-        spdl__stats_row(text, stats, i, i == limit);
-        spdl__text_add(text, "\n");
-    }
-    if (!spdl__stats_pushed(stats) && stats->delivered > 0) spdl__stats_consumer(text, stats);
-    for (i = 0; i < stats->stage_count; ++i) {
-        const spdl_stage_stats *s = &stats->stage[i];
-        const uint64_t counts[] = { s->failures, s->skips, s->freed };
-        const bool feed = s->kind == SPDL_KIND_FEED;
-        const char *const losses[] = { feed ? "refused" : "failed",
-                                       feed ? "dropped" : "skipped", "freed" };
+    spdl__text_add(t, "  stage              conc     tasks    rate     p50     p99     max"
+                      " busy  cpu runq block ready waits\n");
+    for (i = 0; i < s->stage_count; ++i) spdl__stats_row(t, s, i, i == limit);
+    if (!spdl__stats_pushed(s) && s->delivered > 0) spdl__stats_consumer(t, s);
+    for (i = 0; i < s->stage_count; ++i) {
+        const spdl_stage_stats *stage = &s->stage[i];
+        const uint64_t counts[] = { stage->failures, stage->skips, stage->freed };
+        const bool feed = stage->kind == SPDL_KIND_FEED;
+        const char *const losses[] = { feed ? "refused" : "failed", feed ? "dropped" : "skipped",
+                                       "freed" };
         const char *before = ":";
-        if (s->failures + s->skips + s->freed == 0) continue;
-        spdl__text_add(text, "  ");
-        spdl__text_name(text, s->name, -1);
+        if (counts[0] + counts[1] + counts[2] == 0) continue;
+        spdl__text_add(t, "  ");
+        spdl__text_name(t, stage->name, -1);
         for (k = 0; k < 3; ++k) {
             if (counts[k] == 0) continue;
-            spdl__text_add(text, "%s %llu %s", before, (spdl__llu)counts[k], losses[k]);
+            spdl__text_add(t, "%s %llu %s", before, (spdl__llu)counts[k], losses[k]);
             before = ",";
         }
-        spdl__text_add(text, "\n");
+        spdl__text_add(t, "\n");
     }
 }
 
-SPDL_API int spdl_stats_verdict(const spdl_stats *stats, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
-    const spdl__found f = spdl__find(stats);
-    spdl__verdict(&text, stats, &f);
-    return (int)text.length;
+SPDL_API int spdl_stats_verdict(const spdl_stats *s, char *buffer, size_t bytes) {
+    spdl__text t = spdl__text_start(buffer, bytes);
+    const spdl__found f = spdl__find(s);
+    spdl__verdict(&t, s, &f);
+    return (int)t.length;
 }
 
-SPDL__COLD void spdl__stats_write(spdl__text *text, const spdl_stats *stats, const char *changed) {
-    spdl__found f = spdl__find(stats);
+SPDL__COLD void spdl__stats_write(spdl__text *t, const spdl_stats *s, const char *changed) {
+    spdl__found f = spdl__find(s);
     f.changed = changed;
-    spdl__verdict(text, stats, &f);
-    spdl__text_add(text, "\n");
-    if (spdl__stats_pushed(stats))
-        spdl__text_add(text, "%llu requests, ", (spdl__llu)stats->stage[0].tasks);
-    spdl__text_add(text, "%llu items in %s", (spdl__llu)stats->delivered,
-                   spdl__duration(text, (double)stats->elapsed_ns));
-    if (stats->first_item_ns > 0)
-        spdl__text_add(text, ", the first after %s",
-                       spdl__duration(text, (double)stats->first_item_ns));
-    spdl__text_add(text, ", %s, a step of %s, %d worker%s%s\n\n",
-                   spdl__rate(text, 1e9 * spdl__share(stats->delivered, stats->elapsed_ns)),
-                   spdl__duration(text, (double)stats->step_mean_ns), stats->workers,
-                   stats->workers == 1 ? "" : "s", stats->next_works ? " and next" : "");
-    spdl__stats_rows(text, stats, f.is.stage);
+    spdl__verdict(t, s, &f);
+    spdl__text_add(t, "\n");
+    if (spdl__stats_pushed(s))
+        spdl__text_add(t, "%llu requests, ", (spdl__llu)s->stage[0].tasks);
+    spdl__text_add(t, "%llu items in %s", (spdl__llu)s->delivered,
+                   spdl__duration(t, (double)s->elapsed_ns));
+    if (s->first_item_ns > 0)
+        spdl__text_add(t, ", the first after %s", spdl__duration(t, (double)s->first_item_ns));
+    spdl__text_add(t, ", %s, a step of %s, %d worker%s%s\n\n",
+                   spdl__rate(t, 1e9 * spdl__share(s->delivered, s->elapsed_ns)),
+                   spdl__duration(t, (double)s->step_mean_ns), s->workers,
+                   s->workers == 1 ? "" : "s", s->next_works ? " and next" : "");
+    spdl__stats_rows(t, s, f.is.stage);
 }
 
-SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__stats_write(&text, stats, NULL);
-    return (int)text.length;
+SPDL_API int spdl_stats_text(const spdl_stats *s, char *buffer, size_t bytes) {
+    spdl__text t = spdl__text_start(buffer, bytes);
+    spdl__stats_write(&t, s, NULL);
+    return (int)t.length;
 }
 
 /* --- JSON: one describer for statistics, reports and the doctor --- */
@@ -13436,28 +13417,28 @@ static const spdl__field spdl__edge_fields[] = {
 #undef SPDL__OF
 
 /* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
-SPDL__COLD void spdl__json_escape(spdl__text *text, const char *string) {
+SPDL__COLD void spdl__json_escape(spdl__text *t, const char *string) {
     while (*string != '\0') {
         const int length = spdl__utf8(string);
         const char c = *string;
         if (length == 0)
-            spdl__text_add(text, "\\ufffd");
+            spdl__text_add(t, "\\ufffd");
         else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
-            spdl__text_add(text, "\\u%04x", (unsigned)c);
+            spdl__text_add(t, "\\u%04x", (unsigned)c);
         else
-            spdl__text_add(text, "%.*s", length, string);
+            spdl__text_add(t, "%.*s", length, string);
         string += length > 0 ? length : 1;
     }
 }
 
-SPDL__COLD void spdl__json_string(spdl__text *text, const char *string) {
-    spdl__text_add(text, "\"");
-    spdl__json_escape(text, string);
-    spdl__text_add(text, "\"");
+SPDL__COLD void spdl__json_string(spdl__text *t, const char *string) {
+    spdl__text_add(t, "\"");
+    spdl__json_escape(t, string);
+    spdl__text_add(t, "\"");
 }
 
 /* With a point in every locale; null for infinity and NaN. */
-SPDL__COLD const char *spdl__json_double(spdl__text *text, double value) {
+SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
     const char *at, *end;
     char digits[40];
     uint64_t bits;
@@ -13466,14 +13447,14 @@ SPDL__COLD const char *spdl__json_double(spdl__text *text, double value) {
     (void)snprintf(digits, sizeof(digits), "%.12g", value);
     at = digits + strspn(digits, "+-0123456789");
     end = at + strcspn(at, "0123456789e");
-    return spdl__text_word(text, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
+    return spdl__text_word(t, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
 }
 
-SPDL__COLD void spdl__json_interval(spdl__text *text, const spdl_interval *interval) {
-    spdl__text_add(text, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
-                   spdl__json_double(text, interval->value),
-                   interval->known ? spdl__json_double(text, interval->low) : "null",
-                   interval->known ? spdl__json_double(text, interval->high) : "null",
+SPDL__COLD void spdl__json_interval(spdl__text *t, const spdl_interval *interval) {
+    spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
+                   spdl__json_double(t, interval->value),
+                   interval->known ? spdl__json_double(t, interval->low) : "null",
+                   interval->known ? spdl__json_double(t, interval->high) : "null",
                    interval->rounds);
 }
 
@@ -13484,83 +13465,81 @@ SPDL__COLD uint64_t spdl__field_at(const void *stats, size_t at) {
 }
 
 /* {"2":4} */
-SPDL__COLD void spdl__json_rows(spdl__text *text, const int *numbers) {
+SPDL__COLD void spdl__json_rows(spdl__text *t, const int *numbers) {
     const char *before = "";
     int i;
-    spdl__text_add(text, "{");
+    spdl__text_add(t, "{");
     for (i = 0; i < SPDL_MAX_STAGES; ++i) {
         if (numbers[i] == 0) continue;
-        spdl__text_add(text, "%s\"%d\":%d", before, i, numbers[i]);
+        spdl__text_add(t, "%s\"%d\":%d", before, i, numbers[i]);
         before = ",";
     }
-    spdl__text_add(text, "}");
+    spdl__text_add(t, "}");
 }
 
 /* An object without its last brace, after `before`. */
-SPDL__COLD void spdl__json_fields(spdl__text *text, const char *before, const void *object,
+SPDL__COLD void spdl__json_fields(spdl__text *t, const char *before, const void *object,
                                   const spdl__field *field) {
     for (; field->name != NULL; ++field) {
         const void *at = (const char *)object + field->at;
         int value; /* of an enum */
         if (field->type == 'h') continue;
-        spdl__text_add(text, "%s\"%s\":", before, field->name);
+        spdl__text_add(t, "%s\"%s\":", before, field->name);
         before = ",";
         switch (field->type) {
         case 'u':
         case 'n':
-            spdl__text_add(text, "%llu", (spdl__llu)spdl__field_at(object, field->at));
+            spdl__text_add(t, "%llu", (spdl__llu)spdl__field_at(object, field->at));
             break;
-        case 'd': spdl__text_add(text, "%s", spdl__json_double(text, *(const double *)at)); break;
-        case 'i': spdl__text_add(text, "%d", *(const int *)at); break;
-        case 'r': spdl__json_rows(text, (const int *)at); break;
-        case 'b': spdl__text_add(text, *(const bool *)at ? "true" : "false"); break;
-        case 's': spdl__json_string(text, (const char *)at); break;
-        case 'v': spdl__json_interval(text, (const spdl_interval *)at); break;
+        case 'd': spdl__text_add(t, "%s", spdl__json_double(t, *(const double *)at)); break;
+        case 'i': spdl__text_add(t, "%d", *(const int *)at); break;
+        case 'r': spdl__json_rows(t, (const int *)at); break;
+        case 'b': spdl__text_add(t, *(const bool *)at ? "true" : "false"); break;
+        case 's': spdl__json_string(t, (const char *)at); break;
+        case 'v': spdl__json_interval(t, (const spdl_interval *)at); break;
         default:
             memcpy(&value, at, sizeof(value));
-            spdl__json_string(text, field->words != NULL ? field->words[value]
-                                                         : spdl__kind_name((spdl_kind)value));
+            spdl__json_string(t, field->words != NULL ? field->words[value]
+                                                      : spdl__kind_name((spdl_kind)value));
         }
     }
 }
 
-SPDL__COLD void spdl__json_array(spdl__text *text, const char *name, const void *first, int count,
+SPDL__COLD void spdl__json_array(spdl__text *t, const char *name, const void *first, int count,
                                  size_t bytes, const spdl__field *fields) {
     int i;
-    spdl__text_add(text, ",\"%s\":[", name);
+    spdl__text_add(t, ",\"%s\":[", name);
     for (i = 0; i < count; ++i) {
-        spdl__json_fields(text, i > 0 ? ",{" : "{", (const char *)first + (size_t)i * bytes,
-                          fields);
-        spdl__text_add(text, "}");
+        spdl__json_fields(t, i > 0 ? ",{" : "{", (const char *)first + (size_t)i * bytes, fields);
+        spdl__text_add(t, "}");
     }
-    spdl__text_add(text, "]");
+    spdl__text_add(t, "]");
 }
 
 /* Verdict and finding: the beginning of an object. */
-SPDL__COLD void spdl__json_verdict(spdl__text *text, const spdl_stats *stats) {
-    const spdl__found f = spdl__find(stats);
+SPDL__COLD void spdl__json_verdict(spdl__text *t, const spdl_stats *s) {
+    const spdl__found f = spdl__find(s);
     char verdict[1024];
-    (void)spdl_stats_verdict(stats, verdict, sizeof(verdict));
-    spdl__text_add(text, "{\"verdict\":");
-    spdl__json_string(text, verdict);
-    spdl__json_fields(text, ",\"finding\":{", &f.is, spdl__finding_fields);
-    spdl__text_add(text, "}");
+    (void)spdl_stats_verdict(s, verdict, sizeof(verdict));
+    spdl__text_add(t, "{\"verdict\":");
+    spdl__json_string(t, verdict);
+    spdl__json_fields(t, ",\"finding\":{", &f.is, spdl__finding_fields);
+    spdl__text_add(t, "}");
 }
 
-SPDL__COLD void spdl__json_stats(spdl__text *text, const spdl_stats *stats) {
+SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s) {
     int i;
-    spdl__json_verdict(text, stats);
-    spdl__json_fields(text, ",", stats, spdl__stats_fields);
-    spdl__text_add(text, ",\"stages\":[");
-    for (i = 0; i < stats->stage_count; ++i) {
-        spdl__json_fields(text, i > 0 ? ",{" : "{", &stats->stage[i], spdl__stage_fields);
-        spdl__text_add(text, ",\"load\":%s}",
-                       spdl__json_double(text, 1e-4 * (int)(1e4 * spdl__stage_load(stats, i))));
+    spdl__json_verdict(t, s);
+    spdl__json_fields(t, ",", s, spdl__stats_fields);
+    spdl__text_add(t, ",\"stages\":[");
+    for (i = 0; i < s->stage_count; ++i) {
+        spdl__json_fields(t, i > 0 ? ",{" : "{", &s->stage[i], spdl__stage_fields);
+        spdl__text_add(t, ",\"load\":%s}",
+                       spdl__json_double(t, 1e-4 * (int)(1e4 * spdl__stage_load(s, i))));
     }
-    spdl__text_add(text, "]");
-    spdl__json_array(text, "edges", stats->edge, stats->stage_count, sizeof(stats->edge[0]),
-                     spdl__edge_fields);
-    spdl__text_add(text, "}");
+    spdl__text_add(t, "]");
+    spdl__json_array(t, "edges", s->edge, s->stage_count, sizeof(s->edge[0]), spdl__edge_fields);
+    spdl__text_add(t, "}");
 }
 
 /* ============================================================================================= */
@@ -13706,7 +13685,7 @@ typedef struct spdl__reporter {
 
 SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
     const spdl_finding is = spdl__find(&r->interval).is;
-    spdl__text text = spdl__text_start(r->changed, sizeof(r->changed));
+    spdl__text t = spdl__text_start(r->changed, sizeof(r->changed));
     uint32_t all = 0;
     int i, most = 0, row;
     if (is.limit != SPDL_LIMIT_NOT_KNOWN)
@@ -13717,18 +13696,18 @@ SPDL__COLD void spdl__report_limit(spdl__reporter *r) {
     }
     if (all < 4 || r->often[most] >= all - all / 10) return; /* as good as always */
     row = most % SPDL__LIMIT_ROWS - 1;
-    spdl__text_add(&text, "The limit changed: in %u of %u intervals it was %s%s%s.",
+    spdl__text_add(&t, "The limit changed: in %u of %u intervals it was %s%s%s.",
                    (unsigned)r->often[most], (unsigned)all,
                    spdl__limit_names[most / SPDL__LIMIT_ROWS], row >= 0 ? " of " : "",
-                   row >= 0 ? spdl__stage_called(&text, &r->now, row) : "");
+                   row >= 0 ? spdl__stage_called(&t, &r->now, row) : "");
 }
 
-SPDL__COLD void spdl__json_head(spdl__text *text, const char *schema, const char *name) {
-    spdl__text_add(text, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
+SPDL__COLD void spdl__json_head(spdl__text *t, const char *schema, const char *name) {
+    spdl__text_add(t, "{\"schema\":\"%s\",\"version\":\"%s\",\"pipeline\":", schema,
                    spdl_version());
-    spdl__json_string(text, name);
-    spdl__text_add(text, ",\"pid\":%llu,\"time\":%s", (spdl__llu)spdl__os_process_id(),
-                   spdl__json_double(text, (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9));
+    spdl__json_string(t, name);
+    spdl__text_add(t, ",\"pid\":%llu,\"time\":%s", (spdl__llu)spdl__os_process_id(),
+                   spdl__json_double(t, (double)spdl__os_clock_ns(SPDL__OS_UNIX) * 1e-9));
 }
 
 #define SPDL__OF spdl__process_stats
@@ -13749,39 +13728,38 @@ SPDL__COLD void spdl__report_failed(spdl__reporter *r, const char *what, const c
 
 SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     const char *reason = "too long";
-    spdl__text text = spdl__text_start(r->buffer, r->bytes);
-    spdl__json_head(&text, "spdl.stats.1", r->name);
-    spdl__text_add(&text, ",\"run\":%llu,\"final\":%s,\"interval\":", (spdl__llu)(r->run / 1000),
+    spdl__text t = spdl__text_start(r->buffer, r->bytes);
+    spdl__json_head(&t, "spdl.stats.1", r->name);
+    spdl__text_add(&t, ",\"run\":%llu,\"final\":%s,\"interval\":", (spdl__llu)(r->run / 1000),
                    final ? "true" : "false");
-    spdl__json_verdict(&text, &r->interval);
-    spdl__text_add(&text, "},\"total\":");
-    spdl__json_stats(&text, &r->now);
-    spdl__json_fields(&text, ",\"process\":{", &r->process, spdl__process_fields);
-    spdl__text_add(&text, "}}\n");
-    if (text.length < r->bytes)
-        reason = spdl__os_file_write(r->json_file, text.buffer, text.length, SPDL__NEVER);
+    spdl__json_verdict(&t, &r->interval);
+    spdl__text_add(&t, "},\"total\":");
+    spdl__json_stats(&t, &r->now);
+    spdl__json_fields(&t, ",\"process\":{", &r->process, spdl__process_fields);
+    spdl__text_add(&t, "}}\n");
+    if (t.length < r->bytes)
+        reason = spdl__os_file_write(r->json_file, t.buffer, t.length, SPDL__NEVER);
     spdl__report_failed(r, "more statistics", reason);
 }
 
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
     const char *reason;
-    spdl__text text = spdl__text_start(r->buffer, r->bytes);
-    spdl__text_name(&text, r->name, -1);
-    spdl__text_add(&text, "  %s %s, %llu items\n", final ? "ended after" : "at",
-                   spdl__duration(&text, (double)r->now.elapsed_ns),
+    spdl__text t = spdl__text_start(r->buffer, r->bytes);
+    spdl__text_name(&t, r->name, -1);
+    spdl__text_add(&t, "  %s %s, %llu items\n", final ? "ended after" : "at",
+                   spdl__duration(&t, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
-    if (final) spdl__stats_write(&text, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
-    else spdl__stats_write(&text, &r->interval, NULL);
-    spdl__text_add(&text, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
+    if (final) spdl__stats_write(&t, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
+    else spdl__stats_write(&t, &r->interval, NULL);
+    spdl__text_add(&t, "  %.2f of %.3g cores used, others %.2f; %.0f MB resident\n",
                    spdl__share(r->interval.process_cpu_ns, r->interval.process_ns),
                    r->process.cores_allowed,
                    spdl__share(r->interval.others_cpu_ns, r->interval.process_ns),
                    (double)r->process.resident_bytes / 1e6);
-    reason = spdl__os_stderr_write(r->buffer, (size_t)spdl__min(text.length, r->bytes - 1),
+    reason = spdl__os_stderr_write(r->buffer, (size_t)spdl__min(t.length, r->bytes - 1),
                                    SPDL__STDERR_NS);
     if (reason == NULL) return;
-    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no more statistics on stderr: %s",
-               reason);
+    spdl__logf(&r->pipeline->logger, SPDL_LOG_WARN, "no more statistics on stderr: %s", reason);
     r->plan.desc.table = false;
 }
 
@@ -14450,20 +14428,20 @@ SPDL__COLD void spdl__headspace_measure(spdl__headspace *h, int most, uint64_t b
 SPDL__COLD double spdl__headspace_cost(double gain) { return gain > 1 ? 1 - 1 / gain : 0; }
 
 /* Adds ", 2.1 h of this 12 h run" if the length of the run is known. */
-SPDL__COLD void spdl__headspace_run(spdl__text *text, const spdl_headspace_report *report,
+SPDL__COLD void spdl__headspace_run(spdl__text *t, const spdl_headspace_report *report,
                                     uint64_t run_steps, const char *before, double share) {
     const double run = (double)run_steps / report->today;
     const double unit = run >= 3600 ? 3600 : run >= 60 ? 60 : 1, length = run / unit;
     const char *name = run >= 3600 ? "h" : run >= 60 ? "min" : "s";
     if (run_steps == 0 || !(run < 1e12)) return;
     if (run >= 60 && share * run < 60)
-        spdl__text_add(text, ", under 1 minute of this %.*f %s run", length < 9.95, length, name);
+        spdl__text_add(t, ", under 1 minute of this %.*f %s run", length < 9.95, length, name);
     else
-        spdl__text_add(text, ", %s%.*f %s of this %.*f %s run", before, share * length < 9.95,
+        spdl__text_add(t, ", %s%.*f %s of this %.*f %s run", before, share * length < 9.95,
                        share * length, name, length < 9.95, length, name);
 }
 
-SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_report *report,
+SPDL__COLD void spdl__headspace_costs(spdl__text *t, const spdl_headspace_report *report,
                                       uint64_t run_steps) {
     const double cost = spdl__headspace_cost(report->gain.value);
     const double low = spdl__headspace_cost(report->gain.low);
@@ -14472,22 +14450,22 @@ SPDL__COLD void spdl__headspace_costs(spdl__text *text, const spdl_headspace_rep
     const bool leave = high < 1 - 1 / SPDL__GAIN;
     const int digits = high < 0.0995;
     if (report->gain.low <= 1) {
-        spdl__text_add(text, "No difference: loading costs %s%.*f %% of a step",
+        spdl__text_add(t, "No difference: loading costs %s%.*f %% of a step",
                        high > 0 ? "at most " : "", high > 0 && digits, 100 * high);
-        if (high > 0) spdl__headspace_run(text, report, run_steps, "", high);
-        spdl__text_add(text, leave ? ": leave it." : "; a longer measurement knows it better.");
+        if (high > 0) spdl__headspace_run(t, report, run_steps, "", high);
+        spdl__text_add(t, leave ? ": leave it." : "; a longer measurement knows it better.");
         return;
     }
-    spdl__text_add(text, "Loading costs %.*f %% of a step (%.*f to %.*f)", digits, 100 * cost,
+    spdl__text_add(t, "Loading costs %.*f %% of a step (%.*f to %.*f)", digits, 100 * cost,
                    digits, 100 * low, digits, 100 * high);
-    spdl__headspace_run(text, report, run_steps, leave ? "at most " : "", leave ? high : cost);
-    spdl__text_add(text, leave ? ": leave it." : ": slower steps %.1f, waiting %.1f.",
+    spdl__headspace_run(t, report, run_steps, leave ? "at most " : "", leave ? high : cost);
+    spdl__text_add(t, leave ? ": leave it." : ": slower steps %.1f, waiting %.1f.",
                    100 * (cost - waiting), 100 * waiting);
 }
 
 SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, const spdl__rounds *r,
                                       uint64_t run_steps) {
-    spdl__text text = spdl__text_start(report->text, sizeof(report->text));
+    spdl__text t = spdl__text_start(report->text, sizeof(report->text));
     const double steps = spdl__rounds_rate(r, SPDL__STEPS, SPDL__STEPS, -1);
     report->rounds = r->round;
     report->dropped = r->drops;
@@ -14502,19 +14480,18 @@ SPDL__COLD void spdl__headspace_judge(spdl_headspace_report *report, const spdl_
                                             : SPDL_HEADSPACE_NONE;
     if (report->kind != SPDL_HEADSPACE_FEW) report->more_seconds = 0;
     if (report->kind == SPDL_HEADSPACE_FOREIGN)
-        spdl__text_add(&text, "While other programs used up to %.1f processors, in %d of %d "
-                              "rounds: ", report->others, r->drops, r->round);
+        spdl__text_add(&t, "While other programs used up to %.1f processors, in %d of %d "
+                           "rounds: ", report->others, r->drops, r->round);
     if (report->kind == SPDL_HEADSPACE_FEW) {
-        spdl__text_add(&text, "Too few rounds: %d, and %d are needed", r->round,
-                       SPDL__ROUNDS_LEAST);
+        spdl__text_add(&t, "Too few rounds: %d, and %d are needed", r->round, SPDL__ROUNDS_LEAST);
         if (report->more_seconds > 0)
-            spdl__text_add(&text, ": measure for %.0f seconds", report->more_seconds + 0.5);
-        spdl__text_add(&text, ".");
+            spdl__text_add(&t, ": measure for %.0f seconds", report->more_seconds + 0.5);
+        spdl__text_add(&t, ".");
     } else {
-        spdl__headspace_costs(&text, report, run_steps);
+        spdl__headspace_costs(&t, report, run_steps);
     }
     if (report->ended)
-        spdl__text_add(&text, " The source ended after %llu items.", (spdl__llu)report->items);
+        spdl__text_add(&t, " The source ended after %llu items.", (spdl__llu)report->items);
 }
 
 SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc,
@@ -14576,8 +14553,8 @@ typedef struct spdl__probe {
     uint64_t seen, turn;
     uint32_t lock;
     int count; /* of `kept`; the consumer sets it at the end */
-    void *kept[SPDL__KEPT];
-    uint8_t owner[SPDL__KEPT]; /* rows that free them: a row can pass its input on */
+    spdl__item kept[SPDL__KEPT]; /* their origin has the row that frees them: a row can pass its
+                                    input on */
     uint64_t item_ns;        /* of an ordinary call */
     uint64_t delay_ns;       /* added to each call */
     uint64_t owed_ns;        /* delay of earlier calls; below 0 after a sleep that was too long */
@@ -14606,11 +14583,11 @@ SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__probe *probe, uint64_t 
 
 /* --- kept items --- */
 
-SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe, void *kept,
-                                uint8_t owner) {
-    if (kept == NULL) return;
-    if (probe->bytes > 0) spdl__free(&p->allocator, kept, probe->bytes);
-    else spdl__item_free(p, kept, spdl__origin(0, owner));
+SPDL__COLD void spdl__kept_free(spdl_pipeline *p, const spdl__probe *probe,
+                                const spdl__item *kept) {
+    if (kept->item == NULL) return;
+    if (probe->bytes > 0) spdl__free(&p->allocator, kept->item, probe->bytes);
+    else spdl__item_free(p, kept->item, kept->origin);
 }
 
 /* The place of a result in the sample, or SPDL__KEPT. */
@@ -14625,29 +14602,27 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     spdl__probe *probe = &hand->probe[task->node->index];
     const unsigned tag = spdl__origin_tag(task->call.in.origin);
     const bool passed = out == task->call.in.item && tag < SPDL_MAX_STAGES;
-    uint8_t owner = (uint8_t)(passed ? tag : (unsigned)task->node->index), before;
-    void *copy = NULL, *old = NULL;
+    spdl__item copy, old;
     uint64_t place;
     if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
     place = spdl__kept_place(probe);
     if (place == SPDL__KEPT) return;
+    memset(&copy, 0, sizeof(copy));
+    copy.origin = spdl__origin(0, passed ? tag : (unsigned)task->node->index);
     if (probe->bytes == 0)
-        copy = task->node->row.copy_item(out);
+        copy.item = task->node->row.copy_item(out);
     else if (out == task->call.buffer) /* else its size is unknown */
-        copy = spdl__alloc(&hand->p->allocator, probe->bytes, SPDL_CACHE_LINE);
-    if (copy == NULL) return;
-    if (probe->bytes > 0) memcpy(copy, out, probe->bytes);
+        copy.item = spdl__alloc(&hand->p->allocator, probe->bytes, SPDL_CACHE_LINE);
+    if (copy.item == NULL) return;
+    if (probe->bytes > 0) memcpy(copy.item, out, probe->bytes);
     spdl__lock(&probe->lock, &hand->p->locks);
     old = copy;
-    before = owner;
     if (spdl__load32(&hand->keeps) != 0) {
         old = probe->kept[place];
-        before = probe->owner[place];
         probe->kept[place] = copy;
-        probe->owner[place] = owner;
     }
     spdl__unlock(&probe->lock, &hand->p->locks);
-    spdl__kept_free(hand->p, probe, old, before); /* user code, outside of the lock */
+    spdl__kept_free(hand->p, probe, &old); /* user code, outside of the lock */
 }
 
 SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
@@ -14656,12 +14631,9 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
     for (i = 0; i < hand->p->count; ++i) {
         spdl__probe *probe = &hand->probe[i];
         spdl__lock(&probe->lock, &hand->p->locks); /* a thread that has seen `keeps` has stored */
-        for (k = 0; k < SPDL__KEPT; ++k) {
-            if (probe->kept[k] == NULL) continue;
-            probe->owner[probe->count] = probe->owner[k];
-            probe->kept[probe->count++] = probe->kept[k];
-        }
-        for (k = probe->count; k < SPDL__KEPT; ++k) probe->kept[k] = NULL;
+        for (k = 0; k < SPDL__KEPT; ++k)
+            if (probe->kept[k].item != NULL) probe->kept[probe->count++] = probe->kept[k];
+        for (k = probe->count; k < SPDL__KEPT; ++k) probe->kept[k].item = NULL;
         if (probe->count < 2) spdl__store_relaxed32(&probe->replays, 0);
         spdl__unlock(&probe->lock, &hand->p->locks);
     }
@@ -14670,8 +14642,8 @@ SPDL__COLD void spdl__kept_close(spdl__hand *hand) {
 /* Replaces a token with a copy of a kept item; without memory skips it. */
 SPDL__COLD spdl_result spdl__probe_copy(spdl_task *task, spdl__probe *probe, void **out) {
     const uint64_t place = spdl__add(&probe->turn, 1) % (uint64_t)probe->count;
-    const void *kept = probe->kept[place];
-    task->owner = probe->owner[place];
+    const void *kept = probe->kept[place].item;
+    task->owner = (uint8_t)spdl__origin_tag(probe->kept[place].origin);
     *out = probe->bytes == 0 ? task->node->row.copy_item(kept) : spdl_buffer(task);
     if (probe->bytes > 0 && *out != NULL) memcpy(*out, kept, probe->bytes);
     return *out != NULL ? SPDL_OK : SPDL_SKIP;
@@ -14761,8 +14733,8 @@ SPDL__COLD void spdl__hand_empty(spdl_pipeline *p) {
     for (i = 0; p->hand != NULL && i < p->count; ++i)
         for (k = 0; k < SPDL__KEPT; ++k) {
             spdl__probe *probe = &p->hand->probe[i];
-            spdl__kept_free(p, probe, probe->kept[k], probe->owner[k]);
-            probe->kept[k] = NULL;
+            spdl__kept_free(p, probe, &probe->kept[k]);
+            probe->kept[k].item = NULL;
         }
 }
 
@@ -14830,8 +14802,8 @@ typedef struct spdl__doctor_report {
 } spdl__doctor_report;
 
 /* In >>doctor-text-impl: text of 80 columns; a line of JSON with the names of the fields. */
-SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes);
-SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes);
+SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *r, char *buffer, size_t bytes);
+SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *r, char *buffer, size_t bytes);
 
 typedef enum spdl__arm_kind {
     SPDL__ARM_BASE,
@@ -15190,24 +15162,24 @@ SPDL__COLD void spdl__doctor_tried(spdl__doctor *d) {
 /* The verdict, with a remark if rounds are invalid or too few. */
 SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
     spdl__doctor_report *r = &d->report;
-    spdl__text text = spdl__text_start(r->verdict, sizeof(r->verdict));
+    spdl__text t = spdl__text_start(r->verdict, sizeof(r->verdict));
     const bool foreign = r->rounds > 0 && !spdl__rounds_clean(&d->rounds);
     if (d->seen.delivered == 0) {
-        spdl__text_add(&text, "Not known: the items ended before anything was observed.");
+        spdl__text_add(&t, "Not known: the items ended before anything was observed.");
         return;
     }
-    spdl__verdict(&text, &d->seen, &d->found);
+    spdl__verdict(&t, &d->seen, &d->found);
     if (r->rounds > 0 && spdl__finding_has(&d->found.is) && d->found.is.stage >= 0 &&
         r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
-        spdl__text_add(&text, " The doctor cannot slow %s: it does not know whether its calls hold "
-                              "each other up.",
-                       spdl__stage_called(&text, &d->seen, d->found.is.stage));
+        spdl__text_add(&t, " The doctor cannot slow %s: it does not know whether its calls hold "
+                           "each other up.",
+                       spdl__stage_called(&t, &d->seen, d->found.is.stage));
     if (foreign)
-        spdl__text_add(&text, " In %d of %d rounds it waited for processors, of which other "
-                              "programs had %.1f: the measurement includes that.", r->dropped,
+        spdl__text_add(&t, " In %d of %d rounds it waited for processors, of which other "
+                           "programs had %.1f: the measurement includes that.", r->dropped,
                        r->rounds, r->others_used);
     else if (d->rounds.round < SPDL__ROUNDS_LEAST)
-        spdl__text_add(&text, " There is no interval: %d round%s too few%s.",
+        spdl__text_add(&t, " There is no interval: %d round%s too few%s.",
                        d->rounds.round, d->rounds.round == 1 ? " is" : "s are",
                        d->ended ? ", and the items have ended" : ": give it more seconds");
 }
@@ -15450,85 +15422,82 @@ SPDL__COLD void spdl__doctor_free(spdl_pipeline *p) {
 static const char *const spdl__found_methods[] = { "none", "replayed", "slowed", NULL };
 
 /* "1.45x (1.41 to 1.49)", or for a delay "-17 % (-19 to -15)". */
-SPDL__COLD void spdl__found_result(spdl__text *text, const spdl_interval *is, bool slows) {
+SPDL__COLD void spdl__found_result(spdl__text *t, const spdl_interval *is, bool slows) {
     if (!(is->value > 0 && is->value < 1e4)) {
-        spdl__text_add(text, "-\n");
+        spdl__text_add(t, "-\n");
         return;
     }
     if (!slows) {
-        spdl__text_interval(text, is);
+        spdl__text_interval(t, is);
     } else {
-        spdl__text_add(text, "%+.0f %%", 100 * (is->value - 1));
+        spdl__text_add(t, "%+.0f %%", 100 * (is->value - 1));
         if (is->known)
-            spdl__text_add(text, " (%+.0f to %+.0f)", 100 * (is->low - 1), 100 * (is->high - 1));
+            spdl__text_add(t, " (%+.0f to %+.0f)", 100 * (is->low - 1), 100 * (is->high - 1));
     }
-    spdl__text_add(text, "\n");
+    spdl__text_add(t, "\n");
 }
 
 /* The first experiment is on the line of the row, others below. */
-SPDL__COLD void spdl__found_experiment(spdl__text *text, const char *what, double share,
+SPDL__COLD void spdl__found_experiment(spdl__text *t, const char *what, double share,
                                        const spdl_interval *is, int *lines) {
-    const char *label = spdl__text_word(text, share > 0 && share < 100 ? "%s +%.0f %%" : "%s", what,
+    const char *label = spdl__text_word(t, share > 0 && share < 100 ? "%s +%.0f %%" : "%s", what,
                                         100 * share);
     if (is->rounds <= 0) return;
-    spdl__text_add(text, "%*s %-15s ", (*lines)++ > 0 ? 48 : 0, "", label);
-    spdl__found_result(text, is, share > 0);
+    spdl__text_add(t, "%*s %-15s ", (*lines)++ > 0 ? 48 : 0, "", label);
+    spdl__found_result(t, is, share > 0);
 }
 
-SPDL__COLD void spdl__found_row(spdl__text *text, const spdl__doctor_row *row, bool limit) {
+SPDL__COLD void spdl__found_row(spdl__text *t, const spdl__doctor_row *row, bool limit) {
     const double parts[] = { row->cpu_ns, row->runnable_ns, row->blocked_ns };
     const double share = row->mean_ns > 0 ? row->delay_ns / row->mean_ns : 0;
     int lines = 0, k;
-    spdl__text_add(text, limit ? "> " : "  ");
-    spdl__text_name(text, row->name, 16);
-    spdl__text_add(text, " %4d", row->concurrency);
-    spdl__text_add(text, " %7s", row->mean_ns > 0 ? spdl__duration(text, row->mean_ns) : "-");
+    spdl__text_add(t, limit ? "> " : "  ");
+    spdl__text_name(t, row->name, 16);
+    spdl__text_add(t, " %4d", row->concurrency);
+    spdl__text_add(t, " %7s", row->mean_ns > 0 ? spdl__duration(t, row->mean_ns) : "-");
     for (k = 0; k < 3; ++k)
-        spdl__text_add(text, " %4s",
-                       row->mean_ns > 0 ? spdl__percent(text, parts[k] / row->mean_ns) : "-");
-    spdl__text_add(text, "   ");
-    spdl__found_experiment(text, "replayed", 0, &row->replayed, &lines);
-    spdl__found_experiment(text, "asleep", share, &row->asleep, &lines);
-    if (lines == 0) spdl__text_add(text, "\n");
+        spdl__text_add(t, " %4s",
+                       row->mean_ns > 0 ? spdl__percent(t, parts[k] / row->mean_ns) : "-");
+    spdl__text_add(t, "   ");
+    spdl__found_experiment(t, "replayed", 0, &row->replayed, &lines);
+    spdl__found_experiment(t, "asleep", share, &row->asleep, &lines);
+    if (lines == 0) spdl__text_add(t, "\n");
 }
 
 /* Lines from the consumer to the source. */
-SPDL__COLD void spdl__found_ladder(spdl__text *text, const spdl__doctor_report *report) {
+SPDL__COLD void spdl__found_ladder(spdl__text *t, const spdl__doctor_report *r) {
     int i, lines = 0;
-    spdl__text_add(text, "\n  row              conc    mean  cpu runq  asl    experiment      "
-                         "throughput\n");
-    spdl__text_add(text, "  %-16s %4d %7s %17s", "consumer", 1,
-                   spdl__duration(text, report->step_ns), "");
-    spdl__found_experiment(text, "on kept items", 0, &report->cached, &lines);
+    spdl__text_add(t, "\n  row              conc    mean  cpu runq  asl    experiment      "
+                      "throughput\n");
+    spdl__text_add(t, "  %-16s %4d %7s %17s", "consumer", 1, spdl__duration(t, r->step_ns), "");
+    spdl__found_experiment(t, "on kept items", 0, &r->cached, &lines);
     if (lines == 0)
-        spdl__text_add(text, " %-15s %s\n", "alone",
-                       report->ceiling > 0 ? spdl__rate(text, report->ceiling) : "-");
-    for (i = report->row_count - 1; i >= 0; --i)
-        if (report->row[i].mean_ns > 0 || i == report->finding.stage)
-            spdl__found_row(text, &report->row[i], i == report->finding.stage);
-    spdl__text_add(text, "  as it is: %s; the same again: ", spdl__rate(text, report->today));
-    spdl__found_result(text, &report->same, true);
+        spdl__text_add(t, " %-15s %s\n", "alone", r->ceiling > 0 ? spdl__rate(t, r->ceiling) : "-");
+    for (i = r->row_count - 1; i >= 0; --i)
+        if (r->row[i].mean_ns > 0 || i == r->finding.stage)
+            spdl__found_row(t, &r->row[i], i == r->finding.stage);
+    spdl__text_add(t, "  as it is: %s; the same again: ", spdl__rate(t, r->today));
+    spdl__found_result(t, &r->same, true);
 }
 
-SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *report, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__text_add(&text, "spdl doctor: ");
-    spdl__text_name(&text, report->name, -1);
-    spdl__text_add(&text, "%s%s\n", report->name[0] ? ": " : "", report->verdict);
-    spdl__text_add(&text, "%.1f s, %d round%s", report->seconds, report->rounds,
-                   report->rounds == 1 ? "" : "s");
-    if (report->dropped > 0) spdl__text_add(&text, " (%d made again)", report->dropped);
-    spdl__text_add(&text, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s.\n",
-                   report->workers, report->workers == 1 ? "" : "s", report->cores_used,
-                   report->cores, report->others_used,
-                   report->replays ? "; items were repeated: what was learned is void" : "");
-    if (report->rounds > 0) spdl__found_ladder(&text, report);
-    if (report->rounds > 0 && report->ceiling > 0)
-        spdl__text_add(&text, "The consumer waited %.1f %% of its time. Without any loading: %s.\n",
-                       100 * report->waiting, spdl__rate(&text, report->ceiling));
-    if (report->kept)
-        spdl__text_add(&text, "The settings are in force for the rest of this run.\n");
-    return (int)text.length;
+SPDL__PRIVATE int spdl__doctor_text(const spdl__doctor_report *r, char *buffer, size_t bytes) {
+    spdl__text t = spdl__text_start(buffer, bytes);
+    spdl__text_add(&t, "spdl doctor: ");
+    spdl__text_name(&t, r->name, -1);
+    spdl__text_add(&t, "%s%s\n", r->name[0] ? ": " : "", r->verdict);
+    spdl__text_add(&t, "%.1f s, %d round%s", r->seconds, r->rounds, r->rounds == 1 ? "" : "s");
+    if (r->dropped > 0) spdl__text_add(&t, " (%d made again)", r->dropped);
+    spdl__text_add(&t, ", %d worker%s, %.2f of %.3g processors used, %.2f by others%s.\n",
+                   r->workers, r->workers == 1 ? "" : "s", r->cores_used,
+                   r->cores, r->others_used,
+                   r->replays ? "; items were repeated: what was learned is void" : "");
+    if (r->rounds > 0) spdl__found_ladder(&t, r);
+    if (r->rounds > 0 && r->ceiling > 0)
+        spdl__text_add(&t, "The consumer waited %.1f %% of its time. Without any loading: %s.\n",
+                       100 * r->waiting, spdl__rate(&t, r->ceiling));
+    if (r->kept)
+        spdl__text_add(&t, "The settings are in force for the rest of this run.\n");
+    return (int)t.length;
 }
 
 #define SPDL__OF spdl__doctor_report
@@ -15548,15 +15517,14 @@ static const spdl__field spdl__row_fields[] = {
 };
 #undef SPDL__OF
 
-SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *report, char *buffer, size_t bytes) {
-    spdl__text text = spdl__text_start(buffer, bytes);
-    spdl__json_head(&text, "spdl.doctor.1", report->name[0] != '\0' ? report->name : "spdl");
-    spdl__json_fields(&text, ",\"finding\":{", &report->finding, spdl__finding_fields);
-    spdl__json_fields(&text, "},", report, spdl__report_fields);
-    spdl__json_array(&text, "rows", report->row, report->row_count, sizeof(report->row[0]),
-                     spdl__row_fields);
-    spdl__text_add(&text, "}\n");
-    return (int)text.length;
+SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *r, char *buffer, size_t bytes) {
+    spdl__text t = spdl__text_start(buffer, bytes);
+    spdl__json_head(&t, "spdl.doctor.1", r->name[0] != '\0' ? r->name : "spdl");
+    spdl__json_fields(&t, ",\"finding\":{", &r->finding, spdl__finding_fields);
+    spdl__json_fields(&t, "},", r, spdl__report_fields);
+    spdl__json_array(&t, "rows", r->row, r->row_count, sizeof(r->row[0]), spdl__row_fields);
+    spdl__text_add(&t, "}\n");
+    return (int)t.length;
 }
 
 #endif /* SPDL_NO_REPORT */
@@ -22205,8 +22173,8 @@ SPDL__COLD void spdl__out_flush(spdl__out *out) {
 }
 
 /* Microseconds, with a point in every locale. */
-SPDL__COLD void spdl__trace_time(spdl__text *text, const char *name, uint64_t ns) {
-    spdl__text_add(text, ",\"%s\":%llu.%03u", name, (spdl__llu)(ns / 1000), (unsigned)(ns % 1000));
+SPDL__COLD void spdl__trace_time(spdl__text *t, const char *name, uint64_t ns) {
+    spdl__text_add(t, ",\"%s\":%llu.%03u", name, (spdl__llu)(ns / 1000), (unsigned)(ns % 1000));
 }
 
 /* Starts an event; `track` is a thread to the viewer. */
@@ -22244,7 +22212,7 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
     static const char *const cats[] = { "task", "batch", "consumer", "", "span", "" };
     const spdl__record_kind kind = (spdl__record_kind)(record->stamp & 0xff);
     const int code = (int)(record->stamp >> 8 & 0xff), edge = track - spdl__tracks(p);
-    spdl__text *text =
+    spdl__text *t =
         spdl__trace_event(out, p, phases[kind], track, spdl__max(record->begin, p->start_ns));
     const char *name = kind <= SPDL__RECORD_BATCH   ? p->node[code].name
                        : kind == SPDL__RECORD_NEXT  ? "next waits"
@@ -22254,23 +22222,23 @@ SPDL__COLD void spdl__trace_record(spdl__out *out, const spdl_pipeline *p, int t
     double value;
     (void)snprintf(start, sizeof(start), "%s", name != NULL ? name : "");
     if (*phases[kind] == 'X')
-        spdl__trace_time(text, "dur", spdl__grown(record->begin, record->end));
-    if (*cats[kind] != '\0') spdl__text_add(text, ",\"cat\":\"%s\"", cats[kind]);
-    spdl__text_add(text, ",\"name\":\"");
-    if (kind == SPDL__RECORD_DEPTH) spdl__text_add(text, "edge %d depth, after ", edge);
-    spdl__json_escape(text, start);
+        spdl__trace_time(t, "dur", spdl__grown(record->begin, record->end));
+    if (*cats[kind] != '\0') spdl__text_add(t, ",\"cat\":\"%s\"", cats[kind]);
+    spdl__text_add(t, ",\"name\":\"");
+    if (kind == SPDL__RECORD_DEPTH) spdl__text_add(t, "edge %d depth, after ", edge);
+    spdl__json_escape(t, start);
     if (kind <= SPDL__RECORD_NEXT) {
-        spdl__text_add(text, "\",\"args\":{\"item\":%llu,\"stage\":%d,\"result\":\"%s\"}}",
+        spdl__text_add(t, "\",\"args\":{\"item\":%llu,\"stage\":%d,\"result\":\"%s\"}}",
                        (spdl__llu)record->number, code,
                        spdl_result_text((spdl_result)(int16_t)(uint16_t)(record->stamp >> 16)));
         if (kind == SPDL__RECORD_CALL) spdl__trace_flow(out, p, track, code, record);
     } else if (kind == SPDL__RECORD_DEPTH) {
-        spdl__text_add(text, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
+        spdl__text_add(t, "\",\"args\":{\"items\":%llu}}", (spdl__llu)record->number);
     } else if (kind == SPDL__RECORD_VALUE) {
         memcpy(&value, &record->end, sizeof(value));
-        spdl__text_add(text, "\",\"args\":{\"value\":%s}}", spdl__json_double(text, value));
+        spdl__text_add(t, "\",\"args\":{\"value\":%s}}", spdl__json_double(t, value));
     } else {
-        spdl__text_add(text, "\"}");
+        spdl__text_add(t, "\"}");
     }
 }
 
