@@ -264,7 +264,8 @@ static void sleep_locks_serial_rows_and_sources(void) {
     busy(&s, 1, 0.97, 1);
     s.stage[1].alone = true;
     s.stage[1].blocked_ns = 600000000;
-    CHECK(is(&s, SPDL_LIMIT_SERIAL, 1, " If it keeps a pace, that is the limit. Else make it cheaper"));
+    CHECK(is(&s, SPDL_LIMIT_SERIAL, 1, " If it keeps a pace, that is the limit. Else make it "
+                                       "cheaper"));
     s.stage[1].blocked_ns = 0;
     CHECK(is(&s, SPDL_LIMIT_SERIAL, 1, "computing, one call at a time, as its row allows no more "
                                        "(.serial, .flush or .again). Make it cheaper, or split"));
