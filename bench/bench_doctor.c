@@ -4,8 +4,8 @@
        make bench-doctor ARGS="--all --raw doctor.jsonl"     3 repeats, each about twice as long
        make bench-doctor ARGS="--sum doctor.jsonl"           the table of a file again
 
-   A row for each program of doctor_programs.h: the share of repeats with the right limit and row, by
-   the doctor and by the verdict alone (the statistics of --watch seconds, 2). The doctor has
+   A row for each program of doctor_programs.h: the share of repeats with the right limit and row,
+   by the doctor and by the verdict alone (the statistics of --watch seconds, 2). The doctor has
    --seconds (14; --all 30, --quick 8). Then the advised settings are typed: two pipelines, one with
    them, take turns in windows (8; --all 24). A repeat in which other programs had more than 5 % of
    the processors is marked "disturbed" and made once more; the calmer one counts. Rows at the end:
