@@ -272,8 +272,9 @@ static void sleep_locks_serial_rows_and_sources(void) {
     s = second();
     busy(&s, 0, 0.97, 0);
     CHECK(is(&s, SPDL_LIMIT_SERIAL, 0, "asleep, one call at a time. If it keeps a pace, that is "
-                                       "the limit. If it takes from another pipeline, see the verdict "
-                                       "of that one. Else move work from the source to a stage."));
+                                       "the limit. If it takes from another pipeline, see the "
+                                       "verdict of that one. Else move work from the source to a "
+                                       "stage."));
     s.stage[0].from = true;
     CHECK(is(&s, SPDL_LIMIT_SERIAL, 0, "(concurrency 1). It waits for what it takes from: see the "
                                        "verdict of that pipeline."));
