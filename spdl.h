@@ -3744,10 +3744,14 @@ SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t w
     return woken != 0 && errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
 }
 
+SPDL__PRIVATE void spdl__os_futex_wake(uint32_t *word, long how, int count) {
+    spdl__add32(word, 1);
+    (void)syscall(SYS_futex, word, how, (long)count, NULL, NULL, 0L);
+}
+
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
     const long wake_private = 1 | 128;
-    spdl__add32(&event->word, 1);
-    (void)syscall(SYS_futex, &event->word, wake_private, (long)count, NULL, NULL, 0L);
+    spdl__os_futex_wake(&event->word, wake_private, count);
 }
 
 SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old) {
@@ -4560,8 +4564,7 @@ SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t 
 }
 
 SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
-    spdl__add32(word, 1);
-    (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
+    spdl__os_futex_wake(word, 1, SPDL__ALL);
 }
 
 /* Writes the number 1, as an eventfd takes it, to a descriptor of an event loop. */
@@ -16203,7 +16206,6 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
                                             { "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
                                             { "PMI_RANK", "PMI_SIZE" },
                                             { "SLURM_PROCID", "SLURM_NTASKS" } };
-    spdl_ranks found = { 0, 1 };
     uint64_t first, second;
     size_t i;
     if (ranks == NULL) return SPDL_E_INVALID;
@@ -16226,7 +16228,8 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
         ranks->world = (int)second;
         return SPDL_OK;
     }
-    *ranks = found;
+    ranks->rank = 0;
+    ranks->world = 1;
     return SPDL_E_NOT_FOUND;
 }
 
@@ -20909,7 +20912,6 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         const char *space = spdl__text_number((const char *)text, 10, " ", &length);
         const uint8_t *key = text, *value = NULL;
         size_t left, key_bytes;
-        bool path, size;
         if (space != NULL) key = (const uint8_t *)space + 1;
         if (space != NULL && length <= bytes && length >= (size_t)(key - text) + 2 &&
             text[length - 1] == '\n')
@@ -20917,17 +20919,16 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         if (value == NULL)
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a pax header that is damaged");
         key_bytes = (size_t)(value++ - key);
-        path = key_bytes == 4 && memcmp(key, "path", 4) == 0;
-        size = key_bytes == 4 && memcmp(key, "size", 4) == 0;
         text += length;
         bytes -= (size_t)length;
         left = (size_t)(text - 1 - value);
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
-        if (path && (left == 0 || !spdl__tar_name(m, value, left)))
+        if (key_bytes != 4) continue;
+        if (memcmp(key, "path", 4) == 0 && (left == 0 || !spdl__tar_name(m, value, left)))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
-        if (!size) continue;
+        if (memcmp(key, "size", 4) != 0) continue;
         m->long_bytes = 0;
         if (left > 0 && (spdl__text_number((const char *)value, 10, "\n", &m->long_bytes) !=
                              (const char *)text - 1 ||
