@@ -3112,11 +3112,7 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
 
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = 0;
-    return true;
-}
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+#define SPDL__OS_ZERO_EVENT
 
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
@@ -3711,13 +3707,7 @@ SPDL__PRIVATE bool spdl__os_barrier(void) {
 struct spdl__os_event {
     uint32_t word;
 };
-
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = 0;
-    return true;
-}
-
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+#define SPDL__OS_ZERO_EVENT
 
 /* The time of these system calls on every Linux. */
 typedef struct spdl__os_time {
@@ -4111,12 +4101,7 @@ struct spdl__os_event {
 #define SPDL__WIN_LOCK(event) ((struct _RTL_SRWLOCK *)(void *)&(event)->lock)
 #define SPDL__WIN_CHANGED(event) ((struct _RTL_CONDITION_VARIABLE *)(void *)&(event)->changed)
 
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = 0;
-    event->lock = event->changed = NULL;
-    return true;
-}
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+#define SPDL__OS_ZERO_EVENT
 
 /* ms until a deadline, rounded up: no sleep ends early. */
 SPDL__PRIVATE spdl__win_u32 spdl__win_ms_left(uint64_t deadline) {
@@ -4542,6 +4527,14 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     }
     return NULL;
 }
+#endif
+
+#ifdef SPDL__OS_ZERO_EVENT /* a twin whose events are ready when they are zero */
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
+    memset(event, 0, sizeof(*event));
+    return true;
+}
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 #endif
 
 /* ============================================================================================= */
@@ -20947,6 +20940,11 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
+    if (m->at == 0 && r->bytes > 2) { /* can be shorter than a header */
+        const uint8_t *magic = spdl__reader_need(r, 0, 2);
+        if (magic != NULL && magic[0] == 0x1f && magic[1] == 0x8b)
+            return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "gzip: a tar file has to be unpacked");
+    }
     *head = spdl__reader_need(r, m->at, 512);
     if (*head == NULL) return r->result;
     for (i = 0; i < 512; ++i) {
@@ -20956,10 +20954,8 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     }
     if (empty) return SPDL_END;
     if (!spdl__tar_number(*head + 148, 8, &told) || told != sum)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "%s",
-                                 m->at == 0 && (*head)[0] == 0x1f && (*head)[1] == 0x8b
-                                     ? "gzip: a tar file has to be unpacked"
-                                     : "no header of a tar file: its checksum is wrong");
+        return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
+                                 "no header of a tar file: its checksum is wrong");
     m->kind = (char)(*head)[156];
     if (!spdl__tar_number(*head + 124, 12, &m->bytes))
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at + 124, "a size that is no number");
@@ -22027,11 +22023,10 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     bool *there;
     int own = 0;
     spdl_result result;
+    if (l->p->sampler == NULL && l->count == 1) return spdl__state_read(l, at);
     if (l->p->sampler == NULL)
-        return l->count == 1 ? spdl__state_read(l, at)
-                             : spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a "
-                                                 "pipeline whose source is SPDL_INDEX can go on "
-                                                 "with several", l->count);
+        return spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a pipeline whose "
+                                 "source is SPDL_INDEX can go on with several", l->count);
     l->sampler.desc = l->p->sampler->desc;
     l->sampler.length = l->p->sampler->length;
     there = SPDL__NEW(heap, bool, l->count);
