@@ -20892,11 +20892,6 @@ SPDL__PRIVATE bool spdl__tar_name(spdl__tar_member *m, const uint8_t *name, size
     return true;
 }
 
-SPDL__PRIVATE size_t spdl__tar_length(const uint8_t *field, size_t bytes) {
-    const void *end = memchr(field, 0, bytes);
-    return end != NULL ? (size_t)((const uint8_t *)end - field) : bytes;
-}
-
 /* Reads pax records "LENGTH KEY=VALUE\n". Values can have any bytes; a zero follows the text. */
 SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member *m,
                                         const uint8_t *text, size_t bytes) {
@@ -20977,7 +20972,7 @@ SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m
     if (result != SPDL_OK) return result;
     if (m->kind == 'x')
         result = spdl__tar_pax(r, m, text->data, text->bytes);
-    else if (!spdl__tar_name(m, text->data, spdl__tar_length(text->data, text->bytes)))
+    else if (!spdl__tar_name(m, text->data, strlen((const char *)text->data)))
         result = spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
     spdl_record_free(text);
     return result;
@@ -20985,18 +20980,16 @@ SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m
 
 /* Combines a member's header with those in front. Only ustar has a prefix field. */
 SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
-    const size_t prefix = memcmp(head + 257, "ustar", 6) == 0
-                              ? spdl__tar_length(head + 345, 155) : 0;
-    const size_t name = spdl__tar_length(head, 100);
+    const char *name = (const char *)head, *prefix = name + 345;
+    size_t length;
+    if (memcmp(head + 257, "ustar", 6) != 0) prefix = "";
     if (m->long_bytes != SPDL__NEVER) m->bytes = m->long_bytes;
-    if (m->name[0] == '\0') {
-        memcpy(m->name, head + 345, prefix);
-        m->name[prefix] = '/';
-        memcpy(m->name + (prefix > 0 ? prefix + 1 : 0), head, name);
-        m->name[(prefix > 0 ? prefix + 1 : 0) + name] = '\0';
-    }
+    if (m->name[0] == '\0')
+        (void)snprintf(m->name, sizeof(m->name), "%.155s%s%.100s", prefix, *prefix ? "/" : "",
+                       name);
+    length = strlen(m->name);
     /* old archives: a slash at the end is a folder */
-    if (m->kind == '\0') m->kind = name > 0 && head[name - 1] == '/' ? '5' : '0';
+    if (m->kind == '\0') m->kind = length > 0 && m->name[length - 1] == '/' ? '5' : '0';
     if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* links and folders have no data */
 }
 
