@@ -3112,11 +3112,7 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
 
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = 0;
-    return true;
-}
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+#define SPDL__OS_ZERO_EVENT
 
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
@@ -3711,13 +3707,7 @@ SPDL__PRIVATE bool spdl__os_barrier(void) {
 struct spdl__os_event {
     uint32_t word;
 };
-
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = 0;
-    return true;
-}
-
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+#define SPDL__OS_ZERO_EVENT
 
 /* The time of these system calls on every Linux. */
 typedef struct spdl__os_time {
@@ -3744,10 +3734,14 @@ SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t w
     return woken != 0 && errno == ETIMEDOUT ? SPDL_TIMEOUT : SPDL_OK;
 }
 
+SPDL__PRIVATE void spdl__os_futex_wake(uint32_t *word, long how, int count) {
+    spdl__add32(word, 1);
+    (void)syscall(SYS_futex, word, how, (long)count, NULL, NULL, 0L);
+}
+
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
     const long wake_private = 1 | 128;
-    spdl__add32(&event->word, 1);
-    (void)syscall(SYS_futex, &event->word, wake_private, (long)count, NULL, NULL, 0L);
+    spdl__os_futex_wake(&event->word, wake_private, count);
 }
 
 SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old) {
@@ -4107,12 +4101,7 @@ struct spdl__os_event {
 #define SPDL__WIN_LOCK(event) ((struct _RTL_SRWLOCK *)(void *)&(event)->lock)
 #define SPDL__WIN_CHANGED(event) ((struct _RTL_CONDITION_VARIABLE *)(void *)&(event)->changed)
 
-SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
-    event->word = 0;
-    event->lock = event->changed = NULL;
-    return true;
-}
-SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+#define SPDL__OS_ZERO_EVENT
 
 /* ms until a deadline, rounded up: no sleep ends early. */
 SPDL__PRIVATE spdl__win_u32 spdl__win_ms_left(uint64_t deadline) {
@@ -4540,6 +4529,14 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 }
 #endif
 
+#ifdef SPDL__OS_ZERO_EVENT /* a twin whose events are ready when they are zero */
+SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
+    memset(event, 0, sizeof(*event));
+    return true;
+}
+SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
+#endif
+
 /* ============================================================================================= */
 /* >>os-process
    Processes and the memory that they share, for >>loader-impl. Only Linux has them; elsewhere
@@ -4560,8 +4557,7 @@ SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t 
 }
 
 SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
-    spdl__add32(word, 1);
-    (void)syscall(SYS_futex, word, 1L, 0x7fffffffL, NULL, NULL, 0L);
+    spdl__os_futex_wake(word, 1, SPDL__ALL);
 }
 
 /* Writes the number 1, as an eventfd takes it, to a descriptor of an event loop. */
@@ -16171,7 +16167,6 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
                                             { "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE" },
                                             { "PMI_RANK", "PMI_SIZE" },
                                             { "SLURM_PROCID", "SLURM_NTASKS" } };
-    spdl_ranks found = { 0, 1 };
     uint64_t first, second;
     size_t i;
     if (ranks == NULL) return SPDL_E_INVALID;
@@ -16194,7 +16189,8 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
         ranks->world = (int)second;
         return SPDL_OK;
     }
-    *ranks = found;
+    ranks->rank = 0;
+    ranks->world = 1;
     return SPDL_E_NOT_FOUND;
 }
 
@@ -20864,11 +20860,6 @@ SPDL__PRIVATE bool spdl__tar_name(spdl__tar_member *m, const uint8_t *name, size
     return true;
 }
 
-SPDL__PRIVATE size_t spdl__tar_length(const uint8_t *field, size_t bytes) {
-    const void *end = memchr(field, 0, bytes);
-    return end != NULL ? (size_t)((const uint8_t *)end - field) : bytes;
-}
-
 /* Reads pax records "LENGTH KEY=VALUE\n". Values can have any bytes; a zero follows the text. */
 SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member *m,
                                         const uint8_t *text, size_t bytes) {
@@ -20877,7 +20868,6 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         const char *space = spdl__text_number((const char *)text, 10, " ", &length);
         const uint8_t *key = text, *value = NULL;
         size_t left, key_bytes;
-        bool path, size;
         if (space != NULL) key = (const uint8_t *)space + 1;
         if (space != NULL && length <= bytes && length >= (size_t)(key - text) + 2 &&
             text[length - 1] == '\n')
@@ -20885,17 +20875,16 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         if (value == NULL)
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a pax header that is damaged");
         key_bytes = (size_t)(value++ - key);
-        path = key_bytes == 4 && memcmp(key, "path", 4) == 0;
-        size = key_bytes == 4 && memcmp(key, "size", 4) == 0;
         text += length;
         bytes -= (size_t)length;
         left = (size_t)(text - 1 - value);
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
-        if (path && (left == 0 || !spdl__tar_name(m, value, left)))
+        if (key_bytes != 4) continue;
+        if (memcmp(key, "path", 4) == 0 && (left == 0 || !spdl__tar_name(m, value, left)))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
-        if (!size) continue;
+        if (memcmp(key, "size", 4) != 0) continue;
         m->long_bytes = 0;
         if (left > 0 && (spdl__text_number((const char *)value, 10, "\n", &m->long_bytes) !=
                              (const char *)text - 1 ||
@@ -20914,6 +20903,11 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
+    if (m->at == 0 && r->bytes > 2) { /* can be shorter than a header */
+        const uint8_t *magic = spdl__reader_need(r, 0, 2);
+        if (magic != NULL && magic[0] == 0x1f && magic[1] == 0x8b)
+            return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "gzip: a tar file has to be unpacked");
+    }
     *head = spdl__reader_need(r, m->at, 512);
     if (*head == NULL) return r->result;
     for (i = 0; i < 512; ++i) {
@@ -20923,10 +20917,8 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     }
     if (empty) return SPDL_END;
     if (!spdl__tar_number(*head + 148, 8, &told) || told != sum)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "%s",
-                                 m->at == 0 && (*head)[0] == 0x1f && (*head)[1] == 0x8b
-                                     ? "gzip: a tar file has to be unpacked"
-                                     : "no header of a tar file: its checksum is wrong");
+        return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
+                                 "no header of a tar file: its checksum is wrong");
     m->kind = (char)(*head)[156];
     if (!spdl__tar_number(*head + 124, 12, &m->bytes))
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at + 124, "a size that is no number");
@@ -20948,7 +20940,7 @@ SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m
     if (result != SPDL_OK) return result;
     if (m->kind == 'x')
         result = spdl__tar_pax(r, m, text->data, text->bytes);
-    else if (!spdl__tar_name(m, text->data, spdl__tar_length(text->data, text->bytes)))
+    else if (!spdl__tar_name(m, text->data, strlen((const char *)text->data)))
         result = spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
     spdl_record_free(text);
     return result;
@@ -20956,18 +20948,16 @@ SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m
 
 /* Combines a member's header with those in front. Only ustar has a prefix field. */
 SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
-    const size_t prefix = memcmp(head + 257, "ustar", 6) == 0
-                              ? spdl__tar_length(head + 345, 155) : 0;
-    const size_t name = spdl__tar_length(head, 100);
+    const char *name = (const char *)head, *prefix = name + 345;
+    size_t length;
+    if (memcmp(head + 257, "ustar", 6) != 0) prefix = "";
     if (m->long_bytes != SPDL__NEVER) m->bytes = m->long_bytes;
-    if (m->name[0] == '\0') {
-        memcpy(m->name, head + 345, prefix);
-        m->name[prefix] = '/';
-        memcpy(m->name + (prefix > 0 ? prefix + 1 : 0), head, name);
-        m->name[(prefix > 0 ? prefix + 1 : 0) + name] = '\0';
-    }
+    if (m->name[0] == '\0')
+        (void)snprintf(m->name, sizeof(m->name), "%.155s%s%.100s", prefix, *prefix ? "/" : "",
+                       name);
+    length = strlen(m->name);
     /* old archives: a slash at the end is a folder */
-    if (m->kind == '\0') m->kind = name > 0 && head[name - 1] == '/' ? '5' : '0';
+    if (m->kind == '\0') m->kind = length > 0 && m->name[length - 1] == '/' ? '5' : '0';
     if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* links and folders have no data */
 }
 
@@ -21994,11 +21984,10 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     bool *there;
     int own = 0;
     spdl_result result;
+    if (l->p->sampler == NULL && l->count == 1) return spdl__state_read(l, at);
     if (l->p->sampler == NULL)
-        return l->count == 1 ? spdl__state_read(l, at)
-                             : spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a "
-                                                 "pipeline whose source is SPDL_INDEX can go on "
-                                                 "with several", l->count);
+        return spdl__state_error(l, SPDL_E_INVALID, "is one of %d, but only a pipeline whose "
+                                 "source is SPDL_INDEX can go on with several", l->count);
     l->sampler.desc = l->p->sampler->desc;
     l->sampler.length = l->p->sampler->length;
     there = SPDL__NEW(heap, bool, l->count);

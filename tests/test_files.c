@@ -1045,6 +1045,8 @@ static void bad_tars(void) {
     tar.count = 0;
     tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: cut off: it ends without an empty block");
     put_le(&tar, 0x8b1f, 2);
+    tar.count = 40; /* less than a header */
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: gzip");
     tar.count = 600;
     tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: gzip");
     memset(tar.at, 'x', 600);
