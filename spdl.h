@@ -17929,6 +17929,10 @@ SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
     return false;
 }
 
+SPDL__PRIVATE bool spdl__inflate_cut_off(spdl__inflate *s) {
+    return spdl__inflate_fail(s, "the deflate stream is cut off");
+}
+
 /* Loads 56 bits, or all that are left. Bits above `count` are loaded again. */
 SPDL__INLINE const uint8_t *spdl__inflate_load(const uint8_t *in, const uint8_t *end,
                                                uint64_t *bits, unsigned *count) {
@@ -17953,7 +17957,7 @@ SPDL__PRIVATE void spdl__inflate_drop(spdl__inflate *s, unsigned count) {
 
 SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned *value) {
     if (s->count < count) spdl__inflate_refill(s);
-    if (s->count < count) return spdl__inflate_fail(s, "the deflate stream is cut off");
+    if (s->count < count) return spdl__inflate_cut_off(s);
     *value = (unsigned)(s->bits & ((1u << count) - 1));
     spdl__inflate_drop(s, count);
     return true;
@@ -17963,14 +17967,9 @@ SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned
    it is a run: its length in bits 16-23, the code length in bits 24-27 or, with AGAIN, the last
    one. */
 SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
-    static const uint16_t length_base[29] = { 3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
-                                              15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
-                                              67, 83, 99, 115, 131, 163, 195, 227, 258 };
-    static const uint8_t length_extra[29] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
-                                              2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0 };
     static const uint32_t runs[3] = { 3u << 16 | SPDL__INFLATE_AGAIN | 2, 3u << 16 | 3,
                                       11u << 16 | 7 };
-    uint32_t extra;
+    uint32_t extra, number = symbol - 257;
     if (alphabet == SPDL__INFLATE_PRECODE)
         return symbol < 16 ? symbol << 24 | 1u << 16 : runs[symbol - 16];
     if (alphabet == SPDL__INFLATE_DIST) {
@@ -17979,8 +17978,9 @@ SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, uns
         return symbol < 30 ? (((2 + symbol % 2) << extra) + 1) << 16 | extra : SPDL__INFLATE_BAD;
     }
     if (symbol == 256) return SPDL__INFLATE_END;
-    if (symbol >= 286) return SPDL__INFLATE_BAD;
-    return (uint32_t)length_base[symbol - 257] << 16 | length_extra[symbol - 257];
+    if (number < 8 || number == 28) return (number < 8 ? number + 3 : 258) << 16;
+    extra = number / 4 - 1;
+    return number < 28 ? (((4 + number % 4) << extra) + 3) << 16 | extra : SPDL__INFLATE_BAD;
 }
 
 SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, unsigned symbols) {
@@ -18162,7 +18162,7 @@ SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *preco
             count[value] += run;
             have += run;
         } while (--i > 0 && have < total);
-        if (left > 64) return spdl__inflate_fail(s, "the deflate stream is cut off");
+        if (left > 64) return spdl__inflate_cut_off(s);
     }
     s->in = in;
     s->bits = bits;
@@ -18230,7 +18230,7 @@ SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
     const size_t bytes = (size_t)spdl__min(s->stored_left, spdl__min(room, left));
     if (s->stored_left == 0) s->mode = SPDL__INFLATE_BLOCK;
     else if (room == 0) return false;
-    else if (left == 0) return spdl__inflate_fail(s, "the deflate stream is cut off");
+    else if (left == 0) return spdl__inflate_cut_off(s);
     memcpy(s->out, s->in, bytes);
     s->out += bytes;
     s->in += bytes;
@@ -18252,7 +18252,7 @@ SPDL__PRIVATE bool spdl__inflate_match(spdl__inflate *s) {
 }
 
 SPDL__PRIVATE bool spdl__inflate_drop_code(spdl__inflate *s, uint32_t entry) {
-    if ((entry & 255) > s->count) return spdl__inflate_fail(s, "the deflate stream is cut off");
+    if ((entry & 255) > s->count) return spdl__inflate_cut_off(s);
     if (entry & SPDL__INFLATE_BAD) return spdl__inflate_fail(s, "a code is not in use");
     spdl__inflate_drop(s, entry & 255);
     return true;
