@@ -17643,29 +17643,10 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
 }
 
 #if SPDL__X86_WIDE
-typedef long long spdl__v256 __attribute__((vector_size(32), aligned(1), may_alias));
-typedef long long spdl__v512 __attribute__((vector_size(64), aligned(1), may_alias));
-#define SPDL__CRC_TARGET_32 SPDL__TARGET("avx2,pclmul,vpclmulqdq")
-#define SPDL__CRC_TARGET_64 SPDL__TARGET("avx512f,pclmul,vpclmulqdq")
 #define SPDL__CRC_WIDE \
     (!__builtin_cpu_supports("vpclmulqdq") || !__builtin_cpu_supports("avx2") ? 0 \
      : __builtin_cpu_supports("avx512f")                                      ? 64 \
                                                                               : 32)
-#if defined(__clang__)
-#define SPDL__CRC_PRODUCT_32 __builtin_ia32_pclmulqdq256
-#define SPDL__CRC_PRODUCT_64 __builtin_ia32_pclmulqdq512
-#else
-#define SPDL__CRC_PRODUCT_32 __builtin_ia32_vpclmulqdq_v4di
-#define SPDL__CRC_PRODUCT_64 __builtin_ia32_vpclmulqdq_v8di
-#endif
-
-SPDL__CRC_TARGET_32 SPDL__INLINE spdl__v256 spdl__crc_fold_32(spdl__v256 x, spdl__v256 by) {
-    return SPDL__CRC_PRODUCT_32(x, by, 0x00) ^ SPDL__CRC_PRODUCT_32(x, by, 0x11);
-}
-
-SPDL__CRC_TARGET_64 SPDL__INLINE spdl__v512 spdl__crc_fold_64(spdl__v512 x, spdl__v512 by) {
-    return SPDL__CRC_PRODUCT_64(x, by, 0x00) ^ SPDL__CRC_PRODUCT_64(x, by, 0x11);
-}
 #endif
 
 #elif SPDL__ARM64 && !SPDL__BIG_ENDIAN
@@ -17745,48 +17726,46 @@ SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, u
 }
 #endif
 
-#if SPDL__X86 && SPDL__X86_WIDE
-/* Twins: fold multiples of 128 and 256 bytes. They also copy the bytes, unless `copy` is NULL. */
-SPDL__CRC_TARGET_32
-SPDL__PRIVATE uint32_t spdl__crc_by_32(const spdl__crc *crc, uint32_t value, uint8_t *copy,
-                                       const uint8_t *data, size_t bytes) {
-    const spdl__v256 by = { 0x1e88ef372, 0x14a7fe880, 0x1e88ef372, 0x14a7fe880 }, zero = { 0 };
-    const spdl__v256 *from = (const spdl__v256 *)data;
-    spdl__v256 *to = (spdl__v256 *)copy, s[4] = { zero, zero, zero, zero };
-    spdl__v256 a = zero, b = zero, c = zero, d = zero, first = { (long long)value };
-    for (; bytes >= sizeof(s); from += 4, bytes -= sizeof(s), first = zero) {
-        a = spdl__crc_fold_32(a, by) ^ from[0] ^ first;
-        b = spdl__crc_fold_32(b, by) ^ from[1];
-        c = spdl__crc_fold_32(c, by) ^ from[2];
-        d = spdl__crc_fold_32(d, by) ^ from[3];
-        if (to == NULL) continue;
-        to[0] = from[0], to[1] = from[1], to[2] = from[2], to[3] = from[3];
-        to += 4;
+#if SPDL__X86_WIDE
+/* Folds multiples of 4 n bytes. It also copies the bytes, unless `copy` is NULL. */
+/* clang-format off */
+#define SPDL__CRC_BY(n, target, product, ...) \
+    typedef long long spdl__v##n __attribute__((vector_size(n), aligned(1), may_alias)); \
+    SPDL__TARGET(target) SPDL__INLINE spdl__v##n spdl__crc_fold_##n(spdl__v##n x) { \
+        const spdl__v##n by = { __VA_ARGS__ }; \
+        return product(x, by, 0x00) ^ product(x, by, 0x11); \
+    } \
+    SPDL__TARGET(target) \
+    SPDL__PRIVATE uint32_t spdl__crc_by_##n(const spdl__crc *crc, uint32_t value, uint8_t *copy, \
+                                            const uint8_t *data, size_t bytes) { \
+        const spdl__v##n *from = (const spdl__v##n *)data, zero = { 0 }; \
+        spdl__v##n *to = (spdl__v##n *)copy, first = { (long long)value }; \
+        spdl__v##n s[4] = { zero, zero, zero, zero }, a = zero, b = zero, c = zero, d = zero; \
+        for (; bytes >= sizeof(s); from += 4, bytes -= sizeof(s), first = zero) { \
+            a = spdl__crc_fold_##n(a) ^ from[0] ^ first; \
+            b = spdl__crc_fold_##n(b) ^ from[1]; \
+            c = spdl__crc_fold_##n(c) ^ from[2]; \
+            d = spdl__crc_fold_##n(d) ^ from[3]; \
+            if (to == NULL) continue; \
+            to[0] = from[0], to[1] = from[1], to[2] = from[2], to[3] = from[3]; \
+            to += 4; \
+        } \
+        s[0] = a, s[1] = b, s[2] = c, s[3] = d; \
+        return spdl__crc_folded(crc, 0, (const uint8_t *)s, sizeof(s)); \
     }
-    s[0] = a, s[1] = b, s[2] = c, s[3] = d;
-    return spdl__crc_folded(crc, 0, (const uint8_t *)s, sizeof(s));
-}
+/* clang-format on */
 
-SPDL__CRC_TARGET_64
-SPDL__PRIVATE uint32_t spdl__crc_by_64(const spdl__crc *crc, uint32_t value, uint8_t *copy,
-                                       const uint8_t *data, size_t bytes) {
-    const spdl__v512 by = { 0x11542778a, 0x1322d1430, 0x11542778a, 0x1322d1430,
-                            0x11542778a, 0x1322d1430, 0x11542778a, 0x1322d1430 }, zero = { 0 };
-    const spdl__v512 *from = (const spdl__v512 *)data;
-    spdl__v512 *to = (spdl__v512 *)copy, s[4] = { zero, zero, zero, zero };
-    spdl__v512 a = zero, b = zero, c = zero, d = zero, first = { (long long)value };
-    for (; bytes >= sizeof(s); from += 4, bytes -= sizeof(s), first = zero) {
-        a = spdl__crc_fold_64(a, by) ^ from[0] ^ first;
-        b = spdl__crc_fold_64(b, by) ^ from[1];
-        c = spdl__crc_fold_64(c, by) ^ from[2];
-        d = spdl__crc_fold_64(d, by) ^ from[3];
-        if (to == NULL) continue;
-        to[0] = from[0], to[1] = from[1], to[2] = from[2], to[3] = from[3];
-        to += 4;
-    }
-    s[0] = a, s[1] = b, s[2] = c, s[3] = d;
-    return spdl__crc_folded(crc, 0, (const uint8_t *)s, sizeof(s));
-}
+#if defined(__clang__)
+#define SPDL__CRC_PRODUCT(clang, gcc) __builtin_ia32_##clang
+#else
+#define SPDL__CRC_PRODUCT(clang, gcc) __builtin_ia32_##gcc
+#endif
+
+SPDL__CRC_BY(32, "avx2,pclmul,vpclmulqdq", SPDL__CRC_PRODUCT(pclmulqdq256, vpclmulqdq_v4di),
+             0x1e88ef372, 0x14a7fe880, 0x1e88ef372, 0x14a7fe880)
+SPDL__CRC_BY(64, "avx512f,pclmul,vpclmulqdq", SPDL__CRC_PRODUCT(pclmulqdq512, vpclmulqdq_v8di),
+             0x11542778a, 0x1322d1430, 0x11542778a, 0x1322d1430, 0x11542778a, 0x1322d1430,
+             0x11542778a, 0x1322d1430)
 #endif
 
 /* Returns the CRC of the bytes before, `value` (0 at first), and these. Also copies them, unless
@@ -17794,7 +17773,7 @@ SPDL__PRIVATE uint32_t spdl__crc_by_64(const spdl__crc *crc, uint32_t value, uin
 SPDL__PRIVATE uint32_t spdl__crc_copy(const spdl__crc *crc, uint32_t value, uint8_t *to,
                                       const uint8_t *data, size_t bytes) {
     size_t whole = 0;
-#if SPDL__X86 && SPDL__X86_WIDE
+#if SPDL__X86_WIDE
     if (bytes >= 512 && crc->wide > 0) whole = bytes & ~((size_t)crc->wide * 4 - 1);
     if (whole > 0) {
         value = ~(crc->wide == 64 ? spdl__crc_by_64(crc, ~value, to, data, whole)
@@ -17914,6 +17893,10 @@ SPDL__PRIVATE bool spdl__inflate_fail(spdl__inflate *s, const char *reason) {
     return false;
 }
 
+SPDL__PRIVATE bool spdl__inflate_cut_off(spdl__inflate *s) {
+    return spdl__inflate_fail(s, "the deflate stream is cut off");
+}
+
 /* Loads 56 bits, or all that are left. Bits above `count` are loaded again. */
 SPDL__INLINE const uint8_t *spdl__inflate_load(const uint8_t *in, const uint8_t *end,
                                                uint64_t *bits, unsigned *count) {
@@ -17938,7 +17921,7 @@ SPDL__PRIVATE void spdl__inflate_drop(spdl__inflate *s, unsigned count) {
 
 SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned *value) {
     if (s->count < count) spdl__inflate_refill(s);
-    if (s->count < count) return spdl__inflate_fail(s, "the deflate stream is cut off");
+    if (s->count < count) return spdl__inflate_cut_off(s);
     *value = (unsigned)(s->bits & ((1u << count) - 1));
     spdl__inflate_drop(s, count);
     return true;
@@ -17948,14 +17931,9 @@ SPDL__PRIVATE bool spdl__inflate_take(spdl__inflate *s, unsigned count, unsigned
    it is a run: its length in bits 16-23, the code length in bits 24-27 or, with AGAIN, the last
    one. */
 SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, unsigned symbol) {
-    static const uint16_t length_base[29] = { 3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
-                                              15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
-                                              67, 83, 99, 115, 131, 163, 195, 227, 258 };
-    static const uint8_t length_extra[29] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
-                                              2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0 };
     static const uint32_t runs[3] = { 3u << 16 | SPDL__INFLATE_AGAIN | 2, 3u << 16 | 3,
                                       11u << 16 | 7 };
-    uint32_t extra;
+    uint32_t extra, number = symbol - 257;
     if (alphabet == SPDL__INFLATE_PRECODE)
         return symbol < 16 ? symbol << 24 | 1u << 16 : runs[symbol - 16];
     if (alphabet == SPDL__INFLATE_DIST) {
@@ -17964,8 +17942,9 @@ SPDL__INLINE uint32_t spdl__inflate_meaning(spdl__inflate_alphabet alphabet, uns
         return symbol < 30 ? (((2 + symbol % 2) << extra) + 1) << 16 | extra : SPDL__INFLATE_BAD;
     }
     if (symbol == 256) return SPDL__INFLATE_END;
-    if (symbol >= 286) return SPDL__INFLATE_BAD;
-    return (uint32_t)length_base[symbol - 257] << 16 | length_extra[symbol - 257];
+    if (number < 8 || number == 28) return (number < 8 ? number + 3 : 258) << 16;
+    extra = number / 4 - 1;
+    return number < 28 ? (((4 + number % 4) << extra) + 3) << 16 | extra : SPDL__INFLATE_BAD;
 }
 
 SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, unsigned symbols) {
@@ -18147,7 +18126,7 @@ SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *preco
             count[value] += run;
             have += run;
         } while (--i > 0 && have < total);
-        if (left > 64) return spdl__inflate_fail(s, "the deflate stream is cut off");
+        if (left > 64) return spdl__inflate_cut_off(s);
     }
     s->in = in;
     s->bits = bits;
@@ -18215,7 +18194,7 @@ SPDL__PRIVATE bool spdl__inflate_stored(spdl__inflate *s) {
     const size_t bytes = (size_t)spdl__min(s->stored_left, spdl__min(room, left));
     if (s->stored_left == 0) s->mode = SPDL__INFLATE_BLOCK;
     else if (room == 0) return false;
-    else if (left == 0) return spdl__inflate_fail(s, "the deflate stream is cut off");
+    else if (left == 0) return spdl__inflate_cut_off(s);
     memcpy(s->out, s->in, bytes);
     s->out += bytes;
     s->in += bytes;
@@ -18237,7 +18216,7 @@ SPDL__PRIVATE bool spdl__inflate_match(spdl__inflate *s) {
 }
 
 SPDL__PRIVATE bool spdl__inflate_drop_code(spdl__inflate *s, uint32_t entry) {
-    if ((entry & 255) > s->count) return spdl__inflate_fail(s, "the deflate stream is cut off");
+    if ((entry & 255) > s->count) return spdl__inflate_cut_off(s);
     if (entry & SPDL__INFLATE_BAD) return spdl__inflate_fail(s, "a code is not in use");
     spdl__inflate_drop(s, entry & 255);
     return true;
@@ -18563,7 +18542,7 @@ typedef struct spdl__zip {
     uint32_t *by_name; /* members by name */
     size_t count;
     size_t block_bytes; /* members, by_name, and the names */
-    bool deflates;      /* any member */
+    bool deflates, bare; /* any member; is no .npy */
 } spdl__zip;
 
 /* What is read, and its first failure. */
@@ -18739,6 +18718,10 @@ SPDL__PRIVATE size_t spdl__zip_entry_bytes(const uint8_t *e) {
            spdl__le16(e + 32);
 }
 
+SPDL__PRIVATE bool spdl__zip_ends_npy(const uint8_t *name, size_t bytes) {
+    return bytes >= 4 && memcmp(name + bytes - 4, ".npy", 4) == 0;
+}
+
 /* Returns the end of the name, or NULL if the extra field is damaged. The name lacks one ".npy".
    Sizes that are all ones are in the ZIP64 field, anywhere; up to three bytes may follow the last
    field. */
@@ -18758,7 +18741,7 @@ SPDL__PRIVATE char *spdl__zip_read_entry(const spdl__zip *zip, spdl__zip_member 
     m->usize = spdl__le32(entry + 24);
     m->offset = spdl__le32(entry + 42);
     extra = key + bytes;
-    if (bytes >= 4 && memcmp(extra - 4, ".npy", 4) == 0) bytes -= 4;
+    if (spdl__zip_ends_npy(key, bytes)) bytes -= 4;
     memcpy(name, key, m->key_bytes);
     name[bytes] = name[m->key_bytes] = 0;
     name += m->key_bytes + 1;
@@ -18796,7 +18779,8 @@ SPDL__PRIVATE bool spdl__zip_read_entries(spdl__zip_opening *o, char *names) {
             return spdl__zip_fail(o->where, SPDL_E_LIMIT, "more than %d members",
                                   SPDL__ZIP_MEMBERS);
         names = spdl__zip_read_entry(zip, member, entry, names);
-        zip->deflates |= member->method == SPDL__ZIP_DEFLATED;
+        zip->deflates = zip->deflates || member->method == SPDL__ZIP_DEFLATED;
+        zip->bare = zip->bare || !spdl__zip_ends_npy(member->key, member->key_bytes);
         if (names != NULL) continue;
         o->where->member = member;
         return spdl__zip_fail(o->where, SPDL_E_FORMAT,
@@ -18888,10 +18872,6 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-SPDL__PRIVATE bool spdl__zip_ends_npy(const uint8_t *name, size_t bytes) {
-    return bytes >= 4 && memcmp(name + bytes - 4, ".npy", 4) == 0;
-}
-
 /* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
    their names are final. */
 SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
@@ -18950,7 +18930,7 @@ SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, spdl__zip_where *where) {
     spdl__zip_find_limits(zip);
     spdl__zip_sort(zip, true);
     if (spdl__zip_drop_hidden(zip)) spdl__zip_sort(zip, true);
-    spdl__zip_tell_apart(zip);
+    if (zip->bare) spdl__zip_tell_apart(zip); /* usually not */
     return true;
 }
 
@@ -19022,19 +19002,16 @@ typedef struct spdl__npy_text {
     bool foreign; /* not this machine's byte order */
     bool fortran; /* the first index varies fastest */
     spdl_result result;
-    char reason[160];
+    char reason[120]; /* at `at` */
 } spdl__npy_text;
 
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__npy_fail(spdl__npy_text *t, spdl_result result, const char *format, ...) {
-    char what[120];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof(what), format, args);
+    vsnprintf(t->reason, sizeof(t->reason), format, args);
     va_end(args);
     t->result = result;
-    snprintf(t->reason, sizeof(t->reason), "%s, at byte %u of its header", what,
-             (unsigned)(t->at - t->begin));
     return false;
 }
 
@@ -19266,14 +19243,18 @@ SPDL__INLINE bool spdl__npy_word(spdl__npy_text *t, const char *word) {
     return true;
 }
 
-SPDL__PRIVATE bool spdl__npy_is(const char *string, size_t bytes, const char *word) {
-    return bytes == strlen(word) && memcmp(string, word, bytes) == 0;
+SPDL__PRIVATE bool spdl__npy_order(spdl__npy_text *t) {
+    t->fortran = spdl__npy_word(t, "True");
+    return t->fortran || spdl__npy_word(t, "False") ||
+           spdl__npy_fail(t, SPDL_E_FORMAT, "fortran_order is neither True nor False");
 }
 
 /* {'descr': .., 'fortran_order': .., 'shape': ..}, each key once, in any order. */
 SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t bytes,
                                   spdl_npy_info *info) {
-    bool good, comma = true, have_descr = false, have_order = false, have_shape = false;
+    static const char *const keys[] = { "descr", "fortran_order", "shape" };
+    bool good, comma = true;
+    unsigned found, have = 0;
     const char *key;
     t->begin = t->at = (const char *)text;
     t->end = t->begin + bytes;
@@ -19282,22 +19263,18 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
     while (!spdl__npy_take(t, '}')) {
         if (!comma) return spdl__npy_need(t, ',');
         if (!spdl__npy_string(t, &key, &bytes) || !spdl__npy_need(t, ':')) return false;
-        if (spdl__npy_is(key, bytes, "descr") && !have_descr) {
-            good = have_descr = spdl__npy_descr(t, info);
-        } else if (spdl__npy_is(key, bytes, "fortran_order") && !have_order) {
-            t->fortran = spdl__npy_word(t, "True");
-            good = have_order = t->fortran || spdl__npy_word(t, "False") ||
-                                spdl__npy_fail(t, SPDL_E_FORMAT,
-                                               "fortran_order is neither True nor False");
-        } else if (spdl__npy_is(key, bytes, "shape") && !have_shape) {
-            good = have_shape = spdl__npy_shape(t, info->shape, &info->ndim);
-        } else {
-            good = spdl__npy_fail(t, SPDL_E_FORMAT, "an unknown key, or one for the second time");
-        }
+        for (found = 0; found < 3; found++)
+            if (bytes == strlen(keys[found]) && memcmp(key, keys[found], bytes) == 0) break;
+        if (found == 3 || (have >> found & 1))
+            return spdl__npy_fail(t, SPDL_E_FORMAT, "an unknown key, or one for the second time");
+        have |= 1u << found;
+        good = found == 0   ? spdl__npy_descr(t, info)
+               : found == 1 ? spdl__npy_order(t)
+                            : spdl__npy_shape(t, info->shape, &info->ndim);
         if (!good) return false;
         comma = spdl__npy_take(t, ',');
     }
-    if (!have_descr || !have_order || !have_shape)
+    if (have != 7)
         return spdl__npy_fail(t, SPDL_E_FORMAT, "descr, fortran_order or shape is missing");
     while (t->end - t->at >= 8 && memcmp(t->at, "        ", 8) == 0) t->at += 8;
     t->at = spdl__npy_skip_blanks(t->at, t->end);
@@ -19351,8 +19328,8 @@ SPDL__PRIVATE void spdl__npy_to_c_order(uint8_t *to, const uint8_t *from,
 
 /* ============================================================================================= */
 /* >>npz-impl
-   Arrays of archives. After open only the mapping changes, by one cas of the first view: other calls
-   may run on any threads.
+   Arrays of archives. After open only the mapping changes, by one cas of the first view: calls may
+   run on any threads.
    spdl__npz_begin finds a member and reads a stored one to its end. For a deflated one it prepares
    a run of the decoder; after each run spdl__npz_ran takes the CRC and prepares the next. The first
    run makes the header and up to HEAD bytes, the next ones write to the caller's memory. Between
@@ -19380,11 +19357,9 @@ struct spdl_npz {
     spdl_npz_desc desc;
     uint8_t *file_bytes;    /* of a small file */
 
+    spdl__inflate_tables *fixed; /* if a member is deflated */
     uint64_t mapping; /* a const uint8_t *, or 0; any thread sets it by cas */
-
-    /* Written by open, if members need them. */
-    spdl__crc crc;
-    spdl__inflate_tables fixed;
+    spdl__crc crc;    /* filled by open, unless nothing is verified */
 };
 
 /* A member in use, on the stack of the call. */
@@ -19536,7 +19511,7 @@ SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) 
     const uint8_t *in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
     if (in == NULL) return false;
     r->head = r->head_store;
-    spdl__inflate_init(s, &r->npz->fixed, in, (size_t)bytes, r->head_store);
+    spdl__inflate_init(s, r->npz->fixed, in, (size_t)bytes, r->head_store);
     s->slack = true;
     s->limit = r->head_store + spdl__min(r->member->usize, SPDL__NPZ_HEAD);
     return true;
@@ -19592,7 +19567,8 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
                               (unsigned long)length, SPDL__NPY_HEAD_BYTES);
     if (!spdl__npz_need_head(r, text + length)) return false;
     if (!spdl__npy_read(&t, r->head + text, length, info))
-        return spdl__zip_fail(&r->where, t.result, "%s", t.reason);
+        return spdl__zip_fail(&r->where, t.result, "%s, at byte %u of its header", t.reason,
+                              (unsigned)(t.at - t.begin));
     left = r->member->usize - r->head_bytes;
     if (info->bytes > left)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu "
@@ -19786,10 +19762,12 @@ SPDL__PRIVATE bool spdl__npz_read_start(spdl_npz *npz, spdl__zip_where *where) {
     if (memcmp(magic, "\x93NUMPY", 6) != 0) {
         if (!npz->desc.no_crc) spdl__crc_init(&npz->crc);
         if (!spdl__zip_open(zip, where)) return false;
-        if (zip->deflates) spdl__inflate_build_fixed(&npz->fixed);
-    } else {
-        spdl__npz_open_npy(npz);
+        if (!zip->deflates) return true;
+        npz->fixed = (spdl__inflate_tables *)spdl__zip_alloc(where, sizeof(*npz->fixed), "tables");
+        if (npz->fixed != NULL) spdl__inflate_build_fixed(npz->fixed);
+        return npz->fixed != NULL;
     }
+    spdl__npz_open_npy(npz);
     return true;
 }
 
@@ -19828,6 +19806,7 @@ SPDL_API void spdl_npz_close(spdl_npz *npz) {
     spdl__os_file_unmap((const uint8_t *)(uintptr_t)npz->mapping, npz->zip.size);
     (void)spdl__os_file_close(npz->zip.file);
     spdl__zip_close(&npz->zip);
+    spdl__free(&allocator, npz->fixed, sizeof(*npz->fixed));
     spdl__free(&allocator, npz->file_bytes, (size_t)npz->zip.size);
     spdl__free(&allocator, npz, sizeof(*npz));
 }
@@ -20096,7 +20075,7 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
-/* Returns false without a failure if an array that seemed aligned is to be copied, the next time. */
+/* Returns false without a failure if an array that seemed aligned is to be copied next time. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
     spdl_npz_array *array;
@@ -20240,26 +20219,20 @@ SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *
     return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
 }
 
-SPDL__PRIVATE spdl_npz_array *spdl__bundle_find(const spdl_npz_bundle *bundle, const char *name,
-                                                size_t bytes) {
-    size_t i;
-    for (i = 0; i < bundle->count; i++)
-        if (strncmp(bundle->arrays[i].name, name, bytes) == 0 && bundle->arrays[i].name[bytes] == 0)
-            return &bundle->arrays[i];
+SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name) {
+    size_t i, tries, bytes = name != NULL ? strlen(name) : 0;
+    for (tries = 0; tries < 2 && bundle != NULL && name != NULL; tries++, bytes -= 4) {
+        for (i = 0; i < bundle->count; i++) {
+            const char *const other = bundle->arrays[i].name;
+            if (strncmp(other, name, bytes) == 0 && other[bytes] == 0) return &bundle->arrays[i];
+        }
+        if (!spdl__zip_ends_npy((const uint8_t *)name, bytes)) break;
+    }
     return NULL;
 }
 
-SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name) {
-    spdl_npz_array *found;
-    size_t bytes;
-    if (bundle == NULL || name == NULL) return NULL;
-    bytes = strlen(name);
-    found = spdl__bundle_find(bundle, name, bytes);
-    if (found != NULL || !spdl__zip_ends_npy((const uint8_t *)name, bytes)) return found;
-    return spdl__bundle_find(bundle, name, bytes - 4);
-}
-
-SPDL__COLD void spdl__bundle_shape(spdl__text *text, int ndim, const uint64_t *shape, bool any) {
+/* Without the first parenthesis. `any`: zeros fit all. */
+SPDL__COLD void spdl__npy_put_shape(spdl__text *text, int ndim, const uint64_t *shape, bool any) {
     int i;
     for (i = 0; i < ndim; i++) {
         if (any && shape[i] == 0) spdl__text_add(text, i > 0 ? ", any" : "any");
@@ -20285,9 +20258,9 @@ SPDL_API spdl_result spdl_npz_expect(const spdl_npz_array *array, const char *dt
     if (fits) return SPDL_OK;
     spdl__printable(name, sizeof(name), array->name);
     spdl__text_add(&text, "array '%s' is '%.60s' (", name, info->dtype);
-    spdl__bundle_shape(&text, info->ndim, info->shape, false);
+    spdl__npy_put_shape(&text, info->ndim, info->shape, false);
     spdl__text_add(&text, ", not '%.60s' (", dtype);
-    spdl__bundle_shape(&text, ndim, shape, true);
+    spdl__npy_put_shape(&text, ndim, shape, true);
     return spdl__error_set(error, SPDL_E_INVALID, "%s", why);
 }
 
@@ -20410,21 +20383,18 @@ SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const ch
     const char *const order = strchr("<>|=[", dtype[0]) != NULL ? "" : own;
     size_t start = 10, total;
     spdl__npy_text t;
-    int i;
     spdl__text_add(&text, "{'descr': %s%s%s%s, 'fortran_order': False, 'shape': (", quote, order,
                    dtype, quote);
-    for (i = 0; i < ndim; i++)
-        spdl__text_add(&text, i > 0 ? ", %llu" : "%llu", (spdl__llu)shape[i]);
-    spdl__text_add(&text, ndim == 1 ? ",), }" : "), }");
+    spdl__npy_put_shape(&text, ndim, shape, false);
+    spdl__text_add(&text, ", }");
     if (text.length >= text.bytes || !spdl__write_is_utf8(dtype)) {
         spdl__write_fail(w, SPDL_E_INVALID, name, "its dtype is too long or not UTF-8");
         return 0;
     }
     if (!spdl__npy_read(&t, head + start, text.length, info)) {
-        char why[160], written[40];
+        char why[192], written[40];
         spdl__printable(written, sizeof(written), dtype);
-        snprintf(why, sizeof(why), "its dtype \"%s\" or its shape: %.*s", written,
-                 (int)(strstr(t.reason, ", at byte") - t.reason), t.reason);
+        snprintf(why, sizeof(why), "its dtype \"%s\" or its shape: %s", written, t.reason);
         spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name, why);
         return 0;
     }

@@ -648,43 +648,31 @@ SPDL__PRIVATE void spdl__cuda_lose(spdl_cuda *cuda) {
     if (cuda->free_outputs != NULL) spdl_ring_close(cuda->free_outputs);
 }
 
-/* Records a failure; the first one that lost the device stays. */
+/* Records a failure; the first one that lost the device stays. `why` NULL: keeps the text. */
+SPDL__PRIVATE spdl_result spdl__cuda_refuse(spdl_cuda *cuda, spdl_result result, const char *why) {
+    pthread_mutex_lock(&cuda->error_lock);
+    if (spdl__load_relaxed32(&cuda->lost) == 0) {
+        if (why != NULL) (void)spdl__error_set(&cuda->error, result, "cuda: %s", why);
+        cuda->error.result = result;
+        if (result == SPDL_E_CUDA_LOST) spdl__cuda_lose(cuda);
+    }
+    pthread_mutex_unlock(&cuda->error_lock);
+    return result;
+}
+
 SPDL__PRIVATE spdl_result spdl__cuda_fail(spdl_cuda *cuda, const char *call, int code) {
     const bool lost = spdl__cuda_sticky(code), fault = code >= 700 && code < 800;
+    char why[sizeof(cuda->error.text)];
     if (code == SPDL__CU_UNLOADING) spdl__store32(&cuda->unloading, 1);
-    pthread_mutex_lock(&cuda->error_lock);
-    if (spdl__load_relaxed32(&cuda->lost) == 0)
-        (void)spdl__error_set(&cuda->error, lost ? SPDL_E_CUDA_LOST : SPDL_E_CUDA,
-                              "cuda: %s failed on device %d: %s (%d)%s%s", call, cuda->device,
-                              spdl__cuda_text(&cuda->api, code), code,
-                              lost ? "; the device is lost to this process" : "",
-                              lost && fault ? "; a kernel or copy before that call, of whomever, "
-                                              "did it" : "");
-    if (lost) spdl__cuda_lose(cuda);
-    pthread_mutex_unlock(&cuda->error_lock);
-    return lost ? SPDL_E_CUDA_LOST : SPDL_E_CUDA;
+    (void)snprintf(why, sizeof(why), "%s failed on device %d: %s (%d)%s%s", call, cuda->device,
+                   spdl__cuda_text(&cuda->api, code), code,
+                   lost ? "; the device is lost to this process" : "",
+                   lost && fault ? "; a kernel or copy before that call, of whomever, did it" : "");
+    return spdl__cuda_refuse(cuda, lost ? SPDL_E_CUDA_LOST : SPDL_E_CUDA, why);
 }
 
 SPDL__PRIVATE spdl_result spdl__cuda_check(spdl_cuda *cuda, const char *call, int code) {
     return code == 0 ? SPDL_OK : spdl__cuda_fail(cuda, call, code);
-}
-
-/* Even a wait has failed: the device may still read or write. */
-SPDL__PRIVATE void spdl__cuda_abandon(spdl_cuda *cuda) {
-    pthread_mutex_lock(&cuda->error_lock);
-    if (spdl__load_relaxed32(&cuda->lost) == 0) {
-        cuda->error.result = SPDL_E_CUDA_LOST;
-        spdl__cuda_lose(cuda);
-    }
-    pthread_mutex_unlock(&cuda->error_lock);
-}
-
-SPDL__PRIVATE spdl_result spdl__cuda_refuse(spdl_cuda *cuda, spdl_result result, const char *why) {
-    pthread_mutex_lock(&cuda->error_lock);
-    if (spdl__load_relaxed32(&cuda->lost) == 0)
-        (void)spdl__error_set(&cuda->error, result, "cuda: %s", why);
-    pthread_mutex_unlock(&cuda->error_lock);
-    return result;
 }
 
 SPDL__PRIVATE spdl_result spdl__cuda_invalid(spdl_cuda *cuda, const char *why) {
@@ -748,9 +736,8 @@ SPDL__PRIVATE spdl_result spdl__stream_check(spdl_cuda *cuda, spdl_cuda_stream s
     if (!known && (uintptr_t)stream > 2) code = cuda->api.StreamGetCtx(stream, &context);
     if (code != 0) return spdl__cuda_fail(cuda, "cuStreamGetCtx", code);
     if (context != cuda->context)
-        return spdl__cuda_invalid(cuda,
-                                  "the stream is of another device, or of a "
-                                                       "context that is not the device's primary");
+        return spdl__cuda_invalid(cuda, "the stream is of another device, or of a context that is "
+                                        "not the device's primary");
     code = cuda->api.StreamIsCapturing(stream, &status);
     if (code != 0 && code != SPDL__CU_IMPLICIT)
         return spdl__cuda_fail(cuda, "cuStreamIsCapturing", code);
@@ -769,7 +756,8 @@ SPDL__PRIVATE void spdl__stream_settle(spdl_cuda *cuda, const spdl__cuda_reader 
     if (own) result = SPDL__CUDA_TRY(cuda, StreamSynchronize, (reader->stream)); /* also if lost */
     else result = SPDL__CUDA_TRY(cuda, CtxSynchronize, ());
     if (entered == SPDL_OK) spdl__cuda_leave(cuda, &scope);
-    if (entered != SPDL_OK || result != SPDL_OK) spdl__cuda_abandon(cuda);
+    if (entered != SPDL_OK || result != SPDL_OK) /* the device may still read or write */
+        (void)spdl__cuda_refuse(cuda, SPDL_E_CUDA_LOST, NULL);
 }
 
 /* Waits for a direction of copies: cuda->stream, with cuda->loose, or cuda->back. */
@@ -812,15 +800,13 @@ SPDL__PRIVATE size_t spdl__round_up(size_t bytes, size_t unit) {
 
 /* In a scope. Returns false if some of it is still registered, and must stay mapped. */
 SPDL__PRIVATE bool spdl__slab_unpin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
-    spdl_result result = SPDL_OK, ended;
+    bool all = true;
     size_t at;
-    for (at = 0; at < slab->pinned; at += SPDL__PIECE) {
-        ended = SPDL__CUDA_TRY(cuda, MemHostUnregister, (slab->base + at));
-        if (ended != SPDL_OK) result = ended;
-    }
+    for (at = 0; at < slab->pinned; at += SPDL__PIECE)
+        all = SPDL__CUDA_TRY(cuda, MemHostUnregister, (slab->base + at)) == SPDL_OK && all;
     spdl__sub(&cuda->pinned_bytes, slab->pinned);
     slab->pinned = 0;
-    return result == SPDL_OK || spdl__load32(&cuda->lost) != 0;
+    return all || spdl__load32(&cuda->lost) != 0;
 }
 
 /* In a scope: registers all or nothing. Returns 0 or CUDA's error. */
@@ -915,28 +901,28 @@ SPDL__PRIVATE char *spdl__map(size_t bytes) {
     return whole + head;
 }
 
-SPDL__PRIVATE void spdl__slab_link(spdl_cuda *cuda, spdl__cuda_slab *slab) {
+/* Pins an arena or, if that is NULL, memory of ours, and puts it into the list. Ours may stay
+   pageable: the next call returns why. */
+SPDL__PRIVATE spdl_result spdl__slab_new(spdl_cuda *cuda, void *arena, size_t bytes,
+                                         spdl__cuda_slab **made) {
+    spdl_result result = SPDL_E_NOMEM;
+    spdl__cuda_slab *slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
+    if (slab == NULL) return result;
+    slab->ours = arena == NULL;
+    slab->bytes = slab->ours ? spdl__round_up(bytes, SPDL__PAGE) : bytes;
+    slab->base = slab->ours ? spdl__map(slab->bytes) : (char *)arena;
+    if (slab->ours && slab->base != NULL) spdl__slab_advise(cuda, slab);
+    if (slab->base != NULL) result = spdl__slab_register(cuda, slab);
+    if (slab->base == NULL || (result != SPDL_OK && !slab->ours)) {
+        spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
+        return result;
+    }
     pthread_mutex_lock(&cuda->lock);
     slab->next = cuda->slabs;
     cuda->slabs = slab;
     pthread_mutex_unlock(&cuda->lock);
-}
-
-/* Returns memory of ours, in the list, pinned if possible; or NULL. */
-SPDL__PRIVATE spdl__cuda_slab *spdl__slab_new(spdl_cuda *cuda, size_t bytes) {
-    spdl__cuda_slab *slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
-    if (slab == NULL) return NULL;
-    slab->bytes = spdl__round_up(bytes, SPDL__PAGE);
-    slab->base = spdl__map(slab->bytes);
-    slab->ours = true;
-    if (slab->base == NULL) {
-        spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
-        return NULL;
-    }
-    spdl__slab_advise(cuda, slab);
-    (void)spdl__slab_register(cuda, slab); /* the next call returns it */
-    spdl__slab_link(cuda, slab);
-    return slab;
+    *made = slab;
+    return SPDL_OK;
 }
 
 /* Under lock. Returns the slab of this memory or NULL. */
@@ -951,24 +937,18 @@ SPDL__PRIVATE spdl__cuda_slab *spdl__slab_find(const spdl_cuda *cuda, const void
     return slab;
 }
 
-SPDL__PRIVATE spdl__cuda_slab *spdl__slab_again(spdl_cuda *cuda, size_t bytes) {
-    spdl__cuda_slab *slab;
-    pthread_mutex_lock(&cuda->lock);
-    slab = cuda->slabs;
-    while (slab != NULL && (!slab->spare || slab->bytes < bytes)) slab = slab->next;
-    if (slab != NULL) slab->spare = false;
-    pthread_mutex_unlock(&cuda->lock);
-    return slab;
-}
-
 SPDL__PRIVATE void *spdl__cuda_alloc(size_t bytes, size_t align, void *user) {
     spdl_cuda *cuda = (spdl_cuda *)user;
     spdl__cuda_slab *slab;
     if (align != SPDL_BLOCK_ALIGN || bytes < cuda->desc.slot_bytes)
         return spdl__alloc(&cuda->desc.allocator, bytes, align);
     if (spdl__cuda_usable(cuda) == SPDL_E_CUDA_FORKED) return NULL;
-    slab = spdl__slab_again(cuda, bytes);
-    if (slab == NULL) slab = spdl__slab_new(cuda, bytes);
+    pthread_mutex_lock(&cuda->lock);
+    slab = cuda->slabs;
+    while (slab != NULL && (!slab->spare || slab->bytes < bytes)) slab = slab->next;
+    if (slab != NULL) slab->spare = false;
+    pthread_mutex_unlock(&cuda->lock);
+    if (slab == NULL) (void)spdl__slab_new(cuda, NULL, bytes, &slab);
     return slab == NULL ? NULL : slab->base;
 }
 
@@ -1434,14 +1414,9 @@ SPDL_API spdl_result spdl_cuda_adopt(spdl_cuda *cuda, void *base, size_t bytes) 
     if (result != SPDL_OK) return result;
     if (base == NULL || bytes == 0 || (uintptr_t)base % SPDL__PAGE != 0 || bytes > SIZE_MAX / 2)
         return spdl__cuda_invalid(cuda, "adopt: base has to be at a page border, bytes above 0");
-    slab = SPDL__NEW(&cuda->desc.allocator, spdl__cuda_slab, 1);
-    if (slab == NULL) return spdl__cuda_refuse(cuda, SPDL_E_NOMEM, "adopt: out of memory");
-    slab->base = (char *)base;
-    slab->bytes = bytes;
-    result = spdl__slab_register(cuda, slab);
-    if (result == SPDL_OK) spdl__slab_link(cuda, slab);
-    else spdl__free(&cuda->desc.allocator, slab, sizeof(*slab));
-    return result;
+    result = spdl__slab_new(cuda, base, bytes, &slab);
+    if (result != SPDL_E_NOMEM) return result;
+    return spdl__cuda_refuse(cuda, result, "adopt: out of memory");
 }
 
 SPDL__PRIVATE spdl__cuda_slab *spdl__arena_unlink(spdl_cuda *cuda, const void *base) {
@@ -1630,7 +1605,7 @@ SPDL__PRIVATE spdl_result spdl__cuda_prepare(spdl_cuda *cuda) {
     int i;
     for (i = 0; i < 5; ++i)
         if (value[i] < (i == 0) || value[i] > most[i])
-            return spdl__error_set(desc->error, SPDL_E_INVALID,
+            return spdl__error_set(&cuda->error, SPDL_E_INVALID,
                                    "cuda: %s is %lld, must be %d to %lld", name[i],
                                    (long long)value[i], i == 0, (long long)most[i]);
     if (desc->device_slots == 0) desc->device_slots = 3;
@@ -1752,8 +1727,9 @@ SPDL__PRIVATE spdl_result spdl__cuda_make_device(spdl_cuda *cuda) {
     if (result == SPDL_OK) result = spdl__cuda_make_events(cuda);
     spdl__cuda_leave(cuda, &scope);
     if (result != SPDL_OK || desc->output_slots == 0) return result;
-    cuda->outputs_at = spdl__slab_new(cuda, (size_t)desc->output_slots * cuda->output_stride);
-    return cuda->outputs_at != NULL ? spdl__cuda_usable(cuda) : SPDL_E_NOMEM;
+    result = spdl__slab_new(cuda, NULL, (size_t)desc->output_slots * cuda->output_stride,
+                            &cuda->outputs_at);
+    return result == SPDL_OK ? spdl__cuda_usable(cuda) : result;
 }
 
 SPDL__PRIVATE void spdl__cuda_fill_rings(spdl_cuda *cuda) {
@@ -1803,6 +1779,7 @@ SPDL__PRIVATE void spdl__cuda_end_slabs(spdl_cuda *cuda, bool entered) {
 /* Frees what CUDA gave, unless the driver is unloading or fails: the process then ends. */
 SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
     const bool there = cuda->context != NULL && spdl__load32(&cuda->unloading) == 0;
+    void *const stream[3] = { cuda->stream, cuda->loose, cuda->back };
     spdl__cuda_scope scope;
     const bool entered = there && spdl__cuda_enter(cuda, &scope, true) == SPDL_OK;
     int i;
@@ -1810,9 +1787,8 @@ SPDL__PRIVATE void spdl__cuda_release_device(spdl_cuda *cuda) {
         for (i = 0; i < cuda->events; ++i)
             if (cuda->event[i] != NULL)
                 (void)SPDL__CUDA_TRY(cuda, EventDestroy, (cuda->event[i]));
-        if (cuda->stream != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->stream));
-        if (cuda->loose != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->loose));
-        if (cuda->back != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (cuda->back));
+        for (i = 0; i < 3; ++i)
+            if (stream[i] != NULL) (void)SPDL__CUDA_TRY(cuda, StreamDestroy, (stream[i]));
         if (cuda->memory != 0) (void)SPDL__CUDA_TRY(cuda, MemFree, (cuda->memory));
     }
     spdl__cuda_end_slabs(cuda, entered);
@@ -1850,16 +1826,11 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
         return spdl__error_set(desc->error, SPDL_E_NOMEM, "cuda: out of memory");
     made->desc = *desc;
     made->process = (long)getpid();
-    spdl__error_clear(&made->error);
-    result = spdl__cuda_prepare(made);
     made->desc.error = NULL; /* for this call only */
-    if (result != SPDL_OK) {
-        spdl__free(&desc->allocator, made, sizeof(*made));
-        return result;
-    }
+    spdl__error_clear(&made->error);
     made->lock = made->error_lock = unlocked;
     made->nap_made = spdl__os_event_init(&made->nap);
-    if (!made->nap_made) result = SPDL_E_NOMEM;
+    result = made->nap_made ? spdl__cuda_prepare(made) : SPDL_E_NOMEM;
     if (result == SPDL_OK) result = spdl__cuda_choose(made);
     if (result == SPDL_OK) result = spdl__cuda_make_host(made);
     if (result == SPDL_OK) result = spdl__cuda_make_device(made);
@@ -1876,25 +1847,15 @@ SPDL_API spdl_result spdl_cuda_open(spdl_cuda **cuda, const spdl_cuda_desc *desc
     return SPDL_OK;
 }
 
-/* Waits for the recorded ends of work on slots and outputs: the memory may be the caller's. */
-SPDL__PRIVATE void spdl__cuda_readers_end(spdl_cuda *cuda) {
-    spdl_result result = spdl__cuda_usable(cuda);
-    int i;
-    for (i = 0; i < cuda->desc.device_slots * SPDL_CUDA_MAX_READERS && result == SPDL_OK; ++i) {
-        const spdl__cuda_slot *slot = &cuda->slot[i / SPDL_CUDA_MAX_READERS];
-        const spdl__cuda_reader *reader = &slot->reader[i % SPDL_CUDA_MAX_READERS];
-        if (reader->state == SPDL__READER_DONE) result = spdl__event_ask(cuda, reader->event, NULL);
-    }
-    for (i = 0; i < cuda->desc.output_slots && result == SPDL_OK; ++i)
-        if (cuda->output[i].behind != NULL)
-            result = spdl__event_ask(cuda, cuda->output[i].behind, NULL);
-}
-
 SPDL_API void spdl_cuda_close(spdl_cuda *cuda) {
+    spdl_result result;
+    int i;
     if (cuda == NULL || cuda->process != (long)getpid()) return;
     spdl__copies_settle(cuda, cuda->stream);
     spdl__copies_settle(cuda, cuda->back);
-    spdl__cuda_readers_end(cuda);
+    result = spdl__cuda_usable(cuda);
+    for (i = 0; i < cuda->events && result == SPDL_OK; ++i) /* the memory may be the caller's */
+        result = spdl__event_ask(cuda, cuda->event[i], NULL);
     spdl__cuda_reap_until(cuda, cuda->sent); /* idle or lost */
     spdl__cuda_release(cuda);
 }
@@ -2197,7 +2158,6 @@ SPDL__PRIVATE spdl_result spdl__iter_open_for(spdl_cuda_iter **iter,
 SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn next, void *source,
                                          size_t item_bytes, spdl_error *error) {
     const bool loader = next == spdl_loader_next_fn;
-    const spdl_free_fn free_item = loader ? spdl_loader_batch_free : spdl_batch_free;
     spdl_cuda_iter_desc desc;
     spdl_result result;
     size_t bytes;
@@ -2212,7 +2172,7 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
     desc.source = source;
     desc.item_bytes = item_bytes;
     desc.view = loader ? spdl__iter_view_loader : NULL;
-    desc.free_item = free_item;
+    desc.free_item = loader ? spdl_loader_batch_free : spdl_batch_free;
     desc.error = error;
     spdl__error_clear(error);
     result = next(source, &item, SPDL_FOREVER);
@@ -2222,7 +2182,7 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
     bytes = loader ? ((const spdl_loader_batch *)item)->bytes
                    : ((const spdl_batch *)item)->count * item_bytes;
     result = spdl__iter_open_for(iter, &desc, item, bytes);
-    if (result != SPDL_OK) free_item(item);
+    if (result != SPDL_OK) desc.free_item(item);
     return result;
 }
 

@@ -70,6 +70,27 @@ static void use_all(const spdl_npz *npz, const spdl_npz_bundle *bundle, bool at_
     }
 }
 
+/* From a file, which the bundle may keep. */
+static void use_file(const uint8_t *data, size_t bytes, const spdl_npz_desc *desc,
+                     const spdl_npz_bundle *expected) {
+    spdl_npz_bundle *bundle = NULL;
+    char path[64];
+    FILE *file;
+    size_t i;
+    snprintf(path, sizeof path, "/tmp/spdl_fuzz_npz_%ld", (long)getpid());
+    file = fopen(path, "wb");
+    FUZZ_CHECK(file != NULL && fwrite(data, 1, bytes, file) == bytes && fclose(file) == 0);
+    FUZZ_CHECK((spdl_npz_load(&bundle, path, desc) == SPDL_OK) == (expected != NULL));
+    for (i = 0; bundle != NULL && i < bundle->count; ++i) {
+        const spdl_npz_array *a = &bundle->arrays[i], *b = &expected->arrays[i];
+        FUZZ_CHECK(strcmp(a->name, b->name) == 0 && a->info.bytes == b->info.bytes);
+        FUZZ_CHECK((uintptr_t)a->data % 64 == 0);
+        FUZZ_CHECK(a->info.bytes == 0 || memcmp(a->data, b->data, (size_t)a->info.bytes) == 0);
+    }
+    spdl_npz_bundle_free(bundle);
+    remove(path);
+}
+
 static spdl_result read_alone(const spdl_npz *npz, bool at_end) {
     spdl_result result = SPDL_OK;
     size_t i;
@@ -112,6 +133,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     FUZZ_CHECK((result == SPDL_OK) == (bundle != NULL));
     if (bundle != NULL) use_all(npz, bundle, at_end);
     else if (result != SPDL_E_LIMIT) FUZZ_CHECK(read_alone(npz, at_end) != SPDL_OK);
+    if (bytes % 8 >= 6) use_file(file, bytes, &desc, bundle);
     FUZZ_CHECK(largest <= 1100 * bytes + ((size_t)1 << 20));
     spdl_npz_bundle_free(bundle);
     spdl_npz_close(npz);
