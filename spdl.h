@@ -5592,24 +5592,6 @@ SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *item
     return result;
 }
 
-SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
-    uint32_t waiting;
-    uint64_t moved;
-    if (!spdl__ring_quick_push(&ring->core, item, &waiting))
-        return spdl__ring_try(ring, true, SPDL__UNCONST(item), 1, &moved);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
-    return SPDL_OK;
-}
-
-SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
-    uint32_t waiting;
-    uint64_t moved;
-    if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
-        return spdl__ring_try(ring, false, item, 1, &moved);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
-    return SPDL_OK;
-}
-
 /* --- calls that wait --- */
 
 typedef struct spdl__ring_call {
@@ -5728,25 +5710,37 @@ SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, u
     return spdl__ring_many(ring, false, items, n, moved, timeout_ns);
 }
 
-SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
-                                              int64_t timeout_ns) {
+/* Moves one item. */
+SPDL__INLINE spdl_result spdl__ring_one(spdl_ring *ring, const bool push, void *item,
+                                        const bool waits, int64_t timeout_ns) {
+    spdl__ring_core *core = &ring->core;
     uint32_t waiting;
     uint64_t moved;
-    if (ring == NULL || item == NULL) return SPDL_E_INVALID;
-    if (!spdl__ring_quick_push(&ring->core, item, &waiting))
-        return spdl_ring_push_n(ring, item, 1, &moved, timeout_ns);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pops, 1);
+    if (push ? !spdl__ring_quick_push(core, item, &waiting)
+             : !spdl__ring_quick_pop(core, item, &waiting))
+        return waits ? spdl__ring_many(ring, push, item, 1, &moved, timeout_ns)
+                     : spdl__ring_try(ring, push, item, 1, &moved);
+    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(push ? &ring->pops : &ring->pushes, 1);
     return SPDL_OK;
 }
 
-SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
-    uint32_t waiting;
-    uint64_t moved;
+SPDL_API SPDL__HOT spdl_result spdl_ring_try_push(spdl_ring *ring, const void *item) {
+    return spdl__ring_one(ring, true, SPDL__UNCONST(item), false, 0);
+}
+
+SPDL_API SPDL__HOT spdl_result spdl_ring_try_pop(spdl_ring *ring, void *item) {
+    return spdl__ring_one(ring, false, item, false, 0);
+}
+
+SPDL_API SPDL__HOT spdl_result spdl_ring_push(spdl_ring *ring, const void *item,
+                                              int64_t timeout_ns) {
     if (ring == NULL || item == NULL) return SPDL_E_INVALID;
-    if (!spdl__ring_quick_pop(&ring->core, item, &waiting))
-        return spdl_ring_pop_n(ring, item, 1, &moved, timeout_ns);
-    if (SPDL__UNLIKELY(waiting != 0)) spdl__ring_wake(&ring->pushes, 1);
-    return SPDL_OK;
+    return spdl__ring_one(ring, true, SPDL__UNCONST(item), true, timeout_ns);
+}
+
+SPDL_API SPDL__HOT spdl_result spdl_ring_pop(spdl_ring *ring, void *item, int64_t timeout_ns) {
+    if (ring == NULL || item == NULL) return SPDL_E_INVALID;
+    return spdl__ring_one(ring, false, item, true, timeout_ns);
 }
 
 SPDL_API void spdl_ring_close(spdl_ring *ring) {
@@ -7558,7 +7552,7 @@ SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *
     const spdl_kind kind = node->row.kind;
     const spdl__slot *slot;
     unsigned tag;
-    if (node->own_thread || kind == SPDL_KIND_PATH || kind == SPDL_KIND_FEED) return false;
+    if (node->own_thread || kind == SPDL_KIND_PATH) return false; /* the limit of a feed is 0 */
     if (node->parked != NULL) {
         if (spdl__load_relaxed32(&node->parked_done.count) > 0) return true;
         if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 && !(word & SPDL__SHUT) &&
@@ -7579,6 +7573,25 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
+/* Returns true if calls of this row take at most `longest` on average. A row without a time is for
+   workers, if the pool has any. */
+SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node,
+                                   uint64_t longest) {
+    uint64_t each;
+    if (longest == SPDL__NEVER || node->gathers) return true;
+    each = spdl__load_relaxed(&node->item_ns);
+    return each != 0 ? each <= longest : p->pool->desc.workers == 0;
+}
+
+/* Returns true if a row whose calls take at most `longest` can run. */
+SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest) {
+    int i;
+    for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
+        if (spdl__row_suits(p, &p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
+            return true;
+    return false;
+}
+
 /* Returns true for a thread of the pool: no guest, producer or consumer. The producer may outlive
    the pool. */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
@@ -7594,15 +7607,11 @@ SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
 /* Returns true if `worker`, or with -1 any worker, has work. */
 SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
     const spdl_pipeline *p = (const spdl_pipeline *)self;
-    int i;
     if (p->has_hooks && spdl__load32(&p->leaving) &&
         (worker >= 0 ? spdl__task_leaves(p, worker)
                      : spdl__load32(&p->fini_done) < spdl__load32(&p->joined)))
         return true;
-    if (spdl__load32(&p->stopping)) return false;
-    for (i = p->count - 1; i >= 0; --i)
-        if (spdl__row_runnable(p, &p->node[i])) return true;
-    return false;
+    return spdl__rows_runnable(p, SPDL__NEVER);
 }
 
 /* --- who is woken --- */
@@ -8266,16 +8275,6 @@ SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t l
 
 /* --- step --- */
 
-/* Returns true if calls of this row take at most `longest` on average. A row without a time is for
-   workers, if the pool has any. */
-SPDL__INLINE bool spdl__step_suits(const spdl_pipeline *p, const spdl__node *node,
-                                   uint64_t longest) {
-    uint64_t each;
-    if (longest == SPDL__NEVER || node->gathers) return true;
-    each = spdl__load_relaxed(&node->item_ns);
-    return each != 0 ? each <= longest : p->pool->desc.workers == 0;
-}
-
 /* One sitting, as far downstream as possible: first in empty rows, as two threads in one row
    contend for its word. Leaves out rows whose calls take longer than `longest`. */
 SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
@@ -8288,7 +8287,7 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
             const uint64_t word = spdl__load(node->word);
             bool done;
             if (((word & SPDL__ACTIVE) != 0 && node->parked == NULL) != (joins != 0) ||
-                !spdl__row_has_work(p, node, word) || !spdl__step_suits(p, node, longest))
+                !spdl__row_has_work(p, node, word) || !spdl__row_suits(p, node, longest))
                 continue;
             if (node->row.kind == SPDL_KIND_MERGE) done = spdl__merge_sit(p, node);
             else done = spdl__flow_visit(task, node, late);
@@ -9313,14 +9312,6 @@ SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *co
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
 }
 
-/* Behind a feed: a result of .flush is as old as its oldest input. */
-SPDL__COLD void spdl__flow_held(spdl_task *task) {
-    spdl__node *node = task->node;
-    if (!node->holds) node->held_range = task->call.in.range;
-    node->holds = true;
-    task->call.in.range = node->held_range;
-}
-
 /* One call on a taken item, or one more of a parked call. *now: the clock, if it was read. */
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
                                              uint64_t *now) {
@@ -9332,7 +9323,11 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     if (node->sheds) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->call.flushing) node->gathered = true;
-    if (node->row.flush && p->feed != NULL && !node->gathers) spdl__flow_held(task);
+    if (node->row.flush && p->feed != NULL && !node->gathers) { /* as old as its oldest input */
+        if (!node->holds) node->held_range = task->call.in.range;
+        node->holds = true;
+        task->call.in.range = node->held_range;
+    }
     result = spdl__call_run(task, &out);
     if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->holds = false;
     if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__PENDING;
@@ -10125,12 +10120,6 @@ SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
         spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
 }
 
-SPDL__COLD void spdl__sink_first(spdl_pipeline *p, uint64_t now) {
-    const uint64_t since = p->wait_since;
-    spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
-    spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
-}
-
 /* Reads once the usage of process and machine. It takes up to 0.1 ms, so create and the first item
    do not wait for it. */
 SPDL__COLD void spdl__process_begin(spdl_pipeline *p) {
@@ -10139,7 +10128,14 @@ SPDL__COLD void spdl__process_begin(spdl_pipeline *p) {
     spdl__unlock(&p->process_lock, &p->locks);
 }
 
-SPDL__COLD void spdl__sink_second(spdl_pipeline *p) {
+/* The first item, or the second. */
+SPDL__COLD void spdl__sink_starts(spdl_pipeline *p, uint64_t now) {
+    const uint64_t since = p->wait_since;
+    if (p->delivered == 0) {
+        spdl__store_relaxed(&p->first_wait_ns, p->wait_ns + (since != 0 ? now - since : 0));
+        spdl__store_relaxed(&p->first_item_ns, now - p->start_ns);
+        return;
+    }
     spdl__process_begin(p);
     spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
     spdl__store(&p->taker, spdl__os_thread_id());
@@ -10158,8 +10154,7 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
     const uint64_t waited = timed ? spdl__edge_put_wait(sink, head - 1, now) : 0;
     if (item != NULL && timed) {
         if (p->feed != NULL) spdl__sink_answer(p, item, now);
-        if (p->delivered == 0) spdl__sink_first(p, now);
-        if (p->delivered == 1) spdl__sink_second(p);
+        if (p->delivered < 2) spdl__sink_starts(p, now);
     }
     if (waited != 0) spdl__add(&sink->put_wait_ns, waited);
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
@@ -10239,15 +10234,6 @@ SPDL__PRIVATE void spdl__waiter_add(spdl_pipeline *p, uint32_t count) {
     spdl__add32(&p->beacon->sleepers, count);
 }
 
-/* Returns true if a row that suits the consumer can run. */
-SPDL__PRIVATE bool spdl__next_could(const spdl_pipeline *p, uint64_t longest) {
-    int i;
-    for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
-        if (spdl__step_suits(p, &p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
-            return true;
-    return false;
-}
-
 /* How the thread in next works while it waits. */
 typedef struct spdl__next_work {
     bool works;
@@ -10286,7 +10272,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     result = spdl__sink_take(p, item);
     SPDL_TEST_POINT("consumer about to sleep");
     could = result == SPDL_EMPTY && (work->works || can_run) &&
-            spdl__next_could(p, work->longest);
+            spdl__rows_runnable(p, work->longest);
     if (result == SPDL_EMPTY && spdl__pipeline_forked(p)) {
         result = spdl__misused(p, SPDL__NEXT_FORKED);
     } else if (result == SPDL_EMPTY && !(can_run && could)) {
@@ -10374,7 +10360,7 @@ SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_r
         spdl__full_barrier(); /* pairs with those after a put, like next_sleep */
         result = spdl__sink_take(p, item);
         if (result == SPDL_EMPTY) {
-            if (p->pool == NULL && spdl__next_could(p, SPDL__NEVER)) spdl__wake_consumer(p);
+            if (p->pool == NULL && spdl__rows_runnable(p, SPDL__NEVER)) spdl__wake_consumer(p);
             return SPDL_TIMEOUT;
         }
     }
@@ -11128,20 +11114,18 @@ SPDL__COLD spdl_result spdl__row_error(const spdl__plan *plan, int i, const char
     return result;
 }
 
-/* A field of a row; 0 is always right. */
-typedef struct spdl__row_field {
-    const char *name;
-    const char *kinds; /* of rows that have it; NULL: all */
-    int64_t value;     /* flag, pointer: 1 if set */
-    int min, max;
-} spdl__row_field;
-
+/* Fields in rows that have them, in their ranges. 0 is always right. */
 SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
     static const char *const calls = "source, pipe and branch";
     const spdl_stage *row = &plan->rows[i];
     const bool from = row->kind == SPDL_KIND_SOURCE && row->fn == NULL;
     const int most = row->concurrency == SPDL_ALL ? SPDL__MAX_CONCURRENCY : row->concurrency;
-    const spdl__row_field fields[] = {
+    const struct {
+        const char *name;
+        const char *kinds; /* of rows that have it; NULL: all */
+        int64_t value;     /* flag, pointer: 1 if set */
+        int min, max;
+    } fields[] = {
         { "fn", calls, row->fn != NULL, 0, 1 },
         { "type", from ? NULL : "feed and batch", row->type != NULL && row->next == NULL, 0, 1 },
         { "next", "source", row->next != NULL, 0, 1 },
@@ -11167,35 +11151,31 @@ SPDL__COLD spdl_result spdl__check_fields(const spdl__plan *plan, int i) {
         { "init", calls, row->init != NULL, 0, 1 },
         { "fini", calls, row->fini != NULL, 0, 1 },
     };
-    const spdl__row_field *f = fields;
+    size_t k;
     if (row->buffer_size > 0 && i == plan->count - 2 && row->kind != SPDL_KIND_SINK &&
         row[1].kind == SPDL_KIND_SINK)
         return spdl__row_error(plan, i, "SPDL_SINK has the buffer_size of the last stage: "
                                         "write SPDL_SINK(%d)", row->buffer_size);
     if (row->kind < SPDL_KIND_SOURCE || row->kind > SPDL_KIND_UNBATCH)
         return spdl__row_error(plan, i, "kind is %d, which is no kind of row", (int)row->kind);
-    for (; f < fields + sizeof(fields) / sizeof(fields[0]); ++f) {
-        if (f->value == 0) continue;
-        if (f->kinds != NULL && strstr(f->kinds, spdl__kind_name(row->kind)) == NULL)
-            return spdl__row_error(plan, i, "%s is set, but only %s rows have it", f->name,
-                                   f->kinds);
-        if (f->max == INT32_MAX && f->value < f->min)
-            return spdl__row_error(plan, i, "%s is %d, must be at least %d", f->name,
-                                   (int)f->value, f->min);
-        if (f->value < f->min || f->value > f->max)
-            return spdl__row_error(plan, i, "%s is %d, must be %d to %d", f->name, (int)f->value,
-                                   f->min, f->max);
+    for (k = 0; k < sizeof(fields) / sizeof(fields[0]); ++k) {
+        const int64_t value = fields[k].value;
+        const char *name = fields[k].name, *kinds = fields[k].kinds;
+        const int min = fields[k].min, max = fields[k].max;
+        if (value == 0) continue;
+        if (kinds != NULL && strstr(kinds, spdl__kind_name(row->kind)) == NULL)
+            return spdl__row_error(plan, i, "%s is set, but only %s rows have it", name, kinds);
+        if (max == INT32_MAX && value < min)
+            return spdl__row_error(plan, i, "%s is %d, must be at least %d", name, (int)value, min);
+        if (value < min || value > max)
+            return spdl__row_error(plan, i, "%s is %d, must be %d to %d", name, (int)value, min,
+                                   max);
     }
     if (row->item_bytes > INT32_MAX)
         return spdl__row_error(plan, i, "item_bytes is %llu, must be at most %d",
                                (spdl__llu)row->item_bytes, INT32_MAX);
     return SPDL_OK;
 }
-
-typedef struct spdl__rule {
-    bool broken;
-    const char *why;
-} spdl__rule;
 
 /* Rows in the wrong place; fields that are missing or exclude each other. `branch`: the open one,
    or -1. */
@@ -11206,7 +11186,10 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
     const bool ends = row->kind == SPDL_KIND_SINK, last = i == plan->count - 1;
     const bool merge = row->kind == SPDL_KIND_MERGE, path = row->kind == SPDL_KIND_PATH;
     const bool several = row->concurrency > 1 || row->concurrency == SPDL_ALL;
-    const spdl__rule rules[] = {
+    const struct {
+        bool broken;
+        const char *why;
+    } rules[] = {
         { i == 0 && !begins, "the first row must be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
         { i > 0 && begins, "only the first row may be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
         { last && !ends, "the last row must be SPDL_SINK" },
@@ -11247,10 +11230,10 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
         { merge && branch < 0, "SPDL_MERGE without SPDL_BRANCH above" },
         { merge && branch >= 0 && plan->paths[branch] < 2, "SPDL_MERGE of fewer than 2 paths" },
     };
-    const spdl__rule *rule = rules;
-    while (rule < rules + sizeof(rules) / sizeof(rules[0]) && !rule->broken) ++rule;
-    if (rule == rules + sizeof(rules) / sizeof(rules[0])) return SPDL_OK;
-    return spdl__row_error(plan, i, "%s", rule->why);
+    size_t k = 0;
+    while (k < sizeof(rules) / sizeof(rules[0]) && !rules[k].broken) ++k;
+    if (k == sizeof(rules) / sizeof(rules[0])) return SPDL_OK;
+    return spdl__row_error(plan, i, "%s", rules[k].why);
 }
 
 /* Checks each row, and finds the row that reads each edge. `open`: branches without their merge
