@@ -5895,7 +5895,8 @@ typedef struct spdl__worker {
     spdl__os_event bell;
     /* written by the worker */
     bool initialised;
-    uint64_t barred; /* see spdl__turn */
+    bool ahead;         /* it finds no work, and a sink is full */
+    uint64_t barred[2]; /* see spdl__turn; [1]: while `ahead` */
     uint64_t id;
     uint32_t asleep; /* or about to be; also cleared by the thread that rings */
     void *local;
@@ -6093,7 +6094,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__store32(&worker->asleep, 0);
     (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw();
-    if (slept) (void)spdl__turn(&worker->barred);
+    if (slept) (void)spdl__turn(&worker->barred[0]);
 }
 
 /* Works for one client until it has no work, or others are due. Returns true if it had work. While
@@ -6161,14 +6162,28 @@ SPDL__PRIVATE bool spdl__worker_turn(spdl_pool *pool, spdl__worker *worker) {
     return spdl__pool_turn(pool, worker) || job;
 }
 
+/* One step of an idle worker. Returns false when it is time to sleep. A worker that is ahead would
+   be woken by the consumer, and might take its processor. Its turns cost nothing while the consumer
+   has items. So a long one bars no others, unless a consumer waits at its end. With a busy loop on
+   each processor and steps of 1 ms, 2 % instead of 15 % of the ready items come late. */
+SPDL__PRIVATE bool spdl__worker_backoff(spdl__worker *worker, int *round) {
+    uint64_t *barred = &worker->barred[worker->ahead];
+    const uint64_t until = *barred;
+    const bool waits = spdl__backoff(round, SPDL__IDLE_YIELDS, barred);
+    if (worker->ahead && spdl__load_relaxed32(&worker->pool->beacon.sleepers) < SPDL__WAITER)
+        *barred = until;
+    return waits;
+}
+
 SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
     spdl_pool *pool = worker->pool;
     const spdl_profiler *profiler = &pool->desc.profiler;
     int round = 0;
     while (!spdl__load32(&pool->quit)) {
+        worker->ahead = false;
         if (spdl__worker_turn(pool, worker)) {
             round = 0;
-        } else if (!spdl__backoff(&round, SPDL__IDLE_YIELDS, &worker->barred)) {
+        } else if (!spdl__worker_backoff(worker, &round)) {
             spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, pool->name, (uint64_t)worker->index);
             spdl__pool_park(pool, worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_END, pool->name, (uint64_t)worker->index);
@@ -8303,7 +8318,10 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
         spdl__step_fini(p, &p->task[worker]);
         return true;
     }
-    return !spdl__load32(&p->stopping) && spdl__step_for(p, worker, SPDL__NEVER);
+    if (spdl__load32(&p->stopping)) return false;
+    if (spdl__step_for(p, worker, SPDL__NEVER)) return true;
+    p->pool->worker[worker].ahead = spdl__row_room(p, p->last, spdl__load(p->last->word)) == 0;
+    return false;
 }
 
 /* ============================================================================================= */
