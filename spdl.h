@@ -6040,6 +6040,7 @@ SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
 SPDL__PRIVATE void spdl__client_settle(spdl_pool *pool, const spdl__client *client, uint32_t at) {
     const uint64_t bit = (uint64_t)1 << at;
     if (client->runnable(client->self, -1)) return;
+    SPDL_TEST_POINT("pool found a client quiet");
     (void)spdl__or(&pool->beacon.quiet, bit);
     spdl__barrier_after_rmw();
     SPDL_TEST_POINT("pool settles");
@@ -6081,6 +6082,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__beacon *beacon = &pool->beacon;
     const uint32_t word = spdl__load32(&worker->bell.word);
     bool slept = false;
+    SPDL_TEST_POINT("pool found nothing");
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
@@ -9406,6 +9408,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     mark = spdl__slot_read(slot);
     tag = spdl__origin_tag(mark.origin);
     if (tag <= SPDL__HOLE || !spdl__row_room(p, node, word)) return false;
+    SPDL_TEST_POINT("pipeline about to pass");
     if (!spdl__cas(node->word, &word, word + SPDL__PASSING)) return false;
     /* Alone, and the head is the same. Another thread may have been inside since the word was read,
        so `flushed` and the room are read again. */
@@ -10285,6 +10288,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     uint64_t until = deadline;
     spdl_result result;
     bool could;
+    SPDL_TEST_POINT("consumer found nothing");
     (void)spdl__exchange32(&p->waiting, 1);
     spdl__wake_passed(p, work->works); /* begins with a full barrier */
     result = spdl__sink_take(p, item);
@@ -10530,6 +10534,7 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, name, 0);
     while (result == SPDL_FULL) {
         const uint32_t word = spdl__load32(&p->room.word);
+        SPDL_TEST_POINT("producer found no room");
         (void)spdl__exchange32(&p->producer_waits, 1);
         spdl__full_barrier(); /* pairs with those after the takes: else the room may be missed */
         result = spdl__room_look(p);
@@ -10572,6 +10577,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     const spdl__slot *slot = spdl__edge_slot(&feed->out, head);
     const bool ready = spdl__slot_has(slot, head);
     const spdl__item got = spdl__slot_read(slot);
+    SPDL_TEST_POINT("feed drops");
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
         (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
         !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
@@ -10596,6 +10602,7 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
     result = spdl__push_try(p, item);
     if (p->feed->row.drop_oldest) {
         for (tries = 0; result == SPDL_FULL && tries < SPDL__DROP_TRIES; ++tries) {
+            SPDL_TEST_POINT("feed is full");
             spdl__push_drop_oldest(p);
             result = spdl__push_try(p, item);
         }
@@ -10723,6 +10730,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
 SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
     do { /* again if a rewind has cleared `stopping` meanwhile */
         spdl__store32(&p->stopping, 1);
+        SPDL_TEST_POINT("stop shuts");
         spdl__word_shut(p, UINT32_MAX); /* a full barrier, and wakes the producer */
     } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
@@ -10870,6 +10878,7 @@ SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t de
         spdl__store32(&p->stop_stays, 0); /* of a stop that has ended */
         spdl__store(&p->rewinder, spdl__os_thread_id());
         spdl__full_barrier(); /* pairs with stop */
+        SPDL_TEST_POINT("rewind looks for stops");
         if (spdl__load32(&p->stops) == 0) return SPDL_OK;
         spdl__store(&p->rewinder, 0);
         spdl__os_event_wake(&p->quiet, SPDL__ALL);

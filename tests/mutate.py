@@ -181,24 +181,30 @@ class Slot:
         (self.path / "bench").symlink_to(ROOT / "bench")
         (self.path / "examples").symlink_to(ROOT / "examples")
 
-    def objects(self, modules):
-        """The objects of a runner: (source, whether it has the implementation)."""
-        yield "main", False
-        yield "library", True
-        for module in modules.split():
-            name = OBJECTS.get(module, f"test_{module}")
-            text = (ROOT / "tests" / f"{name}.c").read_text()
-            shared = re.search(r'include "(flow|items|wild_model)\.h"', text)
-            yield name, not shared or "ITEMS_PRIVATE" in text
+    def whole(self, module):
+        """Whether the tests of a module have a copy of the implementation of their own."""
+        text = (ROOT / "tests" / f"{OBJECTS.get(module, f'test_{module}')}.c").read_text()
+        shared = re.search(r'include "(flow|items|wild_model)\.h"', text)
+        return not shared or "ITEMS_PRIVATE" in text
+
+    def groups(self, modules):
+        """Those that share one copy first: most changes need no other."""
+        every = list(dict.fromkeys(modules.split()))
+        groups = [m for m in every if not self.whole(m)], [m for m in every if self.whole(m)]
+        return [group for group in groups if group]
 
     def build(self, modules, sanitizer):
-        """The runner of these modules; None: it does not compile."""
+        """The runner of these modules; None: it does not compile. A main program, the library that
+        some share, and the tests."""
         out = self.path / ("tsan" if sanitizer else "plain")
         out.mkdir(exist_ok=True)
         flags = ["-std=gnu11", "-O0", "-w", "-pthread"]
         flags += [f"-fsanitize={sanitizer}"] if sanitizer else []
         made = []
-        for name, whole in self.objects(modules):
+        parts = [("main", False), ("library", True)]
+        parts += [(OBJECTS.get(m, f"test_{m}"), self.whole(m)) for m in modules]
+        parts += [("test_ring_condvar", True)] if "ring" in modules else []
+        for name, whole in parts:
             to = out / f"{name}.o"
             made.append(to)
             if to.exists() and not whole:
@@ -215,7 +221,7 @@ class Slot:
     def fails(self, runner, filters):
         """The first test that fails, or None."""
         rounds = "40" if "tsan" in str(runner) else "300"
-        env = dict(os.environ, TEST_TIMEOUT="60", CHANCE_ROUNDS=rounds)
+        env = dict(os.environ, TEST_TIMEOUT="30", CHANCE_ROUNDS=rounds)
         process = subprocess.Popen(["tests/run.sh", runner, "--jobs", "2", *filters], cwd=ROOT,
                                    env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                    start_new_session=True, text=True, errors="replace")
@@ -236,18 +242,22 @@ class Slot:
         changed = list(lines)
         changed[mutant.at] = mutant.after
         (self.path / "spdl.h").write_text("\n".join(changed))
-        modules = MODULES[mutant.section]
-        runner = self.build(modules, "thread" if mutant.kind == "order" else None)
-        if runner is None:
-            return "does not compile"
-        filters = [f"{module}." for module in modules.split()]
-        for _ in range(2):
-            name = self.fails(runner, filters)
-            if name is None:
-                return "survived"
-            if self.fails(runner, [name]):
+        for modules in self.groups(MODULES[mutant.section]):
+            runner = self.build(modules, "thread" if mutant.kind == "order" else None)
+            if runner is None:
+                return "does not compile"
+            name = self.noticed(runner, [f"{module}." for module in modules])
+            if name is not None:
                 return f"killed by {name}"
         return "survived"
+
+    def noticed(self, runner, filters):
+        """A test that fails, and does so again; or None."""
+        for _ in range(2):
+            name = self.fails(runner, filters)
+            if name is None or self.fails(runner, [name]):
+                return name
+        return None
 
 
 def reasons():

@@ -207,6 +207,24 @@ static void a_large_buffer_is_filled_before_it_is_empty(void) {
     DONE(p);
 }
 
+/* A worker sleeps, as the row is at its limit: a higher one wakes it. */
+static void a_higher_limit_wakes_a_worker(void) {
+    int gate = 0;
+    script row = { .gate = &gate, .gate_at = 0 };
+    spdl_pipeline *p = START(2, SPDL_FEED(item, .buffer_size = 4, .free_item = item_free),
+                             SPDL_PIPE(follow, .ctx = &row, .concurrency = 2), SPDL_SINK(4));
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 1), SPDL_OK);
+    for (long i = 0; i < 2; ++i) CHECK_EQ(spdl_pipeline_push(p, item_make(i), 0), SPDL_OK);
+    await(&row.calls, 1);
+    sleep_us(20000);
+    CHECK_EQ(__atomic_load_n(&row.calls, __ATOMIC_ACQUIRE), 1);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 2), SPDL_OK);
+    await(&row.calls, 2);
+    open_gate(&gate);
+    CHECK_EQ(take_from(p, 0, 2, SPDL_OK), 2);
+    DONE(p);
+}
+
 /* --- stop and destroy --- */
 
 SPDL_FN(stops_in_its_source, void, item) {
@@ -360,6 +378,223 @@ static void the_key_of_a_flush_is_its_own(void) {
     CHECK_EQ(k[0].of_flush[1], k[1].of_flush[1]);
 }
 
+/* --- races, step by step --- */
+
+static spdl_pipeline *fed_by_pushes(spdl_pool *pool, script *row, int room, bool drops) {
+    return START_ON(pool, SPDL_FEED(item, .buffer_size = room, .free_item = item_free,
+                                    .drop_oldest = drops),
+                    SPDL_PIPE(follow, .ctx = row, .concurrency = 1), SPDL_SINK(16));
+}
+
+typedef struct gathered {
+    spdl_pool *pool;
+    int flushes, gate[2];
+} gathered;
+
+SPDL_FN(adds_one_at_the_end, item, item) {
+    gathered *g = (gathered *)spdl_ctx(task);
+    *out = in;
+    if (spdl_flushing(task)) {
+        *out = item_make(100);
+        if (__atomic_add_fetch(&g->flushes, 1, __ATOMIC_RELEASE) == 1)
+            CHECK_EQ(spdl_pool_submit(g->pool, holds_the_worker, g->gate, 0), SPDL_OK);
+    }
+    return SPDL_OK;
+}
+
+/* Another thread makes the call of .flush between the look at a mark and the swap: the word is the
+   same again. */
+static void two_that_pass_a_mark_flush_once(void) {
+    gathered g = { .pool = pool_of(2) };
+    spdl_pipeline *p;
+    freeze_some("pipeline about to pass", 1);
+    p = START_ON(g.pool, COUNT_TO(1), SPDL_PIPE(adds_one_at_the_end, .ctx = &g, .flush = true,
+                                                .free_item = item_free), SPDL_SINK(4));
+    await(&g.gate[0], 1); /* the other one has made the call, and is elsewhere */
+    thaw();
+    TAKE_ALL(p, "0 100", SPDL_END);
+    CHECK_EQ(g.flushes, 1);
+    open_gate(&g.gate[1]);
+    DONE(p);
+    spdl_pool_destroy(g.pool);
+}
+
+typedef struct taker {
+    spdl_pipeline *p;
+    spdl_result result;
+    long value;
+} taker;
+
+static void *takes_one(void *arg) {
+    taker *t = (taker *)arg;
+    item *it = NULL;
+    t->result = SPDL_NEXT(t->p, &it, SPDL_FOREVER);
+    if (t->result == SPDL_OK) {
+        t->value = it->value;
+        item_free(it);
+    }
+    return NULL;
+}
+
+static void *pushes_one(void *arg) {
+    taker *t = (taker *)arg;
+    item *it = item_make(t->value);
+    t->result = spdl_pipeline_push(t->p, it, SPDL_FOREVER);
+    if (t->result != SPDL_OK) item_free(it);
+    return NULL;
+}
+
+/* An item comes after the last look of next, and before next says that it waits. */
+static void an_item_that_comes_before_a_wait_is_seen(void) {
+    script row = { .plus = 0 };
+    spdl_pool *pool = pool_of(1);
+    spdl_pipeline *p = fed_by_pushes(pool, &row, 4, false);
+    taker t = { .p = p };
+    test_thread consumer;
+    freeze_some("consumer found nothing", 1);
+    consumer = thread_of(takes_one, &t);
+    await(&frozen, 1);
+    CHECK_EQ(spdl_pipeline_push(p, item_make(7), 0), SPDL_OK);
+    await(&row.calls, 1);
+    sleep_us(20000); /* it is put, and the worker sleeps */
+    thaw();
+    test_join(consumer);
+    CHECK_EQ(t.result, SPDL_OK);
+    CHECK_EQ(t.value, 7);
+    DONE(p);
+    spdl_pool_destroy(pool);
+}
+
+/* Room comes after the last look of push, and before push says that it waits. */
+static void room_that_comes_before_a_wait_is_seen(void) {
+    int gate = 0;
+    script row = { .gate = &gate, .gate_at = 0 };
+    spdl_pool *pool = pool_of(1);
+    spdl_pipeline *p = fed_by_pushes(pool, &row, 1, false);
+    taker t = { .p = p };
+    test_thread producer;
+    for (item *it = item_make(0);; it = item_make(++t.value)) {
+        if (spdl_pipeline_push(p, it, 0) == SPDL_OK) {
+            if (t.value == 0) await(&row.calls, 1);
+            continue;
+        }
+        item_free(it);
+        break;
+    }
+    freeze_some("producer found no room", 1);
+    producer = thread_of(pushes_one, &t);
+    await(&frozen, 1);
+    open_gate(&gate);
+    await(&row.calls, (int)t.value);
+    sleep_us(20000); /* all were taken */
+    thaw();
+    test_join(producer);
+    CHECK_EQ(t.result, SPDL_OK);
+    CHECK_EQ(take_from(p, 0, t.value + 1, SPDL_OK), t.value + 1);
+    DONE(p);
+    spdl_pool_destroy(pool);
+}
+
+/* A push between the last look of a worker and its word that it sleeps. */
+static void work_that_comes_before_a_sleep_is_seen(void) {
+    script row = { .plus = 0 };
+    spdl_pool *pool;
+    spdl_pipeline *p;
+    freeze_some("pool found nothing", 1);
+    pool = pool_of(1);
+    p = fed_by_pushes(pool, &row, 4, false);
+    await(&frozen, 1);
+    CHECK_EQ(spdl_pipeline_push(p, item_make(0), 0), SPDL_OK);
+    thaw();
+    await(&row.calls, 1); /* the consumer, who would wake it, is not there */
+    CHECK_EQ(take_from(p, 0, 1, SPDL_OK), 1);
+    DONE(p);
+    spdl_pool_destroy(pool);
+}
+
+/* A push between the look of a worker at one of several pipelines and its word that nothing is
+   there. */
+static void work_that_comes_to_a_quiet_pipeline_is_seen(void) {
+    script row[2] = { { .plus = 0 }, { .plus = 0 } };
+    spdl_pool *pool = pool_of(1);
+    spdl_pipeline *p[2];
+    freeze_some("pool found a client quiet", 1);
+    for (int i = 0; i < 2; ++i) p[i] = fed_by_pushes(pool, &row[i], 4, false);
+    CHECK_EQ(spdl_pipeline_push(p[0], item_make(0), 0), SPDL_OK);
+    await(&frozen, 1); /* in one of them */
+    CHECK_EQ(spdl_pipeline_push(p[1], item_make(0), 0), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_push(p[0], item_make(1), 0), SPDL_OK);
+    thaw();
+    await(&row[0].calls, 2);
+    await(&row[1].calls, 1);
+    for (int i = 0; i < 2; ++i) spdl_pipeline_destroy(p[i]);
+    CHECK_EQ(items_alive(), 0);
+    spdl_pool_destroy(pool);
+}
+
+static void *stops_it(void *arg) {
+    CHECK_EQ(spdl_pipeline_stop((spdl_pipeline *)arg, SPDL_SECONDS(15)), SPDL_OK);
+    return NULL;
+}
+
+/* A push that drops the oldest item looks at it, and a stop frees it: it is freed once. */
+static void a_stop_frees_what_a_push_was_to_drop(void) {
+    int gate = 0;
+    script row = { .gate = &gate, .gate_at = 0 };
+    spdl_pool *pool = pool_of(2);
+    spdl_pipeline *p = START_ON(pool, SPDL_FEED(item, .buffer_size = 2, .free_item = item_free,
+                                                .drop_oldest = true),
+                                SPDL_PIPE(follow, SCRIPT(.plus = 0), .concurrency = 1),
+                                SPDL_PIPE(follow, .ctx = &row, .concurrency = 1), SPDL_SINK(1));
+    taker t = { .p = p, .value = 99 };
+    test_thread producer, stopper;
+    CHECK_EQ(spdl_pipeline_push(p, item_make(0), 0), SPDL_OK);
+    await(&row.calls, 1);
+    for (long i = 1; i < 30; ++i) { /* the row between is full, and nobody is in it */
+        CHECK_EQ(spdl_pipeline_push(p, item_make(i), 0), SPDL_OK);
+        sleep_us(1000);
+    }
+    freeze_some("feed is full", 1);
+    producer = thread_of(pushes_one, &t);
+    await(&frozen, 1);
+    stopper = thread_of(stops_it, p); /* waits for the call */
+    while (!rows_are_shut(p)) sleep_us(200);
+    freeze_some("feed drops", 1);
+    await(&frozen, 1);
+    open_gate(&gate);
+    test_join(stopper);
+    thaw();
+    test_join(producer);
+    CHECK_EQ(t.result, SPDL_CLOSED);
+    DONE(p);
+    spdl_pool_destroy(pool);
+}
+
+static void *rewinds_it(void *arg) {
+    CHECK_EQ(spdl_pipeline_rewind((spdl_pipeline *)arg, 0, SPDL_SECONDS(15)), SPDL_OK);
+    return NULL;
+}
+
+/* A stop comes between the rewinder's word and its look for stops: it gives way, and wakes the stop
+   that has seen the word. */
+static void a_rewind_gives_way_to_a_stop(void) {
+    spdl_pipeline *p = START(1, COUNT_TO(-1), SPDL_SINK(1));
+    test_thread rewinder, stopper;
+    freeze_some("rewind looks for stops", 1);
+    rewinder = thread_of(rewinds_it, p);
+    await(&frozen, 1);
+    stopper = thread_of(stops_it, p);
+    sleep_us(50000); /* it sleeps until the rewind is over */
+    freeze_some("stop shuts", 1);
+    await(&frozen, 1); /* it was woken */
+    sleep_us(50000);   /* now the rewinder sleeps */
+    thaw();
+    test_join(stopper);
+    test_join(rewinder);
+    CHECK(take_from(p, 0, 3, SPDL_OK) == 3);
+    DONE(p);
+}
+
 TEST_TABLE(mutants) {
     TEST_CASE(a_hole_that_another_passed_takes_no_room),
     TEST_CASE(a_dead_number_is_not_of_the_next_call),
@@ -368,10 +603,18 @@ TEST_TABLE(mutants) {
     TEST_CASE(an_error_behind_a_failed_request_is_told),
     TEST_CASE(a_consumer_that_works_is_woken_for_a_row),
     TEST_CASE(a_large_buffer_is_filled_before_it_is_empty),
+    TEST_CASE(a_higher_limit_wakes_a_worker),
     TEST_CASE(a_source_with_a_thread_may_stop),
     TEST_CASE(destroy_waits_for_a_next_function),
     TEST_CASE(a_second_load_forgets_nothing),
     TEST_CASE(ranks_that_change_share_what_was_delivered),
     TEST_CASE(the_key_of_a_flush_is_its_own),
+    TEST_CASE(two_that_pass_a_mark_flush_once),
+    TEST_CASE(an_item_that_comes_before_a_wait_is_seen),
+    TEST_CASE(room_that_comes_before_a_wait_is_seen),
+    TEST_CASE(work_that_comes_before_a_sleep_is_seen),
+    TEST_CASE(work_that_comes_to_a_quiet_pipeline_is_seen),
+    TEST_CASE(a_stop_frees_what_a_push_was_to_drop),
+    TEST_CASE(a_rewind_gives_way_to_a_stop),
     TEST_END,
 };

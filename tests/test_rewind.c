@@ -353,6 +353,31 @@ static void a_stop_during_a_rewind_stays(void) {
     spdl_pool_destroy(pool);
 }
 
+/* A stop on a worker is in the middle when a whole rewind passes: it stops what was begun. */
+static void a_stop_goes_on_behind_a_rewind(void) {
+    spdl_pool *pool = pool_of(2);
+    stranger s = { .p = NULL };
+    script from = { .count = -1 };
+    spdl_pipeline *other;
+    spdl_result result;
+    item *it = NULL;
+    s.p = START_ON(pool, SPDL_SOURCE(count_up, .ctx = &from, .free_item = item_free),
+                   FOLLOW(.plus = 0), SPDL_SINK(1));
+    other = START_ON(pool, SPDL_SOURCE(stops_another, .ctx = &s), SPDL_SINK(1));
+    freeze_some("stop shuts", 1);
+    __atomic_store_n(&s.go, 1, __ATOMIC_RELEASE);
+    await(&frozen, 1);
+    CHECK_EQ(spdl_pipeline_rewind(s.p, 0, SPDL_SECONDS(15)), SPDL_OK);
+    thaw();
+    await(&s.stops, 1);
+    while ((result = SPDL_NEXT(s.p, &it, SPDL_SECONDS(5))) == SPDL_OK) item_free(it);
+    CHECK_EQ(result, SPDL_CLOSED);
+    __atomic_store_n(&s.over, 1, __ATOMIC_RELEASE);
+    spdl_pipeline_destroy(other);
+    DONE(s.p);
+    spdl_pool_destroy(pool);
+}
+
 /* In a free_item that the rewind calls: the rows stay shut, and the next rewind opens them. */
 static spdl_pipeline *stopped_by_free;
 static int stops_by_free;
@@ -490,6 +515,7 @@ TEST_TABLE(rewind) {
     TEST_CASE(misuse_is_refused),
     TEST_CASE(others_may_stop_it),
     TEST_CASE(a_stop_during_a_rewind_stays),
+    TEST_CASE(a_stop_goes_on_behind_a_rewind),
     TEST_CASE(a_stop_in_free_item_stays),
     TEST_CASE(a_stop_at_any_moment_of_a_rewind),
     TEST_CASE(a_rewind_does_not_wait_for_init),

@@ -1,5 +1,5 @@
-/* A branch and its merge in input order: spdl__put_turn, spdl__put_path, spdl__put_mark and
-   spdl__fail of >>rare-impl, spdl__merge_pick and spdl__merge_pass of >>merge-impl.
+/* A branch and its merge: spdl__put_turn, spdl__put_path, spdl__put_mark and spdl__fail of
+   >>rare-impl, spdl__merge_pick, spdl__merge_mark and spdl__merge_pass of >>merge-impl.
 
    Row B, a branch, takes ITEMS items, the second of which may be the end of an epoch, and then
    END, or FAIL of the row above. It routes each item down one of two paths, drops it (a hole in
@@ -10,10 +10,14 @@
    paths hold, one each. The consumer takes when it likes. Two workers do any step that can be
    done. Memory is sequentially consistent; who sleeps is in sit.pml.
 
+   With -DCOMPLETION the merge has no turns: it looks at each path, one after the other, and takes
+   from one with an item; when none had one it looks at each again, for marks.
+
    Checked: what the consumer gets is what was not dropped, in order, up to the first failure in
    that order, and the failure is that; END comes when all was taken; the end of an epoch in its
    place, and no call of the next one begins in row A while one of this one is inside; nothing is
-   put without a slot; and there is no rest before END or a failure has come.
+   put without a slot; and there is no rest before END or a failure has come. With COMPLETION the
+   order within an epoch is any, and before the failure of a path's row some items may be missing.
 
    Switches that take out one part of the protocol, and must fail:
      NO_HOLE     row A leaves no hole of an input that it drops
@@ -21,7 +25,9 @@
      ANY_PATH    the merge takes from whichever path has something
      BY_NUMBER   a row that fails shuts all rows before it in the table, so the other path, too
      LATE_FAIL   FAIL of a path waits until the other path has a mark
-     NO_WAIT     row A passes a mark while a call is inside */
+     NO_WAIT     row A passes a mark while a call is inside
+     ONE_MARK    (with COMPLETION) a mark is passed that only one path has
+     ABOVE_ALONE (with COMPLETION) FAIL of the branch, or of the row above it, is passed alone */
 
 #ifndef ITEMS
 #define ITEMS 3
@@ -87,8 +93,27 @@ byte next, result, old; /* calls of the first epoch in row A */
 #else
 #define M_MARK (HAS_TURN && TURN == MARK && (COMMON || OWN_FAIL(2) || OWN_FAIL(3)))
 #endif
+#ifdef COMPLETION /* spdl__merge_runnable: any of the looks may be old, so any of them will do */
+#define M_MAY (!shut[3] && act[3] == 0 && tail[4] < head[4] + 2 && \
+               (TAG(2) <= HOLE || TAG(3) <= HOLE || M_PASSES))
+#ifdef ONE_MARK
+#define M_PASSES (IS_MARK(2) || IS_MARK(3))
+#elif defined LATE_FAIL
+#define M_PASSES COMMON
+#else
+#define M_PASSES (COMMON || OWN_FAIL(2) || OWN_FAIL(3))
+#endif
+#else
 #define M_MAY (!shut[3] && act[3] == 0 && tail[4] < head[4] + 2 && \
                (M_TAKES(2) || M_TAKES(3) || M_MARK))
+#endif
+#ifdef LATE_FAIL
+#define ALONE_FAIL(v, e) false
+#elif defined ABOVE_ALONE
+#define ALONE_FAIL(v, e) ((v) >= FAIL && (v) != NOTHING)
+#else
+#define ALONE_FAIL(v, e) ((v) == FAIL + (e))
+#endif
 
 inline put_at(e, t, v) {
     assert(t < head[e] + SLOTS && stamp[IX(e, t)] != t + 1);
@@ -98,9 +123,13 @@ inline put_at(e, t, v) {
 inline put(e, v) { put_at(e, tail[e], v); tail[e]++ }
 inline put_turn(t) {
     d_step {
+#ifndef COMPLETION
         assert(turns_put < turns_taken + TURNS);
         turn[turns_put % TURNS] = t;
         turns_put++
+#else
+        skip
+#endif
     }
 }
 inline put_marks(v) {
@@ -125,8 +154,17 @@ inline shut_from(r) {
 
 proctype Worker() {
     byte v, t;
+#ifdef COMPLETION
+    byte first;
+#endif
 end_step:
-    atomic { v = 0; t = 0 };
+    atomic {
+        v = 0;
+        t = 0;
+#ifdef COMPLETION
+        first = 0
+#endif
+    };
 end_idle:
     if
     :: atomic { B_MAY -> act[0] = 1; v = in; in++ };
@@ -191,6 +229,49 @@ end_idle:
         fi;
         act[2] = 0
     :: atomic { M_MAY -> act[3] = 1 };
+#ifdef COMPLETION
+        if
+        :: first = 2
+        :: first = 3
+        fi;
+        /* spdl__merge_pick */
+        v = TAG(first);
+        if
+        :: v <= HOLE -> t = first; goto merge_takes
+        :: else -> v = TAG(5 - first)
+        fi;
+        if
+        :: v <= HOLE -> t = 5 - first; goto merge_takes
+        :: else
+        fi;
+        /* spdl__merge_mark: path by path */
+        v = TAG(2);
+        if
+        :: ALONE_FAIL(v, 2) -> t = 2; goto merge_takes
+        :: else -> first = v >= MARKS && v != NOTHING
+        fi;
+        v = TAG(3);
+        if
+        :: ALONE_FAIL(v, 3) -> t = 3; goto merge_takes
+#ifdef ONE_MARK
+        :: !ALONE_FAIL(v, 3) && (first || (v >= MARKS && v != NOTHING)) -> t = 5
+#else
+        :: !ALONE_FAIL(v, 3) && first && v >= MARKS && v != NOTHING -> t = 5
+#endif
+        :: else -> act[3] = 0; goto end_step
+        fi;
+merge_takes:
+        atomic {
+            if
+            :: t == 5 ->
+                v = (IS_MARK(3) -> TAG(3) : TAG(2));
+                head[2] = head[2] + IS_MARK(2);
+                head[3] = head[3] + IS_MARK(3)
+            :: else -> v = TAG(t); head[t]++
+            fi;
+            t = 0
+        };
+#else
         atomic {
             if
             :: M_TAKES(2) -> v = TAG(2); head[2]++
@@ -203,6 +284,7 @@ end_idle:
                 head[3]++
             fi
         };
+#endif
         d_step {
             if
             :: v != HOLE -> put(4, v)
@@ -219,6 +301,19 @@ end_idle:
     goto end_step
 }
 
+#ifdef COMPLETION
+byte got[ITEMS]; /* of the consumer */
+
+/* every item from `from` up to here was got or dropped */
+inline all_there(from, to) {
+    v = from;
+    do
+    :: v >= to -> break
+    :: else -> assert(v == epoch_at || got[v] == 1 || fate[v] == 1); v++
+    od
+}
+#endif
+
 inline skip_dropped() {
     do
     :: next < cut && fate[next] == 1 -> next++
@@ -228,8 +323,43 @@ inline skip_dropped() {
 
 proctype Consumer() {
     byte v;
+#ifdef COMPLETION
+    byte t;
+#endif
 end_takes:
     do
+#ifdef COMPLETION
+    :: atomic { READY(4) -> v = TAG(4); head[4]++;
+        if
+        :: v < HOLE ->
+            assert(got[v] == 0 && fate[v] == 0 && (v < epoch_at || epoch_at == 255 || next));
+            assert(!(v < epoch_at && next));
+            got[v] = 1;
+            v = 0
+        :: v == EPOCH -> assert(!next); next = 1; all_there(0, epoch_at); v = 0
+        :: v == END -> result = END; assert(!above_fails); all_there(0, cut); break
+        :: v == FAIL -> result = FAIL; assert(above_fails); all_there(0, cut); break
+        :: v == FAIL + 1 -> /* of the branch: all before it is there */
+            result = v;
+            v = 0;
+            do
+            :: v == cut || fate[v] == 11 -> break
+            :: else -> assert(v == epoch_at || got[v] == 1 || fate[v] == 1); v++
+            od;
+            assert(v < cut);
+            break
+        :: v > FAIL + 1 -> /* of a path */
+            result = v;
+            t = 0;
+            do
+            :: t == cut || fate[t] == v - FAIL + 10 -> break
+            :: else -> t++
+            od;
+            assert(t < cut);
+            break
+        fi }
+    od;
+#else
     :: atomic { READY(4) -> v = TAG(4);
         skip_dropped();
         if
@@ -242,6 +372,7 @@ end_takes:
         v = 0 }
     od;
     result = v
+#endif
 }
 
 init {

@@ -1,6 +1,7 @@
 /* Marks: how END, EPOCH and FAIL travel from row to row, and what a stop and a rewind do to them:
    spdl__flow_sit, spdl__flow_pass and spdl__fail of >>flow-impl and >>rare-impl,
-   spdl__sink_take of >>next-impl, stop and rewind of >>stop-impl.
+   spdl__sink_take of >>next-impl, spdl__pipeline_halt, spdl__pipeline_purge, spdl__rewind_edge,
+   spdl__rewind_node and spdl__rewind_all of >>stop-impl.
 
    Rows 0 (a source), 1 (input order, two calls, result at the ticket of its input + base1) and 2
    (LIM2 calls: 1 is serial, 2 is completion order), and a consumer, whose head is head[3]. Two
@@ -8,8 +9,8 @@
    and destroy at the end. Each call succeeds, drops its input, fails, or is cut short by a stop.
    The source may fail, block until a stop, end an epoch (once), or end. A word is {head, act,
    shut}; act is EX while one thread is inside alone. Memory is sequentially consistent: what store
-   buffers do to the wake rule is in sit.pml. The run after a rewind has no holes, epochs and
-   failures.
+   buffers do to the wake rule is in sit.pml. One lock keeps a stop and a rewind apart; how the code
+   does without is in rewind.pml. The run after a rewind has no holes, epochs and failures.
 
    Checked: each item is delivered or freed once; what is delivered is what lies before the first
    failure in order; the error is that of the mark; END comes only when all was delivered and
@@ -361,10 +362,23 @@ inline start_again() {
         head[2] = t; promised2 = 16 + head[2] - tail[2];
         head[3] = tail[2]; t = 0;
 #endif
-        stopping = 0; shut[0] = 0; shut[1] = 0; shut[2] = 0
+        skip
     }
 }
-inline halt() { d_step { stopping = 1; shut[0] = 1; shut[1] = 1; shut[2] = 1 } }
+/* spdl__pipeline_halt: word by word */
+inline halt() {
+    stopping = 1;
+    shut[0] = 1;
+    shut[1] = 1;
+    shut[2] = 1
+}
+/* the end of spdl__rewind_all: the source last */
+inline open_all() {
+    stopping = 0;
+    shut[2] = 0;
+    shut[1] = 0;
+    shut[0] = 0
+}
 #ifdef PURGE_EARLY
 #define QUIET (act[0] == 0)
 #else
@@ -474,6 +488,7 @@ rewind:
     QUIET;
     purge(0); purge(1); purge(2);
     start_again();
+    open_all();
     locked = 0;
     goto look;
 done:

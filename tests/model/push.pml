@@ -1,6 +1,7 @@
 /* A producer that waits for room: spdl__push_try and spdl__room_wait of >>next-impl, with
    the hints of >>row-impl, against the takes of the row behind the feed, a failure or a stop, and
-   with drop_oldest.
+   with drop_oldest: spdl__push_drop_oldest of >>next-impl, spdl__flow_pass of >>rare-impl,
+   spdl__pipeline_halt and spdl__pipeline_purge of >>stop-impl.
 
    One producer pushes ITEMS items into an edge with room for CAPACITY, then a mark, END, for which
    there is always a slot. Two
@@ -8,12 +9,17 @@
    call may never end. The producer waits as the trainer does: `waiting` by an exchange, counted
    among the sleepers, a second look, sleep on a word of its own; who makes room clears `waiting` by
    a compare-and-swap and wakes it. Somebody closes the pipeline at some moment, or never. With
-   -DDROP  the producer never waits: when there is no room it takes the oldest item by the row's own
-   swap, which needs no place in the row; it tries again when another one takes meanwhile
+   -DDROP  the producer never waits: when there is no room it reads the word and the oldest item,
+   and takes it by the row's own swap, which needs no place in the row, if the word is not shut; it
+   tries again when another one takes meanwhile. Who closes is a stop, which shuts the row, waits
+   until no call is inside, and frees what is left
+
+   END is passed by a thread that is alone in the row: it says so in the word, shuts the row, and
+   leaves, which moves the head.
 
    Checked: when nothing moves any more, the producer does not sleep although there is room or the
    pipeline is closed, no worker sleeps while the row is runnable or has to finish; each item was
-   called or dropped once, in order, and with DROP the producer has pushed all.
+   called, dropped or freed once, in order, and with DROP the producer has pushed all, or is told.
 
    Switches that take out one part of the protocol, and must fail:
      PLAIN_WAITING  `waiting` is stored, without a full barrier before the second look
@@ -24,7 +30,8 @@
      NO_PUSH_FENCE  no full barrier between put and hint
      NO_END_HINT    the end is told to nobody
      PLAIN_DROP     (with DROP) the producer stores the new head
-     NEEDS_PLACE    (with DROP) the producer does not pass an item while the row is at its limit */
+     NEEDS_PLACE    (with DROP) the producer does not pass an item while the row is at its limit
+     BLIND_DROP     (with DROP) the producer does not look whether the row is shut */
 
 #ifndef ITEMS
 #define ITEMS 3
@@ -45,6 +52,7 @@
 #define ADDRESSES (4 + ITEMS)
 #define ITEM 1
 #define END 2
+#define HOLE 3
 
 /* only ever changed by read-modify-writes; sleepers: workers, and 16 for the producer */
 byte sleepers, bell, room;
@@ -53,10 +61,11 @@ bit waking;
 bool asleep[2], producer_asleep, pushed_all;
 byte pushed, settled; /* the producer's own; items called or dropped */
 
-#define FINISHED 8
+#define SHUT 8
+#define PASSING 3 /* in place of the calls inside: LIM is at most 2 */
 #define HD(w) ((w) / 16)
 #define AC(w) ((w) & 3)
-#define OPEN(w) (((w) & FINISHED) == 0)
+#define OPEN(w) (((w) & SHUT) == 0)
 #define THERE(p, h) (LOAD(p, STAMP(h)) == ITEM)
 #define ENDED(p, h) (LOAD(p, STAMP(h)) == END)
 #define RUNS(p, w)                                                                                 \
@@ -153,9 +162,17 @@ end_in_call:
     :: OPEN(w1) && AC(w1) == 0 && ENDED(me, HD(w1)) ->
         d_step {
             FENCED(me);
-            mem[W] = (mem[W] == w1 -> w1 + FINISHED : mem[W]);
+            taken = mem[W] == w1;
+            mem[W] = (taken -> w1 + PASSING : mem[W]);
             w1 = 0
         };
+        if
+        :: taken ->
+            taken = false;
+            d_step { FENCED(me); mem[W] = mem[W] | SHUT };
+            d_step { FENCED(me); mem[W] = mem[W] + 16 - PASSING }
+        :: else
+        fi;
         goto step
     :: else -> w1 = 0
     fi;
@@ -220,6 +237,8 @@ proctype Producer() {
             if
 #ifdef NEEDS_PLACE
             :: OPEN(word) && AC(word) < LIM && THERE(PRODUCER, HD(word)) ->
+#elif defined BLIND_DROP
+            :: THERE(PRODUCER, HD(word)) ->
 #else
             :: OPEN(word) && THERE(PRODUCER, HD(word)) ->
 #endif
@@ -302,14 +321,32 @@ end_asleep:
 proctype Closer() {
     byte w2;
     bool found;
+#ifdef DROP
+    byte t;
+#endif
     if
     :: true -> skip
     :: true ->
         store(CLOSER, CLOSED, 1);
         FENCED(CLOSER);
-#ifndef SILENT_CLOSE
-        wake_producer(CLOSER)
+#ifdef DROP
+        d_step { FENCED(CLOSER); mem[W] = mem[W] | SHUT };
 #endif
+#ifndef SILENT_CLOSE
+        wake_producer(CLOSER);
+#endif
+#ifdef DROP
+end_in_call:
+        AC(mem[W]) == 0;
+        /* slot by slot; what a push writes meanwhile is freed by destroy */
+        t = HD(mem[W]);
+        do
+        :: t < ITEMS && LOAD(CLOSER, STAMP(t)) == ITEM ->
+            d_step { assert(settled == t); settled++; mem[STAMP(t)] = HOLE; t++ }
+        :: else -> break
+        od
+#endif
+        skip
     fi
 }
 #endif

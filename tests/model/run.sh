@@ -3,7 +3,7 @@
 # fault when a part of the protocol is taken out: one line for each, with states, seconds, verdict.
 # At the same time runs the explorer on the rings of spdl.h itself, if it is given.
 # usage: tests/model/run.sh [--explorer PROGRAM]... [--long] [WORD ...]
-#     WORD    only models with such a word
+#     WORD    only models with such a word; holds: what is there; small: broken ones of a second
 #     --long  larger settings, too: minutes, and up to 4 GB each
 cd "$(dirname "$0")" || exit 1
 if ! command -v spin >/dev/null || ! command -v gcc >/dev/null; then
@@ -44,14 +44,14 @@ is_wanted() {
 # What the assertions speak of: another one that fails is a mistake in the model.
 claims='asleep|inside|value|passed|returned|taken|late|result|settled|told|gone|waits'
 claims="$claims|ticket|calls|freed|pushed|where|fate|over|next|failed|blocked|due|seen|stopped"
-claims="$claims|tail|head|old|at!=|refunds"
+claims="$claims|tail|head|old|at!=|refunds|touched|stopping|got"
 
 # Most searches are over sooner than a compiler has optimised them: `large` ones, of more than a
 # million states, are worth it. COLLAPSE takes half the memory and half as long again. The search is
 # exhaustive either way: one that runs out of depth or memory counts as failed.
-small="gcc -O0"
-! command -v clang >/dev/null || small="clang -O0" # in half the time
-compile=$small
+cheap="gcc -O0"
+! command -v clang >/dev/null || cheap="clang -O0" # in half the time
+compile=$cheap
 collapse=
 [ "$long" = no ] || collapse=-DCOLLAPSE
 
@@ -113,7 +113,16 @@ model() {
 large() {
     compile="gcc -O1"
     model "$@"
-    compile=$small
+    compile=$cheap
+}
+
+# small NAME [SWITCH ...]: a model that breaks within a second
+small() {
+    is_wanted "small breaks $*" || return
+    words=$wanted
+    wanted="  "
+    model breaks "$@"
+    wanted=$words
 }
 
 # Prints what those that have ended said, in order.
@@ -144,6 +153,9 @@ model holds sit -DHOLES -DITEMS=2 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1
 large holds marks -DITEMS=2 -DFLUSH
 large holds marks -DITEMS=1 -DEPOCHS -DLIM2=2
 model holds branch -DITEMS=2
+model holds branch -DITEMS=2 -DCOMPLETION
+model holds rewind -DREWINDS=2
+large holds rewind -DINSIDE
 large holds parked -DITEMS=1
 large holds parked -DAGAIN -DITEMS=1
 model holds leave
@@ -179,6 +191,9 @@ if [ "$long" = yes ]; then
     large holds marks -DITEMS=1 -DEPOCHS -DREWINDS
     large holds marks -DITEMS=1 -DSTOPS -DREWINDS -DNO_HOLES
     large holds branch
+    large holds branch -DCOMPLETION
+    large holds rewind -DREWINDS=2 -DINSIDE
+    large holds push -DDROP -DITEMS=2
     large holds parked -DAGAIN -DROOMS=1 -DLIM=2
     large holds parked
     large holds parked -DLIM=2
@@ -198,6 +213,7 @@ if [ "$long" = yes ]; then
     large holds loader -DBATCHES=2
     large holds loader
     large breaks push -DLIM=1 -DSILENT_CLOSE
+    large breaks push -DDROP -DITEMS=2 -DBLIND_DROP
     large breaks sit -DHOLES -DITEMS=3 -DNO_SLEEP -DHOLE=0 -DCAP1=1 -DLIM1=1 -DLATE_DROPPED
     large breaks sit $full -DITEMS=4 -DROOMS=2 -DNO_SLEEP -DLIM1=1 -DNO_PREV
 fi
@@ -228,10 +244,19 @@ large breaks marks -DITEMS=2 -DCAP2=2 -DNO_SHUT_PASS
 large breaks marks -DITEMS=2 -DFAIL_AT_END
 model breaks marks -DITEMS=2 -DLIM2=2 -DHANG -DLAST_PUTS
 for mutant in NO_HOLE LOST_DROP ANY_PATH BY_NUMBER; do
-    model breaks branch -DITEMS=2 "-D$mutant"
+    small branch -DITEMS=2 "-D$mutant"
+done
+for mutant in ONE_MARK ABOVE_ALONE LATE_FAIL BY_NUMBER; do
+    small branch -DITEMS=2 -DCOMPLETION "-D$mutant"
 done
 model breaks branch -DLATE_FAIL
 model breaks branch -DNO_WAIT
+for mutant in NO_LAST_LOOK NO_STAYS STAYS_KEPT EARLY_LOOK NO_FENCE NO_COUNT SILENT_END SILENT_STOP \
+    LATE_WORD; do
+    small rewind -DREWINDS=2 "-D$mutant"
+done
+small rewind -DINSIDE -DNO_AGAIN
+small rewind -DINSIDE -DSHUT_FIRST
 for mutant in NO_ROOM_LOOK NO_PARK_QUIET NO_DROP LATE_RELEASE; do
     model breaks parked -DAGAIN "-D$mutant"
 done
@@ -240,11 +265,11 @@ large breaks parked -DNO_GENERATION
 for mutant in BLIND_RETURN SILENT_COMPLETE SILENT_DONE LATE_WORD NO_COMPLETING; do
     model breaks parked -DITEMS=1 "-D$mutant"
 done
-model breaks event -DNO_CLOSE -DNO_HEAVY
-model breaks event -DNO_CLOSE -DNO_RECHECK
-model breaks event -DNO_CLOSE -DLATE_WORD
-model breaks event -DNO_CLOSE -DNO_PASS_ON
-model breaks event -DNO_PUSH_WAKES
+small event -DNO_CLOSE -DNO_HEAVY
+small event -DNO_CLOSE -DNO_RECHECK
+small event -DNO_CLOSE -DLATE_WORD
+small event -DNO_CLOSE -DNO_PASS_ON
+small event -DNO_PUSH_WAKES
 model breaks wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DNO_HEAVY
 model breaks wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DNO_RECHECK
 model breaks wait_mpmc -DNO_CLOSE -DNO_TIMEOUT -DLATE_WORD
@@ -272,12 +297,12 @@ done
 model breaks works -DNO_GUEST -DASIDE -DNO_LEAVE_HINT
 for mutant in NO_LOOK ONE_STATE BLIND_RETURN LATE_QUIT SILENT_QUIT NO_RECHECK LATE_WORD \
     NO_REFERENCE; do
-    model breaks leave "-D$mutant"
+    small leave "-D$mutant"
 done
 for mutant in NO_SECOND_LOOK PLAIN_BIT NO_STIR LATE_STIR NO_PUT_FENCE; do
-    model breaks quiet "-D$mutant"
+    small quiet "-D$mutant"
 done
-model breaks quiet -DALONE -DNO_WAKE_ALL
+small quiet -DALONE -DNO_WAKE_ALL
 for mutant in NO_RECHECK LATE_CLEAR LATE_WORD NO_PUT_FENCE; do
     model breaks turn -DITEMS=1 "-D$mutant"
 done

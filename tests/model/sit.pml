@@ -17,9 +17,10 @@
      -DPARKED   begins with all workers asleep and all edges full
      -DLAST     so does this: row 2 alone, a call of it that hangs, the results behind it ready
      -DNO_SLEEP the trainer never sleeps, which makes the model smaller
-     -DHOLES    row 0 has ended; row 1 drops item HOLE, for which row 2 makes no result. `dropped`
-                is raised before the head moves, and lowered again when the swap fails; worker 0
-                is a guest, who may go then. Also checked: row 1 promises no more than has room
+     -DHOLES    row 0 has ended; row 1 drops item HOLE, for which row 2 makes no result. Who passes
+                the hole enters row 2 by one swap, raises `dropped`, and moves the head by another
+                swap; if that fails it lowers `dropped` again and leaves. Worker 0 is a guest, who
+                may go then. Also checked: row 1 promises no more than has room
 
    Switches that take out one part of the protocol, and must fail:
      NO_NEXT         no look at the row that reads what was put
@@ -40,7 +41,8 @@
      NO_WAIT_HINT    a trainer that is about to sleep does not hint row 2 above the watermark
      NO_ASK_HINT     neither does one that asks
      LATE_DROPPED    `dropped` is raised behind the head
-     NO_UNDO_HINT    nobody is woken when it is lowered again, as the swap has failed */
+     NO_UNDO_HINT    nobody is woken when it is lowered again, as the swap has failed, nor by the
+                     thread that leaves then */
 
 #ifndef WORKERS
 #define WORKERS 2
@@ -52,7 +54,11 @@
 #define LIM1 2
 #endif
 #ifndef LIM2
+#ifdef HOLES
+#define LIM2 2
+#else
 #define LIM2 1
+#endif
 #endif
 #ifndef ROOMS
 #define ROOMS 1
@@ -83,8 +89,8 @@ byte bell[WORKERS];
 bit waking;
 
 #ifdef HOLES
-byte dropped, refunds;
-byte tail2; /* results of row 2 */
+byte dropped, refunds[3];
+byte tail2; /* results of row 2, which is in completion order */
 #endif
 
 bool asleep[WORKERS];
@@ -109,7 +115,7 @@ bool trainer_asleep, asked;
     ((n) == 2 -> LOAD(p, THEAD) + CAP2                                                             \
               : ((n) == 1 -> HD(LOAD(p, W(2))) + CAP1 : HD(LOAD(p, W(1))) + CAP0))
 #ifdef HOLES
-#define AT(n, w) ((n) == 2 -> tail2 : HD(w)) /* the number of the next result */
+#define AT(n, w) ((n) == 2 -> HD(w) - refunds[2] : HD(w)) /* results that are promised */
 #define IS_HOLE(p, n, h) ((n) == 2 && (h) == HOLE && READY(p, n, h))
 #define GONE(w) ((w) > HOLE) /* holes before the head */
 #else
@@ -132,7 +138,7 @@ bool trainer_asleep, asked;
 /* spdl__edge_until, by 8 more */
 inline room(p, n) {
     if
-    :: n == 1 -> u = 8 + HD(LOAD(p, W(2))) + CAP1; u = u - dropped; u = u + refunds
+    :: n == 1 -> u = 8 + HD(LOAD(p, W(2))) + CAP1; u = u - dropped; u = u + refunds[1]
     :: else -> u = 8 + UNTIL(p, n)
     fi
 }
@@ -270,6 +276,9 @@ inline hint(p, n, first) {
 proctype Worker(byte me) {
     byte word, w1, w2, row, h, u;
     bool found, mine, taken;
+#ifdef HOLES
+    bool undone;
+#endif
 #ifdef EARLY_SLEEPERS
     byte early;
 #endif
@@ -316,7 +325,7 @@ take: /* a look that finds nothing is a take that fails at its first load */
     :: else -> taken = false
     fi;
 #ifdef HOLES
-    assert(row != 1 || HD(mem[W(1)]) - refunds <= HD(mem[W(2)]) - GONE(HD(mem[W(2)])) + CAP1);
+    assert(row != 1 || HD(mem[W(1)]) - refunds[1] <= HD(mem[W(2)]) - GONE(HD(mem[W(2)])) + CAP1);
 #endif
 #if defined NO_TAKE_HINT
     if
@@ -341,7 +350,7 @@ end_in_call:
     fi;
 #ifdef HOLES
     if
-    :: row == 1 && h == HOLE -> d_step { FENCED(me); refunds++ }; store(me, STAMP(1, h), 2)
+    :: row == 1 && h == HOLE -> d_step { FENCED(me); refunds[1]++ }; store(me, STAMP(1, h), 2)
     :: row == 2 -> d_step { store(me, STAMP(2, tail2), 1); tail2++ }
     :: else -> store(me, STAMP(row, h), 1)
     fi;
@@ -357,6 +366,22 @@ end_in_call:
     goto leave;
 hole:
     skip;
+    if
+    :: !mine ->
+        d_step {
+            FENCED(me);
+            mine = mem[W(2)] == w1;
+            if
+            :: mine -> mem[W(2)] = w1 + 1; w1++
+            :: else -> w1 = 0
+            fi
+        };
+        if
+        :: !mine -> goto leave
+        :: else
+        fi
+    :: else
+    fi;
 #ifndef LATE_DROPPED
     d_step { FENCED(me); dropped++ };
 #endif
@@ -364,7 +389,7 @@ hole:
         FENCED(me);
         taken = mem[W(2)] == w1;
         if
-        :: taken -> mem[W(2)] = w1 + 4 + (mine -> 0 : 1)
+        :: taken -> mem[W(2)] = w1 + 4
         :: else
         fi;
         w1 = 0
@@ -373,22 +398,34 @@ hole:
     d_step { FENCED(me); dropped++ };
 #endif
     if
-    :: taken -> taken = false; hint(me, row, false); mine = true; goto take
+    :: taken ->
+        taken = false;
+        d_step { FENCED(me); refunds[2]++ };
+        hint(me, row, false);
+        goto take
     :: else
     fi;
     d_step { FENCED(me); dropped-- };
-#ifndef NO_UNDO_HINT
-    hint(me, row, false);
-#endif
-    if
-    :: me == 0 && !mine -> goto end_guest
-    :: true
-    fi;
+    undone = true;
 #endif
 leave:
     if
     :: mine ->
         d_step { FENCED(me); mem[W(row)] = mem[W(row)] - 1; mine = false };
+#ifdef HOLES
+        if
+        :: undone ->
+            undone = false;
+#ifndef NO_UNDO_HINT
+            hint(me, row, false);
+#endif
+            if
+            :: me == 0 -> goto end_guest
+            :: true
+            fi
+        :: else
+        fi;
+#endif
         /* the rows are looked at in the next step; if it takes, then before the call */
 #ifndef NO_LEAVE_HINT
         if
