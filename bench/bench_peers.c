@@ -21,7 +21,8 @@
    npz_stored, npz_deflated  arrays of 1.5 MB out of .npz files; each side by the reader it has
    frames: bench_frames.c, which `make bench-peers` runs, too
 
-   A rate is that from the first batch to the last. ratio: how many times as fast as this side we
+   A rate is that between two batches, a window behind the first and a window before the last: then
+   all have as much ready as they will. ratio: how many times as fast as this side we
    are. CPU us: of an item, without the steps of the consumer. MB: the most memory of the process,
    of PyTorch with its worker processes. first ms: from the start to the first batch; of a side in
    Python without the import. again: runs that were repeated. */
@@ -109,7 +110,8 @@ struct side {
 /* What the consumer of a run got, in the process of that run. */
 static struct {
     const job *job;
-    uint64_t begun, first, last, sum, batches;
+    uint64_t from, to; /* the batches between which it is timed */
+    uint64_t begun, first, from_ns, to_ns, sum, batches;
 } got;
 
 static http_server server;
@@ -127,6 +129,7 @@ static int workers_of(const job *j) {
 static int step_threads(const job *j) { return j->step_threads < 0 ? cores() : j->step_threads; }
 
 static uint64_t items_of_batch(const job *j) { return (uint64_t)j->batch; }
+static uint64_t slots_of(const job *j) { return (uint64_t)(j->window / j->batch); }
 
 static void make(uint64_t number, void *item) {
     if (!peer_make(number, item)) bench_fail("item %llu was not made", (unsigned long long)number);
@@ -134,8 +137,10 @@ static void make(uint64_t number, void *item) {
 
 /* The consumer: a batch has come. */
 static void take(const void *data, size_t bytes) {
-    got.last = bench_ns();
-    if (got.batches++ == 0) got.first = got.last;
+    const uint64_t now = bench_ns();
+    if (got.batches == 0) got.first = now;
+    if (got.batches == got.from) got.from_ns = now;
+    if (got.batches++ == got.to) got.to_ns = now;
     got.sum = peer_take(got.sum, data, bytes);
     peer_step(got.job->step_ms, step_threads(got.job));
 }
@@ -281,7 +286,7 @@ static void count_page(void *ctx, http_page *page) {
 }
 
 static void run_multi(const side *s, const job *j, uint64_t items) {
-    const uint64_t batch = items_of_batch(j), slots = (uint64_t)j->window / batch;
+    const uint64_t batch = items_of_batch(j), slots = slots_of(j);
     char *data = (char *)peer_alloc(slots * batch * item_size);
     int done[MAX_SLOTS] = { 0 };
     uint64_t next = 0, taken = 0;
@@ -362,7 +367,7 @@ static void run_hand(const side *s, const job *j, uint64_t items) {
     const int count = workers_of(j);
     pthread_t threads[PEER_MAX_THREADS];
     (void)s;
-    h.slots = (uint64_t)j->window / h.batch;
+    h.slots = slots_of(j);
     h.data = (char *)peer_alloc(h.slots * h.batch * item_size);
     peer_mutex_init(&h.mutex);
     pthread_cond_init(&h.room, NULL);
@@ -539,11 +544,13 @@ static told run_here(const side *s, const job *j, uint64_t items) {
     told t = { 0 };
     memset(&got, 0, sizeof got);
     got.job = j;
+    got.from = slots_of(j);
+    got.to = items / items_of_batch(j) - 1 - slots_of(j);
     got.begun = bench_ns();
     s->run(s, j, items);
     t.cpu_ns = bench_cpu_ns() - cpu;
     t.first_ns = (double)(got.first - got.begun);
-    t.span_ns = (double)(got.last - got.first);
+    t.span_ns = (double)(got.to_ns - got.from_ns);
     t.mb = peak_mb();
     t.sum = got.sum;
     return t;
@@ -621,7 +628,7 @@ static bool run_side(side *s, const job *j, outcome *o) {
     o->others = bench_others(&since) - t.extra_ns / ((double)(bench_ns() - since.ns) * all);
     if (o->others < 0) o->others = 0;
     if (s->run != run_alone && t.sum != sums[batches - 1]) bench_fail("%s: wrong items", s->name);
-    o->rate = (double)(batches - 1) * (steps ? 1 : j->batch) * 1e9 / t.span_ns;
+    o->rate = (double)(batches - 1 - 2 * slots_of(j)) * (steps ? 1 : j->batch) * 1e9 / t.span_ns;
     o->cpu_us = (t.cpu_ns - (double)batches * j->step_ms * 1e6 * step_threads(j)) * 1e-3 /
                 (double)items;
     o->peak_mb = t.mb;
@@ -633,7 +640,8 @@ static bool run_side(side *s, const job *j, outcome *o) {
 static void calibrate(side *s, const job *j) {
     const double run_ns = bench_opt.quick ? 350e6 : 1000e6;
     const uint64_t batch = items_of_batch(j), most = j->most / batch;
-    uint64_t batches = LEAST_BATCHES;
+    const uint64_t least = LEAST_BATCHES + 2 * slots_of(j);
+    uint64_t batches = least;
     outcome o;
     for (;;) {
         s->items = batches * batch;
@@ -649,7 +657,7 @@ static void calibrate(side *s, const job *j) {
         }
         batches *= 4;
     }
-    if (batches < LEAST_BATCHES) batches = LEAST_BATCHES;
+    if (batches < least) batches = least;
     s->items = (batches < most ? batches : most) * batch;
 }
 
@@ -701,8 +709,9 @@ static void print_side(const side *s, const job *j, int rounds) {
     row.peer_name = s->name;
     ratio = bench_interval(&row, &both);
     if (bench_opt.json) {
-        printf("{\"bench\":\"peers\",\"case\":\"%s\",\"side\":\"%s\",\"value\":%.5g,\"unit\":\"%s\","
-               "\"low\":%.5g,\"high\":%.5g,\"ratio\":%.3f,\"ratio_low\":%.3f,\"ratio_high\":%.3f,"
+        printf("{\"bench\":\"peers\",\"case\":\"%s\",\"side\":\"%s\",\"value\":%.6g,"
+               "\"unit\":\"%s\",\"low\":%.6g,\"high\":%.6g,"
+               "\"ratio\":%.3f,\"ratio_low\":%.3f,\"ratio_high\":%.3f,"
                "\"cpu_us\":%.4g,\"peak_mb\":%.1f,\"first_ms\":%.3g,\"rounds\":%d,\"again\":%d,"
                "\"others\":%.3f}\n", j->name, s->name, median, j->unit, value.low, value.high,
                ratio.value, ratio.low, ratio.high, MEDIAN(s, rounds, cpu_us),

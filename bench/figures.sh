@@ -28,12 +28,13 @@ function best(name, wanted,   i, side, found) {
     for (i = 1; i <= sides[name]; ++i) {
         side = order[name, i]
         if (kind(side) != wanted) continue
-        if (found == "" || value[name, side, "value"] > value[name, found, "value"]) found = side
+        if (found == "" || value[name, side, "value"] + 0 > value[name, found, "value"] + 0)
+            found = side
     }
     return found
 }
 function digits(number) { # 12,345
-    number = sprintf(number < 10 ? "%.2g" : "%.0f", number)
+    number = sprintf(number + 0 < 10 ? "%.2g" : "%.0f", number + 0)
     while (number ~ /[0-9][0-9][0-9][0-9]/) sub(/[0-9][0-9][0-9]($|,)/, ",&", number)
     return number
 }
@@ -54,7 +55,7 @@ FNR == NR {
         side = field("peer_name")
         value[name, side, "value"] = field("peer")
     } else {
-        split("value low high ratio ratio_low ratio_high cpu_us peak_mb first_ms again others", fields)
+        split("value ratio ratio_low ratio_high cpu_us peak_mb first_ms others", fields)
         for (i in fields) value[name, side, fields[i]] = field(fields[i])
     }
     if (side == "") next
@@ -68,8 +69,8 @@ awk "$read"'
 function cell(name, what, wanted,   side, text) {
     side = best(name, wanted)
     if (side == "" || value[name, side, what] == "") return ""
-    text = digits(value[name, side, what]) " " (what == "value" ? unit[name, side] :
-           what == "peak_mb" ? "MB" : "ms")
+    text = what == "value" ? unit[name, side] : what == "peak_mb" ? "MB" : "ms"
+    text = digits(value[name, side, what]) " " text
     return wanted == "C" ? text ", " side : text
 }
 /<!-- figures -->/ { on = 1 }
@@ -102,7 +103,7 @@ awk "$read"'
         for (i = 1; i <= sides[name]; ++i) {
             side = order[name, i]
             printf "| %s%s | %s | %s | %s | %s | %s |\n", side,
-                value[name, side, "others"] > 0.06 ? " (beside other programs)" : "",
+                (value[name, side, "others"] > 0.06) ? " (beside other programs)" : "",
                 digits(value[name, side, "value"]), side == "spdl.h" ? "" : between(name, side),
                 digits(value[name, side, "cpu_us"]), digits(value[name, side, "peak_mb"]),
                 digits(value[name, side, "first_ms"])
