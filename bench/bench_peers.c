@@ -19,7 +19,7 @@
                    of 8 JPEGs: steps a second. "alone": of those without loading
    tail            1 % of the items take 50 times as long, in order, batches of 32
    npz_stored, npz_deflated  arrays of 1.5 MB out of .npz files; each side by the reader it has
-   frames: bench_frames.c, which `make bench-peers` runs, too
+   `make bench-peers` also runs the rows frames_missed_default of bench_frames.c.
 
    A rate is that between two batches, a window behind the first and a window before the last: then
    all have as much ready as they will. ratio: how many times as fast as this side we
@@ -46,7 +46,13 @@ enum { MAX_SIDES = 20, LEAST_BATCHES = 16, MAX_SLOTS = 64, ROUNDS = 11, QUICK_RO
 #define DISTURBED 0.06
 
 typedef enum part { /* of the sides: which rows they take part in */
-    C_SIDES = 1, PYTHON = 2, SLOW = 4, HTTP = 8, SOLE = 16, POLITE = 32, ONE_CALL = 64
+                    C_SIDES = 1,
+                    PYTHON = 2,
+                    SLOW = 4,
+                    HTTP = 8,
+                    SOLE = 16,
+                    POLITE = 32,
+                    ONE_CALL = 64
 } part;
 
 typedef struct job {
@@ -82,8 +88,8 @@ static const job jobs[] = {
 };
 
 typedef struct outcome {
-    double rate;     /* items a second; of rows of steps: batches */
-    double cpu_us;   /* of an item */
+    double rate;   /* items a second; of rows of steps: batches */
+    double cpu_us; /* of an item */
     double peak_mb;
     double first_ms;
     double others;   /* share of the processors that other programs had */
@@ -177,19 +183,21 @@ static void run_ours(const side *s, const job *j, uint64_t items) {
     if (j->workers > 0) pipe.concurrency = j->workers;
     if (j->long_window) pipe.buffer_size = j->window;
     if (j->batch == 1) {
-        BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_COUNT(items), pipe, SPDL_SINK(sink))) == SPDL_OK);
+        BENCH_CHECK(spdl_pipeline_create(&p, &desc,
+                                         SPDL_STAGES(SPDL_COUNT(items), pipe, SPDL_SINK(sink))) ==
+                    SPDL_OK);
     } else {
         pipe.item_bytes = 0;
-        BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_COUNT(items), pipe, SPDL_BATCH(j->batch, .item_bytes = item_size),
-            SPDL_SINK(sink))) == SPDL_OK);
+        BENCH_CHECK(spdl_pipeline_create(&p, &desc,
+                                         SPDL_STAGES(SPDL_COUNT(items), pipe,
+                                                     SPDL_BATCH(j->batch, .item_bytes = item_size),
+                                                     SPDL_SINK(sink))) == SPDL_OK);
     }
     run_rows(p, j->batch > 1);
 }
 
 SPDL_FN(path_of, spdl_index, char) {
-    *out = ((char (*)[128])spdl_ctx(task))[in->index % PEER_SHARDS];
+    *out = ((char(*)[128])spdl_ctx(task))[in->index % PEER_SHARDS];
     return SPDL_OK;
 }
 
@@ -202,9 +210,11 @@ static void run_ours_npz(const side *s, const job *j, uint64_t items) {
         snprintf(paths[i], sizeof paths[i], "%s/npz/%s_%02d.npz", FOLDER,
                  j->kind == PEER_STORED ? "stored" : "deflated", i);
     }
-    BENCH_CHECK(spdl_pipeline_create(&p, NULL, SPDL_STAGES(
-        SPDL_COUNT(items), SPDL_PIPE(path_of, .ctx = paths),
-        SPDL_NPZ(NULL, .concurrency = SPDL_ALL), SPDL_SINK(j->window - 1))) == SPDL_OK);
+    BENCH_CHECK(
+        spdl_pipeline_create(&p, NULL,
+                             SPDL_STAGES(SPDL_COUNT(items), SPDL_PIPE(path_of, .ctx = paths),
+                                         SPDL_NPZ(NULL, .concurrency = SPDL_ALL),
+                                         SPDL_SINK(j->window - 1))) == SPDL_OK);
     while (SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK) {
         take(spdl_npz_bundle_find(bundle, "images")->data, item_size);
         spdl_npz_bundle_free(bundle);
@@ -266,12 +276,13 @@ static void run_ours_deferred(const side *s, const job *j, uint64_t items) {
     c.http.end = complete_page;
     BENCH_CHECK(spdl_ring_create(&c.asked, &ring) == SPDL_OK);
     peer_thread(&thread, client_main, &c);
-    BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_COUNT(items),
-        SPDL_PIPE(get_page, .ctx = &c, .concurrency = j->workers, .deferred = true,
-                  .buffer_size = j->workers),
-        SPDL_BATCH(j->batch, .item_bytes = item_size),
-        SPDL_SINK((j->window - j->workers) / j->batch))) == SPDL_OK);
+    BENCH_CHECK(spdl_pipeline_create(
+                    &p, &desc,
+                    SPDL_STAGES(SPDL_COUNT(items),
+                                SPDL_PIPE(get_page, .ctx = &c, .concurrency = j->workers,
+                                          .deferred = true, .buffer_size = j->workers),
+                                SPDL_BATCH(j->batch, .item_bytes = item_size),
+                                SPDL_SINK((j->window - j->workers) / j->batch))) == SPDL_OK);
     run_rows(p, true);
     spdl_ring_close(c.asked);
     curl_multi_wakeup(c.http.multi);
@@ -421,9 +432,16 @@ static void *flow_work(void *ctx, void *item) {
 static void run_peer(const side *s, const job *j, uint64_t items) {
     const uint64_t batch = items_of_batch(j);
     static flow f;
-    pipe_spec spec = { .pipes = 1, .concurrency = workers_of(j), .workers = workers_of(j),
-                       .buffer_size = j->window / 2, .live = j->window, .batch = j->batch,
-                       .pulled = true, .ctx = &f, .feed = flow_feed, .work = flow_work };
+    pipe_spec spec = { .pipes = 1,
+                       .concurrency = workers_of(j),
+                       .workers = workers_of(j),
+                       .buffer_size = j->window / 2,
+                       .live = j->window,
+                       .batch = j->batch,
+                       .pulled = true,
+                       .ctx = &f,
+                       .feed = flow_feed,
+                       .work = flow_work };
     pipe_outlet *o;
     void *item;
     f.items = items;
@@ -490,10 +508,18 @@ static void add_package(const char *folder, const char *const package[2]) {
 }
 
 static void add_python(const char *program, int which) {
-    static const struct { int of; const char *name; unsigned parts; bool variant; } all[] = {
-        { 0, "PyTorch", PYTHON, false }, { 0, "PyTorch, a batch a call", ONE_CALL, true },
-        { 1, "SPDL", PYTHON, false },    { 1, "SPDL, a batch a call", ONE_CALL, true },
-        { 1, "SPDL, a thread each", SLOW, false }, { 2, "Grain", PYTHON, false },
+    static const struct {
+        int of;
+        const char *name;
+        unsigned parts;
+        bool variant;
+    } all[] = {
+        { 0, "PyTorch", PYTHON, false },
+        { 0, "PyTorch, a batch a call", ONE_CALL, true },
+        { 1, "SPDL", PYTHON, false },
+        { 1, "SPDL, a batch a call", ONE_CALL, true },
+        { 1, "SPDL, a thread each", SLOW, false },
+        { 2, "Grain", PYTHON, false },
     };
     char script[64];
     snprintf(script, sizeof script, "bench/peer_rows.py");
@@ -505,8 +531,9 @@ static void add_python(const char *program, int which) {
     }
     fprintf(bench_opt.json ? stderr : stdout, "%s\n", python[which].versions);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-        const side s = { .name = all[i].name, .parts = all[i].parts, .python = which,
-                         .variant = all[i].variant };
+        const side s = {
+            .name = all[i].name, .parts = all[i].parts, .python = which, .variant = all[i].variant
+        };
         if (all[i].of == which) add_side(&s);
     }
 }
@@ -606,8 +633,8 @@ static void sum_batches(const job *j, uint64_t batches) {
         for (uint64_t i = 0; i < batch; ++i) {
             BENCH_CHECK(peer_remake(sums_known * batch + i, data + i * item_size));
         }
-        sums[sums_known] = peer_take(sums_known > 0 ? sums[sums_known - 1] : 0, data,
-                                     batch * item_size);
+        sums[sums_known] =
+            peer_take(sums_known > 0 ? sums[sums_known - 1] : 0, data, batch * item_size);
     }
     free(data);
 }
@@ -629,8 +656,8 @@ static bool run_side(side *s, const job *j, outcome *o) {
     if (o->others < 0) o->others = 0;
     if (s->run != run_alone && t.sum != sums[batches - 1]) bench_fail("%s: wrong items", s->name);
     o->rate = (double)(batches - 1 - 2 * slots_of(j)) * (steps ? 1 : j->batch) * 1e9 / t.span_ns;
-    o->cpu_us = (t.cpu_ns - (double)batches * j->step_ms * 1e6 * step_threads(j)) * 1e-3 /
-                (double)items;
+    o->cpu_us =
+        (t.cpu_ns - (double)batches * j->step_ms * 1e6 * step_threads(j)) * 1e-3 / (double)items;
     o->peak_mb = t.mb;
     o->first_ms = t.first_ns * 1e-6;
     return true;
@@ -649,8 +676,8 @@ static void calibrate(side *s, const job *j) {
             s->out = true;
             return;
         }
-        const double took = (double)batches * 1e9 / o.rate *
-                            ((j->sides & POLITE) != 0 ? 1 : j->batch);
+        const double took =
+            (double)batches * 1e9 / o.rate * ((j->sides & POLITE) != 0 ? 1 : j->batch);
         if (took >= run_ns / 8 || batches >= most) {
             batches = (uint64_t)((double)batches * run_ns / took);
             break;
@@ -713,9 +740,10 @@ static void print_side(const side *s, const job *j, int rounds) {
                "\"unit\":\"%s\",\"low\":%.6g,\"high\":%.6g,"
                "\"ratio\":%.3f,\"ratio_low\":%.3f,\"ratio_high\":%.3f,"
                "\"cpu_us\":%.4g,\"peak_mb\":%.1f,\"first_ms\":%.3g,\"rounds\":%d,\"again\":%d,"
-               "\"others\":%.3f}\n", j->name, s->name, median, j->unit, value.low, value.high,
-               ratio.value, ratio.low, ratio.high, MEDIAN(s, rounds, cpu_us),
-               MEDIAN(s, rounds, peak_mb), MEDIAN(s, rounds, first_ms), rounds, s->again, others);
+               "\"others\":%.3f}\n",
+               j->name, s->name, median, j->unit, value.low, value.high, ratio.value, ratio.low,
+               ratio.high, MEDIAN(s, rounds, cpu_us), MEDIAN(s, rounds, peak_mb),
+               MEDIAN(s, rounds, first_ms), rounds, s->again, others);
     } else {
         printf("  %-24s %9.0f (%.0f to %.0f) %6.2f (%.2f to %.2f) %9.1f %7.0f %8.1f %3d%s\n",
                s->name, median, value.low, value.high, ratio.value, ratio.low, ratio.high,
@@ -729,8 +757,8 @@ static bool row_open(const job *j) {
     char path[600];
     if (!bench_wanted(j->name)) return false;
     snprintf(path, sizeof path, "%s/npz/deflated_15.npz", FOLDER);
-    if (peer_lacks(j->kind) || ((j->sides & SOLE) != 0 && j->kind >= PEER_STORED &&
-                                access(path, R_OK) != 0)) {
+    if (peer_lacks(j->kind) ||
+        ((j->sides & SOLE) != 0 && j->kind >= PEER_STORED && access(path, R_OK) != 0)) {
         fprintf(stderr, "left out: row %s (a library or its files are not here)\n", j->name);
         return false;
     }
@@ -775,8 +803,9 @@ static void print_machine(void) {
     bench_cpu_name(cpu, sizeof cpu);
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
     printf("{\"bench\":\"peers\",\"case\":\"machine\",\"text\":\"%d cores of %s; "
-           "gcc %d.%d %s; no GPU; %s; %d rounds\"}\n", cores(), cpu, __GNUC__, __GNUC_MINOR__,
-           BENCH_FLAGS, date, bench_opt.quick ? QUICK_ROUNDS : ROUNDS);
+           "gcc %d.%d %s; no GPU; %s; %d rounds\"}\n",
+           cores(), cpu, __GNUC__, __GNUC_MINOR__, BENCH_FLAGS, date,
+           bench_opt.quick ? QUICK_ROUNDS : ROUNDS);
 }
 
 int main(int argc, char **argv) {

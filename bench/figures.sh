@@ -119,15 +119,15 @@ awk "$read"'
 draw() { # FILE TEXT_COLOUR OURS OTHERS
     awk -v text="$2" -v ours="$3" -v others="$4" "$read"'
     function say(x, y, size, colour, words) {
-        printf "<text x=\"%d\" y=\"%d\" font-size=\"%d\" fill=\"%s\">%s</text>\n", x, y, size,
-               colour, words
+        body = body sprintf("<text x=\"%d\" y=\"%d\" font-size=\"%d\" fill=\"%s\">%s</text>\n", x, y,
+                            size, colour, words)
     }
     function bar(name, side, colour, most,   width) {
         width = 330 * value[name, side, "value"] / most
         if (width < 1) width = 1
         say(240, y + 10, 11, text, side)
-        printf "<rect x=\"380\" y=\"%d\" width=\"%.1f\" height=\"12\" rx=\"2\" fill=\"%s\"/>\n", y,
-               width, colour
+        body = body sprintf("<rect x=\"380\" y=\"%d\" width=\"%.1f\" height=\"12\" rx=\"2\"" \
+                            " fill=\"%s\"/>\n", y, width, colour)
         say(386 + width, y + 10, 11, text, digits(value[name, side, "value"]) " " unit[name, side])
         y += 16
     }
@@ -145,8 +145,6 @@ draw() { # FILE TEXT_COLOUR OURS OTHERS
     }
     END {
         split("spdl.h C PyTorch SPDL", kinds)
-        print "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"470\"" \
-              " viewBox=\"0 0 840 470\" font-family=\"sans-serif\">"
         y = 4
         group("jpeg", "JPEGs, steps of 5 ms")
         group("files", "64,000 files of 4 KB")
@@ -154,7 +152,8 @@ draw() { # FILE TEXT_COLOUR OURS OTHERS
         group("http_256", "HTTP 5 ms late, 256 in flight")
         group("tail", "1 % of items 50 times as long")
         group("npz_deflated", ".npz, deflated, 1.5 MB")
-        print "</svg>"
+        printf "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"%d\"" \
+               " viewBox=\"0 0 840 %d\" font-family=\"sans-serif\">\n%s</svg>\n", y, y, body
     }' "$jsonl" >"bench/results/$1"
 }
 draw gain_light.svg "#1f2328" "#0969da" "#afb8c1"
