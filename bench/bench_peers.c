@@ -13,7 +13,7 @@
                    the consumer computes 5 ms for each
    files           64,000 files of 4 KB, batches of 32; the consumer only takes
    tokens_cached   batches of 4 windows of 1,024 tokens of a shard in memory, a read each
-   tokens_late     the same where each read comes 5 ms late, before steps of 5 ms
+   tokens_late     the same where each read comes 5 ms late, before steps of 5 ms; 4 threads
    http_64, _256   pages of 8 KB over HTTP, 5 ms late, so many in flight
    neighbour_one, _all  steps of 20 ms that compute on one, or on all processors, beside the loading
                    of 8 JPEGs: steps a second. "alone": of those without loading
@@ -45,15 +45,8 @@
 enum { MAX_SIDES = 20, LEAST_BATCHES = 16, MAX_SLOTS = 64, ROUNDS = 11, QUICK_ROUNDS = 7 };
 #define DISTURBED 0.06
 
-typedef enum part { /* of the sides: which rows they take part in */
-                    C_SIDES = 1,
-                    PYTHON = 2,
-                    SLOW = 4,
-                    HTTP = 8,
-                    SOLE = 16,
-                    POLITE = 32,
-                    ONE_CALL = 64
-} part;
+/* Of the sides: which rows they take part in. */
+enum { C_SIDES = 1, PYTHON = 2, SLOW = 4, HTTP = 8, SOLE = 16, POLITE = 32, ONE_CALL = 64 };
 
 typedef struct job {
     const char *name, *unit;
@@ -74,7 +67,7 @@ static const job jobs[] = {
       C_SIDES | PYTHON | SOLE | ONE_CALL },
     { "tokens_cached", "batch/s", PEER_TOKENS, 1, 4, 0, 0, 0, 0, false, 65536,
       C_SIDES | PYTHON | SOLE },
-    { "tokens_late", "step/s", PEER_TOKENS, 1, 4, 5000, 0, 5, 1, false, 4096,
+    { "tokens_late", "step/s", PEER_TOKENS, 1, 4, 5000, 4, 5, 1, false, 4096,
       C_SIDES | PYTHON | SOLE },
     { "http_64", "page/s", PEER_HTTP, 32, 128, 0, 64, 0, 0, false, 32768, C_SIDES | HTTP | SLOW },
     { "http_256", "page/s", PEER_HTTP, 32, 512, 0, 256, 0, 0, false, 32768, C_SIDES | HTTP | SLOW },
@@ -667,7 +660,8 @@ static bool run_side(side *s, const job *j, outcome *o) {
 static void calibrate(side *s, const job *j) {
     const double run_ns = bench_opt.quick ? 350e6 : 1000e6;
     const uint64_t batch = items_of_batch(j), most = j->most / batch;
-    const uint64_t least = LEAST_BATCHES + 2 * slots_of(j);
+    const uint64_t slots = slots_of(j);
+    const uint64_t least = 2 * slots + (3 * slots > LEAST_BATCHES ? 3 * slots : LEAST_BATCHES);
     uint64_t batches = least;
     outcome o;
     for (;;) {
