@@ -128,7 +128,8 @@ draw() { # FILE TEXT_COLOUR OURS OTHERS
         say(240, y + 10, 11, text, side)
         body = body sprintf("<rect x=\"380\" y=\"%d\" width=\"%.1f\" height=\"12\" rx=\"2\"" \
                             " fill=\"%s\"/>\n", y, width, colour)
-        say(386 + width, y + 10, 11, text, digits(value[name, side, "value"]) " " unit[name, side])
+        say(386 + width, y + 10, 11, text,
+            digits(value[name, side, "value"]) " " unit[name, side])
         y += 16
     }
     function group(name, title,   k, most, shown) {

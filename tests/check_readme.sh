@@ -1,7 +1,7 @@
 #!/bin/sh
 # README.md is true: its ```sh blocks run as written, in a fresh copy of the tree; its ```make rule
-# makes its target; its C is that of examples/quickstart.c, with its output; its table of figures is at
-# most ten rows; and it is short. The local links of every page lead somewhere.
+# makes its target; its C is that of examples/quickstart.c, with its output; its table of figures
+# has at most ten rows; and it is short. The local links of every page lead somewhere.
 . "$(dirname "$0")/tally.sh"
 root=$PWD
 
