@@ -472,7 +472,8 @@ build/bench/bench_peers: BENCH_LIBS = build/bench/peer_work.so -Wl,-rpath,'$$ORI
 PEERS_SIDES = $(addprefix build/bench/peers/pipe_,tbb.so omp.so async.so)
 bench-peers: build/bench/bench_peers build/bench/bench_frames $(PEERS_SIDES)
 	@BENCH_PEERS_PYTHON=$$(bench/loader_python.sh) $< $(JSON:%=--json) $(ARGS)
-	@build/bench/bench_frames $(JSON:%=--json) $(ARGS)
+	@build/bench/bench_frames $(JSON:%=--json) \
+	    $(filter -%,$(ARGS)) $(or $(filter-out -%,$(ARGS)),missed_default)
 
 # -lLIBRARY for each HEADER:LIBRARY whose header is there.
 has_header = $(shell printf '\043include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)

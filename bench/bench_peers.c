@@ -13,15 +13,16 @@
                    the consumer computes 5 ms for each
    files           64,000 files of 4 KB, batches of 32; the consumer only takes
    tokens_cached   batches of 4 windows of 1,024 tokens of a shard in memory, a read each
-   tokens_late     the same where each read comes 5 ms late, before steps of 5 ms
+   tokens_late     the same where each read comes 5 ms late, before steps of 5 ms; 4 threads
    http_64, _256   pages of 8 KB over HTTP, 5 ms late, so many in flight
    neighbour_one, _all  steps of 20 ms that compute on one, or on all processors, beside the loading
                    of 8 JPEGs: steps a second. "alone": of those without loading
    tail            1 % of the items take 50 times as long, in order, batches of 32
    npz_stored, npz_deflated  arrays of 1.5 MB out of .npz files; each side by the reader it has
-   frames: bench_frames.c, which `make bench-peers` runs, too
+   `make bench-peers` also runs the rows frames_missed_default of bench_frames.c.
 
-   A rate is that from the first batch to the last. ratio: how many times as fast as this side we
+   A rate is that between two batches, a window behind the first and a window before the last: then
+   all have as much ready as they will. ratio: how many times as fast as this side we
    are. CPU us: of an item, without the steps of the consumer. MB: the most memory of the process,
    of PyTorch with its worker processes. first ms: from the start to the first batch; of a side in
    Python without the import. again: runs that were repeated. */
@@ -44,9 +45,8 @@
 enum { MAX_SIDES = 20, LEAST_BATCHES = 16, MAX_SLOTS = 64, ROUNDS = 11, QUICK_ROUNDS = 7 };
 #define DISTURBED 0.06
 
-typedef enum part { /* of the sides: which rows they take part in */
-    C_SIDES = 1, PYTHON = 2, SLOW = 4, HTTP = 8, SOLE = 16, POLITE = 32, ONE_CALL = 64
-} part;
+/* Of the sides: which rows they take part in. */
+enum { C_SIDES = 1, PYTHON = 2, SLOW = 4, HTTP = 8, SOLE = 16, POLITE = 32, ONE_CALL = 64 };
 
 typedef struct job {
     const char *name, *unit;
@@ -67,7 +67,7 @@ static const job jobs[] = {
       C_SIDES | PYTHON | SOLE | ONE_CALL },
     { "tokens_cached", "batch/s", PEER_TOKENS, 1, 4, 0, 0, 0, 0, false, 65536,
       C_SIDES | PYTHON | SOLE },
-    { "tokens_late", "step/s", PEER_TOKENS, 1, 4, 5000, 0, 5, 1, false, 4096,
+    { "tokens_late", "step/s", PEER_TOKENS, 1, 4, 5000, 4, 5, 1, false, 4096,
       C_SIDES | PYTHON | SOLE },
     { "http_64", "page/s", PEER_HTTP, 32, 128, 0, 64, 0, 0, false, 32768, C_SIDES | HTTP | SLOW },
     { "http_256", "page/s", PEER_HTTP, 32, 512, 0, 256, 0, 0, false, 32768, C_SIDES | HTTP | SLOW },
@@ -81,8 +81,8 @@ static const job jobs[] = {
 };
 
 typedef struct outcome {
-    double rate;     /* items a second; of rows of steps: batches */
-    double cpu_us;   /* of an item */
+    double rate;   /* items a second; of rows of steps: batches */
+    double cpu_us; /* of an item */
     double peak_mb;
     double first_ms;
     double others;   /* share of the processors that other programs had */
@@ -109,7 +109,8 @@ struct side {
 /* What the consumer of a run got, in the process of that run. */
 static struct {
     const job *job;
-    uint64_t begun, first, last, sum, batches;
+    uint64_t from, to; /* the batches between which it is timed */
+    uint64_t begun, first, from_ns, to_ns, sum, batches;
 } got;
 
 static http_server server;
@@ -127,6 +128,7 @@ static int workers_of(const job *j) {
 static int step_threads(const job *j) { return j->step_threads < 0 ? cores() : j->step_threads; }
 
 static uint64_t items_of_batch(const job *j) { return (uint64_t)j->batch; }
+static uint64_t slots_of(const job *j) { return (uint64_t)(j->window / j->batch); }
 
 static void make(uint64_t number, void *item) {
     if (!peer_make(number, item)) bench_fail("item %llu was not made", (unsigned long long)number);
@@ -134,8 +136,10 @@ static void make(uint64_t number, void *item) {
 
 /* The consumer: a batch has come. */
 static void take(const void *data, size_t bytes) {
-    got.last = bench_ns();
-    if (got.batches++ == 0) got.first = got.last;
+    const uint64_t now = bench_ns();
+    if (got.batches == 0) got.first = now;
+    if (got.batches == got.from) got.from_ns = now;
+    if (got.batches++ == got.to) got.to_ns = now;
     got.sum = peer_take(got.sum, data, bytes);
     peer_step(got.job->step_ms, step_threads(got.job));
 }
@@ -172,19 +176,21 @@ static void run_ours(const side *s, const job *j, uint64_t items) {
     if (j->workers > 0) pipe.concurrency = j->workers;
     if (j->long_window) pipe.buffer_size = j->window;
     if (j->batch == 1) {
-        BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_COUNT(items), pipe, SPDL_SINK(sink))) == SPDL_OK);
+        BENCH_CHECK(spdl_pipeline_create(&p, &desc,
+                                         SPDL_STAGES(SPDL_COUNT(items), pipe, SPDL_SINK(sink))) ==
+                    SPDL_OK);
     } else {
         pipe.item_bytes = 0;
-        BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-            SPDL_COUNT(items), pipe, SPDL_BATCH(j->batch, .item_bytes = item_size),
-            SPDL_SINK(sink))) == SPDL_OK);
+        BENCH_CHECK(spdl_pipeline_create(&p, &desc,
+                                         SPDL_STAGES(SPDL_COUNT(items), pipe,
+                                                     SPDL_BATCH(j->batch, .item_bytes = item_size),
+                                                     SPDL_SINK(sink))) == SPDL_OK);
     }
     run_rows(p, j->batch > 1);
 }
 
 SPDL_FN(path_of, spdl_index, char) {
-    *out = ((char (*)[128])spdl_ctx(task))[in->index % PEER_SHARDS];
+    *out = ((char(*)[128])spdl_ctx(task))[in->index % PEER_SHARDS];
     return SPDL_OK;
 }
 
@@ -197,9 +203,11 @@ static void run_ours_npz(const side *s, const job *j, uint64_t items) {
         snprintf(paths[i], sizeof paths[i], "%s/npz/%s_%02d.npz", FOLDER,
                  j->kind == PEER_STORED ? "stored" : "deflated", i);
     }
-    BENCH_CHECK(spdl_pipeline_create(&p, NULL, SPDL_STAGES(
-        SPDL_COUNT(items), SPDL_PIPE(path_of, .ctx = paths),
-        SPDL_NPZ(NULL, .concurrency = SPDL_ALL), SPDL_SINK(j->window - 1))) == SPDL_OK);
+    BENCH_CHECK(
+        spdl_pipeline_create(&p, NULL,
+                             SPDL_STAGES(SPDL_COUNT(items), SPDL_PIPE(path_of, .ctx = paths),
+                                         SPDL_NPZ(NULL, .concurrency = SPDL_ALL),
+                                         SPDL_SINK(j->window - 1))) == SPDL_OK);
     while (SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK) {
         take(spdl_npz_bundle_find(bundle, "images")->data, item_size);
         spdl_npz_bundle_free(bundle);
@@ -261,12 +269,13 @@ static void run_ours_deferred(const side *s, const job *j, uint64_t items) {
     c.http.end = complete_page;
     BENCH_CHECK(spdl_ring_create(&c.asked, &ring) == SPDL_OK);
     peer_thread(&thread, client_main, &c);
-    BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_COUNT(items),
-        SPDL_PIPE(get_page, .ctx = &c, .concurrency = j->workers, .deferred = true,
-                  .buffer_size = j->workers),
-        SPDL_BATCH(j->batch, .item_bytes = item_size),
-        SPDL_SINK((j->window - j->workers) / j->batch))) == SPDL_OK);
+    BENCH_CHECK(spdl_pipeline_create(
+                    &p, &desc,
+                    SPDL_STAGES(SPDL_COUNT(items),
+                                SPDL_PIPE(get_page, .ctx = &c, .concurrency = j->workers,
+                                          .deferred = true, .buffer_size = j->workers),
+                                SPDL_BATCH(j->batch, .item_bytes = item_size),
+                                SPDL_SINK((j->window - j->workers) / j->batch))) == SPDL_OK);
     run_rows(p, true);
     spdl_ring_close(c.asked);
     curl_multi_wakeup(c.http.multi);
@@ -281,7 +290,7 @@ static void count_page(void *ctx, http_page *page) {
 }
 
 static void run_multi(const side *s, const job *j, uint64_t items) {
-    const uint64_t batch = items_of_batch(j), slots = (uint64_t)j->window / batch;
+    const uint64_t batch = items_of_batch(j), slots = slots_of(j);
     char *data = (char *)peer_alloc(slots * batch * item_size);
     int done[MAX_SLOTS] = { 0 };
     uint64_t next = 0, taken = 0;
@@ -362,7 +371,7 @@ static void run_hand(const side *s, const job *j, uint64_t items) {
     const int count = workers_of(j);
     pthread_t threads[PEER_MAX_THREADS];
     (void)s;
-    h.slots = (uint64_t)j->window / h.batch;
+    h.slots = slots_of(j);
     h.data = (char *)peer_alloc(h.slots * h.batch * item_size);
     peer_mutex_init(&h.mutex);
     pthread_cond_init(&h.room, NULL);
@@ -416,9 +425,16 @@ static void *flow_work(void *ctx, void *item) {
 static void run_peer(const side *s, const job *j, uint64_t items) {
     const uint64_t batch = items_of_batch(j);
     static flow f;
-    pipe_spec spec = { .pipes = 1, .concurrency = workers_of(j), .workers = workers_of(j),
-                       .buffer_size = j->window / 2, .live = j->window, .batch = j->batch,
-                       .pulled = true, .ctx = &f, .feed = flow_feed, .work = flow_work };
+    pipe_spec spec = { .pipes = 1,
+                       .concurrency = workers_of(j),
+                       .workers = workers_of(j),
+                       .buffer_size = j->window / 2,
+                       .live = j->window,
+                       .batch = j->batch,
+                       .pulled = true,
+                       .ctx = &f,
+                       .feed = flow_feed,
+                       .work = flow_work };
     pipe_outlet *o;
     void *item;
     f.items = items;
@@ -485,10 +501,18 @@ static void add_package(const char *folder, const char *const package[2]) {
 }
 
 static void add_python(const char *program, int which) {
-    static const struct { int of; const char *name; unsigned parts; bool variant; } all[] = {
-        { 0, "PyTorch", PYTHON, false }, { 0, "PyTorch, a batch a call", ONE_CALL, true },
-        { 1, "SPDL", PYTHON, false },    { 1, "SPDL, a batch a call", ONE_CALL, true },
-        { 1, "SPDL, a thread each", SLOW, false }, { 2, "Grain", PYTHON, false },
+    static const struct {
+        int of;
+        const char *name;
+        unsigned parts;
+        bool variant;
+    } all[] = {
+        { 0, "PyTorch", PYTHON, false },
+        { 0, "PyTorch, a batch a call", ONE_CALL, true },
+        { 1, "SPDL", PYTHON, false },
+        { 1, "SPDL, a batch a call", ONE_CALL, true },
+        { 1, "SPDL, a thread each", SLOW, false },
+        { 2, "Grain", PYTHON, false },
     };
     char script[64];
     snprintf(script, sizeof script, "bench/peer_rows.py");
@@ -500,8 +524,9 @@ static void add_python(const char *program, int which) {
     }
     fprintf(bench_opt.json ? stderr : stdout, "%s\n", python[which].versions);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
-        const side s = { .name = all[i].name, .parts = all[i].parts, .python = which,
-                         .variant = all[i].variant };
+        const side s = {
+            .name = all[i].name, .parts = all[i].parts, .python = which, .variant = all[i].variant
+        };
         if (all[i].of == which) add_side(&s);
     }
 }
@@ -539,11 +564,13 @@ static told run_here(const side *s, const job *j, uint64_t items) {
     told t = { 0 };
     memset(&got, 0, sizeof got);
     got.job = j;
+    got.from = slots_of(j);
+    got.to = items / items_of_batch(j) - 1 - slots_of(j);
     got.begun = bench_ns();
     s->run(s, j, items);
     t.cpu_ns = bench_cpu_ns() - cpu;
     t.first_ns = (double)(got.first - got.begun);
-    t.span_ns = (double)(got.last - got.first);
+    t.span_ns = (double)(got.to_ns - got.from_ns);
     t.mb = peak_mb();
     t.sum = got.sum;
     return t;
@@ -599,8 +626,8 @@ static void sum_batches(const job *j, uint64_t batches) {
         for (uint64_t i = 0; i < batch; ++i) {
             BENCH_CHECK(peer_remake(sums_known * batch + i, data + i * item_size));
         }
-        sums[sums_known] = peer_take(sums_known > 0 ? sums[sums_known - 1] : 0, data,
-                                     batch * item_size);
+        sums[sums_known] =
+            peer_take(sums_known > 0 ? sums[sums_known - 1] : 0, data, batch * item_size);
     }
     free(data);
 }
@@ -621,9 +648,9 @@ static bool run_side(side *s, const job *j, outcome *o) {
     o->others = bench_others(&since) - t.extra_ns / ((double)(bench_ns() - since.ns) * all);
     if (o->others < 0) o->others = 0;
     if (s->run != run_alone && t.sum != sums[batches - 1]) bench_fail("%s: wrong items", s->name);
-    o->rate = (double)(batches - 1) * (steps ? 1 : j->batch) * 1e9 / t.span_ns;
-    o->cpu_us = (t.cpu_ns - (double)batches * j->step_ms * 1e6 * step_threads(j)) * 1e-3 /
-                (double)items;
+    o->rate = (double)(batches - 1 - 2 * slots_of(j)) * (steps ? 1 : j->batch) * 1e9 / t.span_ns;
+    o->cpu_us =
+        (t.cpu_ns - (double)batches * j->step_ms * 1e6 * step_threads(j)) * 1e-3 / (double)items;
     o->peak_mb = t.mb;
     o->first_ms = t.first_ns * 1e-6;
     return true;
@@ -633,7 +660,9 @@ static bool run_side(side *s, const job *j, outcome *o) {
 static void calibrate(side *s, const job *j) {
     const double run_ns = bench_opt.quick ? 350e6 : 1000e6;
     const uint64_t batch = items_of_batch(j), most = j->most / batch;
-    uint64_t batches = LEAST_BATCHES;
+    const uint64_t slots = slots_of(j);
+    const uint64_t least = 2 * slots + (3 * slots > LEAST_BATCHES ? 3 * slots : LEAST_BATCHES);
+    uint64_t batches = least;
     outcome o;
     for (;;) {
         s->items = batches * batch;
@@ -641,15 +670,15 @@ static void calibrate(side *s, const job *j) {
             s->out = true;
             return;
         }
-        const double took = (double)batches * 1e9 / o.rate *
-                            ((j->sides & POLITE) != 0 ? 1 : j->batch);
+        const double took =
+            (double)batches * 1e9 / o.rate * ((j->sides & POLITE) != 0 ? 1 : j->batch);
         if (took >= run_ns / 8 || batches >= most) {
             batches = (uint64_t)((double)batches * run_ns / took);
             break;
         }
         batches *= 4;
     }
-    if (batches < LEAST_BATCHES) batches = LEAST_BATCHES;
+    if (batches < least) batches = least;
     s->items = (batches < most ? batches : most) * batch;
 }
 
@@ -701,12 +730,14 @@ static void print_side(const side *s, const job *j, int rounds) {
     row.peer_name = s->name;
     ratio = bench_interval(&row, &both);
     if (bench_opt.json) {
-        printf("{\"bench\":\"peers\",\"case\":\"%s\",\"side\":\"%s\",\"value\":%.5g,\"unit\":\"%s\","
-               "\"low\":%.5g,\"high\":%.5g,\"ratio\":%.3f,\"ratio_low\":%.3f,\"ratio_high\":%.3f,"
+        printf("{\"bench\":\"peers\",\"case\":\"%s\",\"side\":\"%s\",\"value\":%.6g,"
+               "\"unit\":\"%s\",\"low\":%.6g,\"high\":%.6g,"
+               "\"ratio\":%.3f,\"ratio_low\":%.3f,\"ratio_high\":%.3f,"
                "\"cpu_us\":%.4g,\"peak_mb\":%.1f,\"first_ms\":%.3g,\"rounds\":%d,\"again\":%d,"
-               "\"others\":%.3f}\n", j->name, s->name, median, j->unit, value.low, value.high,
-               ratio.value, ratio.low, ratio.high, MEDIAN(s, rounds, cpu_us),
-               MEDIAN(s, rounds, peak_mb), MEDIAN(s, rounds, first_ms), rounds, s->again, others);
+               "\"others\":%.3f}\n",
+               j->name, s->name, median, j->unit, value.low, value.high, ratio.value, ratio.low,
+               ratio.high, MEDIAN(s, rounds, cpu_us), MEDIAN(s, rounds, peak_mb),
+               MEDIAN(s, rounds, first_ms), rounds, s->again, others);
     } else {
         printf("  %-24s %9.0f (%.0f to %.0f) %6.2f (%.2f to %.2f) %9.1f %7.0f %8.1f %3d%s\n",
                s->name, median, value.low, value.high, ratio.value, ratio.low, ratio.high,
@@ -720,8 +751,8 @@ static bool row_open(const job *j) {
     char path[600];
     if (!bench_wanted(j->name)) return false;
     snprintf(path, sizeof path, "%s/npz/deflated_15.npz", FOLDER);
-    if (peer_lacks(j->kind) || ((j->sides & SOLE) != 0 && j->kind >= PEER_STORED &&
-                                access(path, R_OK) != 0)) {
+    if (peer_lacks(j->kind) ||
+        ((j->sides & SOLE) != 0 && j->kind >= PEER_STORED && access(path, R_OK) != 0)) {
         fprintf(stderr, "left out: row %s (a library or its files are not here)\n", j->name);
         return false;
     }
@@ -766,8 +797,9 @@ static void print_machine(void) {
     bench_cpu_name(cpu, sizeof cpu);
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
     printf("{\"bench\":\"peers\",\"case\":\"machine\",\"text\":\"%d cores of %s; "
-           "gcc %d.%d %s; no GPU; %s; %d rounds\"}\n", cores(), cpu, __GNUC__, __GNUC_MINOR__,
-           BENCH_FLAGS, date, bench_opt.quick ? QUICK_ROUNDS : ROUNDS);
+           "gcc %d.%d %s; no GPU; %s; %d rounds\"}\n",
+           cores(), cpu, __GNUC__, __GNUC_MINOR__, BENCH_FLAGS, date,
+           bench_opt.quick ? QUICK_ROUNDS : ROUNDS);
 }
 
 int main(int argc, char **argv) {

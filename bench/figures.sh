@@ -28,12 +28,13 @@ function best(name, wanted,   i, side, found) {
     for (i = 1; i <= sides[name]; ++i) {
         side = order[name, i]
         if (kind(side) != wanted) continue
-        if (found == "" || value[name, side, "value"] > value[name, found, "value"]) found = side
+        if (found == "" || value[name, side, "value"] + 0 > value[name, found, "value"] + 0)
+            found = side
     }
     return found
 }
 function digits(number) { # 12,345
-    number = sprintf(number < 10 ? "%.2g" : "%.0f", number)
+    number = sprintf(number + 0 < 10 ? "%.2g" : "%.0f", number + 0)
     while (number ~ /[0-9][0-9][0-9][0-9]/) sub(/[0-9][0-9][0-9]($|,)/, ",&", number)
     return number
 }
@@ -54,7 +55,7 @@ FNR == NR {
         side = field("peer_name")
         value[name, side, "value"] = field("peer")
     } else {
-        split("value low high ratio ratio_low ratio_high cpu_us peak_mb first_ms again others", fields)
+        split("value ratio ratio_low ratio_high cpu_us peak_mb first_ms others", fields)
         for (i in fields) value[name, side, fields[i]] = field(fields[i])
     }
     if (side == "") next
@@ -68,8 +69,8 @@ awk "$read"'
 function cell(name, what, wanted,   side, text) {
     side = best(name, wanted)
     if (side == "" || value[name, side, what] == "") return ""
-    text = digits(value[name, side, what]) " " (what == "value" ? unit[name, side] :
-           what == "peak_mb" ? "MB" : "ms")
+    text = what == "value" ? unit[name, side] : what == "peak_mb" ? "MB" : "ms"
+    text = digits(value[name, side, what]) " " text
     return wanted == "C" ? text ", " side : text
 }
 /<!-- figures -->/ { on = 1 }
@@ -102,7 +103,7 @@ awk "$read"'
         for (i = 1; i <= sides[name]; ++i) {
             side = order[name, i]
             printf "| %s%s | %s | %s | %s | %s | %s |\n", side,
-                value[name, side, "others"] > 0.06 ? " (beside other programs)" : "",
+                (value[name, side, "others"] > 0.06) ? " (beside other programs)" : "",
                 digits(value[name, side, "value"]), side == "spdl.h" ? "" : between(name, side),
                 digits(value[name, side, "cpu_us"]), digits(value[name, side, "peak_mb"]),
                 digits(value[name, side, "first_ms"])
@@ -118,16 +119,17 @@ awk "$read"'
 draw() { # FILE TEXT_COLOUR OURS OTHERS
     awk -v text="$2" -v ours="$3" -v others="$4" "$read"'
     function say(x, y, size, colour, words) {
-        printf "<text x=\"%d\" y=\"%d\" font-size=\"%d\" fill=\"%s\">%s</text>\n", x, y, size,
-               colour, words
+        body = body sprintf("<text x=\"%d\" y=\"%d\" font-size=\"%d\" fill=\"%s\">%s</text>\n", x, y,
+                            size, colour, words)
     }
     function bar(name, side, colour, most,   width) {
         width = 330 * value[name, side, "value"] / most
         if (width < 1) width = 1
         say(240, y + 10, 11, text, side)
-        printf "<rect x=\"380\" y=\"%d\" width=\"%.1f\" height=\"12\" rx=\"2\" fill=\"%s\"/>\n", y,
-               width, colour
-        say(386 + width, y + 10, 11, text, digits(value[name, side, "value"]) " " unit[name, side])
+        body = body sprintf("<rect x=\"380\" y=\"%d\" width=\"%.1f\" height=\"12\" rx=\"2\"" \
+                            " fill=\"%s\"/>\n", y, width, colour)
+        say(386 + width, y + 10, 11, text,
+            digits(value[name, side, "value"]) " " unit[name, side])
         y += 16
     }
     function group(name, title,   k, most, shown) {
@@ -144,8 +146,6 @@ draw() { # FILE TEXT_COLOUR OURS OTHERS
     }
     END {
         split("spdl.h C PyTorch SPDL", kinds)
-        print "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"470\"" \
-              " viewBox=\"0 0 840 470\" font-family=\"sans-serif\">"
         y = 4
         group("jpeg", "JPEGs, steps of 5 ms")
         group("files", "64,000 files of 4 KB")
@@ -153,7 +153,8 @@ draw() { # FILE TEXT_COLOUR OURS OTHERS
         group("http_256", "HTTP 5 ms late, 256 in flight")
         group("tail", "1 % of items 50 times as long")
         group("npz_deflated", ".npz, deflated, 1.5 MB")
-        print "</svg>"
+        printf "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"%d\"" \
+               " viewBox=\"0 0 840 %d\" font-family=\"sans-serif\">\n%s</svg>\n", y, y, body
     }' "$jsonl" >"bench/results/$1"
 }
 draw gain_light.svg "#1f2328" "#0969da" "#afb8c1"

@@ -41,8 +41,8 @@ static inline bool http_read(int from, http_answer *answer) {
 
 static inline void http_write(const http_answer *answer) {
     static char reply[256 + PEER_PAGE_BYTES];
-    const int head = snprintf(reply, 256, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n",
-                              PEER_PAGE_BYTES);
+    const int head =
+        snprintf(reply, 256, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", PEER_PAGE_BYTES);
     char *at = reply;
     ssize_t left = head + PEER_PAGE_BYTES, put = 0;
     uint64_t page[PEER_PAGE_BYTES / 8];

@@ -1,10 +1,10 @@
 """The loaders of Python that bench_peers compares with: PyTorch, SPDL and Grain.
 
 bench_peers starts this program once for each of them, named by $PEER_LIBRARY, and writes lines to
-it: LIBRARY ITEMS KIND:LATE_US:PORT:BATCH:WORKERS:WINDOW:STEP_MS:STEP_THREADS:CALL:FOLDER. The answer
-is one line: nanoseconds to the first batch, from it to the last, of CPU time; MB; nanoseconds of CPU
-time since the last answer; the sum. One that begins with ! is why it could not be done. The first
-line tells the version, or - for none.
+it: LIBRARY ITEMS KIND:LATE_US:PORT:BATCH:WORKERS:WINDOW:STEP_MS:STEP_THREADS:CALL:FOLDER. The
+answer is one line: nanoseconds to the first batch, between two batches, of CPU time; MB;
+nanoseconds of CPU time since the last answer; the sum. One that begins with ! is why it could not
+be done. The first line tells the version, or - for none.
 
 An item is made by peer_work.so, in C and without Python's lock, into an array; CALL 1 makes a whole
 batch in one call of the loader. .npz files are read by the loader's own reader, or by NumPy.
@@ -13,6 +13,7 @@ batch in one call of the loader. .npz files are read by the loader's own reader,
 import ctypes
 import importlib.metadata
 import os
+import resource
 import sys
 import time
 import warnings
@@ -154,20 +155,19 @@ def megabytes():
 
 
 def cpu_ns():
-    now = os.times()
-    return (now.user + now.system + now.children_user + now.children_system) * 1e9
+    parts = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in parts) * 1e9
 
 
 def run(library, job):
-    """First, span and CPU time, MB and the sum."""
+    """To the first batch, between two batches (see bench_peers.c), CPU time, MB, and the sum."""
     total, begun, cpu, mb = 0, time.perf_counter_ns(), cpu_ns(), 0
     batches, end = BATCHES[library](job)
-    count = job.items // job.batch
-    first = last = begun
+    count, slots = job.items // job.batch, job.window // job.batch
+    at_batch = {}  # when it came
     for number, (at, size, batch) in enumerate(batches):
-        last = time.perf_counter_ns()
-        if number == 0:
-            first = last
+        if number in (0, slots, count - 1 - slots):
+            at_batch[number] = time.perf_counter_ns()
         total = work.peer_take(total, at, size)
         work.peer_step(job.step_ms, job.step_threads)
         if number == count // 2 and library == "torch":  # its workers end by themselves
@@ -175,7 +175,8 @@ def run(library, job):
         del batch
     mb = max(mb, megabytes())
     end()
-    return first - begun, last - first, cpu_ns() - cpu, mb, total
+    span = at_batch[count - 1 - slots] - at_batch[slots]
+    return at_batch[0] - begun, span, cpu_ns() - cpu, mb, total
 
 
 def make_arrays(folder):

@@ -32,9 +32,16 @@ const pipe_jpeg_calls *pipe_jpeg_plugin(void);
 #endif
 
 enum {
-    WIDTH = 500, HEIGHT = 375, SIDE = 224, JPEGS = 64,
-    TOKENS = 4 * 1024, ALL_TOKENS = 32 << 20,
-    TAIL_US = 200, TAIL_SLOW = 50, TAIL_EACH = 100, NPZ_HEAD = 128
+    WIDTH = 500,
+    HEIGHT = 375,
+    SIDE = 224,
+    JPEGS = 64,
+    TOKENS = 4 * 1024,
+    ALL_TOKENS = 32 << 20,
+    TAIL_US = 200,
+    TAIL_SLOW = 50,
+    TAIL_EACH = 100,
+    NPZ_HEAD = 128
 };
 
 static struct {
@@ -44,10 +51,10 @@ static struct {
     const pipe_jpeg_calls *jpeg;
 } with;
 
-static const size_t item_bytes[PEER_KINDS] = {
-    SIDE * SIDE * 3, PEER_FILE_BYTES, (TOKENS + 1) * 4, 64, PEER_PAGE_BYTES, PEER_ARRAY_BYTES,
-    PEER_ARRAY_BYTES, 64
-};
+static const size_t item_bytes[PEER_KINDS] = { SIDE * SIDE * 3,  PEER_FILE_BYTES,
+                                               (TOKENS + 1) * 4, 64,
+                                               PEER_PAGE_BYTES,  PEER_ARRAY_BYTES,
+                                               PEER_ARRAY_BYTES, 64 };
 
 size_t peer_item_bytes(void) { return item_bytes[with.kind]; }
 
@@ -127,7 +134,8 @@ static void compute(double ms) {
         for (int i = 0; i < 2000; ++i) x = x * 3 + 1;
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     } while ((double)(now.tv_sec - begun.tv_sec) * 1e3 +
-             (double)(now.tv_nsec - begun.tv_nsec) * 1e-6 < ms);
+                 (double)(now.tv_nsec - begun.tv_nsec) * 1e-6 <
+             ms);
 }
 
 static void *compute_main(void *ms) {
@@ -177,8 +185,7 @@ static void fill(uint64_t number, void *to, size_t bytes) {
 }
 
 static const char *file_path(char *path, const char *folder, uint64_t number) {
-    snprintf(path, 600, "%s/files/%03u/%u", folder, (unsigned)(number / 1000),
-             (unsigned)number);
+    snprintf(path, 600, "%s/files/%03u/%u", folder, (unsigned)(number / 1000), (unsigned)number);
     return path;
 }
 
@@ -373,14 +380,19 @@ static int make_tail(uint64_t number, void *item) {
 int peer_remake(uint64_t number, void *item) {
     char path[600];
     switch (with.kind) {
-    case PEER_JPEG: return make_jpeg(number, item);
+    case PEER_JPEG:
+        return make_jpeg(number, item);
     case PEER_FILE:
         return read_file(file_path(path, with.folder, number % PEER_FILES), item,
                          PEER_FILE_BYTES) == PEER_FILE_BYTES;
-    case PEER_TOKENS: return make_tokens_of(number, item);
+    case PEER_TOKENS:
+        return make_tokens_of(number, item);
     case PEER_STORED:
-    case PEER_DEFLATED: return make_array(number, item);
-    default: fill(number, item, item_bytes[with.kind]); return 1;
+    case PEER_DEFLATED:
+        return make_array(number, item);
+    default:
+        fill(number, item, item_bytes[with.kind]);
+        return 1;
     }
 }
 

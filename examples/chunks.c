@@ -1,16 +1,13 @@
 /* chunks.c - a file of binary chunks, as trainers of chess engines read them: each chunk is decoded
    on any worker, most of its positions are filtered out, the rest is shuffled and packed into
-   batches of one size. The positions are compared with those of a plain loop. Without an argument
-   it takes a file that it makes itself.
+   batches of one size. Then it is compared with a plain loop. Without an argument it makes a file.
 
-   Build:  cc -O2 -I. examples/chunks.c -o chunks -lpthread
-   Run:    ./chunks [FILE] */
+   Build:  cc -O2 -I. examples/chunks.c -o chunks -lpthread */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
 enum { ENTRIES = 512, CHUNKS = 400, KEPT = 4096, BATCH = 256, LEAST_PLY = 16, MOST_SCORE = 3000 };
 
 typedef struct Entry { uint64_t occupied; int16_t score; uint16_t ply; uint32_t move; } Entry;
@@ -98,7 +95,8 @@ int main(int argc, char **argv) {
     static Chunk chunk;
     Position one;
     FILE *file = argc > 1 ? fopen(argv[1], "rb") : tmpfile();
-    uint64_t sum = 0, expected = 0, all = 0, kept = 0;
+    uint64_t sum = 0, expected = 0;
+    int all = 0, kept = 0;
     spdl_pipeline *p;
     Batch *batch;
     if (file == NULL) return perror(argc > 1 ? argv[1] : "a temporary file"), 1;
@@ -117,7 +115,6 @@ int main(int argc, char **argv) {
         for (int i = 0; i < ENTRIES; i++)
             if (read_entry(&chunk.entry[i], &one)) expected += sum_of(&one);
     fclose(file);
-    printf("%llu of %llu positions, %s those of a plain loop\n", (unsigned long long)kept,
-           (unsigned long long)all, sum == expected ? "the same as" : "not");
+    printf("%d of %d positions, as a plain loop: %s\n", kept, all, sum == expected ? "yes" : "no");
     return sum != expected;
 }

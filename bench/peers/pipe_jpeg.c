@@ -58,8 +58,8 @@ static bool decode(const pipe_jpeg *jpeg, int width, int height, unsigned char *
     jpeg_create_decompress(&d);
     jpeg_mem_src(&d, jpeg->bytes, jpeg->size);
     well = jpeg_read_header(&d, TRUE) == JPEG_HEADER_OK && jpeg_start_decompress(&d);
-    well = well && d.output_width == (JDIMENSION)width &&
-           d.output_height == (JDIMENSION)height && d.output_components == 3;
+    well = well && d.output_width == (JDIMENSION)width && d.output_height == (JDIMENSION)height &&
+           d.output_components == 3;
     while (well && d.output_scanline < d.output_height) {
         JSAMPROW row = pixels + d.output_scanline * 3 * (JDIMENSION)width;
         jpeg_read_scanlines(&d, &row, 1);
