@@ -6370,6 +6370,7 @@ SPDL_API spdl_result spdl_pool_stop(spdl_pool *pool, int64_t timeout_ns) {
 
 SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const char *whose,
                                               spdl_error *error) {
+    int i;
     if (policy->nice < -20 || policy->nice > 19)
         return spdl__error_set(error, SPDL_E_INVALID,
                                "%s: policy.nice is %d, must be -20 to 19", whose,
@@ -6382,6 +6383,10 @@ SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const ch
         return spdl__error_set(error, SPDL_E_INVALID, "%s: policy.cpu_count is %d%s", whose,
                                policy->cpu_count,
                                policy->cpus == NULL ? ", but policy.cpus is NULL" : "");
+    for (i = 0; i < policy->cpu_count; ++i)
+        if (policy->cpus[i] < 0)
+            return spdl__error_set(error, SPDL_E_INVALID, "%s: policy.cpus[%d] is %d, must be at "
+                                   "least 0", whose, i, policy->cpus[i]);
     return SPDL_OK;
 }
 
@@ -8856,7 +8861,8 @@ SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, 
 SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     spdl__node *node = task->node;
     const char *type = node->row.fn->out_type;
-    if (node->empty < SPDL__EMPTY_CALLS) spdl__store_relaxed(&node->empty, 0);
+    if (spdl__load_relaxed(&node->empty) < SPDL__EMPTY_CALLS)
+        spdl__store_relaxed(&node->empty, 0);
     if (out != NULL) spdl__store_relaxed(&node->nulls, SPDL__NULLS);
     if (out != NULL || (node->in != NULL && task->call.in.item == NULL) ||
         (type != NULL && strcmp(type, "void") == 0))
@@ -11418,6 +11424,9 @@ SPDL__COLD spdl_result spdl__check_inside(const spdl__plan *plan, int i) {
                            "SPDL_ORDER_COMPLETION)", what);
 }
 
+#define SPDL__EVERY_LEAST 0.01 /* seconds of an interval of reports */
+#define SPDL__EVERY_MOST 1e7
+
 SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     char why[SPDL_NAME_BYTES + 64] = "";
@@ -11437,6 +11446,15 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
                        SPDL__TRACE_EVENTS_MAX);
+#ifndef SPDL_NO_REPORT
+    else if (desc->report != NULL && desc->report->every != 0 &&
+             !(desc->report->every >= SPDL__EVERY_LEAST && desc->report->every <= SPDL__EVERY_MOST))
+        (void)snprintf(why, sizeof(why), "report->every is %g, must be %g to %g",
+                       desc->report->every, SPDL__EVERY_LEAST, SPDL__EVERY_MOST);
+    else if (desc->doctor != NULL && !(desc->doctor->seconds >= 0 && desc->doctor->seconds < 1e6))
+        (void)snprintf(why, sizeof(why), "doctor->seconds is %g, must be 0 to 1e6",
+                       desc->doctor->seconds);
+#endif
     else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK ||
              spdl__policy_check(&desc->policy, "pipeline", desc->error) != SPDL_OK)
         return SPDL_E_INVALID;
@@ -11852,8 +11870,8 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
         const spdl__node *node = &p->node[i];
         if (node->row.deferred || node->row.concurrency <= threads) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
-                   "%s: stage %d '%s': concurrency is %d, but no more calls than its %d "
-                   "%s%s can run at the same time",
+                   "%s: stage %d '%s': concurrency is %d, but it has only %d %s%s, "
+                   "and each runs one call at a time",
                    spdl__row_place(&plan->rows[i]).text, i, node->name, node->row.concurrency,
                    threads, p->pool != NULL ? "worker" : "thread", threads > 1 ? "s" : "");
     }
@@ -13609,8 +13627,6 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
 #ifndef SPDL_NO_REPORT
 
 #define SPDL__STDERR_NS 100000000   /* longest wait for stderr to accept a piece */
-#define SPDL__EVERY_LEAST 0.01      /* seconds of an interval */
-#define SPDL__EVERY_MOST 1e7
 #define SPDL__LIMIT_ROWS (SPDL_MAX_STAGES + 1) /* from -1 on */
 
 /* --- settings --- */
@@ -13660,9 +13676,7 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
                                               "seconds: no reports", stats);
     }
     if (json != NULL) (void)spdl__path_copy(plan->json, json, "SPDL_REPORT", logger);
-    if (!(plan->desc.every > 0)) plan->desc.every = 5;
-    plan->desc.every =
-        spdl__smaller(spdl__larger(plan->desc.every, SPDL__EVERY_LEAST), SPDL__EVERY_MOST);
+    if (plan->desc.every == 0) plan->desc.every = 5;
     return plan->desc.table || plan->desc.report_fn != NULL || plan->json[0] != '\0';
 }
 
@@ -15361,8 +15375,7 @@ SPDL__COLD bool spdl__doctor_ask(spdl__doctor_plan *plan, const spdl_doctor_desc
         }
         at += length;
     }
-    if (!(plan->desc.seconds > 0)) plan->desc.seconds = SPDL__DOCTOR_SECONDS;
-    if (plan->desc.seconds > 1e6) plan->desc.seconds = 1e6;
+    if (plan->desc.seconds == 0) plan->desc.seconds = SPDL__DOCTOR_SECONDS;
     return true;
 }
 
@@ -15852,8 +15865,8 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
     if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return SPDL__SAMPLER_REFUSE(desc, "rank is %d, must be from 0 to world - 1, which is %d",
-                                    rank, world - 1);
+        return SPDL__SAMPLER_REFUSE(desc, "rank is %d and world %d, but rank must be 0 to world - 1",
+                                    rank, world);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
         return SPDL__SAMPLER_REFUSE(desc, "order or tail is unknown");
     if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)

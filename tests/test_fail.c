@@ -598,8 +598,8 @@ static void concurrency_without_threads_is_warned_of(void) {
         RUN(p, "0 1 2", SPDL_END);
         CHECK_EQ(k.warnings, rows[i].warned);
         if (!rows[i].warned) continue;
-        snprintf(text, sizeof text, ": stage 2 'work': concurrency is %d, but no more calls than "
-                 "its %d %s%s can run at the same time", rows[i].concurrency,
+        snprintf(text, sizeof text, ": stage 2 'work': concurrency is %d, but it has only "
+                 "%d %s%s, and each runs one call at a time", rows[i].concurrency,
                  rows[i].workers > 0 ? rows[i].workers : 1,
                  rows[i].workers > 0 ? "worker" : "thread", rows[i].workers > 1 ? "s" : "");
         CHECK(strstr(k.warning[0], text) != NULL);

@@ -8,6 +8,8 @@
 
 #include "test.h"
 
+#include <math.h>
+
 #include <pthread.h>
 #include <unistd.h>
 
@@ -142,6 +144,23 @@ static void numbers_out_of_range(void) {
             "workers is 1, but pool is set: leave it 0");
     spdl_pool_destroy(pool);
 }
+
+#ifndef SPDL_NO_REPORT
+static void seconds_out_of_range(void) {
+    static const double every[] = { -3, NAN, 1e-9, INFINITY }, seconds[] = { -1, NAN, 1e6 };
+    size_t i;
+    for (i = 0; i < sizeof every / sizeof every[0]; ++i) {
+        const spdl_report_desc report = { .every = every[i], .table = true };
+        refused(&(spdl_pipeline_desc){ .workers = 1, .report = &report },
+                SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID, ", must be 0.01 to 1e+07");
+    }
+    for (i = 0; i < sizeof seconds / sizeof seconds[0]; ++i) {
+        const spdl_doctor_desc doctor = { .seconds = seconds[i], .quiet = true };
+        refused(&(spdl_pipeline_desc){ .workers = 1, .doctor = &doctor },
+                SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID, ", must be 0 to 1e6");
+    }
+}
+#endif
 
 static void rows_in_the_wrong_place(void) {
     REFUSED("the last row must be SPDL_SINK", SOURCE, SPDL_PIPE(passes_a));
@@ -574,6 +593,9 @@ static void texts_have_one_style(void) {
 TEST_TABLE(mistakes) {
     TEST_CASE(types_that_do_not_fit),
     TEST_CASE(numbers_out_of_range),
+#ifndef SPDL_NO_REPORT
+    TEST_CASE(seconds_out_of_range),
+#endif
     TEST_CASE(rows_in_the_wrong_place),
     TEST_CASE(fields_in_the_wrong_place),
     TEST_CASE(values_without_a_field),

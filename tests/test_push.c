@@ -941,7 +941,8 @@ static void a_policy_that_is_refused_is_told(void) {
     const char *const by_the_system = "the system refuses the policy of ";
     policy_refused((spdl_policy){ .cpus = missing, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
     policy_refused((spdl_policy){ .cpus = far, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
-    policy_refused((spdl_policy){ .cpus = nowhere, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
+    policy_refused((spdl_policy){ .cpus = nowhere, .cpu_count = 1 }, SPDL_E_INVALID,
+                   "policy.cpus[0] is -1, must be at least 0");
     policy_refused((spdl_policy){ .nice = 20 }, SPDL_E_INVALID,
                    "policy.nice is 20, must be -20 to 19");
     policy_refused((spdl_policy){ .nice = -21 }, SPDL_E_INVALID,

@@ -392,13 +392,13 @@ static void what_makes_no_sense_is_refused(void) {
             .order = SPDL_SAMPLE_FUNCTION, .draws = 4);
     REFUSED("sampler: draws is 3, more than count, 2", .count = 2,
             .draws = 3);
-    REFUSED("sampler: rank is 3, must be from 0 to world - 1, which is -1",
+    REFUSED("sampler: rank is 3 and world 0, but rank must be 0 to world - 1",
             .ranks = { 3, 0 });
-    REFUSED("sampler: rank is 0, must be from 0 to world - 1, which is -2",
+    REFUSED("sampler: rank is 0 and world -1, but rank must be 0 to world - 1",
             .ranks = { 0, -1 });
-    REFUSED("sampler: rank is -1, must be from 0 to world - 1, which is 3",
+    REFUSED("sampler: rank is -1 and world 4, but rank must be 0 to world - 1",
             .ranks = { -1, 4 });
-    REFUSED("sampler: rank is 4, must be from 0 to world - 1, which is 3", .ranks = { 4, 4 });
+    REFUSED("sampler: rank is 4 and world 4, but rank must be 0 to world - 1", .ranks = { 4, 4 });
     REFUSED("sampler: count or draws is more than 2^63", .count = UINT64_MAX);
     REFUSED("sampler: order or tail is unknown", .order = (spdl_sampler_order)99);
     REFUSED("sampler: order or tail is unknown", .tail = (spdl_tail)-1);
