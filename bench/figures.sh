@@ -23,8 +23,6 @@ function kind(side) {
     return side == "alone" ? side : "C"
 }
 function best(name, wanted,   i, side, found) {
-    if ((name, "spdl.h, polite") in unit && wanted == "spdl.h") return "spdl.h, polite"
-    if ((name, "spdl.h") in unit && wanted == "spdl.h") return "spdl.h"
     for (i = 1; i <= sides[name]; ++i) {
         side = order[name, i]
         if (kind(side) != wanted) continue
@@ -71,6 +69,7 @@ function cell(name, what, wanted,   side, text) {
     if (side == "" || value[name, side, what] == "") return ""
     text = what == "value" ? unit[name, side] : what == "peak_mb" ? "MB" : "ms"
     text = digits(value[name, side, what]) " " text
+    if (wanted == "spdl.h" && sub(/^spdl.h, /, "", side)) return text ", " side
     return wanted == "C" ? text ", " side : text
 }
 /<!-- figures -->/ { on = 1 }
@@ -104,7 +103,8 @@ awk "$read"'
             side = order[name, i]
             printf "| %s%s | %s | %s | %s | %s | %s |\n", side,
                 (value[name, side, "others"] > 0.06) ? " (beside other programs)" : "",
-                digits(value[name, side, "value"]), side == "spdl.h" ? "" : between(name, side),
+                digits(value[name, side, "value"]),
+                side == best(name, "spdl.h") ? "" : between(name, side),
                 digits(value[name, side, "cpu_us"]), digits(value[name, side, "peak_mb"]),
                 digits(value[name, side, "first_ms"])
         }
@@ -119,8 +119,8 @@ awk "$read"'
 draw() { # FILE TEXT_COLOUR OURS OTHERS
     awk -v text="$2" -v ours="$3" -v others="$4" "$read"'
     function say(x, y, size, colour, words) {
-        body = body sprintf("<text x=\"%d\" y=\"%d\" font-size=\"%d\" fill=\"%s\">%s</text>\n", x, y,
-                            size, colour, words)
+        body = body sprintf("<text x=\"%d\" y=\"%d\" font-size=\"%d\" fill=\"%s\">%s</text>\n",
+                            x, y, size, colour, words)
     }
     function bar(name, side, colour, most,   width) {
         width = 330 * value[name, side, "value"] / most
@@ -166,7 +166,7 @@ END {
         for (i = 2; i <= sides[name = cases[c]]; ++i) {
             side = order[name, i]
             if (kind(side) == "spdl.h" || side == "alone") continue
-            if (value[name, side, "ratio_high"] != "" && value[name, side, "ratio_high"] < 1)
+            if (value[name, side, "ratio_high"] != "" && value[name, side, "ratio_high"] + 0 < 1)
                 print "ahead of us: " name ", " side ": " between(name, side)
         }
 }' "$jsonl"

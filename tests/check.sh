@@ -62,6 +62,20 @@ beside() {
 # fails on a busy machine is run 20 times more, alone, and what came of it is told here.
 files() { for name; do printf 'tests/test_%s.c ' "$name"; done; }
 tests() { for name; do printf '%s. ' "$name"; done; }
+# all_but MODULE ...: the files of the others; modules_but: their names
+all_but() {
+    for file in tests/test_*.c tests/stress_ring.c; do
+        name=${file#tests/test_}
+        case " $* cuda cuda_back cuda_fault cuda_sim " in
+        *" ${name%.c} "*) ;;
+        *) printf '%s ' "$file" ;;
+        esac
+    done
+}
+modules_but() {
+    # shellcheck disable=SC2046 # a list
+    sed -n 's/^TEST_TABLE(\([a-z_]*\)).*/\1/p' $(all_but "$@") | sort -u
+}
 MAKEFLAGS=$(printf '%s' "$MAKEFLAGS" | sed -e 's/ *-j[0-9]*//' -e 's/ *--jobserver-[a-z]*=[^ ]*//')
 export MAKEFLAGS
 make=${MAKE:-make}
@@ -73,14 +87,17 @@ part warnings env BRIEF=1 "$make" -s check-warnings # all compilers and standard
 second="--second 20"
 part gcc "$make" -s test CC=gcc WERROR=1 ARGS="$second"
 waits="core alloc pool lifetime next ready flow again rewind source defer push contract guests"
-# shellcheck disable=SC2086 # a list
+# shellcheck disable=SC2086,SC2046 # lists
 part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second" \
     TESTS="$(files $waits)" T="$(tests $waits)"
-part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second"
-threads="$waits ring debug pipeline rows batch branch state fail chance stats trace loader cache
-    sampler headspace doctor report files"
+# Times are no matter of memory, and processes none of threads; many tests sleep, so three at a time.
+part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second --jobs 3" \
+    TESTS="$(all_but contract headspace verdict)" \
+    T="$(tests $(modules_but contract headspace verdict)) npz_in_pieces."
+threads="$waits ring debug pipeline rows batch branch state fail mutants chance stats trace cache
+    doctor report"
 # shellcheck disable=SC2086 # a list
-part tsan "$make" -s tsan CC=clang ARGS="$second" T="$(tests $threads) stress npz.many" \
+part tsan "$make" -s tsan CC=clang ARGS="$second --jobs 3" T="$(tests $threads) stress npz.many" \
     TESTS="$(files $threads npz ring_condvar) tests/stress_ring.c"
 part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each in every way
 
@@ -88,10 +105,10 @@ part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each 
 mkfifo build/check/places || exit 1
 exec 3<>build/check/places
 for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
-beside cross tests/check_cross.sh x86_64 aarch64 # the others: `make cross`, `make matrix`
+beside cross env BRIEF=1 tests/check_cross.sh x86_64 aarch64 # the others: `make cross`, `make matrix`
 beside matrix tests/matrix.sh --quick
 beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"
-beside cuda "$make" -s test-cuda CUDA_TESTS=compiles
+beside cuda env BRIEF=1 "$make" -s test-cuda CUDA_TESTS=compiles
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=5000
 beside bigendian env BRIEF=1 "$make" -s check-bigendian
 beside loader "$make" -s torture-loader CC=clang POINTS=8

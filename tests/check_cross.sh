@@ -9,6 +9,7 @@
 # On x86-64 none may be locked or a fence; elsewhere each side has the one release store (or the
 # one light fence in front of it) that hands over the slot, and nothing stronger. That rests on
 # membarrier(2). Without it every push and pop has a full fence, and the look must see that too.
+# With BRIEF=1, as in `make check`, the rings alone.
 # usage: tests/check_cross.sh [ARCH ...]
 #        tests/check_cross.sh --missing ARCH   the packages that it needs and that are not there
 . "$(dirname "$0")/tally.sh"
@@ -74,7 +75,7 @@ run_under_qemu() {
 if [ "$1" = --one ]; then
     about "$2"
     runner=build/${prefix}gcc/runner
-    case $2 in
+    case $2$BRIEF in
     aarch64) modules="$modules $more" ;;
     s390x) modules="$modules $more" ;;
     esac

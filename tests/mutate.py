@@ -25,7 +25,7 @@ WORK = ROOT / "build" / "mutate"
 KNOWN = ROOT / "tests" / "mutants.md"
 
 # The modules whose tests a change of a section meets, the quick ones first.
-FLOW = "pipeline flow again defer fail lifetime mutants source chance"
+FLOW = "pipeline flow again defer fail lifetime mutants source debug chance"
 MODULES = {
     "platform-impl": "core alloc ring",
     "atomics-impl": "core ring pool",
@@ -46,7 +46,7 @@ MODULES = {
     "batch-impl": "batch rows fail mutants chance",
     "merge-impl": "branch mutants chance",
     "producer-impl": "source next " + FLOW,
-    "next-impl": "next push lifetime pipeline mutants chance",
+    "next-impl": "next push lifetime pipeline mutants mistakes stats chance",
     "stop-impl": "lifetime rewind source mutants chance",
     "create-impl": "pipeline rows mistakes lifetime batch branch push alloc",
     "stats-impl": "stats verdict report",
