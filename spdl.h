@@ -476,7 +476,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
 
    create compares the types of neighbouring rows, and refuses a table that does not fit. void fits
    any type. Call functions that take a task only inside of the stage function that received it.
-   A C++ stage function may throw: its item fails, and what() is the reason. Other functions of yours must not throw. No function of yours may call exit, end its thread or leave by longjmp. */
+   A C++ stage function may throw: its item fails, and what() is the reason. Other functions of
+   yours must not throw. No function of yours may call exit, end its thread or leave by longjmp. */
 
 typedef struct spdl_task spdl_task;
 typedef spdl_result (*spdl_fn)(spdl_task *task, void *in, void **out);
@@ -656,7 +657,8 @@ typedef struct spdl_batch {
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...), SPDL_MERGE(fields...)
        SPDL_SINK(buffer_size): results that can wait for the consumer, default 3. Write at least as
-       many as the consumer takes in one burst. Without a feed workers fill a buffer of 8 or more again when half of it is gone, or the consumer waits.
+       many as the consumer takes in one burst. Without a feed workers fill a buffer of 8 or
+       more again when half of it is gone, or the consumer waits.
    C++20 requires the fields in the order of spdl_stage. Before C++20 write
    SPDL_PIPE(fn).with_concurrency(4). In a header for C and C++ write, in the order of spdl_stage,
    SPDL_PIPE(fn, SPDL_SET(concurrency, 4), SPDL_SET(free_item, free)). */
@@ -914,8 +916,8 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
 
 /* Starts again, with the source at item `sequence` of epoch 0. It waits for running calls, frees
    all items inside, and clears an end, failure or stop. A source that reads in order must compare
-   spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that waited and the rewind, and ctx may
-   change.
+   spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that
+   waited and the rewind, and ctx may change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
             inside of a stage, while another thread is in next or push, for a sequence of 2^36 or
             more.
@@ -7263,15 +7265,15 @@ typedef struct spdl__node {
     spdl__tickets tickets;
     bool holes;      /* a dropped input leaves a hole */
     bool plain;      /* its calls need none of >>rare-impl */
-    bool gathers;    /* its function is a batch or a merge of the library */
+    bool builtin;    /* its function is a batch or a merge of the library */
     bool at_end;     /* the consumer or the producer may wait for it */
     bool alone;      /* one call at a time */
     bool lends;      /* its items need no free */
     bool places;     /* its calls write into the batches of the next row */
     bool own_thread; /* a source with .threads */
-    uint32_t above;  /* bit i: results of row i can reach this row */
-    uint32_t beside; /* bit i: row i shares an edge with this row */
-    uint32_t around; /* beside, and this row */
+    uint32_t upstream;  /* bit i: results of row i can reach this row */
+    uint32_t neighbours; /* bit i: row i shares an edge with this row */
+    uint32_t vicinity; /* the neighbours, and this row */
     int paths;       /* branch: edges it writes; merge: edges it reads */
     uint8_t path[SPDL_MAX_STAGES];
     struct spdl__node *merge;  /* the merge of a branch, the branch of a merge */
@@ -7294,7 +7296,7 @@ typedef struct spdl__node {
     /* written by the one thread inside */
     bool flushed;      /* the call without input was made in this epoch */
     bool gathered;     /* .flush: a call with input was made since */
-    bool holds;        /* .flush behind a feed: gathered without a result yet */
+    bool unflushed;    /* .flush behind a feed: gathered without a result yet */
     uint64_t held_range; /* push time of the oldest of these */
     bool sheds;        /* gathered in another run: its next result is freed */
     uint32_t turn;     /* merge in completion order: first path to look at */
@@ -7600,7 +7602,7 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
 SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node,
                                    uint64_t longest) {
     uint64_t each;
-    if (longest == SPDL__NEVER || node->gathers) return true;
+    if (longest == SPDL__NEVER || node->builtin) return true;
     each = spdl__load_relaxed(&node->item_ns);
     return each != 0 ? each <= longest : p->pool->desc.workers == 0;
 }
@@ -7740,7 +7742,7 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
 /* From a thread that does not look for work itself. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
-    spdl__wake_look(p, node, node->around, false);
+    spdl__wake_look(p, node, node->vicinity, false);
 }
 
 SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
@@ -7872,7 +7874,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
         const bool batch = row->kind == SPDL_KIND_BATCH;
         depth += (row->kind == SPDL_KIND_BRANCH) - (row->kind == SPDL_KIND_MERGE);
         for (k = 0; k < i; ++k)
-            if ((node->above >> k & 1) && p->node[k].row.kind == SPDL_KIND_BATCH)
+            if ((node->upstream >> k & 1) && p->node[k].row.kind == SPDL_KIND_BATCH)
                 node->in_batches = true;
         if (row->output_order == SPDL_ORDER_COMPLETION &&
             (node->tickets != SPDL__TICKET_ALONE || row->kind == SPDL_KIND_MERGE))
@@ -8017,7 +8019,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
     if (!inside) s->inside = s->done = true;
-    spdl__wake_hint(s->p, node, node->around, first);
+    spdl__wake_hint(s->p, node, node->vicinity, first);
     if (in == NULL) {
         what.range = node->made;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
@@ -8171,7 +8173,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
         if (s->made > 0) spdl__count(&counters->made, s->made);
         slow =
             !SPDL__NO_STATS && SPDL__UNLIKELY(ns > SPDL__SLOW_NS) && spdl__flow_slow(s, task, ns);
-        if (!s->timed && !node->gathers && !slow)
+        if (!s->timed && !node->builtin && !slow)
             spdl__counters_book(counters, s->calls,
                                 spdl__load_relaxed(&counters->failures) - s->failures, ns);
         spdl__counters_learn(node, s->calls, ns);
@@ -8182,7 +8184,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     if (s->inside) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
         spdl__word_move(p, node, (uint64_t)0 - s->change);
-        spdl__wake_hint(p, node, node->beside, false);
+        spdl__wake_hint(p, node, node->neighbours, false);
     }
     if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
@@ -8245,7 +8247,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
             if (taken == SPDL__LEFT) break;
             if (taken == SPDL__PASSED) continue;
         }
-        if (first && (plain || !node->gathers) && spdl__flow_first(task, s.counters, timed, s.now))
+        if (first && (plain || !node->builtin) && spdl__flow_first(task, s.counters, timed, s.now))
             s.begun = s.now = spdl_time_ns();
         since = s.now;
         outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
@@ -8291,7 +8293,7 @@ SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t l
     const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
     if (!node->plain)
         return spdl__flow_sit_any(task, node, late,
-                                  !node->gathers && (timed || node->parked != NULL));
+                                  !node->builtin && (timed || node->parked != NULL));
     return timed ? spdl__flow_sit_timed(task, node, late) : spdl__flow_sit_plain(task, node);
 }
 
@@ -8414,7 +8416,7 @@ SPDL__PRIVATE void spdl__row_pass(spdl_pipeline *p, spdl__node *node, uint64_t p
     const unsigned tag = spdl__origin_tag(mark->origin);
     spdl__put_mark(p, node, promised, mark, now);
     if (tag == SPDL__END) (void)spdl__or(node->word, SPDL__SHUT); /* before `active` goes down */
-    if (tag == SPDL__FAIL) spdl__word_shut(p, node->above | (uint32_t)1 << node->index);
+    if (tag == SPDL__FAIL) spdl__word_shut(p, node->upstream | (uint32_t)1 << node->index);
     if (tag != SPDL__EPOCH) return;
     node->flushed = false;
     node->number = node->number_first = 0;
@@ -8466,7 +8468,7 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     mark.origin = spdl__origin((uint64_t)node->index, SPDL__FAIL);
     if (branch) spdl__put_mark(p, node, 0, &mark, now);
     else spdl__put_at(&node->out, ticket, &mark, now); /* the stamp publishes the record */
-    spdl__word_shut(p, node->above | row);
+    spdl__word_shut(p, node->upstream | row);
 }
 
 /* The pipeline has ended, or is quiet after a stop: logs one line per stage with tolerated
@@ -8691,12 +8693,12 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     if (node->row.init != NULL) result = spdl__call_init(task);
     if (result != SPDL_OK) return result;
     spdl__store_relaxed32(&task->live, 1);
-    if (!node->gathers) {
+    if (!node->builtin) {
         SPDL__PROBE(task_begin, node->row.name, task->sequence);
         spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
     }
     result = spdl__load_fn(&node->row.fn->call)(task, task->call.in.item, out);
-    if (!node->gathers) {
+    if (!node->builtin) {
         spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
         SPDL__PROBE(task_end, node->row.name, task->sequence);
     }
@@ -8841,7 +8843,7 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     if (task->cut_short)
         spdl__count(&counters->freed, spdl__origin_tag(task->call.in.origin) != SPDL__HOLE);
     else if (result == SPDL_SKIP)
-        spdl__count(&counters->skips, !handed_on && !node->gathers);
+        spdl__count(&counters->skips, !handed_on && !node->builtin);
     else
         fatal = spdl__settle_failed(task, counters, result);
     if (SPDL__DEBUGS && result == SPDL_SKIP && node->row.kind == SPDL_KIND_SOURCE)
@@ -8922,7 +8924,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     if (SPDL__UNLIKELY(task->pipeline->delivers) &&
         spdl__settle_delivers(task, counters, result, now))
         return true;
-    if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->gathers)
+    if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
         spdl__settle_debug(task, out);
     if (result != SPDL_OK || out != what.item || spdl__origin_tag(what.origin) == SPDL__HOLE) {
         if (result != SPDL_OK && node->row.on_drop != NULL)
@@ -9349,16 +9351,16 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     if (node->sheds) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
     if (node->row.flush && !task->call.flushing) node->gathered = true;
-    if (node->row.flush && p->feed != NULL && !node->gathers) { /* as old as its oldest input */
-        if (!node->holds) node->held_range = task->call.in.range;
-        node->holds = true;
+    if (node->row.flush && p->feed != NULL && !node->builtin) { /* as old as its oldest input */
+        if (!node->unflushed) node->held_range = task->call.in.range;
+        node->unflushed = true;
         task->call.in.range = node->held_range;
     }
     result = spdl__call_run(task, &out);
-    if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->holds = false;
+    if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->unflushed = false;
     if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__PENDING;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
-    if (!node->gathers) *now = spdl_time_ns();
+    if (!node->builtin) *now = spdl_time_ns();
     if (node->row.again && result == SPDL_AGAIN) {
         result = spdl__parked_again(task, counters, out, *now);
         if (result == SPDL_AGAIN) return SPDL__LATER;
@@ -9388,7 +9390,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
     spdl__full_barrier(); /* there may be room since the last look: pairs with the barriers of the
                              reader */
-    spdl__wake_hint(p, node, node->around, false);
+    spdl__wake_hint(p, node, node->vicinity, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
@@ -9396,7 +9398,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     const spdl__node *node = task->node;
     spdl__full_barrier();
-    spdl__wake_hint(task->pipeline, node, node->around, false);
+    spdl__wake_hint(task->pipeline, node, node->vicinity, false);
     return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
 }
 
@@ -9422,7 +9424,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
     if (node->row.flush && !node->flushed && spdl__row_room(p, node, word)) {
-        spdl__wake_hint(p, node, node->around, true);
+        spdl__wake_hint(p, node, node->vicinity, true);
         node->flushed = true;
         node->gathered = false;
         task->node = node;
@@ -9436,10 +9438,10 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         task->call.ticket = at;
         task->call.since = now;
         failed = spdl__load_relaxed(&counters->failures);
-        if (!node->gathers) spdl__flow_opens(task, now);
+        if (!node->builtin) spdl__flow_opens(task, now);
         outcome = spdl__flow_call(task, counters, &now);
         spdl__store_relaxed(&task->open, 0);
-        if (!node->gathers)
+        if (!node->builtin)
             spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
                                 now - task->call.since);
         if (outcome == SPDL__LATER) {
@@ -9455,7 +9457,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     }
     spdl__word_move(p, node, change);
     if (tag == SPDL__EPOCH && change >> 63 == 0) spdl__edge_took(node->in, head + 1, now, true);
-    spdl__wake_hint(p, node, node->around, false);
+    spdl__wake_hint(p, node, node->vicinity, false);
     return true;
 }
 
@@ -9477,11 +9479,12 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     SPDL_TEST_POINT("pipeline passes a hole");
     if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
         spdl__sub(&node->in->dropped, 1);
-        spdl__wake_hint(p, node, node->beside, false); /* others may have seen too little room */
+        /* others may have seen too little room */
+        spdl__wake_hint(p, node, node->neighbours, false);
         return false;
     }
     spdl__put_nothing(p, node, at, s->now);
-    spdl__wake_hint(p, node, node->around, false);
+    spdl__wake_hint(p, node, node->vicinity, false);
     s->word = spdl__load(node->word);
     return true;
 }
@@ -9491,7 +9494,7 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
 SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
     const uint64_t usual = spdl__load_relaxed(&s->node->item_ns), others = s->calls - 1;
     const uint64_t failed = spdl__load_relaxed(&s->counters->failures) - s->failures;
-    if (usual == 0 || s->node->gathers || s->node->row.deferred ||
+    if (usual == 0 || s->node->builtin || s->node->row.deferred ||
         ns < 8 * usual * s->calls + SPDL__SLOW_NS)
         return false;
     if (!s->timed && others > 0)
@@ -9508,7 +9511,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
     const bool settles = call != NULL;
     if (settles) {
-        spdl__wake_hint(s->p, node, node->around, true); /* on_drop may take long */
+        spdl__wake_hint(s->p, node, node->vicinity, true); /* on_drop may take long */
         *outcome = spdl__flow_done(task, call, s->counters, s->now);
         spdl__flow_book(s, task, task->call.since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
@@ -9522,7 +9525,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     }
     s->done = s->inside = true; /* with the call's place */
     if (settles) return false;
-    spdl__wake_hint(s->p, node, node->around, true); /* as after a take */
+    spdl__wake_hint(s->p, node, node->vicinity, true); /* as after a take */
     spdl__parked_resume(task, call);
     task->call.since = s->now;
     if (task->call.flushing) s->change = SPDL__PASSING; /* alone, at a mark */
@@ -9532,7 +9535,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
 /* A taken failure of an earlier row goes on without a call. */
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
-    if (node->gathers) --node->dropped; /* it takes no place in a batch */
+    if (node->builtin) --node->dropped; /* it takes no place in a batch */
     task->path = 0;
     spdl__settle_put(task, &task->call.in, s->now);
     s->done = true;
@@ -9973,10 +9976,10 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
         if (node->merge->turns != NULL)
             spdl__store_relaxed(&node->merge->turns_taken, node->merge->turns_taken + 1);
         spdl__full_barrier();
-        spdl__wake_hint(p, node, node->around, taken == 0);
+        spdl__wake_hint(p, node, node->vicinity, taken == 0);
     }
     spdl__word_move(p, node, (uint64_t)0 - 1);
-    spdl__wake_hint(p, node, node->beside, false);
+    spdl__wake_hint(p, node, node->neighbours, false);
     return taken > 0;
 }
 
@@ -10810,9 +10813,9 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
-    node->sheds = start->loads && node->row.flush && !node->gathers &&
+    node->sheds = start->loads && node->row.flush && !node->builtin &&
                   (node->gathered || node->sheds);
-    node->gathered = node->holds = false;
+    node->gathered = node->unflushed = false;
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->turns_put, 0);
     spdl__store_relaxed(&node->turns_taken, 0);
@@ -11095,7 +11098,7 @@ typedef struct spdl__plan {
     const spdl_stage *rows;
     int count; /* rows, with the sink */
     int before[SPDL_MAX_STAGES + 1]; /* row whose edge it reads; path: its branch; or -1 */
-    uint32_t above[SPDL_MAX_STAGES + 1]; /* bit k: items of row k can arrive */
+    uint32_t upstream[SPDL_MAX_STAGES + 1]; /* bit k: items of row k can arrive */
     int paths[SPDL_MAX_STAGES + 1];      /* branch, merge: number of paths */
     uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* rows written, or read */
     int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends; or -1 */
@@ -11296,11 +11299,11 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
             for (k = 0; k < plan->paths[i]; ++k) { /* a path ends where the next one begins */
                 const int next = k + 1 < plan->paths[i] ? plan->path[branch][k + 1] : i;
                 plan->path[i][k] = (uint8_t)(next - 1);
-                plan->above[i] |= plan->above[next - 1] | (uint32_t)1 << (next - 1);
+                plan->upstream[i] |= plan->upstream[next - 1] | (uint32_t)1 << (next - 1);
             }
         }
         if (plan->before[i] >= 0)
-            plan->above[i] |= plan->above[plan->before[i]] | (uint32_t)1 << plan->before[i];
+            plan->upstream[i] |= plan->upstream[plan->before[i]] | (uint32_t)1 << plan->before[i];
     }
     if (depth == 0) return SPDL_OK;
     return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
@@ -11579,13 +11582,13 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     for (k = 0; k < (merge ? node->paths : node->in != NULL); ++k) {
         spdl__node *from = merge ? &p->node[node->path[k]] : node->before;
         if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* it writes for its paths */
-        from->beside |= (uint32_t)1 << i;
-        node->beside |= (uint32_t)1 << from->index;
+        from->neighbours |= (uint32_t)1 << i;
+        node->neighbours |= (uint32_t)1 << from->index;
     }
     if (merge) node->merge = &p->node[plan->branch[i]];
     if (node->row.kind == SPDL_KIND_BRANCH) node->merge = &p->node[plan->merge[i]];
     node->at_end = node == p->last || i == 1;
-    for (k = 0; k <= i; ++k) p->node[k].around = p->node[k].beside | (uint32_t)1 << k;
+    for (k = 0; k <= i; ++k) p->node[k].vicinity = p->node[k].neighbours | (uint32_t)1 << k;
 }
 
 /* Compares names: the address of SPDL_INDEX would link the sampler into each program. */
@@ -11611,7 +11614,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->locks = &p->locks;
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
     row->name = node->name; /* for the probes */
-    node->gathers = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
+    node->builtin = row->kind == SPDL_KIND_BATCH || row->kind == SPDL_KIND_MERGE;
     node->lends = row->fn != NULL && (row->fn->is & SPDL__LENDS) != 0; /* a trace changes fn */
     node->alone = row->flush || row->serial ||
                   (row->again && row->output_order == SPDL_ORDER_INPUT);
@@ -11627,7 +11630,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     node->holes = node->tickets == SPDL__TICKET_AT_TAKE || spdl__plan_in_turn(plan, i);
     node->own_thread = row->kind == SPDL_KIND_SOURCE && row->threads > 0;
     node->places = spdl__row_places(plan, i);
-    node->above = plan->above[i];
+    node->upstream = plan->upstream[i];
     node->paths = plan->paths[i];
     memcpy(node->path, plan->path[i], sizeof(node->path));
     node->limit = row->kind == SPDL_KIND_FEED ? 0 : (uint32_t)row->concurrency;
@@ -15865,7 +15868,8 @@ SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
     if (result != SPDL_OK) return result;
     if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return SPDL__SAMPLER_REFUSE(desc, "rank is %d and world %d, but rank must be 0 to world - 1",
+        return SPDL__SAMPLER_REFUSE(desc,
+                                    "rank is %d and world %d, but rank must be 0 to world - 1",
                                     rank, world);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
         return SPDL__SAMPLER_REFUSE(desc, "order or tail is unknown");
@@ -16376,7 +16380,7 @@ struct spdl_loader {
     char *slot_memory;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
     spdl_loader_batch *held; /* one a slot; any thread sets a ticket to 0 */
-    uint32_t holds;          /* batches held; written by any thread */
+    uint32_t held_count;     /* batches held; written by any thread */
     /* written by the consumer */
     uint64_t at; /* the next entry */
     uint64_t number, epoch;
@@ -17050,7 +17054,7 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
     held->epoch = l->epoch;
     held->loader_ = l;
     spdl__store_relaxed(&held->ticket_, l->at + 1);
-    spdl__add32(&l->holds, 1);
+    spdl__add32(&l->held_count, 1);
     ++l->taken;
     *batch = *held;
     return SPDL_OK;
@@ -17157,7 +17161,7 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
         result = spdl__loader_sleep(l, deadline);
         return result == SPDL_OK ? SPDL_TIMEOUT : result;
     }
-    if (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota)
+    if (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
                                  "back, or raise desc.slot_count", l->layout.quota);
     if (spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
@@ -17246,7 +17250,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->desc.ready_fd > 0)
         result = spdl__loader_poll(l, batch);
     if (result != SPDL_TIMEOUT ||
-        (!l->commanded && spdl__load_relaxed32(&l->holds) >= (uint32_t)l->layout.quota))
+        (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota))
         l->since = l->asked_ns = 0;
     return result;
 }
@@ -17261,7 +17265,7 @@ SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *b
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
     spdl__store_relaxed(&held->ticket_, 0);
-    spdl__sub32(&l->holds, 1);
+    spdl__sub32(&l->held_count, 1);
     spdl__store(&l->words[batch->slot_], 0); /* pairs with child_reclaim: the data were read */
     spdl__shared_notify(&l->shared->emptied);
     return SPDL_OK;
@@ -17627,7 +17631,7 @@ SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *s
     status->pid = l->ledger->process;
     status->restarts = (int)l->ledger->restarts;
     status->taken = l->taken;
-    status->held = spdl__load_relaxed32(&l->holds);
+    status->held = spdl__load_relaxed32(&l->held_count);
     status->wait_ns = l->wait_ns;
 }
 
@@ -22178,7 +22182,7 @@ SPDL__COLD void spdl__trace_flow(spdl__out *out, const spdl_pipeline *p, int tra
     bool first = true;
     for (i = 0; i < row; ++i) {
         const spdl_stage *above = &p->node[i].row;
-        if (!(p->node[row].above >> i & 1)) continue;
+        if (!(p->node[row].upstream >> i & 1)) continue;
         first = above->kind == SPDL_KIND_BATCH || above->again;
         batches += first;
     }
