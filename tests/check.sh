@@ -90,7 +90,7 @@ waits="core alloc pool lifetime next ready flow again rewind source defer push c
 # shellcheck disable=SC2086,SC2046 # lists
 part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second" \
     TESTS="$(files $waits)" T="$(tests $waits)"
-# Times are no matter of memory, and processes none of threads; many tests sleep, so three at a time.
+# Times are no matter of memory, and processes none of threads. Many tests sleep: three at a time.
 part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second --jobs 3" \
     TESTS="$(all_but contract headspace verdict)" \
     T="$(tests $(modules_but contract headspace verdict)) npz_in_pieces."
@@ -105,7 +105,7 @@ part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each 
 mkfifo build/check/places || exit 1
 exec 3<>build/check/places
 for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
-beside cross env BRIEF=1 tests/check_cross.sh x86_64 aarch64 # the others: `make cross`, `make matrix`
+beside cross env BRIEF=1 tests/check_cross.sh x86_64 aarch64 # others: `make cross`
 beside matrix tests/matrix.sh --quick
 beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"
 beside cuda env BRIEF=1 "$make" -s test-cuda CUDA_TESTS=compiles

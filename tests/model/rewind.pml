@@ -1,6 +1,7 @@
-/* A stop beside a rewind, without a lock: spdl_pipeline_stop, spdl__pipeline_await_rewind,
-   spdl__pipeline_halt, spdl__pipeline_await_quiet, spdl__rewind_await_stops, spdl__rewind_all and
-   spdl__word_open of >>stop-impl, spdl__word_shut of >>rare-impl, spdl__word_move of >>flow-impl.
+/* A stop beside a rewind, without a lock: spdl_pipeline_stop, spdl__pipeline_await,
+   spdl__pipeline_drained, spdl__rewind_over, spdl__pipeline_halt, spdl__rewind_await_stops,
+   spdl__rewind_all and spdl__word_open of >>stop-impl, spdl__word_shut of >>rare-impl,
+   spdl__word_move of >>flow-impl.
 
    Two rows, each of them a word {inside, shut}, which one worker enters and leaves as it likes. One
    thread rewinds REWINDS times. One stops, once: it may time out at any wait, and one of timeout 0
@@ -83,27 +84,29 @@ inline halt(others) {
     skip
 }
 
-/* got: false when it has timed out */
+/* spdl__pipeline_await with spdl__pipeline_drained. got: false when it has timed out */
 inline await_quiet(me, times_out) {
-    i = 0;
-    slept = false;
     got = true;
     do
-    :: i == 2 -> break
-    :: else ->
+    :: true ->
 #ifndef LATE_WORD
         word = quiet;
 #endif
+        i = 0;
+        do
+        :: i < 2 && inside[i] == 0 -> i++
+        :: else -> break
+        od;
         if
-        :: inside[i] == 0 -> i++
-        :: else ->
+        :: i == 2 -> break
+        :: else
+        fi;
 #ifdef LATE_WORD
-            word = quiet;
+        word = quiet;
 #endif
-            if
-            :: sleep_quiet(me, word)
-            :: times_out -> got = false; break
-            fi
+        if
+        :: sleep_quiet(me, word)
+        :: times_out -> got = false; break
         fi
     od;
     i = 0;
@@ -141,7 +144,7 @@ end_shut:
 
 proctype Rewinder() {
     byte word, i, n, seen;
-    bool got, slept;
+    bool got;
     do
     :: n == REWINDS -> break
     :: else ->
@@ -220,7 +223,7 @@ proctype Rewinder() {
 proctype Stopper() {
     byte word, i;
     byte began;
-    bool got, slept, waits;
+    bool got, waits;
     if
     :: waits = true
     :: true /* timeout 0: a signal handler, or a thread that does not wait */
@@ -232,7 +235,7 @@ proctype Stopper() {
         stops++
 #endif
     };
-    /* spdl__pipeline_await_rewind */
+    /* spdl__pipeline_await with spdl__rewind_over */
     do
     :: true ->
         word = quiet;
