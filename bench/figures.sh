@@ -76,7 +76,7 @@ function cell(name, what, wanted,   side, text) {
 /<!-- figures -->/ { on = 1 }
 /<!-- \/figures -->/ { on = 0 }
 on && /^Measured / && machine != "" {
-    $0 = "Measured on " machine (disturbed ? "; beside other programs: not reliable." : ".")
+    $0 = "Measured on " machine (disturbed ? "; disturbed by other programs, not reliable." : ".")
 }
 on && match($0, /`[a-z0-9_.]+`/) {
     name = substr($0, RSTART + 1, RLENGTH - 2)
