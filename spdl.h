@@ -10887,7 +10887,7 @@ SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t de
         spdl__store32(&p->stop_stays, 0); /* of a stop that has ended */
         spdl__store(&p->rewinder, spdl__os_thread_id());
         spdl__full_barrier(); /* pairs with stop */
-        SPDL_TEST_POINT("rewind looks for stops");
+        SPDL_TEST_POINT("rewind before the stops");
         if (spdl__load32(&p->stops) == 0) return SPDL_OK;
         spdl__store(&p->rewinder, 0);
         spdl__os_event_wake(&p->quiet, SPDL__ALL);

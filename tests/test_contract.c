@@ -1184,7 +1184,7 @@ static void keep_to_two_processors(bool two) {
     cpu_set_t these;
     if (two) REQUIRE(sched_getaffinity(0, sizeof all, &all) == 0);
     these = all;
-    for (int i = CPU_SETSIZE - 1; two && CPU_COUNT(&these) > 2; --i) CPU_CLR(i, &these);
+    for (size_t i = CPU_SETSIZE; i-- > 0 && two && CPU_COUNT(&these) > 2;) CPU_CLR(i, &these);
     REQUIRE(sched_setaffinity(0, sizeof these, &these) == 0);
 #else
     (void)two;

@@ -580,7 +580,7 @@ static void *rewinds_it(void *arg) {
 static void a_rewind_gives_way_to_a_stop(void) {
     spdl_pipeline *p = START(1, COUNT_TO(-1), SPDL_SINK(1));
     test_thread rewinder, stopper;
-    freeze_some("rewind looks for stops", 1);
+    freeze_some("rewind before the stops", 1);
     rewinder = thread_of(rewinds_it, p);
     await(&frozen, 1);
     stopper = thread_of(stops_it, p);
