@@ -11454,8 +11454,8 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
              !(desc->report->every >= SPDL__EVERY_LEAST && desc->report->every <= SPDL__EVERY_MOST))
         (void)snprintf(why, sizeof(why), "report->every is %g, must be %g to %g",
                        desc->report->every, SPDL__EVERY_LEAST, SPDL__EVERY_MOST);
-    else if (desc->doctor != NULL && !(desc->doctor->seconds >= 0 && desc->doctor->seconds < 1e6))
-        (void)snprintf(why, sizeof(why), "doctor->seconds is %g, must be 0 to 1e6",
+    else if (desc->doctor != NULL && !(desc->doctor->seconds >= 0 && desc->doctor->seconds <= 1e9))
+        (void)snprintf(why, sizeof(why), "doctor->seconds is %g, must be 0 to 1e9",
                        desc->doctor->seconds);
 #endif
     else if (spdl__allocator_check(&desc->allocator, "pipeline", desc->error) != SPDL_OK ||

@@ -147,7 +147,7 @@ static void numbers_out_of_range(void) {
 
 #ifndef SPDL_NO_REPORT
 static void seconds_out_of_range(void) {
-    static const double every[] = { -3, NAN, 1e-9, INFINITY }, seconds[] = { -1, NAN, 1e6 };
+    static const double every[] = { -3, NAN, 1e-9, INFINITY }, seconds[] = { -1, NAN, 2e9 };
     size_t i;
     for (i = 0; i < sizeof every / sizeof every[0]; ++i) {
         const spdl_report_desc report = { .every = every[i], .table = true };
@@ -157,7 +157,7 @@ static void seconds_out_of_range(void) {
     for (i = 0; i < sizeof seconds / sizeof seconds[0]; ++i) {
         const spdl_doctor_desc doctor = { .seconds = seconds[i], .quiet = true };
         refused(&(spdl_pipeline_desc){ .workers = 1, .doctor = &doctor },
-                SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID, ", must be 0 to 1e6");
+                SPDL_STAGES(SOURCE, SPDL_SINK(1)), SPDL_E_INVALID, ", must be 0 to 1e9");
     }
 }
 #endif
