@@ -182,8 +182,8 @@ SPDL_API const char *spdl_version(void);
 /* ============================================================================================= */
 /* >>time */
 
-/* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
-   negative timeout never ends. */
+/* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. With
+   a negative one it waits without end. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
@@ -264,8 +264,8 @@ typedef struct spdl_allocator {
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
 /* A receiver of messages. Zero prints errors and warnings to stderr after "spdl: ", and drops the
-   rest. `text` is one line without a newline. Any thread can call log_fn. An empty log_fn switches
-   messages off. */
+   rest. `text` is one line without a newline. Any thread can call log_fn. A log_fn that does nothing
+   switches messages off. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user) SPDL__ZERO;
     void *user SPDL__ZERO;
@@ -826,9 +826,8 @@ typedef struct spdl_pipeline_desc {
 
 /* Checks and copies the rows with their names, allocates what the pipeline will use, and starts it.
    `desc` can be NULL. The memory behind ctx must outlive the pipeline; `error` is used by create
-   alone. An error names file, line and field of the
-   row. It is in desc->error, or without that in the log. A row with more concurrency than threads
-   causes a warning.
+   alone. An error names file, line and field of the row. It is in desc->error, or without that in
+   the log. A row with more concurrency than threads causes a warning.
    Returns: the results of create, SPDL_E_TYPE, SPDL_E_THREAD, SPDL_E_LIMIT (the pool has 64
             pipelines already).
    Blocks:  as spdl_pool_create, for its own pool. */
@@ -1087,7 +1086,7 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>memory
-   Bound. At most .buffer_size results wait behind each row, and .concurrency calls of it run.
+   At most .buffer_size results wait behind each row, and .concurrency calls of it run.
 
    Buffers. With .item_bytes = n on a source or pipe, spdl_buffer(task) returns n bytes. The buffer
    is used again after the library or spdl_buffer_free frees it.
@@ -1605,9 +1604,8 @@ SPDL_API spdl_result spdl_doctor_run(spdl_pipeline *pipeline, spdl_step_fn step,
    An epoch has positions from 0, and the order gives each position an index. The items of rank r of
    w are those at the positions r, r + w, r + 2w and so on. In a mixture each rank has the same
    share of every source. Each epoch has another shuffle. The order depends only on the desc and the
-   epoch. A sampler takes 0.5 KB,
-   or up to 8 KB for a shuffle of at most 4,096 indices or blocks. Larger ones are permuted by
-   hashes.
+   epoch. A sampler takes 0.5 KB, or up to 8 KB for a shuffle of at most 4,096 indices or blocks.
+   Larger ones are permuted by hashes.
 
    If rows drop items, ranks have unequal numbers of batches, and the next collective call hangs.
    Leave items out in index_fn, or end the epoch when one rank has no batch (examples/mpi_train.c).
@@ -1866,9 +1864,9 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
 /* >>npz
    Reads and writes arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members,
    ZIP64). Reading gives C order (the last index varies fastest) and the byte order of this machine.
-   Structured elements keep theirs. Object arrays, which are Python pickles, are
-   refused. A .npy file is an archive of one array named "arr_0". Every
-   length is compared with the bytes of the file before its use.
+   Structured elements keep theirs. Object arrays, which are Python pickles, are refused. A .npy
+   file is an archive of one array named "arr_0". Every length is compared with the bytes of the
+   file before its use.
 
    Several threads at a time can read one archive; a writer takes one. A call waits only for the
    file system. desc and the index of find can be NULL. load and open set the pointer to NULL when
@@ -4623,6 +4621,10 @@ SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self)
     if (left <= total && total != SPDL__NEVER)
         spdl__os_room_least(&room, "memory of the machine", total * 1024, (total - left) * 1024);
     return room;
+}
+
+SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
+    return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
 /* A page that a forked child shares, or one that is zero in the child; or NULL. */
@@ -7600,7 +7602,7 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
 /* Returns true if calls of this row take at most `longest` on average. A row without a time is for
    workers, if the pool has any. */
 SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node,
-                                   uint64_t longest) {
+                                  uint64_t longest) {
     uint64_t each;
     if (longest == SPDL__NEVER || node->builtin) return true;
     each = spdl__load_relaxed(&node->item_ns);
@@ -11912,7 +11914,7 @@ SPDL__COLD void spdl__sizes_warn(const spdl__plan *plan) {
     }
 }
 
-/* A pipeline with its nodes, and without what they own; or NULL. */
+/* Makes a pipeline with its nodes, and without what they own. NULL: no memory. */
 SPDL__COLD spdl_pipeline *spdl__pipeline_make(const spdl__plan *plan) {
     const spdl_allocator *heap = &plan->desc->allocator;
     spdl_pipeline *p = SPDL__NEW(heap, spdl_pipeline, 1);
@@ -12399,8 +12401,8 @@ SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *con
     int unit = 0;
     for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
     return spdl__text_word(t, "%.*f%s",
-                      (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value,
-                      units[unit]);
+                           (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2,
+                           value, units[unit]);
 }
 
 SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
@@ -13671,12 +13673,13 @@ SPDL__COLD bool spdl__report_ask(spdl__report_plan *plan, const spdl_report_desc
     (void)spdl__path_copy(plan->json, plan->desc.json, "report", logger);
     if (stats != NULL && strcmp(stats, "0") != 0) {
         const double every = spdl__report_seconds(stats);
-        plan->desc.table |= every >= SPDL__EVERY_LEAST && every <= SPDL__EVERY_MOST;
-        if (plan->desc.table)
+        if (every >= SPDL__EVERY_LEAST && every <= SPDL__EVERY_MOST) {
+            plan->desc.table = true;
             plan->desc.every = every;
-        else
-            spdl__logf(logger, SPDL_LOG_WARN, "SPDL_STATS is \"%.200s\", but not a number of "
-                                              "seconds: no reports", stats);
+        } else {
+            spdl__logf(logger, SPDL_LOG_WARN, "SPDL_STATS is \"%.200s\", must be seconds, %g to %g",
+                       stats, SPDL__EVERY_LEAST, SPDL__EVERY_MOST);
+        }
     }
     if (json != NULL) (void)spdl__path_copy(plan->json, json, "SPDL_REPORT", logger);
     if (plan->desc.every == 0) plan->desc.every = 5;
@@ -14598,7 +14601,10 @@ SPDL__COLD void spdl__hand_delay(spdl__hand *hand, spdl__probe *probe, uint64_t 
     uint64_t begun;
     if ((int64_t)(spdl__add(&probe->owed_ns, ns) + ns) < SPDL__SLEEP_NS) return;
     ns = spdl__exchange(&probe->owed_ns, 0);
-    if ((int64_t)ns <= 0) return; /* another call has slept for it */
+    if ((int64_t)ns <= 0) { /* another call has slept for it, and longer */
+        (void)spdl__add(&probe->owed_ns, ns);
+        return;
+    }
     begun = spdl_time_ns();
     (void)spdl__os_event_sleep(&hand->never, spdl__load32(&hand->never.word), begun + ns);
     (void)spdl__add(&probe->owed_ns, ns - (spdl_time_ns() - begun));
@@ -14884,7 +14890,7 @@ struct spdl__doctor {
     spdl__item kept[SPDL__KEPT]; /* of doctor_run */
     int kept_count;
     spdl__doctor_report report;
-    char text[1 << 15]; /* of the report */
+    char text[1 << 16]; /* of the report */
 };
 
 SPDL__COLD void spdl__doctor_say(const spdl__doctor *d, const char *does, double seconds) {
@@ -17427,7 +17433,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
     const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
-    const spdl__os_room room = spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
+    const spdl__os_room room = spdl__os_memory_room();
     const char *reason = "";
     void *memory = NULL;
     char *at;

@@ -133,9 +133,11 @@ empty "a system is named outside of its sections" "$scratch/systems"
 awk '/^\/\* >>/ { on = $2 != ">>atomics-impl" } on' spdl.h | grep -nE '[^l]__atomic_|__sync_' \
     >"$scratch/atomics"
 empty "an atomic builtin outside of >>atomics-impl" "$scratch/atomics"
-# twin SECTION FILE: its functions, less one that is its own
+# twin SECTION FILE: its functions, less one that is its own. Twins share the events of zeros.
 twin() {
-    awk -v on_in=">>$1" '/^\/\* >>/ { on = $2 == on_in } on && /^SPDL_(_PRIVATE|API)/' spdl.h |
+    awk -v on_in=">>$1" '/^\/\* >>/ { on = $2 == on_in } on && /^SPDL_(_PRIVATE|API)/
+        on && /define SPDL__OS_ZERO_EVENT/ { print "spdl__os_event_init(\nspdl__os_event_fini(" }' \
+        spdl.h |
         grep -oE 'spdl_\w+\(' | sort -u >"$2"
 }
 twin os "$scratch/contract"

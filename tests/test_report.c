@@ -619,6 +619,27 @@ static void environment_that_makes_no_sense(void) {
     }
 }
 
+/* A wrong SPDL_STATS changes nothing of the reports that the program wants. */
+static void environment_does_not_spoil_a_desc(void) {
+    static const char *const words[] = { "0.0000000001", "0.001", "100000000000", "five" };
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; ++i) {
+        spdl_report_desc report = { .every = 3, .table = true };
+        spdl_pipeline *p;
+        world w;
+        world_open(&w);
+        world_capture(&w, NULL);
+        test_setenv("SPDL_STATS", words[i]);
+        p = pipeline_of(&w, &report);
+        take(p, 2);
+        CHECK(fabs(p->reporter->plan.desc.every - 3) < 1e-9);
+        spdl_pipeline_destroy(p);
+        dup2(w.stderr_before, 2);
+        CHECK(says(w.warned, "SPDL_STATS is \""));
+        CHECK_EQ(w.warnings, 1);
+        world_close(&w);
+    }
+}
+
 static void intervals_of_reports(void) {
     static const struct {
         double every, taken;
@@ -933,6 +954,7 @@ TEST_TABLE(report) {
     TEST_CASE(environment_that_is_off),
     TEST_CASE(environment_that_makes_no_sense),
     TEST_CASE(environment_with_long_names),
+    TEST_CASE(environment_does_not_spoil_a_desc),
     TEST_CASE(intervals_of_reports),
     TEST_CASE(locales_do_not_matter),
     TEST_CASE(files_that_cannot_be_written),
