@@ -1117,16 +1117,28 @@ static void crowded_stages_are_runnable(void) {
 
 /* A cost that changes: one call in a hundred sleeps, the rest computes. */
 SPDL_FN(miss, void, void) {
-    if (spdl_sequence(task) % 100 == 37) sleep_us(2000);
-    else spin_us(20);
+    uint64_t *slept_ns = (uint64_t *)spdl_ctx(task);
+    const uint64_t start = spdl_time_ns();
+    if (spdl_sequence(task) == 0) *slept_ns = 0;
+    if (spdl_sequence(task) % 100 == 37) {
+        sleep_us(2000);
+        *slept_ns += spdl_time_ns() - start;
+    } else {
+        spin_us(20);
+    }
     *out = in;
     return SPDL_OK;
 }
 
-/* Half computes and half sleeps, in calls of very different length; as measured. */
+/* Half computes and half sleeps, in calls of very different length; as measured. Where others take
+   the processor, less of the time is computed, and a sleep ends later. */
 static void mixed_stages_are_split(void) {
-    const spdl_stage row = SPDL_PIPE(miss);
-    HOLDS(split_of(row, 1, 4000), s.cpu > 0.3 && s.cpu < 0.7 && s.blocked > 0.3 && s.blocked < 0.7);
+    static uint64_t slept_ns;
+    const spdl_stage row = SPDL_PIPE(miss, .ctx = &slept_ns);
+    HOLDS(split_of(row, 1, 4000),
+          s.cpu > s.used - 0.2 && s.cpu < s.used + 0.2 && s.blocked > 0.05 &&
+              s.blocked < (double)slept_ns / (double)s.stage.busy_ns + 0.2 &&
+              s.blocked + s.runnable > (double)slept_ns / (double)s.stage.busy_ns - 0.2);
 }
 
 /* The processor time that was found is what the process has used. */
