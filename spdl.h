@@ -153,9 +153,8 @@ extern "C" {
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
        a stage that returns only NULL (100 times, or always), and may never set *out: a warning
-       a call that writes more than .item_bytes into its spdl_buffer: the call fails. Not in a row
-       with .allocator
-       a call that frees the buffer that spdl_buffer gave it: the call fails
+       a call that frees its spdl_buffer, or writes more than .item_bytes into it (not with
+       .allocator): the call fails
        items leaked because their row has no .free_item: a warning for each row at destroy
        .item_bytes of a batch that is the size of a pointer, where C does not know the type: a
        warning
