@@ -153,8 +153,8 @@ extern "C" {
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
        a stage that returns only NULL (100 times, or always), and may never set *out: a warning
-       a call that writes more than .item_bytes into its spdl_buffer: the call fails. Not in a row
-       with .allocator
+       a call that frees its spdl_buffer, or writes more than .item_bytes into it (not with
+       .allocator): the call fails
        items leaked because their row has no .free_item: a warning for each row at destroy
        .item_bytes of a batch that is the size of a pointer, where C does not know the type: a
        warning
@@ -6975,7 +6975,7 @@ struct spdl__batch {
     spdl_batch shown; /* first: the public part */
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
-    uint64_t range;   /* of its items: see >>position-impl */
+    uint64_t range;   /* of its items: see >>position-impl; of a buffer: see SPDL__LENT */
     spdl__batch *next; /* the next spare one; in place: the older one. Under place_lock, like newer,
                           sequence and epoch, which say what batch it becomes */
     spdl__batch *newer;
@@ -6991,6 +6991,9 @@ SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
 }
 
 #define SPDL__CANARY 0xc5 /* value of these bytes */
+/* SPDL_DEBUG, the range of a buffer: its call is inside; or has freed it, which is a mistake. */
+#define SPDL__LENT 1
+#define SPDL__LENT_FREED 2
 
 SPDL__PRIVATE size_t spdl__batch_bytes(const spdl__batch_pool *pool) {
     return spdl__batch_head_bytes(pool->size) + pool->block_bytes + pool->canary;
@@ -7088,8 +7091,11 @@ SPDL_API void spdl_batch_free(void *batch) {
 
 SPDL_API void spdl_buffer_free(void *buffer) {
     const size_t head = spdl__line_up(sizeof(spdl__batch));
+    spdl__batch *batch;
     if (buffer == NULL) return;
-    spdl_batch_free((char *)buffer - head);
+    batch = (spdl__batch *)(void *)((char *)buffer - head);
+    if (SPDL__DEBUGS && batch->range != 0) batch->range = SPDL__LENT_FREED;
+    else spdl_batch_free(batch);
 }
 
 /* Makes `ahead` batches, but at most SPDL__AHEAD_BYTES of blocks. Keeps up to `keep`. */
@@ -8669,17 +8675,24 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     return SPDL_E_INVALID;
 }
 
-/* SPDL_DEBUG: a call fails if it wrote behind its buffer. */
+/* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
     spdl__node *node = task->node;
-    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0 ||
-        !spdl__batch_overrun(task->call.holder))
+    spdl__batch *holder = task->call.holder;
+    bool freed;
+    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
+    freed = !node->places && holder->range == SPDL__LENT_FREED;
+    if (!node->places) holder->range = 0;
+    if (!spdl__batch_overrun(holder) && !freed) return;
+    if (freed)
+        (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
+                                    "buffer that is not returned");
+    else
+        (void)spdl__task_fail(task, "wrote more than the %llu bytes that spdl_buffer gave: "
+                                    ".item_bytes is too small", (spdl__llu)node->row.item_bytes);
     task->row_error = true;
-    (void)spdl__task_call_error(task, spdl__task_fail(task, "wrote more than the %llu bytes that "
-                                                            "spdl_buffer gave: .item_bytes is too "
-                                                            "small",
-                                                      (spdl__llu)node->row.item_bytes));
+    (void)spdl__task_call_error(task, SPDL_E_STAGE);
 }
 
 /* Calls the function, in any row. */
@@ -9635,6 +9648,7 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
     } else if (node->buffers != NULL) {
         task->call.holder = spdl__batch_get(node->buffers);
         if (task->call.holder != NULL) task->call.buffer = task->call.holder->shown.data;
+        if (SPDL__DEBUGS && task->call.holder != NULL) task->call.holder->range = SPDL__LENT;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
                                          "or in a SPDL_BATCH after it");
@@ -21522,9 +21536,8 @@ SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) 
 SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
                                            size_t width, size_t count, spdl_error *error) {
     spdl__reader reader;
-    size_t have = 0;
-    const char *reason =
-        spdl__os_file_read(shard->reader.file, to, count * width, from, &have);
+    size_t have;
+    const char *reason = spdl__os_file_read(shard->reader.file, to, count * width, from, &have);
     if (SPDL__LIKELY(reason == NULL)) {
         spdl__tokens_order(to, width, count);
         return SPDL_OK;

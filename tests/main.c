@@ -21,12 +21,13 @@ static const char *const clocks[] = {
     "contract.ready_", "contract.time_is_booked", "contract.pipelines_on_a_pool",
     "doctor_text.programs_", "headspace.planted_", "push.a_batch_is_as_late", "push.a_higher_",
     "push.a_push_is_never_", "push.answers_are_timed", "push.concurrency_", "push.polite_",
-    "pipeline.gaps_wake_", "stats.failures_", "stats.slow_", "stats.process_is_",
-    "stats.process_sees_", "stats.reference_", "stats.steps_", "stats.time", "stats.wait",
+    "loader.a_close_is_", "pipeline.gaps_wake_", "stats.failures_", "stats.slow_",
+    "stats.process_is_", "stats.process_sees_", "stats.reference_", "stats.steps_", "stats.time",
+    "stats.wait",
     "report.intervals_add_", "report.intervals_have_", "report.intervals_without_", "report.table_",
-    "trace.computing_", "trace.crowded_", "trace.mixed_", "trace.times_", "verdict.stages_",
-    "verdict.sources_",
-    "verdict.programs_", "verdict.rows_of_one_call_are", "verdict.rare_", "verdict.requests_", NULL,
+    "trace.computing_", "trace.crowded_", "trace.mixed_", "trace.sleeping_", "trace.times_",
+    "verdict.stages_", "verdict.sources_", "verdict.programs_", "verdict.rows_of_one_call_are",
+    "verdict.rare_", "verdict.requests_", NULL,
 };
 
 MODULES(DECLARE)

@@ -30,7 +30,7 @@ MODULES = {
     "platform-impl": "core alloc ring",
     "atomics-impl": "core ring pool",
     "os": "core alloc files pool",
-    "os-posix": "core alloc files npz_file pool",
+    "os-posix": "core alloc files npz_file pool stats",
     "os-linux": "core pool push stats",
     "os-process": "loader",
     "core-impl": "core alloc mistakes",

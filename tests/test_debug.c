@@ -147,6 +147,17 @@ SPDL_FN(fill, void, int) {
     return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
+/* Frees its buffer: the first call, and returns another item, none, or the buffer. */
+SPDL_FN(frees_its_own, int, int) {
+    const int how = *(const int *)spdl_ctx(task);
+    int *mine = (int *)spdl_buffer(task);
+    if (mine == NULL || spdl_sequence(task) != 3) return SPDL_SKIP;
+    spdl_buffer_free(mine);
+    if (how == 0) return SPDL_SKIP;
+    *out = how == 1 ? in : mine;
+    return SPDL_OK;
+}
+
 /* With an item after each `length` calls without one. */
 static spdl_result one_in(const spdl_task *task, int length, int **out) {
     static int calls;
@@ -248,6 +259,31 @@ static void batches_and_buffers_that_are_out(void) {
     }
 }
 
+/* It is freed once, and the row named. */
+static void a_call_that_frees_its_buffer(void) {
+    for (int workers = 0; workers < 3; ++workers) {
+        for (int how = 0; how < 3; ++how) {
+            warnings w = { .count = 0 };
+            spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
+            spdl_pipeline *p;
+            int *taken;
+            desc.logger.log_fn = log_warnings;
+            desc.logger.user = &w;
+            REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                        SPDL_SOURCE(make, .free_item = free),
+                        SPDL_PIPE(frees_its_own, .ctx = &how, .item_bytes = sizeof(int),
+                                  .free_item = spdl_buffer_free),
+                        SPDL_SINK(2))) == SPDL_OK);
+            CHECK_EQ(SPDL_NEXT(p, &taken, SPDL_SECONDS(15)), SPDL_E_INVALID);
+            CHECK_STR(spdl_pipeline_error(p)->text,
+                      "stage 1 'frees_its_own', item 3: freed the buffer that spdl_buffer gave: "
+                      "the library frees a buffer that is not returned");
+            spdl_pipeline_destroy(p);
+            CHECK_EQ(w.count, 0);
+        }
+    }
+}
+
 /* A source that waits by SPDL_SKIP, quickly or not. */
 static void a_source_that_spins(void) {
     warnings w;
@@ -269,6 +305,7 @@ TEST_TABLE(debug) {
     TEST_CASE(a_stage_that_hands_on_nothing),
     TEST_CASE(items_that_nobody_frees),
     TEST_CASE(batches_and_buffers_that_are_out),
+    TEST_CASE(a_call_that_frees_its_buffer),
     TEST_CASE(a_source_that_spins),
     TEST_END,
 };

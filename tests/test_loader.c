@@ -655,6 +655,42 @@ static void positions_that_are_not_there(void) {
     all_gone();
 }
 
+/* Memory of a child is there once *user is set. */
+static void *memory_later(size_t bytes, size_t align, void *user) {
+    const uint32_t *gate = (const uint32_t *)user;
+    while (getpid() != (pid_t)gate[1] && __atomic_load_n(&gate[0], __ATOMIC_ACQUIRE) == 0)
+        usleep(1000);
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void memory_back(void *block, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    free(block);
+}
+
+/* A load in time 0, before the child has begun: the error is none. */
+static void a_load_that_is_too_early_has_no_error(void) {
+    uint32_t *gate = shared_flag();
+    spdl_loader_desc desc = desc_of(1);
+    spdl_error error;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    REQUIRE(gate != NULL);
+    gate[1] = (uint32_t)getpid();
+    desc.pipeline.allocator = (spdl_allocator){ memory_later, memory_back, gate };
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(5), SPDL_SINK(2))) == SPDL_OK);
+    memset(&error, 0xff, sizeof error);
+    CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
+    CHECK_EQ(error.result, SPDL_OK);
+    CHECK_STR(error.text, "");
+    CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_E_PROCESS);
+    CHECK(strstr(error.text, "timed out: close it") != NULL);
+    __atomic_store_n(&gate[0], 1, __ATOMIC_RELEASE);
+    spdl_loader_close(l);
+    munmap(gate, 4096);
+    all_gone();
+}
+
 /* Each life is watched: one that was started again hangs at the same item. */
 static void a_hang_after_a_restart_is_found(void) {
     spdl_loader_desc desc = desc_of(2);
@@ -897,6 +933,43 @@ static void processes_that_cannot_be_waited_for(void) {
     }
 }
 
+/* A process that has ended may be left to one that waits for nobody. */
+static bool has_ended(int64_t process) {
+    char path[64], text[256] = "";
+    const char *state;
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
+    const int file = open(path, O_RDONLY);
+    if (file < 0) return true;
+    const ssize_t bytes = read(file, text, sizeof text - 1);
+    close(file);
+    state = strrchr(text, ')');
+    return bytes <= 0 || state == NULL || state[2] == 'Z' || state[2] == 'X';
+}
+
+SPDL_FN(ends_its_process, void, record) {
+    if (spdl_sequence(task) == 2) kill(getpid(), SIGKILL);
+    return records_spdl_call(task, NULL, (void **)out);
+}
+
+/* The row that a child died in may be the first. */
+static void an_end_in_a_source_is_told(void) {
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(
+                SPDL_SOURCE(ends_its_process, .ctx = (void *)(uintptr_t)10,
+                            .item_bytes = sizeof(record)),
+                SPDL_PIPE(two_of_three), SPDL_SINK(2))) == SPDL_OK);
+    while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+    CHECK_EQ(spdl_loader_error(l)->result, SPDL_E_PROCESS);
+    CHECK_EQ(spdl_loader_error(l)->stage, 0);
+    CHECK(strstr(spdl_loader_error(l)->text, ", in stage 0 'ends_its_process', item 2") != NULL);
+    spdl_loader_close(l);
+    all_gone();
+}
+
 /* Whatever stands still, a close does not take long. */
 static void a_close_is_short(void) {
     TEST_NEEDS_PROCESSES();
@@ -918,8 +991,8 @@ static void a_close_is_short(void) {
         since = spdl_time_ns() - since;
         if (!CHECK(since < (TEST_SANITIZED ? 9u : 3u) * 1000000000ull))
             fprintf(stderr, "    %d: %.2f s\n", how, (double)since / 1e9);
-        usleep(20000);
-        CHECK(kill((pid_t)status.pid, 0) == -1 || how == 2); /* there a zombie of another's */
+        for (int i = 0; i < 1000 && !has_ended(status.pid); ++i) usleep(10000);
+        CHECK(has_ended(status.pid));
         while (waitpid(-1, NULL, WNOHANG) > 0) {}
     }
 }
@@ -2160,9 +2233,11 @@ TEST_TABLE(loader) {
     TEST_CASE(a_run_goes_on_with_a_loader_and_without),
     TEST_CASE(ranks_change_with_loaders),
     TEST_CASE(positions_that_are_not_there),
+    TEST_CASE(a_load_that_is_too_early_has_no_error),
     TEST_CASE(they_end_with_the_trainer),
     TEST_CASE(programs_end_with_the_child),
     TEST_CASE(an_exit_is_the_childs_own),
+    TEST_CASE(an_end_in_a_source_is_told),
     TEST_CASE(a_close_is_short),
     TEST_CASE(processes_that_cannot_be_waited_for),
     TEST_CASE(a_hang_of_both_is_found),

@@ -521,6 +521,24 @@ static void next_into_another_type(void) {
     spdl_pipeline_destroy(p);
 }
 
+/* With .deliver_failures the input of each row may be returned, too. */
+SPDL_FN(halves, int, double) { return SPDL_SKIP; }
+static void next_into_the_type_of_no_failure(void) {
+    const spdl_pipeline_desc desc = { .deliver_failures = true, .logger = { log_lines, NULL } };
+    spdl_pipeline *p = NULL;
+    double *half = NULL;
+    void *any = NULL;
+    said.count = 0;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_FEED(int, .buffer_size = 2),
+                                     SPDL_PIPE(halves, .free_item = free), SPDL_SINK(2))) ==
+            SPDL_OK);
+    CHECK_EQ(SPDL_NEXT(p, &half, 0), SPDL_E_TYPE);
+    says(said.text[0], "SPDL_NEXT into a 'double *', but stage 1 'halves' may fail, which gives "
+                       "its input: 'int *'");
+    CHECK_EQ(SPDL_NEXT(p, &any, 0), SPDL_TIMEOUT);
+    spdl_pipeline_destroy(p);
+}
+
 /* .item_bytes = sizeof(pointer) is named where the items can be larger, and only there. */
 SPDL_FN(makes_double, void, double) { return SPDL_END; }
 static void the_size_of_a_pointer(void) {
@@ -615,6 +633,7 @@ TEST_TABLE(mistakes) {
     TEST_CASE(a_pipeline_in_a_forked_child),
     TEST_CASE(next_on_a_worker_of_its_pool),
     TEST_CASE(next_into_another_type),
+    TEST_CASE(next_into_the_type_of_no_failure),
     TEST_CASE(next_into_a_type_that_may_fit),
     TEST_CASE(the_size_of_a_pointer),
     TEST_CASE(texts_have_one_style),

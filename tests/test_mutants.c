@@ -31,6 +31,22 @@ static void a_hole_that_another_passed_takes_no_room(void) {
     DONE(p);
 }
 
+/* Behind a call that takes long others go on, until all 64 slots are holes. */
+static void holes_fill_the_window(void) {
+    int gate = 0;
+    script row = { .gate = &gate, .gate_at = 0, .every = 1, .result = SPDL_SKIP };
+    spdl_pipeline *p = START(2, COUNT_TO(200), SPDL_PIPE(follow, .ctx = &row, .concurrency = 2,
+                                                         .buffer_size = 25),
+                             FOLLOW(.plus = 0), SPDL_SINK(1));
+    await(&row.calls, 64);
+    sleep_us(20000);
+    CHECK_EQ(__atomic_load_n(&row.calls, __ATOMIC_ACQUIRE), 64);
+    open_gate(&gate);
+    TAKE_ALL(p, "", SPDL_END);
+    CHECK_EQ(row.calls, 200);
+    DONE(p);
+}
+
 typedef struct numbers {
     spdl_deferred first, second;
     item *in[2];
@@ -222,6 +238,16 @@ static void a_higher_limit_wakes_a_worker(void) {
     await(&row.calls, 2);
     open_gate(&gate);
     CHECK_EQ(take_from(p, 0, 2, SPDL_OK), 2);
+    DONE(p);
+}
+
+/* The row of SPDL_UNBATCH is a pipe of one call, also for those who ask. */
+static void a_row_that_takes_batches_apart_is_a_pipe(void) {
+    spdl_pipeline *p = START(1, COUNT_TO(4), SPDL_BATCH(2), SPDL_UNBATCH(), SPDL_SINK(2));
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 2, 1), SPDL_OK);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 2, 2), SPDL_E_LIMIT);
+    CHECK_EQ(spdl_pipeline_set_concurrency(p, 1, 1), SPDL_E_INVALID);
+    TAKE_ALL(p, "0 1 2 3", SPDL_END);
     DONE(p);
 }
 
@@ -597,6 +623,7 @@ static void a_rewind_gives_way_to_a_stop(void) {
 
 TEST_TABLE(mutants) {
     TEST_CASE(a_hole_that_another_passed_takes_no_room),
+    TEST_CASE(holes_fill_the_window),
     TEST_CASE(a_dead_number_is_not_of_the_next_call),
     TEST_CASE(items_of_a_batch_that_is_dropped_are_counted),
     TEST_CASE(the_failure_that_is_met_is_told),
@@ -604,6 +631,7 @@ TEST_TABLE(mutants) {
     TEST_CASE(a_consumer_that_works_is_woken_for_a_row),
     TEST_CASE(a_large_buffer_is_filled_before_it_is_empty),
     TEST_CASE(a_higher_limit_wakes_a_worker),
+    TEST_CASE(a_row_that_takes_batches_apart_is_a_pipe),
     TEST_CASE(a_source_with_a_thread_may_stop),
     TEST_CASE(destroy_waits_for_a_next_function),
     TEST_CASE(a_second_load_forgets_nothing),

@@ -991,6 +991,27 @@ static void comments_of_any_length(void) {
     }
 }
 
+/* A member may have a comment, in the directory alone. */
+static void comments_of_members(void) {
+    static const unsigned lengths[] = { 1, 255, 256, 65535 };
+    static const zip_part parts[] = { { "one.npy", 0, 0, 0, 0, NULL },
+                                      { "two.npy", 0, 0, 0, 0, NULL } };
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; ++i) {
+        bytes array[2] = { small_array(1), small_array(2) };
+        zip z;
+        memset(&z, 0, sizeof z);
+        for (int k = 0; k < 2; ++k) {
+            zip_add(&z, &parts[k], &array[k]);
+            set_le(&z.directory, z.entry_at[k] + 32, lengths[i], 2);
+            for (unsigned n = 0; n < lengths[i]; ++n) put_le(&z.directory, '#', 1);
+            free(array[k].at);
+        }
+        zip_end(&z, 0);
+        check_two_arrays(z.file.at, z.file.count);
+        zip_free(&z);
+    }
+}
+
 /* A comment may look like an end record; bytes may follow the end, or lack. */
 static void comments_that_mislead(void) {
     zip z = two_arrays(100);
@@ -2024,7 +2045,8 @@ TEST_TABLE(npz) {
     TEST_CASE(headers_that_are_fine), TEST_CASE(headers_that_are_not),
     TEST_CASE(headers_without_end), TEST_CASE(npy_frames), TEST_CASE(npy_long_headers),
     TEST_CASE(comments_of_any_length), TEST_CASE(comments_that_mislead), TEST_CASE(bytes_in_front),
-    TEST_CASE(extra_fields), TEST_CASE(zip64), TEST_CASE(zip64_that_is_broken),
+    TEST_CASE(comments_of_members), TEST_CASE(extra_fields), TEST_CASE(zip64),
+    TEST_CASE(zip64_that_is_broken),
     TEST_CASE(directory_that_is_broken), TEST_CASE(members_that_are_broken),
     TEST_CASE(local_sizes_do_not_matter), TEST_CASE(members_that_overlap),
     TEST_CASE(duplicate_names), TEST_CASE(many_members), TEST_CASE(limits),

@@ -128,6 +128,17 @@ static int take_for(spdl_pipeline *p, double ms) {
     return items;
 }
 
+/* Takes items until so many lines are in a file, for 10 s at most. */
+static void take_until(spdl_pipeline *p, const char *path, int lines) {
+    for (int tries = 0, found = 0; tries < 500 && found < lines; ++tries) {
+        char *text;
+        take_for(p, 20);
+        text = read_all(path);
+        found = count_of(text, "\n");
+        free(text);
+    }
+}
+
 /* --- a reader of JSON, strict, so that what we write can be relied on --- */
 
 static const char *json_skip(const char *at);
@@ -782,7 +793,7 @@ static void stderr_that_is_closed(void) {
     report.json = world_path(&w, "run.jsonl");
     p = pipeline_of(&w, &report);
     CHECK(p->reporter->json_file > 2);
-    take_for(p, 60);
+    take_until(p, w.file, 2);
     spdl_pipeline_destroy(p);
     dup2(w.stderr_before, 2);
     CHECK_EQ(w.warnings, 1);

@@ -1115,18 +1115,38 @@ static void crowded_stages_are_runnable(void) {
     }
 }
 
+static double share_of(uint64_t ns, const split *s) {
+    return (double)ns / (double)s->stage.busy_ns;
+}
+
+/* What the calls of a row measure themselves. */
+typedef struct spent {
+    uint64_t cpu_ns, slept_ns;
+} spent;
+
 /* A cost that changes: one call in a hundred sleeps, the rest computes. */
 SPDL_FN(miss, void, void) {
-    if (spdl_sequence(task) % 100 == 37) sleep_us(2000);
+    spent *all = (spent *)spdl_ctx(task);
+    const uint64_t start = spdl_time_ns(), cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    const bool sleeps = spdl_sequence(task) % 100 == 37;
+    if (spdl_sequence(task) == 0) memset(all, 0, sizeof *all);
+    if (sleeps) sleep_us(2000);
     else spin_us(20);
+    all->cpu_ns += clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu;
+    if (sleeps) all->slept_ns += spdl_time_ns() - start;
     *out = in;
     return SPDL_OK;
 }
 
-/* Half computes and half sleeps, in calls of very different length; as measured. */
+/* Half computes and half sleeps, in calls of very different length; as measured. Where others take
+   the processor, less of the time is computed, and a sleep ends later. */
 static void mixed_stages_are_split(void) {
-    const spdl_stage row = SPDL_PIPE(miss);
-    HOLDS(split_of(row, 1, 4000), s.cpu > 0.3 && s.cpu < 0.7 && s.blocked > 0.3 && s.blocked < 0.7);
+    static spent all;
+    const spdl_stage row = SPDL_PIPE(miss, .ctx = &all);
+    HOLDS(split_of(row, 1, 4000),
+          s.cpu > share_of(all.cpu_ns, &s) - 0.2 && s.cpu < share_of(all.cpu_ns, &s) + 0.2 &&
+              s.blocked + s.runnable > share_of(all.slept_ns, &s) - 0.2 &&
+              s.blocked < share_of(all.slept_ns, &s) + 0.2 && s.blocked > 0.05);
 }
 
 /* The processor time that was found is what the process has used. */

@@ -958,7 +958,8 @@ static void rows_of_one_call_are_raised(void) {
 static int warnings_of_threads;
 static void count_warnings(spdl_log_level level, const char *text, void *user) {
     (void)user;
-    warnings_of_threads += level == SPDL_LOG_WARN && says(text, "concurrency is 4, but it has only");
+    warnings_of_threads +=
+        level == SPDL_LOG_WARN && says(text, "concurrency is 4, but it has only");
 }
 
 /* More calls than threads: also of the thread in next alone, and of a pool that is shared. */
