@@ -16,7 +16,7 @@ budgets="
     instructions_mpmc_block  mpmc_block   44  53
 "
 pairs=6400
-row_goal=130
+row_goal=160
 row_limit=180
 
 # refs PROGRAM ARGUMENT ...: instructions of the whole run
