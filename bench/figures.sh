@@ -22,18 +22,19 @@ function kind(side) {
     if (side ~ /^(PyTorch|SPDL|Grain)/) return substr(side, 1, match(side ",", /,/) - 1)
     return side == "alone" ? side : "C"
 }
-function best(name, wanted,   i, side, found) {
+function best(name, wanted,   i, side, found, sign) { # of shares, in %, the smallest is best
     for (i = 1; i <= sides[name]; ++i) {
         side = order[name, i]
         if (kind(side) != wanted) continue
-        if (found == "" || value[name, side, "value"] + 0 > value[name, found, "value"] + 0)
+        sign = unit[name, side] == "%" ? -1 : 1
+        if (found == "" || sign * value[name, side, "value"] > sign * value[name, found, "value"])
             found = side
     }
     return found
 }
 function digits(number) { # 12,345
     number = sprintf(number + 0 < 10 ? "%.2g" : "%.0f", number + 0)
-    while (number ~ /[0-9][0-9][0-9][0-9]/) sub(/[0-9][0-9][0-9]($|,)/, ",&", number)
+    while (number !~ /\./ && number ~ /[0-9][0-9][0-9][0-9]/) sub(/[0-9][0-9][0-9]($|,)/, ",&", number)
     return number
 }
 function between(name, side) {
@@ -76,7 +77,7 @@ function cell(name, what, wanted,   side, text) {
 /<!-- figures -->/ { on = 1 }
 /<!-- \/figures -->/ { on = 0 }
 on && /^Measured / && machine != "" {
-    $0 = "Measured on " machine (disturbed ? "; disturbed by other programs, not reliable." : ".")
+    $0 = "Measured on " machine (disturbed ? "; some sides ran beside other programs." : ".")
 }
 on && match($0, /`[a-z0-9_.]+`/) {
     name = substr($0, RSTART + 1, RLENGTH - 2)
