@@ -58,7 +58,6 @@ FNR == NR {
         for (i in fields) value[name, side, fields[i]] = field(fields[i])
     }
     if (side == "") next
-    disturbed += value[name, side, "others"] > 0.06
     unit[name, side] = field("unit")
     order[name, ++sides[name]] = side
     if (sides[name] == 1) cases[++count] = name
@@ -77,7 +76,7 @@ function cell(name, what, wanted,   side, text) {
 /<!-- figures -->/ { on = 1 }
 /<!-- \/figures -->/ { on = 0 }
 on && /^Measured / && machine != "" {
-    $0 = "Measured on " machine (disturbed ? "; some sides ran beside other programs." : ".")
+    $0 = "Measured on " machine "."
 }
 on && match($0, /`[a-z0-9_.]+`/) {
     name = substr($0, RSTART + 1, RLENGTH - 2)
