@@ -182,8 +182,8 @@ SPDL_API const char *spdl_version(void);
 /* ============================================================================================= */
 /* >>time */
 
-/* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. With
-   a negative one it waits without end. */
+/* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
+   negative one never ends. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
 #define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
 
@@ -264,7 +264,7 @@ typedef struct spdl_allocator {
 typedef enum spdl_log_level { SPDL_LOG_ERROR, SPDL_LOG_WARN, SPDL_LOG_INFO } spdl_log_level;
 
 /* A receiver of messages. Zero prints errors and warnings to stderr after "spdl: ", and drops the
-   rest. `text` is one line without a newline. Any thread can call log_fn. A log_fn that does nothing
+   rest. `text` is one line without a newline. Any thread can call log_fn. One that does nothing
    switches messages off. */
 typedef struct spdl_logger {
     void (*log_fn)(spdl_log_level level, const char *text, void *user) SPDL__ZERO;

@@ -27,14 +27,15 @@ function best(name, wanted,   i, side, found, sign) { # of shares, in %, the sma
         side = order[name, i]
         if (kind(side) != wanted) continue
         sign = unit[name, side] == "%" ? -1 : 1
-        if (found == "" || sign * value[name, side, "value"] > sign * value[name, found, "value"])
+        if (found == "" || sign * (value[name, side, "value"] - value[name, found, "value"]) > 0)
             found = side
     }
     return found
 }
 function digits(number) { # 12,345
     number = sprintf(number + 0 < 10 ? "%.2g" : "%.0f", number + 0)
-    while (number !~ /\./ && number ~ /[0-9][0-9][0-9][0-9]/) sub(/[0-9][0-9][0-9]($|,)/, ",&", number)
+    if (number ~ /\./) return number
+    while (number ~ /[0-9][0-9][0-9][0-9]/) sub(/[0-9][0-9][0-9]($|,)/, ",&", number)
     return number
 }
 function between(name, side) {
