@@ -295,7 +295,7 @@ static const char *run_repeat(repeat *one, const planted *is) {
 static const char *run_calm(repeat *best, const planted *is) {
     static repeat again;
     const char *reason = run_repeat(best, is);
-    if (reason != NULL || !best->is.disturbed) return reason;
+    if (reason != NULL || best->is.disturbed == 0) return reason;
     reason = run_repeat(&again, is);
     if (reason == NULL && again.is.others < best->is.others) *best = again;
     return reason;

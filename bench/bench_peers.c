@@ -788,13 +788,13 @@ static bool row_open(const job *j) {
     char path[600];
     if (!bench_wanted(j->name)) return false;
     snprintf(path, sizeof path, "%s/npz/deflated_15.npz", FOLDER);
-    if (peer_lacks(j->kind) ||
+    if (peer_lacks((int)j->kind) ||
         ((j->sides & SOLE) != 0 && j->kind >= PEER_STORED && access(path, R_OK) != 0)) {
         fprintf(stderr, "left out: row %s (a library or its files are not here)\n", j->name);
         return false;
     }
     if (j->kind == PEER_HTTP && server.pid == 0) server = http_begin();
-    peer_open(FOLDER, j->kind, j->late_us, server.port);
+    peer_open(FOLDER, (int)j->kind, j->late_us, server.port);
     item_size = peer_item_bytes();
     sums_known = 0;
     return true;

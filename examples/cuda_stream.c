@@ -60,8 +60,9 @@ static uint64_t run(spdl_cuda *cuda, spdl_pipeline *pipeline) {
 static spdl_pipeline *open_loader(spdl_cuda *cuda) {
     const spdl_pipeline_desc desc = { .workers = 2, .allocator = spdl_cuda_allocator(cuda) };
     spdl_pipeline *pipeline;
-    spdl_pipeline_create(&pipeline, &desc, SPDL_STAGES(
-        SPDL_SOURCE(load), SPDL_BATCH(IMAGES, .item_bytes = sizeof(Image)), SPDL_SINK(3)));
+    if (spdl_pipeline_create(&pipeline, &desc, SPDL_STAGES(
+            SPDL_SOURCE(load), SPDL_BATCH(IMAGES, .item_bytes = sizeof(Image)),
+            SPDL_SINK(3))) != SPDL_OK) return NULL;
     return pipeline;
 }
 

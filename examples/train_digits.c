@@ -63,12 +63,12 @@ static spdl_pipeline *open_pipeline(file_list *files, spdl_error *error) {
     const spdl_pipeline_desc desc = { .name = "digits", .error = error };
     files->seed = 1;
     for (int i = 0; i < FILES; i++) files->order[i] = i;
-    spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_SOURCE(next_path, .ctx = files),
-        SPDL_PIPE(load, .concurrency = SPDL_ALL, .free_item = free),
-        SPDL_PIPE(augment, .concurrency = SPDL_ALL),
-        SPDL_BATCH(BATCH),
-        SPDL_SINK(3)));
+    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(next_path, .ctx = files),
+            SPDL_PIPE(load, .concurrency = SPDL_ALL, .free_item = free),
+            SPDL_PIPE(augment, .concurrency = SPDL_ALL),
+            SPDL_BATCH(BATCH),
+            SPDL_SINK(3))) != SPDL_OK) return NULL;
     return p;
 }
 
