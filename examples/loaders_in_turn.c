@@ -45,7 +45,8 @@ int main(int argc, char **argv) {
             || spdl_loader_open(&loader[i], &desc, SPDL_STAGES(
                    SPDL_INDEX(sampler[i]), SPDL_PIPE(load),
                    SPDL_BATCH(GLOBAL / n, .item_bytes = sizeof(item)),
-                   SPDL_SINK(2))) != SPDL_OK) return 1;
+                   SPDL_SINK(2))) != SPDL_OK)
+            return fprintf(stderr, "spdl: rank %d cannot start\n", i), 1;
     }
     for (uint64_t step = 0; result == SPDL_OK; step++) { /* a step takes one batch of each */
         for (int i = 0; i < n && result == SPDL_OK; i++) {
