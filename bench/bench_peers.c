@@ -2,9 +2,9 @@
 
        make bench-peers ARGS="[--json] [--quick] [--list] [TEXT]"
 
-   Every side calls the same C functions (peer_work.c), sides in Python by ctypes, which gives the
-   lock of Python back. Items go in order, in batches in place, to a consumer who adds up what he
-   gets: a side with another sum ends the bench. All have the same window of items in flight, and as
+   Every side calls the same C functions (peer_work.c). Sides in Python call them by ctypes, without
+   Python's lock. The consumer gets the items in order, in batches in place, and adds them up. A
+   side with another sum ends the bench. All have the same window of items in flight, and as
    many threads or processes as there are processors, if the row does not say how many. A round runs
    all sides in turns, each of C in a process of its own. A side whose run had other programs on
    more than 6 % of the processors is run again, up to twice; what is left is marked.
@@ -15,7 +15,7 @@
    tokens_cached   batches of 4 windows of 1,024 tokens of a shard in memory, a read each
    tokens_late     the same where each read comes 5 ms late, before steps of 5 ms; 4 threads
    http_64, _256   pages of 8 KB over HTTP, 5 ms late, so many in flight
-   neighbour_one, _all  steps of 20 ms that compute on one, or on all processors, beside the loading
+   neighbour_one, _all  steps of 20 ms that compute on one, or on all processors, during the loading
                    of 8 JPEGs: steps a second. "alone": of those without loading
    tail            1 % of the items take 50 times as long, in order, batches of 32
    npz_stored, npz_deflated  arrays of 1.5 MB out of .npz files; each side by the reader it has
@@ -580,14 +580,14 @@ static double peak_mb(void) {
     return kib / 1024;
 }
 
-typedef struct told { /* by the process of a run */
+typedef struct run_figures { /* by the process of a run */
     double first_ns, span_ns, cpu_ns, mb, extra_ns;
     uint64_t sum;
-} told;
+} run_figures;
 
-static told run_here(const side *s, const job *j, uint64_t items) {
+static run_figures run_here(const side *s, const job *j, uint64_t items) {
     const double cpu = bench_cpu_ns();
-    told t = { 0 };
+    run_figures t = { 0 };
     memset(&got, 0, sizeof got);
     got.job = j;
     got.from = slots_of(j);
@@ -602,8 +602,8 @@ static told run_here(const side *s, const job *j, uint64_t items) {
     return t;
 }
 
-static told run_child(const side *s, const job *j, uint64_t items) {
-    told t;
+static run_figures run_child(const side *s, const job *j, uint64_t items) {
+    run_figures t;
     int ends[2];
     pid_t child;
     ssize_t bytes;
@@ -625,7 +625,7 @@ static told run_child(const side *s, const job *j, uint64_t items) {
 }
 
 /* False: it cannot do that row. */
-static bool run_python(side *s, const job *j, uint64_t items, told *t) {
+static bool run_python(side *s, const job *j, uint64_t items, run_figures *t) {
     char what[700], answer[512];
     unsigned long long sum;
     snprintf(what, sizeof what, "%d:%d:%d:%d:%d:%d:%g:%d:%d:%s", j->kind, j->late_us, server.port,
@@ -663,7 +663,7 @@ static bool run_side(side *s, const job *j, outcome *o) {
     const double server_ns = http_cpu_ns(&server), all = cores();
     const bool steps = (j->sides & POLITE) != 0;
     bench_moment since;
-    told t;
+    run_figures t;
     bench_now_with(s->name);
     if (s->run != run_alone) sum_batches(j, batches);
     bench_now_with(s->name);

@@ -203,7 +203,7 @@ def main():
         print(f"{library} {importlib.metadata.version(library)}", flush=True)
     except importlib.metadata.PackageNotFoundError:
         print("-", flush=True)
-    told = cpu_ns()
+    reported = cpu_ns()
     for line in sys.stdin:
         try:
             _, items, what = line.rstrip("\n").split(" ", 2)
@@ -212,8 +212,9 @@ def main():
                 answer = [0, 0, 0, 0, 0]
             else:
                 answer = run(library, Job(int(items), what))
-            since, told = told, cpu_ns()
-            answer = "%.0f %.0f %.0f %.1f" % tuple(answer[:4]) + f" {told - since:.0f} {answer[4]}"
+            since, reported = reported, cpu_ns()
+            own = f" {reported - since:.0f} {answer[4]}"
+            answer = "%.0f %.0f %.0f %.1f" % tuple(answer[:4]) + own
         except Exception as error:  # whatever it is, the bench goes on without this peer
             answer = "!" + repr(error).replace("\n", " ")
         print(answer, flush=True)
