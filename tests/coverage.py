@@ -45,13 +45,23 @@ def branches(path):
 
 
 def reasons():
-    """{(function, code, which): reason} of the branches that no test takes and need not."""
-    out, known = {}, ROOT / "tests" / "uncovered.md"
+    """Branches that no test takes and need not: (function or section, part of the code, which,
+    reason)."""
+    out, known = [], ROOT / "tests" / "uncovered.md"
     for line in known.read_text().split("\n") if known.exists() else []:
-        row = re.match(r"\| (\w+) \| `(.*)` \| (true|false|both|any) \| (.*) \|$", line)
+        row = re.match(r"\| ([\w-]+) \| `(.*)` \| (true|false|any) \| (.*) \|$", line)
         if row:
-            out[row.group(1), row.group(2).replace("\\|", "|"), row.group(3)] = row.group(4)
+            out.append((row.group(1), row.group(2).replace("\\|", "|"), row.group(3), row.group(4)))
     return out
+
+
+def reason(known, section, function, code, which):
+    """Why this branch need not be taken, or None."""
+    for where, part, side, why in known:
+        if where in (section, function) and (part == "*" or code.startswith(part)) \
+                and side in (which, "any"):
+            return why
+    return None
 
 
 def main():
@@ -71,8 +81,7 @@ def main():
             if count > 0:
                 continue
             code = lines[line - 1][column - 1 :].strip()
-            why = next((known[k] for k in ((function, code, which), (function, code, "both"),
-                                           (function, "*", "any")) if k in known), None)
+            why = reason(known, section, function, code, which)
             excused[key] += why is not None
             bare[key] += why is None
             if why is None or "--all" in sys.argv:

@@ -53,6 +53,12 @@ for target in npy directory inflate npz roundtrip files text; do
     objects="$objects -object $build/fuzz_$target"
 done
 
+# Examples and random pipelines with faults of the system.
+python3 tests/torture_faults.py --points "${FAULTS:-600}" --build $build/faults --flags "$flags" \
+    >$build/faults.log 2>&1 || grep -E '^FAIL' $build/faults.log
+tail -n 1 $build/faults.log
+objects="$objects -object $build/faults/chance -object $build/faults/quickstart"
+
 # shellcheck disable=SC2086 # a list of options
 llvm-profdata merge -sparse $build/*.profraw -o $build/all.profdata &&
     llvm-cov export -format=text -instr-profile=$build/all.profdata $build/runner $objects \

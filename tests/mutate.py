@@ -6,14 +6,15 @@ that was found before is in tests/mutants.md.
     python3 tests/mutate.py [--count 300] [--seed 1] [--jobs 2] [--list] [TEXT ...]
 
 TEXT: only changes with such a text in their line of the output. `make mutate` builds nothing else.
+One change after the other, with JOBS compilers and tests at a time: tests that read clocks are
+skipped on a machine with other load.
 """
 
 import argparse
 import concurrent.futures
+import hashlib
 import os
 import pathlib
-import queue
-import random
 import re
 import shutil
 import signal
@@ -157,22 +158,27 @@ def candidates(lines):
 
 
 def draw(lines, count, seed):
-    """`count` mutants: a line by chance, and one of its changes."""
-    dice = random.Random(seed)
-    every = list(candidates(lines))
-    for at, section, function, line, found in dice.sample(every, min(count, len(every))):
-        kind, new = dice.choice(found)
+    """`count` mutants: a line by chance, and one of its changes. A line keeps its number in the draw
+    when others change, so that most mutants of a seed stay the same from day to day."""
+    met, every = {}, []
+    for at, section, function, line, found in candidates(lines):
+        text = f"{seed} {section} {function} {line.strip()}"
+        met[text] = met.get(text, 0) + 1
+        digest = hashlib.sha256(f"{text} {met[text]}".encode()).digest()
+        every.append((digest, at, section, function, line, found))
+    for digest, at, section, function, line, found in sorted(every)[:count]:
+        kind, new = found[digest[-1] % len(found)]
         yield Mutant(at, section, function, kind, line, new)
 
 
-# --- a slot: a copy of the tests in which one mutant is built at a time ---
+# --- a copy of the tests in which one mutant is built at a time ---
 
 
-class Slot:
+class Copy:
     """A folder with the tests and a header that changes."""
 
-    def __init__(self, number):
-        self.path = WORK / f"slot{number}"
+    def __init__(self, jobs):
+        self.path, self.jobs = WORK / "copy", jobs
         shutil.rmtree(self.path, ignore_errors=True)
         shutil.copytree(ROOT / "tests", self.path / "tests",
                         ignore=shutil.ignore_patterns("corpus", "model"))
@@ -200,20 +206,22 @@ class Slot:
         out.mkdir(exist_ok=True)
         flags = ["-std=gnu11", "-O0", "-w", "-pthread"]
         flags += [f"-fsanitize={sanitizer}"] if sanitizer else []
-        made = []
         parts = [("main", False), ("library", True)]
         parts += [(OBJECTS.get(m, f"test_{m}"), self.whole(m)) for m in modules]
         parts += [("test_ring_condvar", True)] if "ring" in modules else []
-        for name, whole in parts:
+
+        def compiled(part):
+            name, whole = part
             to = out / f"{name}.o"
-            made.append(to)
-            if to.exists() and not whole:
-                continue
-            done = subprocess.run(["clang", *flags, "-c", f"tests/{name}.c", "-o", to],
-                                  cwd=self.path, capture_output=True)
-            if done.returncode != 0:
+            return to.exists() and not whole or subprocess.run(
+                ["clang", *flags, "-c", f"tests/{name}.c", "-o", to], cwd=self.path,
+                capture_output=True).returncode == 0
+
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            if not all(pool.map(compiled, parts)):
                 return None
         runner = out / "runner"
+        made = [out / f"{name}.o" for name, _ in parts]
         done = subprocess.run(["clang", *flags, *made, "-o", runner, "-lm"], cwd=self.path,
                               capture_output=True)
         return runner if done.returncode == 0 else None
@@ -222,9 +230,10 @@ class Slot:
         """The first test that fails, or None."""
         rounds = "40" if "tsan" in str(runner) else "300"
         env = dict(os.environ, TEST_TIMEOUT="30", CHANCE_ROUNDS=rounds)
-        process = subprocess.Popen(["tests/run.sh", runner, "--jobs", "2", *filters], cwd=ROOT,
-                                   env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                   start_new_session=True, text=True, errors="replace")
+        command = ["tests/run.sh", runner, "--jobs", str(self.jobs), *filters]
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, start_new_session=True, text=True,
+                                   errors="replace")
         name = None
         for line in process.stdout:
             if line.startswith("FAIL "):
@@ -285,24 +294,15 @@ def main():
         for m in mutants:
             print(f"{m.at + 1:6} {m.kind:9} {m.text()}")
         return 0
-    known, free, count = reasons(), queue.Queue(), {"killed": 0, "survived": 0, "known": 0}
-    for number in range(args.jobs):
-        free.put(Slot(number))
-
-    def run(mutant):
-        slot = free.get()
-        try:
-            return mutant, slot.test(mutant, lines)
-        finally:
-            free.put(slot)
-
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for mutant, became in pool.map(run, mutants):
-            word = became.split()[0]
-            if became == "survived" and mutant.text() in known:
-                word, became = "known", "known: " + known[mutant.text()]
-            count[word] = count.get(word, 0) + 1
-            print(f"{became:40} {mutant.at + 1:6} {mutant.text()}", flush=True)
+    known, count = reasons(), {"killed": 0, "survived": 0, "known": 0}
+    copy = Copy(args.jobs)
+    for mutant in mutants:
+        became = copy.test(mutant, lines)
+        word = became.split()[0]
+        if became == "survived" and mutant.text() in known:
+            word, became = "known", "known: " + known[mutant.text()]
+        count[word] = count.get(word, 0) + 1
+        print(f"{became:40} {mutant.at + 1:6} {mutant.text()}", flush=True)
     met = count["killed"] + count["survived"] + count["known"]
     share = count["killed"] / max(1, met)
     print(f"{count['killed']} of {met} changes were noticed ({share:.0%}), "

@@ -4,6 +4,8 @@ pipelines (tests/test_chance.c) have to finish or to give a sentence: no crash, 
 random ones no leak.
 
     python3 tests/torture_faults.py [--points 2000] [--seed 1] [--jobs 2] [NAME ...]
+
+tests/coverage.sh has other --flags than those of sanitizers, and a folder of its own.
 """
 
 import argparse
@@ -17,7 +19,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "faults"
+SANITIZERS = "-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+BUILD = None
 EXAMPLES = ("branch_merge cache loader_process loaders_in_turn mix mixture npz_convert "
             "npz_rows quickstart resume ring_batches ring_spsc stats_report tokens trace "
             "webdataset weighted").split()
@@ -39,10 +42,9 @@ def strike(path):
     run("objcopy", *names, path)
 
 
-def build(names):
+def build(names, more):
     BUILD.mkdir(parents=True, exist_ok=True)
-    flags = ["-O0", "-g1", "-w", "-pthread", "-std=gnu11", "-fsanitize=address,undefined",
-             "-fno-sanitize-recover=undefined"]
+    flags = ["-O0", "-w", "-pthread", "-std=gnu11", *more.split()]
     unit = BUILD / "library.c"
     unit.write_text('#define SPDL_IMPLEMENTATION\n#include "spdl.h"\n')
     for source, to in ((unit, "library.o"), ("tests/library.c", "tested.o")):
@@ -97,13 +99,17 @@ def verdict(name, fault):
 
 
 def main():
+    global BUILD
     parser = argparse.ArgumentParser()
     parser.add_argument("--points", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--flags", default=SANITIZERS)
+    parser.add_argument("--build", default="build/faults")
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
-    build([name for name in args.names or EXAMPLES if not name.isdigit()])
+    BUILD = ROOT / args.build
+    build([name for name in args.names or EXAMPLES if not name.isdigit()], args.flags)
     dice = random.Random(args.seed)
     names = args.names or EXAMPLES + [str(dice.getrandbits(40)) for _ in range(PROGRAMS)]
 
