@@ -9702,7 +9702,6 @@ SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, 
     spdl__counters *counters = &node->counters[task->worker];
     batch->shown.sequence = node->number++;
     spdl__store_relaxed(&task->sequence, batch->shown.sequence);
-    batch->shown.epoch = spdl__load_relaxed(&node->epoch);
     batch->shown.bytes = batch->shown.count * node->row.item_bytes;
     if (node == p->counting && !p->remakes) batch->range = spdl__tally_range(&node->tally);
     task->call.in.range = batch->range;
@@ -10878,7 +10877,6 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     spdl__store32(&p->failed, 0);
     spdl__store32(&p->stop_timed_out, 0);
     p->closed_returned = false;
-    memset(&p->last_item, 0, sizeof(p->last_item));
     p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
@@ -11980,11 +11978,10 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     }
     if (result == SPDL_OK) return result;
     *pipeline = NULL;
-    if (p->slot != NULL) { /* calls may have begun */
+    if (p->slot != NULL) { /* workers may look at it; no source has been called */
         spdl__pipeline_halt(p);
         (void)spdl__pipeline_await(p, spdl__pipeline_drained, SPDL__NEVER);
         spdl__destroy_part(p);
-        spdl__pipeline_purge(p, 0);
     }
     if (p->own_pool) spdl__pool_release(p->pool);
     spdl__sampler_let_go(p->sampler);

@@ -615,6 +615,53 @@ static void calls_may_be_completed_after_a_stop(void) {
     }
 }
 
+/* Blocks that are out; each is given back once. */
+static void *block_alloc(size_t bytes, size_t align, void *user) {
+    void *block = NULL;
+    if (posix_memalign(&block, align < 16 ? 16 : align, bytes) != 0) return NULL;
+    __atomic_add_fetch((long *)user, 1, __ATOMIC_RELAXED);
+    return block;
+}
+
+static void block_free(void *block, size_t bytes, void *user) {
+    (void)bytes;
+    __atomic_sub_fetch((long *)user, 1, __ATOMIC_RELAXED);
+    free(block);
+}
+
+SPDL_FN(hand_in_buffer, item, long) {
+    if ((*out = (long *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    desk_add((desk *)spdl_ctx(task), spdl_defer(task), in);
+    return SPDL_PENDING;
+}
+
+/* The buffers of calls that a stop has dropped are freed, once each: with .item_bytes and in the
+   place of a batch. */
+static void buffers_of_dropped_calls_are_freed(void) {
+    for (int in_place = 0; in_place < 2; ++in_place) {
+        desk d = { 0 };
+        long blocks = 0;
+        const spdl_stage call = SPDL_PIPE(hand_in_buffer, .deferred = true, .concurrency = 3,
+                                          .item_bytes = in_place ? 0 : sizeof(long), .ctx = &d);
+        const spdl_stage batch = SPDL_BATCH_OF(long, 2), list = SPDL_BATCH(2);
+        const spdl_stage rows[] = { COUNT_TO(-1), call, in_place ? batch : list, SPDL_SINK(1) };
+        spdl_pipeline_desc desc = { .workers = 1 };
+        spdl_pipeline *p = NULL;
+        desc.allocator.alloc_fn = block_alloc;
+        desc.allocator.free_fn = block_free;
+        desc.allocator.user = &blocks;
+        desk_open(&d, 0);
+        REQUIRE(spdl_pipeline_create(&p, &desc, rows, 4) == SPDL_OK);
+        await(&d.count, 3);
+        CHECK_EQ(spdl_pipeline_stop(p, 1000000), SPDL_TIMEOUT);
+        for (letter l; desk_take(&d, &l);)
+            CHECK_EQ(spdl_complete(l.deferred, d.taken % 2 ? SPDL_E_IO : SPDL_SKIP, NULL), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+        CHECK_EQ(blocks, 0);
+    }
+}
+
 /* The calls of an epoch end before those of the next begin, deferred or not. */
 static void an_epoch_waits_for_deferred_calls(void) {
     for (int i = 0; i < CROWDS; ++i) {
@@ -789,6 +836,7 @@ TEST_TABLE(defer) {
     TEST_CASE(destroy_waits_for_deferred_calls),
     TEST_CASE(destroy_tells_what_it_waits_for),
     TEST_CASE(calls_may_be_completed_after_a_stop),
+    TEST_CASE(buffers_of_dropped_calls_are_freed),
     TEST_CASE(an_epoch_waits_for_deferred_calls),
     TEST_CASE(the_thread_of_a_source_that_cannot_be_had_is_told),
     TEST_CASE(a_process_can_exit_in_the_middle),
