@@ -594,6 +594,27 @@ static void destroy_tells_what_it_waits_for(void) {
     }
 }
 
+/* A call lasts until it is completed. */
+static void the_time_of_a_call_is_booked(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        desk d = { .sleep_us = 2000, .fail = 3 };
+        spdl_pipeline *p;
+        spdl_stage_stats row;
+        desk_open(&d, 1);
+        p = START(crowds[i], COUNT_TO(6), HAND_IN(&d, .concurrency = 2, .max_failures = 1),
+                  SPDL_SINK(1));
+        CHECK_EQ(take_from_any(p), 5);
+        row = stats_of(p, 1);
+        CHECK(row.deferred);
+        CHECK_EQ(row.tasks, 6);
+        CHECK_EQ(row.failures, 1);
+        CHECK(row.busy_ns >= 6 * UINT64_C(2000000));
+        CHECK(row.mean_ns >= 1800000);
+        desk_close(&d);
+        DONE(p);
+    }
+}
+
 /* Completed after the stop: the items are freed, nothing is lost. */
 static void calls_may_be_completed_after_a_stop(void) {
     for (int i = 0; i < 2 * CROWDS; ++i) {
@@ -837,6 +858,7 @@ TEST_TABLE(defer) {
     TEST_CASE(destroy_tells_what_it_waits_for),
     TEST_CASE(calls_may_be_completed_after_a_stop),
     TEST_CASE(buffers_of_dropped_calls_are_freed),
+    TEST_CASE(the_time_of_a_call_is_booked),
     TEST_CASE(an_epoch_waits_for_deferred_calls),
     TEST_CASE(the_thread_of_a_source_that_cannot_be_had_is_told),
     TEST_CASE(a_process_can_exit_in_the_middle),
