@@ -301,6 +301,9 @@ static void on_a_shared_pool_it_is_a_guest(void) {
                         SPDL_SINK(20)));
         CHECK_EQ(take_from(p, 0, 100, SPDL_END), 20);
         CHECK(t.in_next >= 10);
+        spdl_stats stats;
+        spdl_pipeline_stats(p, &stats);
+        CHECK(stats.shared_pool);
         DONE(p);
     }
     spdl_pool_destroy(pool);
@@ -501,6 +504,7 @@ static void without_workers_nothing_changes(void) {
 static int workers_of(const spdl_pipeline *p) {
     spdl_stats s;
     spdl_pipeline_stats(p, &s);
+    CHECK(!s.shared_pool);
     return s.workers;
 }
 
