@@ -137,6 +137,29 @@ static void the_failure_that_is_met_is_told(void) {
     }
 }
 
+SPDL_FN(fails_one_after_the_other, item, item) {
+    int *later = (int *)spdl_ctx(task);
+    *out = in;
+    if (in->value < 2 || in->value > 3) return SPDL_OK;
+    if (in->value == 2) await(later, 1);
+    else open_gate(later);
+    sleep_us(in->value == 2 ? 20000 : 0); /* that of item 3 is recorded */
+    return spdl_fail(task, "value %ld", in->value);
+}
+
+/* The same of two failures of one row. */
+static void the_first_item_of_a_row_is_told(void) {
+    for (int workers = 2; workers < 6; ++workers) {
+        int later = 0;
+        spdl_pipeline *p = START(workers, COUNT_TO(20),
+                                 SPDL_PIPE(fails_one_after_the_other, .ctx = &later,
+                                           .concurrency = 2, .max_failures = 0), SPDL_SINK(2));
+        TAKE_ALL(p, "0 1", SPDL_E_STAGE);
+        CHECK(strstr(spdl_pipeline_error(p)->text, "item 2: value 2") != NULL);
+        DONE(p);
+    }
+}
+
 SPDL_FN(fails_then_errs, item, item) {
     *out = in;
     if (in->value == 1) return spdl_fail(task, "item 1");
@@ -627,6 +650,7 @@ TEST_TABLE(mutants) {
     TEST_CASE(a_dead_number_is_not_of_the_next_call),
     TEST_CASE(items_of_a_batch_that_is_dropped_are_counted),
     TEST_CASE(the_failure_that_is_met_is_told),
+    TEST_CASE(the_first_item_of_a_row_is_told),
     TEST_CASE(an_error_behind_a_failed_request_is_told),
     TEST_CASE(a_consumer_that_works_is_woken_for_a_row),
     TEST_CASE(a_large_buffer_is_filled_before_it_is_empty),

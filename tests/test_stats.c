@@ -1343,7 +1343,7 @@ static void texts_of_requests(void) {
     CHECK(!says(text, "trainer"));
     spdl__text json = spdl__text_start(text, sizeof text);
     spdl__json_stats(&json, &stats);
-    CHECK(says(text, "\"finding\":{\"limit\":\"concurrency\",\"stage\":1,"));
+    CHECK(says(text, "\"finding\":{\"limit\":\"concurrency\",\"stage\":1,\"concurrency\":{\"1\":"));
     CHECK(says(text, "\"answer_wait_ns\":5000000000,"));
     CHECK(says(text, "\"p50_ns\":38000000,"));
 }
