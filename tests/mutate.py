@@ -1,6 +1,7 @@
 """Would the tests notice a changed line? Changes one line of spdl.h at a time, drawn by chance:
 operators, constants, statements that go, memory orders that become relaxed. Each change meets the
-tests of its section's modules, in seconds. Those that no test noticed are listed; a reason for each
+tests of its section's modules, in seconds; with ThreadSanitizer if it is a memory order, with
+AddressSanitizer where something is freed. Those that no test noticed are listed; a reason for each
 that was found before is in tests/mutants.md.
 
     python3 tests/mutate.py [--count 300] [--seed 1] [--jobs 2] [--list] [TEXT ...]
@@ -47,9 +48,9 @@ MODULES = {
     "batch-impl": "batch rows fail mutants chance",
     "merge-impl": "branch mutants chance",
     "producer-impl": "source next " + FLOW,
-    "next-impl": "next push lifetime pipeline mutants mistakes stats chance",
+    "next-impl": "next ready push lifetime pipeline mutants mistakes stats chance",
     "stop-impl": "lifetime rewind source mutants chance",
-    "create-impl": "pipeline rows mistakes lifetime batch branch push alloc",
+    "create-impl": "pipeline rows mistakes lifetime batch branch push alloc trace",
     "stats-impl": "stats verdict report",
     "report-impl": "report",
     "cache-impl": "cache",
@@ -158,8 +159,8 @@ def candidates(lines):
 
 
 def draw(lines, count, seed):
-    """`count` mutants: a line by chance, and one of its changes. A line keeps its number in the draw
-    when others change, so that most mutants of a seed stay the same from day to day."""
+    """`count` mutants: a line by chance, and one of its changes. A line keeps its number in the
+    draw when others change: most mutants of a seed stay the same from day to day."""
     met, every = {}, []
     for at, section, function, line, found in candidates(lines):
         text = f"{seed} {section} {function} {line.strip()}"
@@ -202,7 +203,7 @@ class Copy:
     def build(self, modules, sanitizer):
         """The runner of these modules; None: it does not compile. A main program, the library that
         some share, and the tests."""
-        out = self.path / ("tsan" if sanitizer else "plain")
+        out = self.path / (sanitizer or "plain")
         out.mkdir(exist_ok=True)
         flags = ["-std=gnu11", "-O0", "-w", "-pthread"]
         flags += [f"-fsanitize={sanitizer}"] if sanitizer else []
@@ -227,8 +228,8 @@ class Copy:
         return runner if done.returncode == 0 else None
 
     def fails(self, runner, filters, jobs):
-        """The first test that fails, or None; and those that were skipped since they read clocks."""
-        rounds = "40" if "tsan" in str(runner) else "300"
+        """The first test that fails, or None; and those that read clocks and were skipped."""
+        rounds = "300" if "plain" in str(runner) else "40"
         env = dict(os.environ, TEST_TIMEOUT="30", CHANCE_ROUNDS=rounds)
         command = ["tests/run.sh", runner, "--jobs", str(jobs), *filters]
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE,
@@ -253,8 +254,11 @@ class Copy:
         changed = list(lines)
         changed[mutant.at] = mutant.after
         (self.path / "spdl.h").write_text("\n".join(changed))
+        sanitizer = {"order": "thread"}.get(mutant.kind)
+        if "free" in mutant.before:  # what leaks is seen by AddressSanitizer
+            sanitizer = "address"
         for modules in self.groups(MODULES[mutant.section]):
-            runner = self.build(modules, "thread" if mutant.kind == "order" else None)
+            runner = self.build(modules, sanitizer)
             if runner is None:
                 return "does not compile"
             name = self.noticed(runner, [f"{module}." for module in modules])
