@@ -463,7 +463,7 @@ SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
     bool all = true;
     if (library == NULL) return "no NVIDIA driver was found (libcuda.so.1)";
 #define SPDL__CUDA_SYMBOL(name, version, parameters) \
-    all = spdl__cuda_symbol(library, "cu" #name version, (void *)&api->name) && all;
+    if (!spdl__cuda_symbol(library, "cu" #name version, (void *)&api->name)) all = false;
     SPDL__CUDA_CALLS(SPDL__CUDA_SYMBOL)
 #undef SPDL__CUDA_SYMBOL
     return all ? NULL : "the NVIDIA driver lacks functions: it is older than CUDA 11";
@@ -472,9 +472,8 @@ SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
 
 SPDL__PRIVATE const char *spdl__cuda_text(const spdl__cuda_api *api, int error) {
     const char *text = NULL;
-    if (api->GetErrorString == NULL || api->GetErrorString(error, &text) != 0 || text == NULL)
-        return "unknown error";
-    return text;
+    (void)api->GetErrorString(error, &text); /* NULL: it does not know the error */
+    return text != NULL ? text : "unknown error";
 }
 
 SPDL__PRIVATE int spdl__cuda_name(const spdl__cuda_api *api, int ordinal, char name[64]) {
@@ -813,7 +812,7 @@ SPDL__PRIVATE bool spdl__slab_unpin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
 SPDL__PRIVATE int spdl__slab_pin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     const unsigned flags = SPDL__CU_PORTABLE, read_only = flags | SPDL__CU_READ_ONLY;
     int code = 0;
-    while (slab->pinned < slab->bytes && code == 0) {
+    while (slab->pinned < slab->bytes) {
         char *at = slab->base + slab->pinned;
         const size_t bytes = (size_t)spdl__min(slab->bytes - slab->pinned, SPDL__PIECE);
         code = cuda->api.MemHostRegister(at, bytes, flags);
@@ -841,7 +840,7 @@ SPDL__PRIVATE size_t spdl__pinned_span(const spdl_cuda *cuda, const spdl__cuda_s
         return SPDL__PIECE - (size_t)(from - slab->base) % SPDL__PIECE;
     if (cuda->api.PointerGetAttributes(4, attribute, data, at) != 0) return 0;
     if (type != SPDL__CU_HOST || managed != 0) return 0;
-    return start <= at && at - start < size ? (size_t)(size - (at - start)) : SPDL__PAGE;
+    return at - start < size ? (size_t)(size - (at - start)) : SPDL__PAGE;
 }
 
 /* In a scope. Returns true if all of it is pinned, by anyone. */
@@ -897,7 +896,7 @@ SPDL__PRIVATE char *spdl__map(size_t bytes) {
     if (more == 0) return whole;
     head = (size_t)(-(uintptr_t)whole & (SPDL__HUGE_PAGE - 1));
     if (head != 0) (void)munmap(whole, head);
-    if (head != more) (void)munmap(whole + head + bytes, more - head);
+    (void)munmap(whole + head + bytes, more - head); /* head is smaller */
     return whole + head;
 }
 
@@ -1271,8 +1270,7 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
 
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
     spdl__cuda_slot *slot = batch == NULL ? NULL : (spdl__cuda_slot *)batch->slot_;
-    if (slot == NULL || (batch->ticket_ & 1) == 0) return NULL;
-    return spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
+    return slot != NULL && spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
 }
 
 SPDL__PRIVATE spdl_result spdl__batch_check(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
