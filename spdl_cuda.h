@@ -327,8 +327,9 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
    with the next epoch if there is one. An error is returned after the batches before it, and again
    by every later call.
    Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream as in ready,
-            the last one as in done), SPDL_E_LIMIT (the caller has all device slots or all items of
-            the source: give one back and repeat), the result of the source or `view`.
+            the last one as in done, or an item is larger than a slot), SPDL_E_LIMIT (the caller has
+            all device slots or all items of the source: give one back and repeat), the result of
+            the source or `view`.
    Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. batch->cuda is
             set after a failure, too, for spdl_cuda_error. */
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
@@ -888,11 +889,13 @@ SPDL__PRIVATE void spdl__slab_advise(const spdl_cuda *cuda, const spdl__cuda_sla
 SPDL__PRIVATE char *spdl__map(size_t bytes) {
     const int anonymous = 0x20; /* hidden in strict ISO mode */
     const size_t more = bytes >= SPDL__HUGE_PAGE ? SPDL__HUGE_PAGE : 0;
-    void *memory =
-        mmap(NULL, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | anonymous, -1, 0);
-    char *whole = (char *)memory;
+    void *memory;
+    char *whole;
     size_t head;
+    if (bytes > SIZE_MAX - more) return NULL;
+    memory = mmap(NULL, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | anonymous, -1, 0);
     if (memory == MAP_FAILED) return NULL;
+    whole = (char *)memory;
     if (more == 0) return whole;
     head = (size_t)(-(uintptr_t)whole & (SPDL__HUGE_PAGE - 1));
     if (head != 0) (void)munmap(whole, head);
@@ -1228,9 +1231,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
 /* >>slots-impl
    Level 1: sending and readers. Each function checks its arguments' state first. */
 
-SPDL__PRIVATE spdl_result spdl__view_check(spdl_cuda *cuda, const spdl_cuda_view *view) {
+SPDL__PRIVATE spdl_result spdl__view_check(spdl_cuda *cuda, const spdl_cuda_view *view,
+                                           spdl_result too_large) {
     if (view->bytes > cuda->desc.slot_bytes)
-        return spdl__cuda_refuse(cuda, SPDL_E_LIMIT, "send: larger than slot_bytes");
+        return spdl__cuda_refuse(cuda, too_large, "send: larger than slot_bytes");
     if (view->data == NULL && view->bytes > 0)
         return spdl__cuda_invalid(cuda, "send: data is NULL");
     return SPDL_OK;
@@ -1243,7 +1247,7 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
     spdl_result result;
     if (view == NULL || batch == NULL) return SPDL_E_INVALID;
     result = spdl__cuda_usable(cuda);
-    if (result == SPDL_OK) result = spdl__view_check(cuda, view);
+    if (result == SPDL_OK) result = spdl__view_check(cuda, view, SPDL_E_LIMIT);
     if (result != SPDL_OK) return result;
     result = spdl__free_pop(cuda, cuda->free_slots, &slot, "a device slot", deadline);
     if (result != SPDL_OK) return result;
@@ -1916,7 +1920,7 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
-    view->release = iter->desc.free_item;
+    view->release = item != NULL ? iter->desc.free_item : NULL;
     if (iter->desc.view != NULL) {
         result = iter->desc.view(item, view);
     } else if (batch == NULL || batch->data == NULL) {
@@ -1925,7 +1929,8 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
         view->data = batch->data;
         view->bytes = batch->count * iter->desc.item_bytes;
     }
-    if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view);
+    if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
+    if (result < 0) iter->end = result; /* also SPDL_E_LIMIT of `view`: the item is gone */
     if (result != SPDL_OK && view->release != NULL) view->release(view->item);
     return result;
 }
@@ -2177,6 +2182,8 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
     if (result != SPDL_OK)
         return spdl__error_set(error, result, "cuda: iterator: the first item: %s",
                                spdl_result_text(result));
+    if (item == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: the first item is NULL");
     bytes = loader ? ((const spdl_loader_batch *)item)->bytes
                    : ((const spdl_batch *)item)->count * item_bytes;
     result = spdl__iter_open_for(iter, &desc, item, bytes);
