@@ -891,7 +891,8 @@ static void an_iterator_needs_a_right_desc(void) {
 
 /* The third item cannot be sent, whatever the reason: those before it come, then the reason, again
    and again. Nothing is left out. */
-static enum { TOO_LARGE, NO_DATA, FAILS, FULL } third;
+typedef enum why { TOO_LARGE, NO_DATA, FAILS, FULL } why;
+static why third;
 
 static spdl_result view_of_third(void *memory, spdl_cuda_view *view) {
     const spdl_result result = flow_view(memory, view);
@@ -903,7 +904,7 @@ static spdl_result view_of_third(void *memory, spdl_cuda_view *view) {
 
 static void an_item_that_cannot_be_sent_ends_it(void) {
     static const struct {
-        int third;
+        why third;
         spdl_result result;
         const char *text;
     } cases[] = {

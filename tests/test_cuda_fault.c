@@ -1015,30 +1015,48 @@ static void *waits_for_a_slot(void *arg) {
     return NULL;
 }
 
+static void log_to(spdl_log_level level, const char *text, void *user) {
+    if (level == SPDL_LOG_WARN) snprintf((char *)user, SPDL_TEXT_BYTES, "%s", text);
+}
+
 /* After a second, once: who has them. Who waits for ever goes on when there is one. */
 static void a_long_wait_says_who_has_the_slots(void) {
+    char line[SPDL_TEXT_BYTES] = "";
     spdl_cuda_desc desc = small();
     spdl_cuda_output *out = NULL;
-    spdl_cuda_batch held[2], none;
+    spdl_cuda_batch held[2], none, other[2];
+    spdl_cuda *without; /* outputs */
     pthread_t thread;
     waiter w;
     int i;
+    desc.logger = (spdl_logger){ log_to, line };
+    without = flow_open(&desc);
+    desc = small();
     desc.output_bytes = 1000;
     desc.output_slots = 3;
     w = (waiter){ flow_open(&desc), SPDL_TIMEOUT };
     flow_lines = 0;
-    for (i = 0; i < 2; ++i) held[i] = sent(w.cuda, 1);
+    for (i = 0; i < 2; ++i) {
+        held[i] = sent(w.cuda, 1);
+        other[i] = sent(without, 1);
+    }
     REQUIRE(spdl_cuda_output_get(w.cuda, cudaStreamLegacy, &out, SPDL_FOREVER) == SPDL_OK);
     REQUIRE(pthread_create(&thread, NULL, waits_for_a_slot, &w) == 0);
-    for (i = 0; i < 2; ++i)
-        CHECK_EQ(flow_send(w.cuda, &none, 1000, 2, SPDL_SECONDS(1.05)), SPDL_TIMEOUT);
-    for (i = 0; i < 2; ++i) spdl_cuda_batch_free(&held[i]);
+    CHECK_EQ(flow_send(without, &none, 1000, 2, SPDL_SECONDS(1.05)), SPDL_TIMEOUT);
+    CHECK_EQ(flow_send(w.cuda, &none, 1000, 2, SPDL_SECONDS(1.05)), SPDL_TIMEOUT);
+    for (i = 0; i < 2; ++i) {
+        spdl_cuda_batch_free(&held[i]);
+        spdl_cuda_batch_free(&other[i]);
+    }
     pthread_join(thread, NULL);
+    CHECK(strstr(line, "hold 2 of 2 device slots") != NULL);
+    CHECK(strstr(line, "not freed: 0 of 0") != NULL);
     CHECK_EQ(w.result, SPDL_OK);
     CHECK_EQ(flow_lines, 1);
     CHECK(strstr(flow_line, "hold 2 of 2 device slots") != NULL);
     CHECK(strstr(flow_line, "not freed: 1 of 3") != NULL);
     spdl_cuda_output_free(out);
+    spdl_cuda_close(without);
     spdl_cuda_close(w.cuda);
     nothing_is_left();
     sim_reset();
@@ -1407,7 +1425,9 @@ static const path paths[] = {
     { "rows", path_rows },
 };
 
-enum { PATHS = sizeof paths / sizeof paths[0], SWEEP_MOST = 3000 };
+/* With a sanitizer, which takes its time, each third call. */
+enum { PATHS = sizeof paths / sizeof paths[0], SWEEP_MOST = 3000,
+       FAILING_STEP = TEST_SANITIZED ? 3 : 1 };
 
 /* Runs a path with the n-th call failing, once or for ever. False: it makes fewer calls. */
 static bool run_failing(const path *p, uint64_t n, cudaError_t error, bool for_ever) {
@@ -1445,9 +1465,9 @@ static bool run_failing(const path *p, uint64_t n, cudaError_t error, bool for_e
     return failed;
 }
 
-/* With a sanitizer, which takes its time, each third call, another third for each error. */
+/* With FAILING_STEP another part of the calls for each error. */
 static void sweep(cudaError_t error, bool for_ever) {
-    const uint64_t step = TEST_SANITIZED ? 3 : 1;
+    const uint64_t step = FAILING_STEP;
     size_t i;
     uint64_t n;
     for (i = 0; i < PATHS; ++i) {
@@ -1549,7 +1569,7 @@ static bool one_slot_failing(uint64_t n) {
 
 static void a_wait_for_items_may_fail(void) {
     uint64_t n = 1;
-    while (n < 200 && one_slot_failing(n)) ++n;
+    while (n < 200 && one_slot_failing(n)) n += FAILING_STEP;
     CHECK(n > 20 && n < 200);
 }
 
@@ -1573,7 +1593,7 @@ static spdl_result borrowed_view(void *item, spdl_cuda_view *view) {
 static void borrowed_items_may_fail(void) {
     bool failed = true;
     uint64_t n;
-    for (n = 1; n < 200 && failed; ++n) {
+    for (n = 1; n < 200 && failed; n += FAILING_STEP) {
         spdl_cuda_desc desc = small();
         spdl_cuda *cuda = flow_open(&desc);
         spdl_cuda_iter *it = NULL;
