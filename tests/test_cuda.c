@@ -94,11 +94,14 @@ static void every_size_arrives(void) {
                                     FLOW_SLOT };
     spdl_cuda *cuda = open_small(0);
     void *stream = kit_stream(false);
-    size_t i;
-    for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i)
+    size_t i, bytes = 0;
+    for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
         CHECK_EQ(flow_batch(cuda, stream, sizes[i], i), SPDL_OK);
+        bytes += sizes[i];
+    }
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(flow_stats(cuda).batches, sizeof sizes / sizeof sizes[0]);
+    CHECK_EQ(flow_stats(cuda).bytes, bytes);
     spdl_cuda_close(cuda);
     kit_stream_free(stream);
     finish();
@@ -597,6 +600,31 @@ static void two_adopt_one_arena(void) {
     CHECK_EQ(flow_stats(second).pageable_bytes, FLOW_SLOT);
     CHECK_EQ(kit_wrong(), 0);
     spdl_cuda_close(second);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* Two arenas side by side: what lies across their border takes two copies. */
+static void arenas_may_touch(void) {
+    spdl_cuda *cuda = open_small(2);
+    void *stream = kit_stream(false);
+    flow_source s;
+    int i;
+    flow_source_open(&s, 2, 0);
+    for (i = 0; i < 2; ++i)
+        CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
+    for (i = 0; i < 3; ++i) { /* the first, both, the second */
+        unsigned char *data = s.written + i * FLOW_SLOT / 2;
+        kit_fill(data, FLOW_SLOT, (uint64_t)i);
+        send_seen(cuda, stream, data, (uint64_t)i);
+        CHECK_EQ(kit_wrong(), 0);
+        SIM(sim_stats stats);
+        SIM(sim_get_stats(&stats));
+        SIM(CHECK_EQ(stats.copies, i < 1 ? 1 : i + 2));
+    }
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    spdl_cuda_close(cuda);
     flow_source_close(&s);
     kit_stream_free(stream);
     finish();
@@ -1614,6 +1642,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(other_memory_is_sent_slower),
     TEST_CASE(memory_that_others_pinned_is_known),
     TEST_CASE(two_adopt_one_arena),
+    TEST_CASE(arenas_may_touch),
 #ifdef CUDA_REAL
     TEST_CASE(an_arena_beyond_2_gib),
 #endif

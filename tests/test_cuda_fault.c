@@ -1111,6 +1111,48 @@ static void a_runtime_that_unloads_is_let_go(void) {
     sim_reset();
 }
 
+/* A capture that forbids waiting calls, of every thread: none of ours spoils it. */
+static void captures_survive_all_calls(void) {
+    static unsigned char pageable[4096];
+    const spdl_cuda_view view = { .data = pageable, .bytes = 4096 };
+    spdl_cuda_desc desc = small();
+    cudaStream_t captured = (cudaStream_t)kit_stream(false);
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = NULL;
+    void *stream = kit_stream(false);
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_batch batch;
+    spdl_cuda *cuda;
+    flow_source s;
+    flow_source_open(&s, 1, 0);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    desc.output_bytes = 1000;
+    cuda = flow_open(&desc);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    sim_fail_nth(2, cudaErrorUnknown); /* its end cannot be recorded, and is waited for */
+    spdl_cuda_batch_free(&batch);
+    CHECK(sim_failed());
+    CHECK_EQ(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_OK);
+    CHECK(!flow_stats(cuda).lost);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(cudaStreamIsCapturing(captured, &status), cudaSuccess);
+    CHECK_EQ(status, cudaStreamCaptureStatusActive);
+    CHECK_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+    CHECK(graph != NULL);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    kit_stream_free(captured);
+    nothing_is_left();
+    sim_reset();
+}
+
 /* ---- errors that stay ---- */
 
 static void a_lost_device_stays_lost(void) {
@@ -1146,9 +1188,15 @@ static void errors_that_stay_are_known(void) {
     for (i = 0; i < sizeof(code) / sizeof(code[0]); ++i) {
         spdl_cuda_desc desc = small();
         spdl_cuda *cuda = flow_open(&desc);
+        const bool fault = code[i] >= 700 && code[i] < 800;
+        spdl_error error;
+        bool fine;
         sim_poison((cudaError_t)code[i]);
-        if (!CHECK_EQ(flow_batch(cuda, NULL, 1000, 1), SPDL_E_CUDA_LOST))
-            fprintf(stderr, "   error %d\n", code[i]);
+        fine = CHECK_EQ(flow_batch(cuda, NULL, 1000, 1), SPDL_E_CUDA_LOST);
+        spdl_cuda_error(cuda, &error);
+        fine = CHECK(strstr(error.text, "lost to this process") != NULL) && fine;
+        fine = CHECK_EQ(strstr(error.text, "of whomever, did it") != NULL, fault) && fine;
+        if (!fine) fprintf(stderr, "   error %d\n", code[i]);
         spdl_cuda_close(cuda);
         sim_reset();
     }
@@ -2021,6 +2069,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(a_long_wait_says_who_has_the_slots),
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_runtime_that_unloads_is_let_go),
+    TEST_CASE(captures_survive_all_calls),
     TEST_CASE(a_lost_device_stays_lost),
     TEST_CASE(errors_that_stay_are_known),
     TEST_CASE(a_lost_device_wakes_all),
