@@ -1214,6 +1214,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     ENTER(EventCreate);
+    if (flags > 7) return sim_error(cudaErrorInvalidValue);
     *event = (cudaEvent_t)sim_new(sizeof **event);
     (*event)->device = sim_me.device;
     (*event)->flags = flags;
@@ -1290,8 +1291,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     cudaStream_t s;
     sim_op *op, *last;
-    (void)flags;
     ENTER(StreamWaitEvent);
+    if (flags != 0) return sim_error(cudaErrorInvalidValue);
     RESOLVE(s, stream);
     CHECK_EVENT(event);
     if (sim_dropped(SIM_StreamWaitEvent, stream)) return cudaSuccess;
@@ -1374,7 +1375,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
     const unsigned read_only = 8; /* cudaHostRegisterReadOnly */
     bool overlaps = false;
     ENTER_UNSAFE(HostRegister);
-    if (memory == NULL || bytes == 0) return sim_error(cudaErrorInvalidValue);
+    if (memory == NULL || bytes == 0 || flags > 15) return sim_error(cudaErrorInvalidValue);
     if (!(flags & read_only) && sim_is_read_only(memory)) return sim_error(cudaErrorInvalidValue);
     if (sim_find(memory, bytes, &overlaps) != NULL || overlaps)
         return sim_error(cudaErrorHostMemoryAlreadyRegistered);
@@ -1689,8 +1690,8 @@ int cuDriverGetVersion(int *version) {
 int cuInit(unsigned flags);
 int cuInit(unsigned flags) {
     const int stub = 34;
-    (void)flags;
     DRIVER_ENTER(Init, false);
+    if (flags != 0) return cudaErrorInvalidValue;
     if (sim_dropped(SIM_Init, NULL)) return 0;
     return sim_device_count() < 0 ? stub : sim_device_count() == 0 ? cudaErrorNoDevice : 0;
 }

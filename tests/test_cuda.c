@@ -917,6 +917,32 @@ static void an_iterator_needs_a_right_desc(void) {
     finish();
 }
 
+/* `depth` of them, and by default one for each other slot. */
+static void batches_are_sent_ahead(void) {
+    int depth;
+    for (depth = 0; depth < 4; ++depth) {
+        spdl_cuda *cuda = open_small(4);
+        spdl_cuda_iter *it = NULL;
+        spdl_cuda_iter_desc desc;
+        spdl_cuda_batch batch;
+        flow_source s;
+        uint64_t i;
+        flow_source_open(&s, 20, 20);
+        desc = flow_iter_desc(&s);
+        desc.depth = depth;
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+        for (i = 1; i <= 3; ++i) {
+            flow_reap(cuda); /* as many copies run as there are slots */
+            REQUIRE(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK);
+            CHECK_EQ(flow_stats(cuda).batches, i + (depth == 0 ? 3 : (uint64_t)depth));
+        }
+        spdl_cuda_iter_destroy(it);
+        spdl_cuda_close(cuda);
+        flow_source_close(&s);
+        finish();
+    }
+}
+
 /* The third item cannot be sent, whatever the reason: those before it come, then the reason, again
    and again. Nothing is left out. */
 typedef enum why { TOO_LARGE, NO_DATA, FAILS, FULL } why;
@@ -1657,6 +1683,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(what_cannot_be_opened_is_told),
     TEST_CASE(iterates_inline),
     TEST_CASE(an_iterator_needs_a_right_desc),
+    TEST_CASE(batches_are_sent_ahead),
     TEST_CASE(an_item_that_cannot_be_sent_ends_it),
     TEST_CASE(items_may_be_null_and_borrowed),
     TEST_CASE(null_is_no_batch),

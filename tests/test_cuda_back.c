@@ -153,6 +153,38 @@ static void outputs_may_be_dropped(void) {
     finish();
 }
 
+#ifndef CUDA_REAL
+/* How often a get lets its stream wait. */
+static uint64_t waits_of_get(spdl_cuda *cuda, void *stream, spdl_cuda_output **out) {
+    sim_stats before, after;
+    sim_get_stats(&before);
+    REQUIRE(spdl_cuda_output_get(cuda, stream, out, SPDL_FOREVER) == SPDL_OK);
+    sim_get_stats(&after);
+    return after.calls[SIM_StreamWaitEvent] - before.calls[SIM_StreamWaitEvent];
+}
+
+/* For what may still run on the output: kernels that were not sent, or a copy that nobody saw. */
+static void a_get_waits_for_what_may_run(void) {
+    spdl_cuda *cuda = open_back(1, 1);
+    void *stream = kit_stream(false);
+    spdl_cuda_output *out = NULL;
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 0); /* the first one */
+    spdl_cuda_output_free(out);
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 1);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 1);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 0); /* the host has seen it */
+    spdl_cuda_output_free(out);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+#endif
+
 /* ---- rows that answer each item ---- */
 
 static uint64_t fill_count = 100;
@@ -707,6 +739,7 @@ TEST_TABLE(cuda_back) {
     TEST_CASE(rows_end_with_the_pipeline),
     TEST_CASE(random_programs_end),
 #ifndef CUDA_REAL
+    TEST_CASE(a_get_waits_for_what_may_run),
     TEST_CASE(a_lost_device_ends_the_rows),
     TEST_CASE(there_kernels_and_back_overlap),
     TEST_CASE(all_edges_are_enough),
