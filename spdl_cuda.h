@@ -1371,7 +1371,6 @@ SPDL__PRIVATE spdl_result spdl__slot_finish(spdl_cuda *cuda, spdl__cuda_slot *sl
         result = spdl__work_record(cuda, &slot->reader[i]);
         if (result == SPDL_OK || !always) continue;
         spdl__stream_settle(cuda, &slot->reader[i]);
-        slot->reader[i].state = SPDL__READER_NONE;
         result = SPDL_OK;
     }
     return result;

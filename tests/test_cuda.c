@@ -413,6 +413,42 @@ static void captures_go_on_undisturbed(void) {
     finish();
 }
 
+/* What a captured stream records never happens: its end is refused, and can be repeated. */
+static void a_captured_stream_ends_nothing(void) {
+    spdl_cuda_desc desc = flow_desc(FLOW_SLOT);
+    cudaStream_t stream = (cudaStream_t)kit_stream(false);
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = NULL;
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    spdl_cuda *cuda;
+    desc.output_bytes = 100;
+    cuda = flow_open(&desc);
+    batch = sent(cuda, 1);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER), SPDL_OK);
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_E_INVALID);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "captured") != NULL);
+    CHECK_EQ(cudaStreamIsCapturing(stream, &status), cudaSuccess);
+    CHECK_EQ(status, cudaStreamCaptureStatusActive);
+    CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    flow_read(&batch, stream, 1);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(flow_stats(cuda).device_free, 3);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+
 /* The legacy stream would wait for a blocking stream that is being captured, and spoil that. */
 #ifdef CUDA_REAL
 /* A stream of a context that the program has made itself, on the same device. */
@@ -1660,6 +1696,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(any_thread_may_send),
     TEST_CASE(errors_of_the_caller_stay),
     TEST_CASE(captures_go_on_undisturbed),
+    TEST_CASE(a_captured_stream_ends_nothing),
     TEST_CASE(the_legacy_stream_spoils_no_capture),
 #ifdef CUDA_REAL
     TEST_CASE(streams_of_other_contexts_are_refused),
