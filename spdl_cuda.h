@@ -520,7 +520,7 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
                                                  reader, for which the copy stream waits
                     reap, on a host thread:      sees that the event is done, by query or sync,
                                                  reclaims the number, releases its memory (E1, E4)
-       device slot  FREE -> SENT (ticket is odd) -> FREE; free_slots holds the FREE ones.
+       device slot  FREE -> SENT -> FREE, with a new ticket; free_slots holds the FREE ones.
                     ready, on a reader's stream: wait for the copy's event, unless the number was
                                                  reclaimed: a host thread has seen it done (E2)
                     done, on the same stream:    record that reader's event, for E3 of the next copy
@@ -565,7 +565,7 @@ typedef struct spdl__cuda_reader {
 /* The holder of the batch writes the readers; free_slots passes them to the next sender. */
 typedef struct spdl__cuda_slot {
     spdl_cuda_batch batch;
-    uint64_t ticket;       /* odd while SENT; any thread may read it */
+    uint64_t ticket;       /* a new one when it is FREE; any thread may read it */
     uint64_t transfer;     /* number of its copy */
     spdl__cuda_reader reader[SPDL_CUDA_MAX_READERS];
     bool lent;    /* by an iterator, which is done with it itself */
@@ -1217,8 +1217,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
     slot->batch.user = view->user;
     slot->batch.sequence = slot->transfer = cuda->sent;
     for (i = 0; i < SPDL_CUDA_MAX_READERS; ++i) slot->reader[i].state = SPDL__READER_NONE;
-    /* pairs with the load in slot_of; without it a batch is seen before it is SENT */
-    spdl__store(&slot->ticket, slot->ticket + 1);
     slot->batch.ticket_ = slot->ticket;
     /* pairs with the loads of all who wait for copies; without it they wait for an older record */
     spdl__store(&cuda->sent, cuda->sent + 1);
@@ -1356,7 +1354,8 @@ SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t tim
 
 SPDL__PRIVATE void spdl__slot_retire(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     slot->lent = false;
-    spdl__store(&slot->ticket, slot->ticket + 1); /* pairs with the load in slot_of */
+    /* pairs with the load in slot_of; without it a copy of the batch that is done with is used */
+    spdl__store(&slot->ticket, slot->ticket + 1);
     /* pairs with the pop of the next sender; without it unrecorded events of readers are waited
        for */
     (void)spdl_ring_try_push(cuda->free_slots, &slot);
