@@ -543,9 +543,9 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
    write device memory that this process can no longer use. A driver that is unloading (exit) is not
    waited for.
 
-   `lock` guards the copy streams (wait, copy and record belong together), the numbers and the list
-   of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream needs
-   no lock: calls of other threads between ours only make it wait for more. */
+   `lock` guards the copy stream (wait, copy and record belong together), the numbers and the list
+   of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream and
+   the one back need no lock: calls of other threads between ours only make them wait for more. */
 
 typedef struct spdl__cuda_transfer {
     void *event; /* of the copy */
@@ -1529,7 +1529,6 @@ SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_ou
     void *back = cuda->back;
     spdl__cuda_scope scope;
     spdl_result result;
-    pthread_mutex_lock(&cuda->lock);
     result = spdl__cuda_enter(cuda, &scope, cuda->outputs_at->pinned == 0);
     if (result == SPDL_OK) {
         result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (back, output->kernels.event, 0));
@@ -1539,7 +1538,6 @@ SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_ou
         spdl__cuda_leave(cuda, &scope);
         if (result != SPDL_OK) spdl__copies_settle(cuda, back);
     }
-    pthread_mutex_unlock(&cuda->lock);
     return result != SPDL_OK && spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
 }
 

@@ -124,6 +124,43 @@ static void any_other_order_is_refused(void) {
     finish();
 }
 
+typedef struct answerer {
+    spdl_cuda *cuda;
+    uint64_t first;
+    pthread_t thread;
+} answerer;
+
+static void *answers(void *arg) {
+    answerer *a = (answerer *)arg;
+    void *stream = kit_stream(false);
+    uint64_t i;
+    for (i = 0; i < ROUNDS / 10; ++i) {
+        spdl_cuda_output *out = round_trip(a->cuda, stream, a->first + i, BYTES);
+        CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(differs_inverted(out->host, BYTES, a->first + i), 0);
+        spdl_cuda_output_free(out);
+    }
+    kit_stream_free(stream);
+    return NULL;
+}
+
+/* Outputs, too, one to a thread at a time. */
+static void any_thread_may_send(void) {
+    spdl_cuda *cuda = open_back(3, 2);
+    answerer a[4];
+    int i;
+    kit_disorder(test_seed());
+    for (i = 0; i < 4; ++i) {
+        a[i].cuda = cuda;
+        a[i].first = (uint64_t)i * 100000;
+        REQUIRE(pthread_create(&a[i].thread, NULL, answers, &a[i]) == 0);
+    }
+    for (i = 0; i < 4; ++i) pthread_join(a[i].thread, NULL);
+    CHECK_EQ(flow_stats(cuda).output_free, 2);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
 /* Freed before it was sent, or waited for: what kernels and copies still do to it comes before what
    the next ones do. */
 static void outputs_may_be_dropped(void) {
@@ -733,6 +770,7 @@ static void random_programs_end(void) {
 TEST_TABLE(cuda_back) {
     TEST_CASE(outputs_come_back),
     TEST_CASE(any_other_order_is_refused),
+    TEST_CASE(any_thread_may_send),
     TEST_CASE(outputs_may_be_dropped),
     TEST_CASE(rows_answer_each_item),
     TEST_CASE(a_launch_that_fails_fails_its_item),

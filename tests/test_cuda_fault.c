@@ -537,6 +537,50 @@ static void pageable_memory_is_copied_without_the_lock(void) {
     sim_reset();
 }
 
+typedef struct sending {
+    spdl_cuda_output *out;
+    spdl_result result;
+} sending;
+
+static void *sends_an_output(void *arg) {
+    sending *s = (sending *)arg;
+    s->result = spdl_cuda_output_send(s->out);
+    return NULL;
+}
+
+/* The driver copies to such memory before the call returns, which may be after long kernels: only
+   the thread that sends waits for them. */
+static void outputs_that_are_not_pinned_hold_up_nobody(void) {
+    static unsigned char memory[100];
+    const spdl_cuda_view view = { .data = memory, .bytes = sizeof memory };
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda_batch batch;
+    spdl_cuda *cuda;
+    pthread_t thread;
+    sending s = { NULL, SPDL_TIMEOUT };
+    desc.output_bytes = 1000;
+    sim_set_pin_limit(1);
+    cuda = flow_open(&desc);
+    REQUIRE(spdl_cuda_output_get(cuda, stream, &s.out, SPDL_FOREVER) == SPDL_OK);
+    sim_hold();
+    REQUIRE(pthread_create(&thread, NULL, sends_an_output, &s) == 0);
+    while (sim_now().copies == 0) usleep(1000);
+    CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, 0), SPDL_OK);
+    CHECK_EQ(spdl_cuda_reap(cuda, 0), SPDL_TIMEOUT);
+    sim_release();
+    pthread_join(thread, NULL);
+    CHECK_EQ(s.result, SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(s.out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(s.out);
+    CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_batch_free(&batch);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
 static void send_slot(spdl_cuda *cuda, void *stream, char *base, size_t slot, size_t n) {
     spdl_cuda_view view;
     spdl_cuda_batch batch;
@@ -2051,6 +2095,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(an_arena_that_cannot_be_pinned_is_used),
     TEST_CASE(an_arena_is_shared),
     TEST_CASE(pageable_memory_is_copied_without_the_lock),
+    TEST_CASE(outputs_that_are_not_pinned_hold_up_nobody),
     TEST_CASE(large_arenas_are_pinned_in_pieces),
     TEST_CASE(pieces_are_unpinned_each_by_itself),
     TEST_CASE(large_blocks_begin_at_huge_pages),
