@@ -327,8 +327,9 @@ SPDL_API spdl_result spdl_cuda_iter_create(spdl_cuda_iter **iter, spdl_cuda *cud
    with the next epoch if there is one. An error is returned after the batches before it, and again
    by every later call.
    Returns: SPDL_TIMEOUT (nothing is lost), SPDL_END, SPDL_E_INVALID (also: the stream as in ready,
-            the last one as in done), SPDL_E_LIMIT (the caller has all device slots or all items of
-            the source: give one back and repeat), the result of the source or `view`.
+            the last one as in done, or an item is larger than a slot), SPDL_E_LIMIT (the caller has
+            all device slots or all items of the source: give one back and repeat), the result of
+            the source or `view`.
    Owns:    *batch is lent until the next call; do not call spdl_cuda_done for it. batch->cuda is
             set after a failure, too, for spdl_cuda_error. */
 SPDL_API spdl_result spdl_cuda_iter_next(spdl_cuda_iter *iter, spdl_cuda_stream stream,
@@ -463,7 +464,7 @@ SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
     bool all = true;
     if (library == NULL) return "no NVIDIA driver was found (libcuda.so.1)";
 #define SPDL__CUDA_SYMBOL(name, version, parameters) \
-    all = spdl__cuda_symbol(library, "cu" #name version, (void *)&api->name) && all;
+    if (!spdl__cuda_symbol(library, "cu" #name version, (void *)&api->name)) all = false;
     SPDL__CUDA_CALLS(SPDL__CUDA_SYMBOL)
 #undef SPDL__CUDA_SYMBOL
     return all ? NULL : "the NVIDIA driver lacks functions: it is older than CUDA 11";
@@ -472,9 +473,8 @@ SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
 
 SPDL__PRIVATE const char *spdl__cuda_text(const spdl__cuda_api *api, int error) {
     const char *text = NULL;
-    if (api->GetErrorString == NULL || api->GetErrorString(error, &text) != 0 || text == NULL)
-        return "unknown error";
-    return text;
+    (void)api->GetErrorString(error, &text); /* NULL: it does not know the error */
+    return text != NULL ? text : "unknown error";
 }
 
 SPDL__PRIVATE int spdl__cuda_name(const spdl__cuda_api *api, int ordinal, char name[64]) {
@@ -520,7 +520,7 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
                                                  reader, for which the copy stream waits
                     reap, on a host thread:      sees that the event is done, by query or sync,
                                                  reclaims the number, releases its memory (E1, E4)
-       device slot  FREE -> SENT (ticket is odd) -> FREE; free_slots holds the FREE ones.
+       device slot  FREE -> SENT -> FREE, with a new ticket; free_slots holds the FREE ones.
                     ready, on a reader's stream: wait for the copy's event, unless the number was
                                                  reclaimed: a host thread has seen it done (E2)
                     done, on the same stream:    record that reader's event, for E3 of the next copy
@@ -543,9 +543,9 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
    write device memory that this process can no longer use. A driver that is unloading (exit) is not
    waited for.
 
-   `lock` guards the copy streams (wait, copy and record belong together), the numbers and the list
-   of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream needs
-   no lock: calls of other threads between ours only make it wait for more. */
+   `lock` guards the copy stream (wait, copy and record belong together), the numbers and the list
+   of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream and
+   the one back need no lock: calls of other threads between ours only make them wait for more. */
 
 typedef struct spdl__cuda_transfer {
     void *event; /* of the copy */
@@ -565,7 +565,7 @@ typedef struct spdl__cuda_reader {
 /* The holder of the batch writes the readers; free_slots passes them to the next sender. */
 typedef struct spdl__cuda_slot {
     spdl_cuda_batch batch;
-    uint64_t ticket;       /* odd while SENT; any thread may read it */
+    uint64_t ticket;       /* a new one when it is FREE; any thread may read it */
     uint64_t transfer;     /* number of its copy */
     spdl__cuda_reader reader[SPDL_CUDA_MAX_READERS];
     bool lent;    /* by an iterator, which is done with it itself */
@@ -813,7 +813,7 @@ SPDL__PRIVATE bool spdl__slab_unpin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
 SPDL__PRIVATE int spdl__slab_pin(spdl_cuda *cuda, spdl__cuda_slab *slab) {
     const unsigned flags = SPDL__CU_PORTABLE, read_only = flags | SPDL__CU_READ_ONLY;
     int code = 0;
-    while (slab->pinned < slab->bytes && code == 0) {
+    while (slab->pinned < slab->bytes) {
         char *at = slab->base + slab->pinned;
         const size_t bytes = (size_t)spdl__min(slab->bytes - slab->pinned, SPDL__PIECE);
         code = cuda->api.MemHostRegister(at, bytes, flags);
@@ -841,7 +841,7 @@ SPDL__PRIVATE size_t spdl__pinned_span(const spdl_cuda *cuda, const spdl__cuda_s
         return SPDL__PIECE - (size_t)(from - slab->base) % SPDL__PIECE;
     if (cuda->api.PointerGetAttributes(4, attribute, data, at) != 0) return 0;
     if (type != SPDL__CU_HOST || managed != 0) return 0;
-    return start <= at && at - start < size ? (size_t)(size - (at - start)) : SPDL__PAGE;
+    return at - start < size ? (size_t)(size - (at - start)) : SPDL__PAGE;
 }
 
 /* In a scope. Returns true if all of it is pinned, by anyone. */
@@ -889,15 +889,17 @@ SPDL__PRIVATE void spdl__slab_advise(const spdl_cuda *cuda, const spdl__cuda_sla
 SPDL__PRIVATE char *spdl__map(size_t bytes) {
     const int anonymous = 0x20; /* hidden in strict ISO mode */
     const size_t more = bytes >= SPDL__HUGE_PAGE ? SPDL__HUGE_PAGE : 0;
-    void *memory =
-        mmap(NULL, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | anonymous, -1, 0);
-    char *whole = (char *)memory;
+    void *memory;
+    char *whole;
     size_t head;
+    if (bytes > SIZE_MAX - more) return NULL;
+    memory = mmap(NULL, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | anonymous, -1, 0);
     if (memory == MAP_FAILED) return NULL;
+    whole = (char *)memory;
     if (more == 0) return whole;
     head = (size_t)(-(uintptr_t)whole & (SPDL__HUGE_PAGE - 1));
     if (head != 0) (void)munmap(whole, head);
-    if (head != more) (void)munmap(whole + head + bytes, more - head);
+    (void)munmap(whole + head + bytes, more - head); /* head is smaller */
     return whole + head;
 }
 
@@ -1215,8 +1217,6 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
     slot->batch.user = view->user;
     slot->batch.sequence = slot->transfer = cuda->sent;
     for (i = 0; i < SPDL_CUDA_MAX_READERS; ++i) slot->reader[i].state = SPDL__READER_NONE;
-    /* pairs with the load in slot_of; without it a batch is seen before it is SENT */
-    spdl__store(&slot->ticket, slot->ticket + 1);
     slot->batch.ticket_ = slot->ticket;
     /* pairs with the loads of all who wait for copies; without it they wait for an older record */
     spdl__store(&cuda->sent, cuda->sent + 1);
@@ -1229,9 +1229,10 @@ SPDL__PRIVATE spdl_result spdl__cuda_submit(spdl_cuda *cuda, spdl__cuda_slot *sl
 /* >>slots-impl
    Level 1: sending and readers. Each function checks its arguments' state first. */
 
-SPDL__PRIVATE spdl_result spdl__view_check(spdl_cuda *cuda, const spdl_cuda_view *view) {
+SPDL__PRIVATE spdl_result spdl__view_check(spdl_cuda *cuda, const spdl_cuda_view *view,
+                                           spdl_result too_large) {
     if (view->bytes > cuda->desc.slot_bytes)
-        return spdl__cuda_refuse(cuda, SPDL_E_LIMIT, "send: larger than slot_bytes");
+        return spdl__cuda_refuse(cuda, too_large, "send: larger than slot_bytes");
     if (view->data == NULL && view->bytes > 0)
         return spdl__cuda_invalid(cuda, "send: data is NULL");
     return SPDL_OK;
@@ -1244,7 +1245,7 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
     spdl_result result;
     if (view == NULL || batch == NULL) return SPDL_E_INVALID;
     result = spdl__cuda_usable(cuda);
-    if (result == SPDL_OK) result = spdl__view_check(cuda, view);
+    if (result == SPDL_OK) result = spdl__view_check(cuda, view, SPDL_E_LIMIT);
     if (result != SPDL_OK) return result;
     result = spdl__free_pop(cuda, cuda->free_slots, &slot, "a device slot", deadline);
     if (result != SPDL_OK) return result;
@@ -1271,8 +1272,7 @@ SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns) {
 
 SPDL__PRIVATE spdl__cuda_slot *spdl__slot_of(const spdl_cuda_batch *batch) {
     spdl__cuda_slot *slot = batch == NULL ? NULL : (spdl__cuda_slot *)batch->slot_;
-    if (slot == NULL || (batch->ticket_ & 1) == 0) return NULL;
-    return spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
+    return slot != NULL && spdl__load(&slot->ticket) == batch->ticket_ ? slot : NULL;
 }
 
 SPDL__PRIVATE spdl_result spdl__batch_check(const spdl_cuda_batch *batch, spdl__cuda_slot **slot,
@@ -1354,7 +1354,8 @@ SPDL_API spdl_result spdl_cuda_arrived(const spdl_cuda_batch *batch, int64_t tim
 
 SPDL__PRIVATE void spdl__slot_retire(spdl_cuda *cuda, spdl__cuda_slot *slot) {
     slot->lent = false;
-    spdl__store(&slot->ticket, slot->ticket + 1); /* pairs with the load in slot_of */
+    /* pairs with the load in slot_of; without it a copy of the batch that is done with is used */
+    spdl__store(&slot->ticket, slot->ticket + 1);
     /* pairs with the pop of the next sender; without it unrecorded events of readers are waited
        for */
     (void)spdl_ring_try_push(cuda->free_slots, &slot);
@@ -1369,7 +1370,6 @@ SPDL__PRIVATE spdl_result spdl__slot_finish(spdl_cuda *cuda, spdl__cuda_slot *sl
         result = spdl__work_record(cuda, &slot->reader[i]);
         if (result == SPDL_OK || !always) continue;
         spdl__stream_settle(cuda, &slot->reader[i]);
-        slot->reader[i].state = SPDL__READER_NONE;
         result = SPDL_OK;
     }
     return result;
@@ -1529,7 +1529,6 @@ SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_ou
     void *back = cuda->back;
     spdl__cuda_scope scope;
     spdl_result result;
-    pthread_mutex_lock(&cuda->lock);
     result = spdl__cuda_enter(cuda, &scope, cuda->outputs_at->pinned == 0);
     if (result == SPDL_OK) {
         result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (back, output->kernels.event, 0));
@@ -1539,7 +1538,6 @@ SPDL__PRIVATE spdl_result spdl__output_copy(spdl_cuda *cuda, const spdl__cuda_ou
         spdl__cuda_leave(cuda, &scope);
         if (result != SPDL_OK) spdl__copies_settle(cuda, back);
     }
-    pthread_mutex_unlock(&cuda->lock);
     return result != SPDL_OK && spdl__load32(&cuda->lost) ? SPDL_E_CUDA_LOST : result;
 }
 
@@ -1918,7 +1916,7 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
     spdl_result result = SPDL_OK;
     memset(view, 0, sizeof(*view));
     view->item = item;
-    view->release = iter->desc.free_item;
+    view->release = item != NULL ? iter->desc.free_item : NULL;
     if (iter->desc.view != NULL) {
         result = iter->desc.view(item, view);
     } else if (batch == NULL || batch->data == NULL) {
@@ -1927,7 +1925,8 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
         view->data = batch->data;
         view->bytes = batch->count * iter->desc.item_bytes;
     }
-    if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view);
+    if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
+    if (result < 0) iter->end = result; /* also SPDL_E_LIMIT of `view`: the item is gone */
     if (result != SPDL_OK && view->release != NULL) view->release(view->item);
     return result;
 }
@@ -2179,6 +2178,8 @@ SPDL_API spdl_result spdl_cuda_iter_open(spdl_cuda_iter **iter, spdl_next_fn nex
     if (result != SPDL_OK)
         return spdl__error_set(error, result, "cuda: iterator: the first item: %s",
                                spdl_result_text(result));
+    if (item == NULL)
+        return spdl__error_set(error, SPDL_E_INVALID, "cuda: iterator: the first item is NULL");
     bytes = loader ? ((const spdl_loader_batch *)item)->bytes
                    : ((const spdl_batch *)item)->count * item_bytes;
     result = spdl__iter_open_for(iter, &desc, item, bytes);

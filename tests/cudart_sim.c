@@ -107,7 +107,7 @@ struct CUstream_st {
 
 static struct sim_state {
     int pid, devices; /* devices is the count + 1, so that zero can be the first state */
-    int unloaded, sticky, numa, driver;
+    int unloaded, sticky, numa, driver, managed, without_ranges;
     int touching; /* streams that are inside of memory just now */
     int ending, hold;
     uint32_t hold_bell;
@@ -750,6 +750,8 @@ void sim_set_driver(int version) { STORE(&sim.driver, version); }
 void sim_set_device_memory(size_t bytes) { STORE(&sim.device_limit, bytes); }
 void sim_set_pin_limit(size_t bytes) { STORE(&sim.pin_limit, bytes); }
 void sim_set_numa_node(int node) { STORE(&sim.numa, node); }
+void sim_set_managed(bool managed) { STORE(&sim.managed, managed ? 1 : 0); }
+void sim_set_ranges(bool known) { STORE(&sim.without_ranges, known ? 0 : 1); }
 void sim_poison(cudaError_t error) { sim_stop_device(&sim.sticky, (int)error); }
 void sim_unload(void) { sim_stop_device(&sim.unloaded, 1); }
 void sim_pageable_late(bool late) { STORE(&sim.late, late ? 1 : 0); }
@@ -982,7 +984,9 @@ cudaError_t cudaPeekAtLastError(void) {
     return (cudaError_t)sim_standing_error();
 }
 
-/* Names of the errors there are in here; a number for the rest. */
+static const char sim_unknown[] = "unrecognized error code";
+
+/* Names of the errors there are in here. */
 const char *cudaGetErrorName(cudaError_t error) {
     switch ((int)error) {
     case cudaSuccess: return "cudaSuccess";
@@ -1003,7 +1007,7 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
     case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
     case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
-    default: return "unrecognized error code";
+    default: return sim_unknown;
     }
 }
 
@@ -1210,6 +1214,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     ENTER(EventCreate);
+    if (flags > 7) return sim_error(cudaErrorInvalidValue);
     *event = (cudaEvent_t)sim_new(sizeof **event);
     (*event)->device = sim_me.device;
     (*event)->flags = flags;
@@ -1286,8 +1291,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     cudaStream_t s;
     sim_op *op, *last;
-    (void)flags;
     ENTER(StreamWaitEvent);
+    if (flags != 0) return sim_error(cudaErrorInvalidValue);
     RESOLVE(s, stream);
     CHECK_EVENT(event);
     if (sim_dropped(SIM_StreamWaitEvent, stream)) return cudaSuccess;
@@ -1370,7 +1375,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
     const unsigned read_only = 8; /* cudaHostRegisterReadOnly */
     bool overlaps = false;
     ENTER_UNSAFE(HostRegister);
-    if (memory == NULL || bytes == 0) return sim_error(cudaErrorInvalidValue);
+    if (memory == NULL || bytes == 0 || flags > 15) return sim_error(cudaErrorInvalidValue);
     if (!(flags & read_only) && sim_is_read_only(memory)) return sim_error(cudaErrorInvalidValue);
     if (sim_find(memory, bytes, &overlaps) != NULL || overlaps)
         return sim_error(cudaErrorHostMemoryAlreadyRegistered);
@@ -1685,8 +1690,9 @@ int cuDriverGetVersion(int *version) {
 int cuInit(unsigned flags);
 int cuInit(unsigned flags) {
     const int stub = 34;
-    (void)flags;
     DRIVER_ENTER(Init, false);
+    if (flags != 0) return cudaErrorInvalidValue;
+    if (sim_dropped(SIM_Init, NULL)) return 0;
     return sim_device_count() < 0 ? stub : sim_device_count() == 0 ? cudaErrorNoDevice : 0;
 }
 
@@ -1810,15 +1816,17 @@ int cuPointerGetAttributes(unsigned count, int *attribute, void **data, uint64_t
 int cuPointerGetAttributes(unsigned count, int *attribute, void **data, uint64_t memory) {
     enum { TYPE = 2, IS_MANAGED = 8, RANGE_START = 11, RANGE_SIZE = 12 };
     const sim_block *b;
+    bool ranged;
     unsigned i;
     DRIVER_ENTER(PointerGetAttribute, false);
     b = sim_find((const void *)(uintptr_t)memory, 1, NULL);
+    ranged = b != NULL && !LOAD(&sim.without_ranges);
     for (i = 0; i < count; ++i) {
         switch (attribute[i]) {
         case TYPE: *(int *)data[i] = b == NULL ? 0 : LOAD(&b->host) ? 1 : 2; break;
-        case IS_MANAGED: *(bool *)data[i] = false; break;
-        case RANGE_START: *(uint64_t *)data[i] = b == NULL ? 0 : LOAD(&b->base); break;
-        case RANGE_SIZE: *(size_t *)data[i] = b == NULL ? 0 : LOAD(&b->bytes); break;
+        case IS_MANAGED: *(bool *)data[i] = b != NULL && LOAD(&sim.managed) != 0; break;
+        case RANGE_START: *(uint64_t *)data[i] = ranged ? LOAD(&b->base) : 0; break;
+        case RANGE_SIZE: *(size_t *)data[i] = ranged ? LOAD(&b->bytes) : 0; break;
         default: return cudaErrorInvalidValue;
         }
     }
@@ -1838,6 +1846,7 @@ int cuThreadExchangeStreamCaptureMode(int *mode) {
 
 int cuGetErrorString(int error, const char **text);
 int cuGetErrorString(int error, const char **text) {
-    *text = cudaGetErrorName((cudaError_t)error);
-    return 0;
+    const char *name = cudaGetErrorName((cudaError_t)error);
+    *text = name == sim_unknown ? NULL : name;
+    return *text == NULL ? (int)cudaErrorInvalidValue : 0;
 }

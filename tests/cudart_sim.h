@@ -62,6 +62,8 @@ void sim_set_driver(int version); /* 12040 for 12.4; one older than the runtime 
 void sim_set_device_memory(size_t bytes); /* of each device; 0 is no limit */
 void sim_set_pin_limit(size_t bytes);     /* HostRegister and HostAlloc fail beyond; 0 is none */
 void sim_set_numa_node(int node);         /* what cudaDevAttrHostNumaId says, -1 at first */
+void sim_set_managed(bool managed);       /* what the driver says of all pinned memory */
+void sim_set_ranges(bool known);          /* whether it says where that begins and ends */
 
 /* The n-th call from now (1 is the next) fails once with `error`, having done nothing. 0: none.
    Calls that cannot fail (GetLastError, ...) are not numbered. */
@@ -78,7 +80,7 @@ cudaError_t sim_standing(void); /* the error that every call returns; counts as 
 
 #define SIM_ANY_STREAM ((cudaStream_t)(intptr_t)-1)
 /* Calls of this kind on this stream are counted, say cudaSuccess and do nothing: an edge is
-   missing. EventQuery and EventSynchronize have no stream: SIM_ANY_STREAM. */
+   missing. EventQuery, EventSynchronize and Init have no stream: SIM_ANY_STREAM. */
 void sim_drop(sim_call call, cudaStream_t stream);
 void sim_drop_but(sim_call call, cudaStream_t spared); /* on every other stream */
 void sim_drop_none(void);

@@ -57,16 +57,51 @@ static void probe_tells_what_there_is(void) {
     CHECK_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+static spdl_cuda_info probe_with(const char *library) {
+    spdl_cuda_info info;
+    if (library == NULL) CHECK_EQ(unsetenv("SPDL_LIBCUDA"), 0);
+    else CHECK_EQ(setenv("SPDL_LIBCUDA", library, 1), 0);
+    spdl_cuda_probe(&info);
+    return info;
+}
+
+/* Without a name for it, or with an empty one, the driver is libcuda.so.1, where there is one. */
+static void the_driver_has_a_name(void) {
+    const spdl_cuda_info named = probe_with("libcuda.so.1"), empty = probe_with(""),
+                         unset = probe_with(NULL);
+    CHECK_EQ(empty.device_count, named.device_count);
+    CHECK_EQ(unset.device_count, named.device_count);
+    CHECK_STR(empty.reason, named.reason);
+    CHECK_STR(unset.reason, named.reason);
+    if (named.device_count == 0) CHECK(named.reason[0] != '\0');
+}
+
+/* A library that is no driver, or an old one. */
+static void a_driver_without_its_functions_is_told(void) {
+    const spdl_cuda_info info = probe_with("libc.so.6");
+    spdl_cuda_desc desc = flow_desc(FLOW_SLOT);
+    spdl_cuda *cuda = (spdl_cuda *)&desc;
+    spdl_error error;
+    CHECK_EQ(info.device_count, 0);
+    CHECK(strstr(info.reason, "lacks functions") != NULL);
+    desc.error = &error;
+    CHECK_EQ(spdl_cuda_open(&cuda, &desc), SPDL_E_NOT_FOUND);
+    CHECK(cuda == NULL && strstr(error.text, "lacks functions") != NULL);
+}
+
 static void every_size_arrives(void) {
     static const size_t sizes[] = { 0, 1, 2, 255, 256, 257, 4095, 4096, 9999, FLOW_SLOT - 1,
                                     FLOW_SLOT };
     spdl_cuda *cuda = open_small(0);
     void *stream = kit_stream(false);
-    size_t i;
-    for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i)
+    size_t i, bytes = 0;
+    for (i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
         CHECK_EQ(flow_batch(cuda, stream, sizes[i], i), SPDL_OK);
+        bytes += sizes[i];
+    }
     CHECK_EQ(kit_wrong(), 0);
     CHECK_EQ(flow_stats(cuda).batches, sizeof sizes / sizeof sizes[0]);
+    CHECK_EQ(flow_stats(cuda).bytes, bytes);
     spdl_cuda_close(cuda);
     kit_stream_free(stream);
     finish();
@@ -85,6 +120,13 @@ static void what_does_not_fit_is_refused(void) {
     CHECK_EQ(spdl_cuda_send(cuda, &view, NULL, SPDL_FOREVER), SPDL_E_INVALID);
     CHECK_EQ(spdl_cuda_send(NULL, &view, &batch, SPDL_FOREVER), SPDL_E_INVALID);
     CHECK_EQ(flow_stats(cuda).batches, 0);
+    CHECK_EQ(flow_stats(cuda).device_free, 3);
+    view.bytes = 0; /* nothing of nothing is a batch */
+    CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(batch.bytes, 0);
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_batch_free(&batch);
     CHECK_EQ(flow_stats(cuda).device_free, 3);
     spdl_cuda_close(cuda);
     finish();
@@ -109,6 +151,31 @@ static void any_other_order_is_refused(void) {
     CHECK_EQ(flow_stats(cuda).device_free, 4);
     spdl_cuda_close(cuda);
     spdl_cuda_close(NULL);
+    kit_stream_free(stream);
+    kit_stream_free(other);
+    finish();
+}
+
+/* A second ready on a stream changes nothing, a second done is refused while others read. */
+static void a_stream_reads_a_batch_once(void) {
+    spdl_cuda *cuda = open_small(2);
+    void *stream = kit_stream(false), *other = kit_stream(false);
+    spdl_cuda_batch batch = sent(cuda, 1);
+    spdl_error error;
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, other), SPDL_OK);
+    flow_read(&batch, stream, 1);
+    flow_read(&batch, other, 1);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_E_INVALID);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "not made ready on this stream") != NULL);
+    CHECK_EQ(flow_stats(cuda).device_free, 1); /* the other one still reads it */
+    CHECK_EQ(spdl_cuda_done(&batch, other), SPDL_OK);
+    CHECK_EQ(flow_stats(cuda).device_free, 2);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
     kit_stream_free(stream);
     kit_stream_free(other);
     finish();
@@ -218,6 +285,9 @@ static void arrived_asks_and_waits(void) {
     sim_release();
     CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_SECONDS(5)), SPDL_OK);
     CHECK_EQ(spdl_cuda_reap(cuda, 0), SPDL_EMPTY); /* its memory came back by that */
+    sim_poison(cudaErrorIllegalAddress);
+    CHECK_EQ(spdl_cuda_arrived(&batch, 0), SPDL_OK); /* known: without a call of CUDA */
+    sim_poison(cudaSuccess);
     spdl_cuda_batch_free(&batch);
     CHECK_EQ(spdl_cuda_arrived(&batch, 0), SPDL_E_INVALID);
     spdl_cuda_close(cuda);
@@ -339,6 +409,42 @@ static void captures_go_on_undisturbed(void) {
     CHECK_EQ(spdl_cuda_done(&batch, captured), SPDL_OK);
     spdl_cuda_close(cuda);
     kit_stream_free(captured);
+    kit_stream_free(stream);
+    finish();
+}
+
+/* What a captured stream records never happens: its end is refused, and can be repeated. */
+static void a_captured_stream_ends_nothing(void) {
+    spdl_cuda_desc desc = flow_desc(FLOW_SLOT);
+    cudaStream_t stream = (cudaStream_t)kit_stream(false);
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = NULL;
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    spdl_cuda *cuda;
+    desc.output_bytes = 100;
+    cuda = flow_open(&desc);
+    batch = sent(cuda, 1);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER), SPDL_OK);
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_E_INVALID);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "captured") != NULL);
+    CHECK_EQ(cudaStreamIsCapturing(stream, &status), cudaSuccess);
+    CHECK_EQ(status, cudaStreamCaptureStatusActive);
+    CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    flow_read(&batch, stream, 1);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(flow_stats(cuda).device_free, 3);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
     kit_stream_free(stream);
     finish();
 }
@@ -535,6 +641,31 @@ static void two_adopt_one_arena(void) {
     finish();
 }
 
+/* Two arenas side by side: what lies across their border takes two copies. */
+static void arenas_may_touch(void) {
+    spdl_cuda *cuda = open_small(2);
+    void *stream = kit_stream(false);
+    flow_source s;
+    int i;
+    flow_source_open(&s, 2, 0);
+    for (i = 0; i < 2; ++i)
+        CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
+    for (i = 0; i < 3; ++i) { /* the first, both, the second */
+        unsigned char *data = s.written + i * FLOW_SLOT / 2;
+        kit_fill(data, FLOW_SLOT, (uint64_t)i);
+        send_seen(cuda, stream, data, (uint64_t)i);
+        CHECK_EQ(kit_wrong(), 0);
+        SIM(sim_stats stats);
+        SIM(sim_get_stats(&stats));
+        SIM(CHECK_EQ(stats.copies, i < 1 ? 1 : i + 2));
+    }
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    finish();
+}
+
 #ifdef CUDA_REAL
 /* It is pinned in pieces of 1 GiB; a view over the border of two takes two copies. */
 static void an_arena_beyond_2_gib(void) {
@@ -572,6 +703,7 @@ static void adopt_refuses_what_it_cannot_use(void) {
     CHECK_EQ(spdl_cuda_adopt(cuda, NULL, FLOW_SLOT), SPDL_E_INVALID);
     CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, 0), SPDL_E_INVALID);
     CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + 1, FLOW_SLOT), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, SIZE_MAX / 2 + 1), SPDL_E_INVALID);
     for (i = 0; i < 12; ++i)
         CHECK_EQ(spdl_cuda_adopt(cuda, s.seen + i * FLOW_SLOT, FLOW_SLOT), SPDL_OK);
     CHECK_EQ(spdl_cuda_disown(cuda, s.seen + 5 * FLOW_SLOT), SPDL_OK);
@@ -612,6 +744,33 @@ static void only_what_is_sent_is_pinned(void) {
     CHECK(block[0] != NULL && block[1] != NULL && block[0] != block[1]);
     CHECK_EQ(flow_stats(cuda).pinned_bytes, pinned);
     for (i = 0; i < 2; ++i) flow_block_free(block[i]);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
+/* A block that was given back serves requests up to its size. What nobody has is not given. */
+static void larger_blocks_are_others(void) {
+    spdl_cuda *cuda = open_small(0);
+    const spdl_allocator from = spdl_cuda_allocator(cuda);
+    void *small = from.alloc_fn(FLOW_SLOT, SPDL_BLOCK_ALIGN, from.user), *large;
+    size_t pinned;
+    REQUIRE(small != NULL);
+    from.free_fn(small, FLOW_SLOT, from.user);
+    large = from.alloc_fn(3 * FLOW_SLOT, SPDL_BLOCK_ALIGN, from.user);
+    REQUIRE(large != NULL && large != small);
+    memset(large, 1, 3 * FLOW_SLOT);
+    pinned = flow_stats(cuda).pinned_bytes;
+    CHECK_EQ(pinned, 4 * FLOW_SLOT);
+    CHECK(from.alloc_fn(FLOW_SLOT, SPDL_BLOCK_ALIGN, from.user) == small);
+    from.free_fn(large, 3 * FLOW_SLOT, from.user);
+    CHECK(from.alloc_fn(2 * FLOW_SLOT, SPDL_BLOCK_ALIGN, from.user) == large);
+    CHECK_EQ(flow_stats(cuda).pinned_bytes, pinned);
+    CHECK(from.alloc_fn(SIZE_MAX, SPDL_BLOCK_ALIGN, from.user) == NULL);
+    CHECK(from.alloc_fn(SIZE_MAX - 8191, SPDL_BLOCK_ALIGN, from.user) == NULL);
+    CHECK(from.alloc_fn(SIZE_MAX / 2, SPDL_BLOCK_ALIGN, from.user) == NULL);
+    from.free_fn(small, FLOW_SLOT, from.user);
+    from.free_fn(large, 2 * FLOW_SLOT, from.user);
+    CHECK_EQ(flow_batch(cuda, NULL, 1000, 1), SPDL_OK);
     spdl_cuda_close(cuda);
     finish();
 }
@@ -746,6 +905,273 @@ static void iterate(const iter_case *c) {
     finish();
 }
 
+/* Each way in which a desc is wrong has its text; then a right one is taken. */
+static void an_iterator_needs_a_right_desc(void) {
+    static const struct {
+        spdl_next_fn next;
+        spdl_cuda_view_fn view;
+        int depth;
+        size_t item_bytes;
+        const char *text;
+    } wrong[] = {
+        { NULL, flow_view, 0, 0, "next is NULL" },
+        { flow_next, flow_view, -1, 0, "depth must be 0 to" },
+        { flow_next, flow_view, 3, 0, "depth must be 0 to" },
+        { flow_next, NULL, 0, 0, "item_bytes" },
+    };
+    spdl_cuda *cuda = open_small(3);
+    spdl_cuda_iter *it;
+    spdl_cuda_iter_desc desc;
+    spdl_error error;
+    flow_source s;
+    size_t i;
+    flow_source_open(&s, 4, 10);
+    for (i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
+        desc = flow_iter_desc(&s);
+        desc.next = wrong[i].next;
+        desc.view = wrong[i].view;
+        desc.depth = wrong[i].depth;
+        desc.item_bytes = wrong[i].item_bytes;
+        desc.error = &error;
+        it = (spdl_cuda_iter *)(void *)&desc;
+        CHECK_EQ(spdl_cuda_iter_create(&it, cuda, &desc), SPDL_E_INVALID);
+        CHECK(it == NULL);
+        CHECK_EQ(error.result, SPDL_E_INVALID);
+        if (strstr(error.text, wrong[i].text) == NULL) CHECK_STR(error.text, wrong[i].text);
+    }
+    desc = flow_iter_desc(&s);
+    desc.depth = 2;
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_hold(it, -1), SPDL_E_INVALID);
+    CHECK_EQ(spdl_cuda_iter_hold(it, 4), SPDL_E_INVALID);
+    spdl_cuda_error(cuda, &error);
+    CHECK(strstr(error.text, "0 to device_slots") != NULL);
+    CHECK_EQ(spdl_cuda_iter_hold(it, 3), SPDL_OK);
+    spdl_cuda_iter_destroy(it);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    finish();
+}
+
+/* `depth` of them, and by default one for each other slot. */
+static void batches_are_sent_ahead(void) {
+    int depth;
+    for (depth = 0; depth < 4; ++depth) {
+        spdl_cuda *cuda = open_small(4);
+        spdl_cuda_iter *it = NULL;
+        spdl_cuda_iter_desc desc;
+        spdl_cuda_batch batch;
+        flow_source s;
+        uint64_t i;
+        flow_source_open(&s, 20, 20);
+        desc = flow_iter_desc(&s);
+        desc.depth = depth;
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+        for (i = 1; i <= 3; ++i) {
+            flow_reap(cuda); /* as many copies run as there are slots */
+            REQUIRE(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK);
+            CHECK_EQ(flow_stats(cuda).batches, i + (depth == 0 ? 3 : (uint64_t)depth));
+        }
+        spdl_cuda_iter_destroy(it);
+        spdl_cuda_close(cuda);
+        flow_source_close(&s);
+        finish();
+    }
+}
+
+/* The third item cannot be sent, whatever the reason: those before it come, then the reason, again
+   and again. Nothing is left out. */
+typedef enum why { TOO_LARGE, NO_DATA, FAILS, FULL } why;
+static why third;
+
+static spdl_result view_of_third(void *memory, spdl_cuda_view *view) {
+    const spdl_result result = flow_view(memory, view);
+    if (((flow_item *)memory)->seed != 2) return result;
+    if (third == TOO_LARGE) view->bytes = FLOW_SLOT + 1;
+    if (third == NO_DATA) view->data = NULL;
+    return third == FAILS ? SPDL_E_IO : third == FULL ? SPDL_E_LIMIT : result;
+}
+
+static void an_item_that_cannot_be_sent_ends_it(void) {
+    static const struct {
+        why third;
+        spdl_result result;
+        const char *text;
+    } cases[] = {
+        { TOO_LARGE, SPDL_E_INVALID, "larger than slot_bytes" },
+        { NO_DATA, SPDL_E_INVALID, "data is NULL" },
+        { FAILS, SPDL_E_IO, "" },
+        { FULL, SPDL_E_LIMIT, "" },
+    };
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        spdl_cuda *cuda = open_small(3);
+        spdl_cuda_iter *it = NULL;
+        spdl_cuda_iter_desc desc;
+        spdl_error error;
+        flow_source s;
+        uint64_t count = 0;
+        third = cases[i].third;
+        flow_source_open(&s, 5, 10);
+        desc = flow_iter_desc(&s);
+        desc.view = view_of_third;
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+        CHECK_EQ(flow_train(it, NULL, &count), cases[i].result);
+        CHECK_EQ(count, 2);
+        CHECK_EQ(flow_train(it, NULL, &count), cases[i].result);
+        CHECK_EQ(count, 0);
+        CHECK_EQ(s.next, 3); /* no item is taken any more */
+        spdl_cuda_error(cuda, &error);
+        CHECK(strstr(error.text, cases[i].text) != NULL);
+        spdl_cuda_iter_destroy(it);
+        CHECK_EQ(flow_stats(cuda).device_free, 3);
+        spdl_cuda_close(cuda);
+        flow_source_close(&s);
+        finish();
+    }
+}
+
+/* Items of memory that nobody frees; the second is NULL, an item as any other. */
+static unsigned char borrowed[4][100];
+static int borrowed_freed;
+
+static spdl_result borrowed_next(void *source, void **out, int64_t timeout_ns) {
+    int *n = (int *)source;
+    (void)timeout_ns;
+    if (*n == 4) return SPDL_END;
+    *out = *n == 1 ? NULL : borrowed[*n];
+    ++*n;
+    return SPDL_OK;
+}
+
+static spdl_result borrowed_view(void *item, spdl_cuda_view *view) {
+    view->data = item != NULL ? item : borrowed[1];
+    view->bytes = 100;
+    view->user = (void *)(uintptr_t)(((const unsigned char *)view->data - borrowed[0]) / 100);
+    return view->data == borrowed[3] ? SPDL_E_IO : SPDL_OK;
+}
+
+static void borrowed_free(void *item) {
+    CHECK(item != NULL);
+    ++borrowed_freed;
+}
+
+static void items_may_be_null_and_borrowed(void) {
+    int frees;
+    for (frees = 0; frees < 2; ++frees) {
+        spdl_cuda_iter_desc desc = { .next = borrowed_next, .view = borrowed_view };
+        spdl_cuda *cuda = open_small(3);
+        spdl_cuda_iter *it = NULL;
+        uint64_t count = 0, i;
+        int n = 0;
+        borrowed_freed = 0;
+        for (i = 0; i < 4; ++i) kit_fill(borrowed[i], 100, i);
+        desc.source = &n;
+        if (frees) desc.free_item = borrowed_free;
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+        CHECK_EQ(flow_train(it, NULL, &count), SPDL_E_IO);
+        CHECK_EQ(count, 3);
+        spdl_cuda_iter_destroy(it);
+        CHECK_EQ(borrowed_freed, frees ? 3 : 0); /* all but NULL, also the one that was refused */
+        CHECK_EQ(kit_wrong(), 0);
+        spdl_cuda_close(cuda);
+        finish();
+    }
+}
+
+static spdl_result null_next(void *source, void **out, int64_t timeout_ns) {
+    (void)source, (void)timeout_ns;
+    *out = NULL;
+    return SPDL_OK;
+}
+
+/* Where batches in place are expected. */
+static void null_is_no_batch(void) {
+    const spdl_cuda_iter_desc desc = { .next = null_next, .item_bytes = 10 };
+    spdl_cuda *cuda = open_small(2);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER), SPDL_E_INVALID);
+    spdl_cuda_error(batch.cuda, &error);
+    CHECK(strstr(error.text, "not a batch in place") != NULL);
+    spdl_cuda_iter_destroy(it);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(spdl_cuda_iter_open(&it, null_next, NULL, 10, &error), SPDL_E_INVALID);
+    CHECK(it == NULL && strstr(error.text, "first item") != NULL);
+    finish();
+}
+
+/* A stream that cannot be used gets nothing: the batch is the next one's. */
+static void streams_of_an_iterator_may_change(void) {
+    cudaStream_t stream[2], captured = (cudaStream_t)kit_stream(false);
+    cudaGraph_t graph = NULL;
+    spdl_cuda *cuda = open_small(3);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc desc;
+    spdl_cuda_batch batch;
+    flow_source s;
+    uint64_t seed;
+    int i;
+    for (i = 0; i < 2; ++i) stream[i] = (cudaStream_t)kit_stream(false);
+    kit_disorder(test_seed());
+    flow_source_open(&s, 5, 30);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, 5 * FLOW_SLOT) == SPDL_OK);
+    desc = flow_iter_desc(&s);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    for (seed = 0; seed < 30; ++seed) {
+        const cudaStream_t on = stream[seed / 2 % 2]; /* two on each: it is known, or is not */
+        if (seed % 4 == 0) {
+            CHECK_EQ(spdl_cuda_iter_next(it, captured, &batch, SPDL_FOREVER), SPDL_E_INVALID);
+            CHECK(batch.cuda == cuda && batch.data == NULL);
+        }
+        REQUIRE(spdl_cuda_iter_next(it, on, &batch, SPDL_FOREVER) == SPDL_OK);
+        CHECK_EQ((uintptr_t)batch.user, seed);
+        flow_read(&batch, on, seed);
+    }
+    CHECK_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+    CHECK_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    spdl_cuda_iter_destroy(it);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    for (i = 0; i < 2; ++i) kit_stream_free(stream[i]);
+    kit_stream_free(captured);
+    finish();
+}
+
+/* The iterator is done with its batches, nobody else. */
+static void a_lent_batch_is_the_iterators(void) {
+    spdl_cuda *cuda = open_small(2);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc desc;
+    spdl_cuda_batch batch;
+    spdl_error error;
+    flow_source s;
+    uint64_t seed;
+    flow_source_open(&s, 4, 6);
+    desc = flow_iter_desc(&s);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+    for (seed = 0; seed < 6; ++seed) {
+        REQUIRE(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER) == SPDL_OK);
+        CHECK_EQ(spdl_cuda_done(&batch, NULL), SPDL_E_INVALID);
+        spdl_cuda_error(cuda, &error);
+        CHECK(strstr(error.text, "the iterator's") != NULL);
+        spdl_cuda_batch_free(&batch); /* ignored */
+        CHECK_EQ((uintptr_t)batch.user, seed);
+        flow_read(&batch, NULL, seed);
+    }
+    CHECK_EQ(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER), SPDL_END);
+    CHECK_EQ(flow_stats(cuda).device_free, 2);
+    spdl_cuda_iter_destroy(it);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    finish();
+}
+
 /* ---- the iterator with a device of its own ---- */
 
 /* Batches of a pipeline, to two streams, each by an iterator; items are in order. */
@@ -783,6 +1209,20 @@ static void an_iterator_for_each_stream(void) {
     finish();
 }
 
+/* Its first item goes back. */
+static void an_iterator_may_end_unused(void) {
+    spdl_pipeline *p = NULL;
+    spdl_cuda_iter *it = NULL;
+    spdl_error error;
+    REQUIRE(spdl_pipeline_create(&p, &(spdl_pipeline_desc){ .workers = 1 }, SPDL_STAGES(
+        SPDL_SOURCE(place_source), SPDL_PIPE(place_item), SPDL_BATCH(ITEMS, .item_bytes = ITEM),
+        SPDL_SINK(2))) == SPDL_OK);
+    REQUIRE(spdl_cuda_iter_open(&it, spdl_pipeline_next, p, ITEM, &error) == SPDL_OK);
+    spdl_cuda_iter_destroy(it);
+    spdl_pipeline_destroy(p);
+    finish();
+}
+
 SPDL_FN(loader_item, void, void) {
     if (spdl_sequence(task) == 30) return SPDL_END;
     *out = spdl_buffer(task);
@@ -802,10 +1242,15 @@ static void a_loader_in_one_call(void) {
     spdl_cuda_iter *it = NULL;
     spdl_cuda_batch batch;
     spdl_error error;
-    void *stream;
-    uint64_t n = 0;
+    void *stream, *arena = NULL;
+    uint64_t n = 1; /* the item before it went back when the first open failed */
     REQUIRE(spdl_loader_open(&loader, &desc, SPDL_STAGES(
         SPDL_SOURCE(loader_item, .item_bytes = FLOW_SLOT), SPDL_SINK(2))) == SPDL_OK);
+    spdl_loader_arena(loader, &arena, NULL, NULL);
+    CHECK_EQ(cudaHostRegister(arena, 4096, cudaHostRegisterDefault), cudaSuccess);
+    CHECK_EQ(spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error), SPDL_E_INVALID);
+    CHECK(it == NULL && strstr(error.text, "only a part") != NULL);
+    CHECK_EQ(cudaHostUnregister(arena), cudaSuccess);
     REQUIRE(spdl_cuda_iter_open(&it, spdl_loader_next_fn, loader, 0, &error) == SPDL_OK);
     stream = kit_stream(false);
     for (; spdl_cuda_iter_next(it, stream, &batch, SPDL_FOREVER) == SPDL_OK; ++n) {
@@ -1006,6 +1451,33 @@ static void slots_of_a_loader_come_back(void) {
     }
 }
 
+/* With all slots in the caller's hands and none on its way, next does not wait for one. */
+static void a_loader_without_slots_is_told(void) {
+    spdl_cuda *cuda = open_small(3);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc desc;
+    spdl_cuda_batch batch;
+    void *held[2] = { NULL, NULL };
+    flow_source s;
+    uint64_t count = 0;
+    int i;
+    flow_source_open(&s, 2, 10);
+    for (i = 0; i < 2; ++i) REQUIRE(flow_next(&s, &held[i], 0) == SPDL_OK);
+    desc = flow_iter_desc(&s);
+    desc.next = limited_next;
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &desc) == SPDL_OK);
+    for (i = 0; i < 2; ++i)
+        CHECK_EQ(spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER), SPDL_E_LIMIT);
+    for (i = 0; i < 2; ++i) flow_item_free(held[i]);
+    CHECK_EQ(flow_train(it, NULL, &count), SPDL_END);
+    CHECK_EQ(count, 8);
+    spdl_cuda_iter_destroy(it);
+    CHECK_EQ(kit_wrong(), 0);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    finish();
+}
+
 /* ---- processes ---- */
 
 #ifndef CUDA_REAL
@@ -1039,9 +1511,12 @@ static int uses_it_in_a_child(void *arg) {
     CHECK_EQ(spdl_cuda_adopt(f->cuda, f->source.seen, FLOW_SLOT), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_disown(f->cuda, f->source.seen), SPDL_E_CUDA_FORKED);
     CHECK_EQ(spdl_cuda_iter_next(f->it, NULL, &batch, SPDL_FOREVER), SPDL_E_CUDA_FORKED);
+    CHECK_EQ(spdl_cuda_iter_hold(f->it, 1), SPDL_E_CUDA_FORKED);
     spdl_cuda_error(f->cuda, &error);
     CHECK_EQ(error.result, SPDL_E_CUDA_FORKED);
     CHECK(strstr(error.text, "fork") != NULL);
+    CHECK_EQ(flow_stats(f->cuda).batches, 0); /* those are the parent's */
+    CHECK_EQ(flow_stats(f->cuda).device_free, 0);
     CHECK(flow_block(f->cuda) == NULL);
     slots.free_fn((char *)f->block - FLOW_HEAD, FLOW_HEAD + FLOW_SLOT, slots.user);
     spdl_cuda_batch_free(&f->batch);
@@ -1144,11 +1619,72 @@ static void arguments_are_checked(void) {
     finish();
 }
 
+/* Functions without a result ignore it. */
+static void null_is_refused_by_every_function(void) {
+    spdl_cuda_desc desc = flow_desc(FLOW_SLOT);
+    spdl_cuda_iter_desc iter_desc;
+    spdl_cuda *cuda = open_small(2), *none = cuda;
+    spdl_cuda_iter *it = NULL, *no_iter = NULL;
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_batch batch;
+    spdl_cuda_stats stats;
+    spdl_error error;
+    flow_source s;
+    size_t i;
+    flow_source_open(&s, 4, 10);
+    iter_desc = flow_iter_desc(&s);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    {
+        const spdl_result result[] = {
+            spdl_cuda_open(NULL, &desc),
+            spdl_cuda_open(&none, NULL),
+            spdl_cuda_adopt(NULL, s.seen, FLOW_SLOT),
+            spdl_cuda_disown(NULL, s.seen),
+            spdl_cuda_reap(NULL, 0),
+            spdl_cuda_ready(NULL, NULL),
+            spdl_cuda_arrived(NULL, 0),
+            spdl_cuda_done(NULL, NULL),
+            spdl_cuda_output_get(NULL, NULL, &out, 0),
+            spdl_cuda_output_get(cuda, NULL, NULL, 0),
+            spdl_cuda_output_send(NULL),
+            spdl_cuda_output_wait(NULL, 0),
+            spdl_cuda_iter_create(NULL, cuda, &iter_desc),
+            spdl_cuda_iter_create(&no_iter, NULL, &iter_desc),
+            spdl_cuda_iter_create(&no_iter, cuda, NULL),
+            spdl_cuda_iter_next(NULL, NULL, &batch, 0),
+            spdl_cuda_iter_next(it, NULL, NULL, 0),
+            spdl_cuda_iter_hold(NULL, 1),
+        };
+        for (i = 0; i < sizeof result / sizeof result[0]; ++i)
+            if (!CHECK_EQ(result[i], SPDL_E_INVALID)) fprintf(stderr, "   call %d\n", (int)i);
+    }
+    CHECK(none == NULL && no_iter == NULL && out == NULL);
+    spdl_cuda_probe(NULL);
+    spdl_cuda_error(cuda, NULL);
+    memset(&error, 0xff, sizeof error);
+    spdl_cuda_error(NULL, &error);
+    CHECK_EQ(error.result, SPDL_OK);
+    CHECK_STR(error.text, "");
+    spdl_cuda_get_stats(cuda, NULL);
+    memset(&stats, 0xff, sizeof stats);
+    spdl_cuda_get_stats(NULL, &stats);
+    CHECK_EQ(stats.device_free, 0);
+    CHECK(!stats.lost && stats.batches == 0 && stats.wait_slot_ns == 0);
+    CHECK_EQ(s.next, 0);
+    spdl_cuda_iter_destroy(it);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    finish();
+}
+
 TEST_TABLE(cuda) {
     TEST_CASE(probe_tells_what_there_is),
+    TEST_CASE(the_driver_has_a_name),
+    TEST_CASE(a_driver_without_its_functions_is_told),
     TEST_CASE(every_size_arrives),
     TEST_CASE(what_does_not_fit_is_refused),
     TEST_CASE(any_other_order_is_refused),
+    TEST_CASE(a_stream_reads_a_batch_once),
     TEST_CASE(several_streams_read_a_batch),
     TEST_CASE(device_memory_may_be_the_callers),
     TEST_CASE(full_slots_are_back_pressure),
@@ -1160,6 +1696,7 @@ TEST_TABLE(cuda) {
     TEST_CASE(any_thread_may_send),
     TEST_CASE(errors_of_the_caller_stay),
     TEST_CASE(captures_go_on_undisturbed),
+    TEST_CASE(a_captured_stream_ends_nothing),
     TEST_CASE(the_legacy_stream_spoils_no_capture),
 #ifdef CUDA_REAL
     TEST_CASE(streams_of_other_contexts_are_refused),
@@ -1168,26 +1705,38 @@ TEST_TABLE(cuda) {
     TEST_CASE(other_memory_is_sent_slower),
     TEST_CASE(memory_that_others_pinned_is_known),
     TEST_CASE(two_adopt_one_arena),
+    TEST_CASE(arenas_may_touch),
 #ifdef CUDA_REAL
     TEST_CASE(an_arena_beyond_2_gib),
 #endif
     TEST_CASE(adopt_refuses_what_it_cannot_use),
     TEST_CASE(only_what_is_sent_is_pinned),
+    TEST_CASE(larger_blocks_are_others),
     TEST_CASE(batches_in_place_are_pinned),
     TEST_CASE(what_is_not_in_place_is_refused),
     TEST_CASE(an_iterator_for_each_stream),
+    TEST_CASE(an_iterator_may_end_unused),
     TEST_CASE(a_loader_in_one_call),
     TEST_CASE(what_cannot_be_opened_is_told),
     TEST_CASE(iterates_inline),
+    TEST_CASE(an_iterator_needs_a_right_desc),
+    TEST_CASE(batches_are_sent_ahead),
+    TEST_CASE(an_item_that_cannot_be_sent_ends_it),
+    TEST_CASE(items_may_be_null_and_borrowed),
+    TEST_CASE(null_is_no_batch),
+    TEST_CASE(streams_of_an_iterator_may_change),
+    TEST_CASE(a_lent_batch_is_the_iterators),
     TEST_CASE(holds_batches_and_goes_on),
     TEST_CASE(epochs_go_on),
     TEST_CASE(next_keeps_its_time),
     TEST_CASE(a_source_that_fails_is_told),
     TEST_CASE(iterators_end_in_the_middle),
     TEST_CASE(slots_of_a_loader_come_back),
+    TEST_CASE(a_loader_without_slots_is_told),
     TEST_CASE(a_child_is_refused),
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_device_that_is_not_there_is_told),
     TEST_CASE(arguments_are_checked),
+    TEST_CASE(null_is_refused_by_every_function),
     TEST_END
 };

@@ -124,6 +124,43 @@ static void any_other_order_is_refused(void) {
     finish();
 }
 
+typedef struct answerer {
+    spdl_cuda *cuda;
+    uint64_t first;
+    pthread_t thread;
+} answerer;
+
+static void *answers(void *arg) {
+    answerer *a = (answerer *)arg;
+    void *stream = kit_stream(false);
+    uint64_t i;
+    for (i = 0; i < ROUNDS / 10; ++i) {
+        spdl_cuda_output *out = round_trip(a->cuda, stream, a->first + i, BYTES);
+        CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(differs_inverted(out->host, BYTES, a->first + i), 0);
+        spdl_cuda_output_free(out);
+    }
+    kit_stream_free(stream);
+    return NULL;
+}
+
+/* Outputs, too, one to a thread at a time. */
+static void any_thread_may_send(void) {
+    spdl_cuda *cuda = open_back(3, 2);
+    answerer a[4];
+    int i;
+    kit_disorder(test_seed());
+    for (i = 0; i < 4; ++i) {
+        a[i].cuda = cuda;
+        a[i].first = (uint64_t)i * 100000;
+        REQUIRE(pthread_create(&a[i].thread, NULL, answers, &a[i]) == 0);
+    }
+    for (i = 0; i < 4; ++i) pthread_join(a[i].thread, NULL);
+    CHECK_EQ(flow_stats(cuda).output_free, 2);
+    spdl_cuda_close(cuda);
+    finish();
+}
+
 /* Freed before it was sent, or waited for: what kernels and copies still do to it comes before what
    the next ones do. */
 static void outputs_may_be_dropped(void) {
@@ -152,6 +189,38 @@ static void outputs_may_be_dropped(void) {
     kit_stream_free(other);
     finish();
 }
+
+#ifndef CUDA_REAL
+/* How often a get lets its stream wait. */
+static uint64_t waits_of_get(spdl_cuda *cuda, void *stream, spdl_cuda_output **out) {
+    sim_stats before, after;
+    sim_get_stats(&before);
+    REQUIRE(spdl_cuda_output_get(cuda, stream, out, SPDL_FOREVER) == SPDL_OK);
+    sim_get_stats(&after);
+    return after.calls[SIM_StreamWaitEvent] - before.calls[SIM_StreamWaitEvent];
+}
+
+/* For what may still run on the output: kernels that were not sent, or a copy that nobody saw. */
+static void a_get_waits_for_what_may_run(void) {
+    spdl_cuda *cuda = open_back(1, 1);
+    void *stream = kit_stream(false);
+    spdl_cuda_output *out = NULL;
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 0); /* the first one */
+    spdl_cuda_output_free(out);
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 1);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 1);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(waits_of_get(cuda, stream, &out), 0); /* the host has seen it */
+    spdl_cuda_output_free(out);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    finish();
+}
+#endif
 
 /* ---- rows that answer each item ---- */
 
@@ -701,12 +770,14 @@ static void random_programs_end(void) {
 TEST_TABLE(cuda_back) {
     TEST_CASE(outputs_come_back),
     TEST_CASE(any_other_order_is_refused),
+    TEST_CASE(any_thread_may_send),
     TEST_CASE(outputs_may_be_dropped),
     TEST_CASE(rows_answer_each_item),
     TEST_CASE(a_launch_that_fails_fails_its_item),
     TEST_CASE(rows_end_with_the_pipeline),
     TEST_CASE(random_programs_end),
 #ifndef CUDA_REAL
+    TEST_CASE(a_get_waits_for_what_may_run),
     TEST_CASE(a_lost_device_ends_the_rows),
     TEST_CASE(there_kernels_and_back_overlap),
     TEST_CASE(all_edges_are_enough),

@@ -63,7 +63,15 @@ int __wrap_posix_memalign(void **memory, size_t align, size_t bytes) {
     return wrapped() ? ENOMEM : __real_posix_memalign(memory, align, bytes);
 }
 
+/* Where the next large mapping goes, over one of the test's; NULL: where the system likes. */
+static void *wrap_map_at;
+
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset) {
+    if (wrap_map_at != NULL && bytes >= (size_t)2 << 20) {
+        at = wrap_map_at;
+        wrap_map_at = NULL;
+        flags |= MAP_FIXED;
+    }
     if (!wrapped()) return __real_mmap(at, bytes, protection, flags, file, offset);
     errno = ENOMEM;
     return MAP_FAILED;
@@ -132,7 +140,14 @@ static void without_a_device_open_says_why(void) {
     sim_fail_nth(1, (cudaError_t)802); /* of a container: the system is not yet initialised */
     {
         const spdl_cuda_desc desc = small();
-        refuses(&desc, SPDL_E_NOT_FOUND, "cuInit");
+        refuses(&desc, SPDL_E_NOT_FOUND, "cuInit: unknown error"); /* it has no text here */
+    }
+    sim_reset();
+    sim_set_devices(0);
+    sim_drop(SIM_Init, SIM_ANY_STREAM); /* a driver that starts without a device */
+    {
+        const spdl_cuda_desc desc = small();
+        refuses(&desc, SPDL_E_NOT_FOUND, "there is no device: the driver sees no device");
     }
     sim_reset();
 }
@@ -238,6 +253,44 @@ static void a_failed_done_waits_for_the_right_device(void) {
             fprintf(stderr, "   call %u failed\n", n);
         spdl_cuda_close(cuda);
         CHECK_STR(sim_violation(), ""); /* what could not be ended is left */
+        sim_reset();
+    }
+}
+
+static void *frees_a_batch(void *arg) {
+    spdl_cuda_batch_free(arg);
+    return NULL;
+}
+
+/* A kernel reads a batch on a thread's own stream while another thread gives the batch back, or the
+   same one and a call fails: the slot is free after the kernel. */
+static void a_threads_stream_is_waited_for(void) {
+    int own;
+    for (own = 0; own < 2; ++own) {
+        slow_reader reader = { NULL, { 0 }, 0 };
+        spdl_cuda_desc desc = small();
+        spdl_cuda_batch batch, next;
+        spdl_cuda *cuda;
+        pthread_t thread;
+        desc.device_slots = 1;
+        cuda = flow_open(&desc);
+        batch = sent(cuda, 7);
+        CHECK_EQ(spdl_cuda_ready(&batch, cudaStreamPerThread), SPDL_OK);
+        reader.device = batch.data;
+        launch_on(0, cudaStreamPerThread, &reader);
+        if (own) {
+            sim_fail_nth(2, cudaErrorUnknown);
+            spdl_cuda_batch_free(&batch);
+            CHECK(sim_failed());
+        } else {
+            REQUIRE(pthread_create(&thread, NULL, frees_a_batch, &batch) == 0);
+            pthread_join(thread, NULL);
+        }
+        CHECK_EQ(kit_differ(reader.seen, sizeof reader.seen, 7), 0);
+        next = sent(cuda, 8);
+        spdl_cuda_batch_free(&next);
+        spdl_cuda_close(cuda);
+        nothing_is_left();
         sim_reset();
     }
 }
@@ -484,6 +537,50 @@ static void pageable_memory_is_copied_without_the_lock(void) {
     sim_reset();
 }
 
+typedef struct sending {
+    spdl_cuda_output *out;
+    spdl_result result;
+} sending;
+
+static void *sends_an_output(void *arg) {
+    sending *s = (sending *)arg;
+    s->result = spdl_cuda_output_send(s->out);
+    return NULL;
+}
+
+/* The driver copies to such memory before the call returns, which may be after long kernels: only
+   the thread that sends waits for them. */
+static void outputs_that_are_not_pinned_hold_up_nobody(void) {
+    static unsigned char memory[100];
+    const spdl_cuda_view view = { .data = memory, .bytes = sizeof memory };
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false);
+    spdl_cuda_batch batch;
+    spdl_cuda *cuda;
+    pthread_t thread;
+    sending s = { NULL, SPDL_TIMEOUT };
+    desc.output_bytes = 1000;
+    sim_set_pin_limit(1);
+    cuda = flow_open(&desc);
+    REQUIRE(spdl_cuda_output_get(cuda, stream, &s.out, SPDL_FOREVER) == SPDL_OK);
+    sim_hold();
+    REQUIRE(pthread_create(&thread, NULL, sends_an_output, &s) == 0);
+    while (sim_now().copies == 0) usleep(1000);
+    CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, 0), SPDL_OK);
+    CHECK_EQ(spdl_cuda_reap(cuda, 0), SPDL_TIMEOUT);
+    sim_release();
+    pthread_join(thread, NULL);
+    CHECK_EQ(s.result, SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(s.out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(s.out);
+    CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_batch_free(&batch);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
 static void send_slot(spdl_cuda *cuda, void *stream, char *base, size_t slot, size_t n) {
     spdl_cuda_view view;
     spdl_cuda_batch batch;
@@ -530,6 +627,149 @@ static void large_arenas_are_pinned_in_pieces(void) {
     kit_stream_free(stream);
     nothing_is_left();
     sim_reset();
+}
+
+/* One piece of an arena stays registered: the others do not, and it is told. A call before that
+   fails: the arena is still there. */
+static void pieces_are_unpinned_each_by_itself(void) {
+    const size_t bytes = ((size_t)5 << 29) + 4096;
+    char *base = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    bool unpins = false;
+    uint64_t n;
+    REQUIRE(base != MAP_FAILED);
+    for (n = 1; n < 10 && !unpins; ++n) {
+        spdl_cuda_desc desc = small();
+        spdl_cuda *cuda = flow_open(&desc);
+        CHECK_EQ(spdl_cuda_adopt(cuda, base, bytes), SPDL_OK);
+        CHECK_EQ(sim_now().pins, 3);
+        sim_fail_nth(n, cudaErrorInvalidValue);
+        CHECK_EQ(spdl_cuda_disown(cuda, base), SPDL_E_CUDA);
+        unpins = strstr(sim_failed_call(), "Unregister") != NULL;
+        CHECK_EQ(sim_now().pins, unpins ? 1 : 3);
+        CHECK_EQ(flow_stats(cuda).pinned_bytes, unpins ? 0 : bytes);
+        CHECK_EQ(spdl_cuda_disown(cuda, base), unpins ? SPDL_E_NOT_FOUND : SPDL_OK);
+        spdl_cuda_close(cuda);
+        nothing_is_wrong();
+        CHECK_EQ(sim_now().pins, unpins ? 1 : 0);
+        sim_reset();
+    }
+    CHECK(unpins);
+    munmap(base, bytes);
+}
+
+static bool mapped(const char *page) {
+    return msync((void *)(uintptr_t)page, 4096, MS_ASYNC) == 0;
+}
+
+/* On a border of huge pages, wherever the system maps them: what is before and behind is given
+   back, and no more than that. */
+static void large_blocks_begin_at_huge_pages(void) {
+    const size_t huge = (size_t)2 << 20, bytes = huge + 4096; /* with FLOW_HEAD, in pages */
+    char *region = (char *)__real_mmap(NULL, 16 * huge, PROT_NONE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *stream = kit_stream(false);
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda;
+    size_t i;
+    REQUIRE(region != MAP_FAILED);
+    region += -(uintptr_t)region & (huge - 1);
+    desc.slot_bytes = huge;
+    cuda = flow_open(&desc);
+    for (i = 0; i < 3; ++i) { /* on a border, behind one, before one */
+        char *at = region + (i + 1) * 4 * huge + (i == 1 ? 4096 : 0) - (i == 2 ? 4096 : 0);
+        char *from = region + (i + 1) * 4 * huge + (i == 1 ? huge : 0);
+        void *block;
+        wrap_map_at = at;
+        block = flow_block(cuda);
+        CHECK(wrap_map_at == NULL);
+        CHECK((char *)block - FLOW_HEAD == from);
+        CHECK(mapped(from) && mapped(from + bytes - 4096));
+        CHECK(!mapped(from + bytes) && !mapped(at + bytes + huge - 4096));
+        CHECK(mapped(at + bytes + huge) && mapped(at - 4096));
+        CHECK(i == 0 || (!mapped(at) && !mapped(from - 4096)));
+        CHECK_EQ(flow_stats(cuda).pinned_bytes, (i + 1) * bytes);
+        kit_fill(block, 100, i);
+        kit_fill((char *)block + huge - 100, 100, i);
+        CHECK_EQ(kit_differ(block, 100, i), 0);
+    }
+    spdl_cuda_close(cuda); /* with the blocks in use: they end with it */
+    for (i = 0; i < 3; ++i)
+        CHECK(!mapped(region + (i + 1) * 4 * huge + (i == 1 ? huge : 0)));
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* What the program has pinned itself. */
+static void *theirs(size_t bytes, uint64_t seed) {
+    void *memory = NULL;
+    REQUIRE(cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) == cudaSuccess);
+    kit_fill(memory, bytes, seed);
+    return memory;
+}
+
+/* Sends it, and looks at it on the device. Whether a call has failed: one that asks for the memory
+   changes nothing, any other one is told. */
+static bool send_theirs(spdl_cuda *cuda, void *stream, const void *memory, uint64_t seed) {
+    const spdl_cuda_view view = { .data = memory, .bytes = FLOW_SLOT };
+    spdl_cuda_batch batch;
+    const spdl_result result = spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER);
+    const bool failed = sim_failed(), asks = strstr(sim_failed_call(), "PointerGet") != NULL;
+    sim_fail_nth(0, cudaSuccess);
+    CHECK(result == SPDL_OK || (failed && !asks && result == SPDL_E_CUDA));
+    if (result != SPDL_OK) return failed;
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    flow_read(&batch, stream, seed);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    flow_reap(cuda);
+    return failed;
+}
+
+/* A driver that knows of no beginning and end: a page after the other. Managed memory may move, so
+   it is as pageable. */
+static void the_driver_may_know_less(void) {
+    spdl_cuda_desc desc = small();
+    void *stream = kit_stream(false), *memory = theirs(FLOW_SLOT, 3);
+    spdl_cuda *cuda = flow_open(&desc);
+    sim_set_ranges(false);
+    CHECK(!send_theirs(cuda, stream, memory, 3));
+    CHECK_EQ(sim_now().copies, FLOW_SLOT / 4096);
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, 0);
+    sim_set_ranges(true);
+    sim_set_managed(true);
+    CHECK(!send_theirs(cuda, stream, memory, 3));
+    CHECK_EQ(sim_now().copies, FLOW_SLOT / 4096 + 1);
+    CHECK_EQ(flow_stats(cuda).pageable_bytes, FLOW_SLOT);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(cudaFreeHost(memory), cudaSuccess);
+    spdl_cuda_close(cuda);
+    kit_stream_free(stream);
+    nothing_is_left();
+    sim_reset();
+}
+
+/* Each call of a send fails once. */
+static void a_send_of_their_memory_may_fail(void) {
+    bool failed = true;
+    uint64_t n;
+    for (n = 1; n < 50 && failed; ++n) {
+        spdl_cuda_desc desc = small();
+        void *stream = kit_stream(false), *memory = theirs(FLOW_SLOT, n);
+        spdl_cuda *cuda = flow_open(&desc);
+        sim_fail_nth(n, cudaErrorInvalidValue);
+        failed = send_theirs(cuda, stream, memory, n);
+        CHECK(!send_theirs(cuda, stream, memory, n));
+        CHECK_EQ(flow_stats(cuda).device_free, 2);
+        CHECK_EQ(kit_wrong(), 0);
+        CHECK_EQ(cudaFreeHost(memory), cudaSuccess);
+        spdl_cuda_close(cuda);
+        kit_stream_free(stream);
+        CHECK_STR(sim_violation(), "");
+        CHECK_EQ(sim_leaks(), 0);
+        sim_reset();
+    }
+    CHECK(n > 8 && n < 50);
 }
 
 static void a_node_is_asked_for(void) {
@@ -811,20 +1051,57 @@ static void memory_that_may_only_be_read_is_pinned(void) {
     sim_reset();
 }
 
-/* After a second, once: who has them. */
+static void *waits_for_a_slot(void *arg) {
+    waiter *w = (waiter *)arg;
+    spdl_cuda_batch batch;
+    w->result = flow_send(w->cuda, &batch, 1000, 2, SPDL_FOREVER);
+    if (w->result == SPDL_OK) spdl_cuda_batch_free(&batch);
+    return NULL;
+}
+
+static void log_to(spdl_log_level level, const char *text, void *user) {
+    if (level == SPDL_LOG_WARN) snprintf((char *)user, SPDL_TEXT_BYTES, "%s", text);
+}
+
+/* After a second, once: who has them. Who waits for ever goes on when there is one. */
 static void a_long_wait_says_who_has_the_slots(void) {
+    char line[SPDL_TEXT_BYTES] = "";
     spdl_cuda_desc desc = small();
-    spdl_cuda *cuda = flow_open(&desc);
-    spdl_cuda_batch held[2], none;
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_batch held[2], none, other[2];
+    spdl_cuda *without; /* outputs */
+    pthread_t thread;
+    waiter w;
     int i;
+    desc.logger = (spdl_logger){ log_to, line };
+    without = flow_open(&desc);
+    desc = small();
+    desc.output_bytes = 1000;
+    desc.output_slots = 3;
+    w = (waiter){ flow_open(&desc), SPDL_TIMEOUT };
     flow_lines = 0;
-    for (i = 0; i < 2; ++i) held[i] = sent(cuda, 1);
-    for (i = 0; i < 2; ++i)
-        CHECK_EQ(flow_send(cuda, &none, 1000, 2, SPDL_SECONDS(1.05)), SPDL_TIMEOUT);
+    for (i = 0; i < 2; ++i) {
+        held[i] = sent(w.cuda, 1);
+        other[i] = sent(without, 1);
+    }
+    REQUIRE(spdl_cuda_output_get(w.cuda, cudaStreamLegacy, &out, SPDL_FOREVER) == SPDL_OK);
+    REQUIRE(pthread_create(&thread, NULL, waits_for_a_slot, &w) == 0);
+    CHECK_EQ(flow_send(without, &none, 1000, 2, SPDL_SECONDS(1.05)), SPDL_TIMEOUT);
+    CHECK_EQ(flow_send(w.cuda, &none, 1000, 2, SPDL_SECONDS(1.05)), SPDL_TIMEOUT);
+    for (i = 0; i < 2; ++i) {
+        spdl_cuda_batch_free(&held[i]);
+        spdl_cuda_batch_free(&other[i]);
+    }
+    pthread_join(thread, NULL);
+    CHECK(strstr(line, "hold 2 of 2 device slots") != NULL);
+    CHECK(strstr(line, "not freed: 0 of 0") != NULL);
+    CHECK_EQ(w.result, SPDL_OK);
     CHECK_EQ(flow_lines, 1);
     CHECK(strstr(flow_line, "hold 2 of 2 device slots") != NULL);
-    for (i = 0; i < 2; ++i) spdl_cuda_batch_free(&held[i]);
-    spdl_cuda_close(cuda);
+    CHECK(strstr(flow_line, "not freed: 1 of 3") != NULL);
+    spdl_cuda_output_free(out);
+    spdl_cuda_close(without);
+    spdl_cuda_close(w.cuda);
     nothing_is_left();
     sim_reset();
 }
@@ -878,6 +1155,48 @@ static void a_runtime_that_unloads_is_let_go(void) {
     sim_reset();
 }
 
+/* A capture that forbids waiting calls, of every thread: none of ours spoils it. */
+static void captures_survive_all_calls(void) {
+    static unsigned char pageable[4096];
+    const spdl_cuda_view view = { .data = pageable, .bytes = 4096 };
+    spdl_cuda_desc desc = small();
+    cudaStream_t captured = (cudaStream_t)kit_stream(false);
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = NULL;
+    void *stream = kit_stream(false);
+    spdl_cuda_output *out = NULL;
+    spdl_cuda_batch batch;
+    spdl_cuda *cuda;
+    flow_source s;
+    flow_source_open(&s, 1, 0);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    desc.output_bytes = 1000;
+    cuda = flow_open(&desc);
+    CHECK_EQ(spdl_cuda_adopt(cuda, s.seen, FLOW_SLOT), SPDL_OK);
+    CHECK_EQ(spdl_cuda_send(cuda, &view, &batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_arrived(&batch, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    sim_fail_nth(2, cudaErrorUnknown); /* its end cannot be recorded, and is waited for */
+    spdl_cuda_batch_free(&batch);
+    CHECK(sim_failed());
+    CHECK_EQ(spdl_cuda_output_get(cuda, stream, &out, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_send(out), SPDL_OK);
+    CHECK_EQ(spdl_cuda_output_wait(out, SPDL_FOREVER), SPDL_OK);
+    spdl_cuda_output_free(out);
+    CHECK_EQ(spdl_cuda_disown(cuda, s.seen), SPDL_OK);
+    CHECK(!flow_stats(cuda).lost);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(cudaStreamIsCapturing(captured, &status), cudaSuccess);
+    CHECK_EQ(status, cudaStreamCaptureStatusActive);
+    CHECK_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+    CHECK(graph != NULL);
+    flow_source_close(&s);
+    kit_stream_free(stream);
+    kit_stream_free(captured);
+    nothing_is_left();
+    sim_reset();
+}
+
 /* ---- errors that stay ---- */
 
 static void a_lost_device_stays_lost(void) {
@@ -913,9 +1232,15 @@ static void errors_that_stay_are_known(void) {
     for (i = 0; i < sizeof(code) / sizeof(code[0]); ++i) {
         spdl_cuda_desc desc = small();
         spdl_cuda *cuda = flow_open(&desc);
+        const bool fault = code[i] >= 700 && code[i] < 800;
+        spdl_error error;
+        bool fine;
         sim_poison((cudaError_t)code[i]);
-        if (!CHECK_EQ(flow_batch(cuda, NULL, 1000, 1), SPDL_E_CUDA_LOST))
-            fprintf(stderr, "   error %d\n", code[i]);
+        fine = CHECK_EQ(flow_batch(cuda, NULL, 1000, 1), SPDL_E_CUDA_LOST);
+        spdl_cuda_error(cuda, &error);
+        fine = CHECK(strstr(error.text, "lost to this process") != NULL) && fine;
+        fine = CHECK_EQ(strstr(error.text, "of whomever, did it") != NULL, fault) && fine;
+        if (!fine) fprintf(stderr, "   error %d\n", code[i]);
         spdl_cuda_close(cuda);
         sim_reset();
     }
@@ -1192,7 +1517,9 @@ static const path paths[] = {
     { "rows", path_rows },
 };
 
-enum { PATHS = sizeof paths / sizeof paths[0], SWEEP_MOST = 3000 };
+/* With a sanitizer, which takes its time, each third call. */
+enum { PATHS = sizeof paths / sizeof paths[0], SWEEP_MOST = 3000,
+       FAILING_STEP = TEST_SANITIZED ? 3 : 1 };
 
 /* Runs a path with the n-th call failing, once or for ever. False: it makes fewer calls. */
 static bool run_failing(const path *p, uint64_t n, cudaError_t error, bool for_ever) {
@@ -1230,9 +1557,9 @@ static bool run_failing(const path *p, uint64_t n, cudaError_t error, bool for_e
     return failed;
 }
 
-/* With a sanitizer, which takes its time, each third call, another third for each error. */
+/* With FAILING_STEP another part of the calls for each error. */
 static void sweep(cudaError_t error, bool for_ever) {
-    const uint64_t step = TEST_SANITIZED ? 3 : 1;
+    const uint64_t step = FAILING_STEP;
     size_t i;
     uint64_t n;
     for (i = 0; i < PATHS; ++i) {
@@ -1261,6 +1588,126 @@ static void probe_survives_everything(void) {
     }
     CHECK(n > 3 && n < 50);
     sim_reset();
+}
+
+/* Of two copies that are done one is reaped, the call for the other fails: the next reap has it. */
+static void a_reap_may_fail_in_the_middle(void) {
+    static unsigned char memory[100];
+    int partly = 0;
+    bool failed = true;
+    uint64_t n;
+    for (n = 1; n < 50 && failed; ++n) {
+        spdl_cuda_desc desc = small();
+        spdl_cuda *cuda = flow_open(&desc);
+        spdl_cuda_batch batch[2];
+        spdl_result result;
+        int i, released = 0;
+        for (i = 0; i < 2; ++i) {
+            const spdl_cuda_view view = { memory, 100, NULL, count_release, &released };
+            REQUIRE(spdl_cuda_send(cuda, &view, &batch[i], 0) == SPDL_OK);
+        }
+        CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        sim_fail_nth(n, cudaErrorInvalidValue);
+        result = spdl_cuda_reap(cuda, 0);
+        failed = sim_failed();
+        sim_fail_nth(0, cudaSuccess);
+        CHECK(result == SPDL_OK || (failed && result == SPDL_E_CUDA));
+        CHECK_EQ(released > 0, result == SPDL_OK);
+        CHECK(failed || released == 2);
+        partly += released == 1;
+        flow_reap(cuda);
+        CHECK_EQ(released, 2);
+        for (i = 0; i < 2; ++i) spdl_cuda_batch_free(&batch[i]);
+        spdl_cuda_close(cuda);
+        CHECK_EQ(released, 2);
+        CHECK_STR(sim_violation(), "");
+        CHECK_EQ(sim_leaks(), 0);
+        sim_reset();
+    }
+    CHECK(partly > 0 && n < 50);
+}
+
+/* A source of one slot waits for the copies: each call fails once. Every batch before an error
+   comes, once; one that stays is returned again. */
+static bool one_slot_failing(uint64_t n) {
+    spdl_cuda_desc desc = small();
+    spdl_cuda *cuda = flow_open(&desc);
+    spdl_cuda_iter *it = NULL;
+    spdl_cuda_iter_desc iter_desc;
+    spdl_result result = SPDL_OK;
+    flow_source s;
+    uint64_t count = 0, more = 1;
+    bool failed;
+    flow_source_open(&s, 1, 5);
+    REQUIRE(spdl_cuda_adopt(cuda, s.seen, FLOW_SLOT) == SPDL_OK);
+    iter_desc = flow_iter_desc(&s);
+    REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+    sim_fail_nth(n, cudaErrorInvalidValue);
+    result = flow_train(it, NULL, &count);
+    failed = sim_failed();
+    CHECK(result == SPDL_END || (failed && result == SPDL_E_CUDA));
+    CHECK(result != SPDL_END || count == 5);
+    if (result == SPDL_E_CUDA && flow_train(it, NULL, &more) == SPDL_END) CHECK_EQ(count + more, 5);
+    sim_fail_nth(0, cudaSuccess);
+    spdl_cuda_iter_destroy(it);
+    CHECK_EQ(kit_wrong(), 0);
+    CHECK_EQ(flow_stats(cuda).device_free, 2);
+    spdl_cuda_close(cuda);
+    flow_source_close(&s);
+    CHECK_STR(sim_violation(), "");
+    sim_reset();
+    return failed;
+}
+
+static void a_wait_for_items_may_fail(void) {
+    uint64_t n = 1;
+    while (n < 200 && one_slot_failing(n)) n += FAILING_STEP;
+    CHECK(n > 20 && n < 200);
+}
+
+static unsigned char borrowed[3][100];
+
+static spdl_result borrowed_next(void *source, void **out, int64_t timeout_ns) {
+    int *n = (int *)source;
+    (void)timeout_ns;
+    if (*n == 3) return SPDL_END;
+    *out = borrowed[(*n)++];
+    return SPDL_OK;
+}
+
+static spdl_result borrowed_view(void *item, spdl_cuda_view *view) {
+    view->data = item;
+    view->bytes = 100;
+    return SPDL_OK;
+}
+
+/* Items that nobody frees, where each call fails once. */
+static void borrowed_items_may_fail(void) {
+    bool failed = true;
+    uint64_t n;
+    for (n = 1; n < 200 && failed; n += FAILING_STEP) {
+        spdl_cuda_desc desc = small();
+        spdl_cuda *cuda = flow_open(&desc);
+        spdl_cuda_iter *it = NULL;
+        int i = 0;
+        const spdl_cuda_iter_desc iter_desc = { .next = borrowed_next, .source = &i,
+                                                .view = borrowed_view };
+        spdl_cuda_batch batch;
+        spdl_result result = SPDL_OK;
+        REQUIRE(spdl_cuda_iter_create(&it, cuda, &iter_desc) == SPDL_OK);
+        sim_fail_nth(n, cudaErrorInvalidValue);
+        while (result == SPDL_OK) result = spdl_cuda_iter_next(it, NULL, &batch, SPDL_FOREVER);
+        failed = sim_failed();
+        sim_fail_nth(0, cudaSuccess);
+        CHECK(result == SPDL_END || (failed && result == SPDL_E_CUDA));
+        spdl_cuda_iter_destroy(it);
+        CHECK_EQ(flow_stats(cuda).device_free, 2);
+        spdl_cuda_close(cuda);
+        CHECK_STR(sim_violation(), "");
+        CHECK_EQ(sim_leaks(), 0);
+        sim_reset();
+    }
+    CHECK(n > 10 && n < 200);
 }
 
 /* Each request to the system fails once: memory, mappings, threads. */
@@ -1639,6 +2086,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(a_device_that_is_not_there_is_told),
     TEST_CASE(devices_stand_side_by_side),
     TEST_CASE(a_failed_done_waits_for_the_right_device),
+    TEST_CASE(a_threads_stream_is_waited_for),
     TEST_CASE(a_send_keeps_its_time),
     TEST_CASE(closing_waits_for_recorded_readers),
     TEST_CASE(the_legacy_stream_of_another_device),
@@ -1647,7 +2095,12 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(an_arena_that_cannot_be_pinned_is_used),
     TEST_CASE(an_arena_is_shared),
     TEST_CASE(pageable_memory_is_copied_without_the_lock),
+    TEST_CASE(outputs_that_are_not_pinned_hold_up_nobody),
     TEST_CASE(large_arenas_are_pinned_in_pieces),
+    TEST_CASE(pieces_are_unpinned_each_by_itself),
+    TEST_CASE(large_blocks_begin_at_huge_pages),
+    TEST_CASE(the_driver_may_know_less),
+    TEST_CASE(a_send_of_their_memory_may_fail),
     TEST_CASE(a_node_is_asked_for),
     TEST_CASE(any_thread_may_take_blocks),
     TEST_CASE(no_context_is_made_elsewhere),
@@ -1661,6 +2114,7 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(a_long_wait_says_who_has_the_slots),
     TEST_CASE(leaving_is_quiet),
     TEST_CASE(a_runtime_that_unloads_is_let_go),
+    TEST_CASE(captures_survive_all_calls),
     TEST_CASE(a_lost_device_stays_lost),
     TEST_CASE(errors_that_stay_are_known),
     TEST_CASE(a_lost_device_wakes_all),
@@ -1671,6 +2125,9 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(the_device_may_be_lost_at_each_call),
     TEST_CASE(the_runtime_may_unload_at_each_call),
     TEST_CASE(probe_survives_everything),
+    TEST_CASE(a_reap_may_fail_in_the_middle),
+    TEST_CASE(a_wait_for_items_may_fail),
+    TEST_CASE(borrowed_items_may_fail),
     TEST_CASE(each_allocation_may_fail),
     TEST_CASE(slots_cost_no_more_than_they_may),
     TEST_CASE(the_arena_costs_no_more_than_it_may),
