@@ -3910,7 +3910,7 @@ SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole)
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
     const uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
     const uintptr_t end = (uintptr_t)memory + bytes;
-    if (first < end) (void)syscall(SYS_madvise, first, end - first, 14L);
+    (void)syscall(SYS_madvise, first, end - first, 14L);
 }
 #endif
 

@@ -14,10 +14,11 @@ static void loader_point(const char *id);
 #define SPDL_MALLOC(bytes) block_or_not(bytes)
 #define SPDL_FREE(memory) free(memory)
 #define SPDL_TEST_POINT(id) loader_point(id)
-#define mmap(at, bytes, may, flags, file, offset) map_or_not(at, bytes, may, flags, file, offset)
+#define mmap map_or_not
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
+#undef mmap
 #include "loader.h"
 #include "test.h"
 
@@ -38,14 +39,14 @@ static int fork_or_not(void) {
     return fork();
 }
 
-static void *(map_or_not)(void *at, size_t bytes, int may, int flags, int file, off_t offset) {
+static void *map_or_not(void *at, size_t bytes, int may, int flags, int file, off_t offset) {
     if (maps_left == 0) {
         maps_left = -1;
         errno = ENOMEM;
         return MAP_FAILED;
     }
     if (maps_left > 0) --maps_left;
-    return (mmap)(at, bytes, may, flags, file, offset);
+    return mmap(at, bytes, may, flags, file, offset);
 }
 
 static pid_t opener;
@@ -2354,7 +2355,7 @@ static void arguments_are_checked(void) {
     static char text[SPDL_STATE_BYTES], long_text[30000];
     static const char *many[2000];
     const char *const texts[] = { nonsense, NULL }, *const long_texts[] = { long_text, long_text,
-                                                                            long_text };
+                                                                            long_text, "" };
     const spdl_stage rows[] = { RECORDS(40), SPDL_SINK(2) };
     spdl_loader_desc desc = desc_of(1);
     spdl_loader_batch batch = { .count = 0 }, others, changed;
@@ -2390,8 +2391,8 @@ static void arguments_are_checked(void) {
     CHECK_EQ(spdl_loader_state_load(l, NULL, 1, 0, &error), SPDL_E_INVALID);
     CHECK_EQ(spdl_loader_state_load(l, texts, 2, 0, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "text 1 is not there") != NULL);
-    CHECK_EQ(spdl_loader_state_load(l, long_texts, 3, 0, &error), SPDL_E_LIMIT);
-    CHECK(strstr(error.text, "3 texts are more than a loader takes") != NULL);
+    CHECK_EQ(spdl_loader_state_load(l, long_texts, 4, 0, &error), SPDL_E_LIMIT);
+    CHECK(strstr(error.text, "4 texts are more than a loader takes") != NULL);
     CHECK_EQ(spdl_loader_state_load(l, many, 2000, 0, &error), SPDL_E_LIMIT);
     spdl_loader_arena(l, NULL, NULL, NULL);
     spdl_loader_batch_free(NULL);
@@ -2645,6 +2646,7 @@ static void room_of_machines(void) {
     REQUIRE(mkdir(path, 0700) == 0);
     if ((inside = fork()) == 0) {
         if (chroot(folder) != 0 || chdir("/") != 0) _exit(77);
+        if (spdl__os_threads() != 0 || spdl_cores() < 1) _exit(9); /* unknown, but no harm */
         for (int i = 0; i < 4; ++i) {
             spdl__os_room room;
             if (rows[i].text != NULL) file_at("/proc", "meminfo", rows[i].text);
@@ -2684,6 +2686,30 @@ static int opens_without(unsigned number, int argument, unsigned is, const char 
     if (result != SPDL_E_PROCESS || strstr(spdl_loader_error(l)->text, says) == NULL) return 4;
     spdl_loader_close(l);
     return 0;
+}
+
+/* A policy that the system refuses is no policy. */
+static void policies_that_the_system_refuses(void) {
+#if SPDL__OS_PROCESSES
+    static const struct {
+        unsigned number;
+        spdl_policy policy;
+    } rows[] = { { SYS_sched_setscheduler, { .sched = SPDL_SCHED_IDLE } },
+                 { SYS_setpriority, { .nice = 5 } } };
+    if (TEST_SANITIZED) TEST_SKIP("a sanitizer makes calls of its own");
+    for (int i = 0; i < 2; ++i) {
+        const pid_t refused = fork();
+        int status = 0;
+        if (refused == 0) {
+            if (!spdl__os_thread_set_policy(&rows[i].policy)) _exit(1);
+            if (!call_fails(rows[i].number, -1, 0)) _exit(77);
+            _exit(spdl__os_thread_set_policy(&rows[i].policy));
+        }
+        CHECK_EQ(waitpid(refused, &status, 0), refused);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77) TEST_SKIP("needs seccomp");
+        CHECK_EQ(status, 0);
+    }
+#endif
 }
 
 /* It does without them, or is refused for a reason. */
@@ -3072,6 +3098,7 @@ TEST_TABLE(loader) {
     TEST_CASE(a_child_warns_on_stderr),
     TEST_CASE(memory_of_a_child_may_end),
     TEST_CASE(systems_that_lack_a_call),
+    TEST_CASE(policies_that_the_system_refuses),
     TEST_CASE(signals_that_are_the_childs),
     TEST_CASE(windows_of_tokens_are_in_slots),
     TEST_CASE(a_terminal_stops_no_program),
