@@ -1383,6 +1383,8 @@ static void room_is_the_least_of_all(void) {
     file_at(folder, "memory.current", "200000001\n"); /* more than there may be */
     file_at(folder, "memory.stat", "inactive_file 0\n");
     CHECK_EQ(spdl__os_room_in(folder, self).left, 0);
+    file_at(folder, "memory.current", "unknown\n");
+    CHECK(strcmp(spdl__os_room_in(folder, self).what, "memory.max of the cgroup") != 0);
     file_at(folder, "memory.max", "max\n");
     room = spdl__os_room_in(folder, self);
     CHECK(strcmp(room.what, "memory.max of the cgroup") != 0);
@@ -2564,6 +2566,7 @@ static void answers_of_the_system(void) {
 static void stderr_is_not_waited_for(void) {
 #if SPDL__OS_PROCESSES
     static char text[5000], got[5000];
+    struct rlimit old, low;
     int ends[2], full;
     const char *reason;
     pid_t helper;
@@ -2587,6 +2590,16 @@ static void stderr_is_not_waited_for(void) {
     stderr_back();
     kill(helper, SIGKILL);
     CHECK(reason == NULL && waitpid(helper, NULL, 0) == helper);
+    CHECK_EQ(read(ends[0], got, sizeof got), sizeof got);
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    low = old;
+    low.rlim_cur = 0; /* poll cannot tell */
+    stderr_to(ends[1]);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+    reason = spdl__os_stderr_write(text, 1, SPDL_SECONDS(5));
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+    stderr_back();
+    CHECK(reason == NULL);
     stderr_to(full = open("/dev/full", O_WRONLY));
     reason = spdl__os_stderr_write(text, 1, SPDL_SECONDS(5));
     (void)close(STDERR_FILENO);
@@ -2759,7 +2772,7 @@ static void await_entry(const spdl_loader *l, uint64_t n) {
 /* Of failures, positions and slots that a stage has overwritten the consumer takes what can be. */
 static void overwritten_entries_are_seen(void) {
 #if SPDL__OS_PROCESSES
-    for (int k = 0; k < 5; ++k) {
+    for (int k = 0; k < 6; ++k) {
         char text[SPDL_STATE_BYTES];
         spdl_loader_desc desc = desc_of(1);
         spdl_loader_batch batch, held;
@@ -2785,6 +2798,14 @@ static void overwritten_entries_are_seen(void) {
         if (k == 4) {
             CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
             CHECK(strstr(spdl_loader_error(l)->text, "a batch in a slot that we have") != NULL);
+        }
+        if (k == 5) { /* no call has this number */
+            stop_child(l);
+            l->shared->fault = 1000;
+            child_signal(l, SIGKILL);
+            while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+                CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+            CHECK(strstr(spdl_loader_error(l)->text, "was killed by SIGKILL, outside") != NULL);
         }
         spdl_loader_close(l);
     }
@@ -3021,10 +3042,11 @@ static void a_hang_is_of_one_life(void) {
 
 #if SPDL__OS_PROCESSES
 /* The child publishes its ninth batch, and ends, while the consumer looks for it. */
+static const char *look_point;
 static void ends_while_looked_for(const char *id) {
     if (strcmp(id, "loader published") == 0 && gate[0] == 9) kill(getpid(), SIGKILL);
     waits_at_the_gate(id);
-    if (strcmp(id, "loader consumer looks") != 0 || looked_at == NULL || looked_at->at != 8) return;
+    if (strcmp(id, look_point) != 0 || looked_at == NULL || looked_at->at != 8) return;
     open_the_gate(100);
     while (spdl__load32(&looked_at->ledger->gone) == 0) usleep(100);
 }
@@ -3042,16 +3064,22 @@ static void comes_before_the_request(const char *id) {
 /* What is published last is there before the end, however they meet. */
 static void the_last_batch_comes_before_the_end(void) {
 #if SPDL__OS_PROCESSES
-    spdl_loader_desc desc = desc_of(1);
-    spdl_loader *l;
-    gate_at("loader publishes", ends_while_looked_for, 8);
-    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
-    looked_at = l;
-    takes(l, 0, 9);
-    CHECK_EQ(spdl_loader_next(l, &(spdl_loader_batch){ 0 }, SPDL_SECONDS(15)), SPDL_E_PROCESS);
-    CHECK(strstr(spdl_loader_error(l)->text, "killed by SIGKILL") != NULL);
-    spdl_loader_close(l);
-    all_gone();
+    static const char *const points[] = { "loader consumer looks",
+                                          "loader consumer about to sleep" };
+    for (int k = 0; k < 2; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader *l;
+        look_point = points[k];
+        looked_at = NULL;
+        gate_at("loader publishes", ends_while_looked_for, 8);
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+        looked_at = l;
+        takes(l, 0, 9);
+        CHECK_EQ(spdl_loader_next(l, &(spdl_loader_batch){ 0 }, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+        CHECK(strstr(spdl_loader_error(l)->text, "killed by SIGKILL") != NULL);
+        spdl_loader_close(l);
+        all_gone();
+    }
 #endif
 }
 
