@@ -2980,21 +2980,29 @@ static void slots_that_are_held_outlive_a_life(void) {
     spdl_loader_desc desc = desc_of(1);
     spdl_loader_batch held[2];
     spdl_loader *l;
-    uint64_t version;
+    uint64_t version, *last;
     desc.slot_count = 2;
     desc.max_restarts = 1;
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
     for (int i = 0; i < 2; ++i)
         REQUIRE(spdl_loader_next(l, &held[i], SPDL_SECONDS(15)) == SPDL_OK);
+    stop_child(l);
+    last = &l->words[l->layout.slot_count - 1];
+    spdl__store(last, 1000); /* as if it was to be published */
     child_signal(l, SIGKILL);
     while (spdl__load32(&l->ledger->restarts) == 0) usleep(100);
     version = spdl__load(&l->shared->version);
     while (spdl__load(&l->shared->version) == version) usleep(100); /* it has begun */
-    for (uint64_t i = 0; i < 2; ++i) {
-        CHECK(record_is((const record *)held[i].data, i, 0));
-        CHECK_EQ(spdl_loader_done(l, &held[i]), SPDL_OK);
+    CHECK(spdl__load(last) != 1000);
+    for (uint64_t i = 0; i < 4; ++i) {
+        CHECK(record_is((const record *)held[i % 2].data, i, 0));
+        CHECK_EQ(spdl_loader_done(l, &held[i % 2]), SPDL_OK);
+        if (i == 1)
+            for (int k = 0; k < 2; ++k)
+                REQUIRE(spdl_loader_next(l, &held[k], SPDL_SECONDS(15)) == SPDL_OK);
+        if (i == 1) usleep(5000); /* all blocks are in use */
     }
-    takes(l, 2, 38);
+    takes(l, 4, 36);
     CHECK_EQ(spdl_loader_next(l, &held[0], SPDL_SECONDS(15)), SPDL_END);
     spdl_loader_close(l);
     all_gone();
