@@ -17165,7 +17165,7 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     spdl__add32(&s->filled.waiters, 1);
     spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
     gone = spdl__load32(&l->ledger->gone) != 0; /* read before the stamp, else entries are missed */
-    SPDL_TEST_POINT("loader consumer looks");
+    SPDL_TEST_POINT("loader consumer before the stamp");
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
                          : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
     SPDL_TEST_POINT("loader consumer about to sleep");

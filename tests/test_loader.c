@@ -3071,7 +3071,7 @@ static void comes_before_the_request(const char *id) {
 /* What is published last is there before the end, however they meet. */
 static void the_last_batch_comes_before_the_end(void) {
 #if SPDL__OS_PROCESSES
-    static const char *const points[] = { "loader consumer looks",
+    static const char *const points[] = { "loader consumer before the stamp",
                                           "loader consumer about to sleep" };
     for (int k = 0; k < 2; ++k) {
         spdl_loader_desc desc = desc_of(1);
