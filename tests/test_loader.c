@@ -2583,8 +2583,10 @@ static void stderr_is_not_waited_for(void) {
     while (write(ends[1], text, sizeof text) > 0 || write(ends[1], text, 1) > 0) {}
     REQUIRE(fcntl(ends[1], F_SETFL, 0) == 0);
     (void)signal(SIGUSR1, is_the_programs);
-    if ((helper = fork()) == 0)
-        while (kill(self, SIGUSR1) == 0) usleep(1000);
+    if ((helper = fork()) == 0) {
+        while (getppid() == self && kill(self, SIGUSR1) == 0) usleep(1000);
+        _exit(0);
+    }
     while (!*(volatile int *)&handled) usleep(100);
     stderr_to(ends[1]);
     reason = spdl__os_stderr_write(text, 1, 20000000);
