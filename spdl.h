@@ -3182,7 +3182,8 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     stream = fopen(path, how[access]);
     if (stream == NULL) return "it could not be opened";
     if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
-    if (length < 0 || length == LONG_MAX || fseek(stream, 0, SEEK_SET) != 0) {
+    if (length < 0 || length == LONG_MAX ||
+        (fseek(stream, 0, SEEK_SET) != 0 && access < SPDL__OS_REPLACE)) {
         (void)fclose(stream);
         return "it has no length: it may be a folder";
     }
@@ -3544,19 +3545,24 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 /* --- stderr --- */
 
 /* stderr is the program's, and can block: each piece is small enough for a pipe, and written only
-   after poll reports room. */
+   after poll reports room. A signal can end a poll early. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     struct pollfd ready = { STDERR_FILENO, POLLOUT, 0 };
+    uint64_t since = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     while (bytes > 0) {
-        ssize_t put;
-        if (poll(&ready, 1, (int)(patience_ns / 1000000)) == 0) return NULL;
+        const int room = poll(&ready, 1, (int)(patience_ns / 1000000));
+        const uint64_t now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
+        ssize_t put = -1;
+        if (room == 0) return NULL;
         if ((ready.revents & POLLNVAL) != 0) return strerror(EBADF);
-        put = write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return errno == EAGAIN ? NULL : strerror(errno);
+        if (room > 0 || errno != EINTR)
+            put = write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
+        if (put < 0 && errno == EINTR && now - since < (uint64_t)patience_ns) continue;
+        if (put < 0) return errno == EAGAIN || errno == EINTR ? NULL : strerror(errno);
         text += put;
         bytes -= (size_t)put;
+        since = now;
     }
     return NULL;
 }
@@ -3761,7 +3767,7 @@ SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
     uint64_t mask[SPDL__CPUS_MAX / 64] = { 0 };
     int i;
     for (i = 0; i < count; ++i) {
-        if (cpus[i] < 0 || cpus[i] >= SPDL__CPUS_MAX) return false;
+        if (cpus[i] >= SPDL__CPUS_MAX) return false;
         mask[cpus[i] / 64] |= (uint64_t)1 << cpus[i] % 64;
     }
     return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
@@ -3904,7 +3910,7 @@ SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole)
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
     const uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
     const uintptr_t end = (uintptr_t)memory + bytes;
-    if (first < end) (void)syscall(SYS_madvise, first, end - first, 14L);
+    (void)syscall(SYS_madvise, first, end - first, 14L);
 }
 #endif
 
@@ -4175,7 +4181,7 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
     if (policy->sched == SPDL_SCHED_BATCH && priority == 0) priority = -1;
     if (policy->sched == SPDL_SCHED_IDLE) priority = -15;
     for (i = 0; i < policy->cpu_count; ++i) {
-        if (policy->cpus[i] < 0 || policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
+        if (policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
         mask |= (spdl__win_word)1 << policy->cpus[i];
     }
     if (policy->cpu_count > 0 && SetThreadAffinityMask(thread, mask) == 0) return false;
@@ -4614,9 +4620,10 @@ SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self)
     spdl__os_room room = { "no limit", SPDL__NEVER, SPDL__NEVER };
     const uint64_t total = spdl__os_number("/proc", "meminfo", "MemTotal:");
     const uint64_t left = spdl__os_number("/proc", "meminfo", "MemAvailable:");
-    struct rlimit size;
+    struct rlimit size = { RLIM_INFINITY, RLIM_INFINITY };
     spdl__os_cgroups(root, self, "memory", spdl__os_room_at, &room);
-    if (getrlimit(RLIMIT_FSIZE, &size) == 0 && size.rlim_cur != RLIM_INFINITY)
+    (void)getrlimit(RLIMIT_FSIZE, &size);
+    if (size.rlim_cur != RLIM_INFINITY)
         spdl__os_room_least(&room, "RLIMIT_FSIZE of the process", size.rlim_cur, 0);
     if (left <= total && total != SPDL__NEVER)
         spdl__os_room_least(&room, "memory of the machine", total * 1024, (total - left) * 1024);
@@ -4640,12 +4647,14 @@ SPDL__PRIVATE void *spdl__os_page(bool shared) {
 }
 
 /* Memory without a name, of fixed size, with all pages allocated. The first touch allocates huge
-   pages. fallocate then reports missing ones; after a signal it continues. */
+   pages. fallocate then reports missing ones. A signal could undo its work each time. */
 SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
     const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
+    const spdl__os_signals all = ~(spdl__os_signals)0;
     const int file = (int)spdl__os_file_own((int)syscall(SYS_memfd_create, "spdl", cloexec_seals));
     const char *reason = NULL;
+    spdl__os_signals old;
     uint64_t at;
     int error;
     *memory = MAP_FAILED;
@@ -4658,8 +4667,10 @@ SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
     } else if (syscall(SYS_madvise, *memory, (long)bytes, huge) == 0) {
         (void)syscall(SYS_madvise, *memory, (long)bytes, populate_write);
     }
-    while (reason == NULL && (error = posix_fallocate(file, 0, (off_t)bytes)) != 0)
-        if (error != EINTR) reason = strerror(error);
+    spdl__os_signals_set(&all, &old);
+    if (reason == NULL && (error = posix_fallocate(file, 0, (off_t)bytes)) != 0)
+        reason = strerror(error);
+    spdl__os_signals_set(&old, NULL);
     if (reason == NULL && fcntl(file, (int)add_seals, shrink_grow_seal) != 0)
         reason = strerror(errno);
     (void)close(file); /* the mapping stays */
@@ -4768,10 +4779,7 @@ SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
    code, or minus the signal that killed it; 0 if another thread has waited for it. */
 SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
     int status = 0;
-    long got;
-    if (process <= 0) return 1;
-    do got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
-    while (got < 0 && errno == EINTR);
+    const long got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
     *end = (status & 0x7f) != 0 ? -(status & 0x7f) : status >> 8 & 0xff;
     if (got >= 0) return got > 0;
     return syscall(SYS_kill, (long)process, 0L) != 0 ? 1 : -1;
@@ -16562,6 +16570,7 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
     child->over = last;
     SPDL_TEST_POINT("loader publishes");
     spdl__store(&entry->stamp, child->published + 1); /* pairs with loader_look */
+    SPDL_TEST_POINT("loader stamped");
     spdl__store(&s->published, ++child->published);
     SPDL_TEST_POINT("loader published");
     spdl__loader_filled(child->loader);
@@ -16616,8 +16625,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
     spdl__error_clear(error);
     if (texts == 0 && (sequence > 0 || child->command > 0)) {
         result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
-        if (result != SPDL_OK) *error = *spdl_pipeline_error(child->pipeline);
-        if (result != SPDL_OK && error->result != result)
+        if (result != SPDL_OK)
             (void)spdl__error_set(error, result, "loader '%s': its pipeline cannot be "
                                   "rewound: %s", child->loader->name, spdl_result_text(result));
     } else if (texts > 0) {
@@ -16639,6 +16647,7 @@ SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
             spdl__load_relaxed(&l->words[slot]) == child->published + 1)
             spdl__store_relaxed(&l->words[slot], 0);
         spdl__store(&entry->stamp, 0);
+        SPDL_TEST_POINT("loader takes back");
     }
     spdl__store(&l->shared->published, child->published);
     spdl__child_reclaim(child, false);
@@ -16648,7 +16657,7 @@ SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
 SPDL__COLD void spdl__child_count(spdl__child *child) {
     spdl__position at;
     child->number = child->epoch = 0;
-    if (child->pipeline == NULL || spdl__position_read(child->pipeline, &at) != NULL) return;
+    if (spdl__position_read(child->pipeline, &at) != NULL) return;
     child->number = at.delivered;
     child->epoch = at.epoch;
 }
@@ -16668,6 +16677,7 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
         s->refusal = error;
     }
     s->ack_result = (int32_t)result;
+    SPDL_TEST_POINT("loader obeys");
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed */
     spdl__loader_filled(child->loader);
 }
@@ -17155,6 +17165,7 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
     spdl__add32(&s->filled.waiters, 1);
     spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
     gone = spdl__load32(&l->ledger->gone) != 0; /* read before the stamp, else entries are missed */
+    SPDL_TEST_POINT("loader consumer before the stamp");
     waits = l->commanded ? spdl__load32(&s->ack) != l->command
                          : spdl__load(&spdl__loader_entry(l, l->at)->stamp) != l->at + 1;
     SPDL_TEST_POINT("loader consumer about to sleep");
@@ -17627,6 +17638,7 @@ SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) 
         const uint64_t version = spdl__load(&s->version);
         if (version == 0) return SPDL_E_NOT_FOUND;
         memcpy(stats, &s->stats, sizeof(*stats));
+        SPDL_TEST_POINT("loader stats copied");
         spdl__full_barrier(); /* pairs with child_stats: else `version` is read before the copy */
         if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
         spdl__os_yield();

@@ -176,7 +176,37 @@ static void a_held_lock_is_waited_for_asleep(void) {
     spdl__os_event_fini(&l.parked);
 }
 
+/* --- memory and names --- */
+
+/* A block whose bytes cannot be counted is refused; what is there stays. */
+static void room_that_cannot_be_counted(void) {
+    static const size_t many[][3] = { { 0, SIZE_MAX / 2, 8 }, { SIZE_MAX / 4, 2, 8 },
+                                      { 0, SIZE_MAX / 4 + 1, 1 } };
+    const spdl_allocator heap = { NULL, NULL, NULL };
+    char block = 7;
+    for (int i = 0; i < 3; ++i) {
+        size_t room = many[i][0];
+        CHECK(spdl__room_for(&heap, &block, &room, many[i][0], many[i][1], many[i][2]) == NULL);
+        CHECK_EQ(room, many[i][0]);
+    }
+    CHECK_EQ(block, 7);
+}
+
+static void names_are_shortened(void) {
+    static const struct {
+        const char *name, *is;
+    } rows[] = { { "1234567", "1234567" }, { "12345678", "1234..." }, { "", "" },
+                 { "a\nb\x7f", "a?b?" }, { "\1\2\3\4\5\6\7\1\2", "????..." } };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        char to[8];
+        spdl__printable(to, sizeof to, rows[i].name);
+        CHECK_STR(to, rows[i].is);
+    }
+}
+
 TEST_TABLE(core) {
+    TEST_CASE(room_that_cannot_be_counted),
+    TEST_CASE(names_are_shortened),
     TEST_CASE(result_texts_are_told),
     TEST_CASE(result_signs_tell_errors),
     TEST_CASE(result_texts_differ),

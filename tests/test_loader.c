@@ -1,13 +1,24 @@
 /* spdl_loader: batches of other processes, whole and in order; every way in which a process can end
    is told, and nothing is left. (tests/torture_loader.c has the long forms.) */
 #define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
-static int forks_left = -1; /* a fork that fails after so many; -1: none does */
+/* A fork that fails after so many, a map, and in a child a block; -1: none does. */
+static int forks_left = -1, maps_left = -1, blocks_left = -1;
 __attribute__((unused)) static int fork_or_not(void);
+static void *map_or_not(void *at, size_t bytes, int may, int flags, int file, off_t offset);
+static void *block_or_not(size_t bytes);
+static void loader_point(const char *id);
 #define SPDL_FORK fork_or_not
+#define SPDL_MALLOC(bytes) block_or_not(bytes)
+#define SPDL_FREE(memory) free(memory)
+#define SPDL_TEST_POINT(id) loader_point(id)
+#define mmap map_or_not
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
+#undef mmap
 #include "loader.h"
 #include "test.h"
 
@@ -26,6 +37,30 @@ static int fork_or_not(void) {
     }
     if (forks_left > 0) --forks_left;
     return fork();
+}
+
+static void *map_or_not(void *at, size_t bytes, int may, int flags, int file, off_t offset) {
+    if (maps_left == 0) {
+        maps_left = -1;
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    if (maps_left > 0) --maps_left;
+    return mmap(at, bytes, may, flags, file, offset);
+}
+
+static pid_t opener;
+static void *block_or_not(size_t bytes) {
+    if (__atomic_load_n(&blocks_left, __ATOMIC_RELAXED) >= 0 && getpid() != opener &&
+        __atomic_fetch_sub(&blocks_left, 1, __ATOMIC_RELAXED) == 0)
+        return NULL;
+    return malloc(bytes);
+}
+
+/* A function of the test is called at a point of the library, in each process that comes there. */
+static void (*point_calls)(const char *id);
+static void loader_point(const char *id) {
+    if (point_calls != NULL) point_calls(id);
 }
 
 #define TEST_NEEDS_PROCESSES()                                                                     \
@@ -291,6 +326,12 @@ static spdl_result leaves(void *ctx, int worker, void **local) {
     _exit(5);
 }
 
+static spdl_result aborts(void *ctx, int worker, void **local) {
+    *local = ctx;
+    if (worker >= 0) abort();
+    return SPDL_OK;
+}
+
 /* A pipeline that cannot begin, or ends early, is told, too. */
 static void beginnings_and_ends(void) {
     const spdl_stage rows[][4] = {
@@ -303,6 +344,8 @@ static void beginnings_and_ends(void) {
           SPDL_SINK(2) },
         { RECORDS(40, .init = never_ready),
           SPDL_SINK(2) },
+        { RECORDS(40, .init = aborts),
+          SPDL_SINK(2) },
     };
     static const struct {
         size_t count;
@@ -314,8 +357,9 @@ static void beginnings_and_ends(void) {
         { 2, SPDL_E_IO, "init" },
         { 2, SPDL_E_PROCESS, "the child has ended with code 5, outside of calls of stages" },
         { 2, SPDL_E_PROCESS, "the child was killed, as it made nothing for hang_timeout" },
+        { 2, SPDL_E_PROCESS, "the child was killed by SIGABRT, outside of calls of stages" },
     };
-    for (size_t i = 0; i < 5; ++i) {
+    for (size_t i = 0; i < (TEST_FAULTS_CAUGHT ? 5 : 6); ++i) {
         spdl_loader_desc desc = desc_of(2);
         spdl_loader_batch batch;
         spdl_loader *l;
@@ -672,6 +716,7 @@ static void memory_back(void *block, size_t bytes, void *user) {
 static void a_load_that_is_too_early_has_no_error(void) {
     uint32_t *gate = shared_flag();
     spdl_loader_desc desc = desc_of(1);
+    spdl_stats stats;
     spdl_error error;
     spdl_loader *l;
     TEST_NEEDS_PROCESSES();
@@ -679,6 +724,7 @@ static void a_load_that_is_too_early_has_no_error(void) {
     gate[1] = (uint32_t)getpid();
     desc.pipeline.allocator = (spdl_allocator){ memory_later, memory_back, gate };
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(5), SPDL_SINK(2))) == SPDL_OK);
+    CHECK_EQ(spdl_loader_stats(l, &stats), SPDL_E_NOT_FOUND);
     memset(&error, 0xff, sizeof error);
     CHECK_EQ(spdl_loader_state_load(l, &nonsense, 1, 0, &error), SPDL_TIMEOUT);
     CHECK_EQ(error.result, SPDL_OK);
@@ -886,14 +932,15 @@ static void an_exit_is_the_childs_own(void) {
     all_gone();
 }
 
-/* One system call fails with ENOSYS from now on, here and in all that are forked; of prctl only the
-   signal of a parent's end. */
-static bool call_fails(unsigned number, bool first_argument_is_1) {
+/* One system call fails with ENOSYS from now on, here and in all that are forked: each, or those
+   with this argument. */
+static bool call_fails(unsigned number, int argument, unsigned is) {
+    const unsigned at = (unsigned)offsetof(struct seccomp_data, args[0]);
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, first_argument_is_1),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at + 8 * (unsigned)(argument > 0 ? argument : 0)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, is, 0, argument >= 0),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -915,7 +962,7 @@ static void processes_that_cannot_be_waited_for(void) {
             spdl_loader_batch batch;
             spdl_loader *l;
             const char *says = how == 0 ? "could not be waited for" : "could not be started";
-            if (!call_fails(how == 0 ? SYS_wait4 : SYS_prctl, how == 1)) _exit(77);
+            if (!call_fails(how == 0 ? SYS_wait4 : SYS_prctl, how - 1, 1)) _exit(77);
             desc.max_restarts = 3;
             if (spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100000), SPDL_SINK(2))) != SPDL_OK)
                 _exit(1);
@@ -934,16 +981,21 @@ static void processes_that_cannot_be_waited_for(void) {
 }
 
 /* A process that has ended may be left to one that waits for nobody. */
-static bool has_ended(int64_t process) {
+static char state_of(int64_t process) {
     char path[64], text[256] = "";
     const char *state;
     snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
     const int file = open(path, O_RDONLY);
-    if (file < 0) return true;
+    if (file < 0) return 'X';
     const ssize_t bytes = read(file, text, sizeof text - 1);
     close(file);
     state = strrchr(text, ')');
-    return bytes <= 0 || state == NULL || state[2] == 'Z' || state[2] == 'X';
+    return bytes <= 0 || state == NULL ? 'X' : state[2];
+}
+
+static bool has_ended(int64_t process) {
+    const char state = state_of(process);
+    return state == 'Z' || state == 'X';
 }
 
 SPDL_FN(ends_its_process, void, record) {
@@ -986,9 +1038,14 @@ static void a_close_is_short(void) {
             CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
         spdl_loader_get_status(l, &status);
         if (how == 2) kill((pid_t)status.supervisor, SIGSTOP);
+        if (how == 0 && fork() == 0) { /* a signal is no end of the grace */
+            usleep(100000);
+            _exit(kill((pid_t)status.supervisor, SIGCHLD) != 0);
+        }
         since = spdl_time_ns();
         spdl_loader_close(l);
         since = spdl_time_ns() - since;
+        CHECK(how != 0 || since > 900000000u);
         if (!CHECK(since < (TEST_SANITIZED ? 9u : 3u) * 1000000000ull))
             fprintf(stderr, "    %d: %.2f s\n", how, (double)since / 1e9);
         for (int i = 0; i < 1000 && !has_ended(status.pid); ++i) usleep(10000);
@@ -1082,13 +1139,13 @@ static void it_minds_its_own_children(void) {
 }
 
 /* A fork of the trainer has no loader: it may not end ours. */
-static void a_fork_has_no_loader(void) {
+static void no_loader_in_a_fork(int maps) {
     spdl_loader_desc desc = desc_of(1);
     spdl_loader_batch held, more;
     spdl_loader *l;
     pid_t child;
     int status;
-    TEST_NEEDS_PROCESSES();
+    maps_left = maps;
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50),
                 IN_BATCHES(10), SPDL_SINK(2))) == SPDL_OK);
     REQUIRE(spdl_loader_next(l, &held, SPDL_SECONDS(15)) == SPDL_OK);
@@ -1118,6 +1175,13 @@ static void a_fork_has_no_loader(void) {
     }
     spdl_loader_close(l);
     all_gone();
+}
+
+static void a_fork_has_no_loader(void) {
+    TEST_NEEDS_PROCESSES();
+    no_loader_in_a_fork(-1);
+    no_loader_in_a_fork(2); /* without the page that a fork wipes */
+    CHECK_EQ(maps_left, -1);
 }
 
 static void *opens(void *arg) {
@@ -1169,6 +1233,10 @@ static void wrong_things_are_refused(void) {
     const spdl_stage feed[] = { SPDL_FEED(record), SPDL_PIPE(copied, .item_bytes = 64),
                                 SPDL_SINK(2) };
     const spdl_stage wrong[] = { SPDL_SOURCE(records, .item_bytes = 64), SPDL_PIPE(copied) };
+    const spdl_stage large[] = { RECORDS(1), SPDL_BATCH(1000, .item_bytes = INT32_MAX),
+                                 SPDL_SINK(2) };
+    const spdl_stage vast[] = { RECORDS(1), SPDL_BATCH(1 << 15, .item_bytes = INT32_MAX),
+                                SPDL_SINK(2) };
     spdl_error error;
     spdl_loader_desc desc = desc_of(1);
     spdl_loader *l = (spdl_loader *)&desc;
@@ -1200,6 +1268,10 @@ static void wrong_things_are_refused(void) {
     REFUSES((void)0, wrong, SPDL_E_INVALID, "the last row must be SPDL_SINK");
     if (SPDL__OS_PROCESSES) {
         REFUSES(desc.slot_count = 1 << 16, good, SPDL_E_LIMIT, "are more than there can be");
+        REFUSES((void)0, vast, SPDL_E_LIMIT, "are more than there can be");
+        REFUSES((void)0, large, SPDL_E_LIMIT, "MiB of it are left");
+        REFUSES(maps_left = 0, good, SPDL_E_LIMIT, "left: Cannot allocate memory");
+        REFUSES(maps_left = 1, good, SPDL_E_NOMEM, "loader 'wrong': out of memory");
         REFUSES(desc.arena_bytes = 4096, good, SPDL_E_LIMIT, "MiB wanted (");
         REFUSES(desc.arena_bytes = 4096, good, SPDL_E_LIMIT, "arena_bytes is 0.0 MiB");
         REQUIRE(pthread_create(&thread, NULL, sleeper, &over) == 0);
@@ -1214,17 +1286,26 @@ static void wrong_things_are_refused(void) {
     all_gone();
 }
 
+SPDL_FN(inside_of_it, record, record) {
+    (void)task;
+    *out = (record *)(void *)&in->epoch;
+    return SPDL_OK;
+}
+
 /* Items that a stage made elsewhere are told, and where to make them. */
 static void an_item_elsewhere_is_an_error(void) {
-    spdl_loader_desc desc = desc_of(1);
-    spdl_loader_batch batch;
-    spdl_loader *l;
+    const spdl_stage rows[] = { SPDL_PIPE(elsewhere), SPDL_PIPE(inside_of_it) };
     TEST_NEEDS_PROCESSES();
-    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50),
-                SPDL_PIPE(elsewhere), SPDL_SINK(2))) == SPDL_OK);
-    CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_INVALID);
-    CHECK(strstr(spdl_loader_error(l)->text, "is in no slot") != NULL);
-    spdl_loader_close(l);
+    for (int i = 0; i < 2; ++i) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50), rows[i], SPDL_SINK(2))) ==
+                SPDL_OK);
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_INVALID);
+        CHECK(strstr(spdl_loader_error(l)->text, "is in no slot") != NULL);
+        spdl_loader_close(l);
+    }
     all_gone();
 }
 
@@ -1237,6 +1318,7 @@ static void a_child_that_is_refused_is_told(void) {
     forks_left = 1;
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(50), SPDL_SINK(2))) == SPDL_OK);
     forks_left = -1;
+    CHECK_EQ(spdl_loader_rewind(l, 0, SPDL_SECONDS(15)), SPDL_E_PROCESS); /* open's fails */
     CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
     CHECK(strstr(spdl_loader_error(l)->text, "could not be started: Resource temp") != NULL);
     spdl_loader_close(l);
@@ -1298,6 +1380,11 @@ static void room_is_the_least_of_all(void) {
     CHECK_EQ(spdl__os_room_in(folder, self).left, 80000000); /* copies of files go */
     file_at(folder, "memory.stat", "inactive_file 7\ntotal_inactive_file 999999999\n");
     CHECK_EQ(spdl__os_room_in(folder, self).left, 200000000);
+    file_at(folder, "memory.current", "200000001\n"); /* more than there may be */
+    file_at(folder, "memory.stat", "inactive_file 0\n");
+    CHECK_EQ(spdl__os_room_in(folder, self).left, 0);
+    file_at(folder, "memory.current", "unknown\n");
+    CHECK(strcmp(spdl__os_room_in(folder, self).what, "memory.max of the cgroup") != 0);
     file_at(folder, "memory.max", "max\n");
     room = spdl__os_room_in(folder, self);
     CHECK(strcmp(room.what, "memory.max of the cgroup") != 0);
@@ -1738,7 +1825,7 @@ static void an_event_loop_is_told(void) {
 /* How many items a batch has is looked at, too. */
 static void a_wrong_count_is_seen(void) {
 #if SPDL__OS_PROCESSES
-    static const uint64_t counts_of[] = { 0, 4, 6, (uint64_t)1 << 62, UINT64_MAX };
+    static const uint64_t counts_of[] = { 0, 4, 6, (uint64_t)1 << 62, UINT64_MAX, 5 };
     for (size_t k = 0; k < 2 * sizeof counts_of / sizeof counts_of[0]; ++k) {
         const bool batches = k % 2;
         spdl_loader_desc desc = desc_of(1);
@@ -1751,6 +1838,7 @@ static void a_wrong_count_is_seen(void) {
         entry = spdl__loader_entry(l, 0);
         while (spdl__load(&entry->stamp) != 1) usleep(100);
         entry->count = counts_of[k / 2];
+        if (entry->count == 5) --entry->bytes;
         CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
         CHECK(strstr(spdl_loader_error(l)->text, "impossible value") != NULL);
         spdl_loader_close(l);
@@ -1995,12 +2083,23 @@ static void *keeps_a_file(void *arg) {
     return NULL;
 }
 
+static void *keeps_stdout(void *arg) {
+    flockfile(stdout);
+    __atomic_store_n((int *)arg, 1, __ATOMIC_RELEASE);
+    while (forever) pause();
+    return NULL;
+}
+
 SPDL_FN(exits_beside_a_lock, record, record) {
     static int locked;
     pthread_t thread;
     *out = in;
     if (in->number != 4 || pthread_create(&thread, NULL, keeps_a_file, &locked) != 0)
         return SPDL_OK;
+    while (!__atomic_load_n(&locked, __ATOMIC_ACQUIRE)) usleep(100);
+    locked = SPDL__TSAN; /* whose own exit wants stdout */
+    if (!SPDL__TSAN && pthread_create(&thread, NULL, keeps_stdout, &locked) != 0)
+        return SPDL_E_THREAD;
     while (!__atomic_load_n(&locked, __ATOMIC_ACQUIRE)) usleep(100);
     exit(9);
 }
@@ -2149,6 +2248,30 @@ static void signals_of_the_program_are_not_the_childs(void) {
     all_gone();
 }
 
+/* What the program ignores the child does, too, and a fault is the program's if it handles it. */
+static void signals_that_are_the_childs(void) {
+    const int number[] = { SIGALRM, SIGBUS };
+    TEST_NEEDS_PROCESSES();
+    for (int i = 0; i < 2; ++i) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        (void)signal(number[i], i == 0 ? SIG_IGN : is_the_programs);
+        desc.pipeline.logger.log_fn = log_nothing;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
+                    SPDL_PIPE(raises, .ctx = (void *)(intptr_t)number[i]),
+                    SPDL_SINK(2))) == SPDL_OK);
+        takes(l, 0, i == 0 ? 20 : 4);
+        CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), i == 0 ? SPDL_END : SPDL_E_STAGE);
+        if (i == 1)
+            CHECK_STR(spdl_loader_error(l)->text,
+                      "stage 1 'raises', item 4: a handler of the program ran");
+        spdl_loader_close(l);
+        (void)signal(number[i], SIG_DFL);
+    }
+    all_gone();
+}
+
 /* Another thread has a FILE for as long as it waits for input: open and close wait for no FILE. */
 static void files_of_other_threads_are_theirs(void) {
     spdl_loader_desc desc = desc_of(1);
@@ -2217,7 +2340,805 @@ static void windows_of_tokens_are_in_slots(void) {
     all_gone();
 }
 
+/* --- arguments --- */
+
+/* What is written to stderr goes to a file. */
+static int stderr_was = -1;
+static void stderr_to(int file) {
+    stderr_was = dup(STDERR_FILENO);
+    REQUIRE(stderr_was >= 0 && dup2(file, STDERR_FILENO) >= 0);
+}
+static void stderr_back(void) {
+    REQUIRE(dup2(stderr_was, STDERR_FILENO) >= 0 && close(stderr_was) == 0);
+}
+
+/* Texts that are not there or too many, batches that are not its own: every function refuses them,
+   and goes on. */
+static void arguments_are_checked(void) {
+    static char text[SPDL_STATE_BYTES], long_text[30000];
+    static const char *many[2000];
+    const char *const texts[] = { nonsense, NULL }, *const long_texts[] = { long_text, long_text,
+                                                                            long_text, "" };
+    const spdl_stage rows[] = { RECORDS(40), SPDL_SINK(2) };
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch batch = { .count = 0 }, others, changed;
+    spdl_loader *l, *other, *none = (spdl_loader *)text;
+    spdl_error error;
+    TEST_NEEDS_PROCESSES();
+    memset(long_text, 'x', sizeof long_text - 1);
+    for (int i = 0; i < 2000; ++i) many[i] = "x";
+    desc.arena_bytes = 1u << 30;
+    CHECK_EQ(spdl_loader_open(NULL, &desc, rows, 2), SPDL_E_INVALID);
+    desc.error = &error;
+    CHECK_EQ(spdl_loader_open(&none, &desc, rows, 100000), SPDL_E_INVALID);
+    CHECK(none == NULL && strstr(error.text, "too many stages") != NULL);
+    REQUIRE(spdl_loader_open(&l, &desc, rows, 2) == SPDL_OK);
+    REQUIRE(spdl_loader_open(&other, &desc, rows, 2) == SPDL_OK);
+    REQUIRE(spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK);
+    REQUIRE(spdl_loader_next(other, &others, SPDL_SECONDS(15)) == SPDL_OK);
+    CHECK_EQ(spdl_loader_next(NULL, &changed, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_next(l, NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_done(NULL, &batch), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_done(l, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_done(l, &others), SPDL_E_INVALID);
+    changed = batch;
+    changed.slot_ = 1 << 20;
+    CHECK_EQ(spdl_loader_done(l, &changed), SPDL_E_INVALID);
+    changed = batch;
+    changed.ticket_ = 0;
+    CHECK_EQ(spdl_loader_done(l, &changed), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_rewind(NULL, 0, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_state_save(NULL, text, sizeof text), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_state_save(l, NULL, sizeof text), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_state_save(l, text, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_state_load(l, NULL, 1, 0, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_state_load(l, texts, 2, 0, &error), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "text 1 is not there") != NULL);
+    CHECK_EQ(spdl_loader_state_load(l, long_texts, 4, 0, &error), SPDL_E_LIMIT);
+    CHECK(strstr(error.text, "4 texts are more than a loader takes") != NULL);
+    CHECK_EQ(spdl_loader_state_load(l, many, 2000, 0, &error), SPDL_E_LIMIT);
+    spdl_loader_arena(l, NULL, NULL, NULL);
+    spdl_loader_batch_free(NULL);
+    spdl_loader_batch_free(&batch);
+    takes(l, 1, 39);
+    spdl_loader_close(l);
+    spdl_loader_close(other);
+    all_gone();
+}
+
+/* Without a desc, and with rows of another header. */
+static void a_loader_of_defaults(void) {
+#if SPDL__OS_PROCESSES
+    spdl_stage rows[] = { RECORDS(20), SPDL_SINK(2) };
+    spdl_loader *l;
+    char said[200] = "";
+    FILE *file = tmpfile();
+    if (spdl__os_threads() == 1) {
+        REQUIRE(spdl_loader_open(&l, NULL, rows, 2) == SPDL_OK);
+        takes(l, 0, 20);
+        spdl_loader_close(l);
+    }
+    rows[0].layout_ = 1;
+    REQUIRE(file != NULL);
+    stderr_to(fileno(file));
+    CHECK_EQ(spdl_loader_open(&l, NULL, rows, 2), SPDL_E_INVALID);
+    stderr_back();
+    CHECK(l == NULL && pread(fileno(file), said, sizeof said - 1, 0) > 0);
+    CHECK(strstr(said, "these rows were compiled with an older spdl.h") != NULL);
+    fclose(file);
+    all_gone();
+#endif
+}
+
+SPDL_FN(sees_its_place, record, record) {
+    char name[16] = "";
+    *out = in;
+    if (getenv("SPDL_DOCTOR") != NULL) return spdl_fail(task, "the child has SPDL_DOCTOR");
+    (void)prctl(PR_GET_NAME, name);
+    return strcmp(name, (const char *)spdl_ctx(task)) == 0 ? SPDL_OK : spdl_fail(task, "%s", name);
+}
+
+static int doctors_refused;
+static void counts_doctors(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    doctors_refused += level == SPDL_LOG_WARN && strstr(text, "no doctor in another") != NULL;
+}
+
+/* A doctor is refused in words, and not started in the child; an environment may be empty. */
+static void a_child_has_no_doctor(void) {
+    static const spdl_doctor_desc doctor = { .seconds = 1 };
+    TEST_NEEDS_PROCESSES();
+    CHECK_EQ(setenv("SPDL_DOCTORS", "1", 1), 0);
+    for (int how = 0; how < 3; ++how) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader *l;
+        desc.logger.log_fn = counts_doctors;
+        desc.name = "loads";
+        if (how == 0) desc.pipeline.doctor = &doctor;
+        if (how == 1) CHECK_EQ(setenv("SPDL_DOCTOR", "1", 1), 0);
+        if (how == 2) CHECK_EQ(clearenv(), 0);
+        if (how == 2) desc.pipeline.name = "its own";
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
+                    SPDL_PIPE(sees_its_place, .ctx = how == 2 ? "its own-0" : "loads-0"),
+                    SPDL_SINK(2))) == SPDL_OK);
+        takes(l, 0, 20);
+        CHECK_EQ(doctors_refused, how < 2 ? how + 1 : 2);
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
+/* Warnings of the child are lines of the loader; what is less is not there. */
+static void a_child_warns_on_stderr(void) {
+    fate harm = { .at = 3, .how = FAIL };
+    spdl_loader_desc desc = desc_of(1);
+    char said[500] = "";
+    FILE *file = tmpfile();
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    REQUIRE(file != NULL);
+    desc.pipeline.trace = "/nowhere/trace.json";
+    stderr_to(fileno(file));
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
+                SPDL_PIPE(meets_its_fate, .ctx = &harm, .max_failures = 1),
+                SPDL_SINK(2))) == SPDL_OK);
+    while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+    spdl_loader_close(l);
+    stderr_back();
+    CHECK(pread(fileno(file), said, sizeof said - 1, 0) > 0);
+    if (!CHECK(strncmp(said, "spdl: loader 'spdl': ", 21) == 0 && strstr(said, "trace") != NULL))
+        fprintf(stderr, "    %s\n", said);
+    CHECK(strstr(said, "as planned") != NULL && strstr(said, "(tolerated)") == NULL);
+    fclose(file);
+    all_gone();
+}
+
+/* --- memory and calls of the system that are not there --- */
+
+/* Each block of a child is refused once: it ends with a reason, or has all. */
+static void memory_of_a_child_may_end(void) {
+    bool whole = false;
+    TEST_NEEDS_PROCESSES();
+    opener = getpid();
+    for (int k = 0; k < 60 && !whole; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        char said[200] = "";
+        FILE *file = tmpfile();
+        spdl_loader_batch batch;
+        spdl_loader *l;
+        spdl_result result;
+        uint64_t taken = 0;
+        REQUIRE(file != NULL);
+        desc.pipeline.logger.log_fn = log_nothing;
+        blocks_left = k;
+        stderr_to(fileno(file));
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(5), SPDL_SINK(2))) == SPDL_OK);
+        blocks_left = -1;
+        while ((result = spdl_loader_next(l, &batch, SPDL_SECONDS(15))) == SPDL_OK) {
+            CHECK(record_is((const record *)batch.data, taken++, 0));
+            CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+        }
+        stderr_back();
+        whole = result == SPDL_END;
+        CHECK(whole ? taken == 5 : result == (k == 0 ? SPDL_E_PROCESS : SPDL_E_NOMEM));
+        (void)!pread(fileno(file), said, sizeof said - 1, 0);
+        if (k == 0)
+            CHECK_STR(said, "spdl: loader 'spdl': the child cannot begin: out of memory\n");
+        if (k == 1) CHECK_STR(spdl_loader_error(l)->text, "loader: out of memory");
+        spdl_loader_close(l);
+        fclose(file);
+    }
+    CHECK(whole);
+    all_gone();
+}
+
+/* The system answers in the ways that no file and no limit of a test shows. */
+static void answers_of_the_system(void) {
+#if SPDL__OS_PROCESSES
+    const int cpus[] = { SPDL__CPUS_MAX };
+    const spdl_policy policy = { .cpus = cpus, .cpu_count = 1 };
+    void *memory = &memory;
+    int file = dup(STDIN_FILENO), status;
+    pid_t orphan;
+    CHECK(spdl__os_clock_read(9999) == SPDL__NEVER);
+    REQUIRE(file >= 0 && close(file) == 0);
+    CHECK_STR(spdl__os_file_close(file), strerror(EBADF));
+    CHECK(spdl__os_file_map(STDIN_FILENO, 0, false) == NULL);
+    CHECK(!spdl__os_thread_set_policy(&policy));
+    CHECK_STR(spdl__os_shared_make(&memory, (uint64_t)1 << 63), strerror(EINVAL));
+    CHECK(memory == NULL);
+    maps_left = 0;
+    CHECK_STR(spdl__os_shared_make(&memory, 4096), strerror(ENOMEM));
+    CHECK(memory == NULL);
+    maps_left = 0;
+    CHECK(spdl__os_page(true) == NULL);
+    if ((orphan = fork()) == 0) {
+        spdl__os_signals set;
+        const char *reason = spdl__os_process_begins(1 << 30, "orphan", true, &set);
+        _exit(reason == NULL || strcmp(reason, "its parent has ended") != 0);
+    }
+    CHECK(waitpid(orphan, &status, 0) == orphan && status == 0);
+#endif
+}
+
+/* A pipe that is full, and signals, keep no thread that writes to stderr. */
+static void stderr_is_not_waited_for(void) {
+#if SPDL__OS_PROCESSES
+    static char text[5000], got[5000];
+    struct rlimit old, low;
+    int ends[2], full;
+    const char *reason;
+    pid_t helper;
+    const pid_t self = getpid();
+    REQUIRE(pipe(ends) == 0);
+    memset(text, 'x', sizeof text);
+    stderr_to(ends[1]); /* more than one piece */
+    reason = spdl__os_stderr_write(text, sizeof text, SPDL_SECONDS(5));
+    stderr_back();
+    CHECK(reason == NULL && read(ends[0], got, sizeof got) == (ssize_t)sizeof got);
+    CHECK(memcmp(text, got, sizeof got) == 0);
+    REQUIRE(fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+    while (write(ends[1], text, sizeof text) > 0 || write(ends[1], text, 1) > 0) {}
+    REQUIRE(fcntl(ends[1], F_SETFL, 0) == 0);
+    (void)signal(SIGUSR1, is_the_programs);
+    if ((helper = fork()) == 0) {
+        while (getppid() == self && kill(self, SIGUSR1) == 0) usleep(1000);
+        _exit(0);
+    }
+    while (!*(volatile int *)&handled) usleep(100);
+    stderr_to(ends[1]);
+    reason = spdl__os_stderr_write(text, 1, 20000000);
+    stderr_back();
+    kill(helper, SIGKILL);
+    CHECK(reason == NULL && waitpid(helper, NULL, 0) == helper);
+    CHECK_EQ(read(ends[0], got, sizeof got), sizeof got);
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    low = old;
+    low.rlim_cur = 0; /* poll cannot tell */
+    stderr_to(ends[1]);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+    reason = spdl__os_stderr_write(text, 1, SPDL_SECONDS(5));
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+    stderr_back();
+    CHECK(reason == NULL);
+    stderr_to(full = open("/dev/full", O_WRONLY));
+    reason = spdl__os_stderr_write(text, 1, SPDL_SECONDS(5));
+    (void)close(STDERR_FILENO);
+    CHECK_STR(spdl__os_stderr_write(text, 1, SPDL_SECONDS(5)), strerror(EBADF));
+    stderr_back();
+    CHECK_STR(reason, strerror(ENOSPC));
+    close(full);
+    close(ends[0]);
+    close(ends[1]);
+#endif
+}
+
+/* A limit of the process on files bounds the arena. */
+static void a_limit_of_files_is_a_limit_of_memory(void) {
+#if SPDL__OS_PROCESSES
+    spdl_loader_desc desc = desc_of(1);
+    struct rlimit old, low;
+    spdl_error error;
+    spdl__os_room room;
+    spdl_loader *l;
+    spdl_result result;
+    desc.error = &error;
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
+    low = old;
+    low.rlim_cur = 65536;
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &low) == 0);
+    room = spdl__os_memory_room();
+    result = spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(5), SPDL_SINK(2)));
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &old) == 0);
+    CHECK_STR(room.what, "RLIMIT_FSIZE of the process");
+    CHECK(room.limit == 65536 && room.left == 65536);
+    CHECK_EQ(result, SPDL_E_LIMIT);
+    CHECK(strstr(error.text, "RLIMIT_FSIZE of the process is 0.1 MiB, 0.1 MiB of it are left") !=
+          NULL);
+    all_gone();
+#endif
+}
+
+/* Below this root the machine has the memory of a file, if it has one. */
+static void room_of_machines(void) {
+#if SPDL__OS_PROCESSES
+    static const struct {
+        const char *text, *what;
+        uint64_t limit, left;
+    } rows[] = {
+        { NULL, "no limit", UINT64_MAX, UINT64_MAX },
+        { "MemTotal:     1000 kB\nMemFree: 5 kB\n", "no limit", UINT64_MAX, UINT64_MAX },
+        { "MemTotal:     1000 kB\nMemAvailable:  400 kB\n", "memory of the machine", 1024000,
+          409600 },
+        { "MemAvailable:  400 kB\n", "no limit", UINT64_MAX, UINT64_MAX },
+    };
+    char folder[] = "/tmp/spdl_loader_XXXXXX", command[256], path[256];
+    int status;
+    pid_t inside;
+    REQUIRE(mkdtemp(folder) != NULL);
+    (void)snprintf(path, sizeof path, "%s/proc", folder);
+    REQUIRE(mkdir(path, 0700) == 0);
+    if ((inside = fork()) == 0) {
+        if (chroot(folder) != 0 || chdir("/") != 0) _exit(77);
+        if (spdl__os_threads() != 0 || spdl_cores() < 1) _exit(9); /* unknown, but no harm */
+        for (int i = 0; i < 4; ++i) {
+            spdl__os_room room;
+            if (rows[i].text != NULL) file_at("/proc", "meminfo", rows[i].text);
+            room = spdl__os_room_in("/", "/self");
+            if (strcmp(room.what, rows[i].what) != 0 || room.limit != rows[i].limit ||
+                room.left != rows[i].left)
+                _exit(1 + i);
+        }
+        _exit(0);
+    }
+    CHECK_EQ(waitpid(inside, &status, 0), inside);
+    (void)snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK_EQ(system(command), 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) TEST_SKIP("needs chroot");
+    CHECK_EQ(status, 0);
+#endif
+}
+
+/* What opens a loader on a system without one call: its exit code. */
+static int opens_without(unsigned number, int argument, unsigned is, const char *says) {
+    spdl_loader_desc desc = desc_of(1);
+    fate harm = { .at = 10, .how = ABORT };
+    spdl_error error;
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    spdl_result result;
+    uint64_t taken = 0;
+    if (!call_fails(number, argument, is)) return 77;
+    desc.error = &error;
+    if (spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20), SPDL_PIPE(meets_its_fate,
+                             .ctx = &harm), SPDL_SINK(2))) != SPDL_OK)
+        return strstr(error.text, says) == NULL || strstr(error.text, "no room") == NULL;
+    while ((result = spdl_loader_next(l, &batch, SPDL_SECONDS(15))) == SPDL_OK) {
+        if (!record_is((const record *)batch.data, taken++, 0)) return 2;
+        if (spdl_loader_done(l, &batch) != SPDL_OK) return 3;
+    }
+    if (result != SPDL_E_PROCESS || strstr(spdl_loader_error(l)->text, says) == NULL) return 4;
+    spdl_loader_close(l);
+    return 0;
+}
+
+/* A policy that the system refuses is no policy. */
+static void policies_that_the_system_refuses(void) {
+#if SPDL__OS_PROCESSES
+    static const struct {
+        unsigned number;
+        spdl_policy policy;
+    } rows[] = { { SYS_sched_setscheduler, { .sched = SPDL_SCHED_IDLE } },
+                 { SYS_setpriority, { .nice = 5 } } };
+    if (TEST_SANITIZED) TEST_SKIP("a sanitizer makes calls of its own");
+    for (int i = 0; i < 2; ++i) {
+        const pid_t refused = fork();
+        int status = 0;
+        if (refused == 0) {
+            if (!spdl__os_thread_set_policy(&rows[i].policy)) _exit(1);
+            if (!call_fails(rows[i].number, -1, 0)) _exit(77);
+            _exit(spdl__os_thread_set_policy(&rows[i].policy));
+        }
+        CHECK_EQ(waitpid(refused, &status, 0), refused);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77) TEST_SKIP("needs seccomp");
+        CHECK_EQ(status, 0);
+    }
+#endif
+}
+
+/* It does without them, or is refused for a reason. */
+static void systems_that_lack_a_call(void) {
+    static const struct {
+        unsigned number;
+        int argument;
+        unsigned is;
+        const char *says;
+    } rows[] = {
+        { SYS_madvise, 2, 14, "killed by SIGABRT, in stage 1" }, /* no huge pages */
+        { SYS_madvise, 2, 23, "killed by SIGABRT, in stage 1" }, /* none is made beforehand */
+        { SYS_madvise, 2, 18, "killed by SIGABRT, in stage 1" }, /* no page that a fork wipes */
+        { SYS_fallocate, -1, 0, "Function not implemented" },
+        { SYS_fcntl, 1, 1033, "Function not implemented" }, /* no seals */
+        { SYS_sigaltstack, -1, 0, "killed by SIGABRT" },
+        { SYS_rt_sigaction, -1, 0, "killed by SIGABRT" },
+        { SYS_prctl, 1, SIGKILL, "has ended with code 1" }, /* nobody would end the child */
+    };
+    TEST_NEEDS_PROCESSES();
+    if (TEST_SANITIZED) TEST_SKIP("a sanitizer makes calls of its own");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        const pid_t opens_it = fork();
+        int status = 0;
+        if (opens_it == 0)
+            _exit(opens_without(rows[i].number, rows[i].argument, rows[i].is, rows[i].says));
+        CHECK_EQ(waitpid(opens_it, &status, 0), opens_it);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77) TEST_SKIP("needs seccomp");
+        if (!CHECK_EQ(status, 0)) fprintf(stderr, "    row %d\n", (int)i);
+        all_gone();
+    }
+}
+
+/* --- what is in the shared memory when it is read --- */
+
+#if SPDL__OS_PROCESSES
+static void stop_child(const spdl_loader *l) {
+    child_signal(l, SIGSTOP);
+    while (state_of(l->ledger->process) != 'T') usleep(100);
+}
+
+/* Batch n is there. */
+static void await_entry(const spdl_loader *l, uint64_t n) {
+    while (spdl__load(&spdl__loader_entry(l, n)->stamp) != n + 1) usleep(100);
+}
+#endif
+
+/* Of failures, positions and slots that a stage has overwritten the consumer takes what can be. */
+static void overwritten_entries_are_seen(void) {
+#if SPDL__OS_PROCESSES
+    for (int k = 0; k < 6; ++k) {
+        char text[SPDL_STATE_BYTES];
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_batch batch, held;
+        spdl_loader *l;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+        await_entry(l, 1);
+        spdl__shared_entry *first = spdl__loader_entry(l, 0);
+        if (k == 0) first->result = 7; /* no failure */
+        if (k == 1 || k == 2) {
+            first->result = SPDL_E_STAGE;
+            l->shared->error.result = SPDL_E_STAGE;
+            l->shared->error.stage = k == 1 ? 1000 : -7;
+        }
+        if (k == 3) memset(first->text, 'x', sizeof first->text);
+        if (k == 4) spdl__loader_entry(l, 1)->slot = first->slot;
+        CHECK_EQ(spdl_loader_next(l, &held, SPDL_SECONDS(15)),
+                 k == 0 ? SPDL_E_PROCESS : k < 3 ? SPDL_E_STAGE : SPDL_OK);
+        if (k == 1 || k == 2) CHECK_EQ(spdl_loader_error(l)->stage, -1);
+        if (k == 3) {
+            CHECK_EQ(spdl_loader_state_save(l, text, sizeof text), SPDL_E_CHECKSUM);
+            CHECK(strstr(text, "makes no sense") != NULL);
+        }
+        if (k == 4) {
+            CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+            CHECK(strstr(spdl_loader_error(l)->text, "a batch in a slot that we have") != NULL);
+        }
+        if (k == 5) { /* no call has this number */
+            stop_child(l);
+            l->shared->fault = 1000;
+            child_signal(l, SIGKILL);
+            while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK)
+                CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+            CHECK(strstr(spdl_loader_error(l)->text, "was killed by SIGKILL, outside") != NULL);
+        }
+        spdl_loader_close(l);
+    }
+    all_gone();
+#endif
+}
+
+/* A command that a stage has overwritten is refused, and all goes on; a refusal that is overwritten
+   is the end. */
+static void overwritten_commands_are_refused(void) {
+#if SPDL__OS_PROCESSES
+    spdl_loader_desc desc = desc_of(1);
+    spdl_error error;
+    spdl_loader *l;
+    spdl__shared *s;
+    spdl_result result;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(100), SPDL_SINK(2))) == SPDL_OK);
+    s = l->shared;
+    takes(l, 0, 20);
+    for (int k = 0; k < 3; ++k) {
+        await_entry(l, l->at);
+        stop_child(l);
+        spdl__loader_send(l, &nonsense, 1, 0);
+        if (k < 2) s->texts = UINT64_MAX;
+        if (k == 1) memset(s->text, 'x', sizeof s->text);
+        child_signal(l, SIGCONT);
+        while (k == 2 && spdl__load32(&s->ack) != l->command) usleep(100);
+        if (k == 2) s->refusal.result = SPDL_OK;
+        result = spdl__loader_obeyed(l, spdl__deadline(SPDL_SECONDS(15)), &error);
+        CHECK(result < 0 && (result == SPDL_E_PROCESS) == (k == 2));
+        if (k < 2) takes(l, 20 + 2 * (uint64_t)k, 2);
+    }
+    CHECK(strstr(error.text, "impossible value: a failure") != NULL);
+    CHECK_EQ(spdl_loader_next(l, &(spdl_loader_batch){ 0 }, 0), SPDL_E_PROCESS);
+    spdl_loader_close(l);
+    all_gone();
+#endif
+}
+
+/* Entries that are taken back may be overwritten, and their slots lost: the rest goes on. */
+static void overwritten_entries_are_taken_back(void) {
+#if SPDL__OS_PROCESSES
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch batch;
+    spdl_error error;
+    spdl_loader *l;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+    takes(l, 0, 20);
+    await_entry(l, l->at + 2);
+    stop_child(l);
+    spdl__loader_entry(l, l->at)->slot = 1u << 20;
+    l->words[spdl__loader_entry(l, l->at + 1)->slot] = 0;
+    child_signal(l, SIGCONT);
+    CHECK_EQ(spdl_loader_rewind(l, 5, SPDL_SECONDS(15)), SPDL_OK);
+    takes(l, 5, 35);
+    CHECK_EQ(spdl_loader_rewind(l, 20, SPDL_SECONDS(15)), SPDL_OK);
+    takes(l, 20, 1);
+    await_entry(l, l->at);
+    stop_child(l);
+    spdl__loader_send(l, NULL, 0, 10);
+    spdl__store_relaxed(&l->shared->start_at, 1); /* none of those is taken back */
+    child_signal(l, SIGCONT);
+    CHECK_EQ(spdl__loader_obeyed(l, spdl__deadline(SPDL_SECONDS(15)), &error), SPDL_OK);
+    CHECK_EQ(spdl_loader_next(l, &batch, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+    spdl_loader_close(l);
+    all_gone();
+#endif
+}
+
+static const spdl_loader *looked_at;
+static int looks;
+__attribute__((unused)) static void statistics_change(const char *id) {
+#if SPDL__OS_PROCESSES
+    spdl__shared *s = looked_at->shared;
+    if (strcmp(id, "loader stats copied") != 0 || looks++ > 0) return;
+    s->stats.delivered = 1234;
+    spdl__store(&s->version, s->version + 2);
+#endif
+}
+
+/* Statistics that change while they are copied are copied again. */
+static void statistics_are_of_one_moment(void) {
+#if SPDL__OS_PROCESSES
+    spdl_loader_desc desc = desc_of(1);
+    spdl_stats stats;
+    spdl_loader *l;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+    takes(l, 0, 2);
+    while (spdl_loader_stats(l, &stats) != SPDL_OK) usleep(100);
+    stop_child(l);
+    spdl__store(&l->shared->version, (l->shared->version | 1) + 1);
+    looked_at = l;
+    point_calls = statistics_change;
+    CHECK_EQ(spdl_loader_stats(l, &stats), SPDL_OK);
+    CHECK_EQ(looks, 2);
+    CHECK_EQ(stats.delivered, 1234);
+    point_calls = NULL;
+    ++l->shared->version; /* for ever half written */
+    CHECK_EQ(spdl_loader_stats(l, &stats), SPDL_E_NOT_FOUND);
+    ++l->shared->version;
+    l->shared->stats.stage_count = 99;
+    CHECK_EQ(spdl_loader_stats(l, &stats), SPDL_E_NOT_FOUND);
+    child_signal(l, SIGCONT);
+    spdl_loader_close(l);
+    all_gone();
+#endif
+}
+
+/* --- races of the processes --- */
+
+#if SPDL__OS_PROCESSES
+/* A gate in shared memory, for processes that come to a point: [0] how many came, [1] how many may
+   pass. */
+static const char *gate_point;
+static uint32_t *gate;
+static void waits_at_the_gate(const char *id) {
+    uint32_t number;
+    if (strcmp(id, gate_point) != 0) return;
+    number = __atomic_add_fetch(&gate[0], 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&gate[1], __ATOMIC_ACQUIRE) < number) usleep(100);
+}
+static void dies_at_the_gate(const char *id) {
+    if (strcmp(id, gate_point) == 0 &&
+        __atomic_add_fetch(&gate[0], 1, __ATOMIC_ACQ_REL) == gate[1] + 1)
+        kill(getpid(), SIGKILL);
+}
+static void await_gate(uint32_t number) {
+    while (__atomic_load_n(&gate[0], __ATOMIC_ACQUIRE) < number) usleep(100);
+}
+static void open_the_gate(uint32_t passes) { __atomic_store_n(&gate[1], passes, __ATOMIC_RELEASE); }
+static void gate_at(const char *point, void (*calls)(const char *id), uint32_t passes) {
+    REQUIRE((gate = shared_flag()) != NULL);
+    gate[1] = passes;
+    gate_point = point;
+    point_calls = calls;
+}
+#endif
+
+/* A life that ends between two steps of a batch or of a rewind: each item is there once, and no
+   slot is lost. */
+static void lives_end_between_two_steps(void) {
+#if SPDL__OS_PROCESSES
+    static const char *const points[] = { "loader publishes", "loader stamped", "loader published",
+                                          "loader takes back", "loader obeys" };
+    for (int k = 0; k < 5; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader_status status;
+        spdl_loader *l;
+        desc.slot_count = 2;
+        desc.max_restarts = 1;
+        gate_at(points[k], dies_at_the_gate, k < 3 ? 8 : k == 3 ? 0 : 1);
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+        takes(l, 0, 6);
+        for (int i = 0; i < 3; ++i) { /* with batches that are taken back each time */
+            await_entry(l, l->at + 1);
+            CHECK_EQ(spdl_loader_rewind(l, 2, SPDL_SECONDS(15)), SPDL_OK);
+            takes(l, 2, 3);
+        }
+        takes(l, 5, 35);
+        CHECK_EQ(spdl_loader_next(l, &(spdl_loader_batch){ 0 }, SPDL_SECONDS(15)), SPDL_END);
+        spdl_loader_get_status(l, &status);
+        CHECK_EQ(status.restarts, 1);
+        spdl_loader_close(l);
+        all_gone();
+    }
+#endif
+}
+
+/* Slots that the consumer holds are lent by the next life, too, until it gives them back. */
+static void slots_that_are_held_outlive_a_life(void) {
+#if SPDL__OS_PROCESSES
+    enum { HELD = 8 };
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch held[HELD];
+    spdl_loader *l;
+    uint64_t version, *last;
+    desc.slot_count = HELD;
+    desc.max_restarts = 1;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+    for (int i = 0; i < HELD; ++i)
+        REQUIRE(spdl_loader_next(l, &held[i], SPDL_SECONDS(15)) == SPDL_OK);
+    stop_child(l);
+    last = &l->words[l->layout.slot_count - 1];
+    spdl__store(last, 1000); /* as if it was to be published */
+    version = spdl__load(&l->shared->version);
+    child_signal(l, SIGKILL);
+    while (spdl__load(&l->shared->version) == version) usleep(100); /* it has begun */
+    CHECK(spdl__load(last) != 1000);
+    for (uint64_t i = 0; i < 2 * HELD; ++i) {
+        CHECK(record_is((const record *)held[i % HELD].data, i, 0));
+        CHECK_EQ(spdl_loader_done(l, &held[i % HELD]), SPDL_OK);
+        for (int k = 0; i == HELD - 1 && k < HELD; ++k) /* as many others are lent */
+            REQUIRE(spdl_loader_next(l, &held[k], SPDL_SECONDS(15)) == SPDL_OK);
+    }
+    takes(l, 2 * HELD, 40 - 2 * HELD);
+    CHECK_EQ(spdl_loader_next(l, &held[0], SPDL_SECONDS(15)), SPDL_END);
+    spdl_loader_close(l);
+    all_gone();
+#endif
+}
+
+/* A life ends by itself after the consumer has asked to kill it, and before the supervisor hears of
+   that: the next one is not meant, and begins a wait of its own. */
+static void a_hang_is_of_one_life(void) {
+#if SPDL__OS_PROCESSES
+    spdl_loader_desc desc = desc_of(1);
+    fate harm = { .at = 3, .how = HANG, .done = shared_flag() };
+    spdl_loader_status status;
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    desc.hang_timeout = 0.02;
+    desc.max_restarts = 5;
+    gate_at("loader child begins", waits_at_the_gate, 1);
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40),
+                SPDL_PIPE(meets_its_fate, .ctx = &harm), SPDL_SINK(1))) == SPDL_OK);
+    l->desc.hang_timeout = 0; /* not yet */
+    takes(l, 0, 3);
+    while (__atomic_load_n(harm.done, __ATOMIC_ACQUIRE) == 0) usleep(100);
+    spdl_loader_get_status(l, &status);
+    kill((pid_t)status.supervisor, SIGSTOP);
+    l->desc.hang_timeout = 0.02;
+    while (l->ledger->hangs == 0)
+        CHECK_EQ(spdl_loader_next(l, &batch, 5000000), SPDL_TIMEOUT);
+    CHECK(l->asked_ns != 0 && l->since != 0);
+    kill((pid_t)status.pid, SIGKILL);
+    kill((pid_t)status.supervisor, SIGCONT);
+    while (spdl__load32(&l->ledger->restarts) == 0) usleep(100);
+    l->asked_ns -= (uint64_t)SPDL_SECONDS(60); /* as if that was long ago */
+    l->since -= (uint64_t)SPDL_SECONDS(60);
+    l->desc.hang_timeout = 30;
+    for (int i = 0; i < 3; ++i) CHECK_EQ(spdl_loader_next(l, &batch, 15000000), SPDL_TIMEOUT);
+    open_the_gate(100);
+    takes(l, 3, 37);
+    spdl_loader_get_status(l, &status);
+    CHECK_EQ(status.restarts, 1);
+    spdl_loader_close(l);
+    all_gone();
+#endif
+}
+
+#if SPDL__OS_PROCESSES
+/* The child publishes its ninth batch, and ends, while the consumer looks for it. */
+static const char *look_point;
+static void ends_while_looked_for(const char *id) {
+    if (strcmp(id, "loader published") == 0 && gate[0] == 9) kill(getpid(), SIGKILL);
+    waits_at_the_gate(id);
+    if (strcmp(id, look_point) != 0 || looked_at == NULL || looked_at->at != 8) return;
+    open_the_gate(100);
+    while (spdl__load32(&looked_at->ledger->gone) == 0) usleep(100);
+}
+
+/* The first batch is published after the consumer has looked for it, and before it wants to be
+   told. */
+static void comes_before_the_request(const char *id) {
+    waits_at_the_gate(id);
+    if (strcmp(id, "loader consumer about to sleep") != 0 || looks++ > 0) return;
+    open_the_gate(1);
+    await_gate(2);
+}
+#endif
+
+/* What is published last is there before the end, however they meet. */
+static void the_last_batch_comes_before_the_end(void) {
+#if SPDL__OS_PROCESSES
+    static const char *const points[] = { "loader consumer before the stamp",
+                                          "loader consumer about to sleep" };
+    for (int k = 0; k < 2; ++k) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader *l;
+        look_point = points[k];
+        looked_at = NULL;
+        gate_at("loader publishes", ends_while_looked_for, 8);
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+        looked_at = l;
+        takes(l, 0, 9);
+        CHECK_EQ(spdl_loader_next(l, &(spdl_loader_batch){ 0 }, SPDL_SECONDS(15)), SPDL_E_PROCESS);
+        CHECK(strstr(spdl_loader_error(l)->text, "killed by SIGKILL") != NULL);
+        spdl_loader_close(l);
+        all_gone();
+    }
+#endif
+}
+
+/* Nobody would tell of it later. */
+static void a_batch_before_the_request_is_found(void) {
+#if SPDL__OS_PROCESSES
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch batch;
+    spdl_loader *l;
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    desc.ready_fd = ends[1];
+    gate_at("loader publishes", comes_before_the_request, 0);
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+    await_gate(1);
+    CHECK_EQ(spdl_loader_next(l, &batch, 0), SPDL_OK);
+    CHECK(looks > 0 && record_is((const record *)batch.data, 0, 0));
+    CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+    open_the_gate(100);
+    takes(l, 1, 39);
+    spdl_loader_close(l);
+    close(ends[0]);
+    close(ends[1]);
+    all_gone();
+#endif
+}
+
 TEST_TABLE(loader) {
+    TEST_CASE(the_last_batch_comes_before_the_end),
+    TEST_CASE(a_batch_before_the_request_is_found),
+    TEST_CASE(overwritten_entries_are_seen),
+    TEST_CASE(overwritten_commands_are_refused),
+    TEST_CASE(overwritten_entries_are_taken_back),
+    TEST_CASE(statistics_are_of_one_moment),
+    TEST_CASE(lives_end_between_two_steps),
+    TEST_CASE(slots_that_are_held_outlive_a_life),
+    TEST_CASE(a_hang_is_of_one_life),
+    TEST_CASE(answers_of_the_system),
+    TEST_CASE(stderr_is_not_waited_for),
+    TEST_CASE(a_limit_of_files_is_a_limit_of_memory),
+    TEST_CASE(room_of_machines),
+    TEST_CASE(arguments_are_checked),
+    TEST_CASE(a_loader_of_defaults),
+    TEST_CASE(a_child_has_no_doctor),
+    TEST_CASE(a_child_warns_on_stderr),
+    TEST_CASE(memory_of_a_child_may_end),
+    TEST_CASE(systems_that_lack_a_call),
+    TEST_CASE(policies_that_the_system_refuses),
+    TEST_CASE(signals_that_are_the_childs),
     TEST_CASE(windows_of_tokens_are_in_slots),
     TEST_CASE(a_terminal_stops_no_program),
     TEST_CASE(signals_of_the_program_are_not_the_childs),

@@ -590,6 +590,28 @@ static bool with_failing_allocation(long fail_at) {
     return c.calls < fail_at;
 }
 
+/* Arrays that have to be turned round are copied, into large pages if they are large. */
+static void large_arrays_are_copied(void) {
+    const uint64_t count = SPDL__LOAD_HUGE / 4 + 1;
+    uint32_t *data = (uint32_t *)calloc(count, sizeof *data);
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz_writer *w = NULL;
+    const uint32_t *got;
+    REQUIRE(data != NULL);
+    data[0] = data[count - 1] = 0x01020304;
+    REQUIRE(spdl_npz_writer_open(&w, make_path("large.npz"), NULL) == SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_add(w, "x", SPDL__BIG_ENDIAN ? "<u4" : ">u4", 1, &count, data, NULL),
+             SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
+    spdl_npz_writer_close(w);
+    REQUIRE(spdl_npz_load(&bundle, make_path("large.npz"), NULL) == SPDL_OK);
+    got = (const uint32_t *)bundle->arrays[0].data;
+    CHECK(got[0] == 0x04030201 && got[1] == 0 && got[count - 1] == 0x04030201);
+    spdl_npz_bundle_free(bundle);
+    free(data);
+    remove_last("large.npz");
+}
+
 static void every_allocation_fails(void) {
     long k = 1;
     make_path("x");
@@ -605,5 +627,6 @@ TEST_TABLE(npz_write) {
     TEST_CASE(disk_that_is_full), TEST_CASE(names_that_end_in_npy),
     TEST_CASE(names_that_are_not_utf8), TEST_CASE(names_in_any_order), TEST_CASE(many_members),
     TEST_CASE(array_over_4_gib), TEST_CASE(every_allocation_fails),
+    TEST_CASE(large_arrays_are_copied),
     TEST_END
 };

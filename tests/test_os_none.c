@@ -233,6 +233,105 @@ SPDL_FN(ten_numbers, void, int) {
     return SPDL_OK;
 }
 
+/* No other thread changes a word. */
+static void words_of_one_thread(void) {
+    spdl__os_event event = { 7 };
+    uint64_t word = 1, expected = 2;
+    CHECK_EQ(spdl__os_event_sleep(&event, 7, SPDL__NEVER), SPDL_TIMEOUT);
+    CHECK_EQ(spdl__os_event_sleep(&event, 6, SPDL__NEVER), SPDL_OK);
+    CHECK(!spdl__cas(&word, &expected, 3));
+    CHECK(word == 1 && expected == 1);
+    CHECK(spdl__cas(&word, &expected, 3));
+    CHECK_EQ(word, 3);
+}
+
+static void variables_without_a_value(void) {
+    char room[SPDL__OS_VARIABLE];
+    CHECK_EQ(unsetenv("SPDL_NONE"), 0);
+    CHECK(spdl__os_environment("SPDL_NONE", room) == NULL);
+    CHECK_EQ(setenv("SPDL_NONE", "", 1), 0);
+    CHECK(spdl__os_environment("SPDL_NONE", room) == NULL);
+    CHECK_EQ(setenv("SPDL_NONE", "x", 1), 0);
+    CHECK_STR(spdl__os_environment("SPDL_NONE", room), "x");
+}
+
+/* What a file refuses is a reason, at whatever step. */
+static void files_that_refuse(void) {
+    char path[64], other[64], byte = 'x';
+    uint64_t bytes;
+    size_t have;
+    spdl__os_file file;
+    REQUIRE(spdl__os_file_open(&file, scratch(path, "new"), SPDL__OS_NEW, NULL) == NULL);
+    CHECK_STR(spdl__os_file_open(&file, path, SPDL__OS_NEW, &bytes), "it is in use");
+    CHECK_EQ(file, SPDL__NO_FILE);
+    REQUIRE(spdl__os_file_open(&file, path, SPDL__OS_APPEND, &bytes) == NULL);
+    CHECK_STR(spdl__os_file_read(file, &byte, 1, 0, &have), "it could not be read");
+    CHECK_STR(spdl__os_file_read(file, &byte, 1, SPDL__NEVER - 1, &have), "it cannot seek there");
+    CHECK_STR(spdl__os_file_write(file, &byte, 1, SPDL__NEVER - 1), "it cannot seek there");
+    CHECK(spdl__os_file_close(file) == NULL);
+    CHECK(spdl__os_file_close(SPDL__NO_FILE) == NULL);
+    REQUIRE(spdl__os_file_open(&file, path, SPDL__OS_READ, &bytes) == NULL && bytes == 0);
+    CHECK_STR(spdl__os_file_read(file, &byte, 1, 0, &have), "it ended while it was read");
+    CHECK(spdl__os_file_close(file) == NULL);
+    scratch(other, "none");
+    REQUIRE(spdl__os_file_open(&file, path, SPDL__OS_REPLACE, NULL) == NULL);
+    CHECK_STR(spdl__os_file_commit(file, other, path, true), "it could not be renamed");
+    CHECK_STR(spdl__os_file_commit(file, other, path, true), "it could not be renamed");
+    CHECK(spdl__os_file_close(file) == NULL);
+    REQUIRE(spdl__os_file_open(&file, path, SPDL__OS_REPLACE, NULL) == NULL);
+    REQUIRE(mkdir(other, 0700) == 0); /* rename refuses that name */
+    CHECK(spdl__os_file_commit(file, path, other, true) == NULL);
+    CHECK(spdl__os_file_close(file) == NULL);
+    CHECK(remove(path) != 0 && remove(other) == 0);
+}
+
+static void devices_that_are_full(void) {
+    spdl__os_file file;
+    FILE *stream;
+    if (access("/dev/full", W_OK) != 0) TEST_SKIP("needs /dev/full");
+    REQUIRE(spdl__os_file_open(&file, "/dev/full", SPDL__OS_REPLACE, NULL) == NULL);
+    CHECK_STR(spdl__os_file_write(file, "x", 1, SPDL__NEVER), "it could not be written");
+    CHECK_EQ(fwrite("x", 1, 1, stream = (FILE *)file), 1);
+    CHECK_STR(spdl__os_file_commit(file, "/nowhere/a", "/nowhere/b", false),
+              "it could not be written");
+    CHECK_EQ(fwrite("x", 1, 1, stream), 1);
+    CHECK_STR(spdl__os_file_close(file), "it could not be written");
+    REQUIRE(spdl__os_file_open(&file, "/dev/full", SPDL__OS_REPLACE, NULL) == NULL);
+    REQUIRE(setvbuf((FILE *)file, NULL, _IONBF, 0) == 0);
+    CHECK_STR(spdl__os_file_write(file, "x", 1, SPDL__NEVER), "it could not be written");
+    (void)spdl__os_file_close(file);
+}
+
+/* A pipe is written as it is; a reader needs a length. */
+static void pipes_have_no_length(void) {
+    char path[64], got[3] = "";
+    uint64_t bytes = 7;
+    size_t have;
+    spdl__os_file file;
+    int ends[2], was;
+    REQUIRE(pipe(ends) == 0);
+    snprintf(path, sizeof path, "/dev/fd/%d", ends[1]);
+    if (access(path, W_OK) != 0) TEST_SKIP("needs /dev/fd");
+    CHECK(spdl__os_file_open(&file, path, SPDL__OS_APPEND, &bytes) == NULL);
+    CHECK_EQ(bytes, 0);
+    CHECK(spdl__os_file_write(file, "ab", 2, SPDL__NEVER) == NULL);
+    CHECK_STR(spdl__os_file_write(file, "c", 1, 0), "it cannot seek there");
+    CHECK_STR(spdl__os_file_read(file, got, 1, 0, &have), "it cannot seek there");
+    CHECK(spdl__os_file_close(file) == NULL);
+    snprintf(path, sizeof path, "/dev/fd/%d", ends[0]);
+    CHECK(spdl__os_file_open(&file, path, SPDL__OS_READ, &bytes) != NULL);
+    CHECK_EQ(read(ends[0], got, 2), 2);
+    CHECK_STR(got, "ab");
+    was = dup(STDERR_FILENO);
+    REQUIRE(was >= 0 && dup2(ends[1], STDERR_FILENO) >= 0);
+    CHECK(spdl__os_stderr_write("cd", 2, 0) == NULL && read(ends[0], got, 2) == 2);
+    (void)close(STDERR_FILENO);
+    CHECK_STR(spdl__os_stderr_write("e", 1, 0), "it accepts no more");
+    clearerr(stderr);
+    REQUIRE(dup2(was, STDERR_FILENO) >= 0);
+    CHECK_STR(got, "cd");
+}
+
 /* Without processes there is no loader: it says what to do. */
 static void a_loader_without_processes(void) {
     spdl_loader *l = (spdl_loader *)&l;
@@ -242,6 +341,8 @@ static void a_loader_without_processes(void) {
                  SPDL_SOURCE(ten_numbers), SPDL_BATCH(2, .item_bytes = sizeof(int)),
                  SPDL_SINK(1))), SPDL_E_UNSUPPORTED);
     CHECK(l == NULL && strstr(error.text, "create a pipeline of the same rows") != NULL);
+    CHECK_EQ(spdl_loader_open(NULL, &desc, SPDL_STAGES(SPDL_SINK(1))), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_open(&l, NULL, SPDL_STAGES(SPDL_SINK(1))), SPDL_E_UNSUPPORTED);
     spdl_loader_close(NULL);
     CHECK_EQ(spdl_loader_next(NULL, NULL, 0), SPDL_E_INVALID);
 }
@@ -254,6 +355,11 @@ TEST_TABLE(os_none) {
     TEST_CASE(caches_and_traces),
     TEST_CASE(arrays_in_memory_and_files),
     TEST_CASE(files_without_folders),
+    TEST_CASE(words_of_one_thread),
+    TEST_CASE(variables_without_a_value),
+    TEST_CASE(files_that_refuse),
+    TEST_CASE(devices_that_are_full),
+    TEST_CASE(pipes_have_no_length),
     TEST_CASE(a_loader_without_processes),
     TEST_END,
 };

@@ -6,6 +6,14 @@
 #define SPDL_IMPLEMENTATION
 static void ring_point(const char *id);
 #define SPDL_TEST_POINT(id) ring_point(id)
+static int waits_left = -1; /* of a mutex and a condition variable; -1: the system has enough */
+#ifdef SPDL_OS_POSIX
+#include <pthread.h>
+#define WAIT_OR_NOT(call) (waits_left == 0 ? ENOMEM : (waits_left -= waits_left > 0, call))
+#define pthread_condattr_init(made) WAIT_OR_NOT(pthread_condattr_init(made))
+#define pthread_cond_init(made, how) WAIT_OR_NOT(pthread_cond_init(made, how))
+#define pthread_mutex_init(made, how) WAIT_OR_NOT(pthread_mutex_init(made, how))
+#endif
 #include "../spdl.h"
 #include "test.h"
 
@@ -393,6 +401,21 @@ static void desc_is_checked(void) {
     CHECK_EQ(spdl_ring_pop(NULL, &item, 0), SPDL_E_INVALID);
     spdl_ring_destroy(ring, NULL, NULL);
     spdl_ring_destroy(NULL, NULL, NULL);
+}
+
+/* A ring has two events of three parts, each of which the system can refuse. */
+static void events_may_be_refused(void) {
+    const spdl_ring_desc desc = { .capacity = 4 };
+    spdl_ring *ring = NULL;
+    int parts = 0;
+    for (; parts < 10 && ring == NULL; ++parts) {
+        waits_left = parts;
+        const spdl_result result = spdl_ring_create(&ring, &desc);
+        CHECK_EQ(result, ring != NULL ? SPDL_OK : SPDL_E_NOMEM);
+    }
+    waits_left = -1;
+    CHECK_EQ(parts, TEST_LINUX ? 1 : 7);
+    spdl_ring_destroy(ring, NULL, NULL);
 }
 
 /* --- timeouts --- */
@@ -1107,6 +1130,7 @@ static void sleepers_burn_nothing(void) {
     X(items_are_pointers_by_default)                                                               \
     X(pop_writes_the_item_only)                                                                    \
     X(desc_is_checked)                                                                             \
+    X(events_may_be_refused)                                                                       \
     X(timeouts_are_not_early)                                                                      \
     X(timeout_of_a_pop_takes_nothing)                                                              \
     X(timeout_of_a_push_leaves_nothing)                                                            \

@@ -433,6 +433,11 @@ typedef struct photo photo;
 SPDL_FN(to_photo, item, photo) { return SPDL_SKIP; }
 SPDL_FN(count_photos, photo, void) { return SPDL_SKIP; }
 SPDL_FN(from_any, void, item) { return SPDL_SKIP; }
+SPDL_FN(promises, const item, const item) {
+    *out = in;
+    return SPDL_OK;
+}
+SPDL_FN(to_const_photo, item, const photo) { return SPDL_SKIP; }
 
 static void types_have_to_fit(void) {
     const spdl_stage rows[] = {
@@ -465,6 +470,17 @@ static void pair_refused(const spdl_stage *rows, size_t count, int row, const ch
 
 #define PAIR_REFUSED(row, takes, from, yields, ...)                                                \
     pair_refused(SPDL_STAGES(__VA_ARGS__), (row), (takes), (from), (yields))
+
+/* Who takes a const item changes nothing; who yields one may have promised that. */
+static void a_const_can_be_added(void) {
+    RUN(START(1, COUNT_TO(3), SPDL_PIPE(promises), SPDL_PIPE(promises), SPDL_SINK(1)), "0 1 2",
+        SPDL_END);
+    PAIR_REFUSED(2, "item", 1, "const item", SPDL_SOURCE(count_up),
+                 SPDL_PIPE(promises, .name = "a"), SPDL_PIPE(follow, .name = "b"), SPDL_SINK(1));
+    PAIR_REFUSED(2, "const item", 1, "const photo", SPDL_SOURCE(count_up),
+                 SPDL_PIPE(to_const_photo, .name = "a"), SPDL_PIPE(promises, .name = "b"),
+                 SPDL_SINK(1));
+}
 
 static void a_source_takes_nothing(void) {
     const spdl_stage rows[] = { SPDL_SOURCE(follow), SPDL_SINK(1) };
@@ -579,6 +595,7 @@ TEST_TABLE(rows) {
     TEST_CASE(paths_of_a_merge_in_order_keep_the_count),
     TEST_CASE(a_feed_comes_first_and_is_read),
     TEST_CASE(types_have_to_fit),
+    TEST_CASE(a_const_can_be_added),
     TEST_CASE(a_source_takes_nothing),
     TEST_CASE(what_is_merged_is_of_one_type),
     TEST_CASE(a_merge_in_a_path_has_a_type),
