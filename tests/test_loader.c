@@ -1869,6 +1869,23 @@ static void child_signal(const spdl_loader *l, int number) {
     CHECK_EQ(kill((pid_t)status.pid, number), 0);
 }
 
+/* A child that dies after a rewind goes on from there, also one that has published nothing. */
+static void a_rewind_outlives_a_child(void) {
+    TEST_NEEDS_PROCESSES();
+    for (uint64_t start = 0; start < 3; ++start) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader *l;
+        desc.max_restarts = 1;
+        desc.pipeline.logger.log_fn = log_nothing;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(60), SPDL_SINK(2))) == SPDL_OK);
+        CHECK_EQ(spdl_loader_rewind(l, start, SPDL_SECONDS(15)), SPDL_OK);
+        child_signal(l, SIGKILL);
+        takes(l, start, 3);
+        spdl_loader_close(l);
+    }
+    all_gone();
+}
+
 /* A trainer that only looks, and never waits, learns of every end. */
 static void who_only_looks_learns_of_ends(void) {
     TEST_NEEDS_PROCESSES();
@@ -3150,6 +3167,7 @@ TEST_TABLE(loader) {
     TEST_CASE(blocks_suffice),
     TEST_CASE(it_is_started_again),
     TEST_CASE(a_hang_after_a_restart_is_found),
+    TEST_CASE(a_rewind_outlives_a_child),
     TEST_CASE(it_goes_on_exactly),
     TEST_CASE(a_run_goes_on_with_a_loader_and_without),
     TEST_CASE(ranks_change_with_loaders),
