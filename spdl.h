@@ -12866,6 +12866,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
         f->elsewhere = true;
         f->is.workers = 2 * s->workers;
         f->is.gain = least > 0 ? spdl__smaller(2, (double)s->elapsed_ns / least) : 0;
+        if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
     } else if (limits) {
         spdl__find_class(s, f, false);
     } else {
@@ -13023,7 +13024,7 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *t, const spdl_stats *s,
     const int *calls = f->is.concurrency, row = f->is.stage;
     int i, k, rows = 0;
     for (i = 0; i < s->stage_count; ++i) rows += calls[i] > 0;
-    if (rows == 1 && row >= 0 && calls[row] > 0) {
+    if (rows == 1 && calls[row] > 0) {
         spdl__text_add(t, "%s.concurrency = %d", before, calls[row]);
         if (s->stage[row].concurrency == 1 && f->measured == NULL)
             spdl__text_add(t, " (or .serial = true, if it must not run twice at a time or keeps a "

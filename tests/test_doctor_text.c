@@ -78,6 +78,43 @@ static void a_report_is_read_at_once(void) {
     CHECK(says(text, "in force for the rest"));
 }
 
+/* Numbers that are not known, one by one. */
+static void a_report_may_lack_numbers(void) {
+    static const struct { double value; const char *words; } results[] = {
+        { 0, "same again: -\n" }, { -1, "same again: -\n" }, { 2e4, "same again: -\n" },
+        { 1.5, "same again: +50 %\n" }
+    };
+    spdl__doctor_report r = report_of_three();
+    char text[4000];
+    r.same.known = false;
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; ++i) {
+        r.same.value = results[i].value;
+        spdl__doctor_text(&r, text, sizeof text);
+        CHECK(says(text, results[i].words));
+    }
+    r = report_of_three();
+    r.rounds = r.workers = 1;
+    r.ceiling = 0;
+    r.finding.stage = 0; /* which has no times */
+    r.row[2].delay_ns = 100 * r.row[2].mean_ns; /* one of a line that is not the first */
+    r.row[2].replayed = around(1.2, 0.1);
+    spdl__doctor_text(&r, text, sizeof text);
+    CHECK(says(text, ", 1 round (1 made again), 1 worker, "));
+    CHECK(says(text, "  alone           -\n") && !says(text, "Without any loading"));
+    CHECK(says(text, "> list                1       -    -    -    -   \n"));
+    CHECK(says(text, "replayed        1.20x (1.10 to 1.30)\n" /* 48 columns */
+                     "                                                 asleep          "));
+    r.cached = around(1.4, 0.1);
+    r.name[0] = '\0';
+    spdl__doctor_text(&r, text, sizeof text);
+    CHECK(says(text, "on kept items   1.40x (1.30 to 1.50)\n") && !says(text, " alone "));
+    CHECK(says(text, "spdl doctor: The consumer"));
+    r.rounds = 0;
+    r.replays = true;
+    spdl__doctor_text(&r, text, sizeof text);
+    CHECK(says(text, " 0 rounds") && says(text, "is void.\n") && !says(text, "throughput"));
+}
+
 static void a_report_is_a_line_of_json(void) {
     const spdl__doctor_report r = report_of_three();
     char json[8000];
@@ -315,6 +352,7 @@ static void programs_with_a_period(void) {
 
 TEST_TABLE(doctor_text) {
     TEST_CASE(a_report_is_read_at_once),
+    TEST_CASE(a_report_may_lack_numbers),
     TEST_CASE(a_report_is_a_line_of_json),
     TEST_CASE(a_delay_that_costs_nothing_is_a_lock),
     TEST_CASE(what_was_tried_is_said),
