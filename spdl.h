@@ -13819,16 +13819,16 @@ SPDL__COLD void *spdl__report_main(void *arg) {
     spdl__reporter *r = (spdl__reporter *)arg;
     const uint64_t every = (uint64_t)(r->plan.desc.every * 1e9);
     uint64_t report = spdl_time_ns() + every;
-    bool over = false; /* the final report was made */
+    uint64_t told = 0; /* the end of which the final report was made */
     for (;;) {
         const uint32_t word = spdl__load32(&r->bell.word);
         const bool quit = spdl__load32(&r->quit) != 0;
-        const bool ended = spdl__load_relaxed(&r->pipeline->ended_ns) != 0;
+        const uint64_t ended = spdl__load_relaxed(&r->pipeline->ended_ns);
         const uint64_t now = spdl_time_ns();
-        const bool final = !over && (quit || (ended && now >= report));
-        if (final || (!ended && !quit && now >= report)) spdl__report_once(r, final);
+        const bool final = (ended == 0 || ended != told) && (quit || (ended != 0 && now >= report));
+        if (final || (ended == 0 && now >= report)) spdl__report_once(r, final);
         if (quit) return NULL;
-        over = final || (over && ended);
+        if (final) told = ended;
         if (now >= report) report = now + every - (now - report) % every;
         (void)spdl__os_event_sleep(&r->bell, word, report);
     }
