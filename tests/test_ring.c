@@ -258,6 +258,23 @@ static void flow_of_many_laps(void) {
     }
 }
 
+/* Larger than what is fetched ahead: full and empty, more than once around. */
+static void large_rings_keep_the_order(void) {
+    enum { LARGE = SPDL__RING_FETCHED / 8 + 100 };
+    for (size_t m = 0; m < MODES; ++m) {
+        spdl_ring *ring = ring_of(LARGE, 8, modes[m]);
+        uint64_t in = 0, out = 0, item, moved;
+        for (int lap = 0; lap < 2; ++lap) {
+            while (spdl_ring_try_push(ring, &in) == SPDL_OK) ++in;
+            CHECK_EQ(in - out, LARGE);
+            for (int k = 0; k < LARGE / 2; ++k, ++out)
+                REQUIRE(spdl_ring_try_pop(ring, &item) == SPDL_OK && item == out);
+        }
+        CHECK_EQ(spdl_ring_push_n(ring, &in, 1, &moved, 0), SPDL_OK);
+        spdl_ring_destroy(ring, NULL, NULL);
+    }
+}
+
 /* More than two million items by one thread, where every result is known: all fill levels. */
 static void laps_keep_the_order(void) {
     const uint64_t items = TEST_SANITIZED ? 30000 : 400000;
@@ -1103,6 +1120,7 @@ static void sleepers_burn_nothing(void) {
     X(flow_of_every_item_size)                                                                     \
     X(flow_of_many_laps)                                                                           \
     X(laps_keep_the_order)                                                                         \
+    X(large_rings_keep_the_order)                                                                  \
     X(capacity_is_exact)                                                                           \
     X(items_are_pointers_by_default)                                                               \
     X(pop_writes_the_item_only)                                                                    \
