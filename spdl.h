@@ -7996,8 +7996,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     const bool routes = !plain && node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT;
-    if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark is next */
+    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT; /* also PASSING */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
         unsigned tag;
@@ -8827,7 +8826,7 @@ SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
-    if (result == SPDL_SKIP || task->cut_short) return;
+    if (result == SPDL_SKIP) return;
     spdl__settle_explain(task, result);
     spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
                      &error);
@@ -8913,7 +8912,7 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     const unsigned owner = spdl__origin_tag(task->call.in.origin);
     spdl__item what = task->call.in;
     if (result == SPDL_OK || result == SPDL_SKIP) return false;
-    if (task->cut_short || task->row_error) return false; /* not a failure of one item */
+    if (task->row_error) return false; /* not a failure of one item */
     if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
     if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
@@ -9104,7 +9103,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     if (!spdl__task_allows(task, "spdl_defer")) return deferred;
     node = task->node;
     call = task->parked;
-    if (!node->row.deferred || call == NULL) return deferred;
+    if (!node->row.deferred) return deferred;
     spdl__lock(&node->parked_lock, node->locks);
     if (call->state == SPDL__PARKED_RUNNING) call->state = SPDL__PARKED_ARMED;
     deferred.id = call->generation << SPDL__ID_BITS | (uint64_t)node->index << SPDL__ID_PLACE_BITS |
@@ -9341,7 +9340,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *co
     spdl__node *node = task->node;
     spdl__parked *call = task->parked;
     bool goes_on;
-    if (node->in == NULL && result == SPDL_END && !task->call_error) {
+    if (node->in == NULL && result == SPDL_END) {
         if (task->call.buffer != NULL) spdl__task_give_back(task);
         spdl__flow_source_end(task, now);
         return SPDL__NO_CALL;
@@ -10603,8 +10602,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     const spdl__item got = spdl__slot_read(slot);
     SPDL_TEST_POINT("feed drops");
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
-        (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
-        !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
+        (word & SPDL__SHUT) != 0 || !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
         (void)spdl__turn(&p->producer_barred);
         return;
     }
@@ -14191,7 +14189,7 @@ SPDL__COLD double spdl__root(double square) {
 SPDL__COLD double spdl__student(int freedom, int comparisons) {
     static const double normal[] = { 1.960, 2.241, 2.394, 2.498, 2.576, 2.638, 2.690, 2.734,
                                      2.773, 2.807, 2.838, 2.865, 2.891, 2.913, 2.935, 2.955 };
-    const double z = normal[comparisons < 1 ? 0 : comparisons > 16 ? 15 : comparisons - 1];
+    const double z = normal[comparisons - 1];
     const double n = freedom, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z;
     return z + (z3 + z) / (4 * n) + (5 * z5 + 16 * z3 + 3 * z) / (96 * n * n) +
            (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * n * n * n);
@@ -14737,9 +14735,7 @@ SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *nod
                                          : row->item_bytes;
     int i;
     for (i = 0; i < p->count; ++i)
-        if ((!spdl__row_calls(&p->node[i].row) && p->node[i].row.kind != SPDL_KIND_BATCH) ||
-            p->node[i].row.kind == SPDL_KIND_BRANCH)
-            return;
+        if (p->node[i].row.kind == SPDL_KIND_BRANCH) return;
     probe->most = spdl__max(2, spdl__min(SPDL__KEPT, SPDL__KEPT_BYTES / spdl__max(bytes, 1)));
     probe->replays = spdl__row_calls(row) && !row->again && (row->copy_item != NULL || bytes > 0);
     if (row->copy_item == NULL) probe->bytes = bytes;
@@ -14932,9 +14928,8 @@ SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
         uint32_t held = i < open ? 1 : 2; /* 2: its job is still running */
         if (spdl__cas32(&d->spare[i].held, &held, i < open ? 2 : 1) || i < open) continue;
         held = 0;
-        if (spdl__cas32(&d->spare[i].held, &held, 1) &&
-            spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER) != SPDL_OK)
-            spdl__store32(&d->spare[i].held, 0);
+        if (spdl__cas32(&d->spare[i].held, &held, 1)) /* the queue has room, and no one closes it */
+            (void)spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER);
     }
     spdl__os_event_wake(&d->hold, SPDL__ALL);
 }
