@@ -431,6 +431,48 @@ static void a_deferred_call_may_return_after_all(void) {
     }
 }
 
+/* As above, with a buffer: what the completion has, and what is returned. */
+typedef struct second_thought {
+    misuse m;
+    int completed; /* 0: NULL, 1: the input, 2: what is returned, 3: the buffer, 4: a failure */
+    spdl_result result;
+    int out; /* 0: NULL, 1: the input, 2: another item */
+} second_thought;
+
+SPDL_FN(thinks_twice, item, item) {
+    const second_thought *s = (const second_thought *)spdl_ctx(task);
+    const spdl_deferred call = spdl_defer(task);
+    item *buffer = (item *)spdl_buffer(task);
+    *out = s->out == 1 ? in : s->out == 2 ? item_make(9) : NULL;
+    if (s->completed == 4)
+        CHECK_EQ(spdl_complete_fail(call, "no"), SPDL_OK);
+    else
+        CHECK_EQ(spdl_complete(call, SPDL_OK, s->completed == 1   ? in
+                                              : s->completed == 2 ? *out
+                                              : s->completed == 3 ? buffer : NULL), SPDL_OK);
+    return s->result;
+}
+
+static void what_was_completed_in_vain_is_freed_once(void) {
+    for (int i = 0; i < 5 * 3 * 2; ++i) {
+        second_thought s = { .completed = i % 5, .out = i / 5 % 3,
+                             .result = i / 15 ? SPDL_SKIP : SPDL_OK };
+        spdl_pipeline *p;
+        if (s.result == SPDL_SKIP && s.out == 2) continue; /* it would be lost */
+        s.m.text = "a call that did not return SPDL_PENDING was completed with spdl_complete";
+        p = start_logged(1, &s.m,
+                         SPDL_STAGES(COUNT_TO(2), SPDL_PIPE(thinks_twice, .ctx = &s,
+                                                            .deferred = true,
+                                                            .item_bytes = sizeof(item),
+                                                            .free_item = item_free),
+                                     SPDL_SINK(1)));
+        TAKE_ALL(p, s.result == SPDL_SKIP ? "" : s.out == 0 ? "- -" : s.out == 1 ? "0 1" : "9 9",
+                 SPDL_END);
+        CHECK_EQ(s.m.lines, 2);
+        DONE(p);
+    }
+}
+
 SPDL_FN(just_pending, item, item) { return SPDL_PENDING; }
 
 SPDL_FN(defers_unannounced, item, item) {
@@ -611,6 +653,42 @@ static void the_time_of_a_call_is_booked(void) {
         CHECK(row.busy_ns >= 6 * UINT64_C(2000000));
         CHECK(row.mean_ns >= 1800000);
         desk_close(&d);
+        DONE(p);
+    }
+}
+
+/* As below, in a row that writes into batches. */
+typedef struct places {
+    spdl_deferred call[3];
+    item *in[3];
+    void *place[3];
+    int count; /* atomic */
+} places;
+
+SPDL_FN(takes_a_place, item, item) {
+    places *at = (places *)spdl_ctx(task);
+    const int i = __atomic_load_n(&at->count, __ATOMIC_RELAXED);
+    at->call[i] = spdl_defer(task);
+    at->in[i] = in;
+    at->place[i] = spdl_buffer(task);
+    CHECK(at->place[i] != NULL);
+    __atomic_store_n(&at->count, i + 1, __ATOMIC_RELEASE);
+    return SPDL_PENDING;
+}
+
+static void places_may_be_completed_after_a_stop(void) {
+    for (int other = 0; other < 3; ++other) {
+        places at = { .count = 0 };
+        spdl_pipeline *p = START(1, COUNT_TO(-1),
+                                 SPDL_PIPE(takes_a_place, .ctx = &at, .deferred = true,
+                                           .concurrency = 3, .free_item = item_free),
+                                 SPDL_BATCH(2, .item_bytes = sizeof(item)), SPDL_SINK(1));
+        await(&at.count, 3);
+        CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT);
+        for (int i = 2; i >= 0; --i)
+            CHECK_EQ(spdl_complete(at.call[i], SPDL_OK, i != other ? at.place[i]
+                                                        : i == 1   ? (void *)item_make(7)
+                                                                   : (void *)at.in[i]), SPDL_OK);
         DONE(p);
     }
 }
@@ -850,12 +928,14 @@ TEST_TABLE(defer) {
     TEST_CASE(a_call_is_completed_once),
     TEST_CASE(a_completion_judges_what_was_misused),
     TEST_CASE(a_deferred_call_may_return_after_all),
+    TEST_CASE(what_was_completed_in_vain_is_freed_once),
     TEST_CASE(pending_has_to_be_announced),
     TEST_CASE(only_the_call_itself_defers),
     TEST_CASE(a_worker_may_have_very_many_under_way),
     TEST_CASE(deferred_calls_count_in_the_concurrency),
     TEST_CASE(destroy_waits_for_deferred_calls),
     TEST_CASE(destroy_tells_what_it_waits_for),
+    TEST_CASE(places_may_be_completed_after_a_stop),
     TEST_CASE(calls_may_be_completed_after_a_stop),
     TEST_CASE(buffers_of_dropped_calls_are_freed),
     TEST_CASE(the_time_of_a_call_is_booked),
