@@ -8676,13 +8676,13 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
 
 /* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
-    spdl__node *node = task->node;
+    const spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
     bool freed;
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
-    freed = !node->places && holder->range == SPDL__LENT_FREED;
-    if (!node->places) holder->range = 0;
+    freed = holder->range == SPDL__LENT_FREED;
+    holder->range = 0;
     if (!spdl__batch_overrun(holder) && !freed) return;
     if (freed)
         (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
