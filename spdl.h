@@ -15205,7 +15205,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
         return;
     }
     spdl__verdict(&t, &d->seen, &d->found);
-    if (r->rounds > 0 && spdl__finding_has(&d->found.is) && d->found.is.stage >= 0 &&
+    if (r->rounds > 0 && spdl__finding_has(&d->found.is) &&
         r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
         spdl__text_add(&t, " The doctor cannot slow %s: it does not know whether its calls hold "
                            "each other up.",

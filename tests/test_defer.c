@@ -657,6 +657,63 @@ static void the_time_of_a_call_is_booked(void) {
     }
 }
 
+/* A next function that does not keep its timeout is left after a wait. */
+static long blocks_alive;
+
+static void *count_alloc(size_t bytes, size_t align, void *user) {
+    (void)user;
+    __atomic_add_fetch(&blocks_alive, 1, __ATOMIC_RELAXED);
+    return test_memory(align, bytes);
+}
+
+static void count_free(void *memory, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    test_memory_free(memory);
+    __atomic_sub_fetch(&blocks_alive, 1, __ATOMIC_RELEASE);
+}
+
+static char left_text[SPDL_TEXT_BYTES];
+
+static void log_of_leaving(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    if (level == SPDL_LOG_WARN) snprintf(left_text, sizeof left_text, "%s", text);
+}
+
+static spdl_result blocks(void *source, void **out, int64_t timeout_ns) {
+    int *const gate = (int *)source;
+    (void)timeout_ns;
+    __atomic_store_n(&gate[1], 1, __ATOMIC_RELEASE);
+    await(gate, 1);
+    *out = item_make(1);
+    return SPDL_OK;
+}
+
+static void destroy_leaves_a_next_function_in_the_end(void) {
+    for (int workers = 0; workers < 2; ++workers) {
+        static int gate[2];
+        const uint64_t begun = spdl_time_ns();
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
+        spdl_pipeline *p = NULL;
+        gate[0] = gate[1] = 0;
+        desc.logger.log_fn = log_of_leaving;
+        desc.allocator.alloc_fn = count_alloc;
+        desc.allocator.free_fn = count_free;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                    SPDL_FROM(item, blocks, gate, .free_item = item_free, .name = "other"),
+                    SPDL_SINK(1))) == SPDL_OK);
+        await(&gate[1], 1);
+        spdl_pipeline_destroy(p);
+        CHECK_STR(left_text, "spdl_pipeline_destroy no longer waits for a call of stage 0 'other' "
+                             "to return");
+        open_gate(gate);
+        while (__atomic_load_n(&blocks_alive, __ATOMIC_ACQUIRE) > 0) {
+            REQUIRE(spdl_time_ns() - begun < 15000000000u);
+            sleep_us(200);
+        }
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
 /* As below, in a row that writes into batches. */
 typedef struct places {
     spdl_deferred call[3];
@@ -935,6 +992,7 @@ TEST_TABLE(defer) {
     TEST_CASE(deferred_calls_count_in_the_concurrency),
     TEST_CASE(destroy_waits_for_deferred_calls),
     TEST_CASE(destroy_tells_what_it_waits_for),
+    TEST_CASE(destroy_leaves_a_next_function_in_the_end),
     TEST_CASE(places_may_be_completed_after_a_stop),
     TEST_CASE(calls_may_be_completed_after_a_stop),
     TEST_CASE(buffers_of_dropped_calls_are_freed),

@@ -985,6 +985,35 @@ static void each_end_is_told(void) {
     world_close(&w);
 }
 
+/* Rows of a file with another header: nothing else can be read, so stderr is told. */
+static void rows_of_another_header_are_refused(void) {
+    static const struct { unsigned layout; const char *text; } others[] = {
+        { (unsigned)(SPDL_VERSION - 1) << 14 | 99, "spdl: these rows were compiled with "
+                                                   "spdl.h " },
+        { 99, "compiled with an older spdl.h, but linked to " },
+        { SPDL__LAYOUT ^ 8, ", or after a macro that changes it: its structs have " },
+    };
+    spdl_stage rows[] = { SPDL_SOURCE(some), SPDL_SINK(1) };
+    for (size_t i = 0; i < 3; ++i) {
+        spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
+        spdl_result result;
+        char *text;
+        world w;
+        world_open(&w);
+        world_capture(&w, NULL);
+        rows[0].layout_ = others[i].layout;
+        result = spdl_pipeline_create(&p, NULL, SPDL_TABLE(rows));
+        dup2(w.stderr_before, 2);
+        CHECK_EQ(result, SPDL_E_INVALID);
+        CHECK(p == NULL);
+        text = read_all(w.captured);
+        if (!CHECK(says(text, others[i].text))) printf("%s\n", text);
+        CHECK_EQ(count_of(text, "\n"), 1);
+        free(text);
+        world_close(&w);
+    }
+}
+
 /* --- words --- */
 
 /* Bytes that are no UTF-8 (RFC 3629): too long for what they are, halves of a pair, too large. */
@@ -1043,6 +1072,7 @@ TEST_TABLE(report) {
     TEST_CASE(end_is_prompt),
     TEST_CASE(end_is_told_once),
     TEST_CASE(each_end_is_told),
+    TEST_CASE(rows_of_another_header_are_refused),
     TEST_CASE(names_that_are_no_utf8),
     TEST_CASE(numbers_of_json),
     TEST_END,
