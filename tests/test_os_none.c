@@ -115,13 +115,14 @@ SPDL_FN(never, int, int) {
 }
 
 static void calls_that_nobody_completes(void) {
-    spdl_pipeline_desc desc = { .logger = { arena_log, NULL },
+    spdl_error error = { .text = "" };
+    spdl_pipeline_desc desc = { .error = &error, .logger = { arena_log, NULL },
                                 .allocator = { arena_alloc, arena_free, NULL } };
     spdl_pipeline *p;
     int *item;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
                 SPDL_SOURCE(count_to_ten, .free_item = free),
-                SPDL_PIPE(never, .deferred = true, .buffer_size = 1), SPDL_SINK(1))) == SPDL_OK);
+                SPDL_PIPE(never, .deferred = true), SPDL_SINK(1))) == SPDL_OK);
     CHECK_EQ(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_TIMEOUT);
     spdl_pipeline_destroy(p);
     CHECK_EQ(waits_told, 1);
