@@ -207,6 +207,11 @@ static void the_desc_is_checked(void) {
     desc.next_works_ns = SPDL_FOREVER;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
             "pipeline: workers is 256, with next_works_ns at most 255");
+    desc.next_works_ns = 0;
+    threads_left = 0;
+    refused(desc, SPDL_TABLE(rows), SPDL_E_THREAD,
+            "pool 'spdl': thread 0 of 256 could not be created");
+    threads_left = -1;
     desc = plain;
     desc.allocator.free_fn = free_nothing;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
@@ -530,11 +535,12 @@ static void what_is_merged_may_be_const(void) {
 static void rows_made_by_hand(void) {
     static const spdl_function nameless = { count_up_spdl_call, NULL, NULL, NULL, 0, 0 };
     static const spdl_function typeless = { count_up_spdl_call, "count", NULL, NULL, 0, 0 };
+    static const spdl_function named = { count_up_spdl_call, "spdl_index", NULL, "item", 0, 0 };
     static script none;
     spdl_stage rows[] = { SPDL_SOURCE(count_up, .ctx = &none), SPDL_PIPE(follow), SPDL_SINK(1) };
-    const spdl_function *const made[] = { &nameless, &typeless };
+    const spdl_function *const made[] = { &nameless, &typeless, &named };
     char text[SPDL_TEXT_BYTES];
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 3; ++i) {
         rows[0].fn = made[i];
         rows[0].name = i ? NULL : "source";
         RUN(start(0, NULL, rows, 3), "", SPDL_END);
