@@ -454,7 +454,7 @@ static void tokens_are_no_buffers(void) {
             free(taken);
             if (i == 20) spdl__kept_close(p->hand);
             if (i != 20) continue;
-            __atomic_store_n(&p->hand->cut_until, spdl_time_ns() + SPDL_SECONDS(15),
+            __atomic_store_n(&p->hand->cut_until, spdl_time_ns() + 15000000000u,
                              __ATOMIC_RELAXED);
             __atomic_store_n(&p->hand->cut, 2, __ATOMIC_RELEASE);
         }

@@ -576,7 +576,8 @@ static spdl_stats any_stats(uint64_t *state) {
     s.next_works = one_in(state, 2);
     s.shared_pool = one_in(state, 3);
     s.may_doctor = one_in(state, 2);
-    s.cores = s.cores_allowed = one_in(state, 2) ? 2 : 8;
+    s.cores = one_in(state, 2) ? 2 : 8;
+    s.cores_allowed = s.cores;
     s.polls = one_in(state, 4) ? some_number(state) : 0;
     if (one_in(state, 2)) s.delivered = some_number(state);
     if (one_in(state, 2)) s.wait_ns = some_number(state);
