@@ -294,7 +294,9 @@ static void it_is_refused_while_others_are_inside(void) {
         script slow = { .gate = &gate };
         spdl_pipeline *p = START(1, what == 1 ? feed : one, SPDL_PIPE(follow, .ctx = &slow),
                                  SPDL_SINK(3));
-        const test_thread other = thread_of(others[what], p);
+        test_thread other;
+        if (what >= 2) await(&slow.calls, 1);
+        other = thread_of(others[what], p);
         await(&slow.calls, 1);
         if (what == 0) await(consumer_inside(p), 1);
         if (what == 1) await(&pushed, 2);

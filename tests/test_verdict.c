@@ -630,7 +630,7 @@ static spdl_stats any_stats(uint64_t *state) {
 }
 
 /* Also with what a doctor has found. */
-static void stages_of_any_kind(void) {
+static void numbers_of_rows_of_any_kind(void) {
     static const spdl_interval gains[] = { { 2, 1.8, 2.2, 9, true }, { 0.9, 0.8, 1.2, 9, true },
                                            { 1.2, 0.9, 1.5, 9, true }, { 1.01, 1.005, 1.5, 9, true },
                                            { 1.5, 0, 9, 1, false } };
@@ -1222,7 +1222,7 @@ TEST_TABLE(verdict) {
     TEST_CASE(order_and_batches),
     TEST_CASE(consumers_that_have_enough),
     TEST_CASE(numbers_of_any_kind),
-    TEST_CASE(stages_of_any_kind),
+    TEST_CASE(numbers_of_rows_of_any_kind),
     TEST_CASE(stages_that_compute),
     TEST_CASE(stages_that_sleep),
     TEST_CASE(stages_with_a_lock),
