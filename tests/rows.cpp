@@ -248,7 +248,8 @@ static bool can_be_files() {
     if (others[1].ctx != files || others[2].kind != SPDL_KIND_PIPE || others[2].again ||
         others[3].free_item != spdl_record_free || others[3].free_state != spdl__records_close ||
         !others[3].again || others[4].free_item != spdl_record_free ||
-        others[4].again || !keep_their_fields() || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
+        others[4].again || !keep_their_fields() ||
+        spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
         return false;
     for (; spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK; ++count)
         spdl_record_free(item);

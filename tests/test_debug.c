@@ -417,8 +417,8 @@ static void calls_that_write_too_much(void) {
                          SPDL_PIPE(writes_late, .deferred = true, .item_bytes = 4,
                                    .free_item = spdl_buffer_free),
                          SPDL_BATCH(2), SPDL_SINK(3)), SPDL_E_INVALID,
-                  "stage 1 'writes_late', item 0: wrote more than the 4 bytes that spdl_buffer gave: "
-                  ".item_bytes is too small");
+                  "stage 1 'writes_late', item 0: wrote more than the 4 bytes that spdl_buffer "
+                  "gave: .item_bytes is too small");
         memory_left = 1; /* of the row, for none of its buffers */
         ends_with(SILENT(SPDL_SOURCE(fill, .item_bytes = (size_t)300 << 20, .allocator = &memory),
                          SPDL_SINK(1)), SPDL_E_NOMEM, "stage 0 'fill', item 0: out of memory");

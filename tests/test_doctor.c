@@ -1175,7 +1175,8 @@ static bool asked(const char *value, spdl__doctor_plan *plan) {
 static void the_environment_asks_for_it(void) {
     static spdl__doctor_plan plan;
     static const char *const wrong[] = { "yes", "-1", "1,2x", "1,", "1,steps=9",
-                                         "1000000", "replay,,raise", "1,REPLAY", "1e3", "0,replay", "1,html",
+                                         "1000000", "replay,,raise",
+                                         "1,REPLAY", "1e3", "0,replay", "1,html",
                                          "1,cold" };
     CHECK(!asked(NULL, NULL));
     CHECK(!asked("", NULL) && !asked("0", NULL));

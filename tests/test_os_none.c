@@ -86,7 +86,8 @@ static char arena[1 << 21];
 static size_t arena_used;
 
 static void *arena_alloc(size_t bytes, size_t align, void *user) {
-    const size_t at = ((uintptr_t)arena + arena_used + align - 1) / align * align - (uintptr_t)arena;
+    const uintptr_t start = (uintptr_t)arena;
+    const size_t at = (start + arena_used + align - 1) / align * align - start;
     (void)user;
     arena_used = at + bytes;
     return arena_used <= sizeof arena ? arena + at : NULL;

@@ -580,7 +580,8 @@ static void many_failures_pass_a_row(void) {
     await(&fails.calls, 80);
     open_gate(&gate);
     for (long value = 0; value < 80; ++value) {
-        REQUIRE(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) == (value ? SPDL_E_STAGE : SPDL_OK));
+        const spdl_result result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+        REQUIRE(result == (value ? SPDL_E_STAGE : SPDL_OK));
         CHECK_EQ(((item *)taken)->value, value);
         item_free(taken);
     }

@@ -23,7 +23,8 @@ static int part_gone(int error) {
     __atomic_fetch_sub(&parts_alive, 1, __ATOMIC_RELAXED);
     return error;
 }
-#define PART(call) (parts_left == 0 ? part_refused() : (parts_left -= parts_left > 0, part_made(call)))
+#define PART(call) \
+    (parts_left == 0 ? part_refused() : (parts_left -= parts_left > 0, part_made(call)))
 #define pthread_condattr_init(...) PART(pthread_condattr_init(__VA_ARGS__))
 #define pthread_cond_init(...) PART(pthread_cond_init(__VA_ARGS__))
 #define pthread_mutex_init(...) PART(pthread_mutex_init(__VA_ARGS__))
