@@ -8004,8 +8004,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     const bool routes = !plain && node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT;
-    if (!plain && s->change != 1) return SPDL__LEFT; /* a call of .flush: the mark is next */
+    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT; /* also PASSING */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
         unsigned tag;
@@ -8685,13 +8684,13 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
 
 /* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
-    spdl__node *node = task->node;
+    const spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
     bool freed;
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
-    freed = !node->places && holder->range == SPDL__LENT_FREED;
-    if (!node->places) holder->range = 0;
+    freed = holder->range == SPDL__LENT_FREED;
+    holder->range = 0;
     if (!spdl__batch_overrun(holder) && !freed) return;
     if (freed)
         (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
@@ -8835,7 +8834,7 @@ SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
-    if (result == SPDL_SKIP || task->cut_short) return;
+    if (result == SPDL_SKIP) return;
     spdl__settle_explain(task, result);
     spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
                      &error);
@@ -8921,7 +8920,7 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     const unsigned owner = spdl__origin_tag(task->call.in.origin);
     spdl__item what = task->call.in;
     if (result == SPDL_OK || result == SPDL_SKIP) return false;
-    if (task->cut_short || task->row_error) return false; /* not a failure of one item */
+    if (task->row_error) return false; /* not a failure of one item */
     if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
     if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
@@ -9112,7 +9111,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     if (!spdl__task_allows(task, "spdl_defer")) return deferred;
     node = task->node;
     call = task->parked;
-    if (!node->row.deferred || call == NULL) return deferred;
+    if (!node->row.deferred) return deferred;
     spdl__lock(&node->parked_lock, node->locks);
     if (call->state == SPDL__PARKED_RUNNING) call->state = SPDL__PARKED_ARMED;
     deferred.id = call->generation << SPDL__ID_BITS | (uint64_t)node->index << SPDL__ID_PLACE_BITS |
@@ -9349,7 +9348,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *co
     spdl__node *node = task->node;
     spdl__parked *call = task->parked;
     bool goes_on;
-    if (node->in == NULL && result == SPDL_END && !task->call_error) {
+    if (node->in == NULL && result == SPDL_END) {
         if (task->call.buffer != NULL) spdl__task_give_back(task);
         spdl__flow_source_end(task, now);
         return SPDL__NO_CALL;
@@ -10611,8 +10610,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
     const spdl__item got = spdl__slot_read(slot);
     SPDL_TEST_POINT("feed drops");
     if (!ready || spdl__origin_tag(got.origin) >= SPDL__HOLE ||
-        (word & SPDL__ACTIVE) == SPDL__PASSING || (word & SPDL__SHUT) != 0 ||
-        !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
+        (word & SPDL__SHUT) != 0 || !spdl__cas(reader->word, &word, word + SPDL__HEAD_ONE)) {
         (void)spdl__turn(&p->producer_barred);
         return;
     }
@@ -12874,6 +12872,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
         f->elsewhere = true;
         f->is.workers = 2 * s->workers;
         f->is.gain = least > 0 ? spdl__smaller(2, (double)s->elapsed_ns / least) : 0;
+        if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
     } else if (limits) {
         spdl__find_class(s, f, false);
     } else {
@@ -13031,7 +13030,7 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *t, const spdl_stats *s,
     const int *calls = f->is.concurrency, row = f->is.stage;
     int i, k, rows = 0;
     for (i = 0; i < s->stage_count; ++i) rows += calls[i] > 0;
-    if (rows == 1 && row >= 0 && calls[row] > 0) {
+    if (rows == 1 && calls[row] > 0) {
         spdl__text_add(t, "%s.concurrency = %d", before, calls[row]);
         if (s->stage[row].concurrency == 1 && f->measured == NULL)
             spdl__text_add(t, " (or .serial = true, if it must not run twice at a time or keeps a "
@@ -13826,16 +13825,16 @@ SPDL__COLD void *spdl__report_main(void *arg) {
     spdl__reporter *r = (spdl__reporter *)arg;
     const uint64_t every = (uint64_t)(r->plan.desc.every * 1e9);
     uint64_t report = spdl_time_ns() + every;
-    bool over = false; /* the final report was made */
+    uint64_t told = 0; /* the end of which the final report was made */
     for (;;) {
         const uint32_t word = spdl__load32(&r->bell.word);
         const bool quit = spdl__load32(&r->quit) != 0;
-        const bool ended = spdl__load_relaxed(&r->pipeline->ended_ns) != 0;
+        const uint64_t ended = spdl__load_relaxed(&r->pipeline->ended_ns);
         const uint64_t now = spdl_time_ns();
-        const bool final = !over && (quit || (ended && now >= report));
-        if (final || (!ended && !quit && now >= report)) spdl__report_once(r, final);
+        const bool final = (ended == 0 || ended != told) && (quit || (ended != 0 && now >= report));
+        if (final || (ended == 0 && now >= report)) spdl__report_once(r, final);
         if (quit) return NULL;
-        over = final || (over && ended);
+        if (final) told = ended;
         if (now >= report) report = now + every - (now - report) % every;
         (void)spdl__os_event_sleep(&r->bell, word, report);
     }
@@ -14198,7 +14197,7 @@ SPDL__COLD double spdl__root(double square) {
 SPDL__COLD double spdl__student(int freedom, int comparisons) {
     static const double normal[] = { 1.960, 2.241, 2.394, 2.498, 2.576, 2.638, 2.690, 2.734,
                                      2.773, 2.807, 2.838, 2.865, 2.891, 2.913, 2.935, 2.955 };
-    const double z = normal[comparisons < 1 ? 0 : comparisons > 16 ? 15 : comparisons - 1];
+    const double z = normal[comparisons - 1];
     const double n = freedom, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z;
     return z + (z3 + z) / (4 * n) + (5 * z5 + 16 * z3 + 3 * z) / (96 * n * n) +
            (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * n * n * n);
@@ -14744,9 +14743,7 @@ SPDL__COLD void spdl__probe_replay(const spdl_pipeline *p, const spdl__node *nod
                                          : row->item_bytes;
     int i;
     for (i = 0; i < p->count; ++i)
-        if ((!spdl__row_calls(&p->node[i].row) && p->node[i].row.kind != SPDL_KIND_BATCH) ||
-            p->node[i].row.kind == SPDL_KIND_BRANCH)
-            return;
+        if (p->node[i].row.kind == SPDL_KIND_BRANCH) return;
     probe->most = spdl__max(2, spdl__min(SPDL__KEPT, SPDL__KEPT_BYTES / spdl__max(bytes, 1)));
     probe->replays = spdl__row_calls(row) && !row->again && (row->copy_item != NULL || bytes > 0);
     if (row->copy_item == NULL) probe->bytes = bytes;
@@ -14939,9 +14936,8 @@ SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
         uint32_t held = i < open ? 1 : 2; /* 2: its job is still running */
         if (spdl__cas32(&d->spare[i].held, &held, i < open ? 2 : 1) || i < open) continue;
         held = 0;
-        if (spdl__cas32(&d->spare[i].held, &held, 1) &&
-            spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER) != SPDL_OK)
-            spdl__store32(&d->spare[i].held, 0);
+        if (spdl__cas32(&d->spare[i].held, &held, 1)) /* the queue has room, and no one closes it */
+            (void)spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER);
     }
     spdl__os_event_wake(&d->hold, SPDL__ALL);
 }
@@ -15217,7 +15213,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
         return;
     }
     spdl__verdict(&t, &d->seen, &d->found);
-    if (r->rounds > 0 && spdl__finding_has(&d->found.is) && d->found.is.stage >= 0 &&
+    if (r->rounds > 0 && spdl__finding_has(&d->found.is) &&
         r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
         spdl__text_add(&t, " The doctor cannot slow %s: it does not know whether its calls hold "
                            "each other up.",

@@ -668,6 +668,39 @@ static void next_is_typed() {
     spdl_pipeline_destroy(p);
 }
 
+/* With its input, which next gives; nothing is thrown again. */
+static void failures_are_delivered(int workers) {
+    spdl_pipeline_desc desc = with_workers(workers);
+    spdl_pipeline *p = nullptr;
+    auto odd = [](spdl_task *task, Number *in, Number **out) -> spdl_result {
+        *out = in;
+        if (in->value % 2 == 0) return SPDL_OK;
+#ifdef __cpp_exceptions
+        throw std::runtime_error("odd");
+#endif
+        return spdl_fail(task, "odd");
+    };
+    desc.deliver_failures = true;
+    CHECK(spdl_pipeline_create(
+              &p, &desc,
+              SPDL_STAGES(SPDL_FEED(Number).with_free_item(spdl_delete<Number>),
+                          spdl_pipe<Number, Number>("odd", odd).with_concurrency(1),
+                          SPDL_SINK(9))) == SPDL_OK);
+    for (long i = 0; i < 4; ++i) {
+        Number *number = nullptr;
+        CHECK(spdl_pipeline_push(p, new Number(i), SPDL_FOREVER) == SPDL_OK);
+        CHECK(SPDL_NEXT(p, &number, SPDL_SECONDS(15)) == (i % 2 ? SPDL_E_STAGE : SPDL_OK));
+        CHECK(number != nullptr && number->value == i);
+        if (i % 2) CHECK(std::strstr(spdl_pipeline_error(p)->text, ": odd") != nullptr);
+#ifdef __cpp_exceptions
+        spdl_rethrow(p);
+#endif
+        delete number;
+    }
+    spdl_pipeline_destroy(p);
+    CHECK(alive == 0);
+}
+
 static void a_pipeline_may_have_an_owner() {
     spdl_pipeline_desc desc = with_workers(1);
     spdl_pipeline *p = nullptr;
@@ -700,6 +733,7 @@ int main() {
         functions_of_a_class_are_stages(workers);
         captures_are_copied_or_pointed_to(workers);
         fields_by_spdl_set(workers);
+        failures_are_delivered(workers);
     }
     functions_fit_too();
     a_lambda_may_have_a_ctx();

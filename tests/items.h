@@ -67,6 +67,7 @@ bool row_has_times(const spdl_pipeline *p, int row);
 uint32_t rows_failed(const spdl_pipeline *p); /* a bit for each row */
 bool rows_are_shut(const spdl_pipeline *p);   /* nobody can enter one */
 const int *consumer_inside(const spdl_pipeline *p); /* 1: it is in next */
+const int *producer_inside(const spdl_pipeline *p); /* 1: it is in push */
 
 static inline test_thread thread_of(void *(*entry)(void *), void *arg) {
     test_thread thread;

@@ -52,3 +52,5 @@ bool rows_are_shut(const spdl_pipeline *p) {
 }
 
 const int *consumer_inside(const spdl_pipeline *p) { return (const int *)&p->consumer_inside; }
+
+const int *producer_inside(const spdl_pipeline *p) { return (const int *)&p->producer_inside; }

@@ -208,6 +208,20 @@ static bool can_be_fed() {
     return sum == 5;
 }
 
+// Fields of a row of the library that are set stay.
+static bool keep_their_fields() {
+#if __cplusplus >= 202002L
+    const spdl_stage rows[] = {
+        SPDL_TAR(nullptr, .item_bytes = 64, .again = true, .free_item = destroy,
+                 .free_state = destroy),
+    };
+    return rows[0].again && rows[0].free_item == destroy && rows[0].free_state == destroy &&
+           rows[0].item_bytes == 64;
+#else
+    return true;
+#endif
+}
+
 // A list of files, and what their rows make of them: lines here.
 static bool can_be_files() {
     static const spdl_records_desc short_lines = { false, 200,
@@ -234,7 +248,8 @@ static bool can_be_files() {
     if (others[1].ctx != files || others[2].kind != SPDL_KIND_PIPE || others[2].again ||
         others[3].free_item != spdl_record_free || others[3].free_state != spdl__records_close ||
         !others[3].again || others[4].free_item != spdl_record_free ||
-        others[4].again || spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
+        others[4].again || !keep_their_fields() ||
+        spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
         return false;
     for (; spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK; ++count)
         spdl_record_free(item);

@@ -429,6 +429,63 @@ static void misuse_is_a_failure(void) {
     }
 }
 
+/* Results of a row that has not .again, or that asked for what it may not. */
+typedef struct unasked {
+    spdl_result result;
+    int out;     /* 0: NULL, 1: its input, 2: another item, 3: its buffer */
+    bool routes; /* in vain */
+} unasked;
+
+SPDL_FN(returns_unasked, item, item) {
+    const unasked *u = (const unasked *)spdl_ctx(task);
+    item *buffer = (item *)spdl_buffer(task);
+    *out = u->out == 1 ? in : u->out == 2 ? item_make(7) : u->out == 3 ? buffer : NULL;
+    if (u->routes) CHECK_EQ(spdl_route(task, 0), SPDL_E_INVALID);
+    return u->result;
+}
+
+static void says_what(const spdl_pipeline *p, const unasked *u) {
+    const char *text = spdl_pipeline_error(p)->text;
+    CHECK(strstr(text, u->routes                  ? "spdl_route in a stage that is no SPDL_BRANCH"
+                       : u->result == SPDL_AGAIN ? "returned SPDL_AGAIN without .again in its row"
+                                                 : "returned SPDL_PENDING without .deferred") !=
+          NULL);
+}
+
+/* Nothing is lost, nothing is freed twice. */
+static void what_nobody_asked_for_is_freed(void) {
+    for (int i = 0; i < 4 * 2 * CROWDS; ++i) {
+        unasked u = { .result = SPDL_AGAIN, .out = i % 4, .routes = i / 4 % 2 };
+        const spdl_stage row = SPDL_PIPE(returns_unasked, .ctx = &u, .item_bytes = sizeof(item),
+                                         .free_item = item_free);
+        spdl_pipeline *p = START(crowds[i / 8], COUNT_TO(2), row, SPDL_SINK(1));
+        ENDS(p, SPDL_E_STAGE, says_what(p, &u));
+        if (u.out == 2) continue; /* only AGAIN and OK have an item that is theirs */
+        u.result = SPDL_PENDING;
+        p = START(crowds[i / 8], COUNT_TO(2), row, SPDL_SINK(1));
+        ENDS(p, SPDL_E_STAGE, says_what(p, &u));
+    }
+}
+
+/* A buffer that a call has not returned is not its next result. */
+SPDL_FN(leaves_its_buffer, item, item) {
+    long **at = (long **)spdl_call_state(task);
+    item *buffer = (item *)spdl_buffer(task);
+    if (*at == NULL) *at = (long *)calloc(1, sizeof **at);
+    REQUIRE(buffer != NULL);
+    if ((*at)[0] == 2) return SPDL_SKIP;
+    *out = item_make(10 * in->value + (*at)[0]++);
+    return SPDL_AGAIN;
+}
+
+static void a_buffer_may_be_left(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], COUNT_TO(4),
+                  SPDL_PIPE(leaves_its_buffer, .again = true, .item_bytes = sizeof(item),
+                            .free_item = item_free, .free_state = free), SPDL_SINK(1)),
+            "0 1 10 11 20 21 30 31", SPDL_END);
+}
+
 /* Two calls wait for room. What the trainer takes makes room for both and wakes one worker, which
    goes on with one of them; that wakes the other worker before it calls, as both calls wait for
    each other from then on. The trainer does nothing more. */
@@ -490,6 +547,8 @@ TEST_TABLE(again) {
     TEST_CASE(a_flush_may_stream),
     TEST_CASE(paths_may_stream),
     TEST_CASE(misuse_is_a_failure),
+    TEST_CASE(what_nobody_asked_for_is_freed),
+    TEST_CASE(a_buffer_may_be_left),
     TEST_CASE(a_call_that_goes_on_wakes_for_the_next),
     TEST_END,
 };

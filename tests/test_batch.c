@@ -600,6 +600,25 @@ static void batches_are_taken_apart_in_each_epoch(void) {
     }
 }
 
+/* Some items, or all, were taken out, or the batch itself. */
+SPDL_FN(thin_out, spdl_batch, spdl_batch) {
+    for (size_t i = 0; i < in->count; ++i) {
+        const bool stays = in->sequence == 0 ? i != 0 : in->sequence == 1 ? false : i != 2;
+        if (stays) continue;
+        item_free(in->items[i]);
+        in->items[i] = NULL;
+    }
+    *out = in->sequence == 3 ? NULL : in;
+    return SPDL_OK;
+}
+
+static void what_was_taken_out_is_not_there(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], COUNT_TO(15), SPDL_BATCH(3), SPDL_PIPE(thin_out), SPDL_UNBATCH(),
+                  SPDL_SINK(3)),
+            "1 2 6 7 12 13", SPDL_END);
+}
+
 /* --- what is refused --- */
 
 SPDL_FN(asks_in_vain, item, item) {
@@ -761,6 +780,71 @@ static void batches_in_place_may_run_out(void) {
     }
 }
 
+/* Items of the first epoch are from elsewhere: the batch row, which waits for the consumer, has no
+   batch of it yet when the next epoch has some. */
+typedef struct two_epochs {
+    int calls; /* atomic */
+} two_epochs;
+
+SPDL_FN(elsewhere_at_first, item, part) {
+    two_epochs *t = (two_epochs *)spdl_ctx(task);
+    const int call = __atomic_fetch_add(&t->calls, 1, __ATOMIC_RELEASE);
+    *out = (part *)(call < 6 ? malloc(PART) : spdl_buffer(task));
+    REQUIRE(*out != NULL);
+    part_write(*out, in->value);
+    return SPDL_OK;
+}
+
+static void an_epoch_may_lag_behind(void) {
+    for (int i = 1; i < CROWDS; ++i) {
+        const pen with = { .count = 6 };
+        two_epochs t = { 0 };
+        spdl_pipeline *p = START(crowds[i], CONTINUOUS(.count = 6),
+                                 SPDL_PIPE(elsewhere_at_first, .ctx = &t, .buffer_size = 30,
+                                           .free_item = free),
+                                 SPDL_BATCH(2, .item_bytes = PART), SPDL_SINK(1));
+        await(&t.calls, 11);
+        for (parts_epoch = 0; parts_epoch < 4; ++parts_epoch)
+            CHECK_EQ(take_parts(p, 2, &with, false, true), parts_epoch == 0 ? 0 : 6);
+        parts_epoch = 0;
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
+/* A call fails, and there is no memory for a copy of the batch that others may write into. */
+SPDL_FN(fails_without_memory, item, part) {
+    if (in->value == 3) allocations_left = 0;
+    if (in->value == 3) return SPDL_E_IO;
+    *out = (part *)spdl_buffer(task);
+    part_write(*out, in->value);
+    return SPDL_OK;
+}
+
+static void a_batch_that_cannot_be_copied_is_left(void) {
+    for (int workers = 0; workers < 2; ++workers) {
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
+        spdl_batch *kept[9];
+        int count = 0;
+        spdl_pipeline *p;
+        desc.allocator.alloc_fn = count_alloc;
+        desc.allocator.free_fn = count_free;
+        desc.logger.log_fn = log_nothing;
+        /* so large that none is made ahead */
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                    COUNT_TO(9), SPDL_PIPE(fails_without_memory),
+                    SPDL_BATCH(2, .item_bytes = 136 << 20), SPDL_SINK(1))) == SPDL_OK);
+        while (SPDL_NEXT(p, &kept[count], SPDL_SECONDS(15)) == SPDL_OK) ++count;
+        CHECK_EQ(count, 1);
+        CHECK_EQ(spdl_pipeline_error(p)->result, SPDL_E_IO);
+        spdl_pipeline_destroy(p);
+        while (count > 0) spdl_batch_free(kept[--count]);
+        allocations_left = -1;
+        CHECK_EQ(allocations, 0);
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
 /* While the allocator makes one more batch, another call gets its part of one: no lock is held. */
 typedef struct slow_allocator {
     bool armed;
@@ -865,11 +949,14 @@ TEST_TABLE(batch){ TEST_CASE(a_source_writes_into_batches),
                    TEST_CASE(buffers_in_a_batch_come_back),
                    TEST_CASE(batches_are_taken_apart),
                    TEST_CASE(batches_are_taken_apart_in_each_epoch),
+    TEST_CASE(what_was_taken_out_is_not_there),
                    TEST_CASE(wrong_use_is_a_failure),
                    TEST_CASE(rows_are_checked),
                    TEST_CASE(running_in_place_allocates_nothing),
                    TEST_CASE(any_allocation_may_fail),
                    TEST_CASE(batches_in_place_may_run_out),
+    TEST_CASE(an_epoch_may_lag_behind),
+    TEST_CASE(a_batch_that_cannot_be_copied_is_left),
                    TEST_CASE(alloc_under_lock),
                    TEST_CASE(open_batches_linear),
                    TEST_END };

@@ -73,6 +73,18 @@ static void few_rounds_say_nothing(void) {
     }
 }
 
+/* An arm in which nothing passes has no ratio that is known, nor has one by it. */
+static void an_arm_without_items(void) {
+    uint64_t random = test_seed();
+    spdl__rounds r;
+    spdl_interval is;
+    play(&r, &random, 2, 9, 0, 0.1);
+    is = spdl__rounds_ratio(&r, 1, 0, 0, 1);
+    CHECK(!is.known && is.value <= 0 && is.rounds == 9);
+    is = spdl__rounds_ratio(&r, 0, 1, 1, 1);
+    CHECK(!is.known && is.value <= 0);
+}
+
 /* Dropped rounds do not count where others are left, and do where they are all there is. */
 static void rounds_are_dropped(void) {
     for (int clean = 0; clean < 9; ++clean) {
@@ -199,6 +211,7 @@ static void windows_count_parts(void) {
 TEST_TABLE(compare) {
     TEST_CASE(roots_and_quantiles), TEST_CASE(ratios_are_of_sums),
     TEST_CASE(few_rounds_say_nothing), TEST_CASE(rounds_are_dropped),
+    TEST_CASE(an_arm_without_items),
     TEST_CASE(interval_holds_the_truth), TEST_CASE(comparisons_hold_together),
     TEST_CASE(orders_are_drawn_afresh), TEST_CASE(windows_are_longer_than_gaps),
     TEST_CASE(a_short_time_has_enough_rounds), TEST_CASE(windows_count_parts), TEST_END,

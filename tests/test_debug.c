@@ -166,6 +166,12 @@ static spdl_result one_in(const spdl_task *task, int length, int **out) {
     *out = (int *)malloc(sizeof **out);
     return SPDL_OK;
 }
+/* A second goes by now and then. */
+SPDL_FN(skips_slowly, void, int) {
+    static int calls;
+    if (++calls % 400 == 0) task->node->empty_since -= 2 * (uint64_t)SPDL__EMPTY_NS;
+    return one_in(task, 2000, out);
+}
 SPDL_FN(spins, void, int) { return one_in(task, 2000, out); }
 SPDL_FN(skips_some, void, int) { return one_in(task, 900, out); }
 
@@ -284,6 +290,178 @@ static void a_call_that_frees_its_buffer(void) {
     }
 }
 
+/* Buffers that are parts of a batch, and rows with an allocator, streams and functions without a
+   type are looked at, too: nothing is wrong with them. */
+SPDL_FN(fill_part, void, int) {
+    const uint64_t number = spdl_sequence(task);
+    char *part = (char *)spdl_buffer(task);
+    if (number == 8) return SPDL_END;
+    REQUIRE(part != NULL);
+    memset(part, 0, *(const size_t *)spdl_ctx(task));
+    *out = (int *)(void *)part;
+    return SPDL_OK;
+}
+
+SPDL_FN(twice, int, int) {
+    void **state = spdl_call_state(task);
+    *out = (int *)malloc(sizeof **out);
+    if (*state != NULL) return SPDL_OK;
+    *state = in;
+    return SPDL_AGAIN;
+}
+
+static int memory_left = 100;
+
+static void *some_memory(size_t bytes, size_t align, void *user) {
+    (void)user;
+    return memory_left-- > 0 ? test_memory(align, bytes) : NULL;
+}
+
+static void some_memory_free(void *memory, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    test_memory_free(memory);
+}
+
+static void rows_of_other_kinds_are_fine(void) {
+    static const spdl_function untyped = { consume_spdl_call, "untyped", NULL, NULL, 0, 0 };
+    const spdl_allocator memory = { some_memory, some_memory_free, NULL };
+    spdl_stage other = SPDL_PIPE(consume);
+    size_t bytes = sizeof(int);
+    warnings w;
+    other.fn = &untyped;
+    for (int workers = 0; workers < 3; ++workers) {
+        RUN_ALL(spdl_batch_free, SPDL_SOURCE(fill_part, .ctx = &bytes),
+                SPDL_BATCH(3, .item_bytes = 4), SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+        RUN_ALL(free, SPDL_SOURCE(make, .free_item = free),
+                SPDL_PIPE(twice, .again = true, .free_item = free), SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+        RUN_ALL(spdl_buffer_free,
+                SPDL_SOURCE(fill, .item_bytes = 4, .allocator = &memory,
+                            .free_item = spdl_buffer_free), SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+        RUN_ALL(NULL, SPDL_SOURCE(make, .free_item = free), other, SPDL_SINK(3));
+        CHECK_EQ(w.count, 1); /* its results are of any type */
+    }
+}
+
+SPDL_FN(no_number, void, int) { return spdl_sequence(task) == 400 ? SPDL_END : SPDL_OK; }
+
+static void a_source_of_nothing(void) {
+    warnings w;
+    for (int workers = 0; workers < 3; ++workers) {
+        RUN_ALL(NULL, SPDL_SOURCE(no_number), SPDL_SINK(3));
+        CHECK_EQ(w.count, 1);
+        CHECK_STR(w.text[0], "stage 0 'no_number' has returned only NULL, 100 times: is *out set?");
+    }
+}
+
+/* It ends so. */
+static void ends_with(spdl_pipeline *p, spdl_result result, const char *text) {
+    void *taken;
+    spdl_result last;
+    while ((last = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15))) == SPDL_OK)
+        spdl_batch_free(taken);
+    CHECK_STR(spdl_result_text(last), spdl_result_text(result));
+    CHECK_STR(spdl_pipeline_error(p)->text, text);
+    spdl_pipeline_destroy(p);
+}
+
+static spdl_pipeline *silent(int workers, const spdl_stage *rows, size_t count) {
+    static warnings w;
+    spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
+    spdl_pipeline *p;
+    desc.logger.log_fn = log_warnings;
+    desc.logger.user = &w;
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, count) == SPDL_OK);
+    return p;
+}
+
+#define SILENT(...) silent(workers, SPDL_STAGES(__VA_ARGS__))
+
+typedef struct late_call {
+    spdl_deferred call;
+    void *buffer;
+} late_call;
+
+static void *completes_late(void *arg) {
+    late_call *late = (late_call *)arg;
+    const spdl_pipeline *p = late->call.pipeline;
+    while (__atomic_load_n(&p->node[1].parked[0].state, __ATOMIC_ACQUIRE) != SPDL__PARKED_PENDING)
+        test_sleep_us(100);
+    memset(late->buffer, 0, 2 * sizeof(int));
+    CHECK_EQ(spdl_complete(late->call, SPDL_OK, late->buffer), SPDL_OK);
+    return NULL;
+}
+
+SPDL_FN(writes_late, int, int) {
+    static late_call late;
+    test_thread thread;
+    late.buffer = spdl_buffer(task);
+    late.call = spdl_defer(task);
+    REQUIRE(late.buffer != NULL && test_thread_start(&thread, completes_late, &late));
+    test_detach(thread);
+    return SPDL_PENDING;
+}
+
+/* A part of a batch, and in a call that is completed later. */
+static void calls_that_write_too_much(void) {
+    const spdl_allocator memory = { some_memory, some_memory_free, NULL };
+    size_t bytes = 2 * sizeof(int);
+    for (int workers = 0; workers < 3; ++workers) {
+        ends_with(SILENT(SPDL_SOURCE(fill_part, .ctx = &bytes), SPDL_BATCH(3, .item_bytes = 4),
+                         SPDL_SINK(3)), SPDL_E_INVALID,
+                  "stage 0 'fill_part', item 0: wrote more than the 4 bytes that spdl_buffer gave: "
+                  ".item_bytes is too small");
+        ends_with(SILENT(SPDL_SOURCE(make, .free_item = free),
+                         SPDL_PIPE(writes_late, .deferred = true, .item_bytes = 4,
+                                   .free_item = spdl_buffer_free),
+                         SPDL_BATCH(2), SPDL_SINK(3)), SPDL_E_INVALID,
+                  "stage 1 'writes_late', item 0: wrote more than the 4 bytes that spdl_buffer "
+                  "gave: .item_bytes is too small");
+        memory_left = 1; /* of the row, for none of its buffers */
+        ends_with(SILENT(SPDL_SOURCE(fill, .item_bytes = (size_t)300 << 20, .allocator = &memory),
+                         SPDL_SINK(1)), SPDL_E_NOMEM, "stage 0 'fill', item 0: out of memory");
+        memory_left = 100;
+    }
+}
+
+/* A doctor's tokens lie in no buffer. */
+static void *int_copy(const void *from) {
+    int *copy = (int *)malloc(sizeof *copy);
+    if (copy != NULL) *copy = *(const int *)from;
+    return copy;
+}
+
+SPDL_FN(makes_for_ever, void, int) {
+    *out = (int *)calloc(1, sizeof **out);
+    return SPDL_OK;
+}
+
+static void tokens_are_no_buffers(void) {
+    for (int workers = 0; workers < 3; ++workers) {
+        const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .replay = true };
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers), .doctor = &doctor };
+        spdl_pipeline *p;
+        int *taken;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                    SPDL_SOURCE(makes_for_ever, .free_item = free),
+                    SPDL_PIPE(renew, .copy_item = int_copy, .free_item = free),
+                    SPDL_SINK(2))) == SPDL_OK);
+        spdl__store32(&p->hand->keeps, 1);
+        for (int i = 0; i < 100; ++i) {
+            CHECK_EQ(SPDL_NEXT(p, &taken, SPDL_SECONDS(15)), SPDL_OK);
+            free(taken);
+            if (i == 20) spdl__kept_close(p->hand);
+            if (i != 20) continue;
+            __atomic_store_n(&p->hand->cut_until, spdl_time_ns() + 15000000000u,
+                             __ATOMIC_RELAXED);
+            __atomic_store_n(&p->hand->cut, 2, __ATOMIC_RELEASE);
+        }
+        spdl_pipeline_destroy(p);
+    }
+}
+
 /* A source that waits by SPDL_SKIP, quickly or not. */
 static void a_source_that_spins(void) {
     warnings w;
@@ -293,6 +471,8 @@ static void a_source_that_spins(void) {
         CHECK_STR(w.text[0], "stage 0 'spins' polls: it returned SPDL_SKIP 1000 times in a row. "
                              "Set .threads = 1 and wait in the function, or use SPDL_FEED");
         RUN_ALL(free, SPDL_SOURCE(skips_some, .free_item = free), SPDL_SINK(3));
+        CHECK_EQ(w.count, 0);
+        RUN_ALL(free, SPDL_SOURCE(skips_slowly, .free_item = free), SPDL_SINK(3));
         CHECK_EQ(w.count, 0);
     }
 }
@@ -306,6 +486,10 @@ TEST_TABLE(debug) {
     TEST_CASE(items_that_nobody_frees),
     TEST_CASE(batches_and_buffers_that_are_out),
     TEST_CASE(a_call_that_frees_its_buffer),
+    TEST_CASE(rows_of_other_kinds_are_fine),
+    TEST_CASE(a_source_of_nothing),
+    TEST_CASE(calls_that_write_too_much),
+    TEST_CASE(tokens_are_no_buffers),
     TEST_CASE(a_source_that_spins),
     TEST_END,
 };

@@ -431,6 +431,48 @@ static void a_deferred_call_may_return_after_all(void) {
     }
 }
 
+/* As above, with a buffer: what the completion has, and what is returned. */
+typedef struct second_thought {
+    misuse m;
+    int completed; /* 0: NULL, 1: the input, 2: what is returned, 3: the buffer, 4: a failure */
+    spdl_result result;
+    int out; /* 0: NULL, 1: the input, 2: another item */
+} second_thought;
+
+SPDL_FN(thinks_twice, item, item) {
+    const second_thought *s = (const second_thought *)spdl_ctx(task);
+    const spdl_deferred call = spdl_defer(task);
+    item *buffer = (item *)spdl_buffer(task);
+    *out = s->out == 1 ? in : s->out == 2 ? item_make(9) : NULL;
+    if (s->completed == 4)
+        CHECK_EQ(spdl_complete_fail(call, "no"), SPDL_OK);
+    else
+        CHECK_EQ(spdl_complete(call, SPDL_OK, s->completed == 1   ? in
+                                              : s->completed == 2 ? *out
+                                              : s->completed == 3 ? buffer : NULL), SPDL_OK);
+    return s->result;
+}
+
+static void what_was_completed_in_vain_is_freed_once(void) {
+    for (int i = 0; i < 5 * 3 * 2; ++i) {
+        second_thought s = { .completed = i % 5, .out = i / 5 % 3,
+                             .result = i / 15 ? SPDL_SKIP : SPDL_OK };
+        spdl_pipeline *p;
+        if (s.result == SPDL_SKIP && s.out == 2) continue; /* it would be lost */
+        s.m.text = "a call that did not return SPDL_PENDING was completed with spdl_complete";
+        p = start_logged(1, &s.m,
+                         SPDL_STAGES(COUNT_TO(2), SPDL_PIPE(thinks_twice, .ctx = &s,
+                                                            .deferred = true,
+                                                            .item_bytes = sizeof(item),
+                                                            .free_item = item_free),
+                                     SPDL_SINK(1)));
+        TAKE_ALL(p, s.result == SPDL_SKIP ? "" : s.out == 0 ? "- -" : s.out == 1 ? "0 1" : "9 9",
+                 SPDL_END);
+        CHECK_EQ(s.m.lines, 2);
+        DONE(p);
+    }
+}
+
 SPDL_FN(just_pending, item, item) { return SPDL_PENDING; }
 
 SPDL_FN(defers_unannounced, item, item) {
@@ -611,6 +653,99 @@ static void the_time_of_a_call_is_booked(void) {
         CHECK(row.busy_ns >= 6 * UINT64_C(2000000));
         CHECK(row.mean_ns >= 1800000);
         desk_close(&d);
+        DONE(p);
+    }
+}
+
+/* A next function that does not keep its timeout is left after a wait. */
+static long blocks_alive;
+
+static void *count_alloc(size_t bytes, size_t align, void *user) {
+    (void)user;
+    __atomic_add_fetch(&blocks_alive, 1, __ATOMIC_RELAXED);
+    return test_memory(align, bytes);
+}
+
+static void count_free(void *memory, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    test_memory_free(memory);
+    __atomic_sub_fetch(&blocks_alive, 1, __ATOMIC_RELEASE);
+}
+
+static char left_text[SPDL_TEXT_BYTES];
+
+static void log_of_leaving(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    if (level == SPDL_LOG_WARN) snprintf(left_text, sizeof left_text, "%s", text);
+}
+
+static spdl_result blocks(void *source, void **out, int64_t timeout_ns) {
+    int *const gate = (int *)source;
+    (void)timeout_ns;
+    __atomic_store_n(&gate[1], 1, __ATOMIC_RELEASE);
+    await(gate, 1);
+    *out = item_make(1);
+    return SPDL_OK;
+}
+
+static void destroy_leaves_a_next_function_in_the_end(void) {
+    for (int workers = 0; workers < 2; ++workers) {
+        static int gate[2];
+        const uint64_t begun = spdl_time_ns();
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers) };
+        spdl_pipeline *p = NULL;
+        gate[0] = gate[1] = 0;
+        desc.logger.log_fn = log_of_leaving;
+        desc.allocator.alloc_fn = count_alloc;
+        desc.allocator.free_fn = count_free;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                    SPDL_FROM(item, blocks, gate, .free_item = item_free, .name = "other"),
+                    SPDL_SINK(1))) == SPDL_OK);
+        await(&gate[1], 1);
+        spdl_pipeline_destroy(p);
+        CHECK_STR(left_text, "spdl_pipeline_destroy no longer waits for a call of stage 0 'other' "
+                             "to return");
+        open_gate(gate);
+        while (__atomic_load_n(&blocks_alive, __ATOMIC_ACQUIRE) > 0) {
+            REQUIRE(spdl_time_ns() - begun < 15000000000u);
+            sleep_us(200);
+        }
+        CHECK_EQ(items_alive(), 0);
+    }
+}
+
+/* As below, in a row that writes into batches. */
+typedef struct places {
+    spdl_deferred call[3];
+    item *in[3];
+    void *place[3];
+    int count; /* atomic */
+} places;
+
+SPDL_FN(takes_a_place, item, item) {
+    places *at = (places *)spdl_ctx(task);
+    const int i = __atomic_load_n(&at->count, __ATOMIC_RELAXED);
+    at->call[i] = spdl_defer(task);
+    at->in[i] = in;
+    at->place[i] = spdl_buffer(task);
+    CHECK(at->place[i] != NULL);
+    __atomic_store_n(&at->count, i + 1, __ATOMIC_RELEASE);
+    return SPDL_PENDING;
+}
+
+static void places_may_be_completed_after_a_stop(void) {
+    for (int other = 0; other < 3; ++other) {
+        places at = { .count = 0 };
+        spdl_pipeline *p = START(1, COUNT_TO(-1),
+                                 SPDL_PIPE(takes_a_place, .ctx = &at, .deferred = true,
+                                           .concurrency = 3, .free_item = item_free),
+                                 SPDL_BATCH(2, .item_bytes = sizeof(item)), SPDL_SINK(1));
+        await(&at.count, 3);
+        CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT);
+        for (int i = 2; i >= 0; --i)
+            CHECK_EQ(spdl_complete(at.call[i], SPDL_OK, i != other ? at.place[i]
+                                                        : i == 1   ? (void *)item_make(7)
+                                                                   : (void *)at.in[i]), SPDL_OK);
         DONE(p);
     }
 }
@@ -850,12 +985,15 @@ TEST_TABLE(defer) {
     TEST_CASE(a_call_is_completed_once),
     TEST_CASE(a_completion_judges_what_was_misused),
     TEST_CASE(a_deferred_call_may_return_after_all),
+    TEST_CASE(what_was_completed_in_vain_is_freed_once),
     TEST_CASE(pending_has_to_be_announced),
     TEST_CASE(only_the_call_itself_defers),
     TEST_CASE(a_worker_may_have_very_many_under_way),
     TEST_CASE(deferred_calls_count_in_the_concurrency),
     TEST_CASE(destroy_waits_for_deferred_calls),
     TEST_CASE(destroy_tells_what_it_waits_for),
+    TEST_CASE(destroy_leaves_a_next_function_in_the_end),
+    TEST_CASE(places_may_be_completed_after_a_stop),
     TEST_CASE(calls_may_be_completed_after_a_stop),
     TEST_CASE(buffers_of_dropped_calls_are_freed),
     TEST_CASE(the_time_of_a_call_is_booked),

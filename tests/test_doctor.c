@@ -23,8 +23,11 @@ static long value_of(const item *it) { return __atomic_load_n(&it->value, __ATOM
 
 static long bytes_live;
 
+static int memory_is_out;
+
 static void *counted_alloc(size_t bytes, size_t align, void *user) {
-    void *memory = test_memory(align, bytes);
+    void *memory =
+        __atomic_load_n(&memory_is_out, __ATOMIC_RELAXED) ? NULL : test_memory(align, bytes);
     (void)user;
     if (memory == NULL) return NULL;
     __atomic_add_fetch(&bytes_live, (long)bytes, __ATOMIC_RELAXED);
@@ -606,6 +609,96 @@ static void tokens_take_no_place(void) {
     }
 }
 
+/* A batch row makes one token of as many as it is large; real batches lose nothing by it. */
+SPDL_FN(first_of, spdl_batch, item) {
+    const long value = value_of((const item *)in->items[0]);
+    CHECK_EQ(in->count, 3);
+    CHECK_EQ(value, 3 * (long)in->sequence);
+    *out = item_make(value / 3);
+    return SPDL_OK;
+}
+
+static void tokens_pass_a_batch(void) {
+    for (int i = 0; i < 4; ++i) {
+        audit a = { .each = 1, .ordered = true, .state = test_seed() };
+        spdl_pipeline *p;
+        memset(&source, 0, sizeof source);
+        source.count = -1;
+        p = EXAMINE(&replays, many[i], FROM(NOTHING), SPDL_BATCH(3), SPDL_PIPE(first_of, COPIED),
+                    SPDL_SINK(2));
+        CHECK_EQ(keep(&a, p, 40), SPDL_OK);
+        for (int k = 0; k < 200; ++k) {
+            const spdl__arm as_it_is = { SPDL__ARM_BASE, -1, 0, NULL };
+            void *taken;
+            if (k % 10 == 0) cut_after(p, 2, SPDL_SECONDS(1));
+            if (k % 10 == 5) spdl__doctor_set(p->doctor, &as_it_is);
+            REQUIRE(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) == SPDL_OK);
+            audit_taken(&a, taken, false);
+        }
+        CHECK(a.kept > 0 && a.next > 40);
+        gone(p);
+    }
+}
+
+/* Nothing can be kept: results are NULL, or no copy can be made. */
+SPDL_FN(makes_nothing, void, item) { return spdl_sequence(task) == 99 ? SPDL_END : SPDL_OK; }
+
+static void what_cannot_be_kept_is_not_replayed(void) {
+    for (int i = 0; i < 8; ++i) {
+        void *taken;
+        int count = 0;
+        spdl_pipeline *p = i < 4 ? EXAMINE(&replays, many[i], SPDL_SOURCE(makes_nothing, COPIED),
+                                           SPDL_SINK(2))
+                                 : shape(0, &replays, many[i % 4], 99, 2);
+        __atomic_store_n(&copies_fail, 1, __ATOMIC_RELAXED);
+        spdl__store32(&p->hand->keeps, 1);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK); /* all of them are seen */
+        for (; spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) == SPDL_OK; ++count) {
+            CHECK_EQ(taken == NULL, i < 4);
+            if (taken != NULL) item_free(taken);
+        }
+        CHECK_EQ(count, 99);
+        spdl__kept_close(p->hand);
+        CHECK_EQ(p->hand->probe[0].count, 0);
+        CHECK_EQ(p->hand->probe[0].replays, 0);
+        __atomic_store_n(&copies_fail, 0, __ATOMIC_RELAXED);
+        gone(p);
+    }
+}
+
+/* The consumer has all buffers, and there is no memory for more: tokens become nothing. */
+SPDL_FN(fills_if_it_can, void, void) {
+    long *buffer = (long *)spdl_buffer(task);
+    *out = buffer;
+    if (buffer == NULL) return SPDL_SKIP;
+    buffer[0] = buffer[2] = 0;
+    return SPDL_OK;
+}
+
+static void tokens_without_memory_are_nothing(void) {
+    static void *taken[400];
+    for (int i = 0; i < 4; ++i) {
+        spdl_pipeline *p = EXAMINE(&replays, many[i],
+                                   SPDL_SOURCE(fills_if_it_can, .item_bytes = BYTES), SPDL_SINK(2));
+        int count = 0;
+        spdl__store32(&p->hand->keeps, 1);
+        for (int k = 0; k < 20; ++k) {
+            REQUIRE(spdl_pipeline_next(p, taken, SPDL_SECONDS(15)) == SPDL_OK);
+            spdl_buffer_free(taken[0]);
+        }
+        spdl__kept_close(p->hand);
+        CHECK_EQ(p->hand->probe[0].replays, 1);
+        __atomic_store_n(&memory_is_out, 1, __ATOMIC_RELAXED);
+        cut_after(p, 0, SPDL_SECONDS(1));
+        while (spdl_pipeline_next(p, &taken[count], 2000000) == SPDL_OK) REQUIRE(++count < 400);
+        while (count > 0) spdl_buffer_free(taken[--count]);
+        CHECK_EQ(spdl_pipeline_next(p, &taken[0], SPDL_SECONDS(15)), SPDL_OK);
+        spdl_buffer_free(taken[0]);
+        __atomic_store_n(&memory_is_out, 0, __ATOMIC_RELAXED);
+        gone(p);
+    }
+}
+
 /* No copy can be made: nothing comes of the tokens, the cut is over after a time, and all items are
    there. */
 static void copies_that_fail_are_nothing(void) {
@@ -820,6 +913,64 @@ static void it_runs_a_loop(void) {
     }
 }
 
+/* An epoch is no end. */
+static void it_runs_over_epochs(void) {
+    static spdl__doctor_report report;
+    const spdl_doctor_desc doctor = { .seconds = 0.05, .quiet = true };
+    lesson l = { .wait_us = 20 };
+    spdl_pipeline *p = EXAMINE(&doctor, 2, CONTINUOUS(.count = 5), SPDL_SINK(2));
+    CHECK_EQ(lead(p, &l, &report), SPDL_OK);
+    CHECK(l.steps > 5 && report.verdict[0] != '\0');
+    gone(p);
+}
+
+/* Arms for as many rows as there is place, the busiest first; deferred calls occupy no worker. */
+static void a_ladder_has_sixteen_rungs(void) {
+    spdl_stage rows[SPDL_MAX_STAGES];
+    spdl_pipeline *p;
+    spdl__doctor *d;
+    const spdl_stage pipe = SPDL_PIPE(pass_on), later = SPDL_PIPE(in_time, .deferred = true);
+    memset(&source, 0, sizeof source);
+    rows[0] = (spdl_stage)FROM(NOTHING);
+    for (int i = 1; i < 20; ++i) rows[i] = i == 19 ? later : pipe;
+    rows[20] = (spdl_stage)SPDL_SINK(1);
+    p = examine(&watches, 0, rows, 21);
+    d = p->doctor;
+    for (int i = 0; i < 20; ++i) d->report.row[i].load = 0.5 + i / 100.0;
+    spdl__doctor_ladder(d);
+    CHECK_EQ(d->rounds.arms, SPDL__ARMS);
+    CHECK_EQ(d->report.row[19].method, SPDL__DOCTOR_NO_METHOD);
+    CHECK_EQ(d->report.row[5].method, SPDL__DOCTOR_SLOWED);
+    CHECK_EQ(d->report.row[4].method, SPDL__DOCTOR_NO_METHOD);
+    for (int i = 0; i < 20; ++i) p->hand->probe[i].replays = 1;
+    for (int i = 0; i < 20; ++i) d->report.row[i].method = SPDL__DOCTOR_NO_METHOD;
+    spdl__doctor_ladder(d);
+    CHECK_EQ(d->rounds.arms, SPDL__ARMS);
+    CHECK_EQ(d->report.row[6].method, SPDL__DOCTOR_REPLAYED);
+    CHECK_EQ(d->report.row[5].method, SPDL__DOCTOR_NO_METHOD);
+    for (int i = 0; i < 20; ++i) p->hand->probe[i].replays = 0;
+    d->rounds.round = SPDL__ROUNDS - 1; /* nor are there more rounds */
+    d->phase_ns = d->most_ns = UINT64_MAX / 2;
+    CHECK(!spdl__doctor_round_ends(d, spdl_time_ns()));
+    d->rounds.arms = 0;
+    gone(p);
+}
+
+/* Rows that nothing has passed yet, and calls that took no time. */
+static void rows_without_calls_have_no_times(void) {
+    spdl_pipeline *p = EXAMINE(&watches, 0, FROM(NOTHING), LOOK(NOTHING), SPDL_SINK(1));
+    spdl__doctor *d = p->doctor;
+    spdl__doctor_look(d);
+    CHECK(d->report.row[1].mean_ns == 0 && d->settle_items > 0);
+    d->seen.stage[1].tasks = 5;
+    spdl__doctor_row_look(d, 1);
+    CHECK(d->report.row[1].mean_ns == 0);
+    d->seen.stage[1].busy_ns = 10;
+    spdl__doctor_row_look(d, 1);
+    CHECK(d->report.row[1].mean_ns == 2);
+    gone(p);
+}
+
 static void a_loop_that_cannot_go_on_ends(void) {
     static spdl__doctor_report report;
     const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .replay = true };
@@ -1024,7 +1175,8 @@ static bool asked(const char *value, spdl__doctor_plan *plan) {
 static void the_environment_asks_for_it(void) {
     static spdl__doctor_plan plan;
     static const char *const wrong[] = { "yes", "-1", "1,2x", "1,", "1,steps=9",
-                                         "replay,,raise", "1,REPLAY", "1e3", "0,replay", "1,html",
+                                         "1000000", "replay,,raise",
+                                         "1,REPLAY", "1e3", "0,replay", "1,html",
                                          "1,cold" };
     CHECK(!asked(NULL, NULL));
     CHECK(!asked("", NULL) && !asked("0", NULL));
@@ -1097,6 +1249,30 @@ static void bounds_are_kept(void) {
     }
 }
 
+/* It says what it does on stderr, and the log that it cannot. */
+static void stderr_may_be_closed(void) {
+    const spdl_doctor_desc doctor = { .seconds = 0.02 };
+    spdl_pipeline_desc desc = { .workers = 1, .doctor = &doctor };
+    const int before = dup(2);
+    spdl_pipeline *p;
+    desc.logger.log_fn = note_log;
+    warnings = 0;
+    memset(&source, 0, sizeof source);
+    source.count = -1;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(FROM(NOTHING), SPDL_SINK(2))) == SPDL_OK);
+    close(2);
+    while (p->doctor->phase != SPDL__DOCTOR_DONE) {
+        item *it = NULL;
+        if (SPDL_NEXT(p, &it, SPDL_SECONDS(15)) != SPDL_OK) break;
+        item_free(it);
+    }
+    dup2(before, 2);
+    close(before);
+    CHECK_EQ(warnings, 1);
+    CHECK(strstr(logged, "doctor: no report in stderr: ") != NULL);
+    DONE(p);
+}
+
 /* `raise` asks for no more than there may be, and leaves what is there. */
 static void bounds_of_the_library_are_kept(void) {
     const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true, .raise = true };
@@ -1124,11 +1300,17 @@ TEST_TABLE(doctor) {
     TEST_CASE(errors_come_as_they_would),
     TEST_CASE(one_item_is_no_sample),
     TEST_CASE(tokens_take_no_place),
+    TEST_CASE(tokens_pass_a_batch),
+    TEST_CASE(what_cannot_be_kept_is_not_replayed),
+    TEST_CASE(tokens_without_memory_are_nothing),
     TEST_CASE(copies_that_fail_are_nothing),
     TEST_CASE(copies_are_freed_by_the_row_that_made_them),
     TEST_CASE(a_cut_ends_by_itself),
     TEST_CASE(an_examination_changes_no_item),
     TEST_CASE(it_runs_a_loop),
+    TEST_CASE(it_runs_over_epochs),
+    TEST_CASE(a_ladder_has_sixteen_rungs),
+    TEST_CASE(rows_without_calls_have_no_times),
     TEST_CASE(a_loop_that_cannot_go_on_ends),
     TEST_CASE(it_is_asked_for_what_is_not_there),
     TEST_CASE(workers_come_and_go),
@@ -1136,6 +1318,7 @@ TEST_TABLE(doctor) {
     TEST_CASE(statistics_know_how_it_ended),
     TEST_CASE(the_environment_asks_for_it),
     TEST_CASE(reports_go_to_the_file),
+    TEST_CASE(stderr_may_be_closed),
     TEST_CASE(bounds_are_kept),
     TEST_CASE(bounds_of_the_library_are_kept),
     TEST_END,

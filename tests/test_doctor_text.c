@@ -78,6 +78,43 @@ static void a_report_is_read_at_once(void) {
     CHECK(says(text, "in force for the rest"));
 }
 
+/* Numbers that are not known, one by one. */
+static void a_report_may_lack_numbers(void) {
+    static const struct { double value; const char *words; } results[] = {
+        { 0, "same again: -\n" }, { -1, "same again: -\n" }, { 2e4, "same again: -\n" },
+        { 1.5, "same again: +50 %\n" }
+    };
+    spdl__doctor_report r = report_of_three();
+    char text[4000];
+    r.same.known = false;
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; ++i) {
+        r.same.value = results[i].value;
+        spdl__doctor_text(&r, text, sizeof text);
+        CHECK(says(text, results[i].words));
+    }
+    r = report_of_three();
+    r.rounds = r.workers = 1;
+    r.ceiling = 0;
+    r.finding.stage = 0; /* which has no times */
+    r.row[2].delay_ns = 100 * r.row[2].mean_ns; /* one of a line that is not the first */
+    r.row[2].replayed = around(1.2, 0.1);
+    spdl__doctor_text(&r, text, sizeof text);
+    CHECK(says(text, ", 1 round (1 made again), 1 worker, "));
+    CHECK(says(text, "  alone           -\n") && !says(text, "Without any loading"));
+    CHECK(says(text, "> list                1       -    -    -    -   \n"));
+    CHECK(says(text, "replayed        1.20x (1.10 to 1.30)\n" /* 48 columns */
+                     "                                                 asleep          "));
+    r.cached = around(1.4, 0.1);
+    r.name[0] = '\0';
+    spdl__doctor_text(&r, text, sizeof text);
+    CHECK(says(text, "on kept items   1.40x (1.30 to 1.50)\n") && !says(text, " alone "));
+    CHECK(says(text, "spdl doctor: The consumer"));
+    r.rounds = 0;
+    r.replays = true;
+    spdl__doctor_text(&r, text, sizeof text);
+    CHECK(says(text, " 0 rounds") && says(text, "is void.\n") && !says(text, "throughput"));
+}
+
 static void a_report_is_a_line_of_json(void) {
     const spdl__doctor_report r = report_of_three();
     char json[8000];
@@ -150,9 +187,16 @@ static void a_delay_that_costs_nothing_is_a_lock(void) {
     CHECK(f.is.limit == SPDL_LIMIT_WORKERS);
     f = doubted(SPDL_LIMIT_LOCK, 4, 0.99, 0.84); /* what looked like one is none */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.is.concurrency[1] == 8 && !f.proven);
+    f = doubted(SPDL_LIMIT_LOCK, 4, 0.9, 0.945); /* neither: it may be one */
+    CHECK(f.is.limit == SPDL_LIMIT_LOCK && !f.proven);
+    f = doubted(SPDL_LIMIT_CONCURRENCY, 4, 0.99, 0.9); /* on average it follows */
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     f = doubted(SPDL_LIMIT_CONCURRENCY, 1, 0.99, 1); /* nothing to wait for */
     CHECK(f.is.limit == SPDL_LIMIT_NOT_KNOWN && f.is.stage == -1);
 }
+
+static int tried_stage;
+static uint64_t tried_runnable; /* of 100 ns */
 
 /* Settings of a row: tried, and this came of it. */
 static spdl__found tried_for(int rounds, double gain, double measured, double off,
@@ -162,6 +206,9 @@ static spdl__found tried_for(int rounds, double gain, double measured, double of
     spdl__rounds *r = &d.rounds;
     memset(&d, 0, sizeof d);
     d.p = &p;
+    d.found.is.stage = tried_stage;
+    d.seen.stage[0].busy_ns = 100;
+    d.seen.stage[0].runnable_ns = tried_runnable;
     d.seen.stage_count = 1;
     d.seen.stage[0].concurrency = d.report.row[0].concurrency = concurrency;
     d.seen.stage[0].kind = SPDL_KIND_PIPE;
@@ -199,6 +246,18 @@ static void what_was_tried_is_said(void) {
     f = tried(2, 1, 0.02, 4); /* it should have helped */
     CHECK(f.is.limit == SPDL_LIMIT_LOCK && f.proven);
     CHECK(!spdl__finding_has(&f.is) && f.is.gain == 0);
+    f = tried(2, 1, 0.02, 1); /* a single call waits for nothing */
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    f = tried(1.2, 1.02, 0.2, 4); /* perhaps it does */
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    tried_runnable = 50; /* processors were not there */
+    f = tried(2, 1, 0.02, 4);
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    tried_runnable = 0;
+    tried_stage = -1; /* of no row */
+    f = tried(2, 1, 0.02, 4);
+    CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
+    tried_stage = 0;
     f = tried(1.05, 1, 0.02, 4); /* not by much */
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY);
     text = spdl__text_start(buffer, sizeof buffer);
@@ -216,6 +275,43 @@ static void what_was_tried_is_said(void) {
     CHECK(!spdl__found_fails(&f) && f.is.limit == SPDL_LIMIT_CONCURRENCY);
     f = tried_for(0, 2, 1, 0, 4);
     CHECK(f.is.limit == SPDL_LIMIT_CONCURRENCY && f.measured == NULL);
+}
+
+/* A row with this load and these rounds; what the verdict says of them. */
+static const char *verdict_of(int rounds, int buffer_size, bool ended) {
+    static spdl__doctor d;
+    spdl_stage_stats *stage = &d.seen.stage[1];
+    memset(&d, 0, sizeof d);
+    d.ended = ended;
+    d.seen.stage_count = d.report.row_count = 2;
+    d.seen.workers = 8;
+    d.seen.elapsed_ns = d.seen.wait_ns = 1000000000;
+    d.seen.delivered = stage->tasks = 100;
+    stage->kind = SPDL_KIND_PIPE;
+    stage->concurrency = d.seen.stage[0].concurrency = 1;
+    stage->busy_ns = stage->blocked_ns = 950000000;
+    stage->mean_ns = 9500000;
+    snprintf(stage->name, sizeof stage->name, "read");
+    d.found = spdl__find(&d.seen);
+    d.found.doctor = true;
+    if (buffer_size > 0) {
+        spdl__finding_clear(&d.found.is);
+        d.found.is.buffer_size = buffer_size;
+    }
+    d.report.rounds = d.rounds.round = rounds;
+    spdl__doctor_verdict(&d);
+    return d.report.verdict;
+}
+
+static void what_was_not_measured_is_said(void) {
+    static const char slow[] = "cannot slow stage 1 'read': it does not know";
+    const char *text = verdict_of(9, 0, false);
+    CHECK(says(text, "stage 1 'read' was busy 95 %") && says(text, slow));
+    CHECK(!says(text, "There is no interval"));
+    CHECK(!says(verdict_of(9, 12, false), slow)); /* a buffer holds no call up */
+    text = verdict_of(0, 0, false);
+    CHECK(!says(text, slow) && says(text, "0 rounds are too few: give it more seconds."));
+    CHECK(says(verdict_of(1, 0, true), "1 round is too few, and the items have ended."));
 }
 
 /* Without `raise` none, whatever set_concurrency has left room for. */
@@ -315,9 +411,11 @@ static void programs_with_a_period(void) {
 
 TEST_TABLE(doctor_text) {
     TEST_CASE(a_report_is_read_at_once),
+    TEST_CASE(a_report_may_lack_numbers),
     TEST_CASE(a_report_is_a_line_of_json),
     TEST_CASE(a_delay_that_costs_nothing_is_a_lock),
     TEST_CASE(what_was_tried_is_said),
+    TEST_CASE(what_was_not_measured_is_said),
     TEST_CASE(settings_that_may_be_tried),
     TEST_CASE(programs_are_healed),
     TEST_CASE(programs_with_a_period),

@@ -82,6 +82,37 @@ static void no_budget_is_for_a_wrong_row(void) {
     }
 }
 
+/* A source asks for a buffer, and there is nothing to fill it with. */
+SPDL_FN(fills_three, void, item) {
+    item *buffer = (item *)spdl_buffer(task);
+    if (spdl_sequence(task) == 3) return SPDL_END;
+    buffer->value = (long)spdl_sequence(task);
+    *out = buffer;
+    return SPDL_OK;
+}
+
+static void a_source_may_end_with_a_buffer(void) {
+    for (int i = 0; i < 2 * CROWDS; ++i) {
+        const spdl_stage source = SPDL_SOURCE(fills_three, .item_bytes = i % 2 ? 0 : sizeof(item),
+                                              .continuous = true);
+        const spdl_stage batch = SPDL_BATCH(2, .item_bytes = sizeof(item)), sink = SPDL_SINK(2);
+        spdl_pipeline *p = i % 2 ? START(crowds[i / 2], source, batch, sink)
+                                 : START(crowds[i / 2], source, sink);
+        for (int epoch = 0; epoch < 9; ++epoch) {
+            void *taken;
+            for (long k = 0; k < (i % 2 ? 2 : 3); ++k) {
+                REQUIRE(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)) == SPDL_OK);
+                if (i % 2 == 0) CHECK_EQ(((item *)taken)->value, k);
+                else CHECK_EQ(((spdl_batch *)taken)->count, 2 - k);
+                if (i % 2 == 0) spdl_buffer_free(taken);
+                else spdl_batch_free(taken);
+            }
+            CHECK_EQ(spdl_pipeline_next(p, &taken, SPDL_SECONDS(15)), SPDL_END);
+        }
+        DONE(p);
+    }
+}
+
 /* A task that was kept, and a thread that uses it: during the call, and after it. */
 typedef struct misuse {
     spdl_result (*use)(spdl_task *task, item *it);
@@ -1082,6 +1113,7 @@ TEST_TABLE(flow) {
     TEST_CASE(routing_is_for_branches),
     TEST_CASE(an_answer_that_is_ignored_fails_the_call),
     TEST_CASE(no_budget_is_for_a_wrong_row),
+    TEST_CASE(a_source_may_end_with_a_buffer),
     TEST_CASE(a_task_is_of_its_call_only),
     TEST_CASE(routing_beside_the_calls_breaks_nothing),
     TEST_CASE(many_of_one_fill_batches),

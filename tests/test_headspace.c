@@ -238,6 +238,71 @@ static void source_fails(void) {
     }
 }
 
+/* It ends while items that were loaded in a pause are dropped: calls of next without a step. */
+typedef struct dropping {
+    loop l;
+    int steps, last_steps;
+} dropping;
+
+static spdl_result ends_in_a_drain(void *source, void **item, int64_t timeout_ns) {
+    dropping *d = (dropping *)source;
+    const bool again = d->steps > 5 && d->steps == d->last_steps;
+    d->last_steps = d->steps;
+    if (again) return SPDL_END;
+    return loop_next(&d->l, item, timeout_ns);
+}
+
+static void drop_step(void *ctx, void *item) {
+    dropping *d = (dropping *)ctx;
+    ++d->steps;
+    loop_step(&d->l, item);
+}
+
+static void source_ends_after_a_pause(void) {
+    dropping d = { .l = { .next_ms = 2, .step_ms = 1 } };
+    spdl_headspace_desc desc = desc_of(&d.l, 1);
+    spdl_headspace_report report;
+    desc.next = ends_in_a_drain;
+    desc.step = drop_step;
+    desc.source = desc.ctx = &d;
+    desc.kept = 1;
+    CHECK_EQ(spdl_headspace(&desc, &report), SPDL_OK);
+    CHECK(report.ended && report.kind == SPDL_HEADSPACE_FEW);
+    CHECK_EQ(items_freed, items_made);
+}
+
+/* The default of seconds, and items that nobody frees. */
+static int plain_item = (int)ITEM_ALIVE;
+
+static spdl_result plain_next(void *source, void **item, int64_t timeout_ns) {
+    int *left = (int *)source;
+    (void)timeout_ns;
+    *item = &plain_item;
+    return (*left)-- > 0 ? SPDL_OK : SPDL_END;
+}
+
+static void defaults_are_taken(void) {
+    loop l = { .step_ms = 0 };
+    spdl_headspace_desc desc = desc_of(&l, 0);
+    spdl_headspace_report report;
+    int left = 50;
+    desc.next = plain_next;
+    desc.source = &left;
+    desc.free_item = NULL;
+    CHECK_EQ(spdl_headspace(&desc, &report), SPDL_OK);
+    CHECK(report.ended && report.items == 50);
+}
+
+/* A slow source does not use up the time for items to keep. */
+static void items_to_keep_may_be_few(void) {
+    loop l = { .next_ms = 20 };
+    spdl_headspace_desc desc = desc_of(&l, 0.2);
+    spdl_headspace_report report;
+    CHECK_EQ(spdl_headspace(&desc, &report), SPDL_OK);
+    CHECK(report.items < 25);
+    CHECK_EQ(items_freed, items_made);
+}
+
 static void one_item_is_kept(void) {
     loop l = { .step_ms = 1 };
     spdl_headspace_desc desc = desc_of(&l, 1);
@@ -367,6 +432,10 @@ static void sentences_without_a_gain(void) {
     CHECK_STR(sentence(12, 1, 0.2, 0, 0, 0),
               "No difference: loading costs at most 9.8 % of a step; a longer measurement knows it "
               "better.");
+    CHECK_STR(sentence(12, 1, 0.4, 0, 0, 0),
+              "No difference: loading costs at most 18 % of a step; a longer measurement knows it "
+              "better.");
+    CHECK(strstr(sentence(12, 1, 0.01, 0, 0, UINT64_MAX), " run") == NULL); /* 5 billion years */
     CHECK_STR(sentence(12, 0.9, 0.01, 0, 0, 360000),
               "No difference: loading costs 0 % of a step: leave it.");
     CHECK_STR(sentence(4, 2, 0.01, 0, 0, 0), "Too few rounds: 4, and 5 are needed.");
@@ -378,7 +447,8 @@ TEST_TABLE(headspace) {
     TEST_CASE(planted_periods_are_met_at_every_phase),
     TEST_CASE(planted_nothing_is_nothing), TEST_CASE(planted_buffers_are_drained),
     TEST_CASE(source_ends), TEST_CASE(source_is_empty),
-    TEST_CASE(source_has_epochs), TEST_CASE(source_fails), TEST_CASE(one_item_is_kept),
+    TEST_CASE(source_has_epochs), TEST_CASE(source_fails), TEST_CASE(source_ends_after_a_pause),
+    TEST_CASE(defaults_are_taken), TEST_CASE(items_to_keep_may_be_few), TEST_CASE(one_item_is_kept),
     TEST_CASE(items_may_be_null), TEST_CASE(long_steps_need_longer), TEST_CASE(desc_is_checked),
     TEST_CASE(sentences_of_gains), TEST_CASE(sentences_without_a_gain), TEST_END,
 };

@@ -539,10 +539,51 @@ static void next_into_the_type_of_no_failure(void) {
     spdl_pipeline_destroy(p);
 }
 
+/* Rows without functions, and functions without types, give no input. */
+SPDL_FN(by_sign, int, int) {
+    *out = in;
+    return spdl_route(task, *in < 0);
+}
+static void next_with_rows_of_no_type(void) {
+    static const spdl_function untyped = { passes_a_spdl_call, "untyped", NULL, NULL, 0, 0 };
+    const spdl_pipeline_desc desc = { .deliver_failures = true, .logger = { log_lines, NULL } };
+    spdl_stage rows[] = { SPDL_FEED(int), SPDL_BRANCH(by_sign), SPDL_PATH("a"),
+                          SPDL_PIPE(passes_a), SPDL_PATH("b"), SPDL_MERGE(), SPDL_SINK(2) };
+    spdl_pipeline *p = NULL;
+    double *number = NULL;
+    int *n = NULL;
+    rows[3].fn = &untyped;
+    said.count = 0;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    CHECK_EQ(SPDL_NEXT(p, &n, 0), SPDL_TIMEOUT);
+    CHECK_EQ(said.count, 0);
+    CHECK_EQ(SPDL_NEXT(p, &number, 0), SPDL_E_TYPE);
+    says(said.text[0], "but stage 5 'merge' yields 'int *'");
+    spdl_pipeline_destroy(p);
+}
+
+/* Types of C may be typedefs of others; those of rows of C++ have brackets. */
+static void next_of_other_languages(void) {
+    static const struct { const char *asked, *yields; bool fits; } pairs[] = {
+        { "int", "[T = int]", true }, { "[T = int]", "[T = int]", true },
+        { "[T = int]", "[with T = double]", false }, { "double", "[T = int]", false },
+        { "double", "Sample", true }, { "Sample", "double", true }, { "int", "const int", true },
+        { "double", "const int", false }, { "spdl_batch", "Sample", false },
+        { "Sample", "spdl_batch", false }, { "const Sample", "Sample", true },
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; ++i)
+        if (!CHECK(spdl__next_differs(pairs[i].asked, pairs[i].yields) != pairs[i].fits))
+            fprintf(stderr, "  %s and %s\n", pairs[i].asked, pairs[i].yields);
+}
+
 /* .item_bytes = sizeof(pointer) is named where the items can be larger, and only there. */
 SPDL_FN(makes_double, void, double) { return SPDL_END; }
 static void the_size_of_a_pointer(void) {
     const spdl_pipeline_desc desc = { .logger = { log_lines, NULL } };
+    const spdl_stage source = SPDL_SOURCE(makes_a);
+    const spdl_function *const plain = source.fn;
+    spdl_function sized = *plain;
+    spdl_stage rows[3];
     spdl_pipeline *p = NULL;
     const A *pointer = NULL;
     (void)pointer;
@@ -559,6 +600,25 @@ static void the_size_of_a_pointer(void) {
     spdl_pipeline_destroy(p);
     CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_a, .free_item = free),
           SPDL_BATCH_OF(A, 10), SPDL_SINK(2))) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    sized.out_bytes = sizeof(pointer);
+    rows[0] = (spdl_stage)SPDL_SOURCE(makes_a, .free_item = free);
+    rows[0].fn = &sized; /* as from C++, where the size is known */
+    rows[1] = (spdl_stage)SPDL_BATCH(10, .item_bytes = sizeof(pointer));
+    rows[2] = (spdl_stage)SPDL_SINK(2);
+    CHECK(spdl_pipeline_create(&p, &desc, rows, 3) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    sized.out_bytes = 0;
+    sized.out_type = "void"; /* anything */
+    CHECK(spdl_pipeline_create(&p, &desc, rows, 3) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    rows[0].fn = plain;
+    rows[1].type = "A"; /* it was said */
+    CHECK(spdl_pipeline_create(&p, &desc, rows, 3) == SPDL_OK);
+    spdl_pipeline_destroy(p);
+    rows[0] = (spdl_stage)SPDL_FEED(A, .free_item = free); /* no function */
+    rows[1].type = NULL;
+    CHECK(spdl_pipeline_create(&p, &desc, rows, 3) == SPDL_OK);
     spdl_pipeline_destroy(p);
     CHECK_EQ(said.count, 0);
 }
@@ -636,6 +696,8 @@ TEST_TABLE(mistakes) {
     TEST_CASE(next_into_the_type_of_no_failure),
     TEST_CASE(next_into_a_type_that_may_fit),
     TEST_CASE(the_size_of_a_pointer),
+    TEST_CASE(next_with_rows_of_no_type),
+    TEST_CASE(next_of_other_languages),
     TEST_CASE(texts_have_one_style),
     TEST_END,
 };

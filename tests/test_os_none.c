@@ -81,6 +81,58 @@ static void rows_without_threads(void) {
     CHECK(strstr(error.text, "stage 0 'count_to_ten' could not be created: there are") != NULL);
 }
 
+/* A call that nobody completes: destroy does not wait for ever, and leaves what it may use. */
+static char arena[1 << 21];
+static size_t arena_used;
+
+static void *arena_alloc(size_t bytes, size_t align, void *user) {
+    const uintptr_t start = (uintptr_t)arena;
+    const size_t at = (start + arena_used + align - 1) / align * align - start;
+    (void)user;
+    arena_used = at + bytes;
+    return arena_used <= sizeof arena ? arena + at : NULL;
+}
+
+static void arena_free(void *memory, size_t bytes, void *user) {
+    (void)user;
+    if (memory != NULL) memset(memory, 0xdd, bytes);
+}
+
+static int waits_told;
+
+static void arena_log(spdl_log_level level, const char *text, void *user) {
+    (void)level, (void)user;
+    waits_told += strstr(text, "waits for a call of stage 1 'never' to return and be comp") != NULL;
+}
+
+static spdl_deferred pending;
+static int *pending_in;
+
+SPDL_FN(never, int, int) {
+    pending = spdl_defer(task);
+    pending_in = in;
+    (void)out;
+    return SPDL_PENDING;
+}
+
+static void calls_that_nobody_completes(void) {
+    spdl_error error = { .text = "" };
+    spdl_pipeline_desc desc = { .error = &error, .logger = { arena_log, NULL },
+                                .allocator = { arena_alloc, arena_free, NULL } };
+    spdl_pipeline *p;
+    int *item;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                SPDL_SOURCE(count_to_ten, .free_item = free),
+                SPDL_PIPE(never, .deferred = true), SPDL_SINK(1))) == SPDL_OK);
+    CHECK_EQ(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_TIMEOUT);
+    spdl_pipeline_destroy(p);
+    CHECK_EQ(waits_told, 1);
+    CHECK_EQ(*pending_in, 0); /* it is still there, as is the call */
+    CHECK_EQ(spdl_complete(pending, SPDL_SKIP, NULL), SPDL_OK);
+    spdl_pipeline_destroy(p); /* now it can */
+    CHECK_EQ(waits_told, 1);
+}
+
 static void count_job(void *arg, int worker, void *local) {
     (void)worker;
     (void)local;
@@ -351,6 +403,7 @@ TEST_TABLE(os_none) {
     TEST_CASE(rings_without_threads),
     TEST_CASE(pipelines_without_threads),
     TEST_CASE(rows_without_threads),
+    TEST_CASE(calls_that_nobody_completes),
     TEST_CASE(pools_of_guests_alone),
     TEST_CASE(caches_and_traces),
     TEST_CASE(arrays_in_memory_and_files),

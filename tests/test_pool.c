@@ -339,6 +339,45 @@ static void stop_refuses_later_jobs(void) {
     CHECK_EQ(ran, 5);
 }
 
+static void no_pool_is_refused(void) {
+    spdl_pool *pool = pool_of(1, 0);
+    CHECK_EQ(spdl_pool_submit(NULL, NULL, NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pool_submit(pool, NULL, NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pool_run(NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pool_run(pool, 0), SPDL_E_INVALID); /* it has no place for guests */
+    CHECK_EQ(spdl_pool_drain(NULL, 0), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pool_stop(NULL, 0), SPDL_E_INVALID);
+    spdl_pool_destroy(pool);
+}
+
+static void *run_as_guest(void *pool) {
+    CHECK(spdl_pool_run((spdl_pool *)pool, SPDL_FOREVER) == SPDL_EMPTY);
+    return NULL;
+}
+
+/* Without workers a drain runs the jobs itself, unless all places have their guests. */
+static void drain_waits_for_guests(void) {
+    spdl_pool_desc desc = { 0 };
+    spdl_pool *pool;
+    hold h = { 0, 0 };
+    test_thread guest;
+    int ran = 0;
+    desc.guests = 1;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_pool_submit(pool, hold_job, &h, 0), SPDL_OK);
+    REQUIRE(test_thread_start(&guest, run_as_guest, pool));
+    await(&h.running, 1);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, 0), SPDL_TIMEOUT);
+    CHECK_EQ(spdl_pool_drain(pool, ms(1)), SPDL_TIMEOUT);
+    CHECK_EQ(ran, 0);
+    set(&h.go, 1);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(ran, 1);
+    test_join(guest);
+    spdl_pool_destroy(pool);
+}
+
 static void stop_wakes_who_submits(void) {
     spdl_pool *pool = pool_of(1, 1);
     hold h = { 0, 0 };
@@ -554,6 +593,7 @@ static void thread_that_fails_ends_all_workers(void) {
 /* --- desc --- */
 
 static void desc_is_checked(void) {
+    static const int cpus[] = { 0 };
     spdl_pool_desc good = { 0 }, desc;
     spdl_error error;
     spdl_pool *pool;
@@ -583,6 +623,10 @@ static void desc_is_checked(void) {
             SPDL_E_INVALID, "allocator");
     REFUSED(desc.allocator.free_fn = (void (*)(void *, size_t, void *))(uintptr_t)1,
             SPDL_E_INVALID, "allocator");
+    REFUSED(desc.policy.nice = 20, SPDL_E_INVALID, "pool: policy.nice is 20, must be -20 to 19");
+    REFUSED(desc.policy.cpu_count = 1, SPDL_E_INVALID, "cpu_count is 1, but policy.cpus is NULL");
+    REFUSED((desc.policy.cpu_count = -1, desc.policy.cpus = cpus), SPDL_E_INVALID,
+            "policy.cpu_count is -1");
     if (TEST_POSIX) { /* less than a thread needs; Windows makes more of it */
         REFUSED(desc.stack_bytes = 1, SPDL_E_THREAD, "thread 0 of 1");
     }
@@ -1275,6 +1319,8 @@ TEST_TABLE(pool) {
     TEST_CASE(jobs_run_at_the_same_time),
     TEST_CASE(drain_waits),
     TEST_CASE(stop_refuses_later_jobs),
+    TEST_CASE(no_pool_is_refused),
+    TEST_CASE(drain_waits_for_guests),
     TEST_CASE(stop_wakes_who_submits),
     TEST_CASE(destroy_runs_what_was_accepted),
     TEST_CASE(destroy_leaves_a_pool_that_is_in_use),

@@ -561,6 +561,34 @@ static void a_failed_request_is_answered_in_order(void) {
     }
 }
 
+SPDL_FN(fails_all_but_first, item, item) {
+    script *s = (script *)spdl_ctx(task);
+    __atomic_add_fetch(&s->calls, 1, __ATOMIC_RELEASE);
+    *out = in;
+    return in->value == 0 ? SPDL_OK : SPDL_E_STAGE;
+}
+
+/* More failures pass a row than a sitting has calls. */
+static void many_failures_pass_a_row(void) {
+    int gate = 0;
+    script fails = { .calls = 0 }, waits = { .gate = &gate };
+    void *taken;
+    spdl_pipeline *p;
+    ANSWERING(p, 2, FEED(100), SPDL_PIPE(fails_all_but_first, .ctx = &fails, .buffer_size = 100),
+              SPDL_PIPE(follow, .ctx = &waits), SPDL_SINK(100));
+    for (long value = 0; value < 80; ++value) CHECK_EQ(push(p, value, SPDL_FOREVER), SPDL_OK);
+    await(&fails.calls, 80);
+    open_gate(&gate);
+    for (long value = 0; value < 80; ++value) {
+        const spdl_result result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15));
+        REQUIRE(result == (value ? SPDL_E_STAGE : SPDL_OK));
+        CHECK_EQ(((item *)taken)->value, value);
+        item_free(taken);
+    }
+    CHECK_EQ(waits.calls, 1);
+    DONE(p);
+}
+
 /* Also after a pause of hours, and when the clock of the thread that put was ahead. */
 static void ages_over_36_minutes(void) {
     static const double seconds[] = { 0, 1e-5, 1, 2000, 2400, 4500, 90000, 400000 };
@@ -1063,6 +1091,7 @@ TEST_TABLE(push){
     TEST_CASE(two_producers_break_nothing),
     TEST_CASE(a_second_producer_is_refused),
     TEST_CASE(a_push_in_a_forked_child_is_told),
+    TEST_CASE(many_failures_pass_a_row),
     TEST_CASE(a_failed_request_is_answered_in_order),
     TEST_CASE(a_failed_request_passes_any_row),
     TEST_CASE(a_failed_request_may_have_no_input),

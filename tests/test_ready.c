@@ -94,6 +94,25 @@ SPDL_FN(unsteady, item, item) {
     return SPDL_OK;
 }
 
+/* Nothing was pushed: it is not told to come at once, which would be for ever. */
+static void a_feed_without_workers_rings_at_a_push(void) {
+    bell b;
+    item *it;
+    spdl_pipeline *p;
+    bell_make(&b);
+    p = READY(&b, 0, SPDL_FEED(item, .free_item = item_free), SPDL_PIPE(pass_on), SPDL_SINK(1));
+    CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_TIMEOUT);
+    CHECK_EQ(b.rings, 0);
+    CHECK_EQ(spdl_pipeline_push(p, item_make(1), 0), SPDL_OK);
+    CHECK_EQ(b.rings, 1);
+    CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_OK);
+    item_free(it);
+    CHECK_EQ(spdl_pipeline_push_end(p), SPDL_OK);
+    CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_END);
+    DONE(p);
+    spdl__os_event_fini(&b.rung);
+}
+
 static void no_wake_is_lost(void) {
     static const int many[] = { 0, 1, 2, 4, ALL_PROCESSORS };
     for (int i = 0; i < 10; ++i) {
@@ -325,6 +344,7 @@ static void a_stop_in_a_handler_comes_at_any_moment(void) { TEST_SKIP("needs sig
 
 TEST_TABLE(ready) {
     TEST_CASE(no_wake_is_lost),
+    TEST_CASE(a_feed_without_workers_rings_at_a_push),
     TEST_CASE(ends_ring_too),
     TEST_CASE(it_rings_once),
     TEST_CASE(guests_ring),

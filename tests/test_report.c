@@ -950,6 +950,101 @@ static void end_is_told_once(void) {
     world_close(&w);
 }
 
+/* What comes after it is told, too, though no interval lies between: one more end, and destroy. */
+static void each_end_is_told(void) {
+    uint64_t items = 20;
+    spdl_pipeline_desc desc = { 0 };
+    spdl_report_desc report = { 0 };
+    spdl_pipeline *p;
+    void *item;
+    world w;
+    char *text;
+    world_open(&w);
+    report.every = 0.02;
+    report.json = world_path(&w, "run.jsonl");
+    desc.workers = 2;
+    desc.report = &report;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(some, .ctx = &items),
+                                                        SPDL_SINK(3))) == SPDL_OK);
+    for (int ends = 1; ends < 4; ++ends) {
+        while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) {}
+        for (int tries = 0, told = 0; tries < 1000 && told < ends; ++tries) {
+            sleep_ms(5);
+            text = read_all(w.file);
+            told = count_of(text, "\"final\":true");
+            free(text);
+        }
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+    }
+    take(p, 3);
+    spdl_pipeline_destroy(p);
+    text = read_all(w.file);
+    CHECK_EQ(count_of(text, "\"final\":true"), 4);
+    CHECK(says(text, "\"delivered\":63,"));
+    free(text);
+    world_close(&w);
+}
+
+/* Rows of a file with another header: nothing else can be read, so stderr is told. */
+static void rows_of_another_header_are_refused(void) {
+    static const struct { unsigned layout; const char *text; } others[] = {
+        { (unsigned)(SPDL_VERSION - 1) << 14 | 99, "spdl: these rows were compiled with "
+                                                   "spdl.h " },
+        { 99, "compiled with an older spdl.h, but linked to " },
+        { SPDL__LAYOUT ^ 8, ", or after a macro that changes it: its structs have " },
+    };
+    spdl_stage rows[] = { SPDL_SOURCE(some), SPDL_SINK(1) };
+    for (size_t i = 0; i < 3; ++i) {
+        spdl_pipeline *p = (spdl_pipeline *)(uintptr_t)1;
+        spdl_result result;
+        char *text;
+        world w;
+        world_open(&w);
+        world_capture(&w, NULL);
+        rows[0].layout_ = others[i].layout;
+        result = spdl_pipeline_create(&p, NULL, SPDL_TABLE(rows));
+        dup2(w.stderr_before, 2);
+        CHECK_EQ(result, SPDL_E_INVALID);
+        CHECK(p == NULL);
+        text = read_all(w.captured);
+        if (!CHECK(says(text, others[i].text))) printf("%s\n", text);
+        CHECK_EQ(count_of(text, "\n"), 1);
+        free(text);
+        world_close(&w);
+    }
+}
+
+/* --- words --- */
+
+/* Bytes that are no UTF-8 (RFC 3629): too long for what they are, halves of a pair, too large. */
+static void names_that_are_no_utf8(void) {
+    static const struct { const char *name, *shown; } names[] = {
+        { "\xe0\xa0\x80|", "\xe0\xa0\x80|" }, { "\xe0\x9f\xbf", "???" },
+        { "\xed\x9f\xbf|", "\xed\x9f\xbf|" }, { "\xed\xa0\x80", "???" },
+        { "\xf0\x90\x80\x80", "\xf0\x90\x80\x80" }, { "\xf0\x8f\xbf\xbf", "????" },
+        { "\xf4\x8f\xbf\xbf", "\xf4\x8f\xbf\xbf" }, { "\xf4\x90\x80\x80", "????" },
+        { "\xf5\x80\x80\x80", "????" }, { "\xc1\xbf", "??" }, { "\x7f\xc2\x9f", "??" },
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
+        char shown[40];
+        spdl__text t = spdl__text_start(shown, sizeof shown);
+        spdl__text_name(&t, names[i].name, -1);
+        CHECK_STR(shown, names[i].shown);
+    }
+}
+
+/* JSON has none but these. */
+static void numbers_of_json(void) {
+    static const struct { double number; const char *text; } numbers[] = {
+        { 0, "0" }, { -1.5, "-1.5" }, { 1e300, "1e+300" }, { HUGE_VAL, "null" },
+        { -HUGE_VAL, "null" }, { NAN, "null" },
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
+        spdl__text t = spdl__text_start(NULL, 0);
+        CHECK_STR(spdl__json_double(&t, numbers[i].number), numbers[i].text);
+    }
+}
+
 TEST_TABLE(report) {
     TEST_CASE(intervals_add_up),
     TEST_CASE(intervals_with_several_limits),
@@ -976,5 +1071,9 @@ TEST_TABLE(report) {
     TEST_CASE(reports_without_memory),
     TEST_CASE(end_is_prompt),
     TEST_CASE(end_is_told_once),
+    TEST_CASE(each_end_is_told),
+    TEST_CASE(rows_of_another_header_are_refused),
+    TEST_CASE(names_that_are_no_utf8),
+    TEST_CASE(numbers_of_json),
     TEST_END,
 };

@@ -260,6 +260,57 @@ static void misuse_is_refused(void) {
     }
 }
 
+static void *rewinds_it(void *arg);
+
+static void *stops_for_ever(void *arg) {
+    CHECK_EQ(spdl_pipeline_stop((spdl_pipeline *)arg, SPDL_FOREVER), SPDL_OK);
+    return NULL;
+}
+
+static void *takes_one(void *arg) {
+    TAKE((spdl_pipeline *)arg, 1, "0");
+    return NULL;
+}
+
+static int pushed;
+
+/* One is in a call, one in the buffer, the third waits. */
+static void *pushes_three(void *arg) {
+    for (long i = 0; i < 3; ++i) {
+        CHECK_EQ(spdl_pipeline_push((spdl_pipeline *)arg, item_make(i), SPDL_FOREVER), SPDL_OK);
+        __atomic_store_n(&pushed, (int)i + 1, __ATOMIC_RELEASE);
+    }
+    return NULL;
+}
+
+/* Another thread is in next, in push, in a rewind or in a stop, and waits for a call. */
+static void it_is_refused_while_others_are_inside(void) {
+    for (int what = 0; what < 4; ++what) {
+        static void *(*const others[])(void *) = { takes_one, pushes_three, rewinds_it,
+                                                   stops_for_ever };
+        int gate = 0;
+        const spdl_stage feed = SPDL_FEED(item, .buffer_size = 1, .free_item = item_free);
+        const spdl_stage one = COUNT_TO(1);
+        script slow = { .gate = &gate };
+        spdl_pipeline *p = START(1, what == 1 ? feed : one, SPDL_PIPE(follow, .ctx = &slow),
+                                 SPDL_SINK(3));
+        test_thread other;
+        if (what >= 2) await(&slow.calls, 1);
+        other = thread_of(others[what], p);
+        await(&slow.calls, 1);
+        if (what == 0) await(consumer_inside(p), 1);
+        if (what == 1) await(&pushed, 2);
+        if (what == 1) await(producer_inside(p), 1);
+        while (what >= 2 && !rows_are_shut(p)) sleep_us(100);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_SECONDS(1) / 100),
+                 what == 3 ? SPDL_TIMEOUT : SPDL_E_INVALID);
+        open_gate(&gate);
+        test_join(other);
+        CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        DONE(p);
+    }
+}
+
 /* Another thread stops it again and again: each of both waits for the other. */
 typedef struct stopper {
     spdl_pipeline *p;
@@ -513,6 +564,7 @@ TEST_TABLE(rewind) {
     TEST_CASE(what_was_pushed_is_dropped),
     TEST_CASE(a_call_that_runs_is_waited_for),
     TEST_CASE(misuse_is_refused),
+    TEST_CASE(it_is_refused_while_others_are_inside),
     TEST_CASE(others_may_stop_it),
     TEST_CASE(a_stop_during_a_rewind_stays),
     TEST_CASE(a_stop_goes_on_behind_a_rewind),

@@ -6,13 +6,31 @@
 #define SPDL_IMPLEMENTATION
 static void ring_point(const char *id);
 #define SPDL_TEST_POINT(id) ring_point(id)
-static int waits_left = -1; /* of a mutex and a condition variable; -1: the system has enough */
 #ifdef SPDL_OS_POSIX
+/* What an event is made of can be refused there. */
+#include <errno.h>
 #include <pthread.h>
-#define WAIT_OR_NOT(call) (waits_left == 0 ? ENOMEM : (waits_left -= waits_left > 0, call))
-#define pthread_condattr_init(made) WAIT_OR_NOT(pthread_condattr_init(made))
-#define pthread_cond_init(made, how) WAIT_OR_NOT(pthread_cond_init(made, how))
-#define pthread_mutex_init(made, how) WAIT_OR_NOT(pthread_mutex_init(made, how))
+static int parts_left = -1, parts_refused, parts_alive; /* -1: all can be had */
+static int part_refused(void) {
+    ++parts_refused;
+    return ENOMEM;
+}
+static int part_made(int error) {
+    __atomic_fetch_add(&parts_alive, error == 0, __ATOMIC_RELAXED);
+    return error;
+}
+static int part_gone(int error) {
+    __atomic_fetch_sub(&parts_alive, 1, __ATOMIC_RELAXED);
+    return error;
+}
+#define PART(call) \
+    (parts_left == 0 ? part_refused() : (parts_left -= parts_left > 0, part_made(call)))
+#define pthread_condattr_init(...) PART(pthread_condattr_init(__VA_ARGS__))
+#define pthread_cond_init(...) PART(pthread_cond_init(__VA_ARGS__))
+#define pthread_mutex_init(...) PART(pthread_mutex_init(__VA_ARGS__))
+#define pthread_condattr_destroy(...) part_gone(pthread_condattr_destroy(__VA_ARGS__))
+#define pthread_cond_destroy(...) part_gone(pthread_cond_destroy(__VA_ARGS__))
+#define pthread_mutex_destroy(...) part_gone(pthread_mutex_destroy(__VA_ARGS__))
 #endif
 #include "../spdl.h"
 #include "test.h"
@@ -266,6 +284,23 @@ static void flow_of_many_laps(void) {
     }
 }
 
+/* Larger than what is fetched ahead: full and empty, more than once around. */
+static void large_rings_keep_the_order(void) {
+    enum { LARGE = SPDL__RING_FETCHED / 8 + 100 };
+    for (size_t m = 0; m < MODES; ++m) {
+        spdl_ring *ring = ring_of(LARGE, 8, modes[m]);
+        uint64_t in = 0, out = 0, item, moved;
+        for (int lap = 0; lap < 2; ++lap) {
+            while (spdl_ring_try_push(ring, &in) == SPDL_OK) ++in;
+            CHECK_EQ(in - out, LARGE);
+            for (int k = 0; k < LARGE / 2; ++k, ++out)
+                REQUIRE(spdl_ring_try_pop(ring, &item) == SPDL_OK && item == out);
+        }
+        CHECK_EQ(spdl_ring_push_n(ring, &in, 1, &moved, 0), SPDL_OK);
+        spdl_ring_destroy(ring, NULL, NULL);
+    }
+}
+
 /* More than two million items by one thread, where every result is known: all fill levels. */
 static void laps_keep_the_order(void) {
     const uint64_t items = TEST_SANITIZED ? 30000 : 400000;
@@ -401,21 +436,6 @@ static void desc_is_checked(void) {
     CHECK_EQ(spdl_ring_pop(NULL, &item, 0), SPDL_E_INVALID);
     spdl_ring_destroy(ring, NULL, NULL);
     spdl_ring_destroy(NULL, NULL, NULL);
-}
-
-/* A ring has two events of three parts, each of which the system can refuse. */
-static void events_may_be_refused(void) {
-    const spdl_ring_desc desc = { .capacity = 4 };
-    spdl_ring *ring = NULL;
-    int parts = 0;
-    for (; parts < 10 && ring == NULL; ++parts) {
-        waits_left = parts;
-        const spdl_result result = spdl_ring_create(&ring, &desc);
-        CHECK_EQ(result, ring != NULL ? SPDL_OK : SPDL_E_NOMEM);
-    }
-    waits_left = -1;
-    CHECK_EQ(parts, TEST_LINUX ? 1 : 7);
-    spdl_ring_destroy(ring, NULL, NULL);
 }
 
 /* --- timeouts --- */
@@ -1114,6 +1134,63 @@ static void sleepers_burn_nothing(void) {
     spdl_ring_destroy(ring, NULL, NULL);
 }
 
+#ifdef SPDL_OS_POSIX
+/* --- events that cannot be had --- */
+
+SPDL_FN(none_at_all, void, void) { return SPDL_END; }
+
+static int warnings; /* of the reporter, which can be done without */
+
+static void count_warnings(spdl_log_level level, const char *text, void *user) {
+    (void)user;
+    if (level != SPDL_LOG_WARN) return;
+    CHECK_STR(text, "no memory or thread for reports: there are none");
+    ++warnings;
+}
+
+static void no_report(const spdl_stats *interval, const spdl_stats *total, void *user) {
+    (void)interval, (void)total, (void)user;
+}
+
+static spdl_result make_and_drop(int what) {
+    const spdl_ring_desc ring = { .capacity = 3 };
+    const spdl_pool_desc pool = { .workers = 2, .guests = 1 };
+    const spdl_report_desc report = { .every = 3600, .report_fn = no_report };
+    const spdl_doctor_desc doctor = { .seconds = 1e9, .quiet = true };
+    const spdl_pipeline_desc pipeline = { .workers = 2, .report = &report, .doctor = &doctor,
+                                          .logger.log_fn = count_warnings };
+    spdl_ring *r;
+    spdl_pool *w;
+    spdl_pipeline *p;
+    spdl_result result = what == 0   ? spdl_ring_create(&r, &ring)
+                         : what == 1 ? spdl_pool_create(&w, &pool)
+                                     : spdl_pipeline_create(&p, &pipeline, SPDL_STAGES(
+                                           SPDL_SOURCE(none_at_all, .item_bytes = 8),
+                                           SPDL_BATCH(2), SPDL_SINK(1)));
+    if (result != SPDL_OK) return result;
+    if (what == 0) spdl_ring_destroy(r, NULL, NULL);
+    if (what == 1) spdl_pool_destroy(w);
+    if (what == 2) spdl_pipeline_destroy(p);
+    return result;
+}
+
+/* One after the other, each of the three parts of an event: all is given back. */
+void condvar_events_that_cannot_be_had(void);
+void condvar_events_that_cannot_be_had(void) {
+    for (int what = 0; what < 3; ++what)
+        for (int left = 0, last = 0; !last; ++left) {
+            spdl_result result;
+            parts_left = left;
+            parts_refused = warnings = 0;
+            result = make_and_drop(what);
+            parts_left = -1;
+            last = parts_refused == 0;
+            CHECK_EQ(parts_alive, 0);
+            CHECK_EQ(result, last || warnings > 0 ? SPDL_OK : SPDL_E_NOMEM);
+        }
+}
+#endif
+
 /* --- the table, twice --- */
 
 #define RING_TESTS(X)                                                                              \
@@ -1126,11 +1203,11 @@ static void sleepers_burn_nothing(void) {
     X(flow_of_every_item_size)                                                                     \
     X(flow_of_many_laps)                                                                           \
     X(laps_keep_the_order)                                                                         \
+    X(large_rings_keep_the_order)                                                                  \
     X(capacity_is_exact)                                                                           \
     X(items_are_pointers_by_default)                                                               \
     X(pop_writes_the_item_only)                                                                    \
     X(desc_is_checked)                                                                             \
-    X(events_may_be_refused)                                                                       \
     X(timeouts_are_not_early)                                                                      \
     X(timeout_of_a_pop_takes_nothing)                                                              \
     X(timeout_of_a_push_leaves_nothing)                                                            \
@@ -1162,5 +1239,7 @@ RING_TESTS(CONDVAR_DEFINE)
 #else
 #define RING_ROW(test) TEST_CASE(test),
 #define CONDVAR_ROW(test) TEST_CASE(condvar_##test),
-TEST_TABLE(ring) { RING_TESTS(RING_ROW) RING_TESTS(CONDVAR_ROW) TEST_END };
+void condvar_events_that_cannot_be_had(void);
+TEST_TABLE(ring) { RING_TESTS(RING_ROW) RING_TESTS(CONDVAR_ROW)
+                   TEST_CASE(condvar_events_that_cannot_be_had), TEST_END };
 #endif

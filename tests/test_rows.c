@@ -176,6 +176,8 @@ static void the_sink_has_its_own_buffer_size(void) {
                 SPDL_SOURCE(count_up), SPDL_PIPE(follow, .buffer_size = 3), SPDL_SINK(3));
     ROW_REFUSED(1, "sink", "buffer_size is -1, must be 1 to 1048576", SPDL_SOURCE(count_up),
                 SPDL_SINK(-1));
+    ROW_REFUSED(2, "follow", "the last row must be SPDL_SINK", SPDL_SOURCE(count_up),
+                SPDL_PIPE(follow, .buffer_size = 3), SPDL_PIPE(follow));
 }
 
 static void the_desc_is_checked(void) {
@@ -191,12 +193,25 @@ static void the_desc_is_checked(void) {
     desc.pool = pool_of(1);
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
             "pipeline: workers is 1, but pool is set: leave it 0");
+    desc.workers = 0;
+    desc.next_works_ns = 1;
+    refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
+            "pipeline: next_works_ns is set, but its pool has no place for guests: set .guests of "
+            "the pool");
+    desc.next_works_ns = 0;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_TABLE(rows)) == SPDL_OK);
+    DONE(p);
     spdl_pool_destroy(desc.pool);
     desc = plain;
     desc.workers = 256;
     desc.next_works_ns = SPDL_FOREVER;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
             "pipeline: workers is 256, with next_works_ns at most 255");
+    desc.next_works_ns = 0;
+    threads_left = 0;
+    refused(desc, SPDL_TABLE(rows), SPDL_E_THREAD,
+            "pool 'spdl': thread 0 of 256 could not be created");
+    threads_left = -1;
     desc = plain;
     desc.allocator.free_fn = free_nothing;
     refused(desc, SPDL_TABLE(rows), SPDL_E_INVALID,
@@ -508,6 +523,53 @@ static void what_is_merged_is_of_one_type(void) {
 SPDL_FN(from_nothing, const void, item) { return SPDL_END; }
 SPDL_FN(of_any_type, item, void) { return SPDL_SKIP; }
 
+SPDL_FN(keep_it, item, const item) {
+    *out = in;
+    return SPDL_OK;
+}
+
+/* But `const`, and no type, fit any other. Sizes of the paths are checked, too. */
+static void what_is_merged_may_be_const(void) {
+    const spdl_stage source = SPDL_SOURCE(count_up), a = SPDL_PATH("a"), b = SPDL_PATH("b");
+    const spdl_stage keeps = SPDL_PIPE(keep_it), merge = SPDL_MERGE(), sink = SPDL_SINK(1);
+    const spdl_stage branch = SPDL_BRANCH(follow);
+    static const spdl_function untyped = { follow_spdl_call, "untyped", NULL, NULL, 0, 0 };
+    static const spdl_function large = { follow_spdl_call, "large", "item", "item", 24, 0 };
+    spdl_stage other = branch;
+    DONE(START(0, source, branch, a, keeps, b, merge, sink));
+    DONE(START(0, source, branch, a, b, keeps, merge, sink));
+    other.fn = &untyped;
+    DONE(START(0, source, other, a, b, keeps, merge, sink));
+    other = keeps;
+    other.fn = &large;
+    other.item_bytes = 16;
+    ROW_REFUSED(3, "large", "item_bytes is 16, but 'item' of stage 3 'large' has 24 bytes",
+                source, branch, a, other, b, merge, sink);
+}
+
+/* A row of the library where none may be, and functions without names and types. */
+static void rows_made_by_hand(void) {
+    static const spdl_function nameless = { count_up_spdl_call, NULL, NULL, NULL, 0, 0 };
+    static const spdl_function typeless = { count_up_spdl_call, "count", NULL, NULL, 0, 0 };
+    static const spdl_function named = { count_up_spdl_call, "spdl_index", NULL, "item", 0, 0 };
+    static script none;
+    spdl_stage rows[] = { SPDL_SOURCE(count_up, .ctx = &none), SPDL_PIPE(follow), SPDL_SINK(1) };
+    const spdl_function *const made[] = { &nameless, &typeless, &named };
+    char text[SPDL_TEXT_BYTES];
+    for (int i = 0; i < 3; ++i) {
+        rows[0].fn = made[i];
+        rows[0].name = i ? NULL : "source";
+        RUN(start(0, NULL, rows, 3), "", SPDL_END);
+    }
+    rows[0] = (spdl_stage){ .kind = SPDL_KIND_FEED, .name = "feed" };
+    DONE(start(0, NULL, rows, 3));
+    rows[0] = (spdl_stage)SPDL_TOKENS_AT((const spdl_tokens *)&none, .name = "tokens");
+    rows[0].kind = SPDL_KIND_SOURCE;
+    snprintf(text, sizeof text, "%s: stage 0 'tokens' is a source, but takes 'spdl_index *': it "
+                                "must take 'void *'", place_of(&rows[0]).text);
+    refused(plain, rows, 3, SPDL_E_TYPE, text);
+}
+
 /* Also when one of its paths is a merge, and the first one there says nothing. */
 static void a_merge_in_a_path_has_a_type(void) {
     const spdl_stage rows[] = {
@@ -598,6 +660,8 @@ TEST_TABLE(rows) {
     TEST_CASE(a_const_can_be_added),
     TEST_CASE(a_source_takes_nothing),
     TEST_CASE(what_is_merged_is_of_one_type),
+    TEST_CASE(what_is_merged_may_be_const),
+    TEST_CASE(rows_made_by_hand),
     TEST_CASE(a_merge_in_a_path_has_a_type),
     TEST_CASE(const_void_is_void),
     TEST_CASE(types_have_to_fit_through_branches),

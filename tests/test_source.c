@@ -333,6 +333,37 @@ static void from_reports_why(void) {
     }
 }
 
+static void *takes_from_it(void *arg) {
+    item *it = NULL;
+    CHECK_EQ(SPDL_NEXT((spdl_pipeline *)arg, &it, SPDL_SECONDS(15)), SPDL_OK);
+    item_free(it);
+    return NULL;
+}
+
+/* A source that is none, or that another thread takes from. */
+static void from_says_what_is_wrong(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        int gate = 0;
+        script slow = { .count = 1, .gate = &gate };
+        spdl_pipeline *inner, *p = START(crowds[i], SPDL_FROM(item, spdl_pipeline_next, NULL),
+                                         SPDL_SINK(1));
+        test_thread other;
+        TAKE_ALL(p, "", SPDL_E_INVALID);
+        failed_with(p, 0, "stage 0 'from', item 0: invalid argument");
+        DONE(p);
+        inner = START(1, SPDL_SOURCE(count_up, .ctx = &slow, .free_item = item_free), SPDL_SINK(1));
+        other = thread_of(takes_from_it, inner);
+        await(consumer_inside(inner), 1);
+        p = START(crowds[i], FROM(inner, .name = "from"), SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_INVALID);
+        failed_with(p, 0, "stage 0 'from', item 0: invalid argument");
+        open_gate(&gate);
+        test_join(other);
+        spdl_pipeline_destroy(p);
+        DONE(inner);
+    }
+}
+
 /* A next function by hand. */
 typedef struct hand {
     int calls;
@@ -374,6 +405,22 @@ static void any_next_function_is_a_source(void) {
         RUN(START(crowds[i], SPDL_FROM(item, hand_next, &h, .max_failures = 1), SPDL_SINK(1)),
             "0 2", SPDL_END);
         CHECK_EQ(h.timeouts_bad, 0);
+    }
+}
+
+/* A later row fails while it waits: it is not called any more. */
+static void from_stops_when_a_row_fails(void) {
+    static const spdl_result waits[] = { SPDL_OK, SPDL_TIMEOUT, SPDL_TIMEOUT };
+    for (int i = 0; i < CROWDS; ++i) {
+        hand h = { .says = waits };
+        spdl_pipeline *p = START(crowds[i], SPDL_FROM(item, hand_next, &h, .free_item = item_free),
+                                 SPDL_PIPE(follow, SCRIPT(.every = 1, .result = SPDL_E_STAGE,
+                                                          .sleep_us = 3000)),
+                                 SPDL_SINK(1));
+        TAKE_ALL(p, "", SPDL_E_STAGE);
+        for (int tries = 0; tries < 5000 && stats_of(p, 0).in_flight > 0; ++tries) sleep_us(1000);
+        CHECK_EQ(stats_of(p, 0).in_flight, 0);
+        DONE(p);
     }
 }
 
@@ -515,6 +562,8 @@ TEST_TABLE(source) {
     TEST_CASE(from_a_pipeline_of_the_same_pool),
     TEST_CASE(epochs_of_another_pipeline),
     TEST_CASE(from_reports_why),
+    TEST_CASE(from_says_what_is_wrong),
+    TEST_CASE(from_stops_when_a_row_fails),
     TEST_CASE(any_next_function_is_a_source),
     TEST_CASE(from_stops_while_it_waits),
     TEST_CASE(from_stops_with_its_pipeline),

@@ -1137,6 +1137,112 @@ static void an_item_may_have_many_results(void) {
     }
 }
 
+/* Numbers of items end somewhere: no text of a position is wrong. */
+static void an_epoch_may_have_very_many_items(void) {
+    const uint64_t most = (uint64_t)1 << 36;
+    spdl_pipeline *p = START(0, SPDL_SOURCE(count_up, SCRIPT(.count = -1), .free_item = item_free),
+                             SPDL_SINK(1));
+    char text[SPDL_STATE_BYTES];
+    int length = 1;
+    many_epochs = 0;
+    CHECK_EQ(spdl_pipeline_rewind(p, most, SPDL_FOREVER), SPDL_E_INVALID);
+    CHECK_EQ(spdl_pipeline_rewind(p, most - 9, SPDL_FOREVER), SPDL_OK);
+    save(p, text);
+    for (long i = 0; i < 12 && length > 0; ++i) {
+        item *it = NULL;
+        REQUIRE(SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK);
+        CHECK_EQ(it->value, (long)most - 9 + i);
+        item_free(it);
+        length = spdl_state_save(p, text, sizeof text);
+        CHECK(length > 0 || i >= 4);
+    }
+    CHECK_EQ(length, SPDL_E_UNSUPPORTED);
+    CHECK_STR(text, "the position of this pipeline cannot be saved: an epoch has more than 2^36 "
+                    "items");
+    DONE(p);
+}
+
+/* A row that gathers: each fifth call has a result. A flush has all that it holds, one in each call
+   with .again, in buffers or not. */
+typedef struct stack {
+    item *held[100];
+    int count, flushes;
+    bool again, buffers, fails, keeps; /* `keeps`: its states need no free */
+    spdl_result more; /* after a result of a flush */
+} stack;
+
+static int stack_states;
+
+static void stack_state_free(void *state) {
+    --stack_states;
+    free(state);
+}
+
+static item *stack_result(spdl_task *task, const stack *s, item *it) {
+    item *made = s->buffers ? part(task, it->value) : item_make(it->value);
+    REQUIRE(made != NULL);
+    return made;
+}
+
+SPDL_FN(stacks, item, item) {
+    stack *s = (stack *)spdl_ctx(task);
+    void **state = s->again ? spdl_call_state(task) : NULL;
+    if (state != NULL && *state == NULL) {
+        *state = s->keeps ? s : malloc(1);
+        stack_states += !s->keeps;
+    }
+    if (!spdl_flushing(task)) {
+        spdl_take(task);
+        s->held[s->count++] = in;
+        if (s->count % 5 != 0) return SPDL_SKIP;
+        *out = stack_result(task, s, in);
+        return SPDL_OK;
+    }
+    ++s->flushes;
+    if (s->count == 0) return SPDL_SKIP;
+    if (!s->fails || s->count > 2) *out = stack_result(task, s, s->held[s->count - 1]);
+    do item_free(s->held[--s->count]);
+    while (s->count > 0 && (!s->again || *out == NULL));
+    if (*out == NULL) return spdl_fail(task, "no more"); /* of what a load drops */
+    return s->more;
+}
+
+/* A load frees what a row has gathered, by its own call. */
+static void what_was_gathered_is_dropped_by_a_load(void) {
+    many_epochs = 0;
+    for (int how = 0; how < 8; ++how)
+        for (int i = 0; i < CROWDS; ++i) {
+            stack s = { .again = how % 2, .buffers = how / 2 == 1, .fails = how == 5,
+                        .keeps = how == 7, .more = how % 2 || how == 6 ? SPDL_AGAIN : SPDL_OK };
+            const spdl_stage rows[] = {
+                SPDL_SOURCE(count_up, SCRIPT(.count = -1), .free_item = item_free),
+                SPDL_PIPE(stacks, .ctx = &s, .flush = true, .again = s.again,
+                          .item_bytes = s.buffers ? sizeof(item) : 0,
+                          .free_item = s.buffers ? spdl_buffer_free : item_free,
+                          .free_state = s.again && !s.keeps ? stack_state_free : NULL),
+                SPDL_SINK(2),
+            };
+            spdl_pipeline *p = start(crowds[i], NULL, SPDL_TABLE(rows));
+            char text[SPDL_STATE_BYTES];
+            item *it = NULL;
+            save(p, text);
+            for (int loads = 0; loads < 3; ++loads) {
+                for (int k = 0; k < 3; ++k) {
+                    REQUIRE(SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK);
+                    CHECK_EQ(it->value, 5 * k + 4);
+                    if (s.buffers) spdl_buffer_free(it);
+                    else item_free(it);
+                }
+                load(p, text);
+            }
+            CHECK(s.flushes > 0);
+            spdl_pipeline_destroy(p);
+            while (s.count > 0) item_free(s.held[--s.count]);
+            CHECK_EQ(items_alive(), 0);
+            CHECK_EQ(stack_states, 0);
+        }
+}
+
 SPDL_FN(pass_on_as_others, item, told_line) {
     *out = (told_line *)in;
     return SPDL_OK;
@@ -1291,7 +1397,8 @@ static void keys_are_those_of_the_items(void) {
 }
 
 TEST_TABLE(state) {
-    TEST_CASE(an_item_may_have_many_results), TEST_CASE(types_are_of_the_table),
+    TEST_CASE(an_item_may_have_many_results), TEST_CASE(an_epoch_may_have_very_many_items),
+    TEST_CASE(what_was_gathered_is_dropped_by_a_load), TEST_CASE(types_are_of_the_table),
     TEST_CASE(ordered_tables_go_on),
     TEST_CASE(with_a_process_or_without),
     TEST_CASE(random_kills_change_nothing),

@@ -431,8 +431,30 @@ static void workers_of_a_shared_pool(void) {
     s.stage[1].exposed_idle_ns = 400000000;
     CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "items were ready, but the workers of its pool were in "
                                         "other pipelines. Write workers = 4: up to 2x"));
+    s.stage[1].concurrency = 1; /* they would change nothing */
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "were in other pipelines. More calls at a time would gain "
+                                        "less than 3 %: stage 1 'read' is as near its limit."));
+    s.stage[1].concurrency = 2;
     s.shared_pool = false;
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
+}
+
+/* Nothing took any time. */
+static void rows_without_work(void) {
+    spdl_stats s = second();
+    spdl_finding f;
+    s.workers = 0;
+    s.step_ns = s.process_cpu_ns = 0;
+    for (int i = 0; i < 3; ++i) {
+        s.stage[i].busy_ns = s.stage[i].cpu_ns = 0;
+        s.stage[i].mean_ns = 10000;
+    }
+    for (int pushed = 0; pushed < 2; ++pushed) {
+        CHECK_EQ(spdl_stats_find(&s, &f), SPDL_LIMIT_WORKERS);
+        CHECK(!writes(&f) && f.gain == 0);
+        s.stage[0].kind = SPDL_KIND_FEED;
+        s.stage[0].failures = 50;
+    }
 }
 
 static void order_and_batches(void) {
@@ -464,6 +486,9 @@ static void order_and_batches(void) {
     s.stage[1].busy_ns = 1400000000;
     s.stage[1].in_order = false; /* nothing is held back */
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
+    s.stage[1].concurrency = 1; /* but by a single call */
+    s.stage[1].busy_ns = 600000000;
+    CHECK(is(&s, SPDL_LIMIT_ROOM, 1, "and held back the rest. Write .buffer_size = "));
     s = second();
     s.stage[2].kind = SPDL_KIND_BATCH;
     busy(&s, 2, 0, 0);
@@ -529,6 +554,117 @@ static void numbers_of_any_kind(void) {
         REQUIRE(!writes(&f) || f.gain >= 1.03);
         REQUIRE((size_t)spdl_stats_verdict(&s, text, sizeof text) < sizeof text);
         REQUIRE(!says(text, "= -") && !says(text, "= 0"));
+    }
+}
+
+/* A number at a border, or any. */
+static uint64_t some_number(uint64_t *state) {
+    static const uint64_t borders[] = { 0, 1, 2, 100, 900, 100000, 10000000, 100000000, 400000000,
+                                        600000000, 790000000, 810000000, 960000000, 1000000000,
+                                        2000000000, 3900000000u };
+    if (test_random(state) % 8 == 0) return test_random(state) >> (test_random(state) % 64);
+    return borders[test_random(state) % (sizeof borders / sizeof borders[0])];
+}
+
+static bool one_in(uint64_t *state, unsigned n) { return test_random(state) % n == 0; }
+
+/* Rows of every kind with numbers of any kind, pushed or not, on pools of any kind. */
+static spdl_stats any_stats(uint64_t *state) {
+    spdl_stats s = second();
+    const int most = 1 + (int)(test_random(state) % 5);
+    s.workers = (int)(test_random(state) % 5);
+    s.next_works = one_in(state, 2);
+    s.shared_pool = one_in(state, 3);
+    s.may_doctor = one_in(state, 2);
+    s.cores = one_in(state, 2) ? 2 : 8;
+    s.cores_allowed = s.cores;
+    s.polls = one_in(state, 4) ? some_number(state) : 0;
+    if (one_in(state, 2)) s.delivered = some_number(state);
+    if (one_in(state, 2)) s.wait_ns = some_number(state);
+    if (one_in(state, 2)) s.step_ns = some_number(state);
+    if (one_in(state, 2)) s.process_cpu_ns = some_number(state);
+    if (one_in(state, 2)) s.others_cpu_ns = some_number(state);
+    if (one_in(state, 4)) s.elapsed_ns = some_number(state);
+    if (one_in(state, 4)) s.consumer_runnable_ns = some_number(state);
+    if (one_in(state, 8)) s.minor_faults = some_number(state);
+    s.step_p50_ns = some_number(state);
+    s.step_p99_ns = s.step_max_ns = s.step_p50_ns + some_number(state);
+    s.answer_wait_ns = some_number(state);
+    for (int i = 0; i < most; ++i) {
+        spdl_stage_stats *stage = &s.stage[i];
+        spdl_edge_stats *edge = &s.edge[i];
+        *stage = s.stage[one_in(state, 2)];
+        stage->kind = i == 0 ? (one_in(state, 3) ? SPDL_KIND_FEED : SPDL_KIND_SOURCE)
+                      : one_in(state, 2) ? SPDL_KIND_PIPE
+                                         : (spdl_kind)(SPDL_KIND_PIPE + test_random(state) % 5);
+        snprintf(stage->name, sizeof stage->name, "row");
+        stage->concurrency = (int)(test_random(state) % 5);
+        stage->busy_ns = some_number(state);
+        stage->cpu_ns = spdl__min(some_number(state), stage->busy_ns);
+        stage->runnable_ns = one_in(state, 2) ? 0 : stage->busy_ns - stage->cpu_ns;
+        stage->blocked_ns = stage->busy_ns - stage->cpu_ns - stage->runnable_ns;
+        stage->p50_ns = some_number(state);
+        stage->p99_ns = stage->max_ns = stage->p50_ns + some_number(state);
+        stage->mean_ns = stage->p50_ns;
+        stage->tasks = stage->split_calls = some_number(state);
+        stage->exposed_ns = some_number(state);
+        stage->exposed_idle_ns = one_in(state, 2) ? some_number(state) : 0;
+        stage->skips = one_in(state, 3) ? some_number(state) : 0;
+        stage->failures = one_in(state, 3) ? some_number(state) : 0;
+        stage->call_ns = one_in(state, 4) ? some_number(state) : 0;
+        stage->alone = one_in(state, 4);
+        stage->from = i == 0 && one_in(state, 4);
+        stage->deferred = one_in(state, 6);
+        stage->threads = i == 0 && one_in(state, 4);
+        stage->in_order = one_in(state, 2);
+        stage->lock_found = one_in(state, 10);
+        stage->runnable_known = one_in(state, 2);
+        edge->buffer_size = 1 + (int)(test_random(state) % 5000);
+        edge->readiness = (double)(test_random(state) % 11) / 10;
+        edge->put_wait_ns = some_number(state);
+        edge->elapsed_ns = spdl__max(s.elapsed_ns, 1);
+        edge->depth = one_in(state, 2);
+    }
+    s.stage_count = one_in(state, 20) ? 0 : most;
+    return s;
+}
+
+/* Also with what a doctor has found. */
+static void numbers_of_rows_of_any_kind(void) {
+    static const spdl_interval gains[] = { { 2, 1.8, 2.2, 9, true }, { 0.9, 0.8, 1.2, 9, true },
+                                           { 1.2, 0.9, 1.5, 9, true },
+                                           { 1.01, 1.005, 1.5, 9, true },
+                                           { 1.5, 0, 9, 1, false } };
+    uint64_t state = 1; /* the same at first, so that each branch is taken */
+    for (int round = 0; round < 3000; ++round) {
+        if (round == 2700) state = test_seed();
+        const spdl_stats s = any_stats(&state);
+        spdl__found f = spdl__find(&s);
+        spdl_finding finding;
+        char verdict[1200], table[9000];
+        spdl__text t = spdl__text_start(verdict, sizeof verdict);
+        REQUIRE(spdl_stats_find(&s, NULL) == f.is.limit);
+        REQUIRE(spdl_stats_find(&s, &finding) == finding.limit && finding.limit == f.is.limit);
+        REQUIRE(f.is.stage >= -1 && (f.is.stage < s.stage_count || f.is.stage <= 0));
+        REQUIRE(f.is.gain >= 0);
+        REQUIRE(f.is.workers >= 0 && f.is.workers <= 255);
+        REQUIRE(f.is.buffer_size >= 0 && f.is.buffer_size <= 10000);
+        for (int i = 0; i < SPDL_MAX_STAGES; ++i)
+            REQUIRE(f.is.concurrency[i] == 0 ||
+                    (i < s.stage_count && f.is.concurrency[i] > s.stage[i].concurrency));
+        REQUIRE(!writes(&f.is) || f.is.gain >= 1.03 || s.stage[0].kind == SPDL_KIND_FEED);
+        f.doctor = one_in(&state, 2);
+        f.raises = f.doctor && one_in(&state, 2);
+        if (f.raises && writes(&f.is) && one_in(&state, 2)) f.measured = &gains[round % 5];
+        if (one_in(&state, 10)) f.changed = "It changed.";
+        spdl__verdict(&t, &s, &f);
+        REQUIRE(t.length > 0 && t.length < sizeof verdict);
+        REQUIRE((size_t)spdl_stats_text(&s, table, sizeof table) < sizeof table);
+        for (int k = 0; k < 2; ++k) {
+            const char *text = k ? table : verdict;
+            REQUIRE(!says(text, "nan") && !says(text, "inf") && !says(text, "-nan"));
+            REQUIRE(!says(text, "= -") && !says(text, "= 0"));
+        }
     }
 }
 
@@ -1076,6 +1212,7 @@ TEST_TABLE(verdict) {
     TEST_CASE(consumers_that_poll),
     TEST_CASE(calls_that_hang),
     TEST_CASE(workers_of_a_shared_pool),
+    TEST_CASE(rows_without_work),
     TEST_CASE(settings_that_can_be_written),
     TEST_CASE(threads_of_a_source),
     TEST_CASE(rows_of_one_call),
@@ -1087,6 +1224,7 @@ TEST_TABLE(verdict) {
     TEST_CASE(order_and_batches),
     TEST_CASE(consumers_that_have_enough),
     TEST_CASE(numbers_of_any_kind),
+    TEST_CASE(numbers_of_rows_of_any_kind),
     TEST_CASE(stages_that_compute),
     TEST_CASE(stages_that_sleep),
     TEST_CASE(stages_with_a_lock),
