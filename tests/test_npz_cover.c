@@ -32,12 +32,16 @@ static struct {
     long at, count; /* it happens at call number `at`, from 1 */
     long times;     /* so often */
     long blocks;    /* allocated and not freed */
+    void (*meanwhile)(void); /* or this happens, and the call does what it should */
 } fault;
 
 static bool hit(sys_call which) {
     if (which != fault.call) return false;
     ++fault.count;
-    return fault.count >= fault.at && fault.count < fault.at + fault.times;
+    if (fault.count < fault.at || fault.count >= fault.at + fault.times) return false;
+    if (fault.meanwhile == NULL) return true;
+    fault.meanwhile();
+    return false;
 }
 
 #ifndef _WIN32
@@ -130,6 +134,7 @@ static void fault_set(sys_call which, manner how, long at, long times) {
     fault.at = at;
     fault.times = times;
     fault.count = 0;
+    fault.meanwhile = NULL;
 }
 
 /* ============================================================================================= */
@@ -589,6 +594,125 @@ static void damaged_members(void) {
     teardown();
 }
 
+/* A limit of 2^64 - 1 is none. */
+static void limits_that_are_none(void) {
+    static const uint64_t limits[] = { (uint64_t)1 << 40, UINT64_MAX / 2, UINT64_MAX };
+    setup();
+    for (size_t i = 0; i < 3; ++i) {
+        spdl_error error = { 0 };
+        spdl_npz_desc desc = { 0 };
+        spdl_npz_bundle *bundle = NULL;
+        desc.max_bytes = limits[i];
+        desc.error = &error;
+        if (!CHECK_EQ(spdl_npz_load(&bundle, path_of("a.npz"), &desc), SPDL_OK))
+            fprintf(stderr, "%s\n", error.text);
+        spdl_npz_bundle_free(bundle);
+    }
+    teardown();
+}
+
+/* ============================================================================================= */
+/* Files that others change */
+
+static long heads[3]; /* where the headers of b.npz are */
+static int heads_changed;
+
+/* Three arrays of one row, so that Fortran order moves nothing; aligned, and large enough to be
+   lent. */
+static void rows_write(void) {
+    const uint64_t shape[2] = { 1, LARGE / 3 };
+    spdl_npz_writer *w = NULL;
+    spdl_npz *npz = NULL;
+    REQUIRE(spdl_npz_writer_open(&w, path_of("b.npz"), NULL) == SPDL_OK);
+    for (int i = 0; i < 3; ++i) {
+        const char name[2] = { (char)('a' + i), 0 };
+        CHECK_EQ(spdl_npz_writer_add(w, name, "|u1", 2, shape, arrays[0].data, NULL), SPDL_OK);
+    }
+    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
+    spdl_npz_writer_close(w);
+    REQUIRE(spdl_npz_open(&npz, path_of("b.npz"), NULL) == SPDL_OK);
+    for (size_t i = 0; i < 3; ++i) {
+        const void *view = NULL;
+        CHECK_EQ(spdl_npz_view(npz, i, &view, NULL, NULL), SPDL_OK);
+        heads[i] = (long)((uintptr_t)view - (uintptr_t)npz->mapping) - 128;
+    }
+    spdl_npz_close(npz);
+}
+
+/* Changes bytes of the header of one more array. */
+static void head_change(long at, const void *to, size_t bytes) {
+    FILE *file;
+    if (heads_changed == 3) return;
+    file = fopen(path_of("b.npz"), "r+b");
+    REQUIRE(file != NULL && fseek(file, heads[heads_changed++] + at, SEEK_SET) == 0);
+    CHECK(fwrite(to, 1, bytes, file) == bytes && fclose(file) == 0);
+}
+
+static void head_turns(void) { head_change(44, "True ", 5); }
+static void head_shrinks(void) { head_change(8, "u", 1); } /* 117 bytes: the data begin earlier */
+
+/* The bundle has all arrays, or there is an error. */
+static void rows_load(bool moved) {
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    spdl_npz_bundle *bundle = NULL;
+    spdl_result result;
+    desc.allocator = allocator;
+    desc.no_crc = true;
+    desc.error = &error;
+    result = spdl_npz_load(&bundle, path_of("b.npz"), &desc);
+    if (!CHECK_EQ(result, SPDL_OK)) fprintf(stderr, "%s\n", error.text);
+    REQUIRE(bundle != NULL && bundle->count == 3);
+    for (size_t i = 0; i < 3; ++i) {
+        const uint8_t *data = (const uint8_t *)bundle->arrays[i].data;
+        CHECK_EQ((uintptr_t)data % 64, 0);
+        CHECK(memcmp(data + (moved && data[0] == '\n'), arrays[0].data, LARGE / 3 - 1) == 0);
+    }
+    spdl_npz_bundle_free(bundle);
+}
+
+/* A mapped file may change between any two looks at it. Arrays that can be lent no more are copied,
+   and the bundle is made again for each. */
+static void files_that_change(void) {
+    TEST_NEEDS_LINUX();
+    setup();
+    for (int shrinks = 0; shrinks < 2; ++shrinks)
+        for (long at = 1; at < 8; ++at) {
+            rows_write();
+            heads_changed = 0;
+            fault_set(ALLOC, FAILS, at, 1000);
+            fault.meanwhile = shrinks ? head_shrinks : head_turns;
+            rows_load(shrinks);
+            fault_set(NONE, FAILS, 0, 0);
+        }
+    teardown();
+}
+
+static const spdl_npz *viewed;
+
+static void view_first(void) {
+    const void *view = NULL;
+    fault.call = NONE;
+    CHECK_EQ(spdl_npz_view(viewed, 5, &view, NULL, NULL), SPDL_OK);
+}
+
+/* Two threads make the mapping of the first view. */
+static void views_at_the_same_time(void) {
+    const void *view = NULL, *again = NULL;
+    spdl_npz *npz = NULL;
+    setup();
+    REQUIRE(spdl_npz_open(&npz, path_of("a.npz"), NULL) == SPDL_OK);
+    viewed = npz;
+    fault_set(MMAP, FAILS, 1, 1);
+    fault.meanwhile = view_first;
+    CHECK_EQ(spdl_npz_view(npz, 5, &view, NULL, NULL), SPDL_OK);
+    CHECK_EQ(fault.count, 1);
+    CHECK_EQ(spdl_npz_view(npz, 5, &again, NULL, NULL), SPDL_OK);
+    CHECK(view == again && is_right(5, view));
+    spdl_npz_close(npz);
+    teardown();
+}
+
 static void reading_arguments(void) {
     spdl_npz *npz = NULL;
     spdl_npz_bundle *bundle = NULL;
@@ -636,6 +760,7 @@ TEST_TABLE(npz_cover) {
     TEST_CASE(memory_that_is_not_there), TEST_CASE(other_calls_that_fail),
     TEST_CASE(loading_that_trusts), TEST_CASE(writes_that_fail),
     TEST_CASE(writes_that_are_interrupted), TEST_CASE(names_that_are_taken),
-    TEST_CASE(damaged_members), TEST_CASE(reading_arguments), TEST_CASE(writing_arguments),
+    TEST_CASE(damaged_members), TEST_CASE(limits_that_are_none), TEST_CASE(files_that_change),
+    TEST_CASE(views_at_the_same_time), TEST_CASE(reading_arguments), TEST_CASE(writing_arguments),
     TEST_END
 };
