@@ -838,6 +838,7 @@ static void inflate_refuses(void) {
     stream_refused(DYNAMIC "=5:0 =5:10 " LENGTHS_1_18 "1 =7:127 1 =7:107 0 1 =7:0 1", "not in use");
     stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "1 =7:127", "cut off");
     stream_refused(DYNAMIC "=5:0 =5:0 =4:15 =3:0", "cut off");
+    stream_refused(DYNAMIC "=5:0 =5:0 =4:1 =3:1 =3:1 =9:0", "cut off"); /* before 16 */
     stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "1 =7:127 1", "cut off");
 }
 
