@@ -21663,13 +21663,14 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out
     return *out != NULL ? spdl__tokens_window(task, in, *out, made->row.item_bytes) : SPDL_E_NOMEM;
 }
 
+/* Behind SPDL_BATCH: its input is a batch. */
 SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
     const spdl__batch *from = (const spdl__batch *)in;
     const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
-    spdl__batch *batch = from != NULL ? spdl__batch_get(task->node->buffers) : NULL;
-    spdl_result result = from != NULL ? SPDL_OK : spdl_fail(task, "NULL, not a batch");
+    spdl__batch *batch = spdl__batch_get(task->node->buffers);
+    spdl_result result = SPDL_OK;
     size_t i;
-    if (result == SPDL_OK && batch == NULL) return SPDL_E_NOMEM;
+    if (batch == NULL) return SPDL_E_NOMEM;
     for (i = 0; result == SPDL_OK && i < from->shown.count; ++i) {
         batch->shown.items[i] = (char *)batch->shown.data + i * bytes;
         batch->owner[i] = SPDL__IN_PLACE;
