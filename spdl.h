@@ -21995,9 +21995,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
     l->sampler.desc.ranks = ours;
     l->sampler.from = spdl__sampler_first(&l->sampler, at->epoch);
     l->sampler.from_epoch = at->epoch;
-    l->sampler.from = over || all.source > (l->sampler.length - l->sampler.from) / world
-                          ? l->sampler.length
-                          : l->sampler.from + all.source * world;
+    l->sampler.from = over ? l->sampler.length : l->sampler.from + all.source * world;
     return SPDL_OK;
 }
 
@@ -22056,9 +22054,8 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     if (p->sampler != NULL) start.sampler = &l.sampler;
     result = spdl__pipeline_go(p, &start, deadline);
     if (result == SPDL_OK) return SPDL_OK;
-    why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
-          : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
-                                     : "not in a stage, during next or push, or after a fork";
+    why = result == SPDL_TIMEOUT ? "calls still run: the pipeline is stopped"
+                                 : "not in a stage, during next or push, or after a fork";
     return spdl__error_set(error, result, "spdl_state_load: %s", why);
 }
 
