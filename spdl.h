@@ -22173,7 +22173,6 @@ typedef struct spdl__out {
 } spdl__out;
 
 SPDL__COLD void spdl__out_flush(spdl__out *out) {
-    if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
     if (out->failure == NULL)
         out->failure =
             spdl__os_file_write(out->file, out->text.buffer, out->text.length, SPDL__NEVER);
@@ -22419,7 +22418,7 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p, bool left) {
     spdl__track *consumer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
     while (consumer != NULL && consumer->spans > 0) spdl__span_end(consumer, spdl_time_ns());
     if (consumer != NULL && left) (consumer - 1)->left = true; /* the source's own thread */
-    if (consumer != NULL && p->start_ns != 0) spdl__trace_save(p);
+    if (consumer != NULL) spdl__trace_save(p);
 }
 #endif
 

@@ -633,6 +633,11 @@ static void bad_files_are_one_warning(void) {
         CHECK_EQ(m.warnings, 1);
         CHECK_EQ(m.others, 0);
     }
+    for (size_t i = 0; i < 1020; ++i) name[i] = i % 2 ? '/' : '.';
+    strcpy(name + 1020, "n%p"); /* too long with the process in it */
+    desc = desc_of(2, name, &m);
+    if (getpid() >= 100) run_short(&desc);
+    CHECK_EQ(m.warnings, getpid() >= 100);
     desc = desc_of(2, "/dev/null", &m); /* nothing is wrong with that */
     run_short(&desc);
     CHECK_EQ(m.warnings, 0);
@@ -806,6 +811,37 @@ static void spans_of_calls_and_steps(int workers) {
 static void spans_on_workers(void) { spans_of_calls_and_steps(3); }
 static void spans_on_one_worker(void) { spans_of_calls_and_steps(1); }
 static void spans_inline(void) { spans_of_calls_and_steps(0); }
+
+/* Of spans that begin at the same time the longer one is first, as viewers want it. */
+static void spans_that_begin_together(void) {
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(1, file_named("t.json"), &m);
+    spdl_pipeline *p = short_pipeline(&desc);
+    spdl__track *consumer = &p->trace->track[p->workers];
+    static const char *const order[] = { "before", "outer", "inner", "inner" };
+    size_t found = 0;
+    trace t;
+    spdl_pipeline_trace_begin(p, "before");
+    spdl_pipeline_trace_end(p);
+    spdl_pipeline_trace_begin(p, "outer");
+    for (int i = 0; i < 2; ++i) {
+        spdl_pipeline_trace_begin(p, "inner");
+        spdl_pipeline_trace_end(p);
+    }
+    spdl_pipeline_trace_end(p);
+    REQUIRE(consumer->count == 4);
+    consumer->records[3].end = consumer->records[2].end + 1;
+    consumer->records[1].end = consumer->records[2].end;
+    for (int i = 1; i < 3; ++i) consumer->records[i].begin = consumer->records[3].begin;
+    spdl_pipeline_destroy(p);
+    t = trace_read(file_named("t.json"));
+    for (size_t i = 0; i < t.count; ++i)
+        if (strcmp(t.events[i].cat, "span") == 0)
+            if (CHECK(found < 4)) CHECK_STR(t.events[i].name, order[found++]);
+    CHECK_EQ(found, 4);
+    trace_free(&t);
+    remove_files();
+}
 
 enum { TOO_DEEP = 40 };
 
@@ -1257,6 +1293,7 @@ TEST_TABLE(trace) {
     TEST_CASE(spans_on_workers),
     TEST_CASE(spans_on_one_worker),
     TEST_CASE(spans_inline),
+    TEST_CASE(spans_that_begin_together),
     TEST_CASE(unbalanced_spans_end_with_their_call),
     TEST_CASE(counters_and_names_are_json),
     TEST_CASE(spans_elsewhere_are_reported),
