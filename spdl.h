@@ -18436,8 +18436,7 @@ SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
         if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, before);
         spdl__inflate_lane_refill(l);
         entry = spdl__inflate_follow(l->tables->dist, SPDL__INFLATE_DIST_BITS, l->bits, entry);
-        if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, before);
-    }
+    } /* long codes of distances are all in use: a block has 30 at most */
     distance = spdl__inflate_value(entry, l->bits);
     spdl__inflate_lane_drop(l, entry);
     if (SPDL__UNLIKELY(distance > (size_t)(l->out - l->base) ||

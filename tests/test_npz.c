@@ -1608,6 +1608,10 @@ static void small_files_that_were_changed(void) {
     REQUIRE(bundle != NULL);
     CHECK(is_lent(bundle) && ((const float *)bundle->arrays[0].data)[1] == 2);
     spdl_npz_bundle_free(bundle);
+    CHECK_EQ(spdl_npz_load(&bundle, fixture_path("version1.npy"), NULL), SPDL_OK);
+    CHECK(is_lent(bundle) && bundle->arrays[0].info.stored);
+    CHECK_STR(bundle->arrays[0].name, "arr_0");
+    spdl_npz_bundle_free(bundle);
     CHECK(load_changed("f4", FORTRAN, "Maybe", 5, &error) == NULL);
     CHECK(strstr(error.text, "small.npz: member 'x': fortran_order is neither") != NULL);
     CHECK(load_changed("f4", LOCAL_EXTRA, "\xff\xff", 2, &error) == NULL); /* past the file */

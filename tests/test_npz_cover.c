@@ -689,6 +689,64 @@ static void files_that_change(void) {
     teardown();
 }
 
+/* Appends ZIP64 records to b.npz: one with more fields than it needs, and a comment, so that the
+   tail is read in three steps. */
+static void tail_lengthen(void) {
+    enum { MORE = 5000, COMMENT = 4060 };
+    static uint8_t tail[56 + MORE + 20 + 22 + COMMENT];
+    uint8_t end[22], *at;
+    long size = 0;
+    FILE *file = fopen(path_of("b.npz"), "r+b");
+    REQUIRE(file != NULL && fseek(file, -22, SEEK_END) == 0 && (size = ftell(file)) > 0);
+    REQUIRE(fread(end, 1, 22, file) == 22);
+    at = spdl__put64(spdl__put32(tail, 0x06064b50), 44 + MORE);
+    at = spdl__put64(spdl__put64(at + 12, 3), 3);
+    spdl__put64(spdl__put64(at, spdl__le32(end + 12)), spdl__le32(end + 16));
+    at = spdl__put32(tail + 56 + MORE, 0x07064b50);
+    at = spdl__put32(spdl__put64(at + 4, (uint64_t)size), 1);
+    memset(spdl__put32(at, 0x06054b50) + 4, 0xff, 12);
+    spdl__put16(at + 20, COMMENT);
+    REQUIRE(fseek(file, size, SEEK_SET) == 0 && fwrite(tail, 1, sizeof tail, file) == sizeof tail);
+    fclose(file);
+}
+
+/* Each step fails once. */
+static void tails_that_cannot_be_read(void) {
+    folder_make();
+    arrays_make();
+    for (int distant = 0; distant < 2; ++distant) {
+        rows_write();
+        tail_lengthen();
+        if (distant) { /* the locator leads to byte 5, too far to read for: not the record */
+            FILE *file = fopen(path_of("b.npz"), "r+b");
+            REQUIRE(file != NULL && fseek(file, -(4060 + 22 + 12), SEEK_END) == 0);
+            CHECK(fwrite("\5\0\0\0\0\0\0\0", 1, 8, file) == 8 && fclose(file) == 0);
+        }
+        for (int turn = 0; turn < 2; ++turn)
+            for (long at = 1, reached = 1; reached; ++at) {
+                spdl_error error = { 0 };
+                spdl_npz_desc desc = { 0 };
+                spdl_npz *npz = NULL;
+                spdl_result result;
+                desc.allocator = allocator;
+                desc.error = &error;
+                fault_set(turn ? ALLOC : PREAD, FAILS, at, 1);
+                result = spdl_npz_open(&npz, path_of("b.npz"), &desc);
+                reached = fault.count >= at;
+                if (reached) CHECK_EQ(result, turn ? SPDL_E_NOMEM : SPDL_E_IO);
+                else CHECK_EQ(result, distant ? SPDL_E_FORMAT : SPDL_OK);
+                if (!reached && distant)
+                    CHECK(strstr(error.text, "leads to no ZIP64 end record") != NULL);
+                if (!reached) CHECK(at > (distant ? 3 : 4));
+                CHECK_EQ(spdl_npz_count(npz), result == SPDL_OK ? 3 : 0);
+                spdl_npz_close(npz);
+                CHECK_EQ(fault.blocks, 0);
+            }
+    }
+    fault_set(NONE, FAILS, 0, 0);
+    teardown();
+}
+
 /* ============================================================================================= */
 /* Tokens, tar archives and lines */
 
@@ -869,7 +927,7 @@ TEST_TABLE(npz_cover) {
     TEST_CASE(loading_that_trusts), TEST_CASE(writes_that_fail),
     TEST_CASE(writes_that_are_interrupted), TEST_CASE(names_that_are_taken),
     TEST_CASE(damaged_members), TEST_CASE(limits_that_are_none), TEST_CASE(files_that_change),
-    TEST_CASE(files_that_cannot_be_read), TEST_CASE(views_at_the_same_time),
+    TEST_CASE(tails_that_cannot_be_read), TEST_CASE(files_that_cannot_be_read), TEST_CASE(views_at_the_same_time),
     TEST_CASE(reading_arguments), TEST_CASE(writing_arguments),
     TEST_END
 };

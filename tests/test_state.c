@@ -1001,10 +1001,10 @@ static void edited(char *edit, const char *text, const char *from, const char *t
 }
 /* The text with one more field, or another value of one; by hand, so without a sum. */
 static const char *by_hand(const char *text, const char *from, const char *to) {
-    static char edit[4][SPDL_STATE_BYTES];
+    static char edit[8][SPDL_STATE_BYTES];
     static int turn;
-    edited(edit[++turn % 4], text, from, to, "none");
-    return edit[turn % 4];
+    edited(edit[++turn % 8], text, from, to, "none");
+    return edit[turn % 8];
 }
 
 /* Joins texts of three ranks, of which one was written by hand. */
@@ -1022,6 +1022,8 @@ static void texts_that_do_not_join(void) {
         { 0, "results=0", "results=1", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3" },
         { 2, "drops=0", "drops=1", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3 ranks" },
         { 0, "item=1", "item=60", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3 ranks" },
+        { 0, "item=1 results=0", "item=60 results=1", SPDL_E_UNSUPPORTED, "text 0 and the others" },
+        { 1, " sum=", " sun=", SPDL_E_FORMAT, "text 1 has no 'sum='" },
         { 2, "rank=2/3", "rank=2/4294967299", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
         { 2, "rank=2/3", "rank=3/3", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
         { 2, "rank=2/3", "rank=2", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
@@ -1054,6 +1056,11 @@ static void texts_that_do_not_join(void) {
         CHECK_EQ(rank_take(&other, 0, &value, 1), item == 20);
         if (item == 20) CHECK_EQ(value, 60);
     }
+    texts[1] = by_hand(r[1].text, "item=1", "item=40"); /* and not the same, but all at the end */
+    texts[2] = by_hand(r[2].text, "item=1", "item=20");
+    CHECK_EQ(spdl_state_load(other.p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
+    other.ended = 0;
+    CHECK_EQ(rank_take(&other, 0, &value, 1), 0);
     for (int i = 0; i < 3; ++i) rank_close(&r[i]);
     rank_close(&other);
 }
