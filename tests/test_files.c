@@ -963,6 +963,7 @@ static void bad_pax_headers(void) {
         { "9 path=x", 'x', SPDL_E_FORMAT, "x.tar: at byte 1536: a pax header that is damaged" },
         { "99 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
         { "9 path=x\nx", 'x', SPDL_E_FORMAT, "damaged" },
+        { "9 path=xy", 'x', SPDL_E_FORMAT, "damaged" },
         { "path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
         { "0 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
         { "3 \n", 'x', SPDL_E_FORMAT, "damaged" },
@@ -994,6 +995,11 @@ static void bad_pax_headers(void) {
     ADD(&tar, .name = "none", .size = 4, .no_data = true);
     tar_end(&tar);
     tar_reads(&tar, "none:0");
+    tar.count = 0;
+    tar_extra(&tar, 'x', ""); /* no records, and a name of an old archive that is empty */
+    ADD(&tar, .name = "", .kind = 'v', .magic = "\0\0\0\0\0", .no_data = true);
+    tar_end(&tar);
+    tar_reads(&tar, ":0");
     for (int kind = 0; kind < 2; ++kind) { /* a record that leaves its header, a zero in a name */
         static const char records[2][21] = { "20 path=xyz........\n", "20 path=x\0z........\n" };
         tar.count = 0;

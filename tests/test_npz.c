@@ -866,6 +866,7 @@ static void headers_that_are_fine(void) {
     header_read(HEADER("'<f4'", "(2, 0, 4000000000)"), 0, 'f', 4, 3, 0);
     header_read(HEADER("[]", "(5,)"), 0, 'V', 0, 1, 5);
     header_read(HEADER("[('a', '<f4')]", "(5,)"), 20, 'V', 4, 1, 5);
+    header_read(HEADER("[('a', '<f4',)]", "(5,)"), 20, 'V', 4, 1, 5);
     header_read(HEADER("[('a', '<f4', (2, 3)), ('', '|V3'), ('b', [('c', '<i2'), ('d', 'u1', ()),"
                        "], (2,)),]", "(2,)"), 66, 'V', 33, 1, 2);
     header_read(HEADER("[(('it\\'s', \"a ]\"), '<f4')]", "(5,)"), 20, 'V', 4, 1, 5);
@@ -910,6 +911,10 @@ static void headers_that_are_not(void) {
     header_refused(HEADER("'<i4x'", "(1,)"), unsupported, "dtype '<i4x'");
     header_refused(HEADER("'<M8[]'", "(1,)"), unsupported, "dtype '<M8[]'");
     header_refused(HEADER("'<M8[s'", "(1,)"), unsupported, "dtype '<M8[s'");
+    header_refused(HEADER("'<M8[sec'", "(1,)"), unsupported, "dtype '<M8[sec'");
+    header_refused(HEADER("'<M8(s)'", "(1,)"), unsupported, "dtype '<M8(s)'");
+    header_refused(HEADER("'float32float32float32float32float32float32'", "(1,)"), unsupported,
+                   "dtype 'float32float32float32float32float32float' is");
     header_refused(HEADER("'<U9223372036854775807'", "(1,)"), unsupported, "is not known");
     header_refused(HEADER("'|S99999999999999999999'", "(1,)"), unsupported, "is not known");
     header_refused(HEADER("None", "(1,)"), format, "neither a string nor a list");
@@ -917,6 +922,9 @@ static void headers_that_are_not(void) {
     header_refused(HEADER("[('a', '<f4'", "(1,)"), format, "missing");
     header_refused("{'descr': [('a', '<f4')", format, "']' is missing, at byte 23");
     header_refused(HEADER("[(('a' 't'), '<f4')]", "(1,)"), format, "',' is missing");
+    header_refused(HEADER("[(('t', 5), '<f4')]", "(1,)"), format, "no string");
+    header_refused(HEADER("[(('t', 'a', '<f4')]", "(1,)"), format, "')' is missing");
+    header_refused(HEADER("[('a', '<f4', (2,) x)]", "(1,)"), format, "')' is missing");
     header_refused(HEADER("['a']", "(1,)"), format, "'(' is missing");
     header_refused(HEADER("[('a')]", "(1,)"), format, "',' is missing");
     header_refused(HEADER("[('a', '<f4') ('b', '<f4')]", "(1,)"), format, "']' is missing");
@@ -1216,6 +1224,8 @@ static void zip64_that_is_broken(void) {
     set_le(&z.file, z.end_at + 4, 1, 2);
     refuses(z.file.at, z.file.count, SPDL_E_UNSUPPORTED, "several disks");
     set_le(&z.file, z.end_at + 4, 0xffff, 2); /* the ZIP64 record has it */
+    CHECK_EQ(opens(&z), SPDL_OK);
+    set_le(&z.file, z.end_at - 20 + 8, UINT64_MAX, 8); /* no such place: it is before the locator */
     CHECK_EQ(opens(&z), SPDL_OK);
     for (size_t front = 0; front < 56; ++front) { /* no room for a record before the locator */
         z.file.count = 0;

@@ -345,6 +345,7 @@ static void names_that_are_there_twice(void) {
     write_one(w, "b", &info, "1234");
     write_one(w, "a", &info, "1234");
     write_one(w, "b", &info, "5678");
+    write_one(w, "c", &info, "5678");
     CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "twice.npz: member 'b': two arrays have this name") != NULL);
     CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);

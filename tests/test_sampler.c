@@ -499,6 +499,8 @@ static void ranks_come_from_the_environment(void) {
         "and a larger one", "PMI_RANK", "-1", "PMI_SIZE", "4");
     ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be a "
         "number and a larger one", "RANK", "1", "WORLD_SIZE", "99999999999");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 2x, must be a number and "
+        "a larger one", "RANK", "1", "WORLD_SIZE", "2x");
     ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1x and WORLD_SIZE is 2, must be a number and "
         "a larger one", "RANK", "1x", "WORLD_SIZE", "2");
 }

@@ -1024,6 +1024,8 @@ static void texts_that_do_not_join(void) {
         { 0, "item=1", "item=60", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3 ranks" },
         { 0, "item=1 results=0", "item=60 results=1", SPDL_E_UNSUPPORTED, "text 0 and the others" },
         { 1, " sum=", " sun=", SPDL_E_FORMAT, "text 1 has no 'sum='" },
+        { 0, "item=1", "item=68719476736", SPDL_E_FORMAT, "text 0 has an invalid 'item='" },
+        { 2, "data=0", "data=x", SPDL_E_INVALID, "text 2 is of another data set: data=x" },
         { 2, "rank=2/3", "rank=2/4294967299", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
         { 2, "rank=2/3", "rank=3/3", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
         { 2, "rank=2/3", "rank=2", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },

@@ -477,6 +477,56 @@ static void a_source_that_is_left_is_not_printed(void) {
     remove_files();
 }
 
+SPDL_FN(by_parity, void, void) {
+    *out = in;
+    return spdl_route(task, (int)((uintptr_t)in % 2));
+}
+
+static void forget(void *state) { (void)state; }
+
+SPDL_FN(twice, void, void) {
+    void **state = spdl_call_state(task);
+    *out = (void *)((uintptr_t)in + 100 + (*state != NULL));
+    if (*state != NULL) return SPDL_OK;
+    *state = in;
+    return SPDL_AGAIN;
+}
+
+/* Calls of both branches, of what they join to, and of what follows results of one item. */
+static void branches_on_a_pool(void) {
+    const spdl_pool_desc threads = { .workers = 2 };
+    static uintptr_t items = 20;
+    spdl_pool *pool = NULL;
+    messages m;
+    spdl_pipeline_desc desc = desc_of(0, file_named("t.json"), &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    trace t;
+    REQUIRE(spdl_pool_create(&pool, &threads) == SPDL_OK);
+    for (int turn = 0; turn < 2; ++turn) {
+        desc.workers = turn ? SPDL_INLINE : 0;
+        desc.pool = turn ? NULL : pool;
+        desc.name = NULL;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(numbers, .ctx = &items), SPDL_BRANCH(by_parity),
+            SPDL_PATH("odd"), SPDL_PIPE(pass, .name = "left"),
+            SPDL_PATH("even"), SPDL_PIPE(twice, .again = true, .free_state = forget),
+            SPDL_MERGE(.output_order = SPDL_ORDER_COMPLETION),
+            SPDL_PIPE(pass, .name = "below"), SPDL_SINK(2))) == SPDL_OK);
+        run_to_the_end(p, false, &stats);
+        CHECK_STR(m.text, "");
+        CHECK_EQ(stats.delivered, 30);
+        spdl_pipeline_destroy(p);
+        t = trace_read(file_named("t.json"));
+        CHECK_EQ(trace_count(&t, 'X', "task", "left"), 10);
+        CHECK_EQ(trace_count(&t, 'X', "task", "twice"), 20);
+        CHECK_EQ(trace_count(&t, 'X', "task", "below"), 30);
+        trace_free(&t);
+    }
+    spdl_pool_destroy(pool);
+    remove_files();
+}
+
 static void drops_failures_and_batches_of_batches(void) {
     const char *path = file_named("t.json");
     static uintptr_t items = 600;
@@ -1279,6 +1329,7 @@ TEST_TABLE(trace) {
     TEST_CASE(whole_run_on_workers),
     TEST_CASE(whole_run_inline),
     TEST_CASE(a_source_that_is_left_is_not_printed),
+    TEST_CASE(branches_on_a_pool),
     TEST_CASE(drops_failures_and_batches_of_batches),
     TEST_CASE(times_are_what_they_were),
     TEST_CASE(environment_asks_for_a_trace),
