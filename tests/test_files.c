@@ -1720,6 +1720,7 @@ TEST_TABLE(files) {
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
     TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(lines_grow),
-    TEST_CASE(empty_paths), TEST_CASE(null_paths), TEST_CASE(files_without_a_size), TEST_CASE(rows_of_lines),
+    TEST_CASE(empty_paths), TEST_CASE(null_paths), TEST_CASE(files_without_a_size),
+    TEST_CASE(rows_of_lines),
     TEST_CASE(rows_without_memory), TEST_CASE(no_memory), TEST_END
 };

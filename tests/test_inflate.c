@@ -541,6 +541,7 @@ static void crc_in_every_way(void) {
 }
 
 TEST_TABLE(inflate) {
-    TEST_CASE(ends_with_long_codes), TEST_CASE(random_streams), TEST_CASE(truncated_anywhere), TEST_CASE(damaged_anyhow),
+    TEST_CASE(ends_with_long_codes), TEST_CASE(random_streams),
+    TEST_CASE(truncated_anywhere), TEST_CASE(damaged_anyhow),
     TEST_CASE(lanes_of_any_number), TEST_CASE(crc_in_every_way), TEST_END
 };

@@ -946,8 +946,8 @@ static void orders_of_no_meaning(void) {
         spdl_npz *npz;
         uint8_t *data;
         bytes npy;
-        snprintf(header, sizeof header, "{'descr': '%c%s', 'fortran_order': False, 'shape': (2,), }",
-                 order, descr[i / 2]);
+        snprintf(header, sizeof header,
+                 "{'descr': '%c%s', 'fortran_order': False, 'shape': (2,), }", order, descr[i / 2]);
         npy = make_npy(1, header, "0123456789", 10);
         npz = open_bytes(npy.at, npy.count, &error);
         REQUIRE(npz != NULL);
@@ -2270,13 +2270,15 @@ TEST_TABLE(npz) {
     TEST_CASE(no_members), TEST_CASE(other_methods_are_refused_by_name), TEST_CASE(streams),
     TEST_CASE(inflate_in_pieces), TEST_CASE(inflate_accepts), TEST_CASE(inflate_refuses),
     TEST_CASE(headers_that_are_fine), TEST_CASE(headers_that_are_not),
-    TEST_CASE(orders_of_no_meaning), TEST_CASE(headers_without_end), TEST_CASE(npy_frames), TEST_CASE(npy_long_headers),
+    TEST_CASE(orders_of_no_meaning), TEST_CASE(headers_without_end),
+    TEST_CASE(npy_frames), TEST_CASE(npy_long_headers),
     TEST_CASE(comments_of_any_length), TEST_CASE(comments_that_mislead), TEST_CASE(bytes_in_front),
     TEST_CASE(comments_of_members), TEST_CASE(extra_fields), TEST_CASE(zip64),
     TEST_CASE(zip64_that_is_broken),
     TEST_CASE(directory_that_is_broken), TEST_CASE(members_that_are_broken),
     TEST_CASE(local_sizes_do_not_matter), TEST_CASE(members_that_overlap),
-    TEST_CASE(duplicate_names), TEST_CASE(many_members), TEST_CASE(members_beyond_the_limit), TEST_CASE(limits),
+    TEST_CASE(duplicate_names), TEST_CASE(many_members),
+    TEST_CASE(members_beyond_the_limit), TEST_CASE(limits),
     TEST_CASE(crc_can_be_skipped),
     TEST_CASE(buffers_that_are_too_small),
     TEST_CASE(arguments_that_are_wrong), TEST_CASE(bytes_after_the_array),

@@ -927,7 +927,8 @@ TEST_TABLE(npz_cover) {
     TEST_CASE(loading_that_trusts), TEST_CASE(writes_that_fail),
     TEST_CASE(writes_that_are_interrupted), TEST_CASE(names_that_are_taken),
     TEST_CASE(damaged_members), TEST_CASE(limits_that_are_none), TEST_CASE(files_that_change),
-    TEST_CASE(tails_that_cannot_be_read), TEST_CASE(files_that_cannot_be_read), TEST_CASE(views_at_the_same_time),
+    TEST_CASE(tails_that_cannot_be_read), TEST_CASE(files_that_cannot_be_read),
+    TEST_CASE(views_at_the_same_time),
     TEST_CASE(reading_arguments), TEST_CASE(writing_arguments),
     TEST_END
 };

@@ -662,7 +662,8 @@ static void arrays_that_are_lent(void) {
 }
 
 static void what_is_expected(void) {
-    static const uint64_t any[] = { 0, 3 }, all[] = { 0, 0 }, exact[] = { 5, 3 }, other[] = { 5, 4 };
+    static const uint64_t any[] = { 0, 3 }, all[] = { 0, 0 };
+    static const uint64_t exact[] = { 5, 3 }, other[] = { 5, 4 };
     spdl_npz_bundle *bundle = NULL;
     const spdl_npz_array *f4;
     spdl_error error = { 0 };
