@@ -15752,7 +15752,7 @@ SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl__mixture *m, uint64_t positi
 SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     const spdl__weighed *a = (const spdl__weighed *)left, *b = (const spdl__weighed *)right;
     if (a->weight != b->weight) return a->weight < b->weight ? -1 : 1;
-    return a->source < b->source ? -1 : a->source > b->source;
+    return a->source - b->source;
 }
 
 SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *leaf) {
@@ -16115,18 +16115,16 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 
 /* --- positions as text --- */
 
-/* A position as text. snprintf takes five times as long. */
+/* A position as text, of less than 500 bytes: 17 numbers, their names, and words of a sampler.
+   snprintf takes five times as long. */
 typedef struct spdl__line {
     char text[SPDL_STATE_BYTES]; /* without a final zero */
     size_t length;
-    bool full; /* too long */
 } spdl__line;
 
 static const char spdl__digits[] = "0123456789abcdef";
 
 SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
-    line->full = line->full || length >= sizeof(line->text) - line->length;
-    if (line->full) return;
     memcpy(line->text + line->length, text, length);
     line->length += length;
 }
@@ -18434,8 +18432,7 @@ SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
         if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, before);
         spdl__inflate_lane_refill(l);
         entry = spdl__inflate_follow(l->tables->dist, SPDL__INFLATE_DIST_BITS, l->bits, entry);
-        if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, before);
-    }
+    } /* long codes of distances are all in use: a block has 30 at most */
     distance = spdl__inflate_value(entry, l->bits);
     spdl__inflate_lane_drop(l, entry);
     if (SPDL__UNLIKELY(distance > (size_t)(l->out - l->base) ||
@@ -18723,8 +18720,8 @@ SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
         spdl__le32(spdl__zip_at(zip, position)) != 0x06064b50)
         position = latest; /* bytes precede the archive: take the 56 before the locator */
     record = spdl__zip_at(zip, position);
-    if (at < SPDL__ZIP_END64_BYTES || position < zip->tail_at ||
-        spdl__le32(record) != 0x06064b50 || spdl__le64(record + 4) > at - position - 12)
+    if (at < SPDL__ZIP_END64_BYTES || spdl__le32(record) != 0x06064b50 ||
+        spdl__le64(record + 4) > at - position - 12)
         return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                               "the ZIP64 locator at byte %llu leads to no ZIP64 end record", at);
     o->wide = true;
@@ -19279,8 +19276,8 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         first++; /* without its quotes */
     }
     if (bytes >= sizeof(info->dtype)) {
-        bytes = sizeof(info->dtype) - 1;
-        while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
+        bytes = sizeof(info->dtype) - 1; /* the first one is ASCII */
+        while (((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
     }
     memcpy(info->dtype, first, bytes); /* info was cleared */
     if (t->foreign) info->dtype[0] = SPDL__NPY_HOST_ORDER;
@@ -20058,7 +20055,7 @@ SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
         if (m->copied) *data += spdl__load_room(m);
     }
     load->where.member = NULL;
-    if (i < npz->zip.count || *data > npz->desc.max_bytes + heads)
+    if (i < npz->zip.count || spdl__grown(heads, *data) > npz->desc.max_bytes)
         return spdl__load_too_large(load);
     return whole / 1033 <= npz->zip.size ||
            spdl__zip_fail(&load->where, SPDL_E_FORMAT, "members overlap");
@@ -20127,7 +20124,8 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
-/* Returns false without a failure if an array that seemed aligned is to be copied next time. */
+/* Returns false without a failure if an array that seemed aligned is to be copied next time. There
+   is one less each time, however a mapped file changes. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
     spdl_npz_array *array;
@@ -20233,9 +20231,8 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle
     load.npz = npz;
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
-    ready = spdl__load_select(&load) &&
-            (spdl__load_place(&load) ||
-             (load.where.result == SPDL_OK && spdl__load_place(&load)));
+    ready = spdl__load_select(&load);
+    while (ready && !spdl__load_place(&load)) ready = load.where.result == SPDL_OK;
     if (load.mapped && (!ready || load.bundle->mapping_ == NULL)) { /* reading is faster */
         spdl__os_file_unmap(load.lender, npz->zip.size);
         npz->zip.data = NULL;
@@ -21178,8 +21175,7 @@ SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const 
 }
 
 SPDL__PRIVATE bool spdl__search_push(spdl__search *f, const char *name, size_t bytes) {
-    const size_t slash = f->length > 0 && !spdl__slash(f->path[f->length - 1]) &&
-                         f->depth > 0;
+    const size_t slash = f->length > 0 && !spdl__slash(f->path[f->length - 1]);
     if (bytes >= sizeof(f->path) - f->length - slash)
         return spdl__search_fail(f, SPDL_E_LIMIT, "a path has more than 4095 bytes");
     if (slash) f->path[f->length++] = '/';
@@ -21662,13 +21658,14 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out
     return *out != NULL ? spdl__tokens_window(task, in, *out, made->row.item_bytes) : SPDL_E_NOMEM;
 }
 
+/* Behind SPDL_BATCH: its input is a batch. */
 SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
     const spdl__batch *from = (const spdl__batch *)in;
     const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
-    spdl__batch *batch = from != NULL ? spdl__batch_get(task->node->buffers) : NULL;
-    spdl_result result = from != NULL ? SPDL_OK : spdl_fail(task, "NULL, not a batch");
+    spdl__batch *batch = spdl__batch_get(task->node->buffers);
+    spdl_result result = SPDL_OK;
     size_t i;
-    if (result == SPDL_OK && batch == NULL) return SPDL_E_NOMEM;
+    if (batch == NULL) return SPDL_E_NOMEM;
     for (i = 0; result == SPDL_OK && i < from->shown.count; ++i) {
         batch->shown.items[i] = (char *)batch->shown.data + i * bytes;
         batch->owner[i] = SPDL__IN_PLACE;
@@ -21781,7 +21778,6 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__position at;
     const char *why = spdl__position_read(p, &at);
     line->length = 0;
-    line->full = false;
     if (why != NULL) return why;
     spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
     spdl__line_hex(line, " table=", p->table);
@@ -21795,7 +21791,7 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__line_number(line, " delivered=", at.delivered);
     if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
     spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
-    return line->full ? "it would be longer than SPDL_STATE_BYTES" : NULL;
+    return NULL;
 }
 
 SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
@@ -21994,9 +21990,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
     l->sampler.desc.ranks = ours;
     l->sampler.from = spdl__sampler_first(&l->sampler, at->epoch);
     l->sampler.from_epoch = at->epoch;
-    l->sampler.from = over || all.source > (l->sampler.length - l->sampler.from) / world
-                          ? l->sampler.length
-                          : l->sampler.from + all.source * world;
+    l->sampler.from = over ? l->sampler.length : l->sampler.from + all.source * world;
     return SPDL_OK;
 }
 
@@ -22055,9 +22049,8 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     if (p->sampler != NULL) start.sampler = &l.sampler;
     result = spdl__pipeline_go(p, &start, deadline);
     if (result == SPDL_OK) return SPDL_OK;
-    why = result == SPDL_TIMEOUT     ? "calls still run: the pipeline is stopped"
-          : spdl__load32(&p->failed) ? spdl_pipeline_error(p)->text
-                                     : "not in a stage, during next or push, or after a fork";
+    why = result == SPDL_TIMEOUT ? "calls still run: the pipeline is stopped"
+                                 : "not in a stage, during next or push, or after a fork";
     return spdl__error_set(error, result, "spdl_state_load: %s", why);
 }
 
@@ -22175,7 +22168,6 @@ typedef struct spdl__out {
 } spdl__out;
 
 SPDL__COLD void spdl__out_flush(spdl__out *out) {
-    if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
     if (out->failure == NULL)
         out->failure =
             spdl__os_file_write(out->file, out->text.buffer, out->text.length, SPDL__NEVER);
@@ -22421,7 +22413,7 @@ SPDL__COLD void spdl__trace_close(spdl_pipeline *p, bool left) {
     spdl__track *consumer = p->trace != NULL ? &p->trace->track[p->workers] : NULL;
     while (consumer != NULL && consumer->spans > 0) spdl__span_end(consumer, spdl_time_ns());
     if (consumer != NULL && left) (consumer - 1)->left = true; /* the source's own thread */
-    if (consumer != NULL && p->start_ns != 0) spdl__trace_save(p);
+    if (consumer != NULL) spdl__trace_save(p);
 }
 #endif
 

@@ -184,6 +184,18 @@ static void nothing_to_list(void) {
     CHECK(spdl_files_open(&files, longer, &desc) != SPDL_OK);
     longer[10] = '/';
     CHECK(spdl_files_open(&files, longer, &desc) != SPDL_OK);
+    longer[0] = '.'; /* a folder whose path is nearly as long as a path can be */
+    for (size_t i = 1; i < 4090; ++i) longer[i] = i % 2 == 0 ? '.' : '/';
+    longer[4090] = '\0';
+    REQUIRE(chdir(folder) == 0);
+    put_text("a name", "");
+    CHECK_EQ(spdl_files_open(&files, longer, &desc), SPDL_E_LIMIT);
+    told("/././: a path has more than 4095 bytes");
+    memset(longer, 'x', 4096);
+    longer[4096] = '\0';
+    put_text("list", longer);
+    CHECK_EQ(spdl_files_open(&files, "@list", &desc), SPDL_E_LIMIT);
+    told("list: at byte 0: @list: a path has more than 4095 bytes");
     CHECK_EQ(spdl_files_open(&files, "", &desc), SPDL_E_INVALID);
     CHECK_EQ(spdl_files_open(&files, NULL, &desc), SPDL_E_INVALID);
     CHECK_EQ(spdl_files_open(NULL, "x", NULL), SPDL_E_INVALID);
@@ -194,6 +206,7 @@ static void lists_of_paths(void) {
     char list[512], path[300];
     spdl_files *files;
     spdl_files_desc desc = { .error = &error };
+    uint64_t hash;
     tree_make();
     snprintf(list, sizeof list, "b/2.tar\r\n\n%s\na/10.tar\nb/2.tar", path_of("a.tar"));
     snprintf(path, sizeof path, "@%s", put_text("list", list));
@@ -206,9 +219,17 @@ static void lists_of_paths(void) {
     files = files_of("@list");
     CHECK_STR(spdl_files_path(files, 0), "a.tar");
     spdl_files_close(files);
+    put_text("list", "a/2.tar\nb/2.tar\n"); /* which have no folder in common */
+    files = files_of("@list");
+    hash = spdl_files_hash(files);
+    spdl_files_close(files);
+    files = files_of(path);
+    CHECK(hash == spdl_files_hash(files));
+    spdl_files_close(files);
     put_text("list", "a.tar\nb/none.tar\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
     told("/list: at byte 6: */b/none.tar: No such file");
+    CHECK_EQ(spdl_files_open(&files, path, NULL), SPDL_E_IO);
     put_text("list", "a.tar\nb\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
     told("/list: at byte 6: */b: a folder, not a file");
@@ -494,6 +515,8 @@ static void bad_shards(void) {
         CHECK_EQ(open_tokens(&tokens, files, desc), SPDL_E_FORMAT);
         CHECK(tokens == NULL);
         told(cases[i].told);
+        CHECK_EQ(spdl_tokens_open(&tokens, files, &desc), SPDL_E_FORMAT); /* without an error */
+        CHECK(tokens == NULL);
         spdl_files_close(files);
     }
     put_shard("a.bin", 0, 100, 2, false);
@@ -940,6 +963,7 @@ static void bad_pax_headers(void) {
         { "9 path=x", 'x', SPDL_E_FORMAT, "x.tar: at byte 1536: a pax header that is damaged" },
         { "99 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
         { "9 path=x\nx", 'x', SPDL_E_FORMAT, "damaged" },
+        { "9 path=xy", 'x', SPDL_E_FORMAT, "damaged" },
         { "path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
         { "0 path=x\n", 'x', SPDL_E_FORMAT, "damaged" },
         { "3 \n", 'x', SPDL_E_FORMAT, "damaged" },
@@ -950,6 +974,7 @@ static void bad_pax_headers(void) {
         { "9 size=x\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
         { "11 size=-1\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
         { "29 size=18446744073709551616\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
+        { "28 size=9223372036854775808\n", 'x', SPDL_E_FORMAT, "a size that is no number" },
         { "28 size=9000000000000000000\n", 'x', SPDL_E_FORMAT,
           "at byte 2560: cut off: 9000000000000000000 bytes" },
         { "22 GNU.sparse.major=1\n", 'x', SPDL_E_UNSUPPORTED, "a sparse file" },
@@ -965,6 +990,16 @@ static void bad_pax_headers(void) {
         tar_end(&tar);
         tar_fails(&tar, "first:4", cases[i].result, cases[i].told);
     }
+    tar.count = 0;
+    tar_extra(&tar, 'x', "8 size=\n"); /* as in Python: 0 */
+    ADD(&tar, .name = "none", .size = 4, .no_data = true);
+    tar_end(&tar);
+    tar_reads(&tar, "none:0");
+    tar.count = 0;
+    tar_extra(&tar, 'x', ""); /* no records, and a name of an old archive that is empty */
+    ADD(&tar, .name = "", .kind = 'v', .magic = "\0\0\0\0\0", .no_data = true);
+    tar_end(&tar);
+    tar_reads(&tar, ":0");
     for (int kind = 0; kind < 2; ++kind) { /* a record that leaves its header, a zero in a name */
         static const char records[2][21] = { "20 path=xyz........\n", "20 path=x\0z........\n" };
         tar.count = 0;
@@ -1049,6 +1084,8 @@ static void bad_tars(void) {
     tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: gzip");
     tar.count = 600;
     tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: gzip");
+    tar.at[1] = 0x8c;
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: no header of a tar file: its checksum is wrong");
     memset(tar.at, 'x', 600);
     tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: no header of a tar file: its checksum is wrong");
     tar.count = 0;
@@ -1062,8 +1099,8 @@ static void bad_tars(void) {
     tar.count = 0;
     ADD(&tar, .name = "part", .kind = 'M');
     tar_fails(&tar, "", SPDL_E_UNSUPPORTED, "a part of a larger archive");
-    for (int i = 0; i < 4; ++i) { /* sizes */
-        static const char *const fields[] = { "0000000000x", "0000000 001",
+    for (int i = 0; i < 5; ++i) { /* sizes */
+        static const char *const fields[] = { "0000000000x", "            ", "0000000 001",
                                               "\xff\xff\xff\xff\xff\xff",
                                               "\x80\1\1\1\1\1\1\1\1\1\1" };
         int sum = 0;
@@ -1075,7 +1112,7 @@ static void bad_tars(void) {
         for (int k = 0; k < 512; ++k) sum += tar.at[k];
         snprintf((char *)tar.at + 148, 8, "%06o", (unsigned)sum);
         tar_end(&tar);
-        if (i == 1)
+        if (i == 1 || i == 2)
             tar_reads(&tar, "size:0"); /* what follows a blank is no number */
         else
             tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 124: a size that is no number");
@@ -1485,6 +1522,24 @@ static void empty_paths(void) {
     ends(p, result, SPDL_E_IO, "stage 1 'read', item 0: (an empty path): No such file");
 }
 
+SPDL_FN(null_path, void, char) { return SPDL_OK; }
+
+static void null_paths(void) {
+    static const char *const words[] = { "stage 1 'read', item 0: NULL, not a path",
+                                         "stage 1 'tar', item 0: records: path is NULL",
+                                         "stage 1 'lines', item 0: records: path is NULL",
+                                         "stage 1 'spdl_npz_load', item 0: npz: an argument is" };
+    for (int i = 0; i < 4; ++i) {
+        void *item;
+        spdl_pipeline *p = i == 0   ? START(SPDL_SOURCE(null_path), SPDL_READ(), SPDL_SINK(3))
+                           : i == 1 ? START(SPDL_SOURCE(null_path), SPDL_TAR(NULL), SPDL_SINK(3))
+                           : i == 2 ? START(SPDL_SOURCE(null_path), SPDL_LINES(NULL), SPDL_SINK(3))
+                                    : START(SPDL_SOURCE(null_path), SPDL_NPZ(NULL), SPDL_SINK(3));
+        const spdl_result result = spdl_pipeline_next(p, &item, SPDL_FOREVER);
+        ends(p, result, i == 0 ? SPDL_E_STAGE : SPDL_E_INVALID, words[i]);
+    }
+}
+
 /* A file that has bytes, and says 0. */
 static void files_without_a_size(void) {
     static const char told_of[] = "/proc/version: at byte 0: its size is 0, but there is more";
@@ -1559,6 +1614,66 @@ static bool with_memory(int allocations) {
     return result == SPDL_OK;
 }
 
+/* Takes all there is with memory for so many allocations, and keeps it until then. */
+static bool row_with_memory(spdl_pipeline *p, int allocations, void (*free_item)(void *)) {
+    void *items[41];
+    int count = 0;
+    spdl_result result = SPDL_OK;
+    left = allocations;
+    while (result == SPDL_OK) {
+        REQUIRE(count <= 40);
+        result = spdl_pipeline_next(p, &items[count], SPDL_FOREVER);
+        count += result == SPDL_OK;
+    }
+    CHECK(result == SPDL_END || result == SPDL_E_NOMEM);
+    if (result == SPDL_E_NOMEM) CHECK(strstr(spdl_pipeline_error(p)->text, "memory") != NULL);
+    while (count > 0) free_item(items[--count]);
+    spdl_pipeline_destroy(p);
+    CHECK(blocks == 0 && block_bytes == 0);
+    return result == SPDL_END;
+}
+
+static void say_nothing(spdl_log_level level, const char *text, void *user) {
+    (void)level, (void)text, (void)user;
+}
+
+/* Rows that make their items in memory of the pipeline. */
+static void rows_without_memory(void) {
+    const spdl_pipeline_desc desc = { .workers = SPDL_INLINE, .logger = { say_nothing, NULL },
+                                      .allocator = { counted_alloc, counted_free, NULL } };
+    spdl_sampler *order = NULL;
+    spdl_tokens *tokens = NULL;
+    spdl_files *files;
+    put_shard("0.bin", 0, 101, 2, false);
+    files = files_of(path_of("0.bin"));
+    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 1 }) == SPDL_OK);
+    REQUIRE(spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = 40 }) == SPDL_OK);
+    for (int kind = 0; kind < 4; ++kind) {
+        bool all = false;
+        for (int enough = 0; !all; ++enough) {
+            spdl_pipeline *p = NULL;
+            spdl_result result;
+            left = 1 << 30;
+            result = kind == 0   ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                                       SPDL_COUNT(40), SPDL_SINK(2)))
+                     : kind == 1 ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                                       SPDL_INDEX(order), SPDL_SINK(2)))
+                     : kind == 2 ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                                       SPDL_COUNT(40), SPDL_TOKENS_AT(tokens), SPDL_SINK(2)))
+                                 : spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                                       SPDL_COUNT(80), SPDL_BATCH(2), SPDL_TOKENS_AT(tokens),
+                                       SPDL_SINK(2)));
+            REQUIRE(result == SPDL_OK);
+            all = row_with_memory(p, enough, kind == 3 ? spdl_batch_free : spdl_buffer_free);
+            if (enough == 0) CHECK(!all);
+            REQUIRE(enough < 100);
+        }
+    }
+    spdl_sampler_destroy(order);
+    spdl_tokens_close(tokens);
+    spdl_files_close(files);
+}
+
 static void no_memory(void) {
     static blob tar;
     static char text[5000];
@@ -1605,6 +1720,7 @@ TEST_TABLE(files) {
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
     TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(lines_grow),
-    TEST_CASE(empty_paths), TEST_CASE(files_without_a_size), TEST_CASE(rows_of_lines),
-    TEST_CASE(no_memory), TEST_END
+    TEST_CASE(empty_paths), TEST_CASE(null_paths), TEST_CASE(files_without_a_size),
+    TEST_CASE(rows_of_lines),
+    TEST_CASE(rows_without_memory), TEST_CASE(no_memory), TEST_END
 };

@@ -326,6 +326,39 @@ static void becomes(const stream *s, outcome o) {
     CHECK_EQ(o.crc, spdl__crc_add(tables(), 0, s->out, s->out_bytes));
 }
 
+/* The code of a block's end is longer than the first level of the table. */
+static void ends_with_long_codes(void) {
+    stream *s = stream_new();
+    guarded out;
+    for (unsigned longest = 11; longest <= 15; ++longest)
+        for (unsigned literals = 0; literals < 12; ++literals) {
+            uint8_t lengths[286 + 30] = { 0 };
+            code litlen;
+            memset(&litlen, 0, sizeof litlen);
+            s->in_bytes = s->out_bytes = s->held = s->held_bits = 0;
+            for (unsigned i = 0; i < longest; ++i) litlen.length[i] = (uint8_t)(i + 1);
+            litlen.length[256] = (uint8_t)longest;
+            code_assign(&litlen, 286);
+            memcpy(lengths, litlen.length, 286);
+            put_bits(s, 0, 1);
+            put_bits(s, 2, 2);
+            put_bits(s, 29, 5);
+            put_bits(s, 29, 5);
+            put_bits(s, 15, 4);
+            put_lengths(s, lengths, 286 + 30);
+            for (unsigned i = 0; i < literals; ++i) put_literal(s, &litlen, longest);
+            put_symbol(s, &litlen, 256);
+            put_bits(s, 1, 1);
+            put_stored(s, 100);
+            out = guarded_new(s->out_bytes + SLACK);
+            becomes(s, decode(s->in, s->in_bytes, out.at, s->out_bytes));
+            becomes(s, decode_with_care(s->in, s->in_bytes, out.at, s->out_bytes));
+            becomes(s, decode_with_slack(s->in, s->in_bytes, out.at, s->out_bytes));
+            guarded_free(out);
+        }
+    stream_free(s);
+}
+
 /* Fast, with care, with room after the output: all yield what was encoded. */
 static void random_streams(void) {
     stream *s = stream_new();
@@ -508,6 +541,7 @@ static void crc_in_every_way(void) {
 }
 
 TEST_TABLE(inflate) {
-    TEST_CASE(random_streams), TEST_CASE(truncated_anywhere), TEST_CASE(damaged_anyhow),
+    TEST_CASE(ends_with_long_codes), TEST_CASE(random_streams),
+    TEST_CASE(truncated_anywhere), TEST_CASE(damaged_anyhow),
     TEST_CASE(lanes_of_any_number), TEST_CASE(crc_in_every_way), TEST_END
 };

@@ -838,6 +838,7 @@ static void inflate_refuses(void) {
     stream_refused(DYNAMIC "=5:0 =5:10 " LENGTHS_1_18 "1 =7:127 1 =7:107 0 1 =7:0 1", "not in use");
     stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "1 =7:127", "cut off");
     stream_refused(DYNAMIC "=5:0 =5:0 =4:15 =3:0", "cut off");
+    stream_refused(DYNAMIC "=5:0 =5:0 =4:1 =3:1 =3:1 =9:0", "cut off"); /* before 16 */
     stream_refused(DYNAMIC "=5:0 =5:0 " LENGTHS_1_18 "1 =7:127 1", "cut off");
 }
 
@@ -857,6 +858,7 @@ static void headers_that_are_fine(void) {
     header_read(HEADER("'|S7'", "(2,)"), 14, 'S', 7, 1, 2);
     header_read(HEADER("'|a7'", "(2,)"), 14, 'S', 7, 1, 2);
     header_read(HEADER("'<U0'", "(9,)"), 0, 'U', 0, 1, 9);
+    header_read(HEADER("'>U0'", "(9,)"), 0, 'U', 0, 1, 9);
     header_read(HEADER("'<f12'", "(2,)"), 24, 'f', 12, 1, 2);
     header_read(HEADER("'<c24'", "(2,)"), 48, 'c', 24, 1, 2);
     header_read(HEADER("'<m8'", "(2,)"), 16, 'm', 8, 1, 2);
@@ -864,6 +866,7 @@ static void headers_that_are_fine(void) {
     header_read(HEADER("'<f4'", "(2, 0, 4000000000)"), 0, 'f', 4, 3, 0);
     header_read(HEADER("[]", "(5,)"), 0, 'V', 0, 1, 5);
     header_read(HEADER("[('a', '<f4')]", "(5,)"), 20, 'V', 4, 1, 5);
+    header_read(HEADER("[('a', '<f4',)]", "(5,)"), 20, 'V', 4, 1, 5);
     header_read(HEADER("[('a', '<f4', (2, 3)), ('', '|V3'), ('b', [('c', '<i2'), ('d', 'u1', ()),"
                        "], (2,)),]", "(2,)"), 66, 'V', 33, 1, 2);
     header_read(HEADER("[(('it\\'s', \"a ]\"), '<f4')]", "(5,)"), 20, 'V', 4, 1, 5);
@@ -908,12 +911,20 @@ static void headers_that_are_not(void) {
     header_refused(HEADER("'<i4x'", "(1,)"), unsupported, "dtype '<i4x'");
     header_refused(HEADER("'<M8[]'", "(1,)"), unsupported, "dtype '<M8[]'");
     header_refused(HEADER("'<M8[s'", "(1,)"), unsupported, "dtype '<M8[s'");
+    header_refused(HEADER("'<M8[sec'", "(1,)"), unsupported, "dtype '<M8[sec'");
+    header_refused(HEADER("'<M8(s)'", "(1,)"), unsupported, "dtype '<M8(s)'");
+    header_refused(HEADER("'float32float32float32float32float32float32'", "(1,)"), unsupported,
+                   "dtype 'float32float32float32float32float32float' is");
     header_refused(HEADER("'<U9223372036854775807'", "(1,)"), unsupported, "is not known");
     header_refused(HEADER("'|S99999999999999999999'", "(1,)"), unsupported, "is not known");
     header_refused(HEADER("None", "(1,)"), format, "neither a string nor a list");
     header_refused(HEADER("('<f4', {'unit': 'm'})", "(1,)"), format, "neither a string nor a list");
     header_refused(HEADER("[('a', '<f4'", "(1,)"), format, "missing");
+    header_refused("{'descr': [('a', '<f4')", format, "']' is missing, at byte 23");
     header_refused(HEADER("[(('a' 't'), '<f4')]", "(1,)"), format, "',' is missing");
+    header_refused(HEADER("[(('t', 5), '<f4')]", "(1,)"), format, "no string");
+    header_refused(HEADER("[(('t', 'a', '<f4')]", "(1,)"), format, "')' is missing");
+    header_refused(HEADER("[('a', '<f4', (2,) x)]", "(1,)"), format, "')' is missing");
     header_refused(HEADER("['a']", "(1,)"), format, "'(' is missing");
     header_refused(HEADER("[('a')]", "(1,)"), format, "',' is missing");
     header_refused(HEADER("[('a', '<f4') ('b', '<f4')]", "(1,)"), format, "']' is missing");
@@ -924,6 +935,31 @@ static void headers_that_are_not(void) {
 }
 
 /* Deep nesting and many dimensions end in an error, not in a deep stack. */
+/* Types that have no order of bytes may name one. */
+static void orders_of_no_meaning(void) {
+    static const char *const descr[] = { "S5", "V5", "u1", "b1" };
+    for (size_t i = 0; i < 8; ++i) {
+        const char order = i % 2 == 0 ? '<' : '>';
+        char header[100];
+        spdl_error error = { 0 };
+        spdl_npy_info info;
+        spdl_npz *npz;
+        uint8_t *data;
+        bytes npy;
+        snprintf(header, sizeof header,
+                 "{'descr': '%c%s', 'fortran_order': False, 'shape': (2,), }", order, descr[i / 2]);
+        npy = make_npy(1, header, "0123456789", 10);
+        npz = open_bytes(npy.at, npy.count, &error);
+        REQUIRE(npz != NULL);
+        data = read_array(npz, 0, &info, &error);
+        if (CHECK(data != NULL)) CHECK(memcmp(data, "0123456789", (size_t)info.bytes) == 0);
+        else fprintf(stderr, "%s\n", error.text);
+        free(data);
+        spdl_npz_close(npz);
+        free(npy.at);
+    }
+}
+
 static void headers_without_end(void) {
     bytes text = { NULL, 0, 0 };
     put_text(&text, "{'descr': ");
@@ -1128,8 +1164,10 @@ static zip zip64_array(unsigned which, size_t prefix) {
 }
 
 static void zip64(void) {
+    static const size_t prefixes[] = { 0, 111, 70000 };
     for (unsigned which = 0; which < 7; ++which) {
-        for (size_t prefix = 0; prefix < 200; prefix += 111) {
+        for (size_t i = 0; i < (which < 6 ? 2 : 3); ++i) {
+            const size_t prefix = prefixes[i];
             zip z = zip64_array(which, prefix);
             spdl_error error = { 0 };
             uint8_t *copy;
@@ -1148,6 +1186,13 @@ static void zip64(void) {
     zip_end64(&z, 0);
     refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "member 'one': the extra field");
     zip_free(&z);
+}
+
+static spdl_result opens(const zip *z) {
+    spdl_error error = { 0 };
+    spdl_npz *npz = open_bytes(z->file.at, z->file.count, &error);
+    spdl_npz_close(npz);
+    return error.result;
 }
 
 static void zip64_that_is_broken(void) {
@@ -1173,6 +1218,22 @@ static void zip64_that_is_broken(void) {
     refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "has 0 entries, its end record claims 1");
     set_le(&z.file, z.end_at - 76 + 4, UINT64_MAX, 8); /* its own length */
     refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "leads to no ZIP64 end record");
+    zip_free(&z);
+    z = zip64_array(3, 0);
+    zip_end64(&z, 0);
+    set_le(&z.file, z.end_at + 4, 1, 2);
+    refuses(z.file.at, z.file.count, SPDL_E_UNSUPPORTED, "several disks");
+    set_le(&z.file, z.end_at + 4, 0xffff, 2); /* the ZIP64 record has it */
+    CHECK_EQ(opens(&z), SPDL_OK);
+    set_le(&z.file, z.end_at - 20 + 8, UINT64_MAX, 8); /* no such place: it is before the locator */
+    CHECK_EQ(opens(&z), SPDL_OK);
+    for (size_t front = 0; front < 56; ++front) { /* no room for a record before the locator */
+        z.file.count = 0;
+        put(&z.file, z.directory.at, front);
+        put(&z.file, "PK\6\7\0\0\0\0\0\0\0\0\0\0\0\0\1\0\0\0", 20);
+        put(&z.file, "PK\5\6\0\0\0\0\1\0\1\0\0\0\0\0\0\0\0\0\0\0", 22);
+        refuses(z.file.at, z.file.count, SPDL_E_FORMAT, "leads to no ZIP64 end record");
+    }
     zip_free(&z);
 }
 
@@ -1395,6 +1456,8 @@ static zip mixed_archive(bool objects) {
     zip_add_text(&z, "__meta__.json", "{\"columns\": 3}");
     zip_add(&z, &a, &one);
     zip_add_text(&z, "folder/", "");
+    zip_add_text(&z, "folder/full/", "a folder with bytes");
+    zip_add_text(&z, "", "bytes without a name");
     zip_add_text(&z, "__MACOSX/._a.npy", "Mac OS X, and more");
     zip_add(&z, &notes, &packed);
     zip_add(&z, &b, &one); /* an array without ".npy" */
@@ -1506,6 +1569,117 @@ static void small_files_are_not_copied(void) {
     CHECK_EQ(s.out, 0);
 }
 
+/* Loads a small file, of which bytes behind the header of x were changed. */
+static spdl_npz_bundle *load_changed(const char *dtype, long at, const void *to, size_t count,
+                                     spdl_error *error) {
+    static const uint64_t shape[] = { 3, 4 };
+    static const float data[12] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 };
+    char folder[64], path[128];
+    spdl_npz_desc desc = { 0 };
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz_writer *w = NULL;
+    FILE *f;
+    test_folder(folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/small.npz", folder);
+    REQUIRE(spdl_npz_writer_open(&w, path, NULL) == SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_add(w, "x", dtype, 2, shape, data, NULL), SPDL_OK);
+    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
+    spdl_npz_writer_close(w);
+    f = fopen(path, "r+b");
+    REQUIRE(f != NULL && fseek(f, at, SEEK_SET) == 0 && fwrite(to, 1, count, f) == count);
+    fclose(f);
+    desc.no_crc = true;
+    desc.error = error;
+    (void)spdl_npz_load(&bundle, path, &desc);
+    CHECK((bundle != NULL) == (error->result == SPDL_OK));
+    remove(path);
+    rmdir(folder);
+    return bundle;
+}
+
+static bool is_lent(const spdl_npz_bundle *bundle) {
+    const char *const base = (const char *)bundle->mapping_, *at = (char *)bundle->arrays[0].data;
+    return base != NULL && at > base && at < base + bundle->mapped_;
+}
+
+/* Arrays of a small file that look as if they could be lent. */
+static void small_files_that_were_changed(void) {
+    enum { HEAD = 64, FORTRAN = HEAD + 10 + 34, LOCAL_EXTRA = 28 };
+    spdl_error error = { 0 };
+    spdl_npz_bundle *bundle = load_changed("f4", FORTRAN, "False", 5, &error);
+    REQUIRE(bundle != NULL);
+    CHECK(is_lent(bundle));
+    spdl_npz_bundle_free(bundle);
+    bundle = load_changed("f4", FORTRAN, "True ", 5, &error); /* has to be turned */
+    REQUIRE(bundle != NULL);
+    CHECK(!is_lent(bundle) && ((const float *)bundle->arrays[0].data)[1] == 4);
+    spdl_npz_bundle_free(bundle);
+    bundle = load_changed("[('\xc3\xa9', 'f4')]", 0, "PK", 2, &error); /* a header of version 3 */
+    REQUIRE(bundle != NULL);
+    CHECK(is_lent(bundle) && ((const float *)bundle->arrays[0].data)[1] == 2);
+    spdl_npz_bundle_free(bundle);
+    CHECK_EQ(spdl_npz_load(&bundle, fixture_path("version1.npy"), NULL), SPDL_OK);
+    CHECK(is_lent(bundle) && bundle->arrays[0].info.stored);
+    CHECK_STR(bundle->arrays[0].name, "arr_0");
+    spdl_npz_bundle_free(bundle);
+    CHECK(load_changed("f4", FORTRAN, "Maybe", 5, &error) == NULL);
+    CHECK(strstr(error.text, "small.npz: member 'x': fortran_order is neither") != NULL);
+    CHECK(load_changed("f4", LOCAL_EXTRA, "\xff\xff", 2, &error) == NULL); /* past the file */
+    CHECK(strstr(error.text, "small.npz: member 'x': 176 bytes at byte 0 reach past") != NULL);
+}
+
+/* Of two members that are decoded in turn both fail: the first one is told. */
+static void two_failures_at_a_time(void) {
+    zip_part part = { "one.npy", 8, 0, 0, 1, NULL };
+    bytes data = small_array(1), packed = deflate_stored(&data);
+    spdl_npz_bundle *bundle = NULL;
+    spdl_npz_desc desc = { 0 };
+    spdl_error error = { 0 };
+    zip z;
+    memset(&z, 0, sizeof z);
+    part.usize = data.count;
+    zip_add(&z, &part, &packed);
+    part.name = "two.npy";
+    zip_add(&z, &part, &packed);
+    zip_end(&z, 0);
+    desc.error = &error;
+    CHECK_EQ(spdl_npz_load_memory(&bundle, z.file.at, z.file.count, "m", &desc), SPDL_E_CHECKSUM);
+    CHECK(bundle == NULL && strstr(error.text, "m: member 'one': CRC-32") != NULL);
+    free(data.at);
+    free(packed.at);
+    zip_free(&z);
+}
+
+/* Memory for large bundles comes in large pages, unless it is the user's. */
+static void large_bundles(void) {
+    enum { COUNT = 4300000 };
+    const zip_part part = { "a.npy", 0, 0, 0, 0, NULL };
+    uint8_t *zeros = (uint8_t *)calloc(COUNT, 1);
+    bytes data = make_npy(1, "{'descr': '|u1', 'fortran_order': False, 'shape': (4300000,), }",
+                          zeros, COUNT);
+    spdl_npz_bundle *bundle = NULL;
+    spdl_error error = { 0 };
+    sizes s;
+    zip z;
+    memset(&z, 0, sizeof z);
+    data.at[data.count - 1] = 7;
+    zip_add(&z, &part, &data);
+    zip_end(&z, 0);
+    for (int own = 0; own < 2; ++own) {
+        spdl_npz_desc desc = sizes_desc(&s, &error);
+        if (!own) desc.allocator = (spdl_allocator){ NULL, NULL, NULL };
+        REQUIRE(spdl_npz_load_memory(&bundle, z.file.at, z.file.count, "m", &desc) == SPDL_OK);
+        CHECK(((const uint8_t *)bundle->arrays[0].data)[COUNT - 1] == 7);
+        CHECK(spdl_npz_bundle_find(bundle, "a.npy") == bundle->arrays);
+        CHECK(spdl_npz_bundle_find(bundle, "a.npy.npy") == NULL);
+        spdl_npz_bundle_free(bundle);
+    }
+    CHECK_EQ(s.out, 0);
+    free(zeros);
+    free(data.at);
+    zip_free(&z);
+}
+
 /* A ZIP64 offset whose sum with the header's length passes 2^64. The sanitizers watch the reads. */
 static void offsets_that_wrap(void) {
     zip_part part = { "one.npy", 0, 0, 0, 0, "D16" };
@@ -1612,6 +1786,30 @@ static void many_members(void) {
 /* ============================================================================================= */
 /* Options, buffers and what follows an array */
 
+/* The last member that an archive may have, and one more. */
+static void members_beyond_the_limit(void) {
+    zip z = two_arrays(0);
+    spdl_error error = { 0 };
+    spdl__zip_member members[2];
+    char names[200];
+    spdl__zip archive;
+    spdl__zip_where where = { &archive, NULL, &error, SPDL_OK };
+    spdl__zip_opening o = { &archive, &where, z.end_at, SPDL__ZIP_MEMBERS, 0, 0, true };
+    memset((void *)&archive, 0, sizeof archive);
+    strcpy(archive.label, "a.npz");
+    archive.data = archive.tail = z.file.at;
+    archive.members = members;
+    archive.directory = z.entry_at[1];
+    archive.count = SPDL__ZIP_MEMBERS - 1;
+    CHECK(spdl__zip_read_entries(&o, names));
+    archive.directory = z.entry_at[0];
+    archive.count = SPDL__ZIP_MEMBERS - 1;
+    CHECK(!spdl__zip_read_entries(&o, names));
+    CHECK_EQ(where.result, SPDL_E_LIMIT);
+    CHECK_STR(error.text, "a.npz: more than 1048576 members");
+    zip_free(&z);
+}
+
 static void limits(void) {
     zip z = two_arrays(0);
     spdl_npz_desc desc = { 0 };
@@ -1629,6 +1827,29 @@ static void limits(void) {
     CHECK_EQ(spdl_npz_info(npz, 0, &info, &error), SPDL_OK);
     spdl_npz_close(npz);
     zip_free(&z);
+}
+
+/* An empty array needs no memory, but what follows it makes its CRC. */
+static void bytes_after_an_empty_array(void) {
+    bytes data = make_npy(1, "{'descr': '<f4', 'fortran_order': False, 'shape': (0,), }\n", "after",
+                          5), packed = deflate_stored(&data);
+    zip_part part = { "a.npy", 8, 0, 0, 0, NULL };
+    spdl_error error = { 0 };
+    zip z;
+    memset(&z, 0, sizeof z);
+    part.usize = data.count;
+    for (int wrong = 0; wrong < 2; ++wrong) {
+        part.crc = crc_of(data.at, data.count) + (uint32_t)wrong;
+        zip_add(&z, &part, &packed);
+        zip_end(&z, 0);
+        spdl_npz *npz = open_bytes(z.file.at, z.file.count, &error);
+        REQUIRE(npz != NULL);
+        CHECK_EQ(spdl_npz_read(npz, 0, NULL, 0, &error), wrong ? SPDL_E_CHECKSUM : SPDL_OK);
+        spdl_npz_close(npz);
+        zip_free(&z);
+    }
+    free(data.at);
+    free(packed.at);
 }
 
 /* The results of reading an array that has other bytes behind it. */
@@ -1699,6 +1920,8 @@ static void buffers_that_are_too_small(void) {
         CHECK_EQ(spdl_npz_read(npz, i, data, 3, &error), SPDL_E_INVALID);
         CHECK(strstr(error.text, "has 4 bytes, the memory for it 3") != NULL);
         CHECK_EQ(spdl_npz_read(npz, i, NULL, 0, &error), SPDL_E_INVALID);
+        CHECK_EQ(spdl_npz_read(npz, i, NULL, 4, &error), SPDL_E_INVALID);
+        CHECK(strstr(error.text, "the memory for it is NULL") != NULL);
         CHECK_EQ(spdl_npz_read(npz, i, data, 5, NULL), SPDL_OK); /* and a larger one is fine */
         CHECK(data[3] == 4 && data[4] == 9);
     }
@@ -1728,6 +1951,10 @@ static void arguments_that_are_wrong(void) {
     CHECK_EQ(spdl_npz_count(NULL), 0);
     CHECK(spdl_npz_name(NULL, 0) == NULL);
     CHECK_EQ(spdl_npz_find(NULL, "x", &index), SPDL_E_NOT_FOUND);
+    npz = open_fixture("version1.npy");
+    CHECK_EQ(spdl_npz_find(npz, "arr_0.npy", &index), SPDL_OK);
+    CHECK_EQ(spdl_npz_find(npz, "arr_0.npy.npy", &index), SPDL_E_NOT_FOUND);
+    spdl_npz_close(npz);
     CHECK_EQ(spdl_npz_read(NULL, 0, &index, sizeof index, &error), SPDL_E_INVALID);
     spdl_npz_close(NULL);
 }
@@ -2043,21 +2270,26 @@ TEST_TABLE(npz) {
     TEST_CASE(no_members), TEST_CASE(other_methods_are_refused_by_name), TEST_CASE(streams),
     TEST_CASE(inflate_in_pieces), TEST_CASE(inflate_accepts), TEST_CASE(inflate_refuses),
     TEST_CASE(headers_that_are_fine), TEST_CASE(headers_that_are_not),
-    TEST_CASE(headers_without_end), TEST_CASE(npy_frames), TEST_CASE(npy_long_headers),
+    TEST_CASE(orders_of_no_meaning), TEST_CASE(headers_without_end),
+    TEST_CASE(npy_frames), TEST_CASE(npy_long_headers),
     TEST_CASE(comments_of_any_length), TEST_CASE(comments_that_mislead), TEST_CASE(bytes_in_front),
     TEST_CASE(comments_of_members), TEST_CASE(extra_fields), TEST_CASE(zip64),
     TEST_CASE(zip64_that_is_broken),
     TEST_CASE(directory_that_is_broken), TEST_CASE(members_that_are_broken),
     TEST_CASE(local_sizes_do_not_matter), TEST_CASE(members_that_overlap),
-    TEST_CASE(duplicate_names), TEST_CASE(many_members), TEST_CASE(limits),
+    TEST_CASE(duplicate_names), TEST_CASE(many_members),
+    TEST_CASE(members_beyond_the_limit), TEST_CASE(limits),
     TEST_CASE(crc_can_be_skipped),
     TEST_CASE(buffers_that_are_too_small),
     TEST_CASE(arguments_that_are_wrong), TEST_CASE(bytes_after_the_array),
+    TEST_CASE(bytes_after_an_empty_array),
     TEST_CASE(files_that_are_missing), TEST_CASE(messages_stay_readable),
     TEST_CASE(truncated_at_every_length), TEST_CASE(every_bit_flipped),
     TEST_CASE(streams_end_where_the_directory_says), TEST_CASE(random_damage),
     TEST_CASE(every_allocation_fails), TEST_CASE(read_by_several_threads),
     TEST_CASE(crc_is_the_one_of_zip), TEST_CASE(sizes_that_are_claimed),
     TEST_CASE(what_is_no_array_is_left_out),
-    TEST_CASE(small_files_are_not_copied), TEST_CASE(offsets_that_wrap), TEST_END
+    TEST_CASE(small_files_are_not_copied), TEST_CASE(small_files_that_were_changed),
+    TEST_CASE(two_failures_at_a_time), TEST_CASE(large_bundles),
+    TEST_CASE(offsets_that_wrap), TEST_END
 };

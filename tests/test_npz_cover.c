@@ -32,12 +32,16 @@ static struct {
     long at, count; /* it happens at call number `at`, from 1 */
     long times;     /* so often */
     long blocks;    /* allocated and not freed */
+    void (*meanwhile)(void); /* or this happens, and the call does what it should */
 } fault;
 
 static bool hit(sys_call which) {
     if (which != fault.call) return false;
     ++fault.count;
-    return fault.count >= fault.at && fault.count < fault.at + fault.times;
+    if (fault.count < fault.at || fault.count >= fault.at + fault.times) return false;
+    if (fault.meanwhile == NULL) return true;
+    fault.meanwhile();
+    return false;
 }
 
 #ifndef _WIN32
@@ -130,6 +134,7 @@ static void fault_set(sys_call which, manner how, long at, long times) {
     fault.at = at;
     fault.times = times;
     fault.count = 0;
+    fault.meanwhile = NULL;
 }
 
 /* ============================================================================================= */
@@ -589,6 +594,291 @@ static void damaged_members(void) {
     teardown();
 }
 
+/* A limit of 2^64 - 1 is none. */
+static void limits_that_are_none(void) {
+    static const uint64_t limits[] = { (uint64_t)1 << 40, UINT64_MAX / 2, UINT64_MAX };
+    setup();
+    for (size_t i = 0; i < 3; ++i) {
+        spdl_error error = { 0 };
+        spdl_npz_desc desc = { 0 };
+        spdl_npz_bundle *bundle = NULL;
+        desc.max_bytes = limits[i];
+        desc.error = &error;
+        if (!CHECK_EQ(spdl_npz_load(&bundle, path_of("a.npz"), &desc), SPDL_OK))
+            fprintf(stderr, "%s\n", error.text);
+        spdl_npz_bundle_free(bundle);
+    }
+    teardown();
+}
+
+/* ============================================================================================= */
+/* Files that others change */
+
+static long heads[3]; /* where the headers of b.npz are */
+static int heads_changed;
+
+/* Three arrays of one row, so that Fortran order moves nothing; aligned, and large enough to be
+   lent. */
+static void rows_write(void) {
+    const uint64_t shape[2] = { 1, LARGE / 3 };
+    spdl_npz_writer *w = NULL;
+    spdl_npz *npz = NULL;
+    REQUIRE(spdl_npz_writer_open(&w, path_of("b.npz"), NULL) == SPDL_OK);
+    for (int i = 0; i < 3; ++i) {
+        const char name[2] = { (char)('a' + i), 0 };
+        CHECK_EQ(spdl_npz_writer_add(w, name, "|u1", 2, shape, arrays[0].data, NULL), SPDL_OK);
+    }
+    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
+    spdl_npz_writer_close(w);
+    REQUIRE(spdl_npz_open(&npz, path_of("b.npz"), NULL) == SPDL_OK);
+    for (size_t i = 0; i < 3; ++i) {
+        const void *view = NULL;
+        CHECK_EQ(spdl_npz_view(npz, i, &view, NULL, NULL), SPDL_OK);
+        heads[i] = (long)((uintptr_t)view - (uintptr_t)npz->mapping) - 128;
+    }
+    spdl_npz_close(npz);
+}
+
+/* Changes bytes of the header of one more array. */
+static void head_change(long at, const void *to, size_t bytes) {
+    FILE *file;
+    if (heads_changed == 3) return;
+    file = fopen(path_of("b.npz"), "r+b");
+    REQUIRE(file != NULL && fseek(file, heads[heads_changed++] + at, SEEK_SET) == 0);
+    CHECK(fwrite(to, 1, bytes, file) == bytes && fclose(file) == 0);
+}
+
+static void head_turns(void) { head_change(44, "True ", 5); }
+static void head_shrinks(void) { head_change(8, "u", 1); } /* 117 bytes: the data begin earlier */
+
+/* The bundle has all arrays, or there is an error. */
+static void rows_load(bool moved) {
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    spdl_npz_bundle *bundle = NULL;
+    spdl_result result;
+    desc.allocator = allocator;
+    desc.no_crc = true;
+    desc.error = &error;
+    result = spdl_npz_load(&bundle, path_of("b.npz"), &desc);
+    if (!CHECK_EQ(result, SPDL_OK)) fprintf(stderr, "%s\n", error.text);
+    REQUIRE(bundle != NULL && bundle->count == 3);
+    for (size_t i = 0; i < 3; ++i) {
+        const uint8_t *data = (const uint8_t *)bundle->arrays[i].data;
+        CHECK_EQ((uintptr_t)data % 64, 0);
+        CHECK(memcmp(data + (moved && data[0] == '\n'), arrays[0].data, LARGE / 3 - 1) == 0);
+    }
+    spdl_npz_bundle_free(bundle);
+}
+
+/* A mapped file may change between any two looks at it. Arrays that can be lent no more are copied,
+   and the bundle is made again for each. */
+static void files_that_change(void) {
+    TEST_NEEDS_LINUX();
+    folder_make();
+    arrays_make();
+    for (int shrinks = 0; shrinks < 2; ++shrinks)
+        for (long at = 1; at < 8; ++at) {
+            rows_write();
+            heads_changed = 0;
+            fault_set(ALLOC, FAILS, at, 1000);
+            fault.meanwhile = shrinks ? head_shrinks : head_turns;
+            rows_load(shrinks);
+            fault_set(NONE, FAILS, 0, 0);
+        }
+    teardown();
+}
+
+/* Appends ZIP64 records to b.npz: one with more fields than it needs, and a comment, so that the
+   tail is read in three steps. */
+static void tail_lengthen(void) {
+    enum { MORE = 5000, COMMENT = 4060 };
+    static uint8_t tail[56 + MORE + 20 + 22 + COMMENT];
+    uint8_t end[22], *at;
+    long size = 0;
+    FILE *file = fopen(path_of("b.npz"), "r+b");
+    REQUIRE(file != NULL && fseek(file, -22, SEEK_END) == 0 && (size = ftell(file)) > 0);
+    REQUIRE(fread(end, 1, 22, file) == 22);
+    at = spdl__put64(spdl__put32(tail, 0x06064b50), 44 + MORE);
+    at = spdl__put64(spdl__put64(at + 12, 3), 3);
+    spdl__put64(spdl__put64(at, spdl__le32(end + 12)), spdl__le32(end + 16));
+    at = spdl__put32(tail + 56 + MORE, 0x07064b50);
+    at = spdl__put32(spdl__put64(at + 4, (uint64_t)size), 1);
+    memset(spdl__put32(at, 0x06054b50) + 4, 0xff, 12);
+    spdl__put16(at + 20, COMMENT);
+    REQUIRE(fseek(file, size, SEEK_SET) == 0 && fwrite(tail, 1, sizeof tail, file) == sizeof tail);
+    fclose(file);
+}
+
+/* Each step fails once. */
+static void tails_that_cannot_be_read(void) {
+    folder_make();
+    arrays_make();
+    for (int distant = 0; distant < 2; ++distant) {
+        rows_write();
+        tail_lengthen();
+        if (distant) { /* the locator leads to byte 5, too far to read for: not the record */
+            FILE *file = fopen(path_of("b.npz"), "r+b");
+            REQUIRE(file != NULL && fseek(file, -(4060 + 22 + 12), SEEK_END) == 0);
+            CHECK(fwrite("\5\0\0\0\0\0\0\0", 1, 8, file) == 8 && fclose(file) == 0);
+        }
+        for (int turn = 0; turn < 2; ++turn)
+            for (long at = 1, reached = 1; reached; ++at) {
+                spdl_error error = { 0 };
+                spdl_npz_desc desc = { 0 };
+                spdl_npz *npz = NULL;
+                spdl_result result;
+                desc.allocator = allocator;
+                desc.error = &error;
+                fault_set(turn ? ALLOC : PREAD, FAILS, at, 1);
+                result = spdl_npz_open(&npz, path_of("b.npz"), &desc);
+                reached = fault.count >= at;
+                if (reached) CHECK_EQ(result, turn ? SPDL_E_NOMEM : SPDL_E_IO);
+                else CHECK_EQ(result, distant ? SPDL_E_FORMAT : SPDL_OK);
+                if (!reached && distant)
+                    CHECK(strstr(error.text, "leads to no ZIP64 end record") != NULL);
+                if (!reached) CHECK(at > (distant ? 3 : 4));
+                CHECK_EQ(spdl_npz_count(npz), result == SPDL_OK ? 3 : 0);
+                spdl_npz_close(npz);
+                CHECK_EQ(fault.blocks, 0);
+            }
+    }
+    fault_set(NONE, FAILS, 0, 0);
+    teardown();
+}
+
+/* ============================================================================================= */
+/* Tokens, tar archives and lines */
+
+static uint8_t *tar_add(uint8_t *at, const char *name, char kind, const char *data, size_t bytes) {
+    unsigned sum = 0;
+    memset(at, 0, 512);
+    snprintf((char *)at, 100, "%s", name);
+    snprintf((char *)at + 124, 12, "%011o", (unsigned)bytes);
+    at[156] = (uint8_t)kind;
+    memcpy(at + 257, "ustar", 6);
+    memset(at + 148, ' ', 8);
+    for (int i = 0; i < 512; ++i) sum += at[i];
+    snprintf((char *)at + 148, 8, "%06o", sum);
+    memset(at + 512, 0, (bytes + 511) / 512 * 512);
+    for (size_t i = 0; i < bytes; ++i) at[512 + i] = (uint8_t)data[i % strlen(data)];
+    return at + 512 + (bytes + 511) / 512 * 512;
+}
+
+static void put_whole(const char *name, const void *data, size_t bytes) {
+    FILE *file = fopen(path_of(name), "wb");
+    REQUIRE(file != NULL && fwrite(data, 1, bytes, file) == bytes && fclose(file) == 0);
+}
+
+/* A window of the reader ends between a header and its data, and one of tokens is of two shards. */
+static void files_write(void) {
+    static uint8_t tar[70000], shard[1024 + 40];
+    uint8_t *at = tar_add(tar, "a", '0', "a", 65024 - 512);
+    at = tar_add(at, "x", 'x', "10 path=b\n", 10);
+    CHECK_EQ(at - tar, 65536 + 512);
+    at = tar_add(at, "longer", '0', "b", 600);
+    put_whole("x.tar", tar, (size_t)(at - tar) + 1024);
+    put_whole("lines", "one\ntwo", 7);
+    spdl__put32(spdl__put32(spdl__put32(shard, 20240520), 1), 20);
+    put_whole("0.bin", shard, sizeof shard);
+    put_whole("1.bin", shard, sizeof shard);
+}
+
+static spdl_result use_records(spdl__records_kind kind, const char *name, const char *wanted,
+                               spdl_error *error) {
+    const spdl_records_desc desc = { .allocator = allocator, .error = error };
+    spdl__records *records = NULL;
+    spdl_record *record = NULL;
+    char names[40] = "";
+    spdl_result result = spdl__records_open(&records, path_of(name), kind, &desc);
+    while (result == SPDL_OK) {
+        result = spdl__records_next(records, &record, error);
+        if (result != SPDL_OK) break;
+        snprintf(names + strlen(names), 16, "%.1s%d ", (char *)record->data, (int)record->bytes);
+        spdl_record_free(record);
+    }
+    spdl__records_close(records);
+    if (result == SPDL_END) CHECK_STR(names, wanted);
+    return result == SPDL_END ? SPDL_OK : result;
+}
+
+static spdl_result use_tokens(spdl_error *error) {
+    const spdl_files_desc by = { .allocator = allocator, .error = error };
+    const spdl_tokens_desc desc = { .length = 25, .allocator = allocator, .error = error };
+    spdl_files *files = NULL;
+    spdl_tokens *tokens = NULL;
+    uint16_t window[26];
+    spdl_result result = spdl_files_open(&files, path_of("*.bin"), &by);
+    if (result == SPDL_OK) result = spdl_tokens_open(&tokens, files, &desc);
+    if (result == SPDL_OK) result = spdl_tokens_read(tokens, 0, window, 2, error);
+    spdl_tokens_close(tokens);
+    spdl_files_close(files);
+    return result;
+}
+
+/* Every read and every allocation fails once. */
+static void files_that_cannot_be_read(void) {
+    folder_make();
+    files_write();
+    for (int turn = 0; turn < 3; ++turn) {
+        long looks = 0;
+        for (long at = 1, reached = 1; reached; ++at) {
+            spdl_error error = { 0 };
+            spdl_result result = SPDL_OK;
+            fault_set(turn == 0 ? ALLOC : PREAD, turn == 2 ? NOTHING : FAILS, at, 1);
+            result = use_tokens(&error);
+            if (result == SPDL_OK)
+                result = use_records(SPDL__RECORDS_TAR, "x.tar", "a64512 b600 ", &error);
+            if (result == SPDL_OK)
+                result = use_records(SPDL__RECORDS_LINES, "lines", "o3 t3 ", &error);
+            reached = fault.count >= at;
+            if (turn == 0 || !reached || result != SPDL_OK)
+                CHECK_EQ(result, !reached ? SPDL_OK : turn == 0 ? SPDL_E_NOMEM : SPDL_E_IO);
+            else ++looks; /* for gzip, and for more behind the end */
+            CHECK((error.text[0] != 0) == (result != SPDL_OK));
+            CHECK_EQ(fault.blocks, 0);
+            REQUIRE(at < 100);
+        }
+        CHECK_EQ(looks, turn == 0 ? 0 : 3);
+    }
+    fault_set(NONE, FAILS, 0, 0);
+    remove(path_of("x.tar"));
+    remove(path_of("lines"));
+    remove(path_of("0.bin"));
+    remove(path_of("1.bin"));
+    folder_remove();
+}
+
+/* ============================================================================================= */
+/* Arguments, and two threads */
+
+static const spdl_npz *viewed;
+
+static void view_first(void) {
+    const void *view = NULL;
+    fault.call = NONE;
+    CHECK_EQ(spdl_npz_view(viewed, 0, &view, NULL, NULL), SPDL_OK);
+}
+
+/* Two threads make the mapping of the first view. */
+static void views_at_the_same_time(void) {
+    const void *view = NULL, *again = NULL;
+    spdl_npz *npz = NULL;
+    folder_make();
+    arrays_make();
+    rows_write();
+    REQUIRE(spdl_npz_open(&npz, path_of("b.npz"), NULL) == SPDL_OK);
+    viewed = npz;
+    fault_set(MMAP, FAILS, 1, 1);
+    fault.meanwhile = view_first;
+    CHECK_EQ(spdl_npz_view(npz, 0, &view, NULL, NULL), SPDL_OK);
+    CHECK_EQ(fault.count, 1);
+    CHECK_EQ(spdl_npz_view(npz, 0, &again, NULL, NULL), SPDL_OK);
+    CHECK(view == again && memcmp(view, arrays[0].data, LARGE / 3) == 0);
+    spdl_npz_close(npz);
+    teardown();
+}
+
 static void reading_arguments(void) {
     spdl_npz *npz = NULL;
     spdl_npz_bundle *bundle = NULL;
@@ -636,6 +926,9 @@ TEST_TABLE(npz_cover) {
     TEST_CASE(memory_that_is_not_there), TEST_CASE(other_calls_that_fail),
     TEST_CASE(loading_that_trusts), TEST_CASE(writes_that_fail),
     TEST_CASE(writes_that_are_interrupted), TEST_CASE(names_that_are_taken),
-    TEST_CASE(damaged_members), TEST_CASE(reading_arguments), TEST_CASE(writing_arguments),
+    TEST_CASE(damaged_members), TEST_CASE(limits_that_are_none), TEST_CASE(files_that_change),
+    TEST_CASE(tails_that_cannot_be_read), TEST_CASE(files_that_cannot_be_read),
+    TEST_CASE(views_at_the_same_time),
+    TEST_CASE(reading_arguments), TEST_CASE(writing_arguments),
     TEST_END
 };

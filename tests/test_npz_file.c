@@ -2,6 +2,9 @@
    tail is read in small steps. Also what is asked for beyond reading one array: rows, other
    byte and index orders, many arrays, whole files, a row of a pipeline. The fixtures of tests/data
    are read from memory, too: both ways must agree about everything. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #define SPDL__NPZ_SMALL_FILE 0
 #define SPDL__ZIP_TAIL_BYTES 64
 #define SPDL_STATIC
@@ -282,6 +285,56 @@ static void cut_while_open(void) {
     remove_files("cut");
 }
 
+/* Writes an archive of one stored array of `count` bytes, which `more` other ones follow in its
+   member. Returns where the array begins. */
+static size_t write_more(const char *name, unsigned count, unsigned more) {
+    uint8_t file[30 + 5 + 128 + 2500 + 46 + 5 + 22], *at = file;
+    const size_t usize = 128 + count + more, directory = 30 + 5 + usize;
+    spdl__crc crc;
+    REQUIRE(count + more <= 2500);
+    memset(file, 0, sizeof file);
+    spdl__crc_init(&crc);
+    memset(file + 35, ' ', 128);
+    snprintf((char *)file + 45, 118, "{'descr': '|u1', 'fortran_order': False, 'shape': (%u,), }",
+             count);
+    file[35 + strlen((char *)file + 35)] = ' ';
+    memcpy(file + 35, "\x93NUMPY\1\0\x76\0", 10);
+    for (unsigned i = 0; i < count + more; ++i) file[35 + 128 + i] = (uint8_t)(i * 7 + i / 256);
+    at = spdl__put32(spdl__put32(at, 0x04034b50), 0);
+    at = spdl__put32(spdl__put32(at + 2, 0), spdl__crc_add(&crc, 0, file + 35, usize));
+    spdl__put32(spdl__put32(spdl__put32(at, usize), usize), 5);
+    memcpy(file + 30, "a.npy", 5);
+    at = file + directory;
+    spdl__put32(at, 0x02014b50);
+    memcpy(at + 6, file + 4, 26);
+    memcpy(at + 46, "a.npy", 5);
+    spdl__put32(spdl__put32(spdl__put32(at + 51, 0x06054b50) + 4, 1 << 16 | 1), 51);
+    spdl__put32(at + 51 + 16, directory);
+    write_file(make_path(name), file, directory + 51 + 22);
+    return 35 + 128;
+}
+
+/* An array that lies before the cut is read, though what is read ahead is not all there. */
+static void cut_behind_what_is_read(void) {
+    uint8_t data[1200], again[1200];
+    const size_t at = write_more("cut", 1200, 1300);
+    spdl_npz *npz = open_path(make_path("cut"));
+    spdl_error error = { 0 };
+    spdl_npy_info info;
+    CHECK_EQ(spdl_npz_read_rows(npz, 0, 0, 1200, data, 1200, NULL), SPDL_OK);
+    CHECK(data[1] == 7 && data[1199] == (uint8_t)(1199 * 7 + 4)); /* from the window */
+    CHECK_EQ(spdl_npz_read(npz, 0, again, 1200, &error), SPDL_OK);
+    CHECK(memcmp(again, data, 1200) == 0);
+    REQUIRE(truncate(make_path("cut"), (off_t)(at + 1200)) == 0);
+    CHECK_EQ(spdl_npz_info(npz, 0, &info, &error), SPDL_OK);
+    CHECK_EQ(spdl_npz_read_rows(npz, 0, 0, 1200, again, 1200, &error), SPDL_OK);
+    CHECK(memcmp(again, data, 1200) == 0);
+    CHECK_EQ(spdl_npz_read(npz, 0, again, 1200, &error), SPDL_E_IO); /* its CRC needs the rest */
+    CHECK(strstr(error.text, "a': at byte 1363 of 2736: it ended") != NULL);
+    spdl_npz_close(npz);
+    remove_files("cut");
+}
+
 /* A stored member of 5 GiB in a sparse file, made by hand: local header, array header, a hole, and
    a directory that needs ZIP64 for everything. */
 static void member_over_4_gib(void) {
@@ -341,6 +394,59 @@ static void member_over_4_gib(void) {
         CHECK(memcmp((const uint8_t *)view + count - 4, "last", 4) == 0);
     spdl_npz_close(npz);
     remove_files("large");
+}
+
+/* A directory is limited, before anything of it is read. */
+static void directory_over_1_gib(void) {
+    uint8_t end[22] = "PK\5\6";
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    spdl_npz *npz = NULL;
+    FILE *out = fopen(make_path("large"), "wb");
+    spdl__put32(end + 12, ((uint64_t)1 << 30) + 1024);
+    REQUIRE(out != NULL && fseeko(out, ((off_t)1 << 30) + 1024, SEEK_SET) == 0);
+    REQUIRE(fwrite(end, 1, sizeof end, out) == sizeof end && fclose(out) == 0);
+    desc.error = &error;
+    CHECK_EQ(spdl_npz_open(&npz, make_path("large"), &desc), SPDL_E_LIMIT);
+    CHECK(strstr(error.text, "large: a central directory of 1073742848 bytes") != NULL);
+    remove_files("large");
+}
+
+/* A file that claims 8 EiB for its bytes: the sum of its arrays is more than there are addresses.
+   Of the file systems there, that of memory takes it. */
+static void sizes_beyond_memory(void) {
+#if TEST_LINUX && defined(MFD_CLOEXEC)
+    const uint64_t csize = (uint64_t)1 << 53, directory = csize + 64;
+    uint8_t entry[71 + 56 + 20 + 22] = "PK\1\2";
+    spdl_error error = { 0 };
+    spdl_npz_desc desc = { 0 };
+    spdl_npz_bundle *bundle = NULL;
+    const int file = memfd_create("npz", MFD_CLOEXEC);
+    char path[40];
+    if (file < 0 || ftruncate(file, (off_t)(directory + sizeof entry)) != 0)
+        TEST_SKIP("no file system takes so large a file");
+    spdl__put16(entry + 10, 8);
+    memset(entry + 20, 0xff, 8);
+    spdl__put16(entry + 28, 5);
+    spdl__put16(entry + 30, 20);
+    memcpy(entry + 46, "a.npy\1\0\20", 9);
+    spdl__put64(spdl__put64(entry + 55, csize * 1000), csize);
+    memcpy(entry + 71, "PK\6\6\54", 5);
+    spdl__put64(spdl__put64(spdl__put64(spdl__put64(entry + 95, 1), 1), 71), directory);
+    memcpy(entry + 127, "PK\6\7", 4);
+    spdl__put32(spdl__put64(entry + 135, directory + 71), 1);
+    memcpy(entry + 147, "PK\5\6", 4);
+    memset(entry + 155, 0xff, 12);
+    REQUIRE(pwrite(file, entry, sizeof entry, (off_t)directory) == (ssize_t)sizeof entry);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    desc.error = &error;
+    CHECK_EQ(spdl_npz_load(&bundle, path, &desc), SPDL_E_LIMIT);
+    if (!CHECK(strstr(error.text, "its arrays are larger than max_bytes") != NULL))
+        fprintf(stderr, "%s\n", error.text);
+    close(file);
+#else
+    TEST_SKIP("needs memfd_create");
+#endif
 }
 
 /* ============================================================================================= */
@@ -556,7 +662,8 @@ static void arrays_that_are_lent(void) {
 }
 
 static void what_is_expected(void) {
-    static const uint64_t any[] = { 0, 3 }, exact[] = { 5, 3 }, other[] = { 5, 4 };
+    static const uint64_t any[] = { 0, 3 }, all[] = { 0, 0 };
+    static const uint64_t exact[] = { 5, 3 }, other[] = { 5, 4 };
     spdl_npz_bundle *bundle = NULL;
     const spdl_npz_array *f4;
     spdl_error error = { 0 };
@@ -571,6 +678,10 @@ static void what_is_expected(void) {
              SPDL__NPY_HOST_ORDER);
     CHECK(strstr(error.text, text) != NULL);
     CHECK_EQ(spdl_npz_expect(f4, "<f4", 2, other, &error), SPDL_E_INVALID);
+    CHECK_EQ(spdl_npz_expect(f4, "<f8", 2, all, &error), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "not '<f8' (any, any)") != NULL);
+    CHECK_EQ(spdl_npz_expect(f4, "<f4", 0, NULL, &error), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "(5, 3), not '<f4' ()") != NULL);
     CHECK_EQ(spdl_npz_expect(f4, "<f4", 1, exact, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "(5, 3), not '<f4' (5,)") != NULL);
     CHECK_EQ(spdl_npz_expect(spdl_npz_bundle_find(bundle, "no"), "<f4", 2, any, &error),
@@ -643,6 +754,8 @@ static void row_that_fails(void) {
 TEST_TABLE(npz_file) {
     TEST_CASE(file_as_memory), TEST_CASE(broken_file_as_memory), TEST_CASE(long_tails),
     TEST_CASE(views_of_a_file), TEST_CASE(views_by_several_threads), TEST_CASE(cut_while_open),
+    TEST_CASE(cut_behind_what_is_read), TEST_CASE(directory_over_1_gib),
+    TEST_CASE(sizes_beyond_memory),
     TEST_CASE(member_over_4_gib), TEST_CASE(crc_of_reads_alone),
     TEST_CASE(number_order_in_structs), TEST_CASE(index_order_of_any_shape),
     TEST_CASE(ranges_of_rows), TEST_CASE(whole_files), TEST_CASE(arrays_that_are_lent),

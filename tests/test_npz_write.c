@@ -345,6 +345,7 @@ static void names_that_are_there_twice(void) {
     write_one(w, "b", &info, "1234");
     write_one(w, "a", &info, "1234");
     write_one(w, "b", &info, "5678");
+    write_one(w, "c", &info, "5678");
     CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
     CHECK(strstr(error.text, "twice.npz: member 'b': two arrays have this name") != NULL);
     CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
@@ -562,7 +563,7 @@ static void counting_free(void *memory, size_t bytes, void *user) {
 }
 
 /* Writes with an allocator that fails once; returns whether it did not come to that. */
-static bool with_failing_allocation(long fail_at) {
+static bool with_failing_allocation(long fail_at, int count) {
     static uint8_t zeros[1 + 258 * 10];
     counting c = { 0, 0, 0 };
     spdl_npz_writer *w = NULL;
@@ -577,7 +578,7 @@ static bool with_failing_allocation(long fail_at) {
     desc.allocator.free_fn = counting_free;
     desc.allocator.user = &c;
     result = spdl_npz_writer_open(&w, make_path("alloc.npz"), &desc);
-    for (int i = 0; i < 70 && result == SPDL_OK; ++i) {
+    for (int i = 0; i < count && result == SPDL_OK; ++i) {
         snprintf(name, sizeof name, "a%d", i);
         result = write_array(w, name, &info, zeros, &error);
     }
@@ -612,11 +613,43 @@ static void large_arrays_are_copied(void) {
     remove_last("large.npz");
 }
 
+/* A directory behind 4 GiB, with one array before it. */
+static void directory_over_4_gib(void) {
+    const array info = type("|u1", 1, 4, 0);
+    spdl_npz_writer *w = create(make_path("far.npz"), NULL);
+    spdl_npz *npz;
+    write_one(w, "first", &info, "abcd");
+    w->at = (uint64_t)1 << 32; /* a hole */
+    write_one(w, "second", &info, "efgh");
+    finish(w);
+    npz = reopen(make_path("far.npz"), 2);
+    check_array(npz, "first", "|u1", "abcd", 4);
+    check_array(npz, "second", "|u1", "efgh", 4);
+    spdl_npz_close(npz);
+    remove_last("far.npz");
+}
+
+/* One array more than an archive can have. */
+static void one_array_too_many(void) {
+    const array info = type("|u1", 1, 4, 0);
+    spdl_npz_writer *w = create(make_path("x.npz"), NULL);
+    spdl_error error = { 0 };
+    w->count = SPDL__ZIP_MEMBERS - 1;
+    write_one(w, "last", &info, "abcd");
+    CHECK_EQ(write_array(w, "more", &info, "efgh", &error), SPDL_E_LIMIT);
+    CHECK(strstr(error.text, "x.npz: a name too long, or one too many") != NULL);
+    spdl_npz_writer_close(w);
+    remove_last(NULL);
+}
+
 static void every_allocation_fails(void) {
     long k = 1;
     make_path("x");
-    while (!with_failing_allocation(k)) REQUIRE(++k < 500);
+    while (!with_failing_allocation(k, 70)) REQUIRE(++k < 500);
     CHECK(k > 5);
+    CHECK(remove(make_path("alloc.npz")) == 0);
+    for (k = 1; !with_failing_allocation(k, 0); ++k) REQUIRE(k < 20); /* and of no arrays */
+    CHECK(k > 4);
     remove_last("alloc.npz");
 }
 
@@ -626,7 +659,7 @@ TEST_TABLE(npz_write) {
     TEST_CASE(names_that_are_there_twice), TEST_CASE(arguments_that_are_wrong),
     TEST_CASE(disk_that_is_full), TEST_CASE(names_that_end_in_npy),
     TEST_CASE(names_that_are_not_utf8), TEST_CASE(names_in_any_order), TEST_CASE(many_members),
-    TEST_CASE(array_over_4_gib), TEST_CASE(every_allocation_fails),
-    TEST_CASE(large_arrays_are_copied),
+    TEST_CASE(array_over_4_gib), TEST_CASE(directory_over_4_gib), TEST_CASE(one_array_too_many),
+    TEST_CASE(every_allocation_fails), TEST_CASE(large_arrays_are_copied),
     TEST_END
 };

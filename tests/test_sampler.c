@@ -400,6 +400,7 @@ static void what_makes_no_sense_is_refused(void) {
             .ranks = { -1, 4 });
     REFUSED("sampler: rank is 4 and world 4, but rank must be 0 to world - 1", .ranks = { 4, 4 });
     REFUSED("sampler: count or draws is more than 2^63", .count = UINT64_MAX);
+    REFUSED("sampler: count or draws is more than 2^63", .count = 1, .draws = UINT64_MAX);
     REFUSED("sampler: order or tail is unknown", .order = (spdl_sampler_order)99);
     REFUSED("sampler: order or tail is unknown", .tail = (spdl_tail)-1);
     REFUSED("sampler: index_fn is NULL", .order = SPDL_SAMPLE_FUNCTION, .count = 1);
@@ -408,6 +409,15 @@ static void what_makes_no_sense_is_refused(void) {
     REFUSED("sampler: set both functions of the allocator or none",
             .allocator = { .free_fn = nobody_frees });
     CHECK_EQ(spdl_sampler_create(NULL, NULL), SPDL_E_INVALID);
+    spdl_index item;
+    spdl_sampler *s = (spdl_sampler *)&item;
+    CHECK_EQ(spdl_sampler_create(&s, NULL), SPDL_E_INVALID);
+    CHECK(s == NULL);
+    s = SAMPLER(.count = 3);
+    CHECK_EQ(spdl_sampler_item(s, 0, 0, NULL), SPDL_E_INVALID);
+    CHECK_EQ(spdl_sampler_item(NULL, 0, 0, &item), SPDL_E_INVALID);
+    spdl_sampler_destroy(s);
+    spdl_sampler_destroy(NULL);
 }
 
 /* --- ranks --- */
@@ -473,6 +483,7 @@ static void check_env(const char *const *set, spdl_result result, int rank, int 
     check_env((const char *const[]){ __VA_ARGS__, NULL }, result, rank, world, text)
 
 static void ranks_come_from_the_environment(void) {
+    CHECK_EQ(spdl_ranks_from_env(NULL, NULL), SPDL_E_INVALID);
     ENV(SPDL_E_NOT_FOUND, 0, 1, "", NULL);
     ENV(SPDL_OK, 3, 8, "", "RANK", "3", "WORLD_SIZE", "8", "SLURM_PROCID", "0", "SLURM_NTASKS",
         "9");
@@ -488,6 +499,8 @@ static void ranks_come_from_the_environment(void) {
         "and a larger one", "PMI_RANK", "-1", "PMI_SIZE", "4");
     ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 99999999999, must be a "
         "number and a larger one", "RANK", "1", "WORLD_SIZE", "99999999999");
+    ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1 and WORLD_SIZE is 2x, must be a number and "
+        "a larger one", "RANK", "1", "WORLD_SIZE", "2x");
     ENV(SPDL_E_INVALID, 77, 78, "ranks: RANK is 1x and WORLD_SIZE is 2, must be a number and "
         "a larger one", "RANK", "1x", "WORLD_SIZE", "2");
 }
@@ -614,9 +627,8 @@ static void items_lie_in_batches_in_place(void) {
 static int describe(const spdl_sampler *s, uint64_t epoch, char text[SPDL_STATE_BYTES]) {
     spdl__line line;
     line.length = 0;
-    line.full = false;
     spdl__sampler_describe(s, epoch, &line);
-    CHECK(!line.full && line.text[0] == ' ');
+    CHECK(line.text[0] == ' ');
     memcpy(text, line.text + 1, line.length - 1);
     text[line.length - 1] = '\0';
     return (int)line.length - 1;
@@ -898,6 +910,22 @@ static void mixtures_that_make_no_sense_are_refused(void) {
 }
 
 /* Three data sets in a pipeline: each pass through one is an order of its own. */
+/* Positions of all epochs together end before 2^63. */
+static void a_mixture_ends(void) {
+    static const double w[] = { 1, 3 };
+    const uint64_t last = (((uint64_t)1 << 63) - 1) / 10 - 1;
+    spdl_sampler *of[] = { SAMPLER(.count = 5), SHUFFLED(.count = 7) };
+    spdl_sampler *s = MIXED(.weights = w, .sources = 2, .samplers = of, .draws = 10);
+    spdl_index item;
+    CHECK_EQ(spdl_sampler_item(s, last, 9, &item), SPDL_OK);
+    CHECK(item.position == 9 && item.epoch == last && item.index < (item.source ? 7 : 5));
+    CHECK_EQ(spdl_sampler_item(s, last, 10, &item), SPDL_END);
+    CHECK_EQ(spdl_sampler_item(s, last + 2, 0, &item), SPDL_END);
+    CHECK_EQ(spdl_sampler_item(s, UINT64_MAX, 0, &item), SPDL_END);
+    spdl_sampler_destroy(s);
+    spdl_sampler_destroy(of[0]), spdl_sampler_destroy(of[1]);
+}
+
 static void samplers_are_mixed(void) {
     static const double w[] = { 5, 2, 1 };
     spdl__mixture *m = MIXTURE(.weights = w, .sources = 3);
@@ -1093,6 +1121,7 @@ TEST_TABLE(sampler) {
     TEST_CASE(sixty_five_thousand_sources_are_mixed),
     TEST_CASE(positions_are_asked_for_in_any_order),
     TEST_CASE(mixtures_that_make_no_sense_are_refused),
+    TEST_CASE(a_mixture_ends),
     TEST_CASE(samplers_are_mixed),
     TEST_CASE(ranks_share_each_source),
     TEST_CASE(samplers_of_a_mixture_have_no_ranks),

@@ -999,6 +999,186 @@ static void edited(char *edit, const char *text, const char *from, const char *t
     else if (sum[0] != '\0')
         (void)snprintf(edit + length, SPDL_STATE_BYTES - length, " sum=%s", sum);
 }
+/* The text with one more field, or another value of one; by hand, so without a sum. */
+static const char *by_hand(const char *text, const char *from, const char *to) {
+    static char edit[8][SPDL_STATE_BYTES];
+    static int turn;
+    edited(edit[++turn % 8], text, from, to, "none");
+    return edit[turn % 8];
+}
+
+/* Joins texts of three ranks, of which one was written by hand. */
+static void texts_that_do_not_join(void) {
+    static const struct {
+        int changed; /* this text */
+        const char *from, *to;
+        spdl_result result;
+        const char *told;
+    } cases[] = {
+        { 1, " sum=", " from=0:3 sum=", SPDL_E_INVALID, "text 1 was not saved in the same epoch" },
+        { 1, " sum=", " from=1:0 sum=", SPDL_E_INVALID, "text 1 was not saved in the same epoch" },
+        { 0, " sum=", " from=0:3 sum=", SPDL_E_INVALID, "text 1 was not saved in the same epoch" },
+        { 1, "item=1", "item=2", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3 ranks" },
+        { 0, "results=0", "results=1", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3" },
+        { 2, "drops=0", "drops=1", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3 ranks" },
+        { 0, "item=1", "item=60", SPDL_E_UNSUPPORTED, "text 0 and the others are of 3 ranks" },
+        { 0, "item=1 results=0", "item=60 results=1", SPDL_E_UNSUPPORTED, "text 0 and the others" },
+        { 1, " sum=", " sun=", SPDL_E_FORMAT, "text 1 has no 'sum='" },
+        { 0, "item=1", "item=68719476736", SPDL_E_FORMAT, "text 0 has an invalid 'item='" },
+        { 2, "data=0", "data=x", SPDL_E_INVALID, "text 2 is of another data set: data=x" },
+        { 2, "rank=2/3", "rank=2/4294967299", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
+        { 2, "rank=2/3", "rank=3/3", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
+        { 2, "rank=2/3", "rank=2", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
+        { 2, "rank=2/3", "rack=2/3", SPDL_E_FORMAT, "text 2 has no valid 'rank='" },
+        { 2, "batch=", "bad=", SPDL_E_FORMAT, "text 2 has no 'batch='" },
+    };
+    static rank_run r[3], other;
+    const char *texts[3];
+    long value;
+    for (int i = 0; i < 3; ++i) {
+        rank_open(&r[i], 0, i, 3, 1);
+        CHECK_EQ(rank_take(&r[i], 0, &value, 1), 1);
+        save(r[i].p, r[i].text);
+    }
+    rank_open(&other, 0, 0, 2, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        spdl_error error = { .text = "" };
+        for (int k = 0; k < 3; ++k) texts[k] = r[k].text;
+        texts[cases[i].changed] = by_hand(r[cases[i].changed].text, cases[i].from, cases[i].to);
+        CHECK_EQ(spdl_state_load(other.p, texts, 3, SPDL_FOREVER, &error), cases[i].result);
+        if (!CHECK(strstr(error.text, cases[i].told) != NULL))
+            fprintf(stderr, "  %zu: %s\n", i, error.text);
+    }
+    for (int item = 20; item < 23; ++item) { /* the last whole row, the last item, and behind it */
+        char to[20];
+        (void)snprintf(to, sizeof to, "item=%d", item);
+        for (int k = 0; k < 3; ++k) texts[k] = by_hand(r[k].text, "item=1", to);
+        CHECK_EQ(spdl_state_load(other.p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
+        other.ended = 0;
+        CHECK_EQ(rank_take(&other, 0, &value, 1), item == 20);
+        if (item == 20) CHECK_EQ(value, 60);
+    }
+    texts[1] = by_hand(r[1].text, "item=1", "item=40"); /* and not the same, but all at the end */
+    texts[2] = by_hand(r[2].text, "item=1", "item=20");
+    CHECK_EQ(spdl_state_load(other.p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
+    other.ended = 0;
+    CHECK_EQ(rank_take(&other, 0, &value, 1), 0);
+    for (int i = 0; i < 3; ++i) rank_close(&r[i]);
+    rank_close(&other);
+}
+
+/* Ends of lines and where a run of other ranks began. */
+static void texts_that_were_edited(void) {
+    static const char *const ends[] = { "\n", "\r\n", "  \r\n", " " };
+    static const char *const froms[] = { "7", "0:", ":3", "0:x", "0:62", "7:62" };
+    static rank_run r;
+    char text[SPDL_STATE_BYTES];
+    const char *texts[] = { text, NULL };
+    long value;
+    rank_open(&r, 0, 0, 1, 1);
+    save(r.p, r.text);
+    for (int i = 0; i < 8; ++i) {
+        const char *line = i % 2 ? by_hand(r.text, "item=0", "item=2") : r.text;
+        (void)snprintf(text, sizeof text, "%s%s", line, ends[i / 2]);
+        CHECK_EQ(spdl_state_load(r.p, texts, 1, SPDL_FOREVER, NULL), SPDL_OK);
+        CHECK_EQ(rank_take(&r, 0, &value, 1), 1);
+        CHECK_EQ(value, i % 2 ? 2 : 0);
+    }
+    for (size_t i = 0; i < sizeof froms / sizeof froms[0]; ++i) {
+        char field[30];
+        (void)snprintf(field, sizeof field, " from=%s sum=", froms[i]);
+        refused_of(r.p, (const char *[]){ by_hand(r.text, " sum=", field) }, 1, SPDL_E_FORMAT,
+                   "spdl_state_load: text 0 has no EPOCH:POSITION in 'from='");
+    }
+    edited(text, r.text, " sum=", " from=0:61 sum=", NULL); /* all were had before */
+    load(r.p, text);
+    CHECK_EQ(rank_take(&r, 0, &value, 1), 0);
+    refused_of(r.p, texts, 2, SPDL_E_INVALID,
+               "spdl_state_load: no pipeline, or text 1 is not there");
+    refused_of(r.p, texts, 0, SPDL_E_INVALID,
+               "spdl_state_load: no pipeline, or text 0 is not there");
+    CHECK_EQ(spdl_state_save(NULL, text, sizeof text), SPDL_E_INVALID);
+    CHECK_EQ(spdl_state_save(r.p, NULL, sizeof text), SPDL_E_INVALID);
+    CHECK_EQ(spdl_state_save(r.p, text, 0), SPDL_E_INVALID);
+    rank_close(&r);
+}
+
+static uint64_t last_index(void *ctx, uint64_t epoch, uint64_t position) {
+    (void)ctx, (void)epoch;
+    return position;
+}
+
+/* The largest numbers there are make a text that fits by far. */
+static void the_longest_text(void) {
+    const spdl_sampler_desc order = { .count = (uint64_t)1 << 63, .draws = (uint64_t)1 << 63,
+                                      .order = SPDL_SAMPLE_FUNCTION, .seed = UINT64_MAX,
+                                      .index_fn = last_index,
+                                      .ranks = { INT32_MAX - 1, INT32_MAX } };
+    const spdl_pipeline_desc desc = { .workers = 1, .seed = UINT64_MAX, .data_hash = UINT64_MAX };
+    char text[SPDL_STATE_BYTES];
+    spdl_sampler *s = NULL;
+    spdl_pipeline *p = NULL;
+    REQUIRE(spdl_sampler_create(&s, &order) == SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(INDEX(s), SPDL_SINK(1))) == SPDL_OK);
+    s->from = (uint64_t)1 << 63;
+    s->from_epoch = UINT64_MAX;
+    CHECK(spdl_state_save(p, text, sizeof text) > 300);
+    /* of nine numbers most have one digit here, and may have 20 */
+    CHECK(strlen(text) + 6 * 19 < 500);
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(s);
+}
+
+static bool no_more; /* memory */
+
+static void *some_memory(size_t bytes, size_t align, void *user) {
+    (void)user;
+    return no_more ? NULL : test_memory(align, bytes);
+}
+
+static void give_back(void *memory, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    test_memory_free(memory);
+}
+
+static int gate, inside;
+
+SPDL_FN(waits_at_the_gate, item, item) {
+    __atomic_store_n(&inside, 1, __ATOMIC_RELEASE);
+    await(&gate, 1);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* Without memory, while a call runs, and after a fork. */
+static void loads_that_fail(void) {
+    const spdl_sampler_desc order = { .count = 5 };
+    const spdl_pipeline_desc desc = { .workers = 1, .allocator = { some_memory, give_back, NULL } };
+    spdl_error error = { .text = "" };
+    char text[SPDL_STATE_BYTES];
+    const char *texts[] = { text };
+    spdl_sampler *s = NULL;
+    spdl_pipeline *p = NULL;
+    REQUIRE(spdl_sampler_create(&s, &order) == SPDL_OK);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(INDEX(s), SPDL_SINK(1))) == SPDL_OK);
+    save(p, text);
+    no_more = true;
+    refused_of(p, texts, 1, SPDL_E_NOMEM, "spdl_state_load: no memory");
+    no_more = false;
+    load(p, text);
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(s);
+    p = START(2, FROM(9), SPDL_PIPE(waits_at_the_gate), SPDL_SINK(3));
+    save(p, text);
+    await(&inside, 1);
+    CHECK_EQ(spdl_state_load(p, texts, 1, 1, &error), SPDL_TIMEOUT);
+    CHECK_STR(error.text, "spdl_state_load: calls still run: the pipeline is stopped");
+    open_gate(&gate);
+    load(p, text);
+    TAKE(p, 2, "0 1");
+    DONE(p);
+}
+
 
 static void a_text_that_does_not_fit_is_refused(void) {
     char text[SPDL_STATE_BYTES], edit[SPDL_STATE_BYTES];
@@ -1396,6 +1576,61 @@ static void keys_are_those_of_the_items(void) {
     for (int i = 1; i < 4 * 123; ++i) CHECK(keys[0][i] != keys[0][i - 1]);
 }
 
+/* What is wrong is told, not how the pipeline failed before. */
+static void a_failed_pipeline_after_a_fork(void) {
+    char text[SPDL_STATE_BYTES];
+    const char *texts[] = { text };
+    item *it = NULL;
+    spdl_pipeline *p;
+    pid_t child;
+    TEST_NEEDS_FORKS();
+    many_epochs = 0;
+    p = START(1, FROM(9), SPDL_PIPE(fails_in_the_end, .free_item = item_free), SPDL_SINK(1));
+    save(p, text);
+    while (SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK) item_free(it);
+    child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        refused_of(p, texts, 1, SPDL_E_INVALID, "spdl_state_load: not in a stage, during next or "
+                                                "push, or after a fork");
+        _exit(0);
+    }
+    ends_well(child);
+    load(p, text);
+    TAKE(p, 2, "0 1");
+    DONE(p);
+}
+
+/* Behind a batch the keys are other ones on each rank, also of the last call, without input. */
+static void keys_behind_batches(void) {
+    static uint64_t keys[2][100];
+    size_t count = 0;
+    for (int turn = 0; turn < 2; ++turn) {
+        count = 0;
+        for (int rank = 0; rank < 3; ++rank) {
+            const spdl_sampler_desc desc = { .count = ALL_OF_THEM, .seed = 5,
+                                             .ranks = { .rank = rank, .world = 3 } };
+            spdl_sampler *s = NULL;
+            spdl_pipeline *p;
+            REQUIRE(spdl_sampler_create(&s, &desc) == SPDL_OK);
+            p = START(turn * 2, INDEX(s), OF_INDEX(.concurrency = 2), SPDL_BATCH(4),
+                      SPDL_PIPE(keyed_batch, .flush = true, .free_item = item_free), SPDL_SINK(2));
+            for (int epoch = 0; epoch < 2;) {
+                item *it = NULL;
+                if (SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_END) ++epoch;
+                else keys[turn][count++] = (uint64_t)it->value;
+                if (it != NULL) item_free(it);
+            }
+            spdl_pipeline_destroy(p);
+            spdl_sampler_destroy(s);
+        }
+    }
+    CHECK_EQ(count, 2 * (7 + 6 + 6)); /* of each epoch: batches, and the last call */
+    CHECK(memcmp(keys[0], keys[1], sizeof keys[0]) == 0);
+    for (size_t i = 0; i < count; ++i)
+        for (size_t k = 0; k < i; ++k) CHECK(keys[0][i] != keys[0][k]);
+}
+
 TEST_TABLE(state) {
     TEST_CASE(an_item_may_have_many_results), TEST_CASE(an_epoch_may_have_very_many_items),
     TEST_CASE(what_was_gathered_is_dropped_by_a_load), TEST_CASE(types_are_of_the_table),
@@ -1409,7 +1644,9 @@ TEST_TABLE(state) {
     TEST_CASE(any_ranks_change_at_the_end_of_an_epoch),
     TEST_CASE(a_loss_spike_is_jumped_over),
     TEST_CASE(keys_are_the_same_on_any_rank),
-    TEST_CASE(texts_of_other_ranks_are_refused),
+    TEST_CASE(texts_of_other_ranks_are_refused), TEST_CASE(texts_that_do_not_join),
+    TEST_CASE(texts_that_were_edited), TEST_CASE(the_longest_text), TEST_CASE(loads_that_fail),
+    TEST_CASE(a_failed_pipeline_after_a_fork), TEST_CASE(keys_behind_batches),
     TEST_CASE(a_text_that_does_not_fit_is_refused),
     TEST_CASE(a_damaged_text_is_refused),
     TEST_CASE(some_tables_have_no_position),

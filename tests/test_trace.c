@@ -477,6 +477,56 @@ static void a_source_that_is_left_is_not_printed(void) {
     remove_files();
 }
 
+SPDL_FN(by_parity, void, void) {
+    *out = in;
+    return spdl_route(task, (int)((uintptr_t)in % 2));
+}
+
+static void forget(void *state) { (void)state; }
+
+SPDL_FN(twice, void, void) {
+    void **state = spdl_call_state(task);
+    *out = (void *)((uintptr_t)in + 100 + (*state != NULL));
+    if (*state != NULL) return SPDL_OK;
+    *state = in;
+    return SPDL_AGAIN;
+}
+
+/* Calls of both branches, of what they join to, and of what follows results of one item. */
+static void branches_on_a_pool(void) {
+    const spdl_pool_desc threads = { .workers = 2 };
+    static uintptr_t items = 20;
+    spdl_pool *pool = NULL;
+    messages m;
+    spdl_pipeline_desc desc = desc_of(0, file_named("t.json"), &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    trace t;
+    REQUIRE(spdl_pool_create(&pool, &threads) == SPDL_OK);
+    for (int turn = 0; turn < 2; ++turn) {
+        desc.workers = turn ? SPDL_INLINE : 0;
+        desc.pool = turn ? NULL : pool;
+        desc.name = NULL;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+            SPDL_SOURCE(numbers, .ctx = &items), SPDL_BRANCH(by_parity),
+            SPDL_PATH("odd"), SPDL_PIPE(pass, .name = "left"),
+            SPDL_PATH("even"), SPDL_PIPE(twice, .again = true, .free_state = forget),
+            SPDL_MERGE(.output_order = SPDL_ORDER_COMPLETION),
+            SPDL_PIPE(pass, .name = "below"), SPDL_SINK(2))) == SPDL_OK);
+        run_to_the_end(p, false, &stats);
+        CHECK_STR(m.text, "");
+        CHECK_EQ(stats.delivered, 30);
+        spdl_pipeline_destroy(p);
+        t = trace_read(file_named("t.json"));
+        CHECK_EQ(trace_count(&t, 'X', "task", "left"), 10);
+        CHECK_EQ(trace_count(&t, 'X', "task", "twice"), 20);
+        CHECK_EQ(trace_count(&t, 'X', "task", "below"), 30);
+        trace_free(&t);
+    }
+    spdl_pool_destroy(pool);
+    remove_files();
+}
+
 static void drops_failures_and_batches_of_batches(void) {
     const char *path = file_named("t.json");
     static uintptr_t items = 600;
@@ -633,6 +683,11 @@ static void bad_files_are_one_warning(void) {
         CHECK_EQ(m.warnings, 1);
         CHECK_EQ(m.others, 0);
     }
+    for (size_t i = 0; i < 1020; ++i) name[i] = i % 2 ? '/' : '.';
+    strcpy(name + 1020, "n%p"); /* too long with the process in it */
+    desc = desc_of(2, name, &m);
+    if (getpid() >= 100) run_short(&desc);
+    CHECK_EQ(m.warnings, getpid() >= 100);
     desc = desc_of(2, "/dev/null", &m); /* nothing is wrong with that */
     run_short(&desc);
     CHECK_EQ(m.warnings, 0);
@@ -806,6 +861,37 @@ static void spans_of_calls_and_steps(int workers) {
 static void spans_on_workers(void) { spans_of_calls_and_steps(3); }
 static void spans_on_one_worker(void) { spans_of_calls_and_steps(1); }
 static void spans_inline(void) { spans_of_calls_and_steps(0); }
+
+/* Of spans that begin at the same time the longer one is first, as viewers want it. */
+static void spans_that_begin_together(void) {
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(1, file_named("t.json"), &m);
+    spdl_pipeline *p = short_pipeline(&desc);
+    spdl__track *consumer = &p->trace->track[p->workers];
+    static const char *const order[] = { "before", "outer", "inner", "inner" };
+    size_t found = 0;
+    trace t;
+    spdl_pipeline_trace_begin(p, "before");
+    spdl_pipeline_trace_end(p);
+    spdl_pipeline_trace_begin(p, "outer");
+    for (int i = 0; i < 2; ++i) {
+        spdl_pipeline_trace_begin(p, "inner");
+        spdl_pipeline_trace_end(p);
+    }
+    spdl_pipeline_trace_end(p);
+    REQUIRE(consumer->count == 4);
+    consumer->records[3].end = consumer->records[2].end + 1;
+    consumer->records[1].end = consumer->records[2].end;
+    for (int i = 1; i < 3; ++i) consumer->records[i].begin = consumer->records[3].begin;
+    spdl_pipeline_destroy(p);
+    t = trace_read(file_named("t.json"));
+    for (size_t i = 0; i < t.count; ++i)
+        if (strcmp(t.events[i].cat, "span") == 0)
+            if (CHECK(found < 4)) CHECK_STR(t.events[i].name, order[found++]);
+    CHECK_EQ(found, 4);
+    trace_free(&t);
+    remove_files();
+}
 
 enum { TOO_DEEP = 40 };
 
@@ -1243,6 +1329,7 @@ TEST_TABLE(trace) {
     TEST_CASE(whole_run_on_workers),
     TEST_CASE(whole_run_inline),
     TEST_CASE(a_source_that_is_left_is_not_printed),
+    TEST_CASE(branches_on_a_pool),
     TEST_CASE(drops_failures_and_batches_of_batches),
     TEST_CASE(times_are_what_they_were),
     TEST_CASE(environment_asks_for_a_trace),
@@ -1257,6 +1344,7 @@ TEST_TABLE(trace) {
     TEST_CASE(spans_on_workers),
     TEST_CASE(spans_on_one_worker),
     TEST_CASE(spans_inline),
+    TEST_CASE(spans_that_begin_together),
     TEST_CASE(unbalanced_spans_end_with_their_call),
     TEST_CASE(counters_and_names_are_json),
     TEST_CASE(spans_elsewhere_are_reported),
