@@ -48,7 +48,7 @@ MODULES = {
     "batch-impl": "batch rows fail mutants chance",
     "merge-impl": "branch mutants chance",
     "producer-impl": "source next " + FLOW,
-    "next-impl": "next ready push lifetime pipeline mutants mistakes stats chance",
+    "next-impl": "next ready state push lifetime pipeline mutants mistakes stats chance",
     "stop-impl": "lifetime rewind source mutants chance",
     "create-impl": "pipeline rows mistakes lifetime batch branch push alloc trace",
     "stats-impl": "stats verdict report",

@@ -103,6 +103,15 @@ SPDL_FN(hand_in, item, item) {
 
 /* --- completing --- */
 
+/* Until `calls` calls were handed in; without workers this thread makes them. */
+static void await_calls(spdl_pipeline *p, const desk *d, int workers, int calls) {
+    while (workers == 0 && __atomic_load_n(&d->count, __ATOMIC_ACQUIRE) < calls) {
+        void *taken;
+        if (spdl_pipeline_next(p, &taken, 100000) == SPDL_OK) item_free(taken);
+    }
+    await(&d->count, calls);
+}
+
 static void others_may_complete_a_call(void) {
     chaos_on();
     for (int i = 0; i < 4 * CROWDS; ++i) {
@@ -265,6 +274,24 @@ static void a_completion_may_be_a_failure(void) {
                   HAND_IN(&d, .concurrency = 3, .max_failures = 1), SPDL_SINK(1));
         RUN(p, "0 1 2 3 5 6 7 8", SPDL_END);
         desk_close(&d);
+    }
+}
+
+/* The text of a failure is not that of a later one in the same place. */
+static void a_failure_without_a_text_has_none(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        desk d = { 0 };
+        spdl_pipeline *p;
+        desk_open(&d, 0);
+        p = START(crowds[i], COUNT_TO(9), HAND_IN(&d, .max_failures = 1), SPDL_SINK(1));
+        await_calls(p, &d, crowds[i], 1);
+        CHECK_EQ(spdl_complete_fail(d.letter[0].deferred, "no answer"), SPDL_OK);
+        await_calls(p, &d, crowds[i], 2);
+        CHECK_EQ(spdl_complete(d.letter[1].deferred, SPDL_E_IO, NULL), SPDL_OK);
+        TAKE_ALL(p, "", SPDL_E_IO);
+        failed_with(p, 1, "stage 1 'hand_in', item 1: input or output error "
+                          "(one more than max_failures)");
+        DONE(p);
     }
 }
 
@@ -565,15 +592,6 @@ static void deferred_calls_count_in_the_concurrency(void) {
         desk_close(&d);
         DONE(p);
     }
-}
-
-/* Until `calls` calls were handed in; without workers this thread makes them. */
-static void await_calls(spdl_pipeline *p, const desk *d, int workers, int calls) {
-    while (workers == 0 && __atomic_load_n(&d->count, __ATOMIC_ACQUIRE) < calls) {
-        void *taken;
-        if (spdl_pipeline_next(p, &taken, 100000) == SPDL_OK) item_free(taken);
-    }
-    await(&d->count, calls);
 }
 
 /* Destroy comes while calls are under way: it waits for them. */
@@ -980,6 +998,7 @@ TEST_TABLE(defer) {
     TEST_CASE(a_call_may_complete_itself),
     TEST_CASE(a_thread_that_ends_may_complete),
     TEST_CASE(a_completion_may_be_a_failure),
+    TEST_CASE(a_failure_without_a_text_has_none),
     TEST_CASE(the_text_of_a_completion_arrives_whole),
     TEST_CASE(a_completion_with_no_result_is_a_failure),
     TEST_CASE(a_call_is_completed_once),
