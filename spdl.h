@@ -9026,7 +9026,6 @@ SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
     parked->call = task->call;
     parked->handed_on = 0;
     parked->user = NULL;
-    parked->text[0] = '\0';
     task->parked = parked;
 }
 
