@@ -1869,6 +1869,34 @@ static void child_signal(const spdl_loader *l, int number) {
     CHECK_EQ(kill((pid_t)status.pid, number), 0);
 }
 
+/* Pages of addresses that are mapped. */
+static long mapped_pages(void) {
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    long pages = 0;
+    if (sizes == NULL || fscanf(sizes, "%ld", &pages) != 1) pages = 0;
+    if (sizes != NULL) fclose(sizes);
+    return pages;
+}
+
+/* A loader that is closed leaves no memory, and one that works has no error. */
+static void nothing_stays_mapped(void) {
+    long before = 0;
+    TEST_NEEDS_PROCESSES();
+    if (TEST_SANITIZED) TEST_SKIP("a sanitizer maps what it needs");
+    for (int i = 0; i < 20; ++i) {
+        spdl_loader_desc desc = desc_of(1);
+        spdl_loader *l;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(60), SPDL_SINK(2))) == SPDL_OK);
+        CHECK_EQ(spdl_loader_error(l)->result, SPDL_OK);
+        CHECK_EQ(spdl_loader_error(l)->stage, -1);
+        takes(l, 0, 1);
+        spdl_loader_close(l);
+        if (i == 3) before = mapped_pages();
+    }
+    CHECK(mapped_pages() < before + 8);
+    all_gone();
+}
+
 /* A child that dies after a rewind goes on from there, also one that has published nothing. */
 static void a_rewind_outlives_a_child(void) {
     TEST_NEEDS_PROCESSES();
@@ -3168,6 +3196,7 @@ TEST_TABLE(loader) {
     TEST_CASE(it_is_started_again),
     TEST_CASE(a_hang_after_a_restart_is_found),
     TEST_CASE(a_rewind_outlives_a_child),
+    TEST_CASE(nothing_stays_mapped),
     TEST_CASE(it_goes_on_exactly),
     TEST_CASE(a_run_goes_on_with_a_loader_and_without),
     TEST_CASE(ranks_change_with_loaders),
