@@ -14,8 +14,8 @@ done
 build=build/coverage
 mkdir -p $build
 rm -f $build/*.profraw
-flags="-O0 -g1 -w -fprofile-instr-generate -fprofile-update=atomic -fcoverage-mapping -mllvm -runtime-counter-relocation"
-flags="$flags -Wno-unused-command-line-argument"
+flags="-O0 -g1 -w -fprofile-instr-generate -fprofile-update=atomic -fcoverage-mapping"
+flags="$flags -mllvm -runtime-counter-relocation -Wno-unused-command-line-argument"
 export LLVM_PROFILE_FILE="$PWD/$build/%m%c.profraw"
 MAKEFLAGS='' "${MAKE:-make}" -s -j"$(getconf _NPROCESSORS_ONLN)" B=$build CC=clang CFLAGS="$flags" \
     $build/runner || exit 1

@@ -2492,6 +2492,7 @@ static void counts_doctors(spdl_log_level level, const char *text, void *user) {
 /* A doctor is refused in words, and not started in the child; an environment may be empty. */
 static void a_child_has_no_doctor(void) {
     static const spdl_doctor_desc doctor = { .seconds = 1 };
+    static char loads[] = "loads-0", its_own[] = "its own-0";
     TEST_NEEDS_PROCESSES();
     CHECK_EQ(setenv("SPDL_DOCTORS", "1", 1), 0);
     for (int how = 0; how < 3; ++how) {
@@ -2504,7 +2505,7 @@ static void a_child_has_no_doctor(void) {
         if (how == 2) CHECK_EQ(clearenv(), 0);
         if (how == 2) desc.pipeline.name = "its own";
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
-                    SPDL_PIPE(sees_its_place, .ctx = how == 2 ? "its own-0" : "loads-0"),
+                    SPDL_PIPE(sees_its_place, .ctx = how == 2 ? its_own : loads),
                     SPDL_SINK(2))) == SPDL_OK);
         takes(l, 0, 20);
         CHECK_EQ(doctors_refused, how < 2 ? how + 1 : 2);

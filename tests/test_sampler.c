@@ -409,13 +409,13 @@ static void what_makes_no_sense_is_refused(void) {
     REFUSED("sampler: set both functions of the allocator or none",
             .allocator = { .free_fn = nobody_frees });
     CHECK_EQ(spdl_sampler_create(NULL, NULL), SPDL_E_INVALID);
-    spdl_index item;
-    spdl_sampler *s = (spdl_sampler *)&item;
+    spdl_index found;
+    spdl_sampler *s = (spdl_sampler *)&found;
     CHECK_EQ(spdl_sampler_create(&s, NULL), SPDL_E_INVALID);
     CHECK(s == NULL);
     s = SAMPLER(.count = 3);
     CHECK_EQ(spdl_sampler_item(s, 0, 0, NULL), SPDL_E_INVALID);
-    CHECK_EQ(spdl_sampler_item(NULL, 0, 0, &item), SPDL_E_INVALID);
+    CHECK_EQ(spdl_sampler_item(NULL, 0, 0, &found), SPDL_E_INVALID);
     spdl_sampler_destroy(s);
     spdl_sampler_destroy(NULL);
 }
@@ -916,12 +916,12 @@ static void a_mixture_ends(void) {
     const uint64_t last = (((uint64_t)1 << 63) - 1) / 10 - 1;
     spdl_sampler *of[] = { SAMPLER(.count = 5), SHUFFLED(.count = 7) };
     spdl_sampler *s = MIXED(.weights = w, .sources = 2, .samplers = of, .draws = 10);
-    spdl_index item;
-    CHECK_EQ(spdl_sampler_item(s, last, 9, &item), SPDL_OK);
-    CHECK(item.position == 9 && item.epoch == last && item.index < (item.source ? 7 : 5));
-    CHECK_EQ(spdl_sampler_item(s, last, 10, &item), SPDL_END);
-    CHECK_EQ(spdl_sampler_item(s, last + 2, 0, &item), SPDL_END);
-    CHECK_EQ(spdl_sampler_item(s, UINT64_MAX, 0, &item), SPDL_END);
+    spdl_index found;
+    CHECK_EQ(spdl_sampler_item(s, last, 9, &found), SPDL_OK);
+    CHECK(found.position == 9 && found.epoch == last && found.index < (found.source ? 7 : 5));
+    CHECK_EQ(spdl_sampler_item(s, last, 10, &found), SPDL_END);
+    CHECK_EQ(spdl_sampler_item(s, last + 2, 0, &found), SPDL_END);
+    CHECK_EQ(spdl_sampler_item(s, UINT64_MAX, 0, &found), SPDL_END);
     spdl_sampler_destroy(s);
     spdl_sampler_destroy(of[0]), spdl_sampler_destroy(of[1]);
 }

@@ -1049,14 +1049,14 @@ static void texts_that_do_not_join(void) {
         if (!CHECK(strstr(error.text, cases[i].told) != NULL))
             fprintf(stderr, "  %zu: %s\n", i, error.text);
     }
-    for (int item = 20; item < 23; ++item) { /* the last whole row, the last item, and behind it */
+    for (int at = 20; at < 23; ++at) { /* the last whole row, the last item, and behind it */
         char to[20];
-        (void)snprintf(to, sizeof to, "item=%d", item);
+        (void)snprintf(to, sizeof to, "item=%d", at);
         for (int k = 0; k < 3; ++k) texts[k] = by_hand(r[k].text, "item=1", to);
         CHECK_EQ(spdl_state_load(other.p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
         other.ended = 0;
-        CHECK_EQ(rank_take(&other, 0, &value, 1), item == 20);
-        if (item == 20) CHECK_EQ(value, 60);
+        CHECK_EQ(rank_take(&other, 0, &value, 1), at == 20);
+        if (at == 20) CHECK_EQ(value, 60);
     }
     texts[1] = by_hand(r[1].text, "item=1", "item=40"); /* and not the same, but all at the end */
     texts[2] = by_hand(r[2].text, "item=1", "item=20");
