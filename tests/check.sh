@@ -104,7 +104,7 @@ part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each 
 # The others, the long ones first, with as many at a time as there are processors.
 mkfifo build/check/places || exit 1
 exec 3<>build/check/places
-for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
+for _ in $(seq $(($(getconf _NPROCESSORS_ONLN) + 1))); do echo >&3; done # some sleep
 beside cross env BRIEF=1 tests/check_cross.sh x86_64 aarch64 # others: `make cross`
 beside matrix tests/matrix.sh --quick
 beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"

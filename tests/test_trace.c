@@ -844,6 +844,7 @@ static void spans_of_calls_and_steps(int workers) {
         if (strcmp(e->name, "first") == 0 || strcmp(e->name, "second") == 0) {
             CHECK_EQ(around(&t, e, "span", "outer"), 1);
             CHECK(e->ns >= 3000);
+            if (strcmp(e->name, "second") == 0) CHECK_EQ(around(&t, e, "span", "first"), 0);
         }
         if (strcmp(e->name, "forward") == 0) CHECK_EQ(around(&t, e, "span", "step"), 1);
         if (strcmp(e->name, "next waits") == 0) {
