@@ -2475,6 +2475,32 @@ static void a_loader_of_defaults(void) {
 #endif
 }
 
+SPDL_FN(goes_through, record, record) {
+    (void)task;
+    *out = in;
+    return SPDL_OK;
+}
+
+/* There are slots for as many calls as the child makes, which by default has all processors. */
+static void slots_are_for_the_childs_workers(void) {
+    int slots[2];
+    TEST_NEEDS_PROCESSES();
+    for (int given = 0; given < 2; ++given) {
+        spdl_loader_desc desc = desc_of(spdl_cores());
+        spdl_loader_status status;
+        spdl_loader *l;
+        if (!given) desc.pipeline.workers = 0;
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
+                    SPDL_PIPE(goes_through, .concurrency = SPDL_ALL), SPDL_SINK(2))) == SPDL_OK);
+        spdl_loader_get_status(l, &status);
+        slots[given] = status.slot_count;
+        takes(l, 0, 20);
+        spdl_loader_close(l);
+    }
+    CHECK(slots[0] == slots[1] || spdl_cores() == 1);
+    all_gone();
+}
+
 SPDL_FN(sees_its_place, record, record) {
     char name[16] = "";
     *out = in;
@@ -3179,6 +3205,7 @@ TEST_TABLE(loader) {
     TEST_CASE(room_of_machines),
     TEST_CASE(arguments_are_checked),
     TEST_CASE(a_loader_of_defaults),
+    TEST_CASE(slots_are_for_the_childs_workers),
     TEST_CASE(a_child_has_no_doctor),
     TEST_CASE(a_child_warns_on_stderr),
     TEST_CASE(memory_of_a_child_may_end),
