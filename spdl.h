@@ -4950,13 +4950,13 @@ SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, siz
     SPDL_FREE(block);
 }
 
-/* `count` zeroed elements. NULL: no memory, or a product that overflows. */
+/* `count` zeroed elements of at least a byte. NULL: no memory, or a product that overflows. */
 #define SPDL__NEW(allocator, type, count) \
     ((type *)spdl__alloc_zeroed(allocator, (size_t)(count), sizeof(type)))
 SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count,
                                        size_t bytes) {
     void *memory;
-    if (bytes != 0 && count > SIZE_MAX / bytes) return NULL;
+    if (count > SIZE_MAX / bytes) return NULL;
     memory = spdl__alloc(allocator, count * bytes, SPDL_CACHE_LINE);
     if (memory != NULL) memset(memory, 0, count * bytes);
     return memory;
@@ -6124,7 +6124,7 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
     while (!over && client->step(client->self, worker->index)) {
         found = true;
         over = (spdl__load_relaxed(&pool->pending) != 0 && spdl_ring_count(pool->jobs) > 0) ||
-               spdl__load32(&pool->quit) || spdl__late(worker->until) ||
+               spdl__late(worker->until) ||
                (alone ? spdl__load_relaxed(&pool->beacon.quiet) != quiet
                       : spdl_time_ns() - since > SPDL__TURN_NS);
     }
@@ -6318,8 +6318,7 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns) {
     if (pool == NULL || pool->desc.guests == 0 || spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
     guest = spdl__guest_enter(pool, until);
     if (guest == NULL) return SPDL_FULL;
-    while (found && !spdl__load32(&pool->quit) && !spdl__late(guest->until))
-        found = spdl__worker_turn(pool, guest);
+    while (found && !spdl__late(guest->until)) found = spdl__worker_turn(pool, guest);
     if (spdl__late(guest->until) && spdl__pool_runnable(pool, -1, NULL)) result = SPDL_OK;
     spdl__guest_leave(guest);
     return result;
@@ -6387,7 +6386,7 @@ SPDL__PRIVATE spdl_result spdl__policy_check(const spdl_policy *policy, const ch
         return spdl__error_set(error, SPDL_E_INVALID,
                                "%s: policy.nice is %d, must be -20 to 19", whose,
                                policy->nice);
-    if (policy->sched < SPDL_SCHED_DEFAULT || policy->sched > SPDL_SCHED_IDLE)
+    if ((unsigned)policy->sched > SPDL_SCHED_IDLE)
         return spdl__error_set(error, SPDL_E_INVALID,
                                "%s: policy.sched is %d, which is no class", whose,
                                (int)policy->sched);
@@ -9041,7 +9040,7 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
 
 SPDL_API void **spdl_call_state(spdl_task *task) {
     if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
-    if (task->node->row.again && task->parked != NULL) return &task->parked->user;
+    if (task->node->row.again) return &task->parked->user;
     (void)spdl__task_row_error(task, "spdl_call_state in a stage without .again in its row");
     return &task->no_state;
 }
@@ -9266,9 +9265,8 @@ SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
         return;
     now = spdl_time_ns();
     if (p->blame_since != 0) {
-        if (now > p->blame_since)
-            spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
-                        now - p->blame_since);
+        spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
+                    now - p->blame_since);
         spdl__store_relaxed(&p->blame_since, over ? 0 : now);
         if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
     }
@@ -12869,8 +12867,10 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
         const double least = spdl__law(s, f, false, false, 0, &f->next);
         f->is.limit = SPDL_LIMIT_WORKERS;
         f->elsewhere = true;
-        f->is.workers = 2 * s->workers;
-        f->is.gain = least > 0 ? spdl__smaller(2, (double)s->elapsed_ns / least) : 0;
+        f->is.workers = (int)spdl__smaller(2.0 * s->workers, SPDL__WORKERS_ADVISED);
+        f->is.gain = least > 0 ? spdl__smaller((double)f->is.workers / s->workers,
+                                               (double)s->elapsed_ns / least)
+                               : 0;
         if (!(f->is.gain >= SPDL__GAIN)) spdl__finding_clear(&f->is);
     } else if (limits) {
         spdl__find_class(s, f, false);

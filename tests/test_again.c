@@ -403,6 +403,31 @@ SPDL_FN(again_unasked, item, item) {
         DONE(p);                                                                                   \
     } while (0)
 
+/* An item that is NULL. */
+SPDL_FN(nothing_first, item, item) {
+    void **state = spdl_call_state(task);
+    if (*state == NULL) {
+        *state = in;
+        return SPDL_AGAIN;
+    }
+    *out = in;
+    return SPDL_OK;
+}
+
+static void an_item_may_be_null(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        item *it = NULL;
+        spdl_pipeline *p = START(crowds[i], COUNT_TO(3), SPDL_PIPE(nothing_first, .again = true),
+                                 SPDL_SINK(1));
+        for (int k = 0; k < 6; ++k) {
+            if (!CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK)) break;
+            CHECK(k % 2 ? it != NULL && it->value == k / 2 : it == NULL);
+            if (it != NULL) item_free(it);
+        }
+        ENDS(p, SPDL_END, (void)0);
+    }
+}
+
 static void misuse_is_a_failure(void) {
     for (int i = 0; i < CROWDS; ++i) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(2),
@@ -546,6 +571,7 @@ TEST_TABLE(again) {
     TEST_CASE(epochs_keep_streams_apart),
     TEST_CASE(a_flush_may_stream),
     TEST_CASE(paths_may_stream),
+    TEST_CASE(an_item_may_be_null),
     TEST_CASE(misuse_is_a_failure),
     TEST_CASE(what_nobody_asked_for_is_freed),
     TEST_CASE(a_buffer_may_be_left),

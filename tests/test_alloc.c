@@ -257,6 +257,8 @@ static void run_to_the_end(spdl_pipeline *p, bool batches) {
     CHECK_EQ(result, SPDL_END);
 }
 
+static const spdl_doctor_desc *doctor_tried;
+
 static spdl_result attempt_pipeline(counting *c) {
     spdl_pipeline_desc desc = { 0 };
     spdl_pipeline *p = (spdl_pipeline *)c;
@@ -265,6 +267,7 @@ static spdl_result attempt_pipeline(counting *c) {
     const int before = logged;
     desc.workers = pool_tried != NULL ? 0 : TEST_WORKERS(workers_tried);
     desc.pool = pool_tried;
+    desc.doctor = doctor_tried;
     desc.allocator = allocator_of(c);
     desc.logger.log_fn = log_count;
     desc.error = &error;
@@ -288,6 +291,13 @@ static void pipelines_without_memory(int workers) {
 
 static void pipeline_of_the_caller_without_memory(void) { pipelines_without_memory(0); }
 static void pipeline_of_workers_without_memory(void) { pipelines_without_memory(3); }
+
+static void pipeline_with_a_doctor_without_memory(void) {
+    static const spdl_doctor_desc watches = { .seconds = 1e9, .quiet = true };
+    doctor_tried = &watches;
+    pipelines_without_memory(0);
+    doctor_tried = NULL;
+}
 
 static void pipeline_on_a_pool_without_memory(void) {
     counting c = { 0 };
@@ -693,6 +703,7 @@ TEST_TABLE(alloc) {
     TEST_CASE(pool_without_memory),
     TEST_CASE(pipeline_of_the_caller_without_memory),
     TEST_CASE(pipeline_of_workers_without_memory),
+    TEST_CASE(pipeline_with_a_doctor_without_memory),
     TEST_CASE(pipeline_on_a_pool_without_memory),
     TEST_CASE(cache_without_memory),
     TEST_CASE(pipes_allocate_nothing),

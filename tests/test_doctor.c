@@ -666,6 +666,33 @@ static void what_cannot_be_kept_is_not_replayed(void) {
     }
 }
 
+/* Nor can an input of unknown size that is passed on, or the result of a call that fails. */
+SPDL_FN(passes_then_errs, item, item) {
+    if (value_of(in) == 5) CHECK(spdl_route(task, 0) != SPDL_OK);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void inputs_and_failures_are_not_kept(void) {
+    spdl_pipeline *p;
+    item *it = NULL;
+    spdl_result result;
+    int count = 0;
+    memset(&source, 0, sizeof source);
+    source.count = -1;
+    p = EXAMINE(&replays, 0, FROM(NOTHING), SPDL_PIPE(passes_then_errs, .item_bytes = sizeof(item)),
+                SPDL_SINK(2));
+    CHECK_EQ(p->hand->probe[1].replays, 1);
+    spdl__store32(&p->hand->keeps, 1);
+    for (; (result = SPDL_NEXT(p, &it, SPDL_SECONDS(15))) == SPDL_OK; ++count) item_free(it);
+    CHECK_EQ(result, SPDL_E_INVALID);
+    CHECK_EQ(count, 5);
+    CHECK_EQ(p->hand->probe[1].seen, 5); /* the failed call is not looked at */
+    spdl__kept_close(p->hand);
+    CHECK_EQ(p->hand->probe[1].count, 0);
+    gone(p);
+}
+
 /* The consumer has all buffers, and there is no memory for more: tokens become nothing. */
 SPDL_FN(fills_if_it_can, void, void) {
     long *buffer = (long *)spdl_buffer(task);
@@ -1302,6 +1329,7 @@ TEST_TABLE(doctor) {
     TEST_CASE(tokens_take_no_place),
     TEST_CASE(tokens_pass_a_batch),
     TEST_CASE(what_cannot_be_kept_is_not_replayed),
+    TEST_CASE(inputs_and_failures_are_not_kept),
     TEST_CASE(tokens_without_memory_are_nothing),
     TEST_CASE(copies_that_fail_are_nothing),
     TEST_CASE(copies_are_freed_by_the_row_that_made_them),

@@ -329,6 +329,9 @@ static void settings_that_may_be_tried(void) {
     CHECK(spdl__doctor_may_try(&d));
     d.found.is.concurrency[0] = 5;
     CHECK(!spdl__doctor_may_try(&d));
+    d.found.is.concurrency[0] = 2;
+    d.found.is.buffer_size = 8; /* cannot change while it runs */
+    CHECK(!spdl__doctor_may_try(&d));
 }
 
 /* --- whole examinations --- */

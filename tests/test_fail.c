@@ -230,6 +230,17 @@ static void the_input_is_seen_before_it_is_freed(void) {
     }
 }
 
+/* A result that a stage may not return is SPDL_E_STAGE. */
+static void results_that_are_none_are_failures(void) {
+    quarantine q = { .s = { .every = 3, .rest = 1, .result = SPDL_FULL }, .lock = TEST_MUTEX };
+    spdl_pipeline *p = START(1, COUNT_TO(6), SPDL_PIPE(follow, .ctx = &q, .max_failures = -1,
+                                                       .on_drop = keep_dropped), SPDL_SINK(3));
+    RUN(p, "0 2 3 5", SPDL_END);
+    CHECK_EQ(q.count, 2);
+    CHECK_EQ(q.sum, 1 + 4);
+    CHECK_EQ(q.error.result, SPDL_E_STAGE);
+}
+
 static void nothing_else_is_dropped(void) {
     static const spdl_result not[] = { SPDL_OK, SPDL_SKIP };
     for (int i = 0; i < 2; ++i) {
@@ -646,6 +657,7 @@ TEST_TABLE(fail) {
     TEST_CASE(epochs_are_one_run),
     TEST_CASE(a_rewind_is_another_run),
     TEST_CASE(the_input_is_seen_before_it_is_freed),
+    TEST_CASE(results_that_are_none_are_failures),
     TEST_CASE(nothing_else_is_dropped),
     TEST_CASE(where_there_is_no_input),
     TEST_CASE(inputs_of_many_calls),

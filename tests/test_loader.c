@@ -1362,6 +1362,22 @@ SPDL__UNUSED static void file_at(const char *folder, const char *name, const cha
     (void)fclose(file);
 }
 
+/* Calls of a thread for which there is no note are not noted. */
+static void more_threads_than_notes(void) {
+#if SPDL__OS_PROCESSES
+    static spdl__shared_note notes[SPDL__LOADER_NOTES];
+    static spdl_loader l;
+    static spdl__child child;
+    child.loader = &l;
+    l.notes = notes;
+    for (uint64_t i = 0; i < SPDL__LOADER_NOTES; ++i) notes[i].thread = 1;
+    spdl__child_event(SPDL_EVENT_TASK_BEGIN, "decode", 7, &child);
+    spdl__child_event(SPDL_EVENT_TASK_END, "decode", 7, &child);
+    for (int i = 0; i < SPDL__LOADER_NOTES; ++i)
+        CHECK(notes[i].thread == 1 && notes[i].item == 0 && notes[i].stage == 0);
+#endif
+}
+
 /* Whatever is least counts: cgroups, limits of the process, the machine. */
 static void room_is_the_least_of_all(void) {
 #if SPDL__OS_PROCESSES
@@ -1370,7 +1386,7 @@ static void room_is_the_least_of_all(void) {
     REQUIRE(mkdtemp(folder) != NULL);
     file_at(folder, "memory.max", "200000000\n");
     file_at(folder, "memory.current", "150000000\n");
-    file_at(folder, "self", "0::/\n");
+    file_at(folder, "self", "no colon\n0::/\n");
     (void)snprintf(self, sizeof self, "%s/self", folder);
     room = spdl__os_room_in(folder, self);
     CHECK_STR(room.what, "memory.max of the cgroup");
@@ -3257,6 +3273,7 @@ TEST_TABLE(loader) {
     TEST_CASE(wrong_things_are_refused),
     TEST_CASE(a_child_that_is_refused_is_told),
     TEST_CASE(limits_of_the_process),
+    TEST_CASE(more_threads_than_notes),
     TEST_CASE(room_is_the_least_of_all),
     TEST_CASE(without_memory_it_is_refused),
     TEST_CASE(caches_and_headspace_take_from_it),

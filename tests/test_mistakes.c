@@ -392,12 +392,11 @@ static void a_push_without_a_feed(void) {
 }
 
 /* In the child of a fork next and push end with a line where they would wait. */
-static void a_pipeline_in_a_forked_child(void) {
+static void next_in_a_forked_child(int64_t works_ns) {
+    const spdl_pipeline_desc desc = { .workers = 1, .next_works_ns = works_ns };
     spdl_pipeline *p;
-    TEST_NEEDS_FORKS();
-    REQUIRE(created(&p, NULL, WORKERS(1), SPDL_STAGES(SPDL_FEED(A, .buffer_size = 1),
-                                                      SPDL_PIPE(passes_a), SPDL_SINK(1))) ==
-            SPDL_OK);
+    REQUIRE(created(&p, NULL, &desc, SPDL_STAGES(SPDL_FEED(A, .buffer_size = 1),
+                                                 SPDL_PIPE(passes_a), SPDL_SINK(1))) == SPDL_OK);
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -413,6 +412,12 @@ static void a_pipeline_in_a_forked_child(void) {
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     spdl_pipeline_destroy(p);
+}
+
+static void a_pipeline_in_a_forked_child(void) {
+    TEST_NEEDS_FORKS();
+    next_in_a_forked_child(0);
+    next_in_a_forked_child(SPDL_FOREVER); /* in which next does not work either */
 }
 
 /* A stage that runs another pipeline on the pool that runs it. */
@@ -494,6 +499,7 @@ static void next_into_another_type(void) {
     A *a = NULL;
     int *n = NULL;
     const spdl_batch *batch = NULL;
+    CHECK_EQ(SPDL_NEXT(NULL, &a, 0), SPDL_E_INVALID);
     CHECK_EQ(SPDL_NEXT(p, &a, 0), SPDL_E_TYPE);
     says(said.text[0], "SPDL_NEXT into a pointer of another type, but stage 1 'batch' yields "
                        "'spdl_batch *'");

@@ -331,6 +331,9 @@ static void cut_behind_what_is_read(void) {
     CHECK(memcmp(again, data, 1200) == 0);
     CHECK_EQ(spdl_npz_read(npz, 0, again, 1200, &error), SPDL_E_IO); /* its CRC needs the rest */
     CHECK(strstr(error.text, "a': at byte 1363 of 2736: it ended") != NULL);
+    REQUIRE(truncate(make_path("cut"), (off_t)(at + 100)) == 0); /* a few bytes behind the cut */
+    CHECK_EQ(spdl_npz_read_rows(npz, 0, 1000, 10, again, 10, &error), SPDL_E_IO);
+    CHECK(strstr(error.text, "it ended") != NULL);
     spdl_npz_close(npz);
     remove_files("cut");
 }

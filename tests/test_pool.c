@@ -624,6 +624,8 @@ static void desc_is_checked(void) {
     REFUSED(desc.allocator.free_fn = (void (*)(void *, size_t, void *))(uintptr_t)1,
             SPDL_E_INVALID, "allocator");
     REFUSED(desc.policy.nice = 20, SPDL_E_INVALID, "pool: policy.nice is 20, must be -20 to 19");
+    REFUSED(desc.policy.sched = (spdl_sched)-1, SPDL_E_INVALID, "policy.sched is -1, which is no");
+    REFUSED(desc.policy.sched = (spdl_sched)3, SPDL_E_INVALID, "policy.sched is 3, which is no");
     REFUSED(desc.policy.cpu_count = 1, SPDL_E_INVALID, "cpu_count is 1, but policy.cpus is NULL");
     REFUSED((desc.policy.cpu_count = -1, desc.policy.cpus = cpus), SPDL_E_INVALID,
             "policy.cpu_count is -1");

@@ -558,6 +558,10 @@ static void a_failed_request_is_answered_in_order(void) {
         ask_all(p, &n, 12, SPDL_END);
         CHECK_STR(n.text, all);
         CHECK_EQ(behind.calls, 8); /* not for those that have failed */
+        ANSWERING(p, crowds[i], FEED(2), SPDL_PIPE(follow, SCRIPT(.every = 3, .result = SPDL_FULL)),
+                  SPDL_SINK(2)); /* which no stage may return */
+        ask_all(p, &n, 12, SPDL_END);
+        CHECK_STR(n.text, all);
     }
 }
 

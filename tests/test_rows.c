@@ -554,12 +554,18 @@ static void rows_made_by_hand(void) {
     static const spdl_function named = { count_up_spdl_call, "spdl_index", NULL, "item", 0, 0 };
     static script none;
     spdl_stage rows[] = { SPDL_SOURCE(count_up, .ctx = &none), SPDL_PIPE(follow), SPDL_SINK(1) };
-    const spdl_function *const made[] = { &nameless, &typeless, &named };
+    const spdl_function *const made[] = { &nameless, &typeless, &named, &nameless };
+    static const char *const names[] = { "given", "count", "spdl_index", "source" };
     char text[SPDL_TEXT_BYTES];
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 4; ++i) {
+        spdl_pipeline *p;
+        spdl_stats stats;
         rows[0].fn = made[i];
-        rows[0].name = i ? NULL : "source";
-        RUN(start(0, NULL, rows, 3), "", SPDL_END);
+        rows[0].name = i ? NULL : "given";
+        p = start(0, NULL, rows, 3);
+        spdl_pipeline_stats(p, &stats);
+        CHECK_STR(stats.stage[0].name, names[i]);
+        RUN(p, "", SPDL_END);
     }
     rows[0] = (spdl_stage){ .kind = SPDL_KIND_FEED, .name = "feed" };
     DONE(start(0, NULL, rows, 3));

@@ -551,6 +551,37 @@ static void drops_failures_and_batches_of_batches(void) {
     remove_files();
 }
 
+/* A result that is none, of any number, is a failed call. */
+SPDL_FN(odd, void, void) {
+    static const int results[] = { 40000, -40000, 32768 + SPDL_SKIP };
+    (void)in;
+    (void)out;
+    return (spdl_result)results[spdl_sequence(task) % 3];
+}
+
+static void numbers_that_are_no_results_are_failures(void) {
+    const char *path = file_named("t.json");
+    static uintptr_t items = 3;
+    messages m;
+    const spdl_pipeline_desc desc = desc_of(0, path, &m);
+    spdl_pipeline *p;
+    spdl_stats stats;
+    trace t;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        SPDL_SOURCE(numbers, .ctx = &items), SPDL_PIPE(odd, .max_failures = -1), SPDL_SINK(2))) ==
+            SPDL_OK);
+    run_to_the_end(p, false, &stats);
+    CHECK_EQ(stats.stage[1].failures, 3);
+    spdl_pipeline_destroy(p);
+    t = trace_read(path);
+    for (int i = 0; i < 3; ++i) {
+        const event *call = trace_find(&t, 'X', "task", "odd", i);
+        if (CHECK(call != NULL)) CHECK_STR(call->result, spdl_result_text(SPDL_E_STAGE));
+    }
+    trace_free(&t);
+    remove_files();
+}
+
 /* Times: a stage that sleeps is as long as that, and waits of the consumer are there. */
 static void times_are_what_they_were(void) {
     const char *path = file_named("t.json");
@@ -1332,6 +1363,7 @@ TEST_TABLE(trace) {
     TEST_CASE(a_source_that_is_left_is_not_printed),
     TEST_CASE(branches_on_a_pool),
     TEST_CASE(drops_failures_and_batches_of_batches),
+    TEST_CASE(numbers_that_are_no_results_are_failures),
     TEST_CASE(times_are_what_they_were),
     TEST_CASE(environment_asks_for_a_trace),
     TEST_CASE(latest_events_are_kept_and_the_rest_counted),

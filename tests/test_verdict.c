@@ -437,6 +437,11 @@ static void workers_of_a_shared_pool(void) {
     s.stage[1].concurrency = 2;
     s.shared_pool = false;
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
+    s.shared_pool = true; /* no pool has more than 256 threads */
+    s.workers = 200;
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "were in other pipelines. Write workers = 255: up to 1.3x"));
+    s.workers = 256;
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "were in other pipelines.") && lacks(&s, "Write"));
 }
 
 /* Nothing took any time. */
@@ -455,6 +460,21 @@ static void rows_without_work(void) {
         s.stage[0].kind = SPDL_KIND_FEED;
         s.stage[0].failures = 50;
     }
+    s.stage[0].kind = SPDL_KIND_SOURCE; /* the workers were elsewhere */
+    s.workers = 2;
+    s.shared_pool = true;
+    s.stage[1].exposed_idle_ns = 400000000;
+    CHECK_EQ(spdl_stats_find(&s, &f), SPDL_LIMIT_WORKERS);
+    CHECK(!writes(&f) && f.gain == 0);
+    s.shared_pool = false; /* calls waited for a processor all the time, some of them long */
+    s.workers = 8;
+    s.stage[1].concurrency = 4;
+    busy(&s, 1, 1.4, 0);
+    s.stage[1].runnable_ns = s.stage[1].busy_ns;
+    s.stage[1].p50_ns = 2000000;
+    s.stage[1].max_ns = 200000000;
+    CHECK_EQ(spdl_stats_find(&s, &f), SPDL_LIMIT_ROOM);
+    CHECK(!writes(&f) && f.gain == 0);
 }
 
 static void order_and_batches(void) {
