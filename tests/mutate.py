@@ -51,7 +51,7 @@ MODULES = {
     "next-impl": "next ready state push lifetime pipeline mutants mistakes stats chance",
     "stop-impl": "lifetime rewind source mutants chance",
     "create-impl": "pipeline rows mistakes lifetime batch branch push alloc trace",
-    "stats-impl": "stats verdict report",
+    "stats-impl": "stats next verdict report",
     "report-impl": "report",
     "cache-impl": "cache",
     "compare-impl": "compare headspace",
