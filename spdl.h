@@ -12842,6 +12842,7 @@ SPDL__COLD void spdl__find_wait(const spdl_stats *s, spdl__found *f) {
     double busy = s->next_works ? spdl__stats_steps(s) : 0;
     uint64_t exposed = 0, idle = 0; /* waits for items; of them, without a worker */
     bool limits = load >= (spdl__stats_pushed(s) ? SPDL__LIMITING : SPDL__SURE), here, tail;
+    if (s->stage_count == 0) return;
     for (stage = s->stage; stage < s->stage + s->stage_count; ++stage) {
         busy += stage->deferred || stage->threads > 0 ? 0 : (double)stage->busy_ns;
         exposed += stage->exposed_ns + stage->exposed_idle_ns;

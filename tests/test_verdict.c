@@ -475,6 +475,8 @@ static void rows_without_work(void) {
     s.stage[1].max_ns = 200000000;
     CHECK_EQ(spdl_stats_find(&s, &f), SPDL_LIMIT_ROOM);
     CHECK(!writes(&f) && f.gain == 0);
+    s.stage_count = 0; /* no rows at all: nothing is read before the first */
+    CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, "The consumer waited 50 % of its time"));
 }
 
 static void order_and_batches(void) {
