@@ -1386,7 +1386,7 @@ static void room_is_the_least_of_all(void) {
     REQUIRE(mkdtemp(folder) != NULL);
     file_at(folder, "memory.max", "200000000\n");
     file_at(folder, "memory.current", "150000000\n");
-    file_at(folder, "self", "no colon\n0::/\n");
+    file_at(folder, "self", "no colon\n0::/\nnone\n");
     (void)snprintf(self, sizeof self, "%s/self", folder);
     room = spdl__os_room_in(folder, self);
     CHECK_STR(room.what, "memory.max of the cgroup");
