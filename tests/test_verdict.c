@@ -439,7 +439,7 @@ static void workers_of_a_shared_pool(void) {
     CHECK(is(&s, SPDL_LIMIT_NOT_KNOWN, -1, ""));
     s.shared_pool = true; /* no pool has more than 256 threads */
     s.workers = 200;
-    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "were in other pipelines. Write workers = 255: up to 1.3x"));
+    CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "in other pipelines. Write workers = 255: up to 1.3x"));
     s.workers = 256;
     CHECK(is(&s, SPDL_LIMIT_WORKERS, 1, "were in other pipelines.") && lacks(&s, "Write"));
 }
