@@ -405,9 +405,9 @@ SPDL_FN(again_unasked, item, item) {
 
 /* An item that is NULL. */
 SPDL_FN(nothing_first, item, item) {
-    void **state = spdl_call_state(task);
-    if (*state == NULL) {
-        *state = in;
+    void **kept = spdl_call_state(task);
+    if (*kept == NULL) {
+        *kept = in;
         return SPDL_AGAIN;
     }
     *out = in;

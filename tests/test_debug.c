@@ -386,9 +386,12 @@ typedef struct late_call {
 
 static void *completes_late(void *arg) {
     late_call *late = (late_call *)arg;
-    const spdl_pipeline *p = late->call.pipeline;
-    while (__atomic_load_n(&p->node[1].parked[0].state, __ATOMIC_ACQUIRE) != SPDL__PARKED_PENDING)
-        test_sleep_us(100);
+    spdl__node *node = &late->call.pipeline->node[1];
+    for (bool pending = false; !pending; test_sleep_us(100)) {
+        spdl__lock(&node->parked_lock, node->locks);
+        pending = node->parked[0].state == SPDL__PARKED_PENDING;
+        spdl__unlock(&node->parked_lock, node->locks);
+    }
     memset(late->buffer, 0, 2 * sizeof(int));
     CHECK_EQ(spdl_complete(late->call, SPDL_OK, late->buffer), SPDL_OK);
     return NULL;

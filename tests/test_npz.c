@@ -1619,7 +1619,7 @@ static void small_files_that_were_changed(void) {
     CHECK(is_lent(bundle) && ((const float *)bundle->arrays[0].data)[1] == 2);
     spdl_npz_bundle_free(bundle);
     CHECK_EQ(spdl_npz_load(&bundle, fixture_path("version1.npy"), NULL), SPDL_OK);
-    CHECK(is_lent(bundle) && bundle->arrays[0].info.stored);
+    CHECK(is_lent(bundle) == !SPDL__BIG_ENDIAN && bundle->arrays[0].info.stored);
     CHECK_STR(bundle->arrays[0].name, "arr_0");
     spdl_npz_bundle_free(bundle);
     CHECK(load_changed("f4", FORTRAN, "Maybe", 5, &error) == NULL);
