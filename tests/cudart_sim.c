@@ -239,10 +239,13 @@ static cudaError_t sim_error(int error) {
 
 /* When the device is lost nothing runs on it any more, and the program may unmap what it likes; the
    driver would hold on to pinned pages, this stand-in cannot. (Both sides change one word and then
-   look at the other; relaxed, so that it orders nothing for ThreadSanitizer.) */
+   look at the other; relaxed, so that it orders nothing for ThreadSanitizer. But nobody has to wait
+   for a driver that unloads: that it has stopped is all the order there is.) */
 static void sim_stop_device(int *why, int value) {
     STORE(why, value);
     while (LOAD(&sim.pid) == (int)getpid() && LOAD(&sim.touching) > 0) sched_yield();
+    if (why == &sim.unloaded || value == (int)cudaErrorCudartUnloading)
+        (void)__atomic_load_n(&sim.touching, __ATOMIC_ACQUIRE); /* pairs with sim_touch */
 }
 
 static bool sim_fails_now(sim_call call) {
