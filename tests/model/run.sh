@@ -172,7 +172,6 @@ model holds wait_mpmc -DNO_CLOSE -DPUSHERS=1 -DBATCH=2 -DCAPACITY=2 -DWAKE_ONE
 model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2
 model holds wait_mpmc -DPUSHERS=1 -DPOPPERS=1 -DBATCH=2 -DFENCE
 large holds wait_mpmc -DPUSHERS=2 -DPOPPERS=1 -DNO_TIMEOUT
-model holds next -DTICKETS=2
 model holds next -DNO_STOP
 model holds works -DALONE
 large holds works -DNO_GUEST
