@@ -90,8 +90,8 @@ waits="core alloc pool lifetime next ready flow again rewind source defer push c
 # shellcheck disable=SC2086,SC2046 # lists
 part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second" \
     TESTS="$(files $waits)" T="$(tests $waits)"
-# Times are no matter of memory, and processes none of threads; what only waits, ThreadSanitizer sees.
-# Many tests sleep: three at a time.
+# Times are no matter of memory, and processes none of threads. What only waits is for
+# ThreadSanitizer. Many tests sleep: three at a time.
 plain="contract headspace verdict flow guests next ready push pool"
 # shellcheck disable=SC2086,SC2046 # lists
 part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second --jobs 3" \
