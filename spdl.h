@@ -4668,8 +4668,8 @@ SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
         (void)syscall(SYS_madvise, *memory, (long)bytes, populate_write);
     }
     spdl__os_signals_set(&all, &old);
-    if (reason == NULL && (error = posix_fallocate(file, 0, (off_t)bytes)) != 0)
-        reason = strerror(error);
+    while (reason == NULL && (error = posix_fallocate(file, 0, (off_t)bytes)) != 0)
+        if (error != EINTR) reason = strerror(error); /* a stop of the process is EINTR, too */
     spdl__os_signals_set(&old, NULL);
     if (reason == NULL && fcntl(file, (int)add_seals, shrink_grow_seal) != 0)
         reason = strerror(errno);
@@ -8003,7 +8003,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     const bool routes = !plain && node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT; /* also PASSING */
+    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT; /* PASSING is larger */
     if (in != NULL) {
         const spdl__slot *slot = spdl__edge_slot(in, head);
         unsigned tag;
@@ -9266,7 +9266,7 @@ SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
     now = spdl_time_ns();
     if (p->blame_since != 0) {
         spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
-                    now - p->blame_since);
+                    spdl__grown(p->blame_since, now));
         spdl__store_relaxed(&p->blame_since, over ? 0 : now);
         if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
     }
@@ -11981,7 +11981,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     }
     if (result == SPDL_OK) return result;
     *pipeline = NULL;
-    if (p->slot != NULL) { /* workers may look at it; no source has been called */
+    if (p->slot != NULL) { /* workers may look at p, but no source has been called */
         spdl__pipeline_halt(p);
         (void)spdl__pipeline_await(p, spdl__pipeline_drained, SPDL__NEVER);
         spdl__destroy_part(p);
@@ -14936,7 +14936,7 @@ SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
         uint32_t held = i < open ? 1 : 2; /* 2: its job is still running */
         if (spdl__cas32(&d->spare[i].held, &held, i < open ? 2 : 1) || i < open) continue;
         held = 0;
-        if (spdl__cas32(&d->spare[i].held, &held, 1)) /* the queue has room, and no one closes it */
+        if (spdl__cas32(&d->spare[i].held, &held, 1)) /* the queue has room and stays open */
             (void)spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER);
     }
     spdl__os_event_wake(&d->hold, SPDL__ALL);
@@ -20124,8 +20124,8 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
-/* Returns false without a failure if an array that seemed aligned is to be copied next time. There
-   is one less each time, however a mapped file changes. */
+/* Returns false without a failure if an array that seemed aligned is to be copied next time. Each
+   call leaves fewer such arrays, however a mapped file changes. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
     spdl_npz_array *array;

@@ -290,7 +290,8 @@ SPDL_API void spdl_cuda_output_free(void *out);
    needs more slots than that. Each stream has its own iterator, on its own spdl_cuda.
    Only the consumer calls, one thread at a time. Results are as in >>slots. */
 
-/* Describes an item of the source. view->item and view->release are already set. */
+/* Describes an item of the source. view->item and view->release are already set.
+   Returns: SPDL_OK, or an error, which ends the iterator. */
 typedef spdl_result (*spdl_cuda_view_fn)(void *item, spdl_cuda_view *view);
 
 typedef struct spdl_cuda_iter_desc {
@@ -545,7 +546,8 @@ SPDL_API void spdl_cuda_probe(spdl_cuda_info *info) {
 
    `lock` guards the copy stream (wait, copy and record belong together), the numbers and the list
    of slabs, for a few calls that only enqueue or, after a failed call, wait. The loose stream and
-   the one back need no lock: calls of other threads between ours only make them wait for more. */
+   that of outputs need no lock: calls of other threads between ours only make them wait for
+   more. */
 
 typedef struct spdl__cuda_transfer {
     void *event; /* of the copy */
@@ -1926,9 +1928,10 @@ SPDL__PRIVATE spdl_result spdl__iter_view(spdl_cuda_iter *iter, void *item, spdl
         view->bytes = batch->count * iter->desc.item_bytes;
     }
     if (result == SPDL_OK) result = spdl__view_check(iter->cuda, view, SPDL_E_INVALID);
-    if (result < 0) iter->end = result; /* also SPDL_E_LIMIT of `view`: the item is gone */
-    if (result != SPDL_OK && view->release != NULL) view->release(view->item);
-    return result;
+    if (result == SPDL_OK) return SPDL_OK;
+    if (view->release != NULL) view->release(view->item);
+    iter->end = result < 0 ? result : SPDL_E_INVALID; /* also of `view`: the item is gone */
+    return iter->end;
 }
 
 /* With deadline 0 (there are batches) it asks every second time at most. */

@@ -40,7 +40,7 @@ MODULES = {
     "ring-impl": "ring alloc",
     "pool-impl": "pool guests lifetime mutants",
     "trace-core": "trace",
-    "edge-impl": FLOW,
+    "edge-impl": FLOW + " stats",
     "row-impl": "pipeline branch " + FLOW,
     "position-impl": "state rewind mutants",
     "flow-impl": FLOW + " stats",

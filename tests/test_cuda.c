@@ -981,27 +981,32 @@ static void batches_are_sent_ahead(void) {
 
 /* The third item cannot be sent, whatever the reason: those before it come, then the reason, again
    and again. Nothing is left out. */
-typedef enum why { TOO_LARGE, NO_DATA, FAILS, FULL } why;
+typedef enum why { TOO_LARGE, NO_DATA, RETURNS } why;
 static why third;
+static spdl_result third_returns;
 
 static spdl_result view_of_third(void *memory, spdl_cuda_view *view) {
     const spdl_result result = flow_view(memory, view);
     if (((flow_item *)memory)->seed != 2) return result;
     if (third == TOO_LARGE) view->bytes = FLOW_SLOT + 1;
     if (third == NO_DATA) view->data = NULL;
-    return third == FAILS ? SPDL_E_IO : third == FULL ? SPDL_E_LIMIT : result;
+    return third == RETURNS ? third_returns : result;
 }
 
 static void an_item_that_cannot_be_sent_ends_it(void) {
     static const struct {
         why third;
-        spdl_result result;
+        spdl_result returns, result;
         const char *text;
     } cases[] = {
-        { TOO_LARGE, SPDL_E_INVALID, "larger than slot_bytes" },
-        { NO_DATA, SPDL_E_INVALID, "data is NULL" },
-        { FAILS, SPDL_E_IO, "" },
-        { FULL, SPDL_E_LIMIT, "" },
+        { TOO_LARGE, SPDL_OK, SPDL_E_INVALID, "larger than slot_bytes" },
+        { NO_DATA, SPDL_OK, SPDL_E_INVALID, "data is NULL" },
+        { RETURNS, SPDL_E_IO, SPDL_E_IO, "" },
+        { RETURNS, SPDL_E_LIMIT, SPDL_E_LIMIT, "" },
+        { RETURNS, SPDL_TIMEOUT, SPDL_E_INVALID, "" },
+        { RETURNS, SPDL_FULL, SPDL_E_INVALID, "" },
+        { RETURNS, SPDL_END, SPDL_E_INVALID, "" },
+        { RETURNS, SPDL_SKIP, SPDL_E_INVALID, "" },
     };
     size_t i;
     for (i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
@@ -1012,6 +1017,7 @@ static void an_item_that_cannot_be_sent_ends_it(void) {
         flow_source s;
         uint64_t count = 0;
         third = cases[i].third;
+        third_returns = cases[i].returns;
         flow_source_open(&s, 5, 10);
         desc = flow_iter_desc(&s);
         desc.view = view_of_third;

@@ -9,16 +9,19 @@ static int forks_left = -1, maps_left = -1, blocks_left = -1;
 __attribute__((unused)) static int fork_or_not(void);
 static void *map_or_not(void *at, size_t bytes, int may, int flags, int file, off_t offset);
 static void *block_or_not(size_t bytes);
+static int fallocate_or_not(int file, off_t from, off_t bytes);
 static void loader_point(const char *id);
 #define SPDL_FORK fork_or_not
 #define SPDL_MALLOC(bytes) block_or_not(bytes)
 #define SPDL_FREE(memory) free(memory)
 #define SPDL_TEST_POINT(id) loader_point(id)
 #define mmap map_or_not
+#define posix_fallocate fallocate_or_not
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #undef mmap
+#undef posix_fallocate
 #include "loader.h"
 #include "test.h"
 
@@ -47,6 +50,16 @@ static void *map_or_not(void *at, size_t bytes, int may, int flags, int file, of
     }
     if (maps_left > 0) --maps_left;
     return mmap(at, bytes, may, flags, file, offset);
+}
+
+/* As on kernels where a signal, or a stop of the process, undoes what was reserved so far. */
+static int reservations_undone, signals_held; /* signals_held: then SIGALRM was blocked */
+static int fallocate_or_not(int file, off_t from, off_t bytes) {
+    sigset_t blocked;
+    (void)pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    signals_held = sigismember(&blocked, SIGALRM);
+    if (reservations_undone > 0) return --reservations_undone, EINTR;
+    return posix_fallocate(file, from, bytes);
 }
 
 static pid_t opener;
@@ -2688,9 +2701,11 @@ static void stderr_is_not_waited_for(void) {
     stderr_to(ends[1]);
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
     reason = spdl__os_stderr_write(text, 1, SPDL_SECONDS(5));
+    CHECK_EQ(fcntl(ends[1], F_SETFL, O_NONBLOCK), 0);
+    while (write(ends[1], text, sizeof text) > 0 || write(ends[1], text, 1) > 0) {}
+    CHECK(reason == NULL && spdl__os_stderr_write(text, 1, SPDL_SECONDS(5)) == NULL); /* EAGAIN */
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
     stderr_back();
-    CHECK(reason == NULL);
     stderr_to(full = open("/dev/full", O_WRONLY));
     reason = spdl__os_stderr_write(text, 1, SPDL_SECONDS(5));
     (void)close(STDERR_FILENO);
@@ -2845,6 +2860,18 @@ static void systems_that_lack_a_call(void) {
         if (!CHECK_EQ(status, 0)) fprintf(stderr, "    row %d\n", (int)i);
         all_gone();
     }
+}
+
+static void a_reservation_is_repeated(void) {
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    reservations_undone = 3;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20), SPDL_SINK(2))) == SPDL_OK);
+    CHECK(reservations_undone == 0 && signals_held == 1);
+    takes(l, 0, 20);
+    spdl_loader_close(l);
+    all_gone();
 }
 
 /* --- what is in the shared memory when it is read --- */
@@ -3226,6 +3253,7 @@ TEST_TABLE(loader) {
     TEST_CASE(a_child_warns_on_stderr),
     TEST_CASE(memory_of_a_child_may_end),
     TEST_CASE(systems_that_lack_a_call),
+    TEST_CASE(a_reservation_is_repeated),
     TEST_CASE(policies_that_the_system_refuses),
     TEST_CASE(signals_that_are_the_childs),
     TEST_CASE(windows_of_tokens_are_in_slots),
