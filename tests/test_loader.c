@@ -1,9 +1,12 @@
 /* spdl_loader: batches of other processes, whole and in order; every way in which a process can end
    is told, and nothing is left. (tests/torture_loader.c has the long forms.) */
 #define _GNU_SOURCE
+/* Before functions have other names. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
 /* A fork that fails after so many, a map, and in a child a block; -1: none does. */
 static int forks_left = -1, maps_left = -1, blocks_left = -1;
 __attribute__((unused)) static int fork_or_not(void);
