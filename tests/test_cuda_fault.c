@@ -1517,9 +1517,9 @@ static const path paths[] = {
     { "rows", path_rows },
 };
 
-/* With a sanitizer, which takes its time, each third call. */
+/* With a sanitizer, which takes its time, each sixth call. */
 enum { PATHS = sizeof paths / sizeof paths[0], SWEEP_MOST = 3000,
-       FAILING_STEP = TEST_SANITIZED ? 3 : 1 };
+       FAILING_STEP = TEST_SANITIZED ? 6 : 1 };
 
 /* Runs a path with the n-th call failing, once or for ever. False: it makes fewer calls. */
 static bool run_failing(const path *p, uint64_t n, cudaError_t error, bool for_ever) {
