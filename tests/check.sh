@@ -110,10 +110,9 @@ for _ in $(seq "$(getconf _NPROCESSORS_ONLN)"); do echo >&3; done
 beside examples "$make" -s examples CC=clang CXX=clang++ EXAMPLE_FLAGS=-O0
 beside cross env BRIEF=1 tests/check_cross.sh x86_64 aarch64 # others: `make cross`
 beside matrix tests/matrix.sh --quick
-beside cuda-clang "$make" -s test-cuda CUDA_TESTS="clang-asan clang-tsan"
+beside cuda-clang "$make" -s test-cuda CUDA_TESTS=clang-tsan # clang-asan: `make test-cuda`
 beside cuda env BRIEF=1 "$make" -s test-cuda CUDA_TESTS=compiles
 beside fuzz "$make" -s check-fuzz CC=clang FUZZ_RUNS=3000
-beside bigendian env BRIEF=1 "$make" -s check-bigendian
 beside loader "$make" -s torture-loader CC=clang POINTS=8
 beside headers env BRIEF=1 "$make" -s check-headers
 beside hygiene "$make" -s check-hygiene
