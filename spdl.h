@@ -3767,7 +3767,7 @@ SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
     uint64_t mask[SPDL__CPUS_MAX / 64] = { 0 };
     int i;
     for (i = 0; i < count; ++i) {
-        if (cpus[i] >= SPDL__CPUS_MAX) return false;
+        if (cpus[i] < 0 || cpus[i] >= SPDL__CPUS_MAX) return false;
         mask[cpus[i] / 64] |= (uint64_t)1 << cpus[i] % 64;
     }
     return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
@@ -3910,7 +3910,7 @@ SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole)
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
     const uintptr_t first = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
     const uintptr_t end = (uintptr_t)memory + bytes;
-    (void)syscall(SYS_madvise, first, end - first, 14L);
+    if (first < end) (void)syscall(SYS_madvise, first, end - first, 14L);
 }
 #endif
 
@@ -4181,7 +4181,7 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
     if (policy->sched == SPDL_SCHED_BATCH && priority == 0) priority = -1;
     if (policy->sched == SPDL_SCHED_IDLE) priority = -15;
     for (i = 0; i < policy->cpu_count; ++i) {
-        if (policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
+        if (policy->cpus[i] < 0 || policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
         mask |= (spdl__win_word)1 << policy->cpus[i];
     }
     if (policy->cpu_count > 0 && SetThreadAffinityMask(thread, mask) == 0) return false;
@@ -4779,7 +4779,9 @@ SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
    code, or minus the signal that killed it; 0 if another thread has waited for it. */
 SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
     int status = 0;
-    const long got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
+    long got;
+    if (process <= 0) return 1; /* wait4 would take any child of the program */
+    got = syscall(SYS_wait4, (long)process, &status, 1L, NULL);
     *end = (status & 0x7f) != 0 ? -(status & 0x7f) : status >> 8 & 0xff;
     if (got >= 0) return got > 0;
     return syscall(SYS_kill, (long)process, 0L) != 0 ? 1 : -1;
@@ -4950,13 +4952,13 @@ SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, siz
     SPDL_FREE(block);
 }
 
-/* `count` zeroed elements of at least a byte. NULL: no memory, or a product that overflows. */
+/* `count` zeroed elements. NULL: no memory, or a product that overflows. */
 #define SPDL__NEW(allocator, type, count) \
     ((type *)spdl__alloc_zeroed(allocator, (size_t)(count), sizeof(type)))
 SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count,
                                        size_t bytes) {
     void *memory;
-    if (count > SIZE_MAX / bytes) return NULL;
+    if (bytes != 0 && count > SIZE_MAX / bytes) return NULL;
     memory = spdl__alloc(allocator, count * bytes, SPDL_CACHE_LINE);
     if (memory != NULL) memset(memory, 0, count * bytes);
     return memory;
@@ -9040,7 +9042,7 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
 
 SPDL_API void **spdl_call_state(spdl_task *task) {
     if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
-    if (task->node->row.again) return &task->parked->user;
+    if (task->node->row.again && task->parked != NULL) return &task->parked->user;
     (void)spdl__task_row_error(task, "spdl_call_state in a stage without .again in its row");
     return &task->no_state;
 }
@@ -9109,7 +9111,7 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     if (!spdl__task_allows(task, "spdl_defer")) return deferred;
     node = task->node;
     call = task->parked;
-    if (!node->row.deferred) return deferred;
+    if (!node->row.deferred || call == NULL) return deferred;
     spdl__lock(&node->parked_lock, node->locks);
     if (call->state == SPDL__PARKED_RUNNING) call->state = SPDL__PARKED_ARMED;
     deferred.id = call->generation << SPDL__ID_BITS | (uint64_t)node->index << SPDL__ID_PLACE_BITS |
@@ -13030,7 +13032,7 @@ SPDL__COLD const char *spdl__verdict_calls(spdl__text *t, const spdl_stats *s,
     const int *calls = f->is.concurrency, row = f->is.stage;
     int i, k, rows = 0;
     for (i = 0; i < s->stage_count; ++i) rows += calls[i] > 0;
-    if (rows == 1 && calls[row] > 0) {
+    if (rows == 1 && row >= 0 && calls[row] > 0) {
         spdl__text_add(t, "%s.concurrency = %d", before, calls[row]);
         if (s->stage[row].concurrency == 1 && f->measured == NULL)
             spdl__text_add(t, " (or .serial = true, if it must not run twice at a time or keeps a "
@@ -13825,16 +13827,17 @@ SPDL__COLD void *spdl__report_main(void *arg) {
     spdl__reporter *r = (spdl__reporter *)arg;
     const uint64_t every = (uint64_t)(r->plan.desc.every * 1e9);
     uint64_t report = spdl_time_ns() + every;
-    uint64_t told = 0; /* the end of which the final report was made */
+    uint64_t reported = 0; /* ended_ns of the last final report */
     for (;;) {
         const uint32_t word = spdl__load32(&r->bell.word);
         const bool quit = spdl__load32(&r->quit) != 0;
         const uint64_t ended = spdl__load_relaxed(&r->pipeline->ended_ns);
         const uint64_t now = spdl_time_ns();
-        const bool final = (ended == 0 || ended != told) && (quit || (ended != 0 && now >= report));
+        const bool final = (ended == 0 || ended != reported) &&
+                           (quit || (ended != 0 && now >= report));
         if (final || (ended == 0 && now >= report)) spdl__report_once(r, final);
         if (quit) return NULL;
-        if (final) told = ended;
+        if (final) reported = ended;
         if (now >= report) report = now + every - (now - report) % every;
         (void)spdl__os_event_sleep(&r->bell, word, report);
     }
@@ -14197,7 +14200,7 @@ SPDL__COLD double spdl__root(double square) {
 SPDL__COLD double spdl__student(int freedom, int comparisons) {
     static const double normal[] = { 1.960, 2.241, 2.394, 2.498, 2.576, 2.638, 2.690, 2.734,
                                      2.773, 2.807, 2.838, 2.865, 2.891, 2.913, 2.935, 2.955 };
-    const double z = normal[comparisons - 1];
+    const double z = normal[comparisons < 1 ? 0 : comparisons > 16 ? 15 : comparisons - 1];
     const double n = freedom, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z;
     return z + (z3 + z) / (4 * n) + (5 * z5 + 16 * z3 + 3 * z) / (96 * n * n) +
            (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * n * n * n);
@@ -14936,8 +14939,9 @@ SPDL__COLD void spdl__doctor_open_workers(spdl__doctor *d, int open) {
         uint32_t held = i < open ? 1 : 2; /* 2: its job is still running */
         if (spdl__cas32(&d->spare[i].held, &held, i < open ? 2 : 1) || i < open) continue;
         held = 0;
-        if (spdl__cas32(&d->spare[i].held, &held, 1)) /* the queue has room and stays open */
-            (void)spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER);
+        if (spdl__cas32(&d->spare[i].held, &held, 1) &&
+            spdl_pool_submit(d->p->pool, spdl__doctor_hold, &d->spare[i], SPDL_FOREVER) != SPDL_OK)
+            spdl__store32(&d->spare[i].held, 0);
     }
     spdl__os_event_wake(&d->hold, SPDL__ALL);
 }
@@ -15213,7 +15217,7 @@ SPDL__COLD void spdl__doctor_verdict(spdl__doctor *d) {
         return;
     }
     spdl__verdict(&t, &d->seen, &d->found);
-    if (r->rounds > 0 && spdl__finding_has(&d->found.is) &&
+    if (r->rounds > 0 && spdl__finding_has(&d->found.is) && d->found.is.stage >= 0 &&
         r->row[d->found.is.stage].method == SPDL__DOCTOR_NO_METHOD && d->found.is.buffer_size == 0)
         spdl__text_add(&t, " The doctor cannot slow %s: it does not know whether its calls hold "
                            "each other up.",
@@ -16115,16 +16119,18 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 
 /* --- positions as text --- */
 
-/* A position as text, of less than 500 bytes: 17 numbers, their names, and words of a sampler.
-   snprintf takes five times as long. */
+/* A position as text. snprintf takes five times as long. */
 typedef struct spdl__line {
     char text[SPDL_STATE_BYTES]; /* without a final zero */
     size_t length;
+    bool full; /* too long */
 } spdl__line;
 
 static const char spdl__digits[] = "0123456789abcdef";
 
 SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
+    line->full = line->full || length >= sizeof(line->text) - line->length;
+    if (line->full) return;
     memcpy(line->text + line->length, text, length);
     line->length += length;
 }
@@ -18432,7 +18438,8 @@ SPDL__INLINE bool spdl__inflate_round(spdl__inflate_lane *l) {
         if (!(entry & SPDL__INFLATE_LINK)) return spdl__inflate_lane_leave(l, before);
         spdl__inflate_lane_refill(l);
         entry = spdl__inflate_follow(l->tables->dist, SPDL__INFLATE_DIST_BITS, l->bits, entry);
-    } /* long codes of distances are all in use: a block has 30 at most */
+        if (entry & SPDL__INFLATE_ODD) return spdl__inflate_lane_leave(l, before);
+    }
     distance = spdl__inflate_value(entry, l->bits);
     spdl__inflate_lane_drop(l, entry);
     if (SPDL__UNLIKELY(distance > (size_t)(l->out - l->base) ||
@@ -18720,8 +18727,8 @@ SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
         spdl__le32(spdl__zip_at(zip, position)) != 0x06064b50)
         position = latest; /* bytes precede the archive: take the 56 before the locator */
     record = spdl__zip_at(zip, position);
-    if (at < SPDL__ZIP_END64_BYTES || spdl__le32(record) != 0x06064b50 ||
-        spdl__le64(record + 4) > at - position - 12)
+    if (at < SPDL__ZIP_END64_BYTES || position < zip->tail_at ||
+        spdl__le32(record) != 0x06064b50 || spdl__le64(record + 4) > at - position - 12)
         return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                               "the ZIP64 locator at byte %llu leads to no ZIP64 end record", at);
     o->wide = true;
@@ -19276,8 +19283,8 @@ SPDL__PRIVATE bool spdl__npy_descr(spdl__npy_text *t, spdl_npy_info *info) {
         first++; /* without its quotes */
     }
     if (bytes >= sizeof(info->dtype)) {
-        bytes = sizeof(info->dtype) - 1; /* the first one is ASCII */
-        while (((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
+        bytes = sizeof(info->dtype) - 1;
+        while (bytes > 0 && ((unsigned char)first[bytes] & 0xc0) == 0x80) bytes--;
     }
     memcpy(info->dtype, first, bytes); /* info was cleared */
     if (t->foreign) info->dtype[0] = SPDL__NPY_HOST_ORDER;
@@ -21658,14 +21665,13 @@ SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out
     return *out != NULL ? spdl__tokens_window(task, in, *out, made->row.item_bytes) : SPDL_E_NOMEM;
 }
 
-/* Behind SPDL_BATCH: its input is a batch. */
 SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
     const spdl__batch *from = (const spdl__batch *)in;
     const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
-    spdl__batch *batch = spdl__batch_get(task->node->buffers);
-    spdl_result result = SPDL_OK;
+    spdl__batch *batch = from != NULL ? spdl__batch_get(task->node->buffers) : NULL;
+    spdl_result result = from != NULL ? SPDL_OK : spdl_fail(task, "NULL, not a batch");
     size_t i;
-    if (batch == NULL) return SPDL_E_NOMEM;
+    if (result == SPDL_OK && batch == NULL) return SPDL_E_NOMEM;
     for (i = 0; result == SPDL_OK && i < from->shown.count; ++i) {
         batch->shown.items[i] = (char *)batch->shown.data + i * bytes;
         batch->owner[i] = SPDL__IN_PLACE;
@@ -21778,6 +21784,7 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__position at;
     const char *why = spdl__position_read(p, &at);
     line->length = 0;
+    line->full = false;
     if (why != NULL) return why;
     spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
     spdl__line_hex(line, " table=", p->table);
@@ -21791,7 +21798,7 @@ SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *
     spdl__line_number(line, " delivered=", at.delivered);
     if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
     spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
-    return NULL;
+    return line->full ? "it would be longer than SPDL_STATE_BYTES" : NULL;
 }
 
 SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
@@ -21990,7 +21997,9 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
     l->sampler.desc.ranks = ours;
     l->sampler.from = spdl__sampler_first(&l->sampler, at->epoch);
     l->sampler.from_epoch = at->epoch;
-    l->sampler.from = over ? l->sampler.length : l->sampler.from + all.source * world;
+    l->sampler.from = over || all.source > (l->sampler.length - l->sampler.from) / world
+                          ? l->sampler.length
+                          : l->sampler.from + all.source * world;
     return SPDL_OK;
 }
 
@@ -22168,6 +22177,7 @@ typedef struct spdl__out {
 } spdl__out;
 
 SPDL__COLD void spdl__out_flush(spdl__out *out) {
+    if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
     if (out->failure == NULL)
         out->failure =
             spdl__os_file_write(out->file, out->text.buffer, out->text.length, SPDL__NEVER);

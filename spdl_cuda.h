@@ -474,8 +474,9 @@ SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
 
 SPDL__PRIVATE const char *spdl__cuda_text(const spdl__cuda_api *api, int error) {
     const char *text = NULL;
-    (void)api->GetErrorString(error, &text); /* NULL: it does not know the error */
-    return text != NULL ? text : "unknown error";
+    if (api->GetErrorString == NULL || api->GetErrorString(error, &text) != 0 || text == NULL)
+        return "unknown error";
+    return text;
 }
 
 SPDL__PRIVATE int spdl__cuda_name(const spdl__cuda_api *api, int ordinal, char name[64]) {

@@ -171,6 +171,7 @@ static double describe_run(const void *arg, uint64_t items) {
     const uint64_t start = bench_ns();
     for (i = 0; i < items; ++i) {
         line.length = 0;
+        line.full = false;
         spdl__sampler_describe((const spdl_sampler *)arg, 0, &line);
         sum += line.length;
     }

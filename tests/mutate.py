@@ -254,8 +254,10 @@ class Copy:
         changed = list(lines)
         changed[mutant.at] = mutant.after
         (self.path / "spdl.h").write_text("\n".join(changed))
-        sanitizer = {"order": "thread"}.get(mutant.kind)
-        if "free" in mutant.before:  # what leaks is seen by AddressSanitizer
+        sanitizer = None
+        if mutant.kind == "order":
+            sanitizer = "thread"
+        elif "free" in mutant.before:  # AddressSanitizer sees what leaks
             sanitizer = "address"
         for modules in self.groups(MODULES[mutant.section]):
             runner = self.build(modules, sanitizer)

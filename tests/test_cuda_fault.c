@@ -629,8 +629,8 @@ static void large_arenas_are_pinned_in_pieces(void) {
     sim_reset();
 }
 
-/* One piece of an arena stays registered: the others do not, and it is told. A call before that
-   fails: the arena is still there. */
+/* One piece of an arena stays registered, the others do not, and close reports that. If an earlier
+   call fails, the arena is still there. */
 static void pieces_are_unpinned_each_by_itself(void) {
     const size_t bytes = ((size_t)5 << 29) + 4096;
     char *base = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -709,8 +709,8 @@ static void *theirs(size_t bytes, uint64_t seed) {
     return memory;
 }
 
-/* Sends it, and looks at it on the device. Whether a call has failed: one that asks for the memory
-   changes nothing, any other one is told. */
+/* Sends it, and compares it on the device. Returns true if a call has failed. A failed question
+   about the memory changes nothing; any other failed call makes the send fail. */
 static bool send_theirs(spdl_cuda *cuda, void *stream, const void *memory, uint64_t seed) {
     const spdl_cuda_view view = { .data = memory, .bytes = FLOW_SLOT };
     spdl_cuda_batch batch;

@@ -2191,6 +2191,41 @@ SPDL_FN(aborts_on_a_stack, record, record) {
     abort();
 }
 
+/* Deeper than any stack. */
+static int descends(volatile const char *above, int depth) {
+    volatile char here[4096];
+    here[0] = above[0];
+    return depth > 0 ? descends(here, depth - 1) + here[0] : here[0];
+}
+
+SPDL_FN(descends_for_ever, record, record) {
+    char top = 0;
+    *out = in;
+    if (in->number == 4) return (spdl_result)descends(&top, 1 << 30);
+    if (in->number > 4) usleep(100000); /* other calls run, too */
+    return SPDL_OK;
+}
+
+/* The handler of faults has a stack of its own, and notes which of several calls it was. */
+static void a_stack_that_overflows_is_named(void) {
+    spdl_loader_desc desc = desc_of(3);
+    spdl_loader_batch batch;
+    spdl_result result;
+    spdl_loader *l;
+    TEST_NEEDS_PROCESSES();
+    if (TEST_SANITIZED) TEST_SKIP("a sanitizer handles faults itself");
+    desc.pipeline.logger.log_fn = log_nothing;
+    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(20),
+                SPDL_PIPE(descends_for_ever, .concurrency = 3), SPDL_SINK(2))) == SPDL_OK);
+    while ((result = spdl_loader_next(l, &batch, SPDL_SECONDS(15))) == SPDL_OK)
+        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
+    CHECK_EQ(result, SPDL_E_PROCESS);
+    CHECK(strstr(spdl_loader_error(l)->text, "was killed by SIGSEGV, in stage 1 "
+                                             "'descends_for_ever', item 4") != NULL);
+    spdl_loader_close(l);
+    all_gone();
+}
+
 /* A thread that has a FILE for ever, or a stack of a library's: the end is what it was. */
 static void ends_beside_what_others_hold(void) {
     const spdl_stage rows[] = { SPDL_PIPE(exits_beside_a_lock), SPDL_PIPE(aborts_on_a_stack) };
@@ -3319,6 +3354,7 @@ TEST_TABLE(loader) {
     TEST_CASE(a_timeout_leaves_it_to_be_closed),
     TEST_CASE(a_save_without_processes_returns),
     TEST_CASE(an_old_look_is_no_wait),
+    TEST_CASE(a_stack_that_overflows_is_named),
     TEST_CASE(ends_beside_what_others_hold),
     TEST_CASE(the_first_calls_are_named),
     TEST_END

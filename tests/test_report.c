@@ -921,22 +921,28 @@ static void end_is_prompt(void) {
     CHECK(best < 500);
 }
 
-/* What is told after the end of the data is told once, at the next interval, not by destroy. */
-static void end_is_told_once(void) {
-    uint64_t items = 20;
+/* A pipeline that ends, with lines in w->file. */
+static spdl_pipeline *reported(world *w, uint64_t *items, double every) {
     spdl_pipeline_desc desc = { 0 };
     spdl_report_desc report = { 0 };
     spdl_pipeline *p;
-    void *item;
-    world w;
-    char *text;
-    world_open(&w);
-    report.every = 0.03;
-    report.json = world_path(&w, "run.jsonl");
+    world_open(w);
+    report.every = every;
+    report.json = world_path(w, "run.jsonl");
     desc.workers = 2;
     desc.report = &report;
-    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(some, .ctx = &items),
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(some, .ctx = items),
                                                         SPDL_SINK(3))) == SPDL_OK);
+    return p;
+}
+
+/* The final report of an end is made once, at the next interval, and not again by destroy. */
+static void end_is_told_once(void) {
+    uint64_t items = 20;
+    world w;
+    spdl_pipeline *p = reported(&w, &items, 0.03);
+    void *item;
+    char *text;
     while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) {}
     sleep_ms(200);
     text = read_all(w.file);
@@ -950,22 +956,14 @@ static void end_is_told_once(void) {
     world_close(&w);
 }
 
-/* What comes after it is told, too, though no interval lies between: one more end, and destroy. */
+/* Items after an end have a final report of their own, also without an interval between them and
+   the next end, or destroy. */
 static void each_end_is_told(void) {
     uint64_t items = 20;
-    spdl_pipeline_desc desc = { 0 };
-    spdl_report_desc report = { 0 };
-    spdl_pipeline *p;
-    void *item;
     world w;
+    spdl_pipeline *p = reported(&w, &items, 0.02);
+    void *item;
     char *text;
-    world_open(&w);
-    report.every = 0.02;
-    report.json = world_path(&w, "run.jsonl");
-    desc.workers = 2;
-    desc.report = &report;
-    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(some, .ctx = &items),
-                                                        SPDL_SINK(3))) == SPDL_OK);
     for (int ends = 1; ends < 4; ++ends) {
         while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) {}
         for (int tries = 0, told = 0; tries < 1000 && told < ends; ++tries) {
