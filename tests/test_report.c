@@ -288,6 +288,13 @@ static void intervals_with_several_limits(void) {
     out = spdl__text_start(text, sizeof text);
     spdl__stats_write(&out, s, NULL);
     CHECK(says(text, "Write .concurrency = 2"));
+    memset(r.often, 0, sizeof r.often); /* and a limit that is no row */
+    for (int i = 0; i < 10; ++i) {
+        s->wait_ns = i < 7 ? 0 : 900000000;
+        s->step_ns = 1000000000 - s->wait_ns;
+        spdl__report_limit(&r);
+    }
+    CHECK_STR(r.changed, "The limit changed: in 7 of 10 intervals it was consumer.");
 }
 
 /* Percentiles of an interval are those of its own calls. */

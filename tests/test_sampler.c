@@ -627,6 +627,7 @@ static void items_lie_in_batches_in_place(void) {
 static int describe(const spdl_sampler *s, uint64_t epoch, char text[SPDL_STATE_BYTES]) {
     spdl__line line;
     line.length = 0;
+    line.full = false;
     spdl__sampler_describe(s, epoch, &line);
     CHECK(line.text[0] == ' ');
     memcpy(text, line.text + 1, line.length - 1);
