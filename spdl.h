@@ -9646,8 +9646,9 @@ SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
 }
 
 SPDL_API void *spdl_buffer(spdl_task *task) {
-    spdl__node *node = task->node;
+    spdl__node *node;
     if (!spdl__task_allows(task, "spdl_buffer")) return NULL;
+    node = task->node;
     if (task->call.buffer != NULL) return task->call.buffer;
     if (node->places) {
         task->call.buffer = spdl__place_get(task, node + 1);
