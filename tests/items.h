@@ -154,11 +154,13 @@ static inline spdl_result script_act(const script *s, spdl_task *task, long valu
     return s->result;
 }
 
-/* The source: values are the numbers of the items; `every` looks at the number of the call. */
+/* The source: values are the numbers of the items; `every` looks at the number of the call. Without
+   a script it has none. */
 SPDL_FN(count_up, void, item) {
     script *s = (script *)spdl_ctx(task);
     const long value = (long)spdl_sequence(task);
     spdl_result result;
+    if (s == NULL) return SPDL_END;
     if (s->count >= 0 && value >= s->count) return s->last ? s->last : SPDL_END;
     script_enter(s);
     result = script_act(s, task, s->every ? s->calls - 1 : value);

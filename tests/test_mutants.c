@@ -435,6 +435,11 @@ static spdl_pipeline *fed_by_pushes(spdl_pool *pool, script *row, int room, bool
                     SPDL_PIPE(follow, .ctx = row, .concurrency = 1), SPDL_SINK(16));
 }
 
+/* After it the worker looks at its pipelines. */
+static void wakes_a_worker(void *arg, int worker, void *local) {
+    (void)arg, (void)worker, (void)local;
+}
+
 typedef struct gathered {
     spdl_pool *pool;
     int flushes, gate[2];
@@ -459,6 +464,8 @@ static void two_that_pass_a_mark_flush_once(void) {
     freeze_some("pipeline about to pass", 1);
     p = START_ON(g.pool, COUNT_TO(1), SPDL_PIPE(adds_one_at_the_end, .ctx = &g, .flush = true,
                                                 .free_item = item_free), SPDL_SINK(4));
+    await(&frozen, 1);
+    CHECK_EQ(spdl_pool_submit(g.pool, wakes_a_worker, NULL, 0), SPDL_OK);
     await(&g.gate[0], 1); /* the other one has made the call, and is elsewhere */
     thaw();
     TAKE_ALL(p, "0 100", SPDL_END);
