@@ -62,6 +62,7 @@ static inline void chaos_on(void) {
 
 /* What tests look at inside of the library. */
 int task_worker(const spdl_task *task);
+const spdl_pipeline *task_pipeline(const spdl_task *task);
 int row_named(const spdl_pipeline *p, const char *name); /* or -1 */
 bool row_has_times(const spdl_pipeline *p, int row);
 uint32_t rows_failed(const spdl_pipeline *p); /* a bit for each row */

@@ -34,6 +34,8 @@ bool thread_refused(void) {
 
 int task_worker(const spdl_task *task) { return spdl__task_worker(task); }
 
+const spdl_pipeline *task_pipeline(const spdl_task *task) { return task->pipeline; }
+
 int row_named(const spdl_pipeline *p, const char *name) { return spdl__pipeline_find(p, name); }
 
 bool row_has_times(const spdl_pipeline *p, int row) {
@@ -42,7 +44,7 @@ bool row_has_times(const spdl_pipeline *p, int row) {
     return histogram.count <= (uint64_t)1 << 32;
 }
 
-uint32_t rows_failed(const spdl_pipeline *p) { return p->failed; }
+uint32_t rows_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed); }
 
 bool rows_are_shut(const spdl_pipeline *p) {
     bool shut = true;

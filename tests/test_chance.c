@@ -429,7 +429,10 @@ static bool wild_start(wild *w) {
     w->desc.error = &error;
     if (!wild_start_inner(w)) return !CHECK(wild_faulty);
     while (w->left >= 0) { /* without memory it is refused, and leaves nothing */
-        const spdl_result result = spdl_pipeline_create(&w->pipeline, &w->desc, w->rows, w->count);
+        spdl_result result;
+        wild_creates = true;
+        result = spdl_pipeline_create(&w->pipeline, &w->desc, w->rows, w->count);
+        wild_creates = false;
         if (result == SPDL_OK) w->left = -1;
         if (result == SPDL_OK) return true;
         if (wild_faulty) break;

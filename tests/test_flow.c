@@ -235,6 +235,7 @@ static void misuse_beside_the_calls_breaks_nothing(void) {
     l.task = &p->task[0];
     CHECK_EQ(take_from(p, 0, 2, SPDL_OK), 2);
     thread = thread_of(misuse_all_the_time, &l);
+    await(&l.lines, 1);
     CHECK_EQ(take_from_any(p), 998);
     __atomic_store_n(&l.calls, 1, __ATOMIC_RELEASE);
     test_join(thread);

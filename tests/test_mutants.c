@@ -98,7 +98,7 @@ static void items_of_a_batch_that_is_dropped_are_counted(void) {
 /* --- failures --- */
 
 typedef struct two_failures {
-    int *mine, *other;
+    int waits_for; /* a row */
     long value;
 } two_failures;
 
@@ -108,13 +108,20 @@ SPDL_FN(by_parity, item, item) {
     return SPDL_OK;
 }
 
+/* Waits until a failure of this row is recorded. */
+static void await_failure(const spdl_task *task, int row) {
+    const uint64_t start = spdl_time_ns();
+    while (!(rows_failed(task_pipeline(task)) >> row & 1)) {
+        REQUIRE(spdl_time_ns() - start < 15000000000u);
+        sleep_us(200);
+    }
+}
+
 SPDL_FN(fails_after_the_other, item, item) {
     const two_failures *f = (const two_failures *)spdl_ctx(task);
     *out = in;
     if (in->value != f->value) return SPDL_OK;
-    if (f->other != NULL) await(f->other, 1);
-    sleep_us(f->other != NULL ? 20000 : 0); /* that one is recorded */
-    open_gate(f->mine);
+    if (f->waits_for != 0) await_failure(task, f->waits_for);
     return spdl_fail(task, "item %ld", in->value);
 }
 
@@ -122,8 +129,7 @@ SPDL_FN(fails_after_the_other, item, item) {
    there before it, and further downstream. */
 static void the_failure_that_is_met_is_told(void) {
     for (int i = 2; i < 6; ++i) {
-        int late = 0, early = 0;
-        two_failures first = { &late, &early, 4 }, second = { &early, NULL, 5 };
+        two_failures first = { 5, 4 }, second = { 0, 5 };
         spdl_pipeline *p = START(i, COUNT_TO(20), SPDL_BRANCH(by_parity), SPDL_PATH("even"),
                                  SPDL_PIPE(fails_after_the_other, .ctx = &first, .max_failures = 0),
                                  SPDL_PATH("odd"),
@@ -138,22 +144,18 @@ static void the_failure_that_is_met_is_told(void) {
 }
 
 SPDL_FN(fails_one_after_the_other, item, item) {
-    int *later = (int *)spdl_ctx(task);
     *out = in;
     if (in->value < 2 || in->value > 3) return SPDL_OK;
-    if (in->value == 2) await(later, 1);
-    else open_gate(later);
-    sleep_us(in->value == 2 ? 20000 : 0); /* that of item 3 is recorded */
+    if (in->value == 2) await_failure(task, 1); /* that of item 3 */
     return spdl_fail(task, "value %ld", in->value);
 }
 
 /* The same of two failures of one row. */
 static void the_first_item_of_a_row_is_told(void) {
     for (int workers = 2; workers < 6; ++workers) {
-        int later = 0;
         spdl_pipeline *p = START(workers, COUNT_TO(20),
-                                 SPDL_PIPE(fails_one_after_the_other, .ctx = &later,
-                                           .concurrency = 2, .max_failures = 0), SPDL_SINK(2));
+                                 SPDL_PIPE(fails_one_after_the_other, .concurrency = 2,
+                                           .max_failures = 0), SPDL_SINK(2));
         TAKE_ALL(p, "0 1", SPDL_E_STAGE);
         CHECK(strstr(spdl_pipeline_error(p)->text, "item 2: value 2") != NULL);
         DONE(p);

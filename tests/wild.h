@@ -575,13 +575,16 @@ static void wild_release(void *memory, size_t bytes, void *user) {
     test_memory_free(memory);
 }
 
+static _Thread_local bool wild_creates; /* this thread is in create */
+
 /* Memory of the pipeline. While it is created some block may not be had. */
 static void *wild_heap_alloc(size_t bytes, size_t align, void *user) {
     wild *w = (wild *)user;
-    void *memory = w->left == 0 ? NULL : test_memory(align, bytes);
-    w->refused = w->refused || w->left == 0;
+    const bool refuses = wild_creates && w->left == 0;
+    void *memory = refuses ? NULL : test_memory(align, bytes);
+    if (refuses) w->refused = true;
     if (memory == NULL) return NULL;
-    if (w->left > 0) --w->left;
+    if (wild_creates && w->left > 0) --w->left;
     __atomic_add_fetch(&w->heap, 1, __ATOMIC_RELAXED);
     return memory;
 }
