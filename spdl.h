@@ -7369,8 +7369,7 @@ struct spdl_task {
     spdl_pipeline *pipeline;
     int worker;
     spdl__node *node;
-    uint32_t live;    /* the function is running; read by other threads to detect misuse */
-    uint64_t thread;  /* the thread that runs it */
+    uint64_t thread;  /* the thread that runs the function, or 0; others read it to detect misuse */
     /* what the call requests; cleared before each */
     bool call_error;  /* the call fails whatever it returns */
     bool row_error;   /* each later call would fail as well */
@@ -8214,7 +8213,6 @@ SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counte
                                    uint64_t now) {
     spdl_pipeline *p = task->pipeline;
     if (timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
-    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
     spdl__flow_opens(task, now);
     if (!SPDL__METERED || SPDL__LIKELY(counters->meter_due > 0)) return false;
     spdl__meter_start(&task->meter);
@@ -8254,7 +8252,6 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
     bool first = true;
     spdl__flow_enter(&s, task, node);
     s.timed = timed;
-    if (plain) spdl__store_relaxed32(&task->live, 1);
     if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
     while (outcome != SPDL__OVER && (!timed || s.now < late)) {
         if (plain || !s.again) {
@@ -8265,6 +8262,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         }
         if (first && (plain || !node->builtin) && spdl__flow_first(task, s.counters, timed, s.now))
             s.begun = s.now = spdl_time_ns();
+        if (plain && first) spdl__store_relaxed(&task->thread, spdl__os_thread_id());
         since = s.now;
         outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
                         : spdl__flow_call(task, s.counters, &s.now);
@@ -8283,7 +8281,7 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         task->parked = NULL;
         s.inside = false;
     }
-    if (plain) spdl__store_relaxed32(&task->live, 0);
+    if (plain) spdl__store_relaxed(&task->thread, 0);
     if (s.done) spdl__flow_leave(task, &s);
     if (s.mark) s.done = spdl__flow_pass(task, node) || s.done;
     return s.done;
@@ -8556,10 +8554,10 @@ SPDL__PRIVATE spdl_result spdl__task_row_error(spdl_task *task, const char *what
     return spdl__task_call_error(task, spdl__task_fail(task, "%s", what));
 }
 
-/* Returns true on the thread that runs the call. */
+/* Returns true on the thread that runs the call. Another thread never sees its own id: it has
+   written 0 after its last call here. */
 SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
-    return spdl__load_relaxed32(&task->live) &&
-           spdl__load_relaxed(&task->thread) == spdl__os_thread_id();
+    return spdl__load_relaxed(&task->thread) == spdl__os_thread_id();
 }
 
 /* The same; logs a misuse of `function`. */
@@ -8715,7 +8713,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     task->text[0] = '\0';
     if (node->row.init != NULL) result = spdl__call_init(task);
     if (result != SPDL_OK) return result;
-    spdl__store_relaxed32(&task->live, 1);
+    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
     if (!node->builtin) {
         SPDL__PROBE(task_begin, node->row.name, task->sequence);
         spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
@@ -8725,7 +8723,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
         spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
         SPDL__PROBE(task_end, node->row.name, task->sequence);
     }
-    spdl__store_relaxed32(&task->live, 0);
+    spdl__store_relaxed(&task->thread, 0);
     if (SPDL__DEBUGS) spdl__call_debug(task);
     if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
     return result;
@@ -9450,7 +9448,6 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         node->gathered = false;
         task->node = node;
         task->call.flushing = true;
-        spdl__store_relaxed(&task->thread, spdl__os_thread_id());
         mark.item = NULL;
         mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
         mark.origin = spdl__origin(0, SPDL__HOLE);

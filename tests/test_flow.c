@@ -243,6 +243,43 @@ static void misuse_beside_the_calls_breaks_nothing(void) {
     DONE(p);
 }
 
+SPDL_FN(keeps_its_task, item, item) {
+    ((leak *)spdl_ctx(task))->task = task;
+    *out = in;
+    return SPDL_OK;
+}
+
+static void *takes_the_second(void *p) {
+    CHECK_EQ(take_from((spdl_pipeline *)p, 1, 1, SPDL_OK), 1);
+    return NULL;
+}
+
+/* The task of an earlier call, while another thread is about to call with it. */
+static void a_task_is_of_one_thread(void) {
+    leak l = { .it = item_make(9) };
+    spdl_pipeline_desc desc = { .workers = SPDL_INLINE };
+    spdl_pipeline *p = NULL;
+    test_thread thread;
+    desc.logger.log_fn = log_of_leak;
+    desc.logger.user = &l;
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(-1),
+                                                        SPDL_PIPE(keeps_its_task, .ctx = &l),
+                                                        SPDL_SINK(1))) == SPDL_OK);
+    CHECK_EQ(take_from(p, 0, 1, SPDL_OK), 1);
+    freeze_some("pipeline takes", 1);
+    thread = thread_of(takes_the_second, p);
+    await(&frozen, 1);
+    for (int i = 0; i < MISUSES; ++i) {
+        l.way = &misuses[i];
+        (void)misuse_elsewhere(&l);
+    }
+    CHECK_EQ(l.lines, MISUSES);
+    thaw();
+    test_join(thread);
+    item_free(l.it);
+    DONE(p);
+}
+
 /* --- one to many --- */
 
 static void many_of_one_fill_batches(void) {
@@ -1120,6 +1157,7 @@ TEST_TABLE(flow) {
     TEST_CASE(a_source_may_end_with_a_buffer),
     TEST_CASE(a_task_is_of_its_call_only),
     TEST_CASE(misuse_beside_the_calls_breaks_nothing),
+    TEST_CASE(a_task_is_of_one_thread),
     TEST_CASE(many_of_one_fill_batches),
     TEST_CASE(one_input_may_become_very_many),
     TEST_CASE(many_of_one_are_freed_at_a_stop),
