@@ -226,17 +226,18 @@ static void *stops(void *p) {
 
 static void the_trainer_of_a_blocked_source_is_free(void) {
     for (int i = 0; i < CROWDS; ++i) {
-        static blocker b;
+        static blocker each[CROWDS]; /* destroy may leave its thread behind for a moment */
+        blocker *const b = &each[i];
         spdl_pipeline *p;
         test_thread thread;
         void *none;
-        b = (blocker){ .count = 0 };
-        p = START(crowds[i], BLOCK(&b, .max_failures = 1), FOLLOW(.plus = 0), SPDL_SINK(1));
-        await(&b.inside, 1);
+        *b = (blocker){ .count = 0 };
+        p = START(crowds[i], BLOCK(b, .max_failures = 1), FOLLOW(.plus = 0), SPDL_SINK(1));
+        await(&b->inside, 1);
         thread = thread_of(stops, p);
         CHECK_EQ(spdl_pipeline_next(p, &none, SPDL_SECONDS(15)), SPDL_CLOSED);
         test_join(thread);
-        open_gate(&b.gate);
+        open_gate(&b->gate);
         DONE(p);
     }
 }
