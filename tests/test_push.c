@@ -467,6 +467,7 @@ static void a_second_producer_is_refused(void) {
     producer one = { .count = 10, .timeout_ns = SPDL_FOREVER };
     test_thread thread;
     one.p = START(0, FEED(2), FOLLOW(.plus = 0), SPDL_SINK(1)); /* nobody makes room */
+    for (long i = 0; i < 2; ++i) CHECK_EQ(push(one.p, 200 + i, 0), SPDL_OK); /* else it passes */
     thread = thread_of(produce, &one);
     while (push(one.p, 100, 0) != SPDL_E_INVALID) sleep_us(100);
     CHECK_EQ(push(one.p, 100, SPDL_FOREVER), SPDL_E_INVALID);
