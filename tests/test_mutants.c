@@ -244,7 +244,7 @@ static void a_large_buffer_is_filled_before_it_is_empty(void) {
         CHECK_EQ(it->value, i);
         item_free(it);
     }
-    await(&source.calls, calls + 12);
+    await(&source.calls, calls + 8); /* a worker woken at half may be done before the last takes */
     DONE(p);
 }
 

@@ -215,13 +215,12 @@ static void what_was_pushed_is_dropped(void) {
 static void a_call_that_runs_is_waited_for(void) {
     for (int deferred = 0; deferred < 2; ++deferred) {
         int gate = 0;
-        spdl_pipeline *p = START(2, COUNT_TO(3),
-                                 SPDL_PIPE(follow, SCRIPT(.gate = &gate, .gate_at = 1)),
-                                 SPDL_SINK(1));
+        script held = { .gate = &gate, .gate_at = 1 };
+        spdl_pipeline *p = START(2, COUNT_TO(3), SPDL_PIPE(follow, .ctx = &held), SPDL_SINK(1));
         item *it = NULL;
         CHECK_EQ(SPDL_NEXT(p, &it, SPDL_SECONDS(15)), SPDL_OK);
         item_free(it);
-        sleep_us(2000);
+        await(&held.calls, 2);
         CHECK_EQ(spdl_pipeline_rewind(p, 0, 1000000), SPDL_TIMEOUT);
         CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_CLOSED);
         open_gate(&gate);
