@@ -20,9 +20,9 @@
        TEST_TABLE(ring) { TEST_CASE(holds_one), TEST_END };
 
    tests/main.c lists the tables, and the tests that read clocks. Those run alone, and are skipped
-   on a machine whose processors are busy. Checks may stand on any thread, and in processes a test
-   forks. A test fails when a check failed, when a signal ended it (the alarm is
-   one), and when it ended with another status than 0 (a sanitizer's, say).
+   on a machine whose processors are busy, or if they fail while it pauses. Checks may stand on any
+   thread, and in processes a test forks. A test fails when a check failed, when a signal ended it
+   (the alarm is one), and when it ended with another status than 0 (a sanitizer's, say).
 
    Tests take threads, sleeps, folders, memory and variables from here, so that they run on
    Windows, too. What only POSIX has (fork, signals, FIFOs) skips the test there. */
@@ -235,6 +235,8 @@ enum {
     TEST_SLOWEST = 40,  /* tests that --slow shows */
     TEST_DOUBTFUL = 8,  /* tests that --second runs once more */
     TEST_SPINS = 16,    /* threads that test whether the processors are free */
+    TEST_PAUSE_MS = 5,  /* beside a pause of the machine no clock is judged */
+    TEST_SECOND_S = 30, /* --second ends after this many seconds */
 };
 
 /* What a test tells the runner, in memory that both processes see. */
@@ -283,6 +285,8 @@ typedef struct test_state {
     int doubtful_count;
     test_job *job; /* `jobs` of them */
     int running;
+    bool watched; /* the test that runs reads clocks */
+    double pause; /* longest time the runner was late beside it, in seconds */
     test_time *times; /* --slow */
     size_t time_count, time_room;
     /* of the test that runs in this process */
@@ -296,6 +300,7 @@ typedef struct test_state {
 static test_state test_now;
 
 static double test_seconds(void);
+static int test_processors(void);
 static void test_quit(void) __attribute__((noreturn)); /* at once, from any thread, with status 0 */
 static void test_write(const char *text, size_t length); /* to stderr, in one piece */
 static void *test_shared(size_t bytes); /* memory that the processes of tests see; NULL: none */
@@ -399,9 +404,10 @@ static void *test_spin(void *until) {
     return NULL;
 }
 
-/* Whether threads that compute, one for each job, get less than 5 of 6 parts of the processors. */
+/* Whether threads that compute, one for each job and processor, get less than 5 of 6 parts. */
 static bool test_looks_busy(void) {
-    const int count = test_now.jobs < TEST_SPINS ? test_now.jobs : TEST_SPINS;
+    const int processors = test_processors() < TEST_SPINS ? test_processors() : TEST_SPINS;
+    const int count = test_now.jobs < processors ? test_now.jobs : processors;
     const double start = test_seconds();
     double until = start + 0.02;
     const uint64_t cpu = test_cpu_ns();
@@ -420,9 +426,17 @@ static bool test_is_busy(void) {
     return true;
 }
 
+/* Whether it paused, or others had it, beside the test that has just ended. */
+static bool test_paused(void) {
+    return !test_now.busy_too && 1e3 * test_now.pause >= TEST_PAUSE_MS;
+}
+
 static void test_skips_clocks(const char *name) {
     ++test_now.skipped;
-    printf("skip %s: reads clocks, and the machine is busy (--busy runs it)\n", name);
+    printf("skip %s: reads clocks, and the machine ", name);
+    if (test_paused()) printf("paused for %.0f ms", 1e3 * test_now.pause);
+    else printf("is busy");
+    printf(" (--busy runs it)\n");
 }
 
 static void test_judge(test_job *job, const char *why, double cpu) {
@@ -430,7 +444,8 @@ static void test_judge(test_job *job, const char *why, double cpu) {
     const double wall = test_seconds() - job->start;
     test_show_output(job);
     test_note_time(job->name, wall, cpu);
-    if (report->failures > 0 && !why[0] && test_reads_clocks(job->name) && test_is_busy()) {
+    if (report->failures > 0 && !why[0] && test_reads_clocks(job->name) &&
+        (test_paused() || test_is_busy())) {
         test_skips_clocks(job->name);
     } else if (report->failures > 0 || why[0]) {
         ++test_now.failed;
@@ -457,10 +472,12 @@ static void test_without_fork(test_job *job) {
 static void test_start(const test_case *test, const char *name, bool alone) {
     test_job *job = test_now.job;
     while (test_now.running >= (alone ? 1 : test_now.jobs)) test_wait();
+    test_now.pause = 0;
     if (test_reads_clocks(name) && test_is_busy()) {
         test_skips_clocks(name);
         return;
     }
+    test_now.watched = test_now.running == 0 && test_reads_clocks(name);
     while (job->running) ++job;
     memset(job->report, 0, sizeof *job->report);
     job->test = test;
@@ -495,6 +512,8 @@ static double test_seconds(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
+
+static int test_processors(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
 
 static void test_quit(void) { _exit(0); } /* waits for no other thread */
 
@@ -548,11 +567,26 @@ static double test_cpu(const struct rusage *usage) {
     return (double)(user.tv_sec + system.tv_sec) + (double)(user.tv_usec + system.tv_usec) * 1e-6;
 }
 
+/* Waits for a process. Beside a test that reads clocks the runner sleeps 2 ms at a time: if it is
+   late, the machine paused, or others had its processors. */
+static pid_t test_wait_child(int *status, struct rusage *usage) {
+    pid_t child;
+    if (!test_now.watched) return wait4(-1, status, 0, usage);
+    while ((child = wait4(-1, status, WNOHANG, usage)) == 0) {
+        const double start = test_seconds();
+        double late;
+        test_sleep_us(2000);
+        late = test_seconds() - start - 0.002;
+        if (late > test_now.pause) test_now.pause = late;
+    }
+    return child;
+}
+
 static void test_wait(void) {
     struct rusage usage;
     char why[100] = "";
     int status = 0;
-    const pid_t child = wait4(-1, &status, 0, &usage);
+    const pid_t child = test_wait_child(&status, &usage);
     for (int i = 0; i < test_now.jobs; ++i) {
         test_job *job = &test_now.job[i];
         if (!job->running || (job->child != child && child >= 0)) continue;
@@ -647,6 +681,12 @@ static double test_seconds(void) {
     QueryPerformanceCounter(&now);
     QueryPerformanceFrequency(&second);
     return (double)now.QuadPart / (double)second.QuadPart;
+}
+
+static int test_processors(void) {
+    SYSTEM_INFO system;
+    GetSystemInfo(&system);
+    return (int)system.dwNumberOfProcessors;
 }
 
 static void test_quit(void) {
@@ -940,8 +980,8 @@ static void test_round(const test_module *modules, size_t count) {
 }
 
 /* A test of which a check failed beside others, on a machine that may be busy, runs N times more,
-   alone: if it holds each time, it passed, and both are printed; if it is skipped then, it is
-   skipped. A crash, a hang, a race or a leak is what it is the first time. */
+   for half a minute, alone: if it holds each time, it passed, and both are printed; if it is
+   skipped then, it is skipped. A crash, a hang, a race or a leak is what it is the first time. */
 static void test_second_run(const test_module *modules, size_t count) {
     const int jobs = test_now.jobs;
     if (test_now.second == 0 || test_now.doubtful_count > TEST_DOUBTFUL) return;
@@ -952,12 +992,16 @@ static void test_second_run(const test_module *modules, size_t count) {
         char *name = test_now.doubtful[i];
         test_now.filters = &name;
         test_now.seed = test_now.doubtful_seed[i];
-        for (int n = 0; n < test_now.second && test_now.failed == failed; ++n, ++test_now.seed)
+        const double start = test_seconds();
+        int n = 0;
+        for (; n < test_now.second && test_now.failed == failed; ++n, ++test_now.seed) {
+            if (test_seconds() - start > TEST_SECOND_S) break;
             test_round(modules, count);
+        }
         const bool again = test_now.failed > failed, skips = test_now.skipped > skipped;
         if (again) printf("%s: failed again in a second run\n", name);
         else if (skips) printf("%s: failed once, skipped in a second run\n", name);
-        else printf("%s: failed once, passed %d times in a second run\n", name, test_now.second);
+        else printf("%s: failed once, passed %d times in a second run\n", name, n);
         test_now.passed = passed + !again * !skips;
         test_now.skipped = skipped + !again * skips;
         test_now.failed = failed - !again;

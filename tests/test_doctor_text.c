@@ -336,38 +336,51 @@ static void settings_that_may_be_tried(void) {
 
 /* --- whole examinations --- */
 
-/* Examines a program, once more if the first time does not heal it. On a machine that others use
-   the report may say so: that shows nothing. */
-static void heals(const char *name, const char *words, bool again) {
+/* Examines a program until its report has these words, with more seconds each time. On a machine
+   that others use the last may say so: that shows nothing. */
+static void heals(const planted *is, const char *words) {
     static planted_run run;
     static spdl__doctor_report report;
-    const spdl_doctor_desc doctor = { .seconds = 6, .raise = true, .quiet = true };
+    spdl_doctor_desc doctor = { .seconds = 6, .raise = true, .quiet = true };
     spdl_error error;
-    for (size_t i = 0; i < PLANTED_PROGRAMS; ++i) {
-        if (strcmp(planted_programs[i].name, name) != 0) continue;
-        REQUIRE(planted_open(&run, &planted_programs[i], NULL, &doctor, &error) == SPDL_OK);
+    planted_calibrate();
+    for (; doctor.seconds <= 24; doctor.seconds *= 2) {
+        REQUIRE(planted_open(&run, is, NULL, &doctor, &error) == SPDL_OK);
         CHECK_EQ(spdl_doctor_run(run.pipeline, planted_step, &run), SPDL_OK);
         report = run.pipeline->doctor->report;
         planted_close(&run);
         if (says(report.verdict, words)) return;
         printf("    %s\n", report.verdict);
-        if (again) heals(name, words, false);
-        else if (report.others_used > 0.5 ||
-                 (report.others_used > 0.1 && (report.finding.limit == SPDL_LIMIT_FOREIGN ||
-                                               report.finding.limit == SPDL_LIMIT_MACHINE)))
-            TEST_SKIP("others use this machine");
-        else CHECK(says(report.verdict, words));
-        return;
     }
-    CHECK(false);
+    if (report.others_used > 0.5 ||
+        (report.others_used > 0.1 && (report.finding.limit == SPDL_LIMIT_FOREIGN ||
+                                      report.finding.limit == SPDL_LIMIT_MACHINE)))
+        TEST_SKIP("others use this machine");
+    CHECK(says(report.verdict, words));
 }
 
-static void programs_are_healed(void) {
+static void programs_that_sleep_are_healed(void) {
     TEST_JUDGES_COSTS();
-    planted_calibrate();
-    heals("sleep_1", "Write .concurrency = 2: measured ", true);
-    heals("lock_sleeping", "Its calls wait for each other, as for a lock", true);
-    heals("workers_2", "workers = 4: measured ", true);
+    static const planted is = { "sleep_1", "source list; pipe read sleep=3000; trainer sleep=500",
+                                0, 0, 0, NULL };
+    heals(&is, "Write .concurrency = 2: measured ");
+}
+
+/* Two calls take turns with the lock; more give results that are late for their places. */
+static void programs_with_a_lock_are_told(void) {
+    TEST_JUDGES_COSTS();
+    static const planted is = { "lock_sleeping", "source list; pipe read calls=2 sleep=3100 "
+                                "locked=1; pipe decode compute=500; trainer sleep=500 workers=6",
+                                0, 0, 0, NULL };
+    heals(&is, "Its calls wait for each other, as for a lock");
+}
+
+static void programs_without_workers_are_healed(void) {
+    TEST_JUDGES_COSTS();
+    static const planted is = { "workers_2", "source list; pipe read calls=4 sleep=4000 copies; "
+                                "pipe decode compute=500 copies; trainer sleep=300 workers=2",
+                                0, 0, 0, NULL };
+    heals(&is, "workers = 4: measured ");
 }
 
 /* Items a second of a program without a doctor. */
@@ -388,7 +401,7 @@ static double plain_rate(const planted *is, double seconds) {
 }
 
 /* Each tenth step is long. A window can begin at any step, so rates are those of the program, and
-   equal arms are equal. */
+   equal arms are equal. An interval may lack its value one time of 20, so there are two. */
 static void programs_with_a_period(void) {
     TEST_JUDGES_COSTS();
     static const planted is = { "period", "source list; pipe load sleep=8000; trainer sleep=500 "
@@ -398,18 +411,21 @@ static void programs_with_a_period(void) {
     static spdl__doctor_report r;
     const double rate = plain_rate(&is, 3);
     spdl_error error;
-    REQUIRE(planted_open(&run, &is, NULL, &doctor, &error) == SPDL_OK);
-    CHECK_EQ(spdl_doctor_run(run.pipeline, planted_step, &run), SPDL_OK);
-    r = run.pipeline->doctor->report;
-    planted_close(&run);
-    if (r.today > 0.88 * rate && r.today < 1.12 * rate && r.same.known && r.same.low < 1.05 &&
-        r.same.high > 0.95)
-        return;
-    printf("    %.1f/s, with the doctor %.1f/s; the same again %.2f to %.2f\n", rate, r.today,
-           r.same.low, r.same.high);
+    bool rates = false, equal = false;
+    for (int i = 0; i < 2 && !(rates && equal); ++i) {
+        REQUIRE(planted_open(&run, &is, NULL, &doctor, &error) == SPDL_OK);
+        CHECK_EQ(spdl_doctor_run(run.pipeline, planted_step, &run), SPDL_OK);
+        r = run.pipeline->doctor->report;
+        planted_close(&run);
+        rates = r.today > 0.88 * rate && r.today < 1.12 * rate;
+        equal = r.same.known && r.same.low < 1.05 && r.same.high > 0.95;
+        if (rates && equal) return;
+        printf("    %.1f/s, with the doctor %.1f/s; the same again %.2f to %.2f\n", rate, r.today,
+               r.same.low, r.same.high);
+    }
     if (r.others_used > 0.5) TEST_SKIP("others use this machine");
-    CHECK(r.today > 0.88 * rate && r.today < 1.12 * rate);
-    CHECK(r.same.known && r.same.low < 1.05 && r.same.high > 0.95);
+    CHECK(rates);
+    CHECK(equal);
 }
 
 TEST_TABLE(doctor_text) {
@@ -420,7 +436,9 @@ TEST_TABLE(doctor_text) {
     TEST_CASE(what_was_tried_is_said),
     TEST_CASE(what_was_not_measured_is_said),
     TEST_CASE(settings_that_may_be_tried),
-    TEST_CASE(programs_are_healed),
+    TEST_CASE(programs_that_sleep_are_healed),
+    TEST_CASE(programs_with_a_lock_are_told),
+    TEST_CASE(programs_without_workers_are_healed),
     TEST_CASE(programs_with_a_period),
     TEST_END,
 };

@@ -68,7 +68,7 @@ says "a skip after a failure" 'FAIL self.skips_after_a_failure: 1 failed checks,
 says "a table that was not linked" 'FAIL gone: tests/test_gone.c was not linked'
 says "the seed" 'seed [0-9]* (--seed sets it)'
 exits "failures" 1
-ends "all" '3 passed, 13 failed, 1 skipped'
+ends "all" '3 passed, 14 failed, 1 skipped'
 
 run --no-fork check_goes_on require_leaves skips passes
 exits "without fork" 1
@@ -84,7 +84,7 @@ says "a hang beside others" 'FAIL self.hangs: timeout after 1 s, .*'
 says "a skip beside others" 'skip self.skips: because it is told to'
 counts "a million failures beside others" 20 'CHECK(i < 0) failed'
 exits "beside others" 1
-ends "beside others" '3 passed, 13 failed, 1 skipped'
+ends "beside others" '3 passed, 14 failed, 1 skipped'
 if [ "$(grep -n 'self.check_' "$output" | head -n 1 | cut -d: -f1)" -gt \
     "$(grep -n 'self.shows_its_seed' "$output" | cut -d: -f1)" ]; then
     ok
@@ -129,6 +129,15 @@ kill $spinners
 says "a busy machine" 'skip self.check_goes_on: reads clocks, and the machine is busy.*'
 exits "a busy machine" 0
 ends "a busy machine" '1 passed, 0 failed, 1 skipped'
+
+# One that fails while the machine pauses is not judged.
+"$runner" fails_beside_a_pause >"$output" 2>&1
+status=$?
+says "a machine that pauses" 'skip self.fails_beside_a_pause: reads clocks, and the machine .*'
+exits "a machine that pauses" 0
+ends "a machine that pauses" '0 passed, 0 failed, 1 skipped'
+run fails_beside_a_pause
+ends "a pause that does not count" '0 passed, 1 failed'
 
 run --list hang spin
 exits "a list" 0

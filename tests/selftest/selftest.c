@@ -36,6 +36,15 @@ static void check_goes_on(void) {
     CHECK_STR(NULL, "two");
 }
 
+/* As a machine that pauses: the runner does not run for 20 ms. */
+static void fails_beside_a_pause(void) {
+    kill(getppid(), SIGSTOP);
+    test_sleep_us(20000);
+    kill(getppid(), SIGCONT);
+    test_sleep_us(20000); /* the runner sees that it was late before it sees the end */
+    CHECK(false);
+}
+
 static void require_leaves(void) {
     REQUIRE(1 > 2);
     CHECK(false); /* not reached */
@@ -90,6 +99,7 @@ TEST_TABLE(self) {
     TEST_CASE(require_on_a_thread),
     TEST_CASE(check_in_a_fork),
     TEST_CASE(check_goes_on),
+    TEST_CASE(fails_beside_a_pause),
     TEST_CASE(require_leaves),
     TEST_CASE(check_a_million_times),
     TEST_CASE(hangs),
@@ -104,7 +114,7 @@ TEST_TABLE(self) {
     TEST_END,
 };
 
-static const char *const clocks[] = { "self.check_", NULL };
+static const char *const clocks[] = { "self.check_", "self.fails_beside_", NULL };
 
 int main(int argc, char **argv) {
     const test_module modules[] = { { "self", test_table_self }, { "gone", NULL } };
