@@ -311,7 +311,8 @@ static void wild_judge_sequence(wild *w, spdl_result result, const wild_stream *
     const bool whole = result == SPDL_END || (result < 0 && !w->vague);
     if (result < 0 && !w->vague)
         stream_add(&w->seen, WILD_FAIL + (uint64_t)spdl_pipeline_error(w->pipeline)->stage);
-    if (w->vague && result < 0 && !w->plain) return; /* the last batch is shorter */
+    if (w->vague && !w->plain && spdl_pipeline_failed(w->pipeline))
+        return; /* the last batch is shorter, whether or not a stop came before the failure */
     HOLDS(w, stream_begins(all, &w->seen, whole));
 }
 
