@@ -84,22 +84,22 @@ part docs "$make" -s check-docs
 part surface "$make" -s check-surface
 part words "$make" -s check-words
 part warnings env BRIEF=1 "$make" -s check-warnings # all compilers and standards: check-warnings
-second="--second 20"
+second="--second 20 --jobs 3" # many tests sleep
 part gcc "$make" -s test CC=gcc WERROR=1 ARGS="$second"
 waits="core alloc pool lifetime next ready flow again rewind source defer push"
 # shellcheck disable=SC2086,SC2046 # lists
 part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second" \
     TESTS="$(files $waits)" T="$(tests $waits)"
 # Times are no matter of memory, and processes none of threads. What only waits is for
-# ThreadSanitizer. Many tests sleep: three at a time.
+# ThreadSanitizer.
 plain="contract headspace verdict flow guests next ready push pool"
 # shellcheck disable=SC2086,SC2046 # lists
-part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second --jobs 3" \
+part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second" \
     TESTS="$(all_but $plain)" T="$(tests $(modules_but $plain)) npz_in_pieces."
 threads="$waits contract guests ring debug pipeline rows batch branch fail mutants chance stats
     trace cache doctor report"
 # shellcheck disable=SC2086 # a list
-part tsan "$make" -s tsan CC=clang ARGS="$second --jobs 3" T="$(tests $threads) stress npz.many" \
+part tsan "$make" -s tsan CC=clang ARGS="$second" T="$(tests $threads) stress npz.many" \
     TESTS="$(files $threads npz ring_condvar) tests/stress_ring.c"
 part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each in every way
 
