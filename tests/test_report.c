@@ -511,6 +511,40 @@ static void table_on_stderr(void) {
     world_close(&w);
 }
 
+/* The first 100 items are slow to read, the others to decode. */
+SPDL_FN(reads, void, void) {
+    if ((uintptr_t)in <= 100) sleep_ms(5);
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(decodes, void, void) {
+    if ((uintptr_t)in > 100) sleep_ms(5);
+    *out = in;
+    return SPDL_OK;
+}
+
+/* The last table says that no row was the limit all the time. */
+static void table_at_the_end_of_two_limits(void) {
+    const spdl_report_desc report = { .every = 0.05, .table = true };
+    const spdl_pipeline_desc desc = { .workers = 2, .report = &report };
+    static const spdl_stage rows[] = { SPDL_SOURCE(endless), SPDL_PIPE(reads), SPDL_PIPE(decodes),
+                                       SPDL_SINK(3) };
+    spdl_pipeline *p;
+    world w;
+    char *text;
+    world_open(&w);
+    world_capture(&w, NULL);
+    REQUIRE(spdl_pipeline_create(&p, &desc, rows, 4) == SPDL_OK);
+    take(p, 200);
+    spdl_pipeline_destroy(p);
+    dup2(w.stderr_before, 2);
+    text = read_all(w.captured);
+    CHECK(says(text, "The limit changed: in ") && says(text, "it was concurrency of stage "));
+    free(text);
+    world_close(&w);
+}
+
 /* Waits until the file has the text; a loaded machine makes a report late. */
 static void await_text(const char *path, const char *wanted) {
     bool there = false;
@@ -1059,6 +1093,7 @@ TEST_TABLE(report) {
     TEST_CASE(json_lines_of_several_pipelines),
     TEST_CASE(json_of_the_largest_pipeline),
     TEST_CASE(table_on_stderr),
+    TEST_CASE(table_at_the_end_of_two_limits),
     TEST_CASE(reports_speak_of_requests),
     TEST_CASE(environment_asks_for_everything),
     TEST_CASE(environment_can_be_quiet),
