@@ -55,10 +55,13 @@ without_files() {
     return $without
 }
 
-# It judges times, so on a busy machine it may be wrong once.
-finds_how_many_reads() {
+# says_of_times PATTERN COMMAND ...: what it prints of times, which a busy machine may spoil twice
+says_of_times() {
+    pattern=$1
+    shift
     for try in 1 2 3; do
-        run ./autotune >report 2>&1 && grep -q "best with [48] reads at a time" report && return
+        run "$@" >report 2>&1 || break
+        grep -q "$pattern" report && return
     done
     echo "after $try tries:" && cat report && false
 }
@@ -207,7 +210,8 @@ run_example() {
                 -I"$root/tests/cudart_min" "$root/tests/cudart_sim.c" -o libcudart_sim.so -lpthread
         check "run $1 on it" env SPDL_LIBCUDA="$PWD/libcudart_sim.so" timeout 120 "./$1"
         ;;
-    autotune) check "autotune" finds_how_many_reads ;;
+    autotune) check "autotune" says_of_times "best with [48] reads at a time" ./autotune ;;
+    cache) check "cache" says_of_times "were kept: headspace [+][1-9]" ./cache ;;
     *) check "run $1" run "./$1" ;;
     esac
 }
