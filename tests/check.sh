@@ -59,7 +59,7 @@ beside() {
 # AddressSanitizer sees all tests, ThreadSanitizer those with threads; both of clang, which needs a
 # third of the time of gcc's (`make asan CC=gcc`), and they have found the same. Clang without a
 # sanitizer, which found nothing that these did not, is in `make check-compilers`. A check that
-# fails on a busy machine is run 20 times more, alone, and what came of it is told here.
+# fails on a busy machine is run up to 20 times more, alone, and what came of it is told here.
 files() { for name; do printf 'tests/test_%s.c ' "$name"; done; }
 tests() { for name; do printf '%s. ' "$name"; done; }
 # all_but MODULE ...: the files of the others; modules_but: their names
@@ -83,23 +83,24 @@ part lint "$make" -s lint
 part docs "$make" -s check-docs
 part surface "$make" -s check-surface
 part words "$make" -s check-words
+part selftest "$make" -s selftest
 part warnings env BRIEF=1 "$make" -s check-warnings # all compilers and standards: check-warnings
-second="--second 20 --jobs 3" # many tests sleep
-part gcc "$make" -s test CC=gcc WERROR=1 ARGS="$second"
+runs="--second 20 --jobs $(($(getconf _NPROCESSORS_ONLN) + 1))" # many tests sleep
+part gcc "$make" -s test CC=gcc WERROR=1 ARGS="$runs"
 waits="core alloc pool lifetime next ready flow again rewind source defer push"
 # shellcheck disable=SC2086,SC2046 # lists
-part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$second" \
+part portable "$make" -s portable CC=clang CFLAGS="-O0 -g1" WERROR=1 ARGS="$runs" \
     TESTS="$(files $waits)" T="$(tests $waits)"
 # Times are no matter of memory, and processes none of threads. What only waits is for
 # ThreadSanitizer.
 plain="contract headspace verdict flow guests next ready push pool"
 # shellcheck disable=SC2086,SC2046 # lists
-part asan "$make" -s asan CC=clang WERROR=1 ARGS="$second" \
+part asan "$make" -s asan CC=clang WERROR=1 ARGS="$runs" \
     TESTS="$(all_but $plain)" T="$(tests $(modules_but $plain)) npz_in_pieces."
 threads="$waits contract guests ring debug pipeline rows batch branch fail mutants chance stats
     trace cache doctor report"
 # shellcheck disable=SC2086 # a list
-part tsan "$make" -s tsan CC=clang ARGS="$second" T="$(tests $threads) stress npz.many" \
+part tsan "$make" -s tsan CC=clang ARGS="$runs" T="$(tests $threads) stress npz.many" \
     TESTS="$(files $threads npz ring_condvar) tests/stress_ring.c"
 part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each in every way
 
@@ -125,7 +126,6 @@ beside numpy "$make" -s check-numpy CC=gcc
 beside perf "$make" -s check-perf
 beside report "$make" -s check-report CC=clang
 beside core-alone "$make" -s check-core-alone
-beside selftest "$make" -s selftest
 wait
 
 [ ! -e build/check/failures ] || cat build/check/failures

@@ -55,7 +55,7 @@ without_files() {
     return $without
 }
 
-# says_of_times PATTERN COMMAND ...: what it prints of times, which a busy machine may spoil twice
+# says_of_times PATTERN COMMAND ...: it prints this of times in one of three runs; others may disturb
 says_of_times() {
     pattern=$1
     shift

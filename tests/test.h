@@ -20,7 +20,7 @@
        TEST_TABLE(ring) { TEST_CASE(holds_one), TEST_END };
 
    tests/main.c lists the tables, and the tests that read clocks. Those run alone, and are skipped
-   on a machine whose processors are busy, or if they fail while it pauses. Checks may stand on any
+   on a machine whose processors are busy, or (POSIX) if they fail while it pauses. Checks may stand on any
    thread, and in processes a test forks. A test fails when a check failed, when a signal ended it
    (the alarm is one), and when it ended with another status than 0 (a sanitizer's, say).
 
@@ -235,8 +235,9 @@ enum {
     TEST_SLOWEST = 40,  /* tests that --slow shows */
     TEST_DOUBTFUL = 8,  /* tests that --second runs once more */
     TEST_SPINS = 16,    /* threads that test whether the processors are free */
-    TEST_PAUSE_MS = 5,  /* beside a pause of the machine no clock is judged */
-    TEST_SECOND_S = 30, /* --second ends after this many seconds */
+    TEST_PAUSE_MS = 5,  /* lateness that excuses a failed test that reads clocks; of a long test
+                           2 ms more for each second */
+    TEST_SECOND_S = 30, /* --second: after these no further run of a test begins */
 };
 
 /* What a test tells the runner, in memory that both processes see. */
@@ -286,7 +287,8 @@ typedef struct test_state {
     test_job *job; /* `jobs` of them */
     int running;
     bool watched; /* the test that runs reads clocks */
-    double pause; /* longest time the runner was late beside it, in seconds */
+    double pause; /* the longest time the runner was late beside it, in seconds */
+    double took;  /* by the test that has just ended, in seconds */
     test_time *times; /* --slow */
     size_t time_count, time_room;
     /* of the test that runs in this process */
@@ -404,7 +406,8 @@ static void *test_spin(void *until) {
     return NULL;
 }
 
-/* Whether threads that compute, one for each job and processor, get less than 5 of 6 parts. */
+/* Whether threads that compute, as many as jobs, at most one a processor, get less than 5 of 6
+   parts of the processors. */
 static bool test_looks_busy(void) {
     const int processors = test_processors() < TEST_SPINS ? test_processors() : TEST_SPINS;
     const int count = test_now.jobs < processors ? test_now.jobs : processors;
@@ -426,22 +429,22 @@ static bool test_is_busy(void) {
     return true;
 }
 
-/* Whether it paused, or others had it, beside the test that has just ended. */
+/* Whether the runner was so late beside the test that has just ended that it may have failed by it. */
 static bool test_paused(void) {
-    return !test_now.busy_too && 1e3 * test_now.pause >= TEST_PAUSE_MS;
+    return !test_now.busy_too && 1e3 * test_now.pause >= TEST_PAUSE_MS + 2 * test_now.took;
 }
 
 static void test_skips_clocks(const char *name) {
     ++test_now.skipped;
     printf("skip %s: reads clocks, and the machine ", name);
-    if (test_paused()) printf("paused for %.0f ms", 1e3 * test_now.pause);
-    else printf("is busy");
-    printf(" (--busy runs it)\n");
+    if (test_paused()) printf("paused for %.0f ms (--busy judges it)\n", 1e3 * test_now.pause);
+    else printf("is busy (--busy runs it)\n");
 }
 
 static void test_judge(test_job *job, const char *why, double cpu) {
     const test_report *report = job->report;
     const double wall = test_seconds() - job->start;
+    test_now.took = wall;
     test_show_output(job);
     test_note_time(job->name, wall, cpu);
     if (report->failures > 0 && !why[0] && test_reads_clocks(job->name) &&
@@ -472,7 +475,7 @@ static void test_without_fork(test_job *job) {
 static void test_start(const test_case *test, const char *name, bool alone) {
     test_job *job = test_now.job;
     while (test_now.running >= (alone ? 1 : test_now.jobs)) test_wait();
-    test_now.pause = 0;
+    test_now.pause = test_now.took = 0;
     if (test_reads_clocks(name) && test_is_busy()) {
         test_skips_clocks(name);
         return;
@@ -568,7 +571,7 @@ static double test_cpu(const struct rusage *usage) {
 }
 
 /* Waits for a process. Beside a test that reads clocks the runner sleeps 2 ms at a time: if it is
-   late, the machine paused, or others had its processors. */
+   late, the machine paused, or other threads had the processors, perhaps the test's own. */
 static pid_t test_wait_child(int *status, struct rusage *usage) {
     pid_t child;
     if (!test_now.watched) return wait4(-1, status, 0, usage);
@@ -979,9 +982,10 @@ static void test_round(const test_module *modules, size_t count) {
     while (test_now.running > 0) test_wait();
 }
 
-/* A test of which a check failed beside others, on a machine that may be busy, runs N times more,
-   for half a minute, alone: if it holds each time, it passed, and both are printed; if it is
-   skipped then, it is skipped. A crash, a hang, a race or a leak is what it is the first time. */
+/* A test of which a check failed beside others, on a machine that may be busy, runs up to N times
+   more, alone, until TEST_SECOND_S have passed: if it holds each time, it passed, and both are
+   printed; if it is skipped then, it is skipped. A crash, a hang, a race or a leak is what it is the
+   first time. */
 static void test_second_run(const test_module *modules, size_t count) {
     const int jobs = test_now.jobs;
     if (test_now.second == 0 || test_now.doubtful_count > TEST_DOUBTFUL) return;

@@ -312,7 +312,7 @@ static void wild_judge_sequence(wild *w, spdl_result result, const wild_stream *
     if (result < 0 && !w->vague)
         stream_add(&w->seen, WILD_FAIL + (uint64_t)spdl_pipeline_error(w->pipeline)->stage);
     if (w->vague && !w->plain && spdl_pipeline_failed(w->pipeline))
-        return; /* the last batch is shorter, whether or not a stop came before the failure */
+        return; /* the failure may shorten the last batch, even if a stop was reported first */
     HOLDS(w, stream_begins(all, &w->seen, whole));
 }
 
