@@ -20,9 +20,9 @@
        TEST_TABLE(ring) { TEST_CASE(holds_one), TEST_END };
 
    tests/main.c lists the tables, and the tests that read clocks. Those run alone, and are skipped
-   on a machine whose processors are busy, or (POSIX) if they fail while it pauses. Checks may stand on any
-   thread, and in processes a test forks. A test fails when a check failed, when a signal ended it
-   (the alarm is one), and when it ended with another status than 0 (a sanitizer's, say).
+   on a machine whose processors are busy, or (POSIX) if they fail while it pauses. Checks may stand
+   on any thread, and in processes a test forks. A test fails when a check failed, when a signal
+   ended it (the alarm is one), and when it ended with another status than 0 (a sanitizer's, say).
 
    Tests take threads, sleeps, folders, memory and variables from here, so that they run on
    Windows, too. What only POSIX has (fork, signals, FIFOs) skips the test there. */
@@ -429,7 +429,8 @@ static bool test_is_busy(void) {
     return true;
 }
 
-/* Whether the runner was so late beside the test that has just ended that it may have failed by it. */
+/* Whether the runner was so late beside the test that has just ended that this may be why it
+   failed. */
 static bool test_paused(void) {
     return !test_now.busy_too && 1e3 * test_now.pause >= TEST_PAUSE_MS + 2 * test_now.took;
 }
@@ -984,8 +985,8 @@ static void test_round(const test_module *modules, size_t count) {
 
 /* A test of which a check failed beside others, on a machine that may be busy, runs up to N times
    more, alone, until TEST_SECOND_S have passed: if it holds each time, it passed, and both are
-   printed; if it is skipped then, it is skipped. A crash, a hang, a race or a leak is what it is the
-   first time. */
+   printed; if it is skipped then, it is skipped. A crash, a hang, a race or a leak is what it is
+   the first time. */
 static void test_second_run(const test_module *modules, size_t count) {
     const int jobs = test_now.jobs;
     if (test_now.second == 0 || test_now.doubtful_count > TEST_DOUBTFUL) return;
