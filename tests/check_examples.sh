@@ -55,7 +55,7 @@ without_files() {
     return $without
 }
 
-# says_of_times PATTERN COMMAND ...: it prints this of times in one of three runs; others may disturb
+# says_of_times PATTERN COMMAND ...: one of three runs prints this; a busy machine spoils times
 says_of_times() {
     pattern=$1
     shift

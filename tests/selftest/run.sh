@@ -116,8 +116,8 @@ says "a second run that fails" 'self.check_goes_on: failed again in a second run
 counts "no second run after a crash" 1 'FAIL self.aborts'
 ends "a second run that fails" '0 passed, 2 failed'
 
-# Those that read clocks are skipped while others compute. With one job the check for that starts one
-# thread, which may find a processor that is free.
+# Those that read clocks are skipped while others compute. With one job the check for that starts
+# one thread, which may find a processor that is free.
 processors=$(getconf _NPROCESSORS_ONLN)
 spinners=
 for _ in $(seq $((3 * processors))); do
