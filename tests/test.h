@@ -236,8 +236,8 @@ enum {
     TEST_SLOWEST = 40,  /* tests that --slow shows */
     TEST_DOUBTFUL = 8,  /* tests that --second runs once more */
     TEST_SPINS = 16,    /* threads that test whether the processors are free */
-    TEST_PAUSE_MS = 5,  /* lateness that excuses a failed test that reads clocks; of a long test
-                           2 ms more for each second */
+    TEST_PAUSE_MS = 5,  /* the runner woke so late: a failed test that reads clocks is excused;
+                           plus 2 ms for each second that the test took */
     TEST_SECOND_S = 30, /* --second: after these no further run of a test begins */
 };
 
@@ -288,7 +288,7 @@ typedef struct test_state {
     test_job *job; /* `jobs` of them */
     int running;
     bool watched; /* the test that runs reads clocks */
-    double pause; /* the longest time the runner was late beside it, in seconds */
+    double pause; /* how late the runner woke meanwhile, at most, in seconds */
     double took;  /* by the test that has just ended, in seconds */
     test_time *times; /* --slow */
     size_t time_count, time_room;
@@ -430,8 +430,7 @@ static bool test_is_busy(void) {
     return true;
 }
 
-/* Whether the runner was so late beside the test that has just ended that this may be why it
-   failed. */
+/* Whether the runner woke so late during the last test that its clocks cannot be judged. */
 static bool test_paused(void) {
     return 1e3 * test_now.pause >= TEST_PAUSE_MS + 2 * test_now.took;
 }
@@ -440,7 +439,7 @@ static void test_skips_clocks(const char *name) {
     ++test_now.skipped;
     printf("skip %s: reads clocks, and the machine ", name);
     if (test_paused()) printf("paused for %.0f ms (--busy judges it)\n", 1e3 * test_now.pause);
-    else if (test_now.took > 0 && TEST_SANITIZED) printf("is slow by a sanitizer\n");
+    else if (test_now.took > 0 && TEST_SANITIZED) printf("is slow under a sanitizer\n");
     else printf("is busy (--busy runs it)\n");
 }
 
@@ -985,10 +984,9 @@ static void test_round(const test_module *modules, size_t count) {
     while (test_now.running > 0) test_wait();
 }
 
-/* A test of which a check failed beside others, on a machine that may be busy, runs up to N times
-   more, alone, until TEST_SECOND_S have passed: if it holds each time, it passed, and both are
-   printed; if it is skipped then, it is skipped. A crash, a hang, a race or a leak is what it is
-   the first time. */
+/* Runs tests again of which a check failed, perhaps because of others: each alone, up to N times,
+   or until TEST_SECOND_S have passed. If all runs hold it passed; if one is skipped it is skipped.
+   Both results are printed. A crash, a hang, a race or a leak is not run again. */
 static void test_second_run(const test_module *modules, size_t count) {
     const int jobs = test_now.jobs;
     if (test_now.second == 0 || test_now.doubtful_count > TEST_DOUBTFUL) return;

@@ -4,6 +4,7 @@
 runner=$1
 passed=0
 failed=0
+skipped=0
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 
@@ -139,7 +140,8 @@ for _ in $(seq 20); do
     grep -q "is busy" "$output" || break
 done
 if grep -qE "is (busy|slow)" "$output"; then
-    echo "skip a machine that pauses: it is busy, or slow by a sanitizer"
+    echo "skip a machine that pauses: it is busy, or slow under a sanitizer"
+    skipped=$((skipped + 1))
 else
     says "a machine that pauses" 'skip self.fails_beside_a_pause: .* paused for [0-9]* ms .*'
     says "one after a pause" 'FAIL self.check_goes_on: 3 failed checks, .*'
@@ -167,5 +169,5 @@ if [ "$first" = "$(grep 'seed of the test' "$output")" ]; then ok; else not_ok "
 run --seed 6 shows_its_seed
 if [ "$first" != "$(grep 'seed of the test' "$output")" ]; then ok; else not_ok "other seed"; fi
 
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
