@@ -20,7 +20,12 @@ sum() {
     if [ "$2" -eq 0 ] && [ -z "$closing" ]; then part_failed=1; fi
 }
 
-# part NAME COMMAND ...
+# Nobody who watches a terminal needs a limit, and `timeout` would keep the interrupt key from make.
+limit=
+limit_s=450
+if [ ! -t 0 ] && command -v timeout >/dev/null; then limit="timeout -k 10 $limit_s"; fi
+
+# part NAME COMMAND ...: a part that hangs fails, and the others are run
 part() {
     name=$1
     log=build/check/$name.log
@@ -30,8 +35,12 @@ part() {
     *) return ;;
     esac
     start=$(date +%s)
-    "$@" >"$log" 2>&1 </dev/null
-    sum "$log" $?
+    $limit "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    case $status in
+    124 | 137) echo "FAIL $name: not over after $limit_s s" >>"$log" ;;
+    esac
+    sum "$log" "$status"
     echo "$part_passed $part_failed $part_skipped" >"build/check/$name.sum"
     {
         printf '%-12s %4d passed, %d failed, %d skipped  %4d s\n' \

@@ -22,8 +22,8 @@
    tests/main.c lists the tables, and the tests that read clocks. Those run alone, and are skipped
    on a machine whose processors are busy, or if they fail while it pauses (POSIX) or under a
    sanitizer. Checks may stand on any thread, and in processes a test forks. A test fails when a
-   check failed, when a signal ended it (the alarm is one), and when it ended with another status
-   than 0 (a sanitizer's, say).
+   check failed, when a signal ended it (the alarm of the time limit is one; what it does not end is
+   killed), and when it ended with another status than 0 (a sanitizer's, say).
 
    Tests take threads, sleeps, folders, memory and variables from here, so that they run on
    Windows, too. What only POSIX has (fork, signals, FIFOs) skips the test there. */
@@ -239,6 +239,7 @@ enum {
     TEST_PAUSE_MS = 5,  /* the runner woke so late: a failed test that reads clocks is excused;
                            plus 2 ms for each second that the test took */
     TEST_SECOND_S = 30, /* --second: after these no further run of a test begins */
+    TEST_KILL_S = 3,    /* after the alarm: a process that still runs is killed */
 };
 
 /* What a test tells the runner, in memory that both processes see. */
@@ -261,6 +262,7 @@ typedef struct test_job {
     HANDLE child, family; /* the process, and the job that ends with it */
 #else
     pid_t child;
+    bool killed; /* the alarm did not end it */
 #endif
 } test_job;
 
@@ -287,8 +289,7 @@ typedef struct test_state {
     int doubtful_count;
     test_job *job; /* `jobs` of them */
     int running;
-    bool watched; /* the test that runs reads clocks */
-    double pause; /* how late the runner woke meanwhile, at most, in seconds */
+    double pause; /* how late the runner woke since a test was started, at most, in seconds */
     double took;  /* by the test that has just ended, in seconds */
     test_time *times; /* --slow */
     size_t time_count, time_room;
@@ -482,7 +483,6 @@ static void test_start(const test_case *test, const char *name, bool alone) {
         test_skips_clocks(name);
         return;
     }
-    test_now.watched = test_now.running == 0 && test_reads_clocks(name);
     while (job->running) ++job;
     memset(job->report, 0, sizeof *job->report);
     job->test = test;
@@ -550,20 +550,23 @@ static void test_in_child(const test_job *job) {
 }
 
 static bool test_begin(test_job *job) {
+    job->killed = false;
     job->child = fork();
     if (job->child == 0) test_in_child(job);
     return job->child > 0;
 }
 
 /* Writes why a process that ended with this status has failed; nothing when it has not. */
-static void test_why(const test_report *report, int status, char *why, size_t bytes) {
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+static void test_why(const test_job *job, int status, char *why, size_t bytes) {
+    if (job->killed)
+        snprintf(why, bytes, "timeout after %u s, the alarm did not end it", test_now.timeout);
+    else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
         snprintf(why, bytes, "timeout after %u s", test_now.timeout);
     else if (WIFSIGNALED(status))
         snprintf(why, bytes, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else if (WEXITSTATUS(status) != 0)
         snprintf(why, bytes, "exit status %d", WEXITSTATUS(status));
-    else if (!__atomic_load_n(&report->done, __ATOMIC_ACQUIRE))
+    else if (!__atomic_load_n(&job->report->done, __ATOMIC_ACQUIRE))
         snprintf(why, bytes, "the process ended before the test did");
 }
 
@@ -572,17 +575,29 @@ static double test_cpu(const struct rusage *usage) {
     return (double)(user.tv_sec + system.tv_sec) + (double)(user.tv_usec + system.tv_usec) * 1e-6;
 }
 
-/* Waits for a process. Beside a test that reads clocks the runner sleeps 2 ms at a time: if it is
-   late, the machine paused, or other threads had the processors, perhaps the test's own. */
+/* Kills what the alarm has not ended: a test may ignore it, or stop, and ThreadSanitizer runs a
+   handler only when the thread calls something of libc. */
+static void test_kill_late(double now) {
+    for (int i = 0; i < test_now.jobs; ++i) {
+        test_job *job = &test_now.job[i];
+        const double late = now - job->start - test_now.timeout;
+        if (!job->running || test_now.timeout == 0 || late < TEST_KILL_S) continue;
+        job->killed = true;
+        kill(job->child, SIGKILL);
+    }
+}
+
+/* Waits for a process, 2 ms at a time. If the runner wakes late, the machine paused, or other
+   threads had the processors, perhaps the test's own. */
 static pid_t test_wait_child(int *status, struct rusage *usage) {
     pid_t child;
-    if (!test_now.watched) return wait4(-1, status, 0, usage);
     while ((child = wait4(-1, status, WNOHANG, usage)) == 0) {
         const double start = test_seconds();
         double late;
         test_sleep_us(2000);
         late = test_seconds() - start - 0.002;
         if (late > test_now.pause) test_now.pause = late;
+        test_kill_late(start);
     }
     return child;
 }
@@ -596,7 +611,7 @@ static void test_wait(void) {
         test_job *job = &test_now.job[i];
         if (!job->running || (job->child != child && child >= 0)) continue;
         if (child < 0) snprintf(why, sizeof why, "its process is lost");
-        else test_why(job->report, status, why, sizeof why);
+        else test_why(job, status, why, sizeof why);
         test_ended(job, why, child < 0 ? 0 : test_cpu(&usage));
     }
 }

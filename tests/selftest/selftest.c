@@ -80,6 +80,11 @@ static void spins(void) {
     while (forever) {}
 }
 
+static void ignores_the_alarm(void) {
+    signal(SIGALRM, SIG_IGN);
+    for (;;) pause();
+}
+
 static void aborts(void) { abort(); }
 static void exits_early(void) { exit(0); }
 static void exits_with_66(void) { exit(66); }
@@ -105,6 +110,7 @@ TEST_TABLE(self) {
     TEST_CASE(check_a_million_times),
     TEST_CASE(hangs),
     TEST_CASE(spins),
+    TEST_CASE(ignores_the_alarm),
     TEST_CASE(aborts),
     TEST_CASE(exits_early),
     TEST_CASE(exits_with_66),
