@@ -23,7 +23,10 @@ void timing_point(const char *id) {
     if (at == NULL || strcmp(at, id) != 0) return;
     most = __atomic_load_n(&frozen_most, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&frozen, 1, __ATOMIC_ACQ_REL) > most && most > 0) return;
-    while (__atomic_load_n(&frozen_turn, __ATOMIC_ACQUIRE) == turn) sleep_us(100);
+    /* both: freeze may be between the two when a thread comes */
+    while (__atomic_load_n(&frozen_turn, __ATOMIC_ACQUIRE) == turn &&
+           __atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE) == at)
+        sleep_us(100);
 }
 
 bool thread_refused(void) {
