@@ -11,6 +11,7 @@
 #ifndef ITEMS_H_INCLUDED
 #define ITEMS_H_INCLUDED
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
 
@@ -33,28 +34,14 @@ static inline void sleep_us(int64_t us) { test_sleep_us(us); }
 /* --- yields where timing decides, or no step further; threads that cannot be had --- */
 
 extern uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
-extern const char *frozen_at; /* who comes to this point stays there until it is another one */
-extern int frozen_most;       /* so many do; 0: all */
-extern int frozen;            /* how many have come there */
-extern int frozen_turn;       /* changes with frozen_at, also when it becomes the same again */
+extern int frozen;            /* how many have come to the point of freeze, since then */
 extern int threads_left;      /* threads of the library fail from then on; -1: never */
 
-static inline void freeze(const char *at) {
-    __atomic_add_fetch(&frozen_turn, 1, __ATOMIC_RELEASE);
-    __atomic_store_n(&frozen_at, at, __ATOMIC_RELEASE);
-}
+/* The first `most` that come to this point stay there until the next call; the others pass. */
+void freeze_some(const char *at, int most);
 
-/* The first that come to this point stay there until thaw; the others pass. */
-static inline void freeze_some(const char *at, int most) {
-    __atomic_store_n(&frozen_most, most, __ATOMIC_RELAXED);
-    __atomic_store_n(&frozen, 0, __ATOMIC_RELAXED);
-    freeze(at);
-}
-
-static inline void thaw(void) {
-    freeze(NULL);
-    __atomic_store_n(&frozen_most, 0, __ATOMIC_RELAXED);
-}
+static inline void freeze(const char *at) { freeze_some(at, INT_MAX); }
+static inline void thaw(void) { freeze_some(NULL, 0); }
 
 static inline void chaos_on(void) {
     __atomic_store_n(&chaos, test_seed() | 1, __ATOMIC_RELAXED);

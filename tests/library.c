@@ -4,8 +4,11 @@
 #include "items.h"
 
 uint64_t chaos;
-const char *frozen_at;
-int frozen_most, frozen, frozen_turn, threads_left = -1;
+int frozen, threads_left = -1;
+
+static test_mutex freezer = TEST_MUTEX; /* of these; the two that are read without it are atomic */
+static const char *frozen_at;
+static int frozen_turn, frozen_most;
 
 static void chaos_point(void) {
     static _Thread_local uint64_t state;
@@ -15,18 +18,26 @@ static void chaos_point(void) {
     if (test_random(&state) % 8 == 0) test_yield();
 }
 
+void freeze_some(const char *at, int most) {
+    test_lock(&freezer);
+    __atomic_store_n(&frozen_at, at, __ATOMIC_RELEASE);
+    __atomic_add_fetch(&frozen_turn, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&frozen, 0, __ATOMIC_RELEASE);
+    frozen_most = most;
+    test_unlock(&freezer);
+}
+
 void timing_point(const char *id) {
-    const int turn = __atomic_load_n(&frozen_turn, __ATOMIC_ACQUIRE);
     const char *at = __atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE);
-    int most;
+    bool stays = false;
+    int turn;
     chaos_point();
     if (at == NULL || strcmp(at, id) != 0) return;
-    most = __atomic_load_n(&frozen_most, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&frozen, 1, __ATOMIC_ACQ_REL) > most && most > 0) return;
-    /* both: freeze may be between the two when a thread comes */
-    while (__atomic_load_n(&frozen_turn, __ATOMIC_ACQUIRE) == turn &&
-           __atomic_load_n(&frozen_at, __ATOMIC_ACQUIRE) == at)
-        sleep_us(100);
+    test_lock(&freezer);
+    turn = frozen_turn;
+    if (frozen_at == at) stays = __atomic_add_fetch(&frozen, 1, __ATOMIC_ACQ_REL) <= frozen_most;
+    test_unlock(&freezer);
+    while (stays && __atomic_load_n(&frozen_turn, __ATOMIC_ACQUIRE) == turn) sleep_us(100);
 }
 
 bool thread_refused(void) {

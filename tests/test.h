@@ -22,8 +22,9 @@
    tests/main.c lists the tables, and the tests that read clocks. Those run alone, and are skipped
    on a machine whose processors are busy, or if they fail while it pauses (POSIX) or under a
    sanitizer. Checks may stand on any thread, and in processes a test forks. A test fails when a
-   check failed, when a signal ended it (the alarm of the time limit is one; what it does not end is
-   killed), and when it ended with another status than 0 (a sanitizer's, say).
+   check failed, when a signal ended it, and when it ended with another status than 0 (a
+   sanitizer's, say). The alarm of the time limit is such a signal; 3 s after it the runner kills a
+   process that still runs.
 
    Tests take threads, sleeps, folders, memory and variables from here, so that they run on
    Windows, too. What only POSIX has (fork, signals, FIFOs) skips the test there. */
@@ -239,7 +240,8 @@ enum {
     TEST_PAUSE_MS = 5,  /* the runner woke so late: a failed test that reads clocks is excused;
                            plus 2 ms for each second that the test took */
     TEST_SECOND_S = 30, /* --second: after these no further run of a test begins */
-    TEST_KILL_S = 3,    /* after the alarm: a process that still runs is killed */
+    TEST_ABORT_S = 1,   /* after the alarm: a process that still runs is sent SIGABRT */
+    TEST_KILL_S = 3,    /* and is killed */
 };
 
 /* What a test tells the runner, in memory that both processes see. */
@@ -262,7 +264,7 @@ typedef struct test_job {
     HANDLE child, family; /* the process, and the job that ends with it */
 #else
     pid_t child;
-    bool killed; /* the alarm did not end it */
+    int sent; /* a signal, as the alarm did not end it */
 #endif
 } test_job;
 
@@ -289,7 +291,7 @@ typedef struct test_state {
     int doubtful_count;
     test_job *job; /* `jobs` of them */
     int running;
-    double pause; /* how late the runner woke since a test was started, at most, in seconds */
+    double pause; /* how late the runner woke since the last test was started, in seconds */
     double took;  /* by the test that has just ended, in seconds */
     test_time *times; /* --slow */
     size_t time_count, time_room;
@@ -550,7 +552,7 @@ static void test_in_child(const test_job *job) {
 }
 
 static bool test_begin(test_job *job) {
-    job->killed = false;
+    job->sent = 0;
     job->child = fork();
     if (job->child == 0) test_in_child(job);
     return job->child > 0;
@@ -558,7 +560,7 @@ static bool test_begin(test_job *job) {
 
 /* Writes why a process that ended with this status has failed; nothing when it has not. */
 static void test_why(const test_job *job, int status, char *why, size_t bytes) {
-    if (job->killed)
+    if (WIFSIGNALED(status) && WTERMSIG(status) == job->sent)
         snprintf(why, bytes, "timeout after %u s, the alarm did not end it", test_now.timeout);
     else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
         snprintf(why, bytes, "timeout after %u s", test_now.timeout);
@@ -575,15 +577,18 @@ static double test_cpu(const struct rusage *usage) {
     return (double)(user.tv_sec + system.tv_sec) + (double)(user.tv_usec + system.tv_usec) * 1e-6;
 }
 
-/* Kills what the alarm has not ended: a test may ignore it, or stop, and ThreadSanitizer runs a
-   handler only when the thread calls something of libc. */
-static void test_kill_late(double now) {
+/* Ends what the alarm has not ended. The test may ignore SIGALRM or be stopped by SIGSTOP, and
+   ThreadSanitizer delays a handler until the thread calls a function that it intercepts, but not a
+   handler of SIGABRT. */
+static void test_end_late(double now) {
     for (int i = 0; i < test_now.jobs; ++i) {
         test_job *job = &test_now.job[i];
         const double late = now - job->start - test_now.timeout;
-        if (!job->running || test_now.timeout == 0 || late < TEST_KILL_S) continue;
-        job->killed = true;
-        kill(job->child, SIGKILL);
+        const int number = late < TEST_KILL_S ? SIGABRT : SIGKILL;
+        if (!job->running || test_now.timeout == 0 || late < TEST_ABORT_S) continue;
+        if (job->sent == number) continue;
+        job->sent = number;
+        kill(job->child, number);
     }
 }
 
@@ -597,7 +602,7 @@ static pid_t test_wait_child(int *status, struct rusage *usage) {
         test_sleep_us(2000);
         late = test_seconds() - start - 0.002;
         if (late > test_now.pause) test_now.pause = late;
-        test_kill_late(start);
+        test_end_late(start);
     }
     return child;
 }

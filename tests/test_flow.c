@@ -916,7 +916,6 @@ static void a_frozen_worker_does_not_stop_the_trainer(void) {
         spdl_stats stats;
         long taken = take_from(p, 0, 500, SPDL_OK);
         int empty = 0;
-        frozen = 0;
         freeze(points[i / 3]);
         while (empty < 20) {
             item *it = NULL;

@@ -384,7 +384,6 @@ static void a_stop_during_a_rewind_stays(void) {
                    FOLLOW(.plus = 0), SPDL_SINK(1));
     other = START_ON(pool, SPDL_SOURCE(stops_another, .ctx = &s), SPDL_SINK(1));
     for (int round = 1; round <= 3; ++round) {
-        __atomic_store_n(&frozen, 0, __ATOMIC_RELEASE);
         freeze("rewind opens");
         rewinder = thread_of(rewinds_it, s.p);
         await(&frozen, 1);

@@ -203,7 +203,6 @@ static void a_call_that_begins_late_is_none(void) {
         spdl_pipeline *p;
         test_thread thread;
         b = (blocker){ .count = 0 };
-        frozen = 0;
         freeze("source about to block");
         p = START(crowds[i], BLOCK(&b), SPDL_SINK(1));
         await(&frozen, 1);

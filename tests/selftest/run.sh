@@ -61,8 +61,9 @@ says "a million failures" 'FAIL self.check_a_million_times: 1000000 failed check
 counts "a million failures" 20 'CHECK(i < 0) failed'
 says "a sleeping hang" 'FAIL self.hangs: timeout after 1 s, .*'
 says "a spinning hang" 'FAIL self.spins: timeout after 1 s, .*'
-says "a hang that no alarm ends" \
+says "one that ignores the alarm" \
     'FAIL self.ignores_the_alarm: timeout after 1 s, the alarm did not end it, 0 .*'
+says "one that is stopped" 'FAIL self.stops: timeout after 1 s, the alarm did not end it, 0 .*'
 says "an abort" 'FAIL self.aborts: signal 6 (Aborted), .*'
 says "an early exit" 'FAIL self.exits_early: the process ended before the test did, .*'
 says "an exit status" 'FAIL self.exits_with_66: exit status 66, .*'
@@ -71,7 +72,7 @@ says "a skip after a failure" 'FAIL self.skips_after_a_failure: 1 failed checks,
 says "a table that was not linked" 'FAIL gone: tests/test_gone.c was not linked'
 says "the seed" 'seed [0-9]* (--seed sets it)'
 exits "failures" 1
-ends "all" '3 passed, 15 failed, 1 skipped'
+ends "all" '3 passed, 16 failed, 1 skipped'
 
 run --no-fork check_goes_on require_leaves skips passes
 exits "without fork" 1
@@ -84,10 +85,12 @@ ends "a pass" '1 passed, 0 failed'
 run --jobs 3
 says "a check beside others" '.*selftest.c:[0-9]*: CHECK(arg == NULL && 1 > 2) failed'
 says "a hang beside others" 'FAIL self.hangs: timeout after 1 s, .*'
+says "one that is stopped, beside others" \
+    'FAIL self.stops: timeout after 1 s, the alarm did not end it, 0 .*'
 says "a skip beside others" 'skip self.skips: because it is told to'
 counts "a million failures beside others" 20 'CHECK(i < 0) failed'
 exits "beside others" 1
-ends "beside others" '3 passed, 15 failed, 1 skipped'
+ends "beside others" '3 passed, 16 failed, 1 skipped'
 if [ "$(grep -n 'self.check_' "$output" | head -n 1 | cut -d: -f1)" -gt \
     "$(grep -n 'self.shows_its_seed' "$output" | cut -d: -f1)" ]; then
     ok

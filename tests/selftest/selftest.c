@@ -85,6 +85,10 @@ static void ignores_the_alarm(void) {
     for (;;) pause();
 }
 
+static void stops(void) {
+    for (;;) raise(SIGSTOP);
+}
+
 static void aborts(void) { abort(); }
 static void exits_early(void) { exit(0); }
 static void exits_with_66(void) { exit(66); }
@@ -111,6 +115,7 @@ TEST_TABLE(self) {
     TEST_CASE(hangs),
     TEST_CASE(spins),
     TEST_CASE(ignores_the_alarm),
+    TEST_CASE(stops),
     TEST_CASE(aborts),
     TEST_CASE(exits_early),
     TEST_CASE(exits_with_66),
