@@ -20,7 +20,7 @@ sum() {
     if [ "$2" -eq 0 ] && [ -z "$closing" ]; then part_failed=1; fi
 }
 
-# No limit on a terminal: a person can interrupt, and `timeout` would keep Ctrl-C from make.
+# On a terminal there is no limit. A person can press Ctrl-C, which `timeout` would keep from make.
 limit=
 limit_s=600
 if [ ! -t 0 ] && command -v timeout >/dev/null; then limit="timeout -k 10 $limit_s"; fi
@@ -38,7 +38,7 @@ part() {
     $limit "$@" >"$log" 2>&1 </dev/null
     status=$?
     if [ "$status" -ne 0 ] && [ -n "$limit" ] && [ $(($(date +%s) - start)) -ge $limit_s ]; then
-        printf '\nFAIL %s: not over after %d s\n' "$name" $limit_s >>"$log"
+        printf '\nFAIL %s: ended after %d s\n' "$name" $limit_s >>"$log"
     fi
     sum "$log" "$status"
     echo "$part_passed $part_failed $part_skipped" >"build/check/$name.sum"

@@ -33,9 +33,9 @@ static inline void sleep_us(int64_t us) { test_sleep_us(us); }
 
 /* --- yields where timing decides, or no step further; threads that cannot be had --- */
 
-extern uint64_t chaos;        /* 0: none; else the seed of every thread's yields */
-extern int frozen;            /* how many have come to the point of freeze, since then */
-extern int threads_left;      /* threads of the library fail from then on; -1: never */
+extern uint64_t chaos;   /* 0: none; else the seed of every thread's yields */
+extern int frozen;       /* calls that reached the frozen point since the last freeze_some */
+extern int threads_left; /* threads of the library fail from then on; -1: never */
 
 /* The first `most` that come to this point stay there until the next call; the others pass. */
 void freeze_some(const char *at, int most);

@@ -6,7 +6,8 @@
 uint64_t chaos;
 int frozen, threads_left = -1;
 
-static test_mutex freezer = TEST_MUTEX; /* of these; the two that are read without it are atomic */
+/* Guards the next three and `frozen`. What is also read without it is atomic. */
+static test_mutex freezer = TEST_MUTEX;
 static const char *frozen_at;
 static int frozen_turn, frozen_most;
 

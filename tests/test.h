@@ -23,8 +23,8 @@
    on a machine whose processors are busy, or if they fail while it pauses (POSIX) or under a
    sanitizer. Checks may stand on any thread, and in processes a test forks. A test fails when a
    check failed, when a signal ended it, and when it ended with another status than 0 (a
-   sanitizer's, say). The alarm of the time limit is such a signal; 3 s after it the runner kills a
-   process that still runs.
+   sanitizer's, say). An alarm ends a test after its time limit (POSIX). A process that still runs
+   gets SIGABRT 1 s later, and SIGKILL 3 s after the alarm.
 
    Tests take threads, sleeps, folders, memory and variables from here, so that they run on
    Windows, too. What only POSIX has (fork, signals, FIFOs) skips the test there. */
@@ -240,8 +240,8 @@ enum {
     TEST_PAUSE_MS = 5,  /* the runner woke so late: a failed test that reads clocks is excused;
                            plus 2 ms for each second that the test took */
     TEST_SECOND_S = 30, /* --second: after these no further run of a test begins */
-    TEST_ABORT_S = 1,   /* after the alarm: a process that still runs is sent SIGABRT */
-    TEST_KILL_S = 3,    /* and is killed */
+    TEST_ABORT_S = 1,   /* from the alarm to SIGABRT */
+    TEST_KILL_S = 3,    /* from the alarm to SIGKILL */
 };
 
 /* What a test tells the runner, in memory that both processes see. */
@@ -264,7 +264,7 @@ typedef struct test_job {
     HANDLE child, family; /* the process, and the job that ends with it */
 #else
     pid_t child;
-    int sent; /* a signal, as the alarm did not end it */
+    int sent; /* the last signal of test_end_late, or 0 */
 #endif
 } test_job;
 
@@ -560,7 +560,7 @@ static bool test_begin(test_job *job) {
 
 /* Writes why a process that ended with this status has failed; nothing when it has not. */
 static void test_why(const test_job *job, int status, char *why, size_t bytes) {
-    if (WIFSIGNALED(status) && WTERMSIG(status) == job->sent)
+    if (job->sent != 0)
         snprintf(why, bytes, "timeout after %u s, the alarm did not end it", test_now.timeout);
     else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
         snprintf(why, bytes, "timeout after %u s", test_now.timeout);
@@ -592,8 +592,8 @@ static void test_end_late(double now) {
     }
 }
 
-/* Waits for a process, 2 ms at a time. If the runner wakes late, the machine paused, or other
-   threads had the processors, perhaps the test's own. */
+/* Waits for a process, 2 ms at a time. If the runner wakes late, the machine paused or other
+   threads had the processors. They may be the test's own. */
 static pid_t test_wait_child(int *status, struct rusage *usage) {
     pid_t child;
     while ((child = wait4(-1, status, WNOHANG, usage)) == 0) {

@@ -57,18 +57,7 @@ static void wild_tell_row(const wild *w, size_t i) {
     fprintf(stderr, " */\n");
 }
 
-/* May be called while others write what it shows. ThreadSanitizer would report that as a race, and
-   wait for ever if it calls this itself, as its report lock is held. */
-#if TEST_TSAN
-void AnnotateIgnoreReadsBegin(const char *file, int line);
-void AnnotateIgnoreReadsEnd(const char *file, int line);
-#else
-#define AnnotateIgnoreReadsBegin(file, line) ((void)0)
-#define AnnotateIgnoreReadsEnd(file, line) ((void)0)
-#endif
-
-static void wild_tell(const wild *w) {
-    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+static void wild_tell_rows(const wild *w) {
     fprintf(stderr, "chance: pipeline %llu (CHANCE=%llu runs it alone): workers %d%s%s%s, end %d "
             "after %ld, rewind after %ld to %llu%s, epochs %ld of %llu%s%s%s\n",
             (unsigned long long)w->seed, (unsigned long long)w->seed, w->desc.workers,
@@ -84,6 +73,21 @@ static void wild_tell(const wild *w) {
     fprintf(stderr, "  const spdl_stage rows[] = {\n");
     for (size_t i = 0; i < w->count; ++i) wild_tell_row(w, i);
     fprintf(stderr, "  };\n");
+}
+
+/* Other threads may write what wild_tell reads. ThreadSanitizer would report that race. If it runs
+   this as its death callback, it holds its report lock and would wait for ever. */
+#if TEST_TSAN
+void AnnotateIgnoreReadsBegin(const char *file, int line);
+void AnnotateIgnoreReadsEnd(const char *file, int line);
+#else
+#define AnnotateIgnoreReadsBegin(file, line) ((void)0)
+#define AnnotateIgnoreReadsEnd(file, line) ((void)0)
+#endif
+
+static void wild_tell(const wild *w) {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    if (w->count > 0) wild_tell_rows(w);
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
 
@@ -93,8 +97,7 @@ static void wild_broke(wild *w) {
 
 /* The last words of a process that hangs or dies. */
 static void wild_last_words(void) {
-    for (int i = 0; i < 2; ++i)
-        if (wilds[i].count > 0) wild_tell(&wilds[i]);
+    for (int i = 0; i < 2; ++i) wild_tell(&wilds[i]);
 }
 
 static void wild_signal(int number) {

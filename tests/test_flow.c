@@ -931,7 +931,7 @@ static void a_frozen_worker_does_not_stop_the_trainer(void) {
         }
         spdl_pipeline_stats(p, &stats);
         CHECK_EQ(stats.delivered, taken);
-        freeze(NULL);
+        thaw();
         CHECK_EQ(take_from(p, taken, 100, SPDL_OK), 100);
         DONE(p);
     }
@@ -1139,7 +1139,7 @@ static void a_try_hides_nobody_who_sleeps(void) {
     spdl__lock(&b.word, &b.parked);
     REQUIRE(test_thread_start(&waits, bolt_waits, &b));
     while (spdl__load32(&b.word) != 2) sleep_us(100);
-    freeze(NULL);
+    thaw();
     test_join(tries);
     CHECK(!b.got);
     REQUIRE(CHECK_EQ(spdl__load32(&b.word), 2));

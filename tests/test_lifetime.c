@@ -857,11 +857,11 @@ static void gaps_are_not_told_as_depth(void) {
                              SPDL_PIPE(follow, SCRIPT(.every = 4, .result = SPDL_SKIP)),
                              SPDL_SINK(15));
     static spdl_stats stats;
-    for (int i = 0; i < 1500 && stats.edge[1].depth < 16; ++i) {
-        sleep_us(10000);
+    do {
+        sleep_us(1000);
         spdl_pipeline_stats(p, &stats);
-    }
-    sleep_us(10000);
+    } while (stats.edge[1].depth < 16);
+    sleep_us(10000); /* and no more come */
     spdl_pipeline_stats(p, &stats);
     CHECK_EQ(stats.edge[1].depth, 16);
     CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);

@@ -300,7 +300,7 @@ static void a_source_with_a_thread_may_stop(void) {
                     SPDL_SOURCE(stops_in_its_source, .ctx = &p, .threads = 1,
                                 .free_item = item_free), SPDL_SINK(2))) == SPDL_OK);
         p = made;
-        freeze(NULL);
+        thaw();
         while ((result = SPDL_NEXT(p, &it, SPDL_SECONDS(15))) == SPDL_OK) item_free(it);
         CHECK_EQ(result, SPDL_CLOSED);
         CHECK(spdl_time_ns() - start_ns < 10000000000u);

@@ -391,6 +391,7 @@ static void stop_wakes_who_submits(void) {
         s[i] = one;
         REQUIRE(test_thread_start(&threads[i], submit_many, &s[i]));
     }
+    while (spdl_ring_count(pool->jobs) < 1) test_sleep_us(100);
     test_sleep_us(20000); /* one job is in the queue, the rest wait for room */
     CHECK_EQ(spdl_pool_stop(pool, 0), SPDL_TIMEOUT);
     for (int i = 0; i < 3; ++i) {

@@ -977,6 +977,16 @@ static spdl_pipeline *reported(world *w, uint64_t *items, double every) {
     return p;
 }
 
+/* Until the file has so many final reports, for 5 s at most. */
+static void await_finals(const world *w, int most) {
+    for (int tries = 0, told = 0; tries < 1000 && told < most; ++tries) {
+        sleep_ms(5);
+        char *text = read_all(w->file);
+        told = count_of(text, "\"final\":true");
+        free(text);
+    }
+}
+
 /* The final report of an end is made once, at the next interval, and not again by destroy. */
 static void end_is_told_once(void) {
     uint64_t items = 20;
@@ -985,7 +995,8 @@ static void end_is_told_once(void) {
     void *item;
     char *text;
     while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) {}
-    sleep_ms(200);
+    await_finals(&w, 1);
+    sleep_ms(100); /* some intervals */
     text = read_all(w.file);
     CHECK_EQ(count_of(text, "\"final\":true"), 1);
     free(text);
@@ -1007,12 +1018,7 @@ static void each_end_is_told(void) {
     char *text;
     for (int ends = 1; ends < 4; ++ends) {
         while (spdl_pipeline_next(p, &item, SPDL_FOREVER) == SPDL_OK) {}
-        for (int tries = 0, told = 0; tries < 1000 && told < ends; ++tries) {
-            sleep_ms(5);
-            text = read_all(w.file);
-            told = count_of(text, "\"final\":true");
-            free(text);
-        }
+        await_finals(&w, ends);
         CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
     }
     take(p, 3);

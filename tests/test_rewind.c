@@ -389,7 +389,7 @@ static void a_stop_during_a_rewind_stays(void) {
         await(&frozen, 1);
         __atomic_store_n(&s.go, round, __ATOMIC_RELEASE);
         await(&s.stops, round);
-        freeze(NULL);
+        thaw();
         test_join(rewinder);
         CHECK(rows_are_shut(s.p));
         CHECK_EQ(SPDL_NEXT(s.p, &it, SPDL_SECONDS(15)), SPDL_CLOSED);

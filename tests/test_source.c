@@ -209,7 +209,7 @@ static void a_call_that_begins_late_is_none(void) {
         CHECK_EQ(spdl_pipeline_stop(p, i % 2 ? 1 : 0), SPDL_TIMEOUT);
         thread = thread_of(destroys, p);
         sleep_us(2000);
-        freeze(NULL);
+        thaw();
         test_join(thread);
         sleep_us(i % 2 ? 2000 : 0); /* an abandoned thread is still at it */
         CHECK_EQ(b.inside, 0);

@@ -63,6 +63,7 @@ says "a sleeping hang" 'FAIL self.hangs: timeout after 1 s, .*'
 says "a spinning hang" 'FAIL self.spins: timeout after 1 s, .*'
 says "one that ignores the alarm" \
     'FAIL self.ignores_the_alarm: timeout after 1 s, the alarm did not end it, 0 .*'
+says "one that ignores the alarm" 'the last words'
 says "one that is stopped" 'FAIL self.stops: timeout after 1 s, the alarm did not end it, 0 .*'
 says "an abort" 'FAIL self.aborts: signal 6 (Aborted), .*'
 says "an early exit" 'FAIL self.exits_early: the process ended before the test did, .*'
