@@ -977,12 +977,14 @@ static spdl_pipeline *reported(world *w, uint64_t *items, double every) {
     return p;
 }
 
-/* Until the file has so many final reports, for 5 s at most. */
-static void await_finals(const world *w, int most) {
-    for (int tries = 0, told = 0; tries < 1000 && told < most; ++tries) {
+/* Waits until the file has `count` final reports, 5 s at most. */
+static void await_finals(const world *w, int count) {
+    int found = 0;
+    for (int tries = 0; tries < 1000 && found < count; ++tries) {
+        char *text;
         sleep_ms(5);
-        char *text = read_all(w->file);
-        told = count_of(text, "\"final\":true");
+        text = read_all(w->file);
+        found = count_of(text, "\"final\":true");
         free(text);
     }
 }

@@ -1058,6 +1058,7 @@ static void signals_do_not_shorten_waits(void) {
         storm s = { 0 };
         test_thread thread;
         uint64_t item = 1, start;
+        int waits = 0;
         signals_are_handled();
         s.target[s.targets++] = pthread_self();
         thread = thread_of(storm_run, &s);
@@ -1066,13 +1067,14 @@ static void signals_do_not_shorten_waits(void) {
             start = spdl_time_ns();
             CHECK_EQ(spdl_ring_pop(ring, &item, ms(60)), SPDL_TIMEOUT);
             CHECK(spdl_time_ns() - start >= (uint64_t)ms(60));
-        } while (__atomic_load_n(&signals_seen, __ATOMIC_RELAXED) <= 10);
+        } while (__atomic_load_n(&signals_seen, __ATOMIC_RELAXED) <= 10 && ++waits < 50);
         CHECK_EQ(spdl_ring_try_push(ring, &item), SPDL_OK);
         start = spdl_time_ns();
         CHECK_EQ(spdl_ring_push(ring, &item, ms(60)), SPDL_TIMEOUT);
         CHECK(spdl_time_ns() - start >= (uint64_t)ms(60));
         __atomic_store_n(&s.done, 1, __ATOMIC_RELEASE);
         test_join(thread);
+        CHECK(__atomic_load_n(&signals_seen, __ATOMIC_RELAXED) > 10);
         spdl_ring_destroy(ring, NULL, NULL);
     }
 }

@@ -275,7 +275,7 @@ static void open_gaps_and_waits_are_counted(void) {
         sleep_ms(1);
         spdl_pipeline_stats(p, &a);
     } while (a.delivered < 5);
-    do { /* the trainer is back in next: both edges are empty, and somebody waits behind each */
+    do { /* until the trainer and the row have waited for a whole millisecond */
         before = a;
         sleep_ms(1);
         spdl_pipeline_stats(p, &a);
@@ -298,7 +298,7 @@ static void open_gaps_and_waits_are_counted(void) {
     spdl_pipeline_destroy(p);
 }
 
-/* Until both edges are full, and one more item waits behind each. */
+/* Waits until both edges are full and one more item waits behind each. */
 static void await_full(spdl_pipeline *p, spdl_stats *stats) {
     do {
         sleep_ms(1);
@@ -1048,6 +1048,7 @@ static void calls_that_run_are_counted(void) {
     CHECK(stats.stage[1].tasks <= 5); /* short ones are booked together */
     CHECK(stats.stage[1].call_ns >= 100000000);
     CHECK(stats.stage[1].busy_ns >= stats.stage[1].call_ns);
+    CHECK_EQ(stats.stage[1].max_ns, before.stage[1].max_ns); /* not of the one that runs */
     CHECK(stats.stage[1].max_ns < stats.stage[1].call_ns);
     __atomic_store_n(&g.items, 1, __ATOMIC_RELEASE);
     test_join(eater);
