@@ -775,7 +775,10 @@ SPDL__UNUSED static const spdl_function spdl__own_rows[10];
 /* >>ownership
    A stage borrows its input. After the call the library frees the input once, with the .free_item
    of the row that made it. Two exceptions: the stage passed the input on (*out == in), or took it
-   with spdl_take. A stage therefore never frees its input.
+   with spdl_take. A stage therefore never frees its input, except one that it took.
+
+   Whatever a call returns after spdl_take is a result of its own row, freed by the .free_item of
+   that row. This includes the input itself, and a new item at the address of a freed input.
 
    The consumer owns what SPDL_NEXT returns, and frees it with the function of the row that made it:
 
@@ -946,14 +949,15 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *pipeline);
 SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int stage,
                                                    int concurrency);
 
-/* Returns: true once a stage has failed more often than .max_failures allows, until a rewind. */
+/* Returns: true once a stage has failed more often than .max_failures allows, until a rewind. next
+            still returns the items before the failure. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
 /* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy; of a
    failed request until the next call of next.
    Returns: never NULL; result is SPDL_OK without a failure.
-   Threads: the consumer, after next has returned the failure or spdl_pipeline_failed true; any
-            thread, after a stop outside of stages returned SPDL_OK. */
+   Threads: the consumer, after next has returned the failure: before that an earlier item may fail
+            and replace it; any thread, after a stop outside of stages returned SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
 /* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
@@ -1000,7 +1004,8 @@ SPDL_API uint64_t spdl_epoch(const spdl_task *task);
 /* Returns: true once the pipeline stops: a long call should return early. */
 SPDL_API bool spdl_stopping(const spdl_task *task);
 
-/* Makes the caller the owner of the input, which it must free (a batch: with spdl_batch_free). */
+/* Makes the caller the owner of the input, which it must free (a batch: with spdl_batch_free) or
+   return as a result of its own row. */
 SPDL_API void spdl_take(spdl_task *task);
 
 /* With .again: a pointer that the calls for one input share, NULL in the first call. After the last
@@ -2330,7 +2335,7 @@ static spdl_result spdl__thrown(spdl_task *task, long) {
     return spdl_fail(task, "threw; to see what, include <exception> before the stage");
 }
 
-/* After the pipeline has failed: throws the exception of its stage, if that file had included
+/* After next has returned the failure: throws the exception of its stage, if that file had included
    <exception> before the stage. Otherwise, and after spdl_fail, it returns.
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
        spdl_rethrow(p); */
@@ -5914,6 +5919,7 @@ typedef struct spdl__worker {
     uint64_t id;
     uint32_t asleep; /* or about to be; also cleared by the thread that rings */
     void *local;
+    spdl__client_slot *inside; /* the client that it is counted in, or NULL */
     /* written by the guest that uses this place */
     uint32_t taken;
     uint64_t until; /* ns; no call begins later; workers: SPDL__NEVER */
@@ -5982,6 +5988,24 @@ SPDL__PRIVATE const spdl__client *spdl__client_enter(spdl_pool *pool, spdl__clie
     spdl__barrier_after_rmw(); /* pairs with detach */
     client = spdl__slot_client(slot);
     if (client == NULL) spdl__client_leave(pool, slot);
+    return client;
+}
+
+/* A worker stays counted in its client until it sleeps, runs a job or turns to another client.
+   Otherwise all workers would write the count at each look. Detach clears the client; the next look
+   of the worker finds that, and leaves. */
+SPDL__PRIVATE void spdl__worker_leave(spdl__worker *worker) {
+    if (worker->inside != NULL) spdl__client_leave(worker->pool, worker->inside);
+    worker->inside = NULL;
+}
+
+SPDL__PRIVATE const spdl__client *spdl__worker_enter(spdl__worker *worker,
+                                                     spdl__client_slot *slot) {
+    const spdl__client *client = worker->inside == slot ? spdl__slot_client(slot) : NULL;
+    if (client != NULL) return client;
+    spdl__worker_leave(worker);
+    client = spdl__client_enter(worker->pool, slot);
+    if (client != NULL) worker->inside = slot;
     return client;
 }
 
@@ -6097,6 +6121,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t word = spdl__load32(&worker->bell.word);
     bool slept = false;
     SPDL_TEST_POINT("pool found nothing");
+    spdl__worker_leave(worker);
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
@@ -6117,7 +6142,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
    all others are quiet the visit goes on until `quiet` changes. */
 SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint32_t at) {
     spdl__client_slot *slot = &pool->slot[at];
-    const spdl__client *client = spdl__client_enter(pool, slot);
+    const spdl__client *client = spdl__worker_enter(worker, slot);
     const uint64_t quiet = spdl__load(&pool->beacon.quiet);
     const bool alone = (~quiet & ~((uint64_t)1 << at)) == 0;
     const uint64_t since = alone ? 0 : spdl_time_ns();
@@ -6131,7 +6156,6 @@ SPDL__PRIVATE bool spdl__pool_visit(spdl_pool *pool, spdl__worker *worker, uint3
                       : spdl_time_ns() - since > SPDL__TURN_NS);
     }
     if (!over && spdl__load_relaxed32(&pool->clients) > 1) spdl__client_settle(pool, client, at);
-    spdl__client_leave(pool, slot);
     if (!alone && found) worker->worked_ns[at] += spdl_time_ns() - since;
     if (over) spdl__pool_pass_on(pool); /* it may have more work */
     return found;
@@ -6164,6 +6188,7 @@ SPDL__PRIVATE bool spdl__pool_job(spdl_pool *pool, spdl__worker *worker) {
     const spdl_profiler *profiler = &pool->desc.profiler;
     spdl__job job;
     if (spdl_ring_try_pop(pool->jobs, &job) != SPDL_OK) return false;
+    spdl__worker_leave(worker);
     spdl__pool_pass_on(pool);
     spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, pool->name, (uint64_t)worker->index);
     job.fn(job.arg, worker->index, worker->local);
@@ -6206,6 +6231,7 @@ SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
             round = 0;
         }
     }
+    spdl__worker_leave(worker);
 }
 
 SPDL__PRIVATE void spdl__worker_init(spdl__worker *worker) {
@@ -6307,6 +6333,7 @@ SPDL__PRIVATE spdl__worker *spdl__guest_enter(spdl_pool *pool, uint64_t until) {
 
 /* Passes on the work. After the last store the pool may be gone. */
 SPDL__PRIVATE void spdl__guest_leave(spdl__worker *guest) {
+    spdl__worker_leave(guest);
     spdl__pool_pass_on(guest->pool);
     spdl__store(&guest->id, 0);
     spdl__store32(&guest->taken, 0); /* pairs with the swap in guest_enter, and with release */
@@ -8071,6 +8098,12 @@ SPDL__INLINE void spdl__put(spdl__node *node, uint64_t promised, const spdl__ite
 
 /* --- call --- */
 
+/* Returns: true if the result is the input. An address alone does not identify the input: a call
+            that took it may have freed it, and malloc may have returned the address again. */
+SPDL__INLINE bool spdl__is_input(const spdl__call *call, const void *out) {
+    return out == call->in.item && !call->taken;
+}
+
 SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
                                                  const bool timed) {
     spdl__node *const node = s->node;
@@ -8086,7 +8119,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
     if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->call.buffer == NULL) &&
         !SPDL__DEBUGS) {
         spdl__item what = task->call.in;
-        if (source || out != what.item) { /* else the input is the result */
+        if (source || !spdl__is_input(&task->call, out)) {
             if (what.item != NULL && !task->call.taken)
                 spdl__item_free(s->p, what.item, what.origin);
             what.item = out;
@@ -8673,9 +8706,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     }
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
     if (result == SPDL_OK || again) {
-        if (out == task->call.in.item) /* its input, taken or not */
-            task->call.taken = false;
-        else if (out != task->call.buffer)
+        if (!spdl__is_input(&task->call, out) && out != task->call.buffer)
             spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     }
     return SPDL_E_INVALID;
@@ -8940,14 +8971,16 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     spdl__node *node = task->node;
     spdl__item what = task->call.in;
     bool goes_on = true;
-    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && out != what.item && out != task->call.buffer)
+    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && !spdl__is_input(&task->call, out) &&
+        out != task->call.buffer)
         spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     if (SPDL__UNLIKELY(task->pipeline->delivers) &&
         spdl__settle_delivers(task, counters, result, now))
         return true;
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
         spdl__settle_debug(task, out);
-    if (result != SPDL_OK || out != what.item || spdl__origin_tag(what.origin) == SPDL__HOLE) {
+    if (result != SPDL_OK || !spdl__is_input(&task->call, out) ||
+        spdl__origin_tag(what.origin) == SPDL__HOLE) {
         if (result != SPDL_OK && node->row.on_drop != NULL)
             spdl__settle_on_drop(task, result); /* user code */
         if (what.item != NULL && !task->call.taken)
@@ -9050,7 +9083,7 @@ SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *co
                                              uint64_t now) {
     spdl__parked *parked = task->parked;
     spdl__item what = task->call.in;
-    if (out != NULL && out == task->call.in.item)
+    if (out != NULL && spdl__is_input(&task->call, out))
         return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
     what.item = out;
     what.origin = spdl__task_origin(task, out);
@@ -9072,7 +9105,8 @@ SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__p
     void *user = parked->user, *completed = parked->completed;
     const uint64_t change = call.flushing ? SPDL__PASSING : 1;
     spdl__add(&node->counters[p->workers].freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
-    if (done && parked->result == SPDL_OK && completed != in.item && completed != call.buffer)
+    if (done && parked->result == SPDL_OK && !spdl__is_input(&call, completed) &&
+        completed != call.buffer)
         spdl__item_free(p, completed, spdl__origin(0, (unsigned)node->index));
     spdl__parked_push(node, &node->parked_free, parked, SPDL__PARKED_FREE);
     spdl__word_move(p, node, (uint64_t)0 - change); /* before user code, which may stop */
@@ -9124,7 +9158,7 @@ SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
     spdl__parked *call = task->parked;
     spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
               "a call that did not return SPDL_PENDING was completed with spdl_complete");
-    if (call->result == SPDL_OK && call->completed != task->call.in.item &&
+    if (call->result == SPDL_OK && !spdl__is_input(&task->call, call->completed) &&
         call->completed != out && call->completed != task->call.buffer)
         spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
 }
@@ -10221,7 +10255,7 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
         spdl__taker_look(p);
         spdl__store_relaxed(&p->ended_ns, now);
     }
-    p->told.result = SPDL_OK;
+    if (p->told.result != SPDL_OK) p->told.result = SPDL_OK; /* others may ask for the error */
     if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
     if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
@@ -14649,7 +14683,7 @@ SPDL__COLD uint64_t spdl__kept_place(spdl__probe *probe) {
 SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *out) {
     spdl__probe *probe = &hand->probe[task->node->index];
     const unsigned tag = spdl__origin_tag(task->call.in.origin);
-    const bool passed = out == task->call.in.item && tag < SPDL_MAX_STAGES;
+    const bool passed = spdl__is_input(&task->call, out) && tag < SPDL_MAX_STAGES;
     spdl__item copy, old;
     uint64_t place;
     if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;

@@ -43,7 +43,7 @@ sources() {
         state source defer fail push contract cache stats sampler inflate npz files debug compare \
         guests; do
         echo tests/test_$name*.c
-    done | tr ' ' '\n' | sort -u
+    done | tr ' ' '\n' | sort -u; echo tests/library.c
 }
 
 # build NAME COMPILER OPTION ...: a runner of $tests. Where a size has 32 bits the header has to be

@@ -428,6 +428,25 @@ static void an_item_may_be_null(void) {
     }
 }
 
+/* As a first call that frees its input, and gets the same address from malloc. */
+SPDL_FN(takes_and_makes_two, item, item) {
+    void **second = spdl_call_state(task);
+    if (*second != NULL) *out = item_make(7);
+    if (*second != NULL) return SPDL_OK;
+    spdl_take(task);
+    *second = task;
+    *out = in;
+    return SPDL_AGAIN;
+}
+
+static void what_lies_where_a_taken_input_was_is_a_result(void) {
+    for (int i = 0; i < CROWDS; ++i)
+        RUN(START(crowds[i], COUNT_TO(3),
+                  SPDL_PIPE(takes_and_makes_two, .again = true, .free_item = item_free),
+                  SPDL_SINK(1)),
+            "0 7 1 7 2 7", SPDL_END);
+}
+
 static void misuse_is_a_failure(void) {
     for (int i = 0; i < CROWDS; ++i) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(2),
@@ -572,6 +591,7 @@ TEST_TABLE(again) {
     TEST_CASE(a_flush_may_stream),
     TEST_CASE(paths_may_stream),
     TEST_CASE(an_item_may_be_null),
+    TEST_CASE(what_lies_where_a_taken_input_was_is_a_result),
     TEST_CASE(misuse_is_a_failure),
     TEST_CASE(what_nobody_asked_for_is_freed),
     TEST_CASE(a_buffer_may_be_left),

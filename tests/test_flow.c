@@ -69,7 +69,8 @@ static void no_budget_is_for_a_wrong_row(void) {
         const int w = crowds[i / 2];
         bool takes = i % 2;
         spdl_pipeline *p = START(w, COUNT_TO(400),
-                                 SPDL_PIPE(routes_late, .ctx = &takes, .max_failures = -1),
+                                 SPDL_PIPE(routes_late, .ctx = &takes, .max_failures = -1,
+                                           .free_item = item_free),
                                  SPDL_SINK(4));
         CHECK_EQ(take_from(p, 0, 1000, SPDL_E_INVALID), 200);
         CHECK(strstr(spdl_pipeline_error(p)->text, not_a_branch) != NULL);

@@ -464,6 +464,26 @@ static void items_are_freed_by_their_maker(void) {
     CHECK_EQ(freed_by[1], 10);
 }
 
+/* As a call that frees its input, and gets the same address from malloc. */
+SPDL_FN(makes_it_anew, item, item) {
+    spdl_take(task);
+    in->value += 100;
+    *out = in;
+    return SPDL_OK;
+}
+
+static void what_lies_where_a_taken_input_was_is_a_result(void) {
+    for (int w = 0; w < 3; ++w) {
+        freed_by[0] = freed_by[1] = 0;
+        RUN_BATCHES(START(w, SPDL_SOURCE(count_up, SCRIPT(.count = 6), .free_item = free_as_0),
+                          SPDL_PIPE(makes_it_anew, .free_item = free_as_1), SPDL_BATCH(3),
+                          SPDL_SINK(3)),
+                    "100 101 102|103 104 105", SPDL_END);
+        CHECK_EQ(freed_by[0], 0);
+        CHECK_EQ(freed_by[1], 6);
+    }
+}
+
 /* --- failures --- */
 
 #define FAIL_AT(every_, rest_) SCRIPT(.every = (every_), .rest = (rest_), .result = SPDL_E_STAGE)
@@ -699,6 +719,7 @@ TEST_TABLE(pipeline) {
     TEST_CASE(a_stage_may_take_its_input),
     TEST_CASE(inputs_are_freed_once),
     TEST_CASE(items_are_freed_by_their_maker),
+    TEST_CASE(what_lies_where_a_taken_input_was_is_a_result),
     TEST_CASE(any_number_of_failures_can_be_allowed),
     TEST_CASE(one_failure_more_than_allowed_ends_it),
     TEST_CASE(the_first_failure_ends_it_by_default),

@@ -1002,6 +1002,9 @@ static void slow_calls_are_seen(stall s, uintptr_t count) {
     CHECK(stats.stage[1].max_ns >= (uint64_t)s.sleeps_ms * 1000000);
     CHECK(stats.stage[1].p50_ns < 1000000);
     if (!SPDL__METERED || TEST_SANITIZED) return;
+#ifdef _WIN32
+    if (stats.stage[1].split_calls == 0) TEST_SKIP("Wine knows no times of a thread");
+#endif
     if (share(stats.stage[1].blocked_ns, slept) >= 0.75) return;
     CHECK(false);
     printf("    %d us of computing: %.0f %% of the sleep\n", s.computes_us,
