@@ -6121,7 +6121,6 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t word = spdl__load32(&worker->bell.word);
     bool slept = false;
     SPDL_TEST_POINT("pool found nothing");
-    spdl__worker_leave(worker);
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
@@ -6225,6 +6224,7 @@ SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
         if (spdl__worker_turn(pool, worker)) {
             round = 0;
         } else if (!spdl__worker_backoff(worker, &round)) {
+            spdl__worker_leave(worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, pool->name, (uint64_t)worker->index);
             spdl__pool_park(pool, worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_END, pool->name, (uint64_t)worker->index);
