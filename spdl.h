@@ -6994,7 +6994,7 @@ typedef struct spdl__batch_pool {
     size_t keep;        /* spare batches to keep */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
-    /* written by any thread. The list is emptied as a whole, never popped one by one */
+    /* written by any thread. Only the holder of the lock takes from the list */
     uint64_t returned;   /* list of returned batches, the last one first */
     uint64_t spares;     /* batches in both lists */
     uint64_t references; /* the pipeline, and each batch in use */
@@ -7059,18 +7059,18 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     return i < bytes;
 }
 
-/* Under the lock, or alone. Returned batches go in front of the spare ones. */
+/* Under the lock, or alone. Takes the batch that returned last. Other threads only add to the list,
+   so the `next` of an unchanged top is unchanged. */
 SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
-    spdl__batch *got = NULL, *last;
-    if (spdl__load_relaxed(&pool->returned) != 0)
-        got = (spdl__batch *)(uintptr_t)spdl__exchange(&pool->returned, 0);
-    if (got == NULL) got = pool->spare;
-    else {
-        for (last = got; last->next != NULL; last = last->next) {}
-        last->next = pool->spare;
+    uint64_t top = spdl__load(&pool->returned); /* pairs with drop: else `next` could be missed */
+    spdl__batch *got;
+    do got = (spdl__batch *)(uintptr_t)top;
+    while (got != NULL && !spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)got->next));
+    if (got == NULL) {
+        got = pool->spare;
+        if (got == NULL) return NULL;
+        pool->spare = got->next;
     }
-    if (got == NULL) return NULL;
-    pool->spare = got->next;
     spdl__sub(&pool->spares, 1);
     return got;
 }
