@@ -7524,11 +7524,13 @@ struct spdl_pipeline {
     void (*ready_fn)(void *user);
     void *ready_user;
     spdl__os_event fed;    /* the sink has an item or an end */
-    uint32_t blame_lock;   /* the rest: written under it */
+    char pad4[SPDL_CACHE_LINE];
+    /* under blame_lock, by the consumer, and by workers while it waits */
+    uint32_t blame_lock;
     uint64_t blame_since;  /* begin of the wait for `blame`, or 0 */
     spdl__node *blame;
     bool blame_idle;       /* it waits for a worker there */
-    char pad4[SPDL_CACHE_LINE];
+    char pad5[SPDL_CACHE_LINE];
     spdl_error no_error;   /* by create */
     uint64_t seen_runnable_ns; /* reported by snapshots, their own */
     uint32_t process_lock;     /* the rest: written under it */
@@ -10239,7 +10241,7 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
         if (p->feed != NULL) spdl__sink_answer(p, item, now);
         if (p->delivered < 2) spdl__sink_starts(p, now);
     }
-    if (waited != 0) spdl__add(&sink->put_wait_ns, waited);
+    if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
     spdl__edge_took(sink, head, now, waits != 0);
     if (item != NULL) spdl__store_relaxed(&p->delivered, p->delivered + 1);
