@@ -280,7 +280,7 @@ check-howto: ## the answers of examples/HOWTO.md
 	@tests/check_howto.sh
 
 .PHONY: check-budget
-check-budget: ## instructions of a push and a pop, and of a row (needs valgrind)
+check-budget: ## instructions of a push, a pop and a row (needs valgrind); atomic writes of an item
 	@tests/check_budget.sh
 
 .PHONY: check-core-alone

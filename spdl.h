@@ -6121,7 +6121,6 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t word = spdl__load32(&worker->bell.word);
     bool slept = false;
     SPDL_TEST_POINT("pool found nothing");
-    spdl__worker_leave(worker);
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
@@ -6225,6 +6224,7 @@ SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
         if (spdl__worker_turn(pool, worker)) {
             round = 0;
         } else if (!spdl__worker_backoff(worker, &round)) {
+            spdl__worker_leave(worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, pool->name, (uint64_t)worker->index);
             spdl__pool_park(pool, worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_END, pool->name, (uint64_t)worker->index);
@@ -6994,7 +6994,7 @@ typedef struct spdl__batch_pool {
     size_t keep;        /* spare batches to keep */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
-    /* written by any thread. The list is emptied as a whole, never popped one by one */
+    /* written by any thread. Only the holder of the lock takes from the list */
     uint64_t returned;   /* list of returned batches, the last one first */
     uint64_t spares;     /* batches in both lists */
     uint64_t references; /* the pipeline, and each batch in use */
@@ -7059,18 +7059,18 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     return i < bytes;
 }
 
-/* Under the lock, or alone. Returned batches go in front of the spare ones. */
+/* Under the lock, or alone. Takes the batch that returned last. Other threads only add to the list,
+   so the `next` of an unchanged top is unchanged. */
 SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
-    spdl__batch *got = NULL, *last;
-    if (spdl__load_relaxed(&pool->returned) != 0)
-        got = (spdl__batch *)(uintptr_t)spdl__exchange(&pool->returned, 0);
-    if (got == NULL) got = pool->spare;
-    else {
-        for (last = got; last->next != NULL; last = last->next) {}
-        last->next = pool->spare;
+    uint64_t top = spdl__load(&pool->returned); /* pairs with drop: else `next` could be missed */
+    spdl__batch *got;
+    do got = (spdl__batch *)(uintptr_t)top;
+    while (got != NULL && !spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)got->next));
+    if (got == NULL) {
+        got = pool->spare;
+        if (got == NULL) return NULL;
+        pool->spare = got->next;
     }
-    if (got == NULL) return NULL;
-    pool->spare = got->next;
     spdl__sub(&pool->spares, 1);
     return got;
 }
@@ -7524,11 +7524,13 @@ struct spdl_pipeline {
     void (*ready_fn)(void *user);
     void *ready_user;
     spdl__os_event fed;    /* the sink has an item or an end */
-    uint32_t blame_lock;   /* the rest: written under it */
+    char pad4[SPDL_CACHE_LINE];
+    /* under blame_lock, by the consumer, and by workers while it waits */
+    uint32_t blame_lock;
     uint64_t blame_since;  /* begin of the wait for `blame`, or 0 */
     spdl__node *blame;
     bool blame_idle;       /* it waits for a worker there */
-    char pad4[SPDL_CACHE_LINE];
+    char pad5[SPDL_CACHE_LINE];
     spdl_error no_error;   /* by create */
     uint64_t seen_runnable_ns; /* reported by snapshots, their own */
     uint32_t process_lock;     /* the rest: written under it */
@@ -10239,7 +10241,7 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
         if (p->feed != NULL) spdl__sink_answer(p, item, now);
         if (p->delivered < 2) spdl__sink_starts(p, now);
     }
-    if (waited != 0) spdl__add(&sink->put_wait_ns, waited);
+    if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
     spdl__edge_took(sink, head, now, waits != 0);
     if (item != NULL) spdl__store_relaxed(&p->delivered, p->delivered + 1);
