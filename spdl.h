@@ -12147,16 +12147,20 @@ SPDL__COLD void spdl__counters_merge(spdl__histogram *times, const spdl__counter
     }
 }
 
-/* Adds the numbers of all cells of a row, without the histogram. */
+/* Adds the numbers of all cells of a row, without the histogram. The struct is an array of words
+   here: a compiler may assume that a pointer to `tasks` reaches no other field. */
 SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__counters *sum) {
-    const size_t end = (offsetof(spdl__counters, bucket) - offsetof(spdl__counters, tasks)) / 8;
+    const size_t first = offsetof(spdl__counters, tasks) / 8;
+    const size_t end = offsetof(spdl__counters, bucket) / 8;
+    uint64_t *to = (uint64_t *)(void *)sum;
     size_t k;
     int i;
     memset(sum, 0, sizeof(*sum));
-    for (i = 0; i <= p->workers; ++i)
-        for (k = 0; k < end; ++k)
-            (&sum->tasks)[k] += spdl__load_relaxed(&node->counters[i].tasks + k);
+    for (i = 0; i <= p->workers; ++i) {
+        const uint64_t *from = (const uint64_t *)(const void *)&node->counters[i];
+        for (k = first; k < end; ++k) to[k] += spdl__load_relaxed(from + k);
+    }
 }
 
 SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram *times) {
