@@ -21373,8 +21373,8 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
 
 /* Hashes sizes and names. A common folder of all paths is left out. */
 SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
-    const char *first = files->at[0].path, *name = strrchr(first, '/');
-    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
+    const char *first = files->at[0].path, *name = spdl__path_name(first);
+    size_t common = (size_t)(name - first), i;
     uint64_t hash = 0;
     for (i = 1; i < files->count; ++i)
         while (strncmp(first, files->at[i].path, common) != 0)
