@@ -185,7 +185,7 @@ SPDL_API const char *spdl_version(void);
 /* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
    negative one never ends. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
-#define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
+#define SPDL_SECONDS(s) SPDL__CAST(int64_t, SPDL__CAST(double, s) * 1e9)
 
 /* The monotonic clock of all timeouts and statistics.
    Returns: nanoseconds since an arbitrary moment; they never decrease. */
