@@ -185,7 +185,7 @@ SPDL_API const char *spdl_version(void);
 /* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
    negative one never ends. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
-#define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
+#define SPDL_SECONDS(s) SPDL__CAST(int64_t, SPDL__CAST(double, s) * 1e9)
 
 /* The monotonic clock of all timeouts and statistics.
    Returns: nanoseconds since an arbitrary moment; they never decrease. */
@@ -12149,16 +12149,20 @@ SPDL__COLD void spdl__counters_merge(spdl__histogram *times, const spdl__counter
     }
 }
 
-/* Adds the numbers of all cells of a row, without the histogram. */
+/* Adds the numbers of all cells of a row, without the histogram. The struct is an array of words
+   here: a compiler may assume that a pointer to `tasks` reaches no other field. */
 SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__counters *sum) {
-    const size_t end = (offsetof(spdl__counters, bucket) - offsetof(spdl__counters, tasks)) / 8;
+    const size_t first = offsetof(spdl__counters, tasks) / 8;
+    const size_t end = offsetof(spdl__counters, bucket) / 8;
+    uint64_t *to = (uint64_t *)(void *)sum;
     size_t k;
     int i;
     memset(sum, 0, sizeof(*sum));
-    for (i = 0; i <= p->workers; ++i)
-        for (k = 0; k < end; ++k)
-            (&sum->tasks)[k] += spdl__load_relaxed(&node->counters[i].tasks + k);
+    for (i = 0; i <= p->workers; ++i) {
+        const uint64_t *from = (const uint64_t *)(const void *)&node->counters[i];
+        for (k = first; k < end; ++k) to[k] += spdl__load_relaxed(from + k);
+    }
 }
 
 SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram *times) {
@@ -21371,8 +21375,8 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
 
 /* Hashes sizes and names. A common folder of all paths is left out. */
 SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
-    const char *first = files->at[0].path, *name = strrchr(first, '/');
-    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
+    const char *first = files->at[0].path, *name = spdl__path_name(first);
+    size_t common = (size_t)(name - first), i;
     uint64_t hash = 0;
     for (i = 1; i < files->count; ++i)
         while (strncmp(first, files->at[i].path, common) != 0)

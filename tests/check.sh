@@ -110,7 +110,7 @@ threads="$waits contract guests ring debug pipeline rows batch branch fail mutan
     trace cache doctor report"
 # shellcheck disable=SC2086 # a list
 part tsan "$make" -s tsan CC=clang ARGS="$runs" T="$(tests $threads) stress npz.many" \
-    TESTS="$(files $threads npz ring_condvar) tests/stress_ring.c"
+    TESTS="$(files $threads npz) tests/stress_ring.c"
 part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each in every way
 
 # The others, the long ones first, with as many at a time as there are processors.

@@ -1,6 +1,8 @@
 /* What SPDL_DEBUG finds. The asserts are off, so that the results behind them can be seen. */
 #define SPDL_DEBUG
+#ifndef NDEBUG /* some compilers define it */
 #define NDEBUG
+#endif
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"

@@ -10,11 +10,8 @@
 
 #include <math.h>
 
-#include <pthread.h>
-#include <unistd.h>
-
-typedef struct A { long a[3]; } A;
-typedef struct B { long b; } B;
+typedef struct A { int64_t a[3]; } A;
+typedef struct B { int64_t b; } B;
 
 /* --- what the log says --- */
 
@@ -354,16 +351,16 @@ static void two_threads_at_one_end(void) {
         static const char *const name[] = { "spdl_pipeline_next", "spdl_pipeline_push" };
         spdl_result result = SPDL_OK;
         spdl_pipeline *p;
-        pthread_t thread;
+        test_thread thread;
         void *item;
         char text[64];
         REQUIRE(created(&p, NULL, WORKERS(push ? SPDL_INLINE : 1),
                         SPDL_STAGES(SPDL_FEED(A, .buffer_size = 1), SPDL_PIPE(passes_a),
                                     SPDL_SINK(1))) == SPDL_OK);
         if (push) CHECK_EQ(spdl_pipeline_push(p, kept, 0), SPDL_OK); /* it is full */
-        REQUIRE(pthread_create(&thread, NULL, push ? waits_in_push : waits_in_next, p) == 0);
+        REQUIRE(test_thread_start(&thread, push ? waits_in_push : waits_in_next, p));
         while (result != SPDL_E_INVALID) {
-            usleep(1000);
+            test_sleep_us(1000);
             result = push ? spdl_pipeline_push(p, kept, 0) : spdl_pipeline_next(p, &item, 0);
         }
         snprintf(text, sizeof text, "%s: another thread is inside", name[push]);
@@ -374,7 +371,7 @@ static void two_threads_at_one_end(void) {
                      SPDL_E_INVALID);
         CHECK_EQ(said.count, 1);
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
-        pthread_join(thread, NULL);
+        test_join(thread);
         spdl_pipeline_destroy(p);
         says(said.text[said.count - 1], "100 more calls were refused for the reasons above");
     }
