@@ -2070,7 +2070,8 @@ typedef struct spdl_files spdl_files;
        a pattern with * and ?          also for folders: "train-?/a*.tar"
        @list.txt                       a path on each line, relative to the folder of the list
    Files are sorted by the bytes of their paths, those of a list by their line. A name that begins
-   with a dot needs a dot in the pattern or the list.
+   with a dot needs a dot in the pattern or the list. Files that `path` or a list names must exist.
+   Other entries of a folder, such as dangling links, are listed with 0 bytes, and cannot be read.
    Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: no file; SPDL_E_FORMAT (the list),
             SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS a folder is
             SPDL_E_IO. */
@@ -2092,7 +2093,8 @@ SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
 /* Bytes of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
-    const char *name; /* of the member; else the path of the file */
+    const char *name; /* of the member, which an archive can set to "../x" or "/x"; else the path of
+                         the file */
     uint8_t *data;    /* aligned to 64 bytes, with a zero behind the last one */
     size_t bytes;
     uint64_t offset;  /* position of the data in the file */
@@ -2102,10 +2104,15 @@ typedef struct spdl_record {
 /* Frees a record and the records after it. */
 SPDL_API void spdl_record_free(void *record);
 
-/* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record. Tar archives are ustar,
-   GNU, pax or older. Only plain files pass. Several archives in one file are read in order.
-   Checksums are verified. A file without an empty block at its end is truncated: an error. Lines
-   end in LF or CR LF, or with the file. */
+/* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record.
+   Tar archives are ustar, GNU, pax or older. Only plain files pass. Several archives in one file
+   are read in order. Checksums are verified. A file without an empty block at its end is truncated:
+   an error. Links are missing data: an error at the end of the archive, behind all plain files.
+   With .max_failures = -1 links are left out, and count as one failure an archive.
+   Lines end in LF or CR LF, or with the file. A byte order mark of UTF-8 is not part of the first
+   line.
+   Both refuse files of another kind: gzip, zstd, xz, bzip2, lz4, ZIP, NumPy, UTF-16, and pointers
+   of Git LFS. SPDL_READ refuses only the last. The error has the command that helps. */
 typedef struct spdl_records_desc {
     bool group SPDL__ZERO; /* tar: successive members with the same path up to the first dot of the
                               name are one sample, a list of records. A repeated name begins the
@@ -5207,6 +5214,36 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
     if (spdl__load_relaxed32(lock) != 0) return false;
     SPDL_TEST_POINT("lock tried");
     return spdl__cas32(lock, &open, 1);
+}
+
+/* --- files of another kind --- */
+
+/* Returns: what to do with a file that begins with `head`, if it is a pointer of Git LFS; with
+            `text` also if it is packed, binary or UTF-16. NULL: nothing speaks against it. */
+SPDL__PRIVATE const char *spdl__foreign(const uint8_t *head, size_t have, bool text) {
+    static const struct {
+        const char *magic;
+        size_t bytes;
+        const char *what;
+    } kinds[] = {
+        { "version https://git-lfs", 23, "a pointer of Git LFS, not the data: git lfs pull" },
+        { "\x1f\x8b", 2, "packed by gzip: gzip -d first" },
+        { "\x28\xb5\x2f\xfd", 4, "packed by zstd: zstd -d first" },
+        { "\xfd\x37zXZ", 5, "packed by xz: xz -d first" },
+        { "\x04\x22\x4d\x18", 4, "packed by lz4: lz4 -d first" },
+        { "PK\x03\x04", 4, "a ZIP archive: unzip first" },
+        { "\x93NUMPY", 6, "an array of NumPy: SPDL_NPZ reads it" },
+        { "\xff\xfe", 2, "UTF-16: iconv -f UTF-16 -t UTF-8 first" },
+        { "\xfe\xff", 2, "UTF-16: iconv -f UTF-16 -t UTF-8 first" }
+    };
+    const size_t count = text ? sizeof(kinds) / sizeof(kinds[0]) : 1;
+    size_t i;
+    for (i = 0; i < count; ++i)
+        if (have >= kinds[i].bytes && memcmp(head, kinds[i].magic, kinds[i].bytes) == 0)
+            return kinds[i].what;
+    if (text && have >= 10 && memcmp(head, "BZh", 3) == 0 && memcmp(head + 4, "1AY&SY", 6) == 0)
+        return "packed by bzip2: bzip2 -d first";
+    return NULL;
 }
 
 /* ============================================================================================= */
@@ -20122,7 +20159,7 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     for (i = 0; i < zip->count; i++)
         zip->members[i].wanted = name == NULL && spdl__load_is_array(load, i);
     for (; name != NULL && *name != NULL; name++) {
-        if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK) {
+        if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK && spdl__load_is_array(load, i)) {
             zip->members[i].wanted = true;
             continue;
         }
@@ -20131,6 +20168,10 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     }
     for (i = 0; i < zip->count; i++)
         if (zip->members[i].wanted) zip->members[kept++] = zip->members[i];
+    if (name == NULL && kept == 0 && zip->count > 0) {
+        spdl__printable(shown, sizeof(shown), zip->members[0].name);
+        return spdl__zip_fail(&load->where, SPDL_E_FORMAT, "no array in it, but '%s'", shown);
+    }
     zip->count = kept;
     return true;
 }
@@ -20798,6 +20839,15 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
 }
 
+/* Refuses a file of another kind. */
+SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
+    const size_t bytes = (size_t)spdl__min(r->bytes, 32);
+    const uint8_t *head = spdl__reader_need(r, 0, bytes);
+    const char *what = head != NULL ? spdl__foreign(head, bytes, true) : NULL;
+    if (head == NULL) return r->result;
+    return what != NULL ? spdl__reader_fail(r, SPDL_E_FORMAT, 0, "%s", what) : SPDL_OK;
+}
+
 /* Checks that the file has not grown. In /proc sizes are 0. */
 SPDL__PRIVATE spdl_result spdl__reader_ends(const spdl__reader *r) {
     uint8_t byte;
@@ -20880,6 +20930,8 @@ typedef struct spdl__records {
     uint64_t at;
     spdl_record *sample;    /* .group: unfinished sample */
     bool ended;             /* tar: the last block was empty */
+    uint64_t links;         /* tar: members that are links */
+    uint64_t link_at;       /* of the first one */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
     char path[1];
@@ -20939,6 +20991,9 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
         if (key_bytes != 4) continue;
+        if (m->kind == 'g' && (memcmp(key, "path", 4) == 0 || memcmp(key, "size", 4) == 0))
+            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at,
+                                     "a global pax header with a %.4s", (const char *)key);
         if (memcmp(key, "path", 4) == 0 && (left == 0 || !spdl__tar_name(m, value, left)))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
@@ -20961,10 +21016,9 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
-    if (m->at == 0 && r->bytes > 2) { /* can be shorter than a header */
-        const uint8_t *magic = spdl__reader_need(r, 0, 2);
-        if (magic != NULL && magic[0] == 0x1f && magic[1] == 0x8b)
-            return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "gzip: a tar file has to be unpacked");
+    if (m->at == 0) { /* can be shorter than a header */
+        const spdl_result kind = spdl__reader_kind(r);
+        if (kind != SPDL_OK) return kind;
     }
     *head = spdl__reader_need(r, m->at, 512);
     if (*head == NULL) return r->result;
@@ -20983,20 +21037,21 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     return SPDL_OK;
 }
 
-/* Reads the header x or L of the next member. K is a link's target, g a comment or times. */
+/* Reads the header x or L of the next member, and checks g, which is for all further members. K is
+   the target of a link. */
 SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint64_t most = spdl__max(s->desc.max_bytes, r->room);
     spdl_record *text = NULL;
     spdl_result result;
-    if (m->bytes == 0 || m->kind == 'K' || m->kind == 'g') return SPDL_OK;
+    if (m->bytes == 0 || m->kind == 'K') return SPDL_OK;
     if (m->bytes > most)
         return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes: raise max_bytes, "
                                  "which is %llu", (spdl__llu)m->bytes,
                                  (spdl__llu)s->desc.max_bytes);
     result = spdl__reader_record(r, &s->desc.allocator, "", m->at, m->bytes, &text);
     if (result != SPDL_OK) return result;
-    if (m->kind == 'x')
+    if (m->kind == 'x' || m->kind == 'g')
         result = spdl__tar_pax(r, m, text->data, text->bytes);
     else if (!spdl__tar_name(m, text->data, strlen((const char *)text->data)))
         result = spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
@@ -21050,6 +21105,8 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) 
         plain = (m->kind == '0' || m->kind == '7') &&
                 !(s->desc.group && *spdl__path_name(m->name) == '.');
         if (result != SPDL_OK || plain) return result;
+        if (!extends && (m->kind == '1' || m->kind == '2') && s->links++ == 0)
+            s->link_at = m->at - 512;
         m->at += (m->bytes + 511) & ~(uint64_t)511;
         if (!extends) s->at = m->at; /* a link or folder */
     }
@@ -21102,6 +21159,20 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **recor
         s->sample = result == SPDL_OK ? more : NULL;
         return SPDL_OK;
     }
+}
+
+/* At the end of the file: links are missing data, and an error after all plain files. */
+SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
+    if (s->links == 0) return SPDL_END;
+    return spdl__reader_fail(&s->reader, SPDL_E_UNSUPPORTED, s->link_at,
+                             "%llu links, the first one here: pack with tar -h --hard-dereference, "
+                             "or leave links out with .max_failures = -1", (spdl__llu)s->links);
+}
+
+/* Returns: where the first line begins, behind a byte order mark. Its bytes are in the window. */
+SPDL__PRIVATE uint64_t spdl__lines_begin(spdl__reader *r) {
+    const uint8_t *mark = r->bytes >= 3 ? spdl__reader_need(r, 0, 3) : NULL;
+    return mark != NULL && memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
 /* Finds a line without its end, and the start of the next one. */
@@ -21158,8 +21229,15 @@ SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *s, spdl_record **rec
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     s->reader.error = error;
-    if (s->kind != SPDL__RECORDS_LINES)
-        return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
+    if (s->kind != SPDL__RECORDS_LINES) {
+        result = s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
+        return result == SPDL_END ? spdl__tar_end(s) : result;
+    }
+    if (s->at == 0) {
+        result = spdl__reader_kind(&s->reader);
+        if (result != SPDL_OK) return result;
+        s->at = next = spdl__lines_begin(&s->reader);
+    }
     if (s->at < s->reader.bytes)
         result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
     if (result == SPDL_OK && next == s->reader.bytes) result = spdl__reader_ends(&s->reader);
@@ -21209,7 +21287,7 @@ typedef struct spdl__search {
 SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const char *reason) {
     char label[208];
     spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : f->named);
-    f->result = spdl__error_set(f->desc.error, result, "%s: %s", label, reason);
+    f->result = spdl__error_set(f->desc.error, result, "'%s': %s", label, reason);
     return false;
 }
 
@@ -21275,10 +21353,11 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
     return f->result == SPDL_OK && (reason == NULL || spdl__search_fail(f, SPDL_E_IO, reason));
 }
 
-/* Gets size and kind of f->path. `middle`: only folders are of interest. */
-SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
+/* Gets size and kind of f->path. An `entry` of a folder that is neither file nor folder, such as a
+   dangling link, is a file of 0 bytes. Its reader fails. */
+SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool entry, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
-    return reason == NULL || (middle && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
+    return reason == NULL || (entry && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
 /* Handles one entry of the folder at f->path. Returns false to end the search. */
@@ -21292,7 +21371,7 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     bool folder = false, good;
     if (pattern != NULL ? !spdl__match(pattern, end, name) : name[0] == '.') return true;
     if (!spdl__search_push(f, name, strlen(name))) return false;
-    good = spdl__search_look(f, more, &bytes, &folder);
+    good = spdl__search_look(f, true, &bytes, &folder);
     if (good && folder && (more || (pattern == NULL && f->desc.recursive))) {
         f->pattern = more ? end + 1 : NULL;
         good = spdl__search_in(f);
@@ -21766,6 +21845,9 @@ SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out)
                      : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
                                            &record);
         if (result == SPDL_OK) result = spdl__reader_ends(&reader);
+        if (result == SPDL_OK && spdl__foreign(record->data, record->bytes, false) != NULL)
+            result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s",
+                                       spdl__foreign(record->data, record->bytes, false));
         (void)spdl__os_file_close(reader.file);
     }
     if (result == SPDL_OK) *out = record;
