@@ -579,7 +579,7 @@ typedef struct spdl_stage {
     spdl_init_fn init SPDL__ZERO;
     spdl_fini_fn fini SPDL__ZERO;
     /* private */
-    unsigned char lambda_[4 * sizeof(void *)] SPDL__ZERO; /* C++: a copy of the callable */
+    void *lambda_[4] SPDL__ZERO; /* C++: a copy of the callable */
     int line SPDL__ZERO;
 #ifdef __cplusplus
     /* For C++ before C++20, which has no designated initialisers:
@@ -2436,7 +2436,8 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call 
                                             SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };
     spdl_stage row = spdl__row<0>(kind, &function, file).with_name(name);
     const unsigned char *bytes = &reinterpret_cast<const unsigned char &>(call);
-    for (size_t i = 0; i < sizeof(Call); ++i) row.lambda_[i] = bytes[i];
+    unsigned char *kept = reinterpret_cast<unsigned char *>(row.lambda_);
+    for (size_t i = 0; i < sizeof(Call); ++i) kept[i] = bytes[i];
     row.line = line;
     return row;
 }
