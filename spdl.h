@@ -1416,7 +1416,8 @@ typedef struct spdl_report_desc {
 
    desc.trace is the path; "" means none. NULL means the environment: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create empties the file and
-   destroy writes it. A symbolic link is refused. A failure is one warning in the log.
+   destroy writes it. A second pipeline that runs at the same time writes t-2.json, and the log has
+   a warning. A symbolic link is refused. A failure is one warning in the log.
 
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
    events. The log and the file have the number of dropped ones.
@@ -2677,8 +2678,10 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif
 
 /* Returns true if an arm64 processor has carry-less products. */
-#if SPDL__ARM64 && SPDL__LINUX
+#if SPDL__LINUX
 #include <sys/auxv.h>
+#endif
+#if SPDL__ARM64 && SPDL__LINUX
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
 #elif SPDL__ARM64 && defined(__APPLE__)
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
@@ -2979,11 +2982,11 @@ typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock
 typedef enum spdl__os_access {
     SPDL__OS_READ,    /* an existing plain file; a pipe could block a reader */
     SPDL__OS_NEW,     /* to read and write; an existing file is in use */
-    SPDL__OS_REPLACE, /* to write; an existing file is emptied */
+    SPDL__OS_REPLACE, /* to write; an existing file is emptied, or in use by another REPLACE */
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-static const char spdl__os_in_use[] = "it is in use"; /* NEW returns this very pointer */
+static const char spdl__os_in_use[] = "it is in use"; /* NEW, REPLACE return this very pointer */
 
 /* --- time and waits --- */
 
@@ -3280,6 +3283,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <time.h>
@@ -3413,8 +3417,21 @@ SPDL__PRIVATE void spdl__os_yield(void) { (void)sched_yield(); }
 
 SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return (uint64_t)getpid(); }
 
+/* Returns: false in a program with more rights than its user: setuid, setgid, or capabilities of
+            its file. */
+SPDL__PRIVATE bool spdl__posix_trusts_user(void) {
+#if SPDL__LINUX
+    const unsigned long at_secure = 23;
+    if (getauxval(at_secure) != 0) return false;
+#elif defined(__APPLE__) || defined(__FreeBSD__) || defined(__NetBSD__) || defined(__OpenBSD__)
+    int issetugid(void); /* which strict C hides */
+    if (issetugid() != 0) return false;
+#endif
+    return getuid() == geteuid() && getgid() == getegid();
+}
+
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
-    const char *value = getuid() == geteuid() && getgid() == getegid() ? getenv(name) : NULL;
+    const char *value = spdl__posix_trusts_user() ? getenv(name) : NULL;
     (void)room;
     return value != NULL && *value != '\0' ? value : NULL;
 }
@@ -3482,9 +3499,41 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
     return file == SPDL__NO_FILE || close((int)file) == 0 ? NULL : strerror(errno);
 }
 
+/* Empties a plain file, unless another REPLACE has it open. Not all file systems have locks. */
+SPDL__PRIVATE const char *spdl__posix_claim(int file) {
+#ifdef LOCK_EX
+    if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return spdl__os_in_use;
+#endif
+    return ftruncate(file, 0) == 0 ? NULL : strerror(errno);
+}
+
+/* write() without a signal: SIGPIPE and SIGXFSZ would end the program. */
+SPDL__PRIVATE ssize_t spdl__posix_write(int file, const void *from, size_t bytes) {
+    sigset_t raised, before, now, old;
+    ssize_t put;
+    int error, number;
+    (void)sigemptyset(&raised);
+    (void)sigaddset(&raised, SIGPIPE);
+    (void)sigaddset(&raised, SIGXFSZ);
+    (void)sigpending(&before);
+    (void)pthread_sigmask(SIG_BLOCK, &raised, &old);
+    put = write(file, from, bytes);
+    error = errno;
+    number = error == EPIPE ? SIGPIPE : SIGXFSZ;
+    if (put < 0 && (error == EPIPE || error == EFBIG) && sigismember(&before, number) == 0 &&
+        sigpending(&now) == 0 && sigismember(&now, number) == 1) { /* takes it back */
+        (void)sigemptyset(&raised);
+        (void)sigaddset(&raised, number);
+        (void)sigwait(&raised, &number);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = error;
+    return put;
+}
+
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT | O_TRUNC,
+    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT,
                                O_WRONLY | O_CREAT | O_APPEND };
     const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
     const char *reason;
@@ -3500,7 +3549,9 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                  ? strerror(errno)
                  : spdl__os_file_kind(&status, bytes != NULL ? bytes : &length, &folder);
     if (folder) reason = "a directory, not a file";
-    if (reason == NULL || access != SPDL__OS_READ) return NULL;
+    if (reason != NULL && access != SPDL__OS_READ) return NULL; /* a pipe or a device */
+    if (access == SPDL__OS_REPLACE) reason = spdl__posix_claim((int)*file);
+    if (reason == NULL) return NULL;
     (void)close((int)*file);
     *file = SPDL__NO_FILE;
     return reason;
@@ -3526,7 +3577,7 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     while (done < bytes) {
         const char *next = (const char *)from + done;
         const ssize_t put = at == SPDL__NEVER
-                                ? write((int)file, next, bytes - done)
+                                ? spdl__posix_write((int)file, next, bytes - done)
                                 : pwrite((int)file, next, bytes - done, (off_t)(at + done));
         if (put == 0) return "nothing more can be written";
         if (put > 0)
@@ -3570,7 +3621,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
         if (room == 0) return NULL;
         if ((ready.revents & POLLNVAL) != 0) return strerror(EBADF);
         if (room > 0 || errno != EINTR)
-            put = write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
+            put = spdl__posix_write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
         if (put < 0 && errno == EINTR && now - since < (uint64_t)patience_ns) continue;
         if (put < 0) return errno == EAGAIN || errno == EINTR ? NULL : strerror(errno);
         text += put;
@@ -4409,18 +4460,22 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     static const struct {
         spdl__win_u32 rights, making; /* 1: new, 2: emptied, 3: existing, 4: any */
     } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
-    const spdl__win_u32 normal = 0x80, exists = 80, no_file = 0xffffffffu;
+    const spdl__win_u32 normal = 0x80, exists = 80, sharing_violation = 32, no_file = 0xffffffffu,
+                        not_written = SPDL__WIN_SHARED & ~2u;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     uint64_t length;
     bool folder;
     *file = SPDL__NO_FILE;
     if (wide == NULL) return reason;
-    *file = (spdl__os_file)CreateFileW(wide, how[access].rights, SPDL__WIN_SHARED, NULL,
-                                       how[access].making, normal, NULL);
+    *file = (spdl__os_file)CreateFileW(wide, how[access].rights,
+                                       access == SPDL__OS_REPLACE ? not_written : SPDL__WIN_SHARED,
+                                       NULL, how[access].making, normal, NULL);
     if (*file == SPDL__NO_FILE) {
         const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
-        reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
+        reason = (access == SPDL__OS_NEW && error == exists) ||
+                         (access == SPDL__OS_REPLACE && error == sharing_violation)
+                     ? spdl__os_in_use : spdl__win_why(error);
         if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
@@ -6679,6 +6734,7 @@ typedef struct spdl__trace {
     int tracks;   /* of threads, then of edges */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* of the user */
+    spdl__os_file file; /* open from create on, so that no other pipeline writes it */
     char name[SPDL_NAME_BYTES];
     char path[SPDL__PATH_BYTES];
 } spdl__trace;
@@ -22383,11 +22439,10 @@ SPDL__COLD uint64_t spdl__track_kept(const spdl__track *track) {
 /* Writes all tracks, in the viewer's order. Returns NULL, or the failure. */
 SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, uint64_t dropped) {
     char buffer[8192];
-    spdl__out out = { SPDL__NO_FILE, NULL, spdl__text_start(buffer, sizeof(buffer)) };
+    spdl__out out = { p->trace->file, NULL, spdl__text_start(buffer, sizeof(buffer)) };
     spdl__text *text = &out.text;
     uint64_t i;
     int track;
-    out.failure = spdl__os_file_open(&out.file, p->trace->path, SPDL__OS_REPLACE, NULL);
     spdl__text_add(text,
                    "{\"otherData\":{\"spdl\":\"%s\",\"unix_ns\":%llu,\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
@@ -22416,7 +22471,6 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     }
     spdl__text_add(text, "\n]}\n");
     spdl__out_flush(&out);
-    (void)spdl__os_file_close(out.file);
     return out.failure;
 }
 
@@ -22454,6 +22508,7 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all);
     if (trace == NULL) return false;
     trace->bytes = (size_t)all;
+    trace->file = SPDL__NO_FILE;
     trace->tracks = tracks;
     trace->track = (spdl__track *)(trace + 1);
     for (i = 0; i < tracks; ++i) {
@@ -22478,18 +22533,44 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
         if (trace->fn[i] != NULL) p->node[i].row.fn = trace->fn[i];
     }
     p->trace = NULL;
+    (void)spdl__os_file_close(trace->file);
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* "%p" is the process id. Returns false if the path is too long. */
-SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
+/* "%p" is the process id. From 2 on the name ends with `copy`: "t-2.json". Returns false if the path
+   is too long. */
+SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from, int copy) {
     const char *mark = strstr(from, "%p");
     const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
-    char number[24] = "";
+    char number[24] = "", whole[SPDL__PATH_BYTES];
+    const char *dot;
+    int length;
     if (mark != NULL)
         (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id());
-    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, from, number,
-                    mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
+    length = snprintf(whole, sizeof(whole), "%.*s%s%s", before, from, number,
+                      mark != NULL ? mark + 2 : "");
+    if (length >= SPDL__PATH_BYTES) return false;
+    dot = strrchr(whole, '.');
+    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = whole + length;
+    number[0] = '\0';
+    if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
+    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - whole), whole, number, dot) <
+           SPDL__PATH_BYTES;
+}
+
+/* Opens the file, or while another pipeline has it one beside it. Returns NULL, or the failure. */
+SPDL__COLD const char *spdl__trace_claim(const spdl_pipeline *p, const char *path) {
+    const char *failure = spdl__os_in_use;
+    int copy;
+    for (copy = 1; failure == spdl__os_in_use && copy < 100; ++copy) {
+        if (!spdl__trace_path(p->trace->path, path, copy)) return "the name is too long";
+        failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
+    }
+    if (failure == NULL && copy > 2)
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "trace '%s': another pipeline writes it; this one writes '%s'", path,
+                   p->trace->path);
+    return failure;
 }
 
 /* Removes ",events=N" from the value of SPDL_TRACE. */
@@ -22515,7 +22596,6 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         desc->trace != NULL ? desc->trace : spdl__os_environment("SPDL_TRACE", room);
     const char *name = desc->pool != NULL ? desc->pool->name : desc->name, *failure = NULL;
     uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
-    spdl__os_file file = SPDL__NO_FILE;
     char path[SPDL__PATH_BYTES];
     if (!spdl__path_copy(path, value, "trace", &p->logger)) return;
     if (desc->trace == NULL) spdl__trace_option(&p->logger, path, &events);
@@ -22524,10 +22604,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
-        if (!spdl__trace_path(p->trace->path, path)) failure = "the name is too long";
-        else /* destroy opens it again: others may write it meanwhile */
-            failure = spdl__os_file_open(&file, p->trace->path, SPDL__OS_REPLACE, NULL);
-        (void)spdl__os_file_close(file);
+        failure = spdl__trace_claim(p, path);
     }
     if (failure == NULL) return;
     spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path, failure);
