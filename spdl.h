@@ -152,7 +152,11 @@ extern "C" {
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
-       a stage that returns only NULL (100 times, or always), and may never set *out: a warning
+       a stage that returns only NULL, and may never set *out: a warning after the first one in a
+       row with .free_item or .item_bytes, in others after 100 or at the end
+       a call that records a reason with spdl_fail and returns SPDL_OK: the call fails
+       a source that ends without an item: a warning
+       a task that is used after its call: an error in the log
        a call that frees its spdl_buffer, or writes more than .item_bytes into it (not with
        .allocator): the call fails
        items leaked because their row has no .free_item: a warning for each row at destroy
@@ -194,31 +198,32 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
+/* No value but SPDL_OK is one of errno, of bool or -1: a stage that returns one of those fails. */
 #define SPDL__RESULT_LIST(X) \
     X(SPDL_OK, 0, "ok") \
-    X(SPDL_END, 1, "end of data") \
-    X(SPDL_SKIP, 2, "item skipped") \
-    X(SPDL_TIMEOUT, 3, "timed out") \
-    X(SPDL_FULL, 4, "full") \
-    X(SPDL_EMPTY, 5, "empty") \
-    X(SPDL_CLOSED, 6, "closed") \
-    X(SPDL_PENDING, 7, "pending") \
-    X(SPDL_AGAIN, 8, "call again") \
-    X(SPDL_E_INVALID, -1, "invalid argument") \
-    X(SPDL_E_NOMEM, -2, "out of memory") \
-    X(SPDL_E_THREAD, -3, "a thread could not be created") \
-    X(SPDL_E_TYPE, -4, "the types of two stages do not fit") \
-    X(SPDL_E_STAGE, -5, "a stage function failed") \
-    X(SPDL_E_IO, -6, "input or output error") \
-    X(SPDL_E_FORMAT, -7, "malformed data") \
-    X(SPDL_E_UNSUPPORTED, -8, "not supported") \
-    X(SPDL_E_NOT_FOUND, -9, "not found") \
-    X(SPDL_E_CHECKSUM, -10, "checksum mismatch") \
-    X(SPDL_E_LIMIT, -11, "limit exceeded") \
-    X(SPDL_E_CUDA, -12, "a CUDA call failed") \
-    X(SPDL_E_CUDA_LOST, -13, "the CUDA device is lost to this process") \
-    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used after it, in the child") \
-    X(SPDL_E_PROCESS, -15, "a loader process has ended")
+    X(SPDL_END, 1001, "end of data") \
+    X(SPDL_SKIP, 1002, "item skipped") \
+    X(SPDL_TIMEOUT, 1003, "timed out") \
+    X(SPDL_FULL, 1004, "full") \
+    X(SPDL_EMPTY, 1005, "empty") \
+    X(SPDL_CLOSED, 1006, "closed") \
+    X(SPDL_PENDING, 1007, "pending") \
+    X(SPDL_AGAIN, 1008, "call again") \
+    X(SPDL_E_INVALID, -1001, "invalid argument") \
+    X(SPDL_E_NOMEM, -1002, "out of memory") \
+    X(SPDL_E_THREAD, -1003, "a thread could not be created") \
+    X(SPDL_E_TYPE, -1004, "the types of two stages do not fit") \
+    X(SPDL_E_STAGE, -1005, "a stage function failed") \
+    X(SPDL_E_IO, -1006, "input or output error") \
+    X(SPDL_E_FORMAT, -1007, "malformed data") \
+    X(SPDL_E_UNSUPPORTED, -1008, "not supported") \
+    X(SPDL_E_NOT_FOUND, -1009, "not found") \
+    X(SPDL_E_CHECKSUM, -1010, "checksum mismatch") \
+    X(SPDL_E_LIMIT, -1011, "limit exceeded") \
+    X(SPDL_E_CUDA, -1012, "a CUDA call failed") \
+    X(SPDL_E_CUDA_LOST, -1013, "the CUDA device is lost to this process") \
+    X(SPDL_E_CUDA_FORKED, -1014, "CUDA was opened before a fork and used after it, in the child") \
+    X(SPDL_E_PROCESS, -1015, "a loader process has ended")
 
 typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,
@@ -656,7 +661,7 @@ typedef struct spdl_batch {
        SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...), its reverse
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...), SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size): results that can wait for the consumer, default 3. Write at least as
+       SPDL_SINK(buffer_size): results that can wait for the consumer, usually 3, and at least as
        many as the consumer takes in one burst. Without a feed workers fill a buffer of 8 or
        more again when half of it is gone, or the consumer waits.
    C++20 requires the fields in the order of spdl_stage. Before C++20 write
@@ -897,8 +902,8 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t
 #else
 #define SPDL__TAKEN(out) "void"
 #endif
-SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void *out,
-                                                  int64_t timeout_ns, const char *type) {
+SPDL__UNUSED SPDL__CHECKED static inline spdl_result
+spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *type) {
     return spdl__next_as(pipeline, (void **)out, timeout_ns, type); /* which copies bytes */
 }
 #endif
@@ -976,7 +981,8 @@ SPDL_API void spdl_batch_free(void *batch);
 /* Records the reason of a failed call, as printf, up to SPDL_TEXT_BYTES. Outside of the call the
    log gets the text.
    Returns: SPDL_E_STAGE, for the stage function to return. */
-SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3)
+    SPDL__CHECKED;
 
 /* For C++: the exception of the call. act(kept, false) frees it, act(kept, true) throws it
    again. */
@@ -2427,8 +2433,8 @@ template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call &call,
                                    const char *file, int line) {
     static_assert(spdl__fits<In, Out>(static_cast<Call *>(NULL)),
-                  "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **); In of "
-                  "spdl_source is void");
+                  "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **), where In of "
+                  "spdl_source is void, and returns spdl_result in every return");
     static_assert(__is_trivially_copyable(Call) && sizeof(Call) <= 4 * sizeof(void *) &&
                       alignof(Call) <= alignof(void *),
                   "a row keeps a copy of up to four captures that need no destructor: give this "
@@ -2489,7 +2495,7 @@ static Owner spdl_next(spdl_pipeline *pipeline, int64_t timeout_ns = SPDL_FOREVE
 }
 
 template <class T>
-static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
+SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
     void *item = NULL;
     const spdl_result result = spdl__next_as(pipeline, &item, timeout_ns, SPDL__TYPE(T));
     if (result == SPDL_OK || item != NULL) *out = static_cast<T *>(item);
@@ -5148,7 +5154,7 @@ SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     if (length >= bytes) memcpy(to, "...", 3);
 }
 
-/* The name of a type. C++ compilers write "[with T = Image]" or "[T = Image]". */
+/* The name of a type. C++ compilers write "[with T = Image]" or "[T = Image]". Without "struct ". */
 typedef struct spdl__type_name {
     char text[SPDL_TEXT_BYTES / 4];
 } spdl__type_name;
@@ -5157,8 +5163,11 @@ SPDL__PRIVATE spdl__type_name spdl__type_named(const char *type) {
     const char *from = type[0] == '[' ? strstr(type, "= ") : NULL;
     spdl__type_name name;
     const size_t length = strlen(from != NULL ? from + 3 : type); /* without the bracket */
+    char *tag;
     (void)snprintf(name.text, sizeof(name.text), "%.*s", (int)spdl__min(length, sizeof(name.text)),
                    from != NULL ? from + 2 : type);
+    tag = strncmp(name.text, "const ", 6) == 0 ? name.text + 6 : name.text;
+    if (strncmp(tag, "struct ", 7) == 0) memmove(tag, tag + 7, strlen(tag + 7) + 1);
     return name;
 }
 
@@ -8092,7 +8101,7 @@ typedef struct spdl__sitting {
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin);
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task);
 SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out);
-SPDL__PRIVATE void spdl__call_debug(spdl_task *task);
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result);
 SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
                                              spdl_result result, void *out, uint64_t now);
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
@@ -8229,7 +8238,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         }
         return SPDL__GOES_ON;
     }
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (task->call_error) result = spdl__call_misused(task, result, out);
     return spdl__flow_over(task, s->counters, result, out, s->now);
 }
@@ -8483,7 +8492,7 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
 
 #define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
 #define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
-#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake */
+#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake in every row */
 
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
@@ -8695,6 +8704,11 @@ SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function
     return false;
 }
 
+/* SPDL_DEBUG: logs a task that is used after its call. Threads of the call itself may read it. */
+SPDL__NOINLINE void spdl__task_debug(const spdl_task *task, const char *function) {
+    if (spdl__load_relaxed(&task->thread) == 0) (void)spdl__task_allows(task, function);
+}
+
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
     const bool running = spdl__task_running(task);
     char text[SPDL_TEXT_BYTES];
@@ -8728,20 +8742,28 @@ SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept,
 
 SPDL_API void *spdl__lambda(const spdl_task *task) { return task->node->row.lambda_; }
 
-SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
+SPDL_API void *spdl_ctx(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_ctx");
+    return task->node->row.ctx;
+}
 
 SPDL_API void *spdl_local(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_local");
     return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
 }
 
-SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
+SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
+    return task->sequence;
+}
 
 SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
     return task->node->own_thread ? 0 : task->worker;
 }
 
 SPDL_API bool spdl_stopping(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stopping");
     return spdl__load32(&task->pipeline->stopping) != 0;
 }
 
@@ -8749,9 +8771,13 @@ SPDL_API void spdl_take(spdl_task *task) {
     if (spdl__task_allows(task, "spdl_take")) task->call.taken = task->call.in.item != NULL;
 }
 
-SPDL_API bool spdl_flushing(const spdl_task *task) { return task->call.flushing; }
+SPDL_API bool spdl_flushing(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_flushing");
+    return task->call.flushing;
+}
 
 SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_epoch");
     return spdl__load_relaxed(&task->node->epoch);
 }
 
@@ -8807,10 +8833,19 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
 }
 
 /* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
-SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     const spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
+    char reason[SPDL_TEXT_BYTES];
     bool freed;
+    if (task->text[0] != '\0' && !task->call_error &&
+        (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
+        memcpy(reason, task->text, sizeof(reason));
+        (void)spdl__task_row_error(task, "");
+        (void)spdl__task_fail(task, "recorded a reason and returned SPDL_%s: %s",
+                              result == SPDL_OK ? "OK" : "AGAIN", reason);
+        return;
+    }
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
     freed = holder->range == SPDL__LENT_FREED;
@@ -8849,7 +8884,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
         SPDL__PROBE(task_end, node->row.name, task->sequence);
     }
     spdl__store_relaxed(&task->thread, 0);
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
     return result;
 }
@@ -8973,7 +9008,8 @@ SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     if (calls == SPDL__EMPTY_CALLS && now - node->empty_since < SPDL__EMPTY_NS)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
                    "stage %d '%s' polls: it returned SPDL_SKIP %d times in a row. Set .threads = 1 "
-                   "and wait in the function, or use SPDL_FEED",
+                   "and wait in the function, or use SPDL_FEED. To leave a number out return it, "
+                   "and skip in the next row",
                    node->index, node->name, SPDL__EMPTY_CALLS);
     spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
                                               now - node->empty_since >= SPDL__EMPTY_NS
@@ -8999,9 +9035,15 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     return !fatal;
 }
 
+/* Returns: how many NULL results at the start are a mistake. The row of an item that needs memory
+            means none. */
+SPDL__COLD uint64_t spdl__nulls_most(const spdl__node *node) {
+    return node->row.free_item != NULL || node->row.item_bytes > 0 ? 1 : SPDL__NULLS;
+}
+
 SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, int times) {
     spdl__logf(&p->logger, SPDL_LOG_WARN,
-               "stage %d '%s' has returned only NULL, %d times: is *out set?",
+               "stage %d '%s' has returned only NULL (%d times): is *out set?",
                node->index, node->name, times);
 }
 
@@ -9016,8 +9058,8 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
         (type != NULL && strcmp(type, "void") == 0))
         return;
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
-        spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
-        spdl__nulls_log(task->pipeline, node, SPDL__NULLS);
+        spdl__add(&node->nulls, 1) == spdl__nulls_most(node) - 1)
+        spdl__nulls_log(task->pipeline, node, (int)spdl__nulls_most(node));
 }
 
 /* Puts a result, from a branch on its path. The task has the record of a failure. */
@@ -9461,6 +9503,10 @@ SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
+    if (SPDL__DEBUGS && node->made == 0)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                   "stage %d '%s' ended without an item, in epoch %llu", node->index, node->name,
+                   (spdl__llu)epoch);
     spdl__store_relaxed(&task->open, 0); /* a thread that sees the end sees no call */
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
     spdl__row_pass(task->pipeline, node, 0, &mark, now);
@@ -9522,7 +9568,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
     spdl__parked_resume(task, call);
     task->call_error = task->row_error = task->cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, call->result);
     if (task->call_error)
         call->result = spdl__call_misused(task, call->result, call->completed);
     return spdl__flow_over(task, counters, call->result, call->completed, now);
@@ -10193,9 +10239,9 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     *out = NULL;
     if (result < 0 && row->next == spdl_pipeline_next && row->ctx != NULL) {
         const char *text = spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text;
-        if (text[0] != '\0') (void)spdl_fail(task, "%s", text);
+        if (text[0] != '\0') (void)spdl__task_fail(task, "%s", text);
     } else if (result > 0) {
-        (void)spdl_fail(task, "its next function returned %d (%s)", (int)result,
+        (void)spdl__task_fail(task, "its next function returned %d (%s)", (int)result,
                         spdl_result_text(result));
     }
     return result < 0 ? result : SPDL_E_STAGE;
@@ -11117,7 +11163,8 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
         spdl__out_log(p, &p->node[i], p->node[i].batches, "spdl_batch_free");
         spdl__out_log(p, &p->node[i], p->node[i].buffers, "spdl_buffer_free");
         items = spdl__load_relaxed(&p->node[i].nulls);
-        if (items > 0 && items < SPDL__NULLS) spdl__nulls_log(p, &p->node[i], (int)items);
+        if (items > 0 && items < spdl__nulls_most(&p->node[i]))
+            spdl__nulls_log(p, &p->node[i], (int)items);
     }
 }
 
@@ -11375,6 +11422,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
         { i > 0 && begins, "only the first row may be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
         { last && !ends, "the last row must be SPDL_SINK" },
         { !last && ends, "only the last row may be SPDL_SINK" },
+        { ends && row->buffer_size == 0 && row->layout_ != 0,
+          "SPDL_SINK(0): write how many results can wait, such as SPDL_SINK(3)" },
         { i == 1 && ends && plan->rows[0].kind == SPDL_KIND_FEED,
           "after SPDL_FEED there must be a stage" },
         { source && row->type != NULL && row->next == NULL, "next is NULL" },
@@ -11530,6 +11579,13 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes))
         return spdl__row_error(plan, i, " is a source, but takes '%s *': it must take 'void *'",
                                spdl__type_named(takes).text);
+    if (plan->rows[i].next == spdl_pipeline_next && plan->rows[i].ctx != NULL) {
+        const char *inner = ((const spdl_pipeline *)plan->rows[i].ctx)->yields;
+        if (!spdl__types_fit(merged, inner))
+            return spdl__row_error(plan, i, " is SPDL_FROM of '%s *', but that pipeline yields "
+                                            "'%s *'", spdl__type_named(merged).text,
+                                   spdl__type_named(inner).text);
+    }
     if (plan->before[i] >= 0 && kind != SPDL_KIND_PATH)
         return spdl__check_pair(plan, i, plan->before[i]);
     for (k = 0; kind == SPDL_KIND_MERGE && k < plan->paths[i] && result == SPDL_OK; ++k) {
@@ -20473,7 +20529,7 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     result = spdl_npz_load(&bundle, (const char *)in, &desc);
     *out = bundle;
     if (result == SPDL_OK) return SPDL_OK;
-    spdl_fail(task, "%s", error.text);
+    (void)spdl__task_fail(task, "%s", error.text);
     return result;
 }
 
@@ -21786,7 +21842,7 @@ SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool 
 
 SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
                                            const spdl_error *error) {
-    if (result < 0) (void)spdl_fail(task, "%s", error->text);
+    if (result < 0) (void)spdl__task_fail(task, "%s", error->text);
     return result;
 }
 
@@ -22239,8 +22295,9 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
 SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
     const spdl_sampler *sampler = p->sampler;
-    const uint64_t epoch = spdl_epoch(task);
+    const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
         key += spdl__mix(sampler->desc.seed + 1);
@@ -22537,8 +22594,8 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* "%p" is the process id. From 2 on the name ends with `copy`: "t-2.json". Returns false if the path
-   is too long. */
+/* "%p" is the process id. From 2 on the name ends with `copy`: "t-2.json". Returns false if the
+   path is too long. */
 SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from, int copy) {
     const char *mark = strstr(from, "%p");
     const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
