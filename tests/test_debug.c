@@ -352,7 +352,8 @@ static void a_source_of_nothing(void) {
     for (int workers = 0; workers < 3; ++workers) {
         RUN_ALL(NULL, SPDL_SOURCE(no_number), SPDL_SINK(3));
         CHECK_EQ(w.count, 1);
-        CHECK_STR(w.text[0], "stage 0 'no_number' has returned only NULL (100 times): is *out set?");
+        CHECK_STR(w.text[0],
+                  "stage 0 'no_number' has returned only NULL (100 times): is *out set?");
     }
 }
 
