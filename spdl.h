@@ -5154,7 +5154,7 @@ SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     if (length >= bytes) memcpy(to, "...", 3);
 }
 
-/* The name of a type, without "struct ". C++ compilers write "[with T = Image]" or "[T = Image]". */
+/* The name of a type, without "struct ". C++ compilers write "[with T = Image]" or "[T = Image]" */
 typedef struct spdl__type_name {
     char text[SPDL_TEXT_BYTES / 4];
 } spdl__type_name;
