@@ -240,7 +240,7 @@ SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* An error and its place. `text` is a sentence that names the file, array, stage or argument.
    `stage` is the number of the row, from 0 (the source), or -1 for none. With a stage, `item` is
-   the number of the item in its source, from 0. */
+   the number of the item in its source, from 0; behind SPDL_BATCH that of the batch. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
@@ -473,7 +473,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
        SPDL_OK        all               *out is the result; it may be `in`, changed in place
        SPDL_SKIP      all but sources   drops the input; there is no result
                       source            has no item now; the number stays, and the source is called
-                                        again at once. To wait for data use .threads or SPDL_FEED
+                                        again at once. To wait for data use .threads or SPDL_FEED;
+                                        to leave a number out return it, and skip in the next row
        SPDL_END       source            ends the data, or with .continuous the epoch
        SPDL_AGAIN     .again            *out is one result; call again with the same input
        SPDL_PENDING   .deferred         spdl_complete gives the result later
@@ -503,8 +504,9 @@ typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 /* A function that returns one item a call, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
-/* Called for each failed call, also if max_failures allows it, on the thread of the call. It
-   borrows `item`, the input. `item` is NULL for a source or .flush, or if the call took it. */
+/* Called for each failed call, also if max_failures allows it, on the thread of the call, so by
+   several threads at a time. It borrows `item`, the input, and `error`. `item` is NULL for a source
+   or .flush, or if the call took it. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -528,25 +530,29 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
        .threads       source                0         1: a thread of its own, so it may block
-       .buffer_size   all but sink          2         results that can wait behind the row; before a
+       .buffer_size   all but the last two  2         results that can wait behind the row; before a
                                                       batch its size, branch 32
        .output_order  pipe, merge           input     SPDL_ORDER_COMPLETION: see >>order
        .item_bytes    source, pipe, batch   0         bytes of an item of reused memory: >>memory
        .allocator     with .item_bytes      desc's    allocates the blocks of this row
        .drop_last     batch                 false     drops the last batch if it is not full
-       .drop_oldest   feed                  false     a push without room drops the oldest item
+       .drop_oldest   feed                  false     a push without room drops the oldest item. The
+                                                      next row has one call at a time, or completion
+                                                      order
        .continuous    source                false     starts again after SPDL_END: see >>epochs
        .flush         pipe                  false     one more call at the end: see >>one-to-many
        .deferred      pipe                  false     the function may return SPDL_PENDING
        .again         pipe                  false     the function may return SPDL_AGAIN
-       .max_failures  functions             0         failed calls that do not end the pipeline; -1:
-                                                      any number
+       .max_failures  functions             0         failed calls that do not end the pipeline, in
+                                                      all epochs together; -1: any number
        .on_drop       functions             NULL      called with the input of each failed call
-       .free_item     functions, feed       NULL      frees an item that this row made
+       .free_item     functions, feed       NULL      frees an item that this row made, or that
+                                                      SPDL_FROM or SPDL_FEED brought
        .free_state    .again                NULL      frees what spdl_call_state holds
        .copy_item     source, pipe          NULL      copies an item, for >>doctor
-       .init, .fini   functions             NULL      run on each worker, before its first call of
-                                                      the row and at the end */
+       .init, .fini   functions             NULL      run once on each worker: .init before its
+                                                      first call of the row, .fini in destroy.
+                                                      Several workers run one at the same time */
 
 /* clang-format off */
 typedef struct spdl_stage {
@@ -808,7 +814,8 @@ typedef struct spdl_pipeline spdl_pipeline;
 
 typedef struct spdl_pipeline_desc {
     int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0:
-                                         spdl_cores() - 1, and next works: see >>waiting */
+                                         spdl_cores() - 1, and next works. With 0 and SPDL_INLINE no
+                                         call may wait for the consumer: see >>waiting */
     spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
@@ -825,8 +832,8 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
     const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
     uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
-    uint64_t data_hash SPDL__ZERO;    /* of the data, for spdl_state_load: spdl_files_hash, or
-                                         spdl_hash of names and sizes */
+    uint64_t data_hash SPDL__ZERO;    /* of the data: spdl_files_hash, or spdl_hash of names and
+                                         sizes. Without it a load does not notice other data */
     bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
     void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
     void *ready_user SPDL__ZERO;
@@ -863,7 +870,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. Rarely
    it calls too early. The call is on any thread, also inside of next or spdl_pipeline_stop.
    ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
-   event before you call next again: see examples/event_loop.c.
+   event before you call next again: see examples/event_loop.c. If a signal handler calls stop,
+   ready_fn can run in that handler, where it must not take a lock. Most functions that post an
+   event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside.
@@ -913,16 +922,18 @@ spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *t
    Items after a failure are freed by destroy or a rewind. A second stop, or a stop after the end,
    does nothing.
 
-   Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists. On
-   other systems set a flag in the handler, and give next a timeout.
+   Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists.
+   desc.ready_fn then runs in the handler: see Event loops above. On other systems set a flag in the
+   handler, and give next a timeout.
 
    Returns: SPDL_OK, SPDL_TIMEOUT (calls or a rewind still run; the stop goes on).
    Blocks:  until running calls have returned and every deferred call was completed, and then in
             free_item. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at item `sequence` of epoch 0. It waits for running calls, frees
-   all items inside, and clears an end, failure or stop. A source that reads in order must compare
+/* Starts again, with the source at item `sequence` of epoch 0. The items and their order are those
+   of the first time. For the next epoch see .continuous. It waits for running calls, frees all
+   items inside, and clears an end, failure or stop. A source that reads in order must compare
    spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that
    waited and the rewind, and ctx may change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
@@ -1000,8 +1011,9 @@ SPDL_API void *spdl_ctx(const spdl_task *task);
 SPDL_API void *spdl_local(const spdl_task *task);
 
 /* The number of this item in its epoch, from 0.
-   Returns: in a source the number of items it has made; elsewhere the number from the source; after
-            SPDL_BATCH the number of the batch. */
+   Returns: in a source the number of items it has made; elsewhere the number from the source, which
+            all results of an .again row for one input share; after SPDL_BATCH the number of the
+            batch, also behind SPDL_UNBATCH. */
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
 /* Returns: the epoch of this item, from 0; always 0 without .continuous. */
@@ -1073,8 +1085,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
    consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
-   spdl_pipeline_error has the stage and the reason. Later rows are not called for the item. The
-   failure overtakes items that a batch or a .flush row has gathered. Every error of a stage is
+   spdl_pipeline_error has the stage and the reason. The loop goes on after it: end it at SPDL_END,
+   SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
+   overtakes items that a batch or a .flush row has gathered. Every error of a stage is
    SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
    .max_failures with it. */
 
@@ -1104,9 +1117,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   The row needs input order and no .again. An item from elsewhere must have n bytes: the library
-   copies it into the block and frees it. A NULL item becomes zeros. Items cannot leave such a
-   batch.
+   The row needs input order, and cannot have .again. An item from elsewhere must have n bytes: the
+   library copies it into the block and frees it. Such an item must not own other memory, which its
+   .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many. */
@@ -1143,14 +1156,16 @@ SPDL_API void spdl_stop(spdl_task *task);
    While one path is full, its results wait in the branch and other paths go on. At most
    .buffer_size results of SPDL_BRANCH wait, for all paths together.
 
-   The merge passes results in the order of the branch. With SPDL_ORDER_COMPLETION it passes what is
-   ready. Rows inside of a path make at most one result for each input: create refuses .again,
-   .flush, batches and completion order there. */
+   The merge passes results in the order of the branch. Rows inside of a path then make at most one
+   result for each input: create refuses .again, .flush, batches and completion order there. With
+   SPDL_ORDER_COMPLETION the merge passes what is ready, and rows inside of a path can be any. With
+   SPDL_BATCH in each path, all items of a batch are of one path. */
 
 /* ============================================================================================= */
 /* >>waiting
    Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
-   in next while it would wait. With workers = n only these n threads do, unless .next_works_ns is
+   in next while it would wait. A call that waits for the consumer would then wait for ever: write
+   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is
    set: the thread in next then leaves out rows whose mean call is longer. While it is in a call,
    one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
    consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
@@ -2163,7 +2178,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
                                       size_t token_bytes, spdl_error *error);
 
 /* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
-       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index), n at most SIZE_MAX
+       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index)
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
@@ -2175,7 +2190,8 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc. In input order
-                               they read one file at a time, in completion order .concurrency */
+                               they read one file at a time. In completion order they read
+                               .concurrency files, whose records are then mixed */
 /* clang-format off */
 #define SPDL_FILES(...)     SPDL__OWN_ROW(SOURCE, 0, spdl_files, , __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)  SPDL__OWN_ROW(PIPE, 1, spdl_files, , __VA_ARGS__, SPDL__LINE)
