@@ -1582,8 +1582,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=60                for 60 s; much less than 30 s can give no interval
        SPDL_DOCTOR=1,replay          also repeats kept items: discard the trained weights
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps what helps. It
-                                     can change the concurrency of rows without .serial. Its own
-                                     pool has twice as many workers: the range of `worker` of init
+                                     can change the concurrency of rows without .serial, and the
+                                     workers of its own pool where no row has .init
 
    It runs inside of next, on the thread of the consumer. It compares windows of time with one
    difference to windows without. With `replay` kept items replace all rows up to a row, which needs
@@ -11975,16 +11975,25 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
+/* Workers for the trials of a doctor that raises. None with an .init, which counts on the numbers of
+   `workers`. */
+SPDL__COLD int spdl__workers_spare(const spdl_pipeline *p, const spdl__plan *plan) {
+    const int workers = plan->desc->workers;
+    int i;
+    if (plan->doctor == NULL || !plan->doctor->desc.raise || workers <= 0) return 0;
+    for (i = 0; i < plan->count; ++i)
+        if (plan->rows[i].init != NULL) return 0;
+    return (int)spdl__min((uint64_t)workers,
+                          (uint64_t)(SPDL__MAX_WORKERS - workers - (p->works_ns != 0)));
+}
+
 /* Threads for the rows: workers or the consumer, and the thread of a source. */
 SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
-    if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
-        p->spare = (int)spdl__min((uint64_t)desc->workers,
-                                  (uint64_t)(SPDL__MAX_WORKERS - desc->workers -
-                                             (p->works_ns != 0)));
+    p->spare = spdl__workers_spare(p, plan);
     p->threaded = p->threads > 0 || producer;
     p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
     p->workers = (p->workers > 0 ? p->workers : 1) + producer;
