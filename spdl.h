@@ -1774,13 +1774,14 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
-    spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool */
+    spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool and ready_fn */
     int slot_count SPDL__ZERO;       /* batches that are ready or held by the consumer; default 4 */
     uint64_t arena_bytes SPDL__ZERO; /* bound of the shared memory; 0: none */
     double hang_timeout SPDL__ZERO;  /* seconds that the consumer waits, in one or more calls,
                                         before the child is killed; 0: for ever */
     int max_restarts SPDL__ZERO;
-    int ready_fd SPDL__ZERO; /* eventfd or pipe, for event loops: see spdl_loader_next; 0: none */
+    const int *ready_fd SPDL__ZERO;  /* address of an eventfd or pipe, for event loops: see
+                                        spdl_loader_next; open copies it */
     bool fork_with_threads SPDL__ZERO; /* do not refuse threads: no stage needs a lock of theirs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */
@@ -1825,8 +1826,8 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
 /* Takes the next batch, in shared memory. After the last batch each call returns SPDL_END; with
    .continuous one call for each epoch. A failure is permanent. A ready batch costs no system call.
 
-   Event loops. Set desc.ready_fd to an eventfd or the writing end of a pipe, and call next with a
-   timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can return
+   Event loops. Let desc.ready_fd point to an eventfd or the writing end of a pipe, and call next
+   with a timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can return
    something else. Read them before you call next. Only next notices a hang: poll once a second.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
@@ -11975,7 +11976,7 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
-/* Workers for the trials of a doctor that raises. None with an .init, which counts on the numbers of
+/* Workers for the trials of a doctor that raises. None with an .init, which gets the numbers of
    `workers`. */
 SPDL__COLD int spdl__workers_spare(const spdl_pipeline *p, const spdl__plan *plan) {
     const int workers = plan->desc->workers;
@@ -16597,6 +16598,7 @@ struct spdl_loader {
     spdl_loader_desc desc;
     const spdl_stage *rows; /* only during open, and in the other processes */
     size_t count;
+    int ready_fd; /* -1: none */
     char name[SPDL_NAME_BYTES];
     uint64_t process;
     uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
@@ -16683,7 +16685,7 @@ SPDL__PRIVATE void spdl__loader_filled(const spdl_loader *l) {
     spdl__shared *s = l->shared;
     spdl__shared_notify(&s->filled); /* its barrier pairs with loader_poll */
     if (spdl__load_relaxed32(&s->polled) != 0 && spdl__exchange32(&s->polled, 0) != 0)
-        spdl__os_descriptor_wake(l->desc.ready_fd);
+        spdl__os_descriptor_wake(l->ready_fd);
 }
 
 /* Copies a text that another process can change meanwhile. */
@@ -17482,7 +17484,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
-    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->desc.ready_fd > 0)
+    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->ready_fd >= 0)
         result = spdl__loader_poll(l, batch);
     if (result != SPDL_TIMEOUT ||
         (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota))
@@ -17606,6 +17608,9 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     if (desc->pipeline.pool != NULL)
         return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but a child "
                                                     "has no threads of this process");
+    if (desc->pipeline.ready_fn != NULL)
+        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.ready_fn is set, but it would be "
+                                                    "called in the child: set ready_fd");
     l->layout.quota = desc->slot_count > 0 ? desc->slot_count : 4;
     return SPDL_OK;
 }
@@ -17748,6 +17753,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     if (l != NULL) {
         l->desc = known;
         l->desc.pipeline.error = &l->error;
+        l->ready_fd = known.ready_fd != NULL ? *known.ready_fd : -1;
         l->process = spdl__os_process_id();
         l->rows = stages;
         l->count = stage_count;
