@@ -1827,8 +1827,8 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
    .continuous one call for each epoch. A failure is permanent. A ready batch costs no system call.
 
    Event loops. Let desc.ready_fd point to an eventfd or the writing end of a pipe, and call next
-   with a timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can return
-   something else. Read them before you call next. Only next notices a hang: poll once a second.
+   with a timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can
+   return something else. Read them before you call next. Only next notices a hang: poll once a second.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, hung, or
