@@ -1218,8 +1218,8 @@ SPDL_API void spdl_stop(spdl_task *task);
    SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
    most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To
-   change the number of ranks, give every rank the texts of all old ranks. These must be at the same
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
+   rank that is given all texts refuses those of another step. To change the number of ranks, give every rank the texts of all old ranks. These must be at the same
    item, at their last item, or at the end of the epoch. To jump over items, load a text with a
    larger item=.
 
@@ -22217,6 +22217,34 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *
     return SPDL_OK;
 }
 
+/* This rank's position at the end of a rank's epoch. */
+SPDL__COLD bool spdl__state_over(const spdl__state_loads *l, const spdl__position *at) {
+    return at->source >= spdl_sampler_count(&l->sampler, at->epoch) &&
+           (at->results | at->drops) == 0;
+}
+
+/* Reads this rank's text. The texts of all ranks must be of the same step, or at the epoch's end. */
+SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__position *at) {
+    spdl__position other;
+    spdl__state_loads rest = *l;
+    spdl_result result;
+    l->at = own;
+    result = spdl__state_read(l, at);
+    for (rest.at = 0; rest.at < l->count && result == SPDL_OK; ++rest.at) {
+        result = spdl__state_read(&rest, &other);
+        if (result == SPDL_OK) result = spdl__state_rank(&rest, &rest.sampler.desc.ranks);
+        if (result == SPDL_OK && (other.epoch != at->epoch || other.delivered != at->delivered) &&
+            !(spdl__state_over(&rest, &other) && spdl__state_over(l, at)))
+            result = spdl__state_error(&rest, SPDL_E_INVALID,
+                                       "is of epoch %llu after %llu items, and that of this rank of "
+                                       "epoch %llu after %llu: they are not of the same step. To "
+                                       "load it anyway pass the text of this rank alone",
+                                       (spdl__llu)other.epoch, (spdl__llu)other.delivered,
+                                       (spdl__llu)at->epoch, (spdl__llu)at->delivered);
+    }
+    return result;
+}
+
 /* Joins the texts of another number of ranks, all at the same item or at the epoch's end. The rest
    of the epoch starts at one position. */
 SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at) {
@@ -22240,8 +22268,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
                                                         "0, or not by the same run");
         }
         level = level && one.source == all.source && (one.results | one.drops) == 0;
-        over = over && one.source >= spdl_sampler_count(&l->sampler, one.epoch) &&
-               (one.results | one.drops) == 0;
+        over = over && spdl__state_over(l, &one);
     }
     l->at = 0;
     if (!level && !over)
@@ -22278,8 +22305,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     result = spdl__state_pick(l, there, &own);
     spdl__free(heap, there, (size_t)l->count * sizeof(*there));
     if (result != SPDL_OK) return result;
-    l->at = own >= 0 ? own : 0;
-    return own >= 0 ? spdl__state_read(l, at) : spdl__state_join(l, at);
+    return own >= 0 ? spdl__state_own(l, own, at) : spdl__state_join(l, at);
 }
 
 /* Called at the start of a run: no thread uses the sampler. */
