@@ -1219,9 +1219,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    most 2^28 - 2 results before SPDL_BATCH.
 
    Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
-   rank that is given all texts refuses those of another step. To change the number of ranks, give every rank the texts of all old ranks. These must be at the same
-   item, at their last item, or at the end of the epoch. To jump over items, load a text with a
-   larger item=.
+   rank that is given all texts refuses those of another step. To change the number of ranks, give
+   every rank the texts of all old ranks. These must be at the same item, at their last item, or at
+   the end of the epoch. To jump over items, load a text with a larger item=.
 
        saved after                   next returns after the load
        the last item of an epoch     SPDL_END
@@ -1828,7 +1828,8 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
 
    Event loops. Let desc.ready_fd point to an eventfd or the writing end of a pipe, and call next
    with a timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can
-   return something else. Read them before you call next. Only next notices a hang: poll once a second.
+   return something else. Read them before you call next. Only next notices a hang: poll once a
+   second.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, hung, or
@@ -22223,7 +22224,7 @@ SPDL__COLD bool spdl__state_over(const spdl__state_loads *l, const spdl__positio
            (at->results | at->drops) == 0;
 }
 
-/* Reads this rank's text. The texts of all ranks must be of the same step, or at the epoch's end. */
+/* Reads this rank's text. The texts of all ranks are of the same step, or at the epoch's end. */
 SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__position *at) {
     spdl__position other;
     spdl__state_loads rest = *l;
@@ -22236,8 +22237,8 @@ SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__posi
         if (result == SPDL_OK && (other.epoch != at->epoch || other.delivered != at->delivered) &&
             !(spdl__state_over(&rest, &other) && spdl__state_over(l, at)))
             result = spdl__state_error(&rest, SPDL_E_INVALID,
-                                       "is of epoch %llu after %llu items, and that of this rank of "
-                                       "epoch %llu after %llu: they are not of the same step. To "
+                                       "is of epoch %llu after %llu items, and that of this rank "
+                                       "of epoch %llu after %llu: they are not of the same step. To "
                                        "load it anyway pass the text of this rank alone",
                                        (spdl__llu)other.epoch, (spdl__llu)other.delivered,
                                        (spdl__llu)at->epoch, (spdl__llu)at->delivered);
