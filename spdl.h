@@ -22238,8 +22238,8 @@ SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__posi
             !(spdl__state_over(&rest, &other) && spdl__state_over(l, at)))
             result = spdl__state_error(&rest, SPDL_E_INVALID,
                                        "is of epoch %llu after %llu items, and that of this rank "
-                                       "of epoch %llu after %llu: they are not of the same step. To "
-                                       "load it anyway pass the text of this rank alone",
+                                       "of epoch %llu after %llu: they are not of the same step. "
+                                       "To load it anyway pass the text of this rank alone",
                                        (spdl__llu)other.epoch, (spdl__llu)other.delivered,
                                        (spdl__llu)at->epoch, (spdl__llu)at->delivered);
     }
