@@ -334,6 +334,10 @@ check-packages: ## make install, and examples/packages with each tool that is th
 check-numpy: ## NumPy reads what the writer has written (NumPy from PyPI, if there is none)
 	@tests/check_numpy.sh
 
+.PHONY: check-bindings
+check-bindings: ## tools that make bindings read the header (cffi from PyPI)
+	@tests/check_bindings.sh
+
 .PHONY: check-report
 check-report: ## the page of the reports in a browser (needs chromium)
 	@tests/check_report.sh

@@ -152,7 +152,11 @@ extern "C" {
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
-       a stage that returns only NULL (100 times, or always), and may never set *out: a warning
+       a stage that returns only NULL, and may never set *out: a warning after the first one in a
+       row with .free_item or .item_bytes, in others after 100 or at the end
+       a call that records a reason with spdl_fail and returns SPDL_OK: the call fails
+       a source that ends without an item: a warning
+       a task that is used after its call: an error in the log
        a call that frees its spdl_buffer, or writes more than .item_bytes into it (not with
        .allocator): the call fails
        items leaked because their row has no .free_item: a warning for each row at destroy
@@ -194,31 +198,32 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
+/* No value but SPDL_OK is one of errno, of bool or -1: a stage that returns one of those fails. */
 #define SPDL__RESULT_LIST(X) \
     X(SPDL_OK, 0, "ok") \
-    X(SPDL_END, 1, "end of data") \
-    X(SPDL_SKIP, 2, "item skipped") \
-    X(SPDL_TIMEOUT, 3, "timed out") \
-    X(SPDL_FULL, 4, "full") \
-    X(SPDL_EMPTY, 5, "empty") \
-    X(SPDL_CLOSED, 6, "closed") \
-    X(SPDL_PENDING, 7, "pending") \
-    X(SPDL_AGAIN, 8, "call again") \
-    X(SPDL_E_INVALID, -1, "invalid argument") \
-    X(SPDL_E_NOMEM, -2, "out of memory") \
-    X(SPDL_E_THREAD, -3, "a thread could not be created") \
-    X(SPDL_E_TYPE, -4, "the types of two stages do not fit") \
-    X(SPDL_E_STAGE, -5, "a stage function failed") \
-    X(SPDL_E_IO, -6, "input or output error") \
-    X(SPDL_E_FORMAT, -7, "malformed data") \
-    X(SPDL_E_UNSUPPORTED, -8, "not supported") \
-    X(SPDL_E_NOT_FOUND, -9, "not found") \
-    X(SPDL_E_CHECKSUM, -10, "checksum mismatch") \
-    X(SPDL_E_LIMIT, -11, "limit exceeded") \
-    X(SPDL_E_CUDA, -12, "a CUDA call failed") \
-    X(SPDL_E_CUDA_LOST, -13, "the CUDA device is lost to this process") \
-    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used after it, in the child") \
-    X(SPDL_E_PROCESS, -15, "a loader process has ended")
+    X(SPDL_END, 1001, "end of data") \
+    X(SPDL_SKIP, 1002, "item skipped") \
+    X(SPDL_TIMEOUT, 1003, "timed out") \
+    X(SPDL_FULL, 1004, "full") \
+    X(SPDL_EMPTY, 1005, "empty") \
+    X(SPDL_CLOSED, 1006, "closed") \
+    X(SPDL_PENDING, 1007, "pending") \
+    X(SPDL_AGAIN, 1008, "call again") \
+    X(SPDL_E_INVALID, -1001, "invalid argument") \
+    X(SPDL_E_NOMEM, -1002, "out of memory") \
+    X(SPDL_E_THREAD, -1003, "a thread could not be created") \
+    X(SPDL_E_TYPE, -1004, "the types of two stages do not fit") \
+    X(SPDL_E_STAGE, -1005, "a stage function failed") \
+    X(SPDL_E_IO, -1006, "input or output error") \
+    X(SPDL_E_FORMAT, -1007, "malformed data") \
+    X(SPDL_E_UNSUPPORTED, -1008, "not supported") \
+    X(SPDL_E_NOT_FOUND, -1009, "not found") \
+    X(SPDL_E_CHECKSUM, -1010, "checksum mismatch") \
+    X(SPDL_E_LIMIT, -1011, "limit exceeded") \
+    X(SPDL_E_CUDA, -1012, "a CUDA call failed") \
+    X(SPDL_E_CUDA_LOST, -1013, "the CUDA device is lost to this process") \
+    X(SPDL_E_CUDA_FORKED, -1014, "CUDA was opened before a fork and used after it, in the child") \
+    X(SPDL_E_PROCESS, -1015, "a loader process has ended")
 
 typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,
@@ -235,7 +240,7 @@ SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* An error and its place. `text` is a sentence that names the file, array, stage or argument.
    `stage` is the number of the row, from 0 (the source), or -1 for none. With a stage, `item` is
-   the number of the item in its source, from 0. */
+   the number of the item in its source, from 0; behind SPDL_BATCH that of the batch. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
@@ -468,7 +473,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
        SPDL_OK        all               *out is the result; it may be `in`, changed in place
        SPDL_SKIP      all but sources   drops the input; there is no result
                       source            has no item now; the number stays, and the source is called
-                                        again at once. To wait for data use .threads or SPDL_FEED
+                                        again at once. To wait for data use .threads or SPDL_FEED;
+                                        to leave a number out return it, and skip in the next row
        SPDL_END       source            ends the data, or with .continuous the epoch
        SPDL_AGAIN     .again            *out is one result; call again with the same input
        SPDL_PENDING   .deferred         spdl_complete gives the result later
@@ -498,8 +504,9 @@ typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 /* A function that returns one item a call, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
-/* Called for each failed call, also if max_failures allows it, on the thread of the call. It
-   borrows `item`, the input. `item` is NULL for a source or .flush, or if the call took it. */
+/* Called for each failed call, also if max_failures allows it, on the thread of the call, so by
+   several threads at a time. It borrows `item`, the input, and `error`. `item` is NULL for a source
+   or .flush, or if the call took it. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -523,25 +530,29 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
        .threads       source                0         1: a thread of its own, so it may block
-       .buffer_size   all but sink          2         results that can wait behind the row; before a
+       .buffer_size   all but the last two  2         results that can wait behind the row; before a
                                                       batch its size, branch 32
        .output_order  pipe, merge           input     SPDL_ORDER_COMPLETION: see >>order
        .item_bytes    source, pipe, batch   0         bytes of an item of reused memory: >>memory
        .allocator     with .item_bytes      desc's    allocates the blocks of this row
        .drop_last     batch                 false     drops the last batch if it is not full
-       .drop_oldest   feed                  false     a push without room drops the oldest item
+       .drop_oldest   feed                  false     a push without room drops the oldest item. The
+                                                      next row has one call at a time, or completion
+                                                      order
        .continuous    source                false     starts again after SPDL_END: see >>epochs
        .flush         pipe                  false     one more call at the end: see >>one-to-many
        .deferred      pipe                  false     the function may return SPDL_PENDING
        .again         pipe                  false     the function may return SPDL_AGAIN
-       .max_failures  functions             0         failed calls that do not end the pipeline; -1:
-                                                      any number
+       .max_failures  functions             0         failed calls that do not end the pipeline, in
+                                                      all epochs together; -1: any number
        .on_drop       functions             NULL      called with the input of each failed call
-       .free_item     functions, feed       NULL      frees an item that this row made
+       .free_item     functions, feed       NULL      frees an item that this row made, or that
+                                                      SPDL_FROM or SPDL_FEED brought
        .free_state    .again                NULL      frees what spdl_call_state holds
        .copy_item     source, pipe          NULL      copies an item, for >>doctor
-       .init, .fini   functions             NULL      run on each worker, before its first call of
-                                                      the row and at the end */
+       .init, .fini   functions             NULL      run once on each worker: .init before its
+                                                      first call of the row, .fini in destroy.
+                                                      Several workers run one at the same time */
 
 /* clang-format off */
 typedef struct spdl_stage {
@@ -579,7 +590,7 @@ typedef struct spdl_stage {
     spdl_init_fn init SPDL__ZERO;
     spdl_fini_fn fini SPDL__ZERO;
     /* private */
-    unsigned char lambda_[4 * sizeof(void *)] SPDL__ZERO; /* C++: a copy of the callable */
+    void *lambda_[4] SPDL__ZERO; /* C++: a copy of the callable */
     int line SPDL__ZERO;
 #ifdef __cplusplus
     /* For C++ before C++20, which has no designated initialisers:
@@ -656,7 +667,7 @@ typedef struct spdl_batch {
        SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...), its reverse
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...), SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size): results that can wait for the consumer, default 3. Write at least as
+       SPDL_SINK(buffer_size): results that can wait for the consumer, usually 3, and at least as
        many as the consumer takes in one burst. Without a feed workers fill a buffer of 8 or
        more again when half of it is gone, or the consumer waits.
    C++20 requires the fields in the order of spdl_stage. Before C++20 write
@@ -803,7 +814,8 @@ typedef struct spdl_pipeline spdl_pipeline;
 
 typedef struct spdl_pipeline_desc {
     int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0:
-                                         spdl_cores() - 1, and next works: see >>waiting */
+                                         spdl_cores() - 1, and next works. With 0 and SPDL_INLINE no
+                                         call may wait for the consumer: see >>waiting */
     spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
@@ -820,8 +832,8 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
     const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
     uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
-    uint64_t data_hash SPDL__ZERO;    /* of the data, for spdl_state_load: spdl_files_hash, or
-                                         spdl_hash of names and sizes */
+    uint64_t data_hash SPDL__ZERO;    /* of the data: spdl_files_hash, or spdl_hash of names and
+                                         sizes. Without it a load does not notice other data */
     bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
     void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
     void *ready_user SPDL__ZERO;
@@ -858,7 +870,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. Rarely
    it calls too early. The call is on any thread, also inside of next or spdl_pipeline_stop.
    ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
-   event before you call next again: see examples/event_loop.c.
+   event before you call next again: see examples/event_loop.c. If a signal handler calls stop,
+   ready_fn can run in that handler, where it must not take a lock. Most functions that post an
+   event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside.
@@ -897,8 +911,8 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t
 #else
 #define SPDL__TAKEN(out) "void"
 #endif
-SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void *out,
-                                                  int64_t timeout_ns, const char *type) {
+SPDL__UNUSED SPDL__CHECKED static inline spdl_result
+spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *type) {
     return spdl__next_as(pipeline, (void **)out, timeout_ns, type); /* which copies bytes */
 }
 #endif
@@ -908,16 +922,18 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
    Items after a failure are freed by destroy or a rewind. A second stop, or a stop after the end,
    does nothing.
 
-   Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists. On
-   other systems set a flag in the handler, and give next a timeout.
+   Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists.
+   desc.ready_fn then runs in the handler: see Event loops above. On other systems set a flag in the
+   handler, and give next a timeout.
 
    Returns: SPDL_OK, SPDL_TIMEOUT (calls or a rewind still run; the stop goes on).
    Blocks:  until running calls have returned and every deferred call was completed, and then in
             free_item. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at item `sequence` of epoch 0. It waits for running calls, frees
-   all items inside, and clears an end, failure or stop. A source that reads in order must compare
+/* Starts again, with the source at item `sequence` of epoch 0. The items and their order are those
+   of the first time. For the next epoch see .continuous. It waits for running calls, frees all
+   items inside, and clears an end, failure or stop. A source that reads in order must compare
    spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that
    waited and the rewind, and ctx may change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
@@ -976,7 +992,8 @@ SPDL_API void spdl_batch_free(void *batch);
 /* Records the reason of a failed call, as printf, up to SPDL_TEXT_BYTES. Outside of the call the
    log gets the text.
    Returns: SPDL_E_STAGE, for the stage function to return. */
-SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3)
+    SPDL__CHECKED;
 
 /* For C++: the exception of the call. act(kept, false) frees it, act(kept, true) throws it
    again. */
@@ -994,8 +1011,9 @@ SPDL_API void *spdl_ctx(const spdl_task *task);
 SPDL_API void *spdl_local(const spdl_task *task);
 
 /* The number of this item in its epoch, from 0.
-   Returns: in a source the number of items it has made; elsewhere the number from the source; after
-            SPDL_BATCH the number of the batch. */
+   Returns: in a source the number of items it has made; elsewhere the number from the source, which
+            all results of an .again row for one input share; after SPDL_BATCH the number of the
+            batch, also behind SPDL_UNBATCH. */
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
 /* Returns: the epoch of this item, from 0; always 0 without .continuous. */
@@ -1067,8 +1085,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
    consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
-   spdl_pipeline_error has the stage and the reason. Later rows are not called for the item. The
-   failure overtakes items that a batch or a .flush row has gathered. Every error of a stage is
+   spdl_pipeline_error has the stage and the reason. The loop goes on after it: end it at SPDL_END,
+   SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
+   overtakes items that a batch or a .flush row has gathered. Every error of a stage is
    SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
    .max_failures with it. */
 
@@ -1098,9 +1117,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   The row needs input order and no .again. An item from elsewhere must have n bytes: the library
-   copies it into the block and frees it. A NULL item becomes zeros. Items cannot leave such a
-   batch.
+   The row needs input order, and cannot have .again. An item from elsewhere must have n bytes: the
+   library copies it into the block and frees it. Such an item must not own other memory, which its
+   .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many. */
@@ -1137,14 +1156,16 @@ SPDL_API void spdl_stop(spdl_task *task);
    While one path is full, its results wait in the branch and other paths go on. At most
    .buffer_size results of SPDL_BRANCH wait, for all paths together.
 
-   The merge passes results in the order of the branch. With SPDL_ORDER_COMPLETION it passes what is
-   ready. Rows inside of a path make at most one result for each input: create refuses .again,
-   .flush, batches and completion order there. */
+   The merge passes results in the order of the branch. Rows inside of a path then make at most one
+   result for each input: create refuses .again, .flush, batches and completion order there. With
+   SPDL_ORDER_COMPLETION the merge passes what is ready, and rows inside of a path can be any. With
+   SPDL_BATCH in each path, all items of a batch are of one path. */
 
 /* ============================================================================================= */
 /* >>waiting
    Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
-   in next while it would wait. With workers = n only these n threads do, unless .next_works_ns is
+   in next while it would wait. A call that waits for the consumer would then wait for ever: write
+   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is
    set: the thread in next then leaves out rows whose mean call is longer. While it is in a call,
    one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
    consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
@@ -1197,10 +1218,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
    most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To
-   change the number of ranks, give every rank the texts of all old ranks. These must be at the same
-   item, at their last item, or at the end of the epoch. To jump over items, load a text with a
-   larger item=.
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
+   rank that is given all texts refuses those of another step. To change the number of ranks, give
+   every rank the texts of all old ranks. These must be at the same item, at their last item, or at
+   the end of the epoch. To jump over items, load a text with a larger item=.
 
        saved after                   next returns after the load
        the last item of an epoch     SPDL_END
@@ -1416,7 +1437,8 @@ typedef struct spdl_report_desc {
 
    desc.trace is the path; "" means none. NULL means the environment: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create empties the file and
-   destroy writes it. A symbolic link is refused. A failure is one warning in the log.
+   destroy writes it. A second pipeline that runs at the same time writes t-2.json, and the log has
+   a warning. A symbolic link is refused. A failure is one warning in the log.
 
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
    events. The log and the file have the number of dropped ones.
@@ -1560,8 +1582,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=60                for 60 s; much less than 30 s can give no interval
        SPDL_DOCTOR=1,replay          also repeats kept items: discard the trained weights
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps what helps. It
-                                     can change the concurrency of rows without .serial. Its own
-                                     pool has twice as many workers: the range of `worker` of init
+                                     can change the concurrency of rows without .serial, and the
+                                     workers of its own pool where no row has .init
 
    It runs inside of next, on the thread of the consumer. It compares windows of time with one
    difference to windows without. With `replay` kept items replace all rows up to a row, which needs
@@ -1752,13 +1774,14 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
-    spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool */
+    spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool and ready_fn */
     int slot_count SPDL__ZERO;       /* batches that are ready or held by the consumer; default 4 */
     uint64_t arena_bytes SPDL__ZERO; /* bound of the shared memory; 0: none */
     double hang_timeout SPDL__ZERO;  /* seconds that the consumer waits, in one or more calls,
                                         before the child is killed; 0: for ever */
     int max_restarts SPDL__ZERO;
-    int ready_fd SPDL__ZERO; /* eventfd or pipe, for event loops: see spdl_loader_next; 0: none */
+    const int *ready_fd SPDL__ZERO;  /* address of an eventfd or pipe, for event loops: see
+                                        spdl_loader_next; open copies it */
     bool fork_with_threads SPDL__ZERO; /* do not refuse threads: no stage needs a lock of theirs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */
@@ -1803,9 +1826,10 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
 /* Takes the next batch, in shared memory. After the last batch each call returns SPDL_END; with
    .continuous one call for each epoch. A failure is permanent. A ready batch costs no system call.
 
-   Event loops. Set desc.ready_fd to an eventfd or the writing end of a pipe, and call next with a
-   timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can return
-   something else. Read them before you call next. Only next notices a hang: poll once a second.
+   Event loops. Let desc.ready_fd point to an eventfd or the writing end of a pipe, and call next
+   with a timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can
+   return something else. Read them before you call next. Only next notices a hang: poll once a
+   second.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, hung, or
@@ -2070,7 +2094,8 @@ typedef struct spdl_files spdl_files;
        a pattern with * and ?          also for folders: "train-?/a*.tar"
        @list.txt                       a path on each line, relative to the folder of the list
    Files are sorted by the bytes of their paths, those of a list by their line. A name that begins
-   with a dot needs a dot in the pattern or the list.
+   with a dot needs a dot in the pattern or the list. Files that `path` or a list names must exist.
+   Other entries of a folder, such as dangling links, are listed with 0 bytes, and cannot be read.
    Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: no file; SPDL_E_FORMAT (the list),
             SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS a folder is
             SPDL_E_IO. */
@@ -2092,7 +2117,8 @@ SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
 /* Bytes of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
-    const char *name; /* of the member; else the path of the file */
+    const char *name; /* of the member, which an archive can set to "../x" or "/x"; else the path of
+                         the file */
     uint8_t *data;    /* aligned to 64 bytes, with a zero behind the last one */
     size_t bytes;
     uint64_t offset;  /* position of the data in the file */
@@ -2102,10 +2128,15 @@ typedef struct spdl_record {
 /* Frees a record and the records after it. */
 SPDL_API void spdl_record_free(void *record);
 
-/* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record. Tar archives are ustar,
-   GNU, pax or older. Only plain files pass. Several archives in one file are read in order.
-   Checksums are verified. A file without an empty block at its end is truncated: an error. Lines
-   end in LF or CR LF, or with the file. */
+/* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record.
+   Tar archives are ustar, GNU, pax or older. Only plain files pass. Several archives in one file
+   are read in order. Checksums are verified. A file without an empty block at its end is truncated:
+   an error. Links are missing data: an error at the end of the archive, behind all plain files.
+   With .max_failures = -1 links are left out, and count as one failure an archive.
+   Lines end in LF or CR LF, or with the file. A byte order mark of UTF-8 is not part of the first
+   line.
+   Both refuse files of another kind: gzip, zstd, xz, bzip2, lz4, ZIP, NumPy, UTF-16, and pointers
+   of Git LFS. SPDL_READ refuses only the last. The error has the command that helps. */
 typedef struct spdl_records_desc {
     bool group SPDL__ZERO; /* tar: successive members with the same path up to the first dot of the
                               name are one sample, a list of records. A repeated name begins the
@@ -2149,7 +2180,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
                                       size_t token_bytes, spdl_error *error);
 
 /* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
-       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index), n at most SIZE_MAX
+       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index)
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
@@ -2161,7 +2192,8 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc. In input order
-                               they read one file at a time, in completion order .concurrency */
+                               they read one file at a time. In completion order they read
+                               .concurrency files, whose records are then mixed */
 /* clang-format off */
 #define SPDL_FILES(...)     SPDL__OWN_ROW(SOURCE, 0, spdl_files, , __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)  SPDL__OWN_ROW(PIPE, 1, spdl_files, , __VA_ARGS__, SPDL__LINE)
@@ -2419,8 +2451,8 @@ template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call &call,
                                    const char *file, int line) {
     static_assert(spdl__fits<In, Out>(static_cast<Call *>(NULL)),
-                  "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **); In of "
-                  "spdl_source is void");
+                  "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **), where In of "
+                  "spdl_source is void, and returns spdl_result in every return");
     static_assert(__is_trivially_copyable(Call) && sizeof(Call) <= 4 * sizeof(void *) &&
                       alignof(Call) <= alignof(void *),
                   "a row keeps a copy of up to four captures that need no destructor: give this "
@@ -2429,7 +2461,8 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call 
                                             SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };
     spdl_stage row = spdl__row<0>(kind, &function, file).with_name(name);
     const unsigned char *bytes = &reinterpret_cast<const unsigned char &>(call);
-    for (size_t i = 0; i < sizeof(Call); ++i) row.lambda_[i] = bytes[i];
+    unsigned char *kept = reinterpret_cast<unsigned char *>(row.lambda_);
+    for (size_t i = 0; i < sizeof(Call); ++i) kept[i] = bytes[i];
     row.line = line;
     return row;
 }
@@ -2480,7 +2513,7 @@ static Owner spdl_next(spdl_pipeline *pipeline, int64_t timeout_ns = SPDL_FOREVE
 }
 
 template <class T>
-static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
+SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
     void *item = NULL;
     const spdl_result result = spdl__next_as(pipeline, &item, timeout_ns, SPDL__TYPE(T));
     if (result == SPDL_OK || item != NULL) *out = static_cast<T *>(item);
@@ -2669,8 +2702,10 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif
 
 /* Returns true if an arm64 processor has carry-less products. */
-#if SPDL__ARM64 && SPDL__LINUX
+#if SPDL__LINUX
 #include <sys/auxv.h>
+#endif
+#if SPDL__ARM64 && SPDL__LINUX
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
 #elif SPDL__ARM64 && defined(__APPLE__)
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
@@ -2971,11 +3006,11 @@ typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock
 typedef enum spdl__os_access {
     SPDL__OS_READ,    /* an existing plain file; a pipe could block a reader */
     SPDL__OS_NEW,     /* to read and write; an existing file is in use */
-    SPDL__OS_REPLACE, /* to write; an existing file is emptied */
+    SPDL__OS_REPLACE, /* to write; an existing file is emptied, or in use by another REPLACE */
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-static const char spdl__os_in_use[] = "it is in use"; /* NEW returns this very pointer */
+static const char spdl__os_in_use[] = "it is in use"; /* NEW, REPLACE return this very pointer */
 
 /* --- time and waits --- */
 
@@ -3272,6 +3307,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <time.h>
@@ -3405,8 +3441,21 @@ SPDL__PRIVATE void spdl__os_yield(void) { (void)sched_yield(); }
 
 SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return (uint64_t)getpid(); }
 
+/* Returns: false in a program with more rights than its user: setuid, setgid, or capabilities of
+            its file. */
+SPDL__PRIVATE bool spdl__posix_trusts_user(void) {
+#if SPDL__LINUX
+    const unsigned long at_secure = 23;
+    if (getauxval(at_secure) != 0) return false;
+#elif defined(__APPLE__) || defined(__FreeBSD__) || defined(__NetBSD__) || defined(__OpenBSD__)
+    int issetugid(void); /* which strict C hides */
+    if (issetugid() != 0) return false;
+#endif
+    return getuid() == geteuid() && getgid() == getegid();
+}
+
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
-    const char *value = getuid() == geteuid() && getgid() == getegid() ? getenv(name) : NULL;
+    const char *value = spdl__posix_trusts_user() ? getenv(name) : NULL;
     (void)room;
     return value != NULL && *value != '\0' ? value : NULL;
 }
@@ -3474,9 +3523,41 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
     return file == SPDL__NO_FILE || close((int)file) == 0 ? NULL : strerror(errno);
 }
 
+/* Empties a plain file, unless another REPLACE has it open. Not all file systems have locks. */
+SPDL__PRIVATE const char *spdl__posix_claim(int file) {
+#ifdef LOCK_EX
+    if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return spdl__os_in_use;
+#endif
+    return ftruncate(file, 0) == 0 ? NULL : strerror(errno);
+}
+
+/* write() without a signal: SIGPIPE and SIGXFSZ would end the program. */
+SPDL__PRIVATE ssize_t spdl__posix_write(int file, const void *from, size_t bytes) {
+    sigset_t raised, before, now, old;
+    ssize_t put;
+    int error, number;
+    (void)sigemptyset(&raised);
+    (void)sigaddset(&raised, SIGPIPE);
+    (void)sigaddset(&raised, SIGXFSZ);
+    (void)sigpending(&before);
+    (void)pthread_sigmask(SIG_BLOCK, &raised, &old);
+    put = write(file, from, bytes);
+    error = errno;
+    number = error == EPIPE ? SIGPIPE : SIGXFSZ;
+    if (put < 0 && (error == EPIPE || error == EFBIG) && sigismember(&before, number) == 0 &&
+        sigpending(&now) == 0 && sigismember(&now, number) == 1) { /* takes it back */
+        (void)sigemptyset(&raised);
+        (void)sigaddset(&raised, number);
+        (void)sigwait(&raised, &number);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = error;
+    return put;
+}
+
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT | O_TRUNC,
+    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT,
                                O_WRONLY | O_CREAT | O_APPEND };
     const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
     const char *reason;
@@ -3492,7 +3573,9 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                  ? strerror(errno)
                  : spdl__os_file_kind(&status, bytes != NULL ? bytes : &length, &folder);
     if (folder) reason = "a directory, not a file";
-    if (reason == NULL || access != SPDL__OS_READ) return NULL;
+    if (reason != NULL && access != SPDL__OS_READ) return NULL; /* a pipe or a device */
+    if (access == SPDL__OS_REPLACE) reason = spdl__posix_claim((int)*file);
+    if (reason == NULL) return NULL;
     (void)close((int)*file);
     *file = SPDL__NO_FILE;
     return reason;
@@ -3518,7 +3601,7 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     while (done < bytes) {
         const char *next = (const char *)from + done;
         const ssize_t put = at == SPDL__NEVER
-                                ? write((int)file, next, bytes - done)
+                                ? spdl__posix_write((int)file, next, bytes - done)
                                 : pwrite((int)file, next, bytes - done, (off_t)(at + done));
         if (put == 0) return "nothing more can be written";
         if (put > 0)
@@ -3562,7 +3645,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
         if (room == 0) return NULL;
         if ((ready.revents & POLLNVAL) != 0) return strerror(EBADF);
         if (room > 0 || errno != EINTR)
-            put = write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
+            put = spdl__posix_write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
         if (put < 0 && errno == EINTR && now - since < (uint64_t)patience_ns) continue;
         if (put < 0) return errno == EAGAIN || errno == EINTR ? NULL : strerror(errno);
         text += put;
@@ -4401,18 +4484,22 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     static const struct {
         spdl__win_u32 rights, making; /* 1: new, 2: emptied, 3: existing, 4: any */
     } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
-    const spdl__win_u32 normal = 0x80, exists = 80, no_file = 0xffffffffu;
+    const spdl__win_u32 normal = 0x80, exists = 80, sharing_violation = 32, no_file = 0xffffffffu,
+                        not_written = SPDL__WIN_SHARED & ~2u;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     uint64_t length;
     bool folder;
     *file = SPDL__NO_FILE;
     if (wide == NULL) return reason;
-    *file = (spdl__os_file)CreateFileW(wide, how[access].rights, SPDL__WIN_SHARED, NULL,
-                                       how[access].making, normal, NULL);
+    *file = (spdl__os_file)CreateFileW(wide, how[access].rights,
+                                       access == SPDL__OS_REPLACE ? not_written : SPDL__WIN_SHARED,
+                                       NULL, how[access].making, normal, NULL);
     if (*file == SPDL__NO_FILE) {
         const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
-        reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
+        reason = (access == SPDL__OS_NEW && error == exists) ||
+                         (access == SPDL__OS_REPLACE && error == sharing_violation)
+                     ? spdl__os_in_use : spdl__win_why(error);
         if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
@@ -5085,7 +5172,7 @@ SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     if (length >= bytes) memcpy(to, "...", 3);
 }
 
-/* The name of a type. C++ compilers write "[with T = Image]" or "[T = Image]". */
+/* The name of a type, without "struct ". C++ compilers write "[with T = Image]" or "[T = Image]" */
 typedef struct spdl__type_name {
     char text[SPDL_TEXT_BYTES / 4];
 } spdl__type_name;
@@ -5094,8 +5181,11 @@ SPDL__PRIVATE spdl__type_name spdl__type_named(const char *type) {
     const char *from = type[0] == '[' ? strstr(type, "= ") : NULL;
     spdl__type_name name;
     const size_t length = strlen(from != NULL ? from + 3 : type); /* without the bracket */
+    char *tag;
     (void)snprintf(name.text, sizeof(name.text), "%.*s", (int)spdl__min(length, sizeof(name.text)),
                    from != NULL ? from + 2 : type);
+    tag = strncmp(name.text, "const ", 6) == 0 ? name.text + 6 : name.text;
+    if (strncmp(tag, "struct ", 7) == 0) memmove(tag, tag + 7, strlen(tag + 7) + 1);
     return name;
 }
 
@@ -5207,6 +5297,36 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
     if (spdl__load_relaxed32(lock) != 0) return false;
     SPDL_TEST_POINT("lock tried");
     return spdl__cas32(lock, &open, 1);
+}
+
+/* --- files of another kind --- */
+
+/* Returns: what to do with a file that begins with `head`, if it is a pointer of Git LFS; with
+            `text` also if it is packed, binary or UTF-16. NULL: nothing speaks against it. */
+SPDL__PRIVATE const char *spdl__foreign(const uint8_t *head, size_t have, bool text) {
+    static const struct {
+        const char *magic;
+        size_t bytes;
+        const char *what;
+    } kinds[] = {
+        { "version https://git-lfs", 23, "a pointer of Git LFS, not the data: git lfs pull" },
+        { "\x1f\x8b", 2, "packed by gzip: gzip -d first" },
+        { "\x28\xb5\x2f\xfd", 4, "packed by zstd: zstd -d first" },
+        { "\xfd\x37zXZ", 5, "packed by xz: xz -d first" },
+        { "\x04\x22\x4d\x18", 4, "packed by lz4: lz4 -d first" },
+        { "PK\x03\x04", 4, "a ZIP archive: unzip first" },
+        { "\x93NUMPY", 6, "an array of NumPy: SPDL_NPZ reads it" },
+        { "\xff\xfe", 2, "UTF-16: iconv -f UTF-16 -t UTF-8 first" },
+        { "\xfe\xff", 2, "UTF-16: iconv -f UTF-16 -t UTF-8 first" }
+    };
+    const size_t count = text ? sizeof(kinds) / sizeof(kinds[0]) : 1;
+    size_t i;
+    for (i = 0; i < count; ++i)
+        if (have >= kinds[i].bytes && memcmp(head, kinds[i].magic, kinds[i].bytes) == 0)
+            return kinds[i].what;
+    if (text && have >= 10 && memcmp(head, "BZh", 3) == 0 && memcmp(head + 4, "1AY&SY", 6) == 0)
+        return "packed by bzip2: bzip2 -d first";
+    return NULL;
 }
 
 /* ============================================================================================= */
@@ -6641,6 +6761,7 @@ typedef struct spdl__trace {
     int tracks;   /* of threads, then of edges */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* of the user */
+    spdl__os_file file; /* open from create on, so that no other pipeline writes it */
     char name[SPDL_NAME_BYTES];
     char path[SPDL__PATH_BYTES];
 } spdl__trace;
@@ -8000,7 +8121,7 @@ typedef struct spdl__sitting {
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin);
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task);
 SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out);
-SPDL__PRIVATE void spdl__call_debug(spdl_task *task);
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result);
 SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
                                              spdl_result result, void *out, uint64_t now);
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
@@ -8137,7 +8258,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         }
         return SPDL__GOES_ON;
     }
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (task->call_error) result = spdl__call_misused(task, result, out);
     return spdl__flow_over(task, s->counters, result, out, s->now);
 }
@@ -8391,7 +8512,7 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
 
 #define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
 #define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
-#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake */
+#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake in every row */
 
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
@@ -8603,6 +8724,11 @@ SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function
     return false;
 }
 
+/* SPDL_DEBUG: logs a task that is used after its call. Threads of the call itself may read it. */
+SPDL__NOINLINE void spdl__task_debug(const spdl_task *task, const char *function) {
+    if (spdl__load_relaxed(&task->thread) == 0) (void)spdl__task_allows(task, function);
+}
+
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
     const bool running = spdl__task_running(task);
     char text[SPDL_TEXT_BYTES];
@@ -8636,20 +8762,28 @@ SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept,
 
 SPDL_API void *spdl__lambda(const spdl_task *task) { return task->node->row.lambda_; }
 
-SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
+SPDL_API void *spdl_ctx(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_ctx");
+    return task->node->row.ctx;
+}
 
 SPDL_API void *spdl_local(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_local");
     return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
 }
 
-SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
+SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
+    return task->sequence;
+}
 
 SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
     return task->node->own_thread ? 0 : task->worker;
 }
 
 SPDL_API bool spdl_stopping(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stopping");
     return spdl__load32(&task->pipeline->stopping) != 0;
 }
 
@@ -8657,9 +8791,13 @@ SPDL_API void spdl_take(spdl_task *task) {
     if (spdl__task_allows(task, "spdl_take")) task->call.taken = task->call.in.item != NULL;
 }
 
-SPDL_API bool spdl_flushing(const spdl_task *task) { return task->call.flushing; }
+SPDL_API bool spdl_flushing(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_flushing");
+    return task->call.flushing;
+}
 
 SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_epoch");
     return spdl__load_relaxed(&task->node->epoch);
 }
 
@@ -8715,10 +8853,19 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
 }
 
 /* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
-SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     const spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
+    char reason[SPDL_TEXT_BYTES];
     bool freed;
+    if (task->text[0] != '\0' && !task->call_error &&
+        (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
+        memcpy(reason, task->text, sizeof(reason));
+        (void)spdl__task_row_error(task, "");
+        (void)spdl__task_fail(task, "recorded a reason and returned SPDL_%s: %s",
+                              result == SPDL_OK ? "OK" : "AGAIN", reason);
+        return;
+    }
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
     freed = holder->range == SPDL__LENT_FREED;
@@ -8757,7 +8904,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
         SPDL__PROBE(task_end, node->row.name, task->sequence);
     }
     spdl__store_relaxed(&task->thread, 0);
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
     return result;
 }
@@ -8881,7 +9028,8 @@ SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     if (calls == SPDL__EMPTY_CALLS && now - node->empty_since < SPDL__EMPTY_NS)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
                    "stage %d '%s' polls: it returned SPDL_SKIP %d times in a row. Set .threads = 1 "
-                   "and wait in the function, or use SPDL_FEED",
+                   "and wait in the function, or use SPDL_FEED. To leave a number out return it, "
+                   "and skip in the next row",
                    node->index, node->name, SPDL__EMPTY_CALLS);
     spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
                                               now - node->empty_since >= SPDL__EMPTY_NS
@@ -8907,9 +9055,15 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     return !fatal;
 }
 
+/* Returns: how many NULL results at the start are a mistake. The row of an item that needs memory
+            means none. */
+SPDL__COLD uint64_t spdl__nulls_most(const spdl__node *node) {
+    return node->row.free_item != NULL || node->row.item_bytes > 0 ? 1 : SPDL__NULLS;
+}
+
 SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, int times) {
     spdl__logf(&p->logger, SPDL_LOG_WARN,
-               "stage %d '%s' has returned only NULL, %d times: is *out set?",
+               "stage %d '%s' has returned only NULL (%d times): is *out set?",
                node->index, node->name, times);
 }
 
@@ -8924,8 +9078,8 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
         (type != NULL && strcmp(type, "void") == 0))
         return;
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
-        spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
-        spdl__nulls_log(task->pipeline, node, SPDL__NULLS);
+        spdl__add(&node->nulls, 1) == spdl__nulls_most(node) - 1)
+        spdl__nulls_log(task->pipeline, node, (int)spdl__nulls_most(node));
 }
 
 /* Puts a result, from a branch on its path. The task has the record of a failure. */
@@ -9369,6 +9523,10 @@ SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
+    if (SPDL__DEBUGS && node->made == 0)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                   "stage %d '%s' ended without an item, in epoch %llu", node->index, node->name,
+                   (spdl__llu)epoch);
     spdl__store_relaxed(&task->open, 0); /* a thread that sees the end sees no call */
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
     spdl__row_pass(task->pipeline, node, 0, &mark, now);
@@ -9430,7 +9588,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
     spdl__parked_resume(task, call);
     task->call_error = task->row_error = task->cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, call->result);
     if (task->call_error)
         call->result = spdl__call_misused(task, call->result, call->completed);
     return spdl__flow_over(task, counters, call->result, call->completed, now);
@@ -10101,9 +10259,9 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     *out = NULL;
     if (result < 0 && row->next == spdl_pipeline_next && row->ctx != NULL) {
         const char *text = spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text;
-        if (text[0] != '\0') (void)spdl_fail(task, "%s", text);
+        if (text[0] != '\0') (void)spdl__task_fail(task, "%s", text);
     } else if (result > 0) {
-        (void)spdl_fail(task, "its next function returned %d (%s)", (int)result,
+        (void)spdl__task_fail(task, "its next function returned %d (%s)", (int)result,
                         spdl_result_text(result));
     }
     return result < 0 ? result : SPDL_E_STAGE;
@@ -11025,7 +11183,8 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
         spdl__out_log(p, &p->node[i], p->node[i].batches, "spdl_batch_free");
         spdl__out_log(p, &p->node[i], p->node[i].buffers, "spdl_buffer_free");
         items = spdl__load_relaxed(&p->node[i].nulls);
-        if (items > 0 && items < SPDL__NULLS) spdl__nulls_log(p, &p->node[i], (int)items);
+        if (items > 0 && items < spdl__nulls_most(&p->node[i]))
+            spdl__nulls_log(p, &p->node[i], (int)items);
     }
 }
 
@@ -11283,6 +11442,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
         { i > 0 && begins, "only the first row may be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
         { last && !ends, "the last row must be SPDL_SINK" },
         { !last && ends, "only the last row may be SPDL_SINK" },
+        { ends && row->buffer_size == 0 && row->layout_ != 0,
+          "SPDL_SINK(0): write how many results can wait, such as SPDL_SINK(3)" },
         { i == 1 && ends && plan->rows[0].kind == SPDL_KIND_FEED,
           "after SPDL_FEED there must be a stage" },
         { source && row->type != NULL && row->next == NULL, "next is NULL" },
@@ -11438,6 +11599,13 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes))
         return spdl__row_error(plan, i, " is a source, but takes '%s *': it must take 'void *'",
                                spdl__type_named(takes).text);
+    if (plan->rows[i].next == spdl_pipeline_next && plan->rows[i].ctx != NULL) {
+        const char *inner = ((const spdl_pipeline *)plan->rows[i].ctx)->yields;
+        if (!spdl__types_fit(merged, inner))
+            return spdl__row_error(plan, i, " is SPDL_FROM of '%s *', but that pipeline yields "
+                                            "'%s *'", spdl__type_named(merged).text,
+                                   spdl__type_named(inner).text);
+    }
     if (plan->before[i] >= 0 && kind != SPDL_KIND_PATH)
         return spdl__check_pair(plan, i, plan->before[i]);
     for (k = 0; kind == SPDL_KIND_MERGE && k < plan->paths[i] && result == SPDL_OK; ++k) {
@@ -11811,16 +11979,25 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
+/* Workers for the trials of a doctor that raises. None with an .init, which gets the numbers of
+   `workers`. */
+SPDL__COLD int spdl__workers_spare(const spdl_pipeline *p, const spdl__plan *plan) {
+    const int workers = plan->desc->workers;
+    int i;
+    if (plan->doctor == NULL || !plan->doctor->desc.raise || workers <= 0) return 0;
+    for (i = 0; i < plan->count; ++i)
+        if (plan->rows[i].init != NULL) return 0;
+    return (int)spdl__min((uint64_t)workers,
+                          (uint64_t)(SPDL__MAX_WORKERS - workers - (p->works_ns != 0)));
+}
+
 /* Threads for the rows: workers or the consumer, and the thread of a source. */
 SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
-    if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
-        p->spare = (int)spdl__min((uint64_t)desc->workers,
-                                  (uint64_t)(SPDL__MAX_WORKERS - desc->workers -
-                                             (p->works_ns != 0)));
+    p->spare = spdl__workers_spare(p, plan);
     p->threaded = p->threads > 0 || producer;
     p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
     p->workers = (p->workers > 0 ? p->workers : 1) + producer;
@@ -16428,6 +16605,7 @@ struct spdl_loader {
     spdl_loader_desc desc;
     const spdl_stage *rows; /* only during open, and in the other processes */
     size_t count;
+    int ready_fd; /* -1: none */
     char name[SPDL_NAME_BYTES];
     uint64_t process;
     uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
@@ -16514,7 +16692,7 @@ SPDL__PRIVATE void spdl__loader_filled(const spdl_loader *l) {
     spdl__shared *s = l->shared;
     spdl__shared_notify(&s->filled); /* its barrier pairs with loader_poll */
     if (spdl__load_relaxed32(&s->polled) != 0 && spdl__exchange32(&s->polled, 0) != 0)
-        spdl__os_descriptor_wake(l->desc.ready_fd);
+        spdl__os_descriptor_wake(l->ready_fd);
 }
 
 /* Copies a text that another process can change meanwhile. */
@@ -17313,7 +17491,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
-    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->desc.ready_fd > 0)
+    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->ready_fd >= 0)
         result = spdl__loader_poll(l, batch);
     if (result != SPDL_TIMEOUT ||
         (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota))
@@ -17437,6 +17615,9 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     if (desc->pipeline.pool != NULL)
         return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but a child "
                                                     "has no threads of this process");
+    if (desc->pipeline.ready_fn != NULL)
+        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.ready_fn is set, but it would be "
+                                                    "called in the child: set ready_fd");
     l->layout.quota = desc->slot_count > 0 ? desc->slot_count : 4;
     return SPDL_OK;
 }
@@ -17579,6 +17760,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     if (l != NULL) {
         l->desc = known;
         l->desc.pipeline.error = &l->error;
+        l->ready_fd = known.ready_fd != NULL ? *known.ready_fd : -1;
         l->process = spdl__os_process_id();
         l->rows = stages;
         l->count = stage_count;
@@ -20128,7 +20310,7 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     for (i = 0; i < zip->count; i++)
         zip->members[i].wanted = name == NULL && spdl__load_is_array(load, i);
     for (; name != NULL && *name != NULL; name++) {
-        if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK) {
+        if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK && spdl__load_is_array(load, i)) {
             zip->members[i].wanted = true;
             continue;
         }
@@ -20137,6 +20319,10 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     }
     for (i = 0; i < zip->count; i++)
         if (zip->members[i].wanted) zip->members[kept++] = zip->members[i];
+    if (name == NULL && kept == 0 && zip->count > 0) {
+        spdl__printable(shown, sizeof(shown), zip->members[0].name);
+        return spdl__zip_fail(&load->where, SPDL_E_FORMAT, "no array in it, but '%s'", shown);
+    }
     zip->count = kept;
     return true;
 }
@@ -20381,7 +20567,7 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     result = spdl_npz_load(&bundle, (const char *)in, &desc);
     *out = bundle;
     if (result == SPDL_OK) return SPDL_OK;
-    spdl_fail(task, "%s", error.text);
+    (void)spdl__task_fail(task, "%s", error.text);
     return result;
 }
 
@@ -20804,6 +20990,15 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
 }
 
+/* Refuses a file of another kind. */
+SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
+    const size_t bytes = (size_t)spdl__min(r->bytes, 32);
+    const uint8_t *head = spdl__reader_need(r, 0, bytes);
+    const char *what = head != NULL ? spdl__foreign(head, bytes, true) : NULL;
+    if (head == NULL) return r->result;
+    return what != NULL ? spdl__reader_fail(r, SPDL_E_FORMAT, 0, "%s", what) : SPDL_OK;
+}
+
 /* Checks that the file has not grown. In /proc sizes are 0. */
 SPDL__PRIVATE spdl_result spdl__reader_ends(const spdl__reader *r) {
     uint8_t byte;
@@ -20886,6 +21081,8 @@ typedef struct spdl__records {
     uint64_t at;
     spdl_record *sample;    /* .group: unfinished sample */
     bool ended;             /* tar: the last block was empty */
+    uint64_t links;         /* tar: members that are links */
+    uint64_t link_at;       /* of the first one */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
     char path[1];
@@ -20945,6 +21142,9 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
         if (key_bytes != 4) continue;
+        if (m->kind == 'g' && (memcmp(key, "path", 4) == 0 || memcmp(key, "size", 4) == 0))
+            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at,
+                                     "a global pax header with a %.4s", (const char *)key);
         if (memcmp(key, "path", 4) == 0 && (left == 0 || !spdl__tar_name(m, value, left)))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
@@ -20967,10 +21167,9 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
-    if (m->at == 0 && r->bytes > 2) { /* can be shorter than a header */
-        const uint8_t *magic = spdl__reader_need(r, 0, 2);
-        if (magic != NULL && magic[0] == 0x1f && magic[1] == 0x8b)
-            return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "gzip: a tar file has to be unpacked");
+    if (m->at == 0) { /* can be shorter than a header */
+        const spdl_result kind = spdl__reader_kind(r);
+        if (kind != SPDL_OK) return kind;
     }
     *head = spdl__reader_need(r, m->at, 512);
     if (*head == NULL) return r->result;
@@ -20989,20 +21188,21 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     return SPDL_OK;
 }
 
-/* Reads the header x or L of the next member. K is a link's target, g a comment or times. */
+/* Reads the header x or L of the next member, and checks g, which is for all further members. K is
+   the target of a link. */
 SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint64_t most = spdl__max(s->desc.max_bytes, r->room);
     spdl_record *text = NULL;
     spdl_result result;
-    if (m->bytes == 0 || m->kind == 'K' || m->kind == 'g') return SPDL_OK;
+    if (m->bytes == 0 || m->kind == 'K') return SPDL_OK;
     if (m->bytes > most)
         return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes: raise max_bytes, "
                                  "which is %llu", (spdl__llu)m->bytes,
                                  (spdl__llu)s->desc.max_bytes);
     result = spdl__reader_record(r, &s->desc.allocator, "", m->at, m->bytes, &text);
     if (result != SPDL_OK) return result;
-    if (m->kind == 'x')
+    if (m->kind == 'x' || m->kind == 'g')
         result = spdl__tar_pax(r, m, text->data, text->bytes);
     else if (!spdl__tar_name(m, text->data, strlen((const char *)text->data)))
         result = spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
@@ -21056,6 +21256,8 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) 
         plain = (m->kind == '0' || m->kind == '7') &&
                 !(s->desc.group && *spdl__path_name(m->name) == '.');
         if (result != SPDL_OK || plain) return result;
+        if (!extends && (m->kind == '1' || m->kind == '2') && s->links++ == 0)
+            s->link_at = m->at - 512;
         m->at += (m->bytes + 511) & ~(uint64_t)511;
         if (!extends) s->at = m->at; /* a link or folder */
     }
@@ -21108,6 +21310,20 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **recor
         s->sample = result == SPDL_OK ? more : NULL;
         return SPDL_OK;
     }
+}
+
+/* At the end of the file: links are missing data, and an error after all plain files. */
+SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
+    if (s->links == 0) return SPDL_END;
+    return spdl__reader_fail(&s->reader, SPDL_E_UNSUPPORTED, s->link_at,
+                             "%llu links, the first one here: pack with tar -h --hard-dereference, "
+                             "or leave links out with .max_failures = -1", (spdl__llu)s->links);
+}
+
+/* Returns: where the first line begins, behind a byte order mark. Its bytes are in the window. */
+SPDL__PRIVATE uint64_t spdl__lines_begin(spdl__reader *r) {
+    const uint8_t *mark = r->bytes >= 3 ? spdl__reader_need(r, 0, 3) : NULL;
+    return mark != NULL && memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
 /* Finds a line without its end, and the start of the next one. */
@@ -21164,8 +21380,15 @@ SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *s, spdl_record **rec
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     s->reader.error = error;
-    if (s->kind != SPDL__RECORDS_LINES)
-        return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
+    if (s->kind != SPDL__RECORDS_LINES) {
+        result = s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
+        return result == SPDL_END ? spdl__tar_end(s) : result;
+    }
+    if (s->at == 0) {
+        result = spdl__reader_kind(&s->reader);
+        if (result != SPDL_OK) return result;
+        s->at = next = spdl__lines_begin(&s->reader);
+    }
     if (s->at < s->reader.bytes)
         result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
     if (result == SPDL_OK && next == s->reader.bytes) result = spdl__reader_ends(&s->reader);
@@ -21215,7 +21438,7 @@ typedef struct spdl__search {
 SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const char *reason) {
     char label[208];
     spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : f->named);
-    f->result = spdl__error_set(f->desc.error, result, "%s: %s", label, reason);
+    f->result = spdl__error_set(f->desc.error, result, "'%s': %s", label, reason);
     return false;
 }
 
@@ -21281,10 +21504,11 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
     return f->result == SPDL_OK && (reason == NULL || spdl__search_fail(f, SPDL_E_IO, reason));
 }
 
-/* Gets size and kind of f->path. `middle`: only folders are of interest. */
-SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
+/* Gets size and kind of f->path. An `entry` of a folder that is neither file nor folder, such as a
+   dangling link, is a file of 0 bytes. Its reader fails. */
+SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool entry, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
-    return reason == NULL || (middle && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
+    return reason == NULL || (entry && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
 /* Handles one entry of the folder at f->path. Returns false to end the search. */
@@ -21298,7 +21522,7 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     bool folder = false, good;
     if (pattern != NULL ? !spdl__match(pattern, end, name) : name[0] == '.') return true;
     if (!spdl__search_push(f, name, strlen(name))) return false;
-    good = spdl__search_look(f, more, &bytes, &folder);
+    good = spdl__search_look(f, true, &bytes, &folder);
     if (good && folder && (more || (pattern == NULL && f->desc.recursive))) {
         f->pattern = more ? end + 1 : NULL;
         good = spdl__search_in(f);
@@ -21656,7 +21880,7 @@ SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool 
 
 SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
                                            const spdl_error *error) {
-    if (result < 0) (void)spdl_fail(task, "%s", error->text);
+    if (result < 0) (void)spdl__task_fail(task, "%s", error->text);
     return result;
 }
 
@@ -21772,6 +21996,9 @@ SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out)
                      : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
                                            &record);
         if (result == SPDL_OK) result = spdl__reader_ends(&reader);
+        if (result == SPDL_OK && spdl__foreign(record->data, record->bytes, false) != NULL)
+            result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s",
+                                       spdl__foreign(record->data, record->bytes, false));
         (void)spdl__os_file_close(reader.file);
     }
     if (result == SPDL_OK) *out = record;
@@ -21997,6 +22224,34 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *
     return SPDL_OK;
 }
 
+/* This rank's position at the end of a rank's epoch. */
+SPDL__COLD bool spdl__state_over(const spdl__state_loads *l, const spdl__position *at) {
+    return at->source >= spdl_sampler_count(&l->sampler, at->epoch) &&
+           (at->results | at->drops) == 0;
+}
+
+/* Reads this rank's text. The texts of all ranks are of the same step, or at the epoch's end. */
+SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__position *at) {
+    spdl__position other;
+    spdl__state_loads rest = *l;
+    spdl_result result;
+    l->at = own;
+    result = spdl__state_read(l, at);
+    for (rest.at = 0; rest.at < l->count && result == SPDL_OK; ++rest.at) {
+        result = spdl__state_read(&rest, &other);
+        if (result == SPDL_OK) result = spdl__state_rank(&rest, &rest.sampler.desc.ranks);
+        if (result == SPDL_OK && (other.epoch != at->epoch || other.delivered != at->delivered) &&
+            !(spdl__state_over(&rest, &other) && spdl__state_over(l, at)))
+            result = spdl__state_error(&rest, SPDL_E_INVALID,
+                                       "is of epoch %llu after %llu items, and that of this rank "
+                                       "of epoch %llu after %llu: they are not of the same step. "
+                                       "To load it anyway pass the text of this rank alone",
+                                       (spdl__llu)other.epoch, (spdl__llu)other.delivered,
+                                       (spdl__llu)at->epoch, (spdl__llu)at->delivered);
+    }
+    return result;
+}
+
 /* Joins the texts of another number of ranks, all at the same item or at the epoch's end. The rest
    of the epoch starts at one position. */
 SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at) {
@@ -22020,8 +22275,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
                                                         "0, or not by the same run");
         }
         level = level && one.source == all.source && (one.results | one.drops) == 0;
-        over = over && one.source >= spdl_sampler_count(&l->sampler, one.epoch) &&
-               (one.results | one.drops) == 0;
+        over = over && spdl__state_over(l, &one);
     }
     l->at = 0;
     if (!level && !over)
@@ -22058,8 +22312,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     result = spdl__state_pick(l, there, &own);
     spdl__free(heap, there, (size_t)l->count * sizeof(*there));
     if (result != SPDL_OK) return result;
-    l->at = own >= 0 ? own : 0;
-    return own >= 0 ? spdl__state_read(l, at) : spdl__state_join(l, at);
+    return own >= 0 ? spdl__state_own(l, own, at) : spdl__state_join(l, at);
 }
 
 /* Called at the start of a run: no thread uses the sampler. */
@@ -22106,8 +22359,9 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
 SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
     const spdl_sampler *sampler = p->sampler;
-    const uint64_t epoch = spdl_epoch(task);
+    const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
         key += spdl__mix(sampler->desc.seed + 1);
@@ -22306,11 +22560,10 @@ SPDL__COLD uint64_t spdl__track_kept(const spdl__track *track) {
 /* Writes all tracks, in the viewer's order. Returns NULL, or the failure. */
 SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, uint64_t dropped) {
     char buffer[8192];
-    spdl__out out = { SPDL__NO_FILE, NULL, spdl__text_start(buffer, sizeof(buffer)) };
+    spdl__out out = { p->trace->file, NULL, spdl__text_start(buffer, sizeof(buffer)) };
     spdl__text *text = &out.text;
     uint64_t i;
     int track;
-    out.failure = spdl__os_file_open(&out.file, p->trace->path, SPDL__OS_REPLACE, NULL);
     spdl__text_add(text,
                    "{\"otherData\":{\"spdl\":\"%s\",\"unix_ns\":%llu,\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
@@ -22339,7 +22592,6 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     }
     spdl__text_add(text, "\n]}\n");
     spdl__out_flush(&out);
-    (void)spdl__os_file_close(out.file);
     return out.failure;
 }
 
@@ -22377,6 +22629,7 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all);
     if (trace == NULL) return false;
     trace->bytes = (size_t)all;
+    trace->file = SPDL__NO_FILE;
     trace->tracks = tracks;
     trace->track = (spdl__track *)(trace + 1);
     for (i = 0; i < tracks; ++i) {
@@ -22401,18 +22654,44 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
         if (trace->fn[i] != NULL) p->node[i].row.fn = trace->fn[i];
     }
     p->trace = NULL;
+    (void)spdl__os_file_close(trace->file);
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* "%p" is the process id. Returns false if the path is too long. */
-SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
+/* "%p" is the process id. From 2 on the name ends with `copy`: "t-2.json". Returns false if the
+   path is too long. */
+SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from, int copy) {
     const char *mark = strstr(from, "%p");
     const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
-    char number[24] = "";
+    char number[24] = "", whole[SPDL__PATH_BYTES];
+    const char *dot;
+    int length;
     if (mark != NULL)
         (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id());
-    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, from, number,
-                    mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
+    length = snprintf(whole, sizeof(whole), "%.*s%s%s", before, from, number,
+                      mark != NULL ? mark + 2 : "");
+    if (length >= SPDL__PATH_BYTES) return false;
+    dot = strrchr(whole, '.');
+    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = whole + length;
+    number[0] = '\0';
+    if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
+    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - whole), whole, number, dot) <
+           SPDL__PATH_BYTES;
+}
+
+/* Opens the file, or while another pipeline has it one beside it. Returns NULL, or the failure. */
+SPDL__COLD const char *spdl__trace_claim(const spdl_pipeline *p, const char *path) {
+    const char *failure = spdl__os_in_use;
+    int copy;
+    for (copy = 1; failure == spdl__os_in_use && copy < 100; ++copy) {
+        if (!spdl__trace_path(p->trace->path, path, copy)) return "the name is too long";
+        failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
+    }
+    if (failure == NULL && copy > 2)
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "trace '%s': another pipeline writes it; this one writes '%s'", path,
+                   p->trace->path);
+    return failure;
 }
 
 /* Removes ",events=N" from the value of SPDL_TRACE. */
@@ -22438,7 +22717,6 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         desc->trace != NULL ? desc->trace : spdl__os_environment("SPDL_TRACE", room);
     const char *name = desc->pool != NULL ? desc->pool->name : desc->name, *failure = NULL;
     uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
-    spdl__os_file file = SPDL__NO_FILE;
     char path[SPDL__PATH_BYTES];
     if (!spdl__path_copy(path, value, "trace", &p->logger)) return;
     if (desc->trace == NULL) spdl__trace_option(&p->logger, path, &events);
@@ -22447,10 +22725,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
-        if (!spdl__trace_path(p->trace->path, path)) failure = "the name is too long";
-        else /* destroy opens it again: others may write it meanwhile */
-            failure = spdl__os_file_open(&file, p->trace->path, SPDL__OS_REPLACE, NULL);
-        (void)spdl__os_file_close(file);
+        failure = spdl__trace_claim(p, path);
     }
     if (failure == NULL) return;
     spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path, failure);

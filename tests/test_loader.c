@@ -1242,6 +1242,8 @@ static void *half_an_allocator(size_t bytes, size_t align, void *user) {
     return malloc(bytes);
 }
 
+static void never_called(void *user) { (void)user; }
+
 static void wrong_things_are_refused(void) {
     const spdl_stage good[] = { RECORDS(50),
                                 SPDL_SINK(2) };
@@ -1277,6 +1279,8 @@ static void wrong_things_are_refused(void) {
     REFUSES(desc.slot_count = 1 << 20, good, SPDL_E_INVALID, "slot_count is 1048576");
     REFUSES(desc.hang_timeout = -1, good, SPDL_E_INVALID, "hang_timeout is -1");
     REFUSES(desc.pipeline.pool = pool, good, SPDL_E_INVALID, "pipeline.pool is set");
+    REFUSES(desc.pipeline.ready_fn = never_called, good, SPDL_E_INVALID,
+            "pipeline.ready_fn is set, but it would be called in the child: set ready_fd");
     REFUSES(desc.pipeline.allocator.alloc_fn = half_an_allocator, good, SPDL_E_INVALID,
             "set both functions of the allocator or none");
     REFUSES((void)0, bare, SPDL_E_INVALID, "loader 'wrong': no row has .item_bytes");
@@ -1826,7 +1830,11 @@ static void an_event_loop_is_told(void) {
         uint64_t next = 0, waits = 0;
         int ends[2];
         REQUIRE(pipe(ends) == 0);
-        desc.ready_fd = ends[1];
+        if (round == 2) { /* as in a daemon: the first descriptor is one as any other */
+            REQUIRE(dup2(ends[1], 0) == 0 && close(ends[1]) == 0);
+            ends[1] = 0;
+        }
+        desc.ready_fd = &ends[1];
         REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(200),
                     SPDL_PIPE(meets_its_fate, .ctx = &harm), IN_BATCHES(5),
                     SPDL_SINK(2))) == SPDL_OK);
@@ -3254,7 +3262,7 @@ static void a_batch_before_the_request_is_found(void) {
     spdl_loader *l;
     int ends[2];
     REQUIRE(pipe(ends) == 0);
-    desc.ready_fd = ends[1];
+    desc.ready_fd = &ends[1];
     gate_at("loader publishes", comes_before_the_request, 0);
     REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
     await_gate(1);
