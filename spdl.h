@@ -1252,10 +1252,12 @@ SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t b
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
 
-/* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence.
-   With SPDL_INDEX it includes the sampler's seed and the position. A load and the number of workers
-   do not change it, nor does the number of ranks before the first SPDL_BATCH. All results of one
-   item share it.
+/* A seed for the random numbers of this call: a hash of desc.seed, the epoch, spdl_sequence, and
+   behind rows that make several results of an item (.again, SPDL_LINES, SPDL_TAR, SPDL_UNBATCH) the
+   number of the result. In a row with .again each call has its own. With SPDL_INDEX it includes the
+   sampler's seed and the position. A load and the number of workers do not change it, nor does the
+   number of ranks before the first SPDL_BATCH. All rows have the same key for an item. For more
+   numbers hash it with one of your own: spdl_hash(spdl_item_key(task), &k, sizeof k).
    Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
@@ -6842,8 +6844,9 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
        an item   with the row that made it, which frees it
        a hole    an input without a result; its reader passes it without a call
        a mark    END, EPOCH or FAIL of a row; each row passes it in order (>>row-impl)
-   `range` is the source's number of the item, or where a run goes on (>>position-impl). Behind a
-   feed it is the time when the oldest part of the item was pushed.
+   `range` is the source's number of the item and the number of the result behind rows with .again,
+   or where a run goes on (>>position-impl). Behind a feed it has the time when the oldest part of
+   the item was pushed in place of the number of the item.
 
    The word of an edge's reader is {head, SHUT, active}. `head` is the next ticket to take, `active`
    counts the calls inside of the row, SHUT means that no call enters. **One compare-and-swap of
@@ -6884,8 +6887,8 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__HEAD_BITS 17
 #define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
 
-/* A range behind the row that marks: the low bits are a number of results. Behind a feed: when
-   items were pushed, in units of 256 ns. */
+/* The low bits of a range are a number of results, the others the number of the item in its source,
+   or behind a feed the time of the push in units of 256 ns. */
 #define SPDL__SPAN_BITS 28
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
@@ -6976,10 +6979,23 @@ SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
     return spdl__origin_tag(spdl__load_relaxed(&slot->origin));
 }
 
-/* Age of the oldest item in a range of a feed. */
+SPDL__INLINE uint64_t spdl__range_pushed(uint64_t now) {
+    return now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
+}
+
+/* Age of the oldest item in a range of a feed, up to 2 hours. */
 SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
-    const uint64_t pushed = range << SPDL__PUSHED_BITS;
-    return now > pushed ? now - pushed : 0; /* the clock of the producer may be ahead */
+    const uint64_t age = (spdl__range_pushed(now) - (range & ~SPDL__SPAN_MAX)) >> SPDL__SPAN_BITS;
+    const uint64_t ahead = (uint64_t)1 << (63 - SPDL__SPAN_BITS); /* the clock of the producer */
+    return age < ahead ? age << SPDL__PUSHED_BITS : 0;
+}
+
+/* The range of result `k` of a call of .again whose input has this range. Of each item the results
+   0, 1, ... have these numbers; those of a second such row have hashes. */
+SPDL__INLINE uint64_t spdl__range_result(uint64_t range, uint64_t k) {
+    const uint64_t number = range & SPDL__SPAN_MAX;
+    if (number != 0 && k != 0) k += number * 0x9e3779b1u;
+    return (range & ~SPDL__SPAN_MAX) | ((k != 0 ? k : number) & SPDL__SPAN_MAX);
 }
 
 typedef struct spdl__item {
@@ -7925,10 +7941,12 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
    passes the same results. A tally is {item, results}: start the source at this item, and drop the
    first `results` results. Without .again in front of the point it is {next item, 0}.
 
-   Slots carry the tally to the consumer. Up to the counting row, the range of a slot is the item's
-   source number; behind it the range is item << SPDL__SPAN_BITS | results. If later rows make
-   several results of a batch, it is the tally before the batch. The batch is made again, and the
-   consumer counts its results. With .flush, or batches of batches, the epoch is made again.
+   Slots carry the tally to the consumer. Up to the counting row, the range of a slot has the item's
+   source number and the number of the result. Behind it the range is item << SPDL__SPAN_BITS |
+   results. If later rows make several results of a batch, `item` is of the tally before the batch,
+   and `results` the number of the result. The batch is made again, and the consumer counts its
+   results. With .flush, with batches of batches, or with .again before and behind the batch, the
+   epoch is made again.
 
    Threads: a row's tally belongs to the thread inside it; the sink's tally and `at` belong to the
             consumer. The hand-over of a slot orders them. */
@@ -7957,7 +7975,8 @@ SPDL__PRIVATE void spdl__tally_begin(spdl__tally *tally, uint64_t item) {
 
 /* The consumer took or dropped `got`. */
 SPDL__INLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
-    if (p->many || p->remakes) spdl__tally_pass(&p->tally, got->range, true);
+    if (p->many || p->remakes)
+        spdl__tally_pass(&p->tally, got->range >> SPDL__SPAN_BITS, true);
 }
 
 SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
@@ -7990,10 +8009,10 @@ SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__posi
     } else if (p->counting != NULL) {
         at->number = (p->last_item.origin >> 8) + !p->remakes;
         at->source = range >> SPDL__SPAN_BITS;
-        at->results = range & SPDL__SPAN_MAX;
+        at->results = p->remakes ? 0 : range & SPDL__SPAN_MAX;
         at->drops = p->remakes ? p->tally.results : 0;
     } else {
-        at->source = p->many ? p->tally.item : range + 1;
+        at->source = p->many ? p->tally.item : (range >> SPDL__SPAN_BITS) + 1;
         at->results = p->many ? p->tally.results : 0;
     }
     if (spdl__load_relaxed(&p->node[0].made) >> (64 - SPDL__SPAN_BITS) != 0)
@@ -8056,6 +8075,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
         p->unsaved = "its order is not always the same: a row has completion order, or a merge "
                      "takes what is ready";
     if (p->tokens != NULL) p->unsaved = "its doctor replays items";
+    if (p->many && p->remakes) p->replays = true; /* a range has one number of results */
     if (p->replays || p->unsaved != NULL) {
         p->counting = NULL;
         p->many = p->remakes = false;
@@ -8186,7 +8206,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     if (!inside) s->inside = s->done = true;
     spdl__wake_hint(s->p, node, node->vicinity, first);
     if (in == NULL) {
-        what.range = node->made;
+        what.range = node->made << SPDL__SPAN_BITS;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
     } else if (timed || first || (!plain && SPDL__TRACED(in->track))) {
         s->waited += spdl__edge_put_wait(in, head, s->now);
@@ -9146,6 +9166,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
         what.range = task->call.in.range;
         if (result == SPDL_OK) spdl__count(&counters->made, 1);
     } /* else the input is the result */
+    if (node->row.again) what.range = spdl__range_result(what.range, task->parked->handed_on);
     if (task->call.buffer != NULL) spdl__task_give_back(task);
     if (result != SPDL_OK) goes_on = spdl__settle_nothing(task, counters, result, now);
     else spdl__settle_put(task, &what, now);
@@ -9244,6 +9265,7 @@ SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *co
     what.item = out;
     what.origin = spdl__task_origin(task, out);
     if (task->call.buffer != NULL) spdl__task_give_back(task);
+    what.range = spdl__range_result(what.range, parked->handed_on);
     spdl__put(task->node, 0, &what, now);
     spdl__count(&counters->made, 1);
     ++parked->handed_on;
@@ -9643,7 +9665,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
         task->node = node;
         task->call.flushing = true;
         mark.item = NULL;
-        mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
+        mark.range = (p->feed != NULL ? spdl__range_pushed(now) : 0) | SPDL__SPAN_MAX;
         mark.origin = spdl__origin(0, SPDL__HOLE);
         task->call.in = mark;
         spdl__store_relaxed(&task->sequence, 0);
@@ -10000,10 +10022,10 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     }
     first = batch->shown.count == 0;
     if (node != p->counting) {
-        if (first) batch->range = task->call.in.range; /* of a feed: the oldest */
+        if (first) batch->range = task->call.in.range & ~SPDL__SPAN_MAX; /* of a feed: the oldest */
     } else {
         if (first && p->remakes) batch->range = spdl__tally_range(&node->tally);
-        spdl__tally_pass(&node->tally, task->call.in.range, p->many);
+        spdl__tally_pass(&node->tally, task->call.in.range >> SPDL__SPAN_BITS, p->many);
         if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
             --node->dropped; /* it takes no room */
@@ -10781,7 +10803,7 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     now = SPDL__NO_STATS ? 0 : spdl_time_ns();
     what.item = item;
     what.origin = spdl__origin(feed->made, (unsigned)feed->index);
-    what.range = now >> SPDL__PUSHED_BITS;
+    what.range = spdl__range_pushed(now);
     spdl__store_relaxed(&feed->made, feed->made + 1);
     spdl__count(&counters->tasks, 1);
     spdl__count(&counters->made, 1);
@@ -22361,6 +22383,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_sampler *sampler = p->sampler;
     const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    uint64_t range = task->call.in.range;
     if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
@@ -22370,7 +22393,11 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
                                (uint64_t)sampler->desc.ranks.rank;
     }
     key = spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) ^ (epoch * 0x9e3779b97f4a7c15u + kind));
-    return spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
+    key = spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
+    if (p->counting != NULL && !p->remakes && kind == 2) range = 0; /* a number of items */
+    if (task->node->row.again) range = spdl__range_result(range, task->parked->handed_on);
+    range &= SPDL__SPAN_MAX;
+    return range == 0 ? key : spdl__mix(key ^ range * 0x9e3779b97f4a7c15u);
 }
 
 /* ============================================================================================= */

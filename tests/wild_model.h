@@ -319,7 +319,7 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     wild_line(w, w->feed + draw(w, 5), first);
     if (w->count < 2 || (w->feed && w->count == 2)) wild_pipe(w, first);
     wild_last(w)->buffer_size = 0;
-    w->rows[w->count++] = (spdl_stage)SPDL_SINK((int)draw(w, 5));
+    w->rows[w->count++] = (spdl_stage)SPDL_SINK(1 + (int)draw(w, 4));
     if (chance(w, 10))
         for (size_t i = 0; i < w->count; ++i)
             if (w->rows[i].fn != NULL) {
