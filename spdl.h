@@ -1389,7 +1389,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
    A report that cannot be written is dropped, with one warning. Stages never wait for a report, but
    destroy waits for the last one. Lines are appended to the file whole, so pipelines and processes
-   can share it. A symbolic link is refused. examples/data/report.html draws the file in a browser.
+   can share it. "%p" in the name is the process id. A symbolic link is refused. A browser draws the
+   file by examples/data/report.html.
    The schema "spdl.stats.1" is in >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
@@ -1745,7 +1746,9 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
-   The child makes reports and traces, and calls log_fn, report_fn and event_fn. It has no doctor.
+   Statistics. The child writes its own reports: see >>report. Set desc.pipeline.report, or
+   SPDL_STATS=5 and SPDL_REPORT=loader-%p.jsonl, where "%p" is the process id of the child. It also
+   makes traces, and calls log_fn, report_fn and event_fn. It has no doctor.
 
    Only the consumer calls, one thread at a time. The loader owns what a function returns, until
    close. In the child of a fork of the consumer next, done, rewind, save and load return
@@ -1850,11 +1853,6 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
 /* Returns: the last failure, never NULL; result is SPDL_OK without a failure; stage is -1 if no
             stage has failed. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
-
-/* The statistics of the child's pipeline, about 50 ms old. Its consumer is the child's main thread.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none yet.
-   Threads: any. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
 /* The state of the processes, and counts of the consumer. */
 SPDL_API void spdl_loader_get_status(const spdl_loader *loader, spdl_loader_status *status);
@@ -13693,10 +13691,16 @@ typedef struct spdl__report_plan {
     char json[SPDL__PATH_BYTES];
 } spdl__report_plan;
 
-/* Copies the name of a file, "" for NULL. A name that does not fit is a warning, and false. */
+/* Copies the name of a file, "" for NULL, with the process id in place of "%p". A name that does
+   not fit is a warning, and false. */
 SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, const char *what,
                                 const spdl_logger *logger) {
-    if (snprintf(to, SPDL__PATH_BYTES, "%s", from != NULL ? from : "") < SPDL__PATH_BYTES)
+    const char *name = from != NULL ? from : "", *mark = strstr(name, "%p");
+    const int before = mark != NULL ? (int)(mark - name) : (int)strlen(name);
+    char id[24] = "";
+    if (mark != NULL) (void)snprintf(id, sizeof(id), "%llu", (spdl__llu)spdl__os_process_id());
+    if (snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, name, id,
+                 mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES)
         return true;
     to[0] = '\0';
     spdl__logf(logger, SPDL_LOG_WARN, "%s: the name has more than %d bytes: \"%.60s...\"",
@@ -16340,7 +16344,6 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
 
 #define SPDL__LOADER_LOOK_NS 10000000u /* between checks of a waiting consumer */
 #define SPDL__LOADER_TURN_NS 50000000u /* between checks of a child without results */
-#define SPDL__LOADER_STATS_NS 50000000u /* age of statistics */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
 #define SPDL__LOADER_SPARE 4   /* entries for ends and failures */
 #define SPDL__LOADER_NOTES 256 /* threads; a power of two */
@@ -16373,8 +16376,6 @@ typedef struct spdl__shared {
     uint32_t ack;
     int32_t ack_result;
     uint32_t fault;   /* 1 + the note of the call that raised a signal */
-    uint64_t version; /* of stats; odd while they are written */
-    spdl_stats stats;
     spdl_error error;   /* of the last failure */
     spdl_error refusal; /* of the last command */
     spdl__shared_entry begun; /* the position of the last accepted command */
@@ -16474,7 +16475,6 @@ typedef struct spdl__child {
     uint64_t published, number, epoch;
     uint32_t command;
     bool over; /* the run has ended */
-    uint64_t stats_ns;
 } spdl__child;
 
 SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length);
@@ -16565,20 +16565,6 @@ SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child, bool all) {
 }
 
 /* --- the child publishes --- */
-
-/* `version` shows readers whether they copied half of an update. */
-SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
-    spdl__shared *s = child->loader->shared;
-    const uint64_t version = spdl__load_relaxed(&s->version);
-    spdl_stats stats;
-    if (child->pipeline == NULL || now < child->stats_ns) return;
-    child->stats_ns = now + SPDL__LOADER_STATS_NS;
-    spdl_pipeline_stats(child->pipeline, &stats);
-    spdl__store_relaxed(&s->version, version | 1);
-    spdl__full_barrier();
-    memcpy(&s->stats, &stats, sizeof(stats));
-    spdl__store(&s->version, (version | 1) + 1);
-}
 
 SPDL__PRIVATE void spdl__child_describe(const spdl__child *child, spdl__shared_entry *entry) {
     entry->number = child->number;
@@ -16737,26 +16723,22 @@ SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
 
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     const uint32_t command = spdl__load32(&child->loader->shared->command);
-    const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
-    spdl_result result;
+    spdl_result result; /* the load pairs with loader_command */
     void *item;
     if (command != child->command) spdl__child_obey(child, command);
     spdl__child_reclaim(child, false);
-    spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
-        spdl__child_sleep(child, now + SPDL__LOADER_TURN_NS);
+        spdl__child_sleep(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
         return;
     }
     result = spdl_pipeline_next(child->pipeline, &item, SPDL__LOADER_TURN_NS);
     if (result == SPDL_TIMEOUT) return;
-    if (result != SPDL_OK) child->stats_ns = 0;
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
     else if (result == SPDL_END || result == SPDL_CLOSED)
         spdl__child_publish(child, result, result == SPDL_CLOSED || !child->continuous);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
-    if (child->over) spdl__child_stats(child, spdl_time_ns());
 }
 
 /* --- the child's calls, so that its end can name them --- */
@@ -17661,29 +17643,6 @@ SPDL_API void spdl_loader_batch_free(void *batch) {
 /* --- what is seen from outside --- */
 
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
-
-/* Repairs what the child wrote, so that texts can be made of it. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
-    const spdl__shared *s = l->shared;
-    int tries, i;
-    for (tries = 0; tries < 1000; ++tries) {
-        const uint64_t version = spdl__load(&s->version);
-        if (version == 0) return SPDL_E_NOT_FOUND;
-        memcpy(stats, &s->stats, sizeof(*stats));
-        SPDL_TEST_POINT("loader stats copied");
-        spdl__full_barrier(); /* pairs with child_stats: else `version` is read before the copy */
-        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
-        spdl__os_yield();
-    }
-    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
-        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
-            stats->stage[i].kind = SPDL_KIND_NONE;
-    }
-    stats->may_doctor = false;
-    return SPDL_OK;
-}
 
 SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     memset(status, 0, sizeof(*status));
@@ -22398,17 +22357,6 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* "%p" is the process id. Returns false if the path is too long. */
-SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
-    const char *mark = strstr(from, "%p");
-    const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
-    char number[24] = "";
-    if (mark != NULL)
-        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id());
-    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, from, number,
-                    mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
-}
-
 /* Removes ",events=N" from the value of SPDL_TRACE. */
 SPDL__COLD void spdl__trace_option(const spdl_logger *logger, char *value, uint64_t *events) {
     char *option = strstr(value, ",events=");
@@ -22441,10 +22389,9 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
-        if (!spdl__trace_path(p->trace->path, path)) failure = "the name is too long";
-        else /* destroy opens it again: others may write it meanwhile */
-            failure = spdl__os_file_open(&file, p->trace->path, SPDL__OS_REPLACE, NULL);
-        (void)spdl__os_file_close(file);
+        memcpy(p->trace->path, path, sizeof(path));
+        failure = spdl__os_file_open(&file, path, SPDL__OS_REPLACE, NULL);
+        (void)spdl__os_file_close(file); /* destroy opens it again: others may write it meanwhile */
     }
     if (failure == NULL) return;
     spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path, failure);
