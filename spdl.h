@@ -3937,160 +3937,58 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
 #define SPDL_CREATE_THREAD CreateThread
 #endif
 
-/* windows.h defines names that programs use (small, near, ERROR), so functions are declared here
-   with its types. A file can include both, in any order. */
-typedef unsigned long spdl__win_u32;
-#ifdef _WIN64
-typedef unsigned long long spdl__win_word;
-typedef long long spdl__win_int;
-#else
-typedef unsigned long spdl__win_word;
-typedef int spdl__win_int;
+/* windows.h defines names such as small, near and ERROR. A program that uses them has the
+   implementation in a file of its own. */
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#define SPDL__WIN_LEAN
 #endif
-typedef spdl__win_int(__stdcall *spdl__win_fn)(void);
-typedef spdl__win_u32(__stdcall *spdl__win_entry)(void *arg);
-#define SPDL__WIN(type) __declspec(dllimport) type __stdcall
-#ifdef __cplusplus
-extern "C" {
+#ifndef NOMINMAX
+#define NOMINMAX
+#define SPDL__WIN_NOMINMAX
 #endif
-struct HINSTANCE__;
-struct HKEY__;
-struct _BY_HANDLE_FILE_INFORMATION;
-struct _FILETIME;
-struct _OVERLAPPED;
-struct _PROCESS_MEMORY_COUNTERS;
-struct _RTL_CONDITION_VARIABLE;
-struct _RTL_SRWLOCK;
-struct _SECURITY_ATTRIBUTES;
-struct _WIN32_FIND_DATAW;
-union _LARGE_INTEGER;
-SPDL__WIN(void) AcquireSRWLockExclusive(struct _RTL_SRWLOCK *);
-SPDL__WIN(int) CloseHandle(void *);
-SPDL__WIN(void *) CreateFileMappingW(void *, struct _SECURITY_ATTRIBUTES *, spdl__win_u32,
-                                     spdl__win_u32, spdl__win_u32, const wchar_t *);
-SPDL__WIN(void *) CreateFileW(const wchar_t *, spdl__win_u32, spdl__win_u32,
-                              struct _SECURITY_ATTRIBUTES *, spdl__win_u32, spdl__win_u32, void *);
-SPDL__WIN(void *) CreateThread(struct _SECURITY_ATTRIBUTES *, spdl__win_word, spdl__win_entry,
-                               void *, spdl__win_u32, spdl__win_u32 *);
-SPDL__WIN(int) FindClose(void *);
-SPDL__WIN(void *) FindFirstFileW(const wchar_t *, struct _WIN32_FIND_DATAW *);
-SPDL__WIN(int) FindNextFileW(void *, struct _WIN32_FIND_DATAW *);
-SPDL__WIN(int) FlushFileBuffers(void *);
-SPDL__WIN(void) FlushProcessWriteBuffers(void);
-SPDL__WIN(spdl__win_u32) GetActiveProcessorCount(unsigned short);
-SPDL__WIN(void *) GetCurrentProcess(void);
-SPDL__WIN(spdl__win_u32) GetCurrentProcessId(void);
-SPDL__WIN(void *) GetCurrentThread(void);
-SPDL__WIN(spdl__win_u32) GetCurrentThreadId(void);
-SPDL__WIN(spdl__win_u32) GetEnvironmentVariableW(const wchar_t *, wchar_t *, spdl__win_u32);
-SPDL__WIN(spdl__win_u32) GetFileAttributesW(const wchar_t *);
-SPDL__WIN(int) GetFileInformationByHandle(void *, struct _BY_HANDLE_FILE_INFORMATION *);
-SPDL__WIN(spdl__win_u32) GetFileType(void *);
-SPDL__WIN(spdl__win_u32) GetFullPathNameW(const wchar_t *, spdl__win_u32, wchar_t *, wchar_t **);
-SPDL__WIN(spdl__win_u32) GetLastError(void);
-SPDL__WIN(struct HINSTANCE__ *) GetModuleHandleW(const wchar_t *);
-SPDL__WIN(int) GetNamedPipeHandleStateW(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *,
-                                        spdl__win_u32 *, wchar_t *, spdl__win_u32);
-SPDL__WIN(spdl__win_fn) GetProcAddress(struct HINSTANCE__ *, const char *);
-SPDL__WIN(int) GetProcessAffinityMask(void *, spdl__win_word *, spdl__win_word *);
-SPDL__WIN(int) GetProcessTimes(void *, struct _FILETIME *, struct _FILETIME *, struct _FILETIME *,
-                               struct _FILETIME *);
-SPDL__WIN(int) GetSystemTimes(struct _FILETIME *, struct _FILETIME *, struct _FILETIME *);
-SPDL__WIN(void) GetSystemTimePreciseAsFileTime(struct _FILETIME *);
-SPDL__WIN(int) K32GetProcessMemoryInfo(void *, struct _PROCESS_MEMORY_COUNTERS *, spdl__win_u32);
-SPDL__WIN(void *) MapViewOfFile(void *, spdl__win_u32, spdl__win_u32, spdl__win_u32,
-                                spdl__win_word);
-SPDL__WIN(int) MoveFileExW(const wchar_t *, const wchar_t *, spdl__win_u32);
-SPDL__WIN(int) MultiByteToWideChar(unsigned, spdl__win_u32, const char *, int, wchar_t *, int);
-SPDL__WIN(int) QueryPerformanceCounter(union _LARGE_INTEGER *);
-SPDL__WIN(int) QueryPerformanceFrequency(union _LARGE_INTEGER *);
-SPDL__WIN(int) QueryThreadCycleTime(void *, unsigned long long *);
-SPDL__WIN(long) RegGetValueW(struct HKEY__ *, const wchar_t *, const wchar_t *, spdl__win_u32,
-                             spdl__win_u32 *, void *, spdl__win_u32 *);
-SPDL__WIN(int) ReadFile(void *, void *, spdl__win_u32, spdl__win_u32 *, struct _OVERLAPPED *);
-SPDL__WIN(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *);
-SPDL__WIN(spdl__win_u32) ResumeThread(void *);
-SPDL__WIN(int) SetNamedPipeHandleState(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *);
-SPDL__WIN(spdl__win_word) SetThreadAffinityMask(void *, spdl__win_word);
-SPDL__WIN(int) SetThreadPriority(void *, int);
-SPDL__WIN(void) Sleep(spdl__win_u32);
-SPDL__WIN(int) SleepConditionVariableSRW(struct _RTL_CONDITION_VARIABLE *, struct _RTL_SRWLOCK *,
-                                         spdl__win_u32, spdl__win_u32);
-SPDL__WIN(int) SwitchToThread(void);
-SPDL__WIN(int) UnmapViewOfFile(const void *);
-SPDL__WIN(spdl__win_u32) WaitForSingleObject(void *, spdl__win_u32);
-SPDL__WIN(void) WakeAllConditionVariable(struct _RTL_CONDITION_VARIABLE *);
-SPDL__WIN(void) WakeConditionVariable(struct _RTL_CONDITION_VARIABLE *);
-SPDL__WIN(int) WideCharToMultiByte(unsigned, spdl__win_u32, const wchar_t *, int, char *, int,
-                                   const char *, int *);
-SPDL__WIN(int) WriteFile(void *, const void *, spdl__win_u32, spdl__win_u32 *,
-                         struct _OVERLAPPED *);
-#ifdef _DLL /* MSVC: the C library is a DLL */
-__declspec(dllimport)
+#include <io.h>
+#include <windows.h>
+#include <psapi.h>
+#ifdef SPDL__WIN_LEAN
+#undef WIN32_LEAN_AND_MEAN
 #endif
-spdl__win_int __cdecl _get_osfhandle(int);
-#ifdef __cplusplus
-}
+#ifdef SPDL__WIN_NOMINMAX
+#undef NOMINMAX
 #endif
-#undef SPDL__WIN
+#if _WIN32_WINNT < 0x0602
+#error "spdl.h needs Windows 8: define _WIN32_WINNT as 0x0602 or higher"
+#endif
 #ifdef _MSC_VER
 #pragma comment(lib, "advapi32") /* RegGetValueW */
 #endif
 
-/* Structures of Windows, as far as they are read. */
-typedef struct spdl__win_time {
-    spdl__win_u32 low, high; /* of 100 ns */
-} spdl__win_time;
-typedef struct spdl__win_place { /* OVERLAPPED */
-    uintptr_t reserved[2];
-    spdl__win_u32 low, high;
-    void *event;
-} spdl__win_place;
-typedef struct spdl__win_found { /* WIN32_FIND_DATAW */
-    spdl__win_u32 attributes, times[6], size[2], reserved[2];
-    wchar_t name[260], short_name[14];
-} spdl__win_found;
-typedef struct spdl__win_about { /* BY_HANDLE_FILE_INFORMATION */
-    spdl__win_u32 attributes, times[6], serial, size_high, size_low, links, index[2];
-} spdl__win_about;
-typedef struct spdl__win_memory { /* PROCESS_MEMORY_COUNTERS */
-    spdl__win_u32 bytes, faults;
-    size_t peak, resident, rest[6];
-} spdl__win_memory;
-
-#define SPDL__WIN_TIME(time) ((struct _FILETIME *)(void *)&(time))
-#define SPDL__WIN_NUMBER(number) ((union _LARGE_INTEGER *)(void *)&(number))
-#define SPDL__WIN_PLACE(place) ((struct _OVERLAPPED *)(void *)&(place))
-#define SPDL__WIN_NO_HANDLE ((void *)(intptr_t)SPDL__NO_FILE)
-#define SPDL__WIN_FOREVER 0xffffffffu
-#define SPDL__WIN_SHARED 7u /* to read, write and delete */
-#define SPDL__WIN_FOLDER 0x10u
-#define SPDL__WIN_UTF8 65001u
+#define SPDL__WIN_SHARED (FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE)
 
 /* --- time and events --- */
 
-SPDL__PRIVATE uint64_t spdl__win_ns(spdl__win_time time) {
-    return ((uint64_t)time.high << 32 | time.low) * 100u;
+SPDL__PRIVATE uint64_t spdl__win_ns(FILETIME time) {
+    return ((uint64_t)time.dwHighDateTime << 32 | time.dwLowDateTime) * 100u;
 }
 
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
     const uint64_t second = 1000000000u, from_1601_to_1970 = 11644473600u;
-    int64_t now, frequency;
-    spdl__win_time time;
+    LARGE_INTEGER now, frequency;
+    FILETIME time;
     if (which == SPDL__OS_UNIX) {
-        GetSystemTimePreciseAsFileTime(SPDL__WIN_TIME(time));
+        GetSystemTimePreciseAsFileTime(&time);
         return spdl__win_ns(time) - from_1601_to_1970 * second;
     }
-    (void)QueryPerformanceCounter(SPDL__WIN_NUMBER(now));
-    (void)QueryPerformanceFrequency(SPDL__WIN_NUMBER(frequency));
-    if (frequency == 10000000) return (uint64_t)now * 100u;
-    return (uint64_t)(now / frequency) * second +
-           (uint64_t)(now % frequency) * second / (uint64_t)frequency;
+    (void)QueryPerformanceCounter(&now);
+    (void)QueryPerformanceFrequency(&frequency);
+    if (frequency.QuadPart == 10000000) return (uint64_t)now.QuadPart * 100u;
+    return (uint64_t)(now.QuadPart / frequency.QuadPart) * second +
+           (uint64_t)(now.QuadPart % frequency.QuadPart) * second / (uint64_t)frequency.QuadPart;
 }
 
 /* Returns a function that some versions of Windows lack, or NULL. */
-SPDL__PRIVATE spdl__win_fn spdl__win_find(const wchar_t *library, const char *name) {
-    struct HINSTANCE__ *const module = GetModuleHandleW(library);
+SPDL__PRIVATE FARPROC spdl__win_find(const wchar_t *library, const char *name) {
+    const HMODULE module = GetModuleHandleW(library);
     return module != NULL ? GetProcAddress(module, name) : NULL;
 }
 
@@ -4103,48 +4001,44 @@ SPDL__PRIVATE bool spdl__os_barrier(void) {
 
 struct spdl__os_event {
     uint32_t word;
-    void *lock;    /* SRWLOCK */
-    void *changed; /* CONDITION_VARIABLE */
+    SRWLOCK lock;
+    CONDITION_VARIABLE changed;
 };
-
-#define SPDL__WIN_LOCK(event) ((struct _RTL_SRWLOCK *)(void *)&(event)->lock)
-#define SPDL__WIN_CHANGED(event) ((struct _RTL_CONDITION_VARIABLE *)(void *)&(event)->changed)
 
 #define SPDL__OS_ZERO_EVENT
 
 /* ms until a deadline, rounded up: no sleep ends early. */
-SPDL__PRIVATE spdl__win_u32 spdl__win_ms_left(uint64_t deadline) {
+SPDL__PRIVATE DWORD spdl__win_ms_left(uint64_t deadline) {
     uint64_t now, left;
-    if (deadline == SPDL__NEVER) return SPDL__WIN_FOREVER;
+    if (deadline == SPDL__NEVER) return INFINITE;
     now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     left = deadline > now ? (deadline - now + 999999u) / 1000000u : 0;
-    return left < 0x7fffffff ? (spdl__win_u32)left : 0x7fffffff;
+    return left < 0x7fffffff ? (DWORD)left : 0x7fffffff;
 }
 
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
     spdl_result result = SPDL_OK;
-    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    AcquireSRWLockExclusive(&event->lock);
     while (result == SPDL_OK && spdl__load_relaxed32(&event->word) == word) {
-        const spdl__win_u32 left = spdl__win_ms_left(deadline);
+        const DWORD left = spdl__win_ms_left(deadline);
         if (left == 0)
             result = SPDL_TIMEOUT;
         else
-            (void)SleepConditionVariableSRW(SPDL__WIN_CHANGED(event), SPDL__WIN_LOCK(event), left,
-                                            0);
+            (void)SleepConditionVariableSRW(&event->changed, &event->lock, left, 0);
     }
-    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    ReleaseSRWLockExclusive(&event->lock);
     return result;
 }
 
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
-    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    AcquireSRWLockExclusive(&event->lock);
     spdl__add32(&event->word, 1);
-    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    ReleaseSRWLockExclusive(&event->lock);
     if (count == 1)
-        WakeConditionVariable(SPDL__WIN_CHANGED(event));
+        WakeConditionVariable(&event->changed);
     else
-        WakeAllConditionVariable(SPDL__WIN_CHANGED(event));
+        WakeAllConditionVariable(&event->changed);
 }
 
 /* --- threads --- */
@@ -4156,7 +4050,7 @@ struct spdl__os_thread {
     bool refused;
 };
 
-SPDL__PRIVATE spdl__win_u32 __stdcall spdl__win_thread_main(void *arg) {
+SPDL__PRIVATE DWORD WINAPI spdl__win_thread_main(void *arg) {
     spdl__os_thread *thread = (spdl__os_thread *)arg;
     (void)thread->entry(thread->arg);
     return 0;
@@ -4165,13 +4059,13 @@ SPDL__PRIVATE spdl__win_u32 __stdcall spdl__win_thread_main(void *arg) {
 /* For debuggers and profilers, since Windows 10. */
 SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
     union {
-        spdl__win_fn any;
-        long(__stdcall *set)(void *thread, const wchar_t *name);
+        FARPROC any;
+        HRESULT(WINAPI *set)(HANDLE thread, PCWSTR name);
     } call;
     wchar_t wide[SPDL_NAME_BYTES];
     call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
     if (call.any == NULL) return;
-    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
+    if (MultiByteToWideChar(CP_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
     (void)call.set(thread, wide);
 }
 
@@ -4180,12 +4074,12 @@ SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
 SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *policy) {
     const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice;
     int priority = nice >= 10 ? -2 : nice > 0 ? -1 : nice <= -10 ? 2 : nice < 0 ? 1 : 0, i;
-    spdl__win_word mask = 0;
+    DWORD_PTR mask = 0;
     if (policy->sched == SPDL_SCHED_BATCH && priority == 0) priority = -1;
     if (policy->sched == SPDL_SCHED_IDLE) priority = -15;
     for (i = 0; i < policy->cpu_count; ++i) {
         if (policy->cpus[i] < 0 || policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
-        mask |= (spdl__win_word)1 << policy->cpus[i];
+        mask |= (DWORD_PTR)1 << policy->cpus[i];
     }
     if (policy->cpu_count > 0 && SetThreadAffinityMask(thread, mask) == 0) return false;
     return priority == 0 || SetThreadPriority(thread, priority) != 0;
@@ -4195,11 +4089,10 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
-    const spdl__win_u32 suspended = 4, bytes_are_reserved = 0x10000;
     thread->entry = entry;
     thread->arg = arg;
     thread->handle = SPDL_CREATE_THREAD(NULL, stack_bytes, spdl__win_thread_main, thread,
-                                        suspended | bytes_are_reserved, NULL);
+                                        CREATE_SUSPENDED | STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
     if (thread->handle == NULL) return false;
     spdl__win_thread_name(thread->handle, name);
     thread->refused = policy != NULL && !spdl__win_thread_policy(thread->handle, policy);
@@ -4208,7 +4101,7 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
 }
 
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
-    if (wait) (void)WaitForSingleObject(thread->handle, SPDL__WIN_FOREVER);
+    if (wait) (void)WaitForSingleObject(thread->handle, INFINITE);
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
@@ -4218,13 +4111,12 @@ SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
    in length, and the times of Windows have steps of 16 ms. */
 SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
 #if defined(_M_IX86) || defined(_M_X64) || defined(__i386__) || defined(__x86_64__)
-    struct HKEY__ *const machine = (struct HKEY__ *)(intptr_t)(int32_t)0x80000002u;
     const wchar_t processor[] = L"HARDWARE\\DESCRIPTION\\System\\CentralProcessor\\0";
-    const spdl__win_u32 is_number = 0x10;
-    spdl__win_u32 mhz = 0, bytes = sizeof(mhz);
+    DWORD mhz = 0, bytes = sizeof(mhz);
     unsigned long long ticks;
     if (QueryThreadCycleTime(GetCurrentThread(), &ticks) &&
-        RegGetValueW(machine, processor, L"~MHz", is_number, NULL, &mhz, &bytes) == 0 && mhz > 0)
+        RegGetValueW(HKEY_LOCAL_MACHINE, processor, L"~MHz", RRF_RT_REG_DWORD, NULL, &mhz,
+                     &bytes) == 0 && mhz > 0)
         return ticks / mhz * 1000 + ticks % mhz * 1000 / mhz;
 #endif
     return SPDL__NEVER;
@@ -4243,24 +4135,22 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return GetCurrentProcessId();
 
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     void *const process = GetCurrentProcess();
-    spdl__win_time made, ended, kernel, user, idle;
-    spdl__win_memory memory;
-    spdl__win_word mine, all;
+    FILETIME made, ended, kernel, user, idle;
+    PROCESS_MEMORY_COUNTERS memory;
+    DWORD_PTR mine, all;
     uint64_t busy = 0;
     memset(&memory, 0, sizeof(memory));
-    if (GetProcessTimes(process, SPDL__WIN_TIME(made), SPDL__WIN_TIME(ended),
-                        SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+    if (GetProcessTimes(process, &made, &ended, &kernel, &user))
         stats->cpu_ns = spdl__win_ns(kernel) + spdl__win_ns(user);
-    if (GetSystemTimes(SPDL__WIN_TIME(idle), SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+    if (GetSystemTimes(&idle, &kernel, &user))
         busy = spdl__win_ns(kernel) + spdl__win_ns(user) - spdl__win_ns(idle); /* in kernel */
     stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
-    if (K32GetProcessMemoryInfo(process, (struct _PROCESS_MEMORY_COUNTERS *)(void *)&memory,
-                                sizeof(memory))) {
-        stats->resident_bytes = memory.resident;
-        stats->minor_faults = memory.faults; /* of both kinds */
+    if (GetProcessMemoryInfo(process, &memory, sizeof(memory))) {
+        stats->resident_bytes = memory.WorkingSetSize;
+        stats->minor_faults = memory.PageFaultCount; /* of both kinds */
     }
     if (whole) {
-        stats->cores_allowed = stats->cores = (int)GetActiveProcessorCount(0xffff);
+        stats->cores_allowed = stats->cores = (int)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
         if (GetProcessAffinityMask(process, &mine, &all) && mine != 0 && mine != all)
             for (stats->cores_allowed = 0; mine != 0; mine &= mine - 1) ++stats->cores_allowed;
     }
@@ -4270,29 +4160,37 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
 /* getenv would return the code page of the system. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     wchar_t wide[SPDL__OS_VARIABLE];
-    spdl__win_u32 length;
-    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL__OS_VARIABLE) == 0) return NULL;
+    DWORD length;
+    if (MultiByteToWideChar(CP_UTF8, 0, name, -1, wide, SPDL__OS_VARIABLE) == 0) return NULL;
     length = GetEnvironmentVariableW(wide, wide, SPDL__OS_VARIABLE);
     if (length == 0 || length >= SPDL__OS_VARIABLE) return NULL;
-    return WideCharToMultiByte(SPDL__WIN_UTF8, 0, wide, -1, room, SPDL__OS_VARIABLE, NULL, NULL) > 0
+    return WideCharToMultiByte(CP_UTF8, 0, wide, -1, room, SPDL__OS_VARIABLE, NULL, NULL) > 0
                ? room : NULL;
 }
 
 /* --- files --- */
 
 /* The text of the C library for an error of Windows. */
-SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
+SPDL__PRIVATE const char *spdl__win_why(DWORD error) {
     static const struct {
-        spdl__win_u32 error;
+        DWORD error;
         int number;
-    } known[] = { { 2, ENOENT },   { 3, ENOENT },   { 4, EMFILE },  { 5, EACCES }, { 6, EBADF },
-                  { 8, ENOMEM },   { 14, ENOMEM },  { 19, EROFS },  { 39, ENOSPC }, { 53, ENOENT },
-                  { 80, EEXIST },  { 109, EPIPE },  { 112, ENOSPC }, { 123, ENOENT },
-                  { 183, EEXIST }, { 206, ENAMETOOLONG }, { 232, EPIPE }, { 267, ENOTDIR } };
+    } known[] = {
+        { ERROR_FILE_NOT_FOUND, ENOENT }, { ERROR_PATH_NOT_FOUND, ENOENT },
+        { ERROR_TOO_MANY_OPEN_FILES, EMFILE }, { ERROR_ACCESS_DENIED, EACCES },
+        { ERROR_INVALID_HANDLE, EBADF }, { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
+        { ERROR_OUTOFMEMORY, ENOMEM }, { ERROR_WRITE_PROTECT, EROFS },
+        { ERROR_HANDLE_DISK_FULL, ENOSPC }, { ERROR_BAD_NETPATH, ENOENT },
+        { ERROR_FILE_EXISTS, EEXIST }, { ERROR_BROKEN_PIPE, EPIPE }, { ERROR_DISK_FULL, ENOSPC },
+        { ERROR_INVALID_NAME, ENOENT }, { ERROR_ALREADY_EXISTS, EEXIST },
+        { ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG }, { ERROR_NO_DATA, EPIPE },
+        { ERROR_DIRECTORY, ENOTDIR }
+    };
     size_t i;
-    if (error == 32 || error == 33) return "another process has it open";
-    if (error == 1113) return "its path is not UTF-8";
-    if (error == 1224) return "it is mapped";
+    if (error == ERROR_SHARING_VIOLATION || error == ERROR_LOCK_VIOLATION)
+        return "another process has it open";
+    if (error == ERROR_NO_UNICODE_TRANSLATION) return "its path is not UTF-8";
+    if (error == ERROR_USER_MAPPED_FILE) return "it is mapped";
     for (i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
         if (known[i].error == error) return strerror(known[i].number);
     return strerror(EIO);
@@ -4301,7 +4199,7 @@ SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
 /* Returns a short path unchanged. Makes a long one absolute, and marks it as literal: "\\?\C:\...",
    or "\\?\UNC\server\...". */
 SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
-    const spdl__win_u32 room = GetFullPathNameW(wide, 0, NULL, NULL);
+    const DWORD room = GetFullPathNameW(wide, 0, NULL, NULL);
     wchar_t *full, *path;
     if (length < 248 || wcsncmp(wide, L"\\\\?\\", 4) == 0 || room == 0) return wide;
     full = (wchar_t *)SPDL_MALLOC((room + 8) * sizeof(wchar_t));
@@ -4317,44 +4215,41 @@ SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
 
 /* Returns a path for Windows with `more` appended; free it. NULL: see *reason. */
 SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, const char **reason) {
-    const spdl__win_u32 no_invalid = 8;
     const size_t extra = wcslen(more);
-    const int length = MultiByteToWideChar(SPDL__WIN_UTF8, no_invalid, path, -1, NULL, 0);
+    const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, NULL, 0);
     wchar_t *wide;
-    *reason = spdl__win_why(length == 0 ? GetLastError() : 8);
+    *reason = spdl__win_why(length == 0 ? GetLastError() : ERROR_NOT_ENOUGH_MEMORY);
     if (length == 0) return NULL;
     wide = (wchar_t *)SPDL_MALLOC(((size_t)length + extra) * sizeof(wchar_t));
     if (wide == NULL) return NULL;
     *reason = NULL;
-    (void)MultiByteToWideChar(SPDL__WIN_UTF8, 0, path, -1, wide, length);
+    (void)MultiByteToWideChar(CP_UTF8, 0, path, -1, wide, length);
     memcpy(wide + length - 1, more, (extra + 1) * sizeof(wchar_t));
     return spdl__win_long_path(wide, (size_t)length + extra);
 }
 
 SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 on_disk = 1;
-    spdl__win_about about;
+    BY_HANDLE_FILE_INFORMATION about;
     *bytes = 0;
     *folder = false;
-    if (GetFileType(handle) != on_disk) return "a pipe or a device, not a file";
-    if (!GetFileInformationByHandle(handle, (struct _BY_HANDLE_FILE_INFORMATION *)(void *)&about))
-        return spdl__win_why(GetLastError());
-    *folder = (about.attributes & SPDL__WIN_FOLDER) != 0;
-    if (!*folder) *bytes = (uint64_t)about.size_high << 32 | about.size_low;
+    if (GetFileType(handle) != FILE_TYPE_DISK) return "a pipe or a device, not a file";
+    if (!GetFileInformationByHandle(handle, &about)) return spdl__win_why(GetLastError());
+    *folder = (about.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) != 0;
+    if (!*folder) *bytes = (uint64_t)about.nFileSizeHigh << 32 | about.nFileSizeLow;
     return NULL;
 }
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 existing = 3, also_folders = 0x02000000, no_file = 2, no_path = 3;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     void *handle;
     *folder = true;
     if (wide == NULL) return reason;
-    handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, existing, also_folders, NULL);
-    if (handle == SPDL__WIN_NO_HANDLE) {
-        const spdl__win_u32 error = GetLastError();
-        *folder = error != no_file && error != no_path;
+    handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS,
+                         NULL);
+    if (handle == INVALID_HANDLE_VALUE) {
+        const DWORD error = GetLastError();
+        *folder = error != ERROR_FILE_NOT_FOUND && error != ERROR_PATH_NOT_FOUND;
         reason = spdl__win_why(error);
     }
     SPDL_FREE(wide);
@@ -4365,28 +4260,27 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
 }
 
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
-    const spdl__win_u32 none = 2, no_more = 18;
-    spdl__win_found entry;
-    struct _WIN32_FIND_DATAW *const found = (struct _WIN32_FIND_DATAW *)(void *)&entry;
-    char name[3 * sizeof(entry.name) / sizeof(wchar_t)];
+    WIN32_FIND_DATAW entry;
+    char name[3 * MAX_PATH];
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"\\*", &reason);
-    spdl__win_u32 error;
+    DWORD error;
     void *folder;
     bool more = true;
     if (wide == NULL) return reason;
-    folder = FindFirstFileW(wide, found);
+    folder = FindFirstFileW(wide, &entry);
     error = GetLastError();
     SPDL_FREE(wide);
-    if (folder == SPDL__WIN_NO_HANDLE) return error == none ? NULL : spdl__win_why(error);
+    if (folder == INVALID_HANDLE_VALUE)
+        return error == ERROR_FILE_NOT_FOUND ? NULL : spdl__win_why(error);
     do {
-        if (WideCharToMultiByte(SPDL__WIN_UTF8, 0, entry.name, -1, name, (int)sizeof(name), NULL,
+        if (WideCharToMultiByte(CP_UTF8, 0, entry.cFileName, -1, name, (int)sizeof(name), NULL,
                                 NULL) > 0 && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
             more = each(ctx, name);
-    } while (more && FindNextFileW(folder, found));
+    } while (more && FindNextFileW(folder, &entry));
     error = GetLastError();
     (void)FindClose(folder);
-    return !more || error == no_more ? NULL : spdl__win_why(error);
+    return !more || error == ERROR_NO_MORE_FILES ? NULL : spdl__win_why(error);
 }
 
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
@@ -4397,9 +4291,9 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const struct {
-        spdl__win_u32 rights, making; /* 1: new, 2: emptied, 3: existing, 4: any */
-    } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
-    const spdl__win_u32 normal = 0x80, exists = 80, no_file = 0xffffffffu;
+        DWORD rights, making;
+    } how[] = { { GENERIC_READ, OPEN_EXISTING }, { GENERIC_READ | GENERIC_WRITE, CREATE_NEW },
+                { GENERIC_WRITE, CREATE_ALWAYS }, { FILE_APPEND_DATA | SYNCHRONIZE, OPEN_ALWAYS } };
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     uint64_t length;
@@ -4407,11 +4301,13 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     *file = SPDL__NO_FILE;
     if (wide == NULL) return reason;
     *file = (spdl__os_file)CreateFileW(wide, how[access].rights, SPDL__WIN_SHARED, NULL,
-                                       how[access].making, normal, NULL);
+                                       how[access].making, FILE_ATTRIBUTE_NORMAL, NULL);
     if (*file == SPDL__NO_FILE) {
-        const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
-        reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
-        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
+        const DWORD error = GetLastError(), kind = GetFileAttributesW(wide);
+        reason = access == SPDL__OS_NEW && error == ERROR_FILE_EXISTS ? spdl__os_in_use
+                                                                      : spdl__win_why(error);
+        if (kind != INVALID_FILE_ATTRIBUTES && (kind & FILE_ATTRIBUTE_DIRECTORY) != 0 &&
+            access != SPDL__OS_NEW)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
     SPDL_FREE(wide);
@@ -4423,27 +4319,26 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return reason;
 }
 
-SPDL__PRIVATE spdl__win_place spdl__win_at(uint64_t at) {
-    spdl__win_place place;
+SPDL__PRIVATE OVERLAPPED spdl__win_at(uint64_t at) {
+    OVERLAPPED place;
     memset(&place, 0, sizeof(place));
-    place.low = (spdl__win_u32)at;
-    place.high = (spdl__win_u32)(at >> 32);
+    place.Offset = (DWORD)at;
+    place.OffsetHigh = (DWORD)(at >> 32);
     return place;
 }
 
 /* Windows counts bytes in 32 bits. */
-SPDL__PRIVATE spdl__win_u32 spdl__win_piece(size_t bytes) {
-    return bytes < 1u << 30 ? (spdl__win_u32)bytes : 1u << 30;
+SPDL__PRIVATE DWORD spdl__win_piece(size_t bytes) {
+    return bytes < 1u << 30 ? (DWORD)bytes : 1u << 30;
 }
 
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
-    const spdl__win_u32 at_end = 38;
     for (*have = 0; *have < bytes;) {
-        spdl__win_place place = spdl__win_at(at + *have);
-        spdl__win_u32 got = 0;
+        OVERLAPPED place = spdl__win_at(at + *have);
+        DWORD got = 0;
         if (!ReadFile((void *)file, (char *)to + *have, spdl__win_piece(bytes - *have), &got,
-                      SPDL__WIN_PLACE(place)) && GetLastError() != at_end)
+                      &place) && GetLastError() != ERROR_HANDLE_EOF)
             return spdl__win_why(GetLastError());
         if (got == 0) return "it ended while it was read";
         *have += got;
@@ -4455,10 +4350,10 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
                                               uint64_t at) {
     size_t done = 0;
     while (done < bytes) {
-        spdl__win_place place = spdl__win_at(at + done);
-        spdl__win_u32 put = 0;
+        OVERLAPPED place = spdl__win_at(at + done);
+        DWORD put = 0;
         if (!WriteFile((void *)file, (const char *)from + done, spdl__win_piece(bytes - done), &put,
-                       at == SPDL__NEVER ? NULL : SPDL__WIN_PLACE(place)))
+                       at == SPDL__NEVER ? NULL : &place))
             return spdl__win_why(GetLastError());
         if (put == 0) return "nothing more can be written";
         done += put;
@@ -4467,14 +4362,13 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
 }
 
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
-    const spdl__win_u32 read_only = 2, copy_on_write = 8, view_copy = 1, view_read = 4;
     const void *memory = NULL;
     void *mapping = NULL;
     if (bytes > 0 && bytes <= SIZE_MAX)
-        mapping = CreateFileMappingW((void *)file, NULL, own ? copy_on_write : read_only, 0, 0,
+        mapping = CreateFileMappingW((void *)file, NULL, own ? PAGE_WRITECOPY : PAGE_READONLY, 0, 0,
                                      NULL);
     if (mapping == NULL) return NULL;
-    memory = MapViewOfFile(mapping, own ? view_copy : view_read, 0, 0, (size_t)bytes);
+    memory = MapViewOfFile(mapping, own ? FILE_MAP_COPY : FILE_MAP_READ, 0, 0, (size_t)bytes);
     (void)CloseHandle(mapping);
     return (const uint8_t *)memory;
 }
@@ -4488,14 +4382,15 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
-    const spdl__win_u32 replace = 1, through = 8;
     const char *reason;
     wchar_t *wide_from, *wide_to;
     if (sync && !FlushFileBuffers((void *)file)) return spdl__win_why(GetLastError());
     wide_from = spdl__win_path(from, L"", &reason);
     if (wide_from == NULL) return reason;
     wide_to = spdl__win_path(to, L"", &reason);
-    if (wide_to != NULL && !MoveFileExW(wide_from, wide_to, replace | (sync ? through : 0)))
+    if (wide_to != NULL &&
+        !MoveFileExW(wide_from, wide_to,
+                     MOVEFILE_REPLACE_EXISTING | (sync ? MOVEFILE_WRITE_THROUGH : 0)))
         reason = spdl__win_why(GetLastError());
     SPDL_FREE(wide_from);
     SPDL_FREE(wide_to);
@@ -4505,18 +4400,17 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 /* --- stderr --- */
 
 /* For this one call a pipe does not wait, and accepts as much as it has room for. */
-SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
-                                        spdl__win_u32 *put) {
-    spdl__win_u32 mode, no_wait;
-    const bool pipe = GetFileType(out) == 3 &&
+SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, DWORD bytes, DWORD *put) {
+    DWORD mode, no_wait;
+    const bool pipe = GetFileType(out) == FILE_TYPE_PIPE &&
                       GetNamedPipeHandleStateW(out, &mode, NULL, NULL, NULL, NULL, 0);
     bool done;
-    no_wait = pipe ? mode | 1u : 0;
+    no_wait = pipe ? mode | PIPE_NOWAIT : 0;
     if (pipe) (void)SetNamedPipeHandleState(out, &no_wait, NULL, NULL);
     *put = 0;
     done = WriteFile(out, text, bytes, put, NULL) != 0;
     if (pipe) (void)SetNamedPipeHandleState(out, &mode, NULL, NULL);
-    return done || (pipe && GetLastError() == 232);
+    return done || (pipe && GetLastError() == ERROR_NO_DATA);
 }
 
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
@@ -4524,9 +4418,9 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     void *const out = (void *)_get_osfhandle(2); /* a program can redirect it */
     const uint64_t patience = (uint64_t)patience_ns;
     uint64_t until = spdl__os_clock_ns(SPDL__OS_MONOTONIC) + patience;
-    spdl__win_u32 put;
+    DWORD put;
     while (bytes > 0) {
-        const spdl__win_u32 piece = bytes < 4096 ? (spdl__win_u32)bytes : 4096;
+        const DWORD piece = bytes < 4096 ? (DWORD)bytes : 4096;
         if (!spdl__win_write_some(out, text, piece, &put)) return spdl__win_why(GetLastError());
         text += put;
         bytes -= put;
