@@ -4883,17 +4883,25 @@ SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     error->stage = -1;
 }
 
+/* Appends to the text of an error, which can be NULL. */
+SPDL__PRINTF(2, 0)
+SPDL__PRIVATE void spdl__error_add(spdl_error *error, const char *format, va_list args) {
+    const size_t length = error != NULL ? strlen(error->text) : 0;
+    if (error == NULL) return;
+    (void)vsnprintf(error->text + length, sizeof(error->text) - length, format, args);
+}
+
+/* The same with the arguments of the calling function. None of them is in the error. */
+#define SPDL__ERROR_ADD(to, format) \
+    do { va_list a; va_start(a, format); spdl__error_add(to, format, a); va_end(a); } while (0)
+
 /* Fills in an error without a stage, and returns its result. error can be NULL. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
                                           ...) {
-    va_list args;
-    if (error == NULL) return result;
     spdl__error_clear(error);
-    error->result = result;
-    va_start(args, format);
-    (void)vsnprintf(error->text, sizeof(error->text), format, args);
-    va_end(args);
+    if (error != NULL) error->result = result;
+    SPDL__ERROR_ADD(error, format);
     return result;
 }
 
@@ -16945,12 +16953,8 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
                                          ...) {
-    char text[SPDL_TEXT_BYTES - 80];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    (void)spdl__error_set(&l->error, result, "loader '%s': %s", l->name, text);
+    (void)spdl__error_set(&l->error, result, "loader '%s': ", l->name);
+    SPDL__ERROR_ADD(&l->error, format);
     if (l->opened) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
@@ -18498,20 +18502,13 @@ typedef struct spdl__zip_where {
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__zip_fail(spdl__zip_where *where, spdl_result result, const char *format,
                                   ...) {
-    char reason[192], name[80];
     const char *label = where->zip != NULL ? where->zip->label : "spdl_npz";
-    va_list args;
-    where->result = result;
-    if (where->error == NULL) return false;
-    va_start(args, format);
-    vsnprintf(reason, sizeof(reason), format, args);
-    va_end(args);
-    if (where->member != NULL) {
-        spdl__printable(name, sizeof(name), where->member->name);
-        spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
-    } else {
-        spdl__error_set(where->error, result, "%s: %s", label, reason);
-    }
+    const bool member = where->member != NULL;
+    char name[80] = "";
+    if (member) spdl__printable(name, sizeof(name), where->member->name);
+    where->result = spdl__error_set(where->error, result, member ? "%s: member '%s': " : "%s: %s",
+                                    label, name);
+    SPDL__ERROR_ADD(where->error, format);
     return false;
 }
 
@@ -20602,14 +20599,11 @@ typedef struct spdl__reader {
 SPDL__PRINTF(4, 5)
 SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
                                             const char *format, ...) {
-    char reason[272], label[208];
-    va_list args;
-    if (r->error == NULL) return result;
-    va_start(args, format);
-    (void)vsnprintf(reason, sizeof(reason), format, args);
-    va_end(args);
+    char label[208];
     spdl__label(label, sizeof(label), r->path);
-    return spdl__error_set(r->error, result, "%s: at byte %llu: %s", label, (spdl__llu)at, reason);
+    (void)spdl__error_set(r->error, result, "%s: at byte %llu: ", label, (spdl__llu)at);
+    SPDL__ERROR_ADD(r->error, format);
+    return result;
 }
 
 SPDL__PRIVATE spdl_result spdl__reader_has(const spdl__reader *r, uint64_t at, uint64_t bytes) {
@@ -21189,9 +21183,10 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     while (f->result == SPDL_OK) {
         f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
-        if (!spdl__search_line(f, line) && f->desc.error != NULL)
-            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s",
-                                    f->desc.error->text);
+        if (!spdl__search_line(f, line) && f->desc.error != NULL) {
+            const spdl_error why = *f->desc.error;
+            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s", why.text);
+        }
         spdl_record_free(line);
     }
     spdl__records_close(lines);
@@ -21714,12 +21709,9 @@ typedef struct spdl__state_loads {
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result result,
                                          const char *format, ...) {
-    char text[SPDL_TEXT_BYTES / 2];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return spdl__error_set(l->error, result, "spdl_state_load: text %d %s", l->at, text);
+    (void)spdl__error_set(l->error, result, "spdl_state_load: text %d ", l->at);
+    SPDL__ERROR_ADD(l->error, format);
+    return result;
 }
 
 /* Reads a field that must exist. */
