@@ -4963,6 +4963,32 @@ SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     return power;
 }
 
+/* Mixes 64 bits, one to one (the end of splitmix64). */
+SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Returns random number `n` of a key. */
+SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
+    return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
+}
+
+SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
+    const unsigned char *from = (const unsigned char *)data;
+    uint64_t hash = spdl__hashed(seed, bytes), word = 0;
+    size_t i;
+    for (i = 0; i < bytes; ++i) {
+        word = word << 8 | from[i];
+        if (i % 8 == 7 || i + 1 == bytes) {
+            hash = spdl__mix(hash ^ word) + 0x9e3779b97f4a7c15u;
+            word = 0;
+        }
+    }
+    return spdl__mix(hash);
+}
+
 /* Little-endian numbers, at any alignment. */
 SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
@@ -5107,6 +5133,202 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
     if (spdl__load_relaxed32(lock) != 0) return false;
     SPDL_TEST_POINT("lock tried");
     return spdl__cas32(lock, &open, 1);
+}
+
+/* ============================================================================================= */
+/* >>text-impl
+   Texts that are built in a buffer of the caller, words for people and JSON, and numbers that are
+   read from texts. */
+
+typedef struct spdl__text {
+    char *buffer;
+    size_t bytes;  /* of the buffer */
+    size_t length; /* of the text, with what does not fit */
+    int cells;     /* used so far */
+    char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
+} spdl__text;
+
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
+    const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
+    va_list args;
+    int length;
+    va_start(args, format);
+    length = vsnprintf(left > 0 ? t->buffer + t->length : NULL, left, format, args);
+    va_end(args);
+    if (length > 0) t->length += (size_t)length;
+}
+
+SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
+    spdl__text t;
+    t.buffer = buffer;
+    t.bytes = bytes;
+    t.length = 0;
+    t.cells = 0;
+    if (bytes > 0) buffer[0] = '\0';
+    return t;
+}
+
+/* Appends bytes. snprintf takes five times as long. */
+SPDL__PRIVATE void spdl__text_put(spdl__text *t, const char *bytes, size_t length) {
+    if (t->length < t->bytes) {
+        const size_t fits = (size_t)spdl__min(length, t->bytes - t->length - 1);
+        memcpy(t->buffer + t->length, bytes, fits);
+        t->buffer[t->length + fits] = '\0';
+    }
+    t->length += length;
+}
+
+SPDL__PRIVATE void spdl__text_put_number(spdl__text *t, const char *before, uint64_t number) {
+    char digits[20];
+    size_t at = sizeof(digits);
+    do digits[--at] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    spdl__text_put(t, before, strlen(before));
+    spdl__text_put(t, digits + at, sizeof(digits) - at);
+}
+
+SPDL__PRIVATE void spdl__text_put_hex(spdl__text *t, const char *before, uint32_t number) {
+    char digits[8];
+    int i;
+    for (i = 0; i < 8; ++i) digits[i] = "0123456789abcdef"[number >> (28 - 4 * i) & 15];
+    spdl__text_put(t, before, strlen(before));
+    spdl__text_put(t, digits, sizeof(digits));
+}
+
+/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
+SPDL__COLD int spdl__utf8(const char *at) {
+    const unsigned char *c = (const unsigned char *)at;
+    const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
+                     : c[0] < 0xf5 ? 4 : 0;
+    int i;
+    for (i = 1; i < length; ++i)
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f))) return 0;
+    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f))) return 0;
+    return length;
+}
+
+/* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
+   become question marks. */
+SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
+    for (; *name != '\0' && width != 0; --width) {
+        const int length = spdl__utf8(name);
+        const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
+                                       : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
+        spdl__text_put(t, plain ? name : "?", plain ? (size_t)length : 1);
+        name += length > 0 ? length : 1;
+    }
+    if (width > 0) spdl__text_add(t, "%*s", width, "");
+}
+
+/* A word for the next text_add. */
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
+    char *cell = t->cell[t->cells++ % 8];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(cell, sizeof(t->cell[0]), format, args);
+    va_end(args);
+    return cell;
+}
+
+SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *const units[4],
+                                    bool whole) {
+    int unit = 0;
+    for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
+    return spdl__text_word(t, "%.*f%s",
+                           (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2,
+                           value, units[unit]);
+}
+
+SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
+    static const char *const units[] = { " ns", " us", " ms", " s" };
+    return spdl__scaled(t, ns, units, true);
+}
+
+SPDL__COLD const char *spdl__rate(spdl__text *t, double rate) {
+    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
+    return spdl__scaled(t, rate, units, !(rate > 0));
+}
+
+SPDL__COLD const char *spdl__percent(spdl__text *t, double share) {
+    return spdl__text_word(t, "%.0f%%", 100 * share);
+}
+
+/* --- JSON --- */
+
+/* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
+SPDL__COLD void spdl__json_escape(spdl__text *t, const char *string) {
+    while (*string != '\0') {
+        const int length = spdl__utf8(string);
+        const char c = *string;
+        if (length == 0)
+            spdl__text_add(t, "\\ufffd");
+        else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
+            spdl__text_add(t, "\\u%04x", (unsigned)c);
+        else
+            spdl__text_put(t, string, (size_t)length);
+        string += length > 0 ? length : 1;
+    }
+}
+
+SPDL__COLD void spdl__json_string(spdl__text *t, const char *string) {
+    spdl__text_add(t, "\"");
+    spdl__json_escape(t, string);
+    spdl__text_add(t, "\"");
+}
+
+/* With a point in every locale; null for infinity and NaN. */
+SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
+    const char *at, *end;
+    char digits[40];
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
+    (void)snprintf(digits, sizeof(digits), "%.12g", value);
+    at = digits + strspn(digits, "+-0123456789");
+    end = at + strcspn(at, "0123456789e");
+    return spdl__text_word(t, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
+}
+
+/* --- reading --- */
+
+/* Returns the value of the field "name=value" between spaces, or NULL. */
+SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
+    const size_t length = strlen(name);
+    const char *at;
+    for (at = text; (at = strstr(at, name)) != NULL; ++at)
+        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
+    return NULL;
+}
+
+/* Reads digits, up to `end` or the first other character. Returns false without a digit, or above
+   64 bits. */
+SPDL__INLINE bool spdl__digits(const char **at, const char *end, unsigned base, uint64_t *number) {
+    const char *const begin = *at;
+    for (*number = 0; *at != end; ++*at) {
+        const unsigned c = (unsigned char)**at;
+        const unsigned digit = c - '0' < 10 ? c - '0' : c - 'a' < 6 ? c - 'a' + 10 : base;
+        if (digit >= base) break;
+        if (*number > (UINT64_MAX - digit) / base) return false;
+        *number = *number * base + digit;
+    }
+    return *at != begin;
+}
+
+/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
+SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
+                                            uint64_t *number) {
+    return spdl__digits(&at, NULL, base, number) && strchr(after, *at) != NULL ? at : NULL;
+}
+
+SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
+                                   uint64_t *second) {
+    const char middle[2] = { between, '\0' };
+    at = spdl__text_number(at, 10, middle, first);
+    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
 }
 
 /* ============================================================================================= */
@@ -12275,98 +12497,6 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     spdl__stats_means(s);
 }
 
-/* --- text --- */
-
-typedef struct spdl__text {
-    char *buffer;
-    size_t bytes;  /* of the buffer */
-    size_t length; /* of the text, with what does not fit */
-    int cells;     /* used so far */
-    char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
-} spdl__text;
-
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
-    const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
-    va_list args;
-    int length;
-    va_start(args, format);
-    length = vsnprintf(left > 0 ? t->buffer + t->length : NULL, left, format, args);
-    va_end(args);
-    if (length > 0) t->length += (size_t)length;
-}
-
-SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
-    spdl__text t;
-    t.buffer = buffer;
-    t.bytes = bytes;
-    t.length = 0;
-    t.cells = 0;
-    if (bytes > 0) buffer[0] = '\0';
-    return t;
-}
-
-/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
-SPDL__COLD int spdl__utf8(const char *at) {
-    const unsigned char *c = (const unsigned char *)at;
-    const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
-                     : c[0] < 0xf5 ? 4 : 0;
-    int i;
-    for (i = 1; i < length; ++i)
-        if ((c[i] & 0xc0) != 0x80) return 0;
-    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f))) return 0;
-    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f))) return 0;
-    return length;
-}
-
-/* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
-   become question marks. */
-SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
-    for (; *name != '\0' && width != 0; --width) {
-        const int length = spdl__utf8(name);
-        const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
-                                       : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
-        spdl__text_add(t, "%.*s", plain ? length : 1, plain ? name : "?");
-        name += length > 0 ? length : 1;
-    }
-    if (width > 0) spdl__text_add(t, "%*s", width, "");
-}
-
-/* A word for the next text_add. */
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
-    SPDL__PRINTF(2, 3);
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
-    char *cell = t->cell[t->cells++ % 8];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(cell, sizeof(t->cell[0]), format, args);
-    va_end(args);
-    return cell;
-}
-
-SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *const units[4],
-                                    bool whole) {
-    int unit = 0;
-    for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
-    return spdl__text_word(t, "%.*f%s",
-                           (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2,
-                           value, units[unit]);
-}
-
-SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
-    static const char *const units[] = { " ns", " us", " ms", " s" };
-    return spdl__scaled(t, ns, units, true);
-}
-
-SPDL__COLD const char *spdl__rate(spdl__text *t, double rate) {
-    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return spdl__scaled(t, rate, units, !(rate > 0));
-}
-
-SPDL__COLD const char *spdl__percent(spdl__text *t, double share) {
-    return spdl__text_word(t, "%.0f%%", 100 * share);
-}
-
 SPDL__COLD const char *spdl__stage_called(spdl__text *t, const spdl_stats *s, int i) {
     char room[SPDL_NAME_BYTES];
     spdl__text name = spdl__text_start(room, sizeof(room));
@@ -13397,40 +13527,6 @@ static const spdl__field spdl__edge_fields[] = {
 };
 #undef SPDL__OF
 
-/* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
-SPDL__COLD void spdl__json_escape(spdl__text *t, const char *string) {
-    while (*string != '\0') {
-        const int length = spdl__utf8(string);
-        const char c = *string;
-        if (length == 0)
-            spdl__text_add(t, "\\ufffd");
-        else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
-            spdl__text_add(t, "\\u%04x", (unsigned)c);
-        else
-            spdl__text_add(t, "%.*s", length, string);
-        string += length > 0 ? length : 1;
-    }
-}
-
-SPDL__COLD void spdl__json_string(spdl__text *t, const char *string) {
-    spdl__text_add(t, "\"");
-    spdl__json_escape(t, string);
-    spdl__text_add(t, "\"");
-}
-
-/* With a point in every locale; null for infinity and NaN. */
-SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
-    const char *at, *end;
-    char digits[40];
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
-    (void)snprintf(digits, sizeof(digits), "%.12g", value);
-    at = digits + strspn(digits, "+-0123456789");
-    end = at + strcspn(at, "0123456789e");
-    return spdl__text_word(t, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
-}
-
 SPDL__COLD void spdl__json_interval(spdl__text *t, const spdl_interval *interval) {
     spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
                    spdl__json_double(t, interval->value),
@@ -14031,13 +14127,6 @@ typedef struct spdl__rounds {
     bool dropped[SPDL__ROUNDS];
     int drops;
 } spdl__rounds;
-
-/* Mixes 64 bits, one to one (the end of splitmix64). */
-SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
 
 SPDL__COLD void spdl__rounds_shuffle(spdl__rounds *r) {
     int i;
@@ -15543,25 +15632,6 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     return product;
 }
 
-/* Returns random number `n` of a key. */
-SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
-    return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
-}
-
-SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
-    const unsigned char *from = (const unsigned char *)data;
-    uint64_t hash = spdl__hashed(seed, bytes), word = 0;
-    size_t i;
-    for (i = 0; i < bytes; ++i) {
-        word = word << 8 | from[i];
-        if (i % 8 == 7 || i + 1 == bytes) {
-            hash = spdl__mix(hash ^ word) + 0x9e3779b97f4a7c15u;
-            word = 0;
-        }
-    }
-    return spdl__mix(hash);
-}
-
 /* --- shuffles --- */
 
 /* A permutation of the numbers below n that depends on the key. Up to SPDL__TABLE numbers are in a
@@ -16057,74 +16127,14 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 
 /* --- positions as text --- */
 
-/* A position as text. snprintf takes five times as long. */
-typedef struct spdl__line {
-    char text[SPDL_STATE_BYTES]; /* without a final zero */
-    size_t length;
-    bool full; /* too long */
-} spdl__line;
-
-static const char spdl__digits[] = "0123456789abcdef";
-
-SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
-    line->full = line->full || length >= sizeof(line->text) - line->length;
-    if (line->full) return;
-    memcpy(line->text + line->length, text, length);
-    line->length += length;
-}
-
-SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
-    char digits[20];
-    size_t at = sizeof(digits);
-    do digits[--at] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits + at, sizeof(digits) - at);
-}
-
-SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
-    char digits[8];
-    int i;
-    for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits, sizeof(digits));
-}
-
 /* Adds the sampler's fields. from=EPOCH:POSITION is only there if it still matters. */
-SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
-    spdl__line_add(line, s->identity, strlen(s->identity));
-    spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
-    spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
+SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__text *t) {
+    spdl__text_put(t, s->identity, strlen(s->identity));
+    spdl__text_put_number(t, " rank=", (uint64_t)s->desc.ranks.rank);
+    spdl__text_put_number(t, "/", (uint64_t)s->desc.ranks.world);
     if (s->from == 0 || s->from_epoch < epoch) return;
-    spdl__line_number(line, " from=", s->from_epoch);
-    spdl__line_number(line, ":", s->from);
-}
-
-/* Returns the value of the field "name=value" between spaces, or NULL. */
-SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
-    const size_t length = strlen(name);
-    const char *at;
-    for (at = text; (at = strstr(at, name)) != NULL; ++at)
-        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
-    return NULL;
-}
-
-/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
-SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
-                                            uint64_t *number) {
-    const char *begin = at, *digit;
-    for (*number = 0; (digit = (const char *)memchr(spdl__digits, *at, base)) != NULL; ++at) {
-        if (*number > (UINT64_MAX - (uint64_t)(digit - spdl__digits)) / base) return NULL;
-        *number = *number * base + (uint64_t)(digit - spdl__digits);
-    }
-    return at != begin && strchr(after, *at) != NULL ? at : NULL;
-}
-
-SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
-                                   uint64_t *second) {
-    const char middle[2] = { between, '\0' };
-    at = spdl__text_number(at, 10, middle, first);
-    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
+    spdl__text_put_number(t, " from=", s->from_epoch);
+    spdl__text_put_number(t, ":", s->from);
 }
 
 /* Checks that a text is of the same order of the same data, on any rank. */
@@ -18985,18 +18995,6 @@ SPDL__PRIVATE bool spdl__npy_string(spdl__npy_text *t, const char **string, size
     return spdl__npy_need(t, quote);
 }
 
-/* Returns false, without an error, if there are no digits or more than 64 bits. */
-SPDL__PRIVATE bool spdl__npy_digits(const char **at, const char *end, uint64_t *value) {
-    const char *first = *at;
-    uint64_t digit;
-    for (*value = 0; *at != end && **at >= '0' && **at <= '9'; (*at)++) {
-        digit = (uint64_t)(**at - '0');
-        if (*value > (UINT64_MAX - digit) / 10) return false;
-        *value = *value * 10 + digit;
-    }
-    return *at != first;
-}
-
 /* (), (n,), (n, m): a single number needs its comma. Python 2 wrote an L after some. */
 SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim) {
     const char *first;
@@ -19009,7 +19007,7 @@ SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim
         first = t->at;
         if (first != t->end && *first == '-')
             return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a negative dimension");
-        if (!spdl__npy_digits(&t->at, t->end, &shape[*ndim]) ||
+        if (!spdl__digits(&t->at, t->end, 10, &shape[*ndim]) ||
             (*first == '0' && t->at != first + 1))
             return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a dimension that is no number");
         if (t->at != t->end && *t->at == 'L') t->at++;
@@ -19078,7 +19076,7 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
                               "supported");
     if (kind == 'a') kind = 'S';
     if (kind == '?' && at == end) kind = 'b';
-    else known = spdl__npy_digits(&at, end, &number);
+    else known = spdl__digits(&at, end, 10, &number);
     known = known && spdl__npy_itemsize(kind, number, &info->itemsize);
     if ((kind == 'M' || kind == 'm') && end - at > 2 && *at == '[' && end[-1] == ']')
         at = end; /* the unit, as in [25us] */
@@ -20742,7 +20740,8 @@ typedef struct spdl__tar_member {
 
 /* Reads a number in base 256 (first bit) or octal. */
 SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *number) {
-    int i = 0;
+    const char *at = (const char *)field, *const end = at + bytes;
+    int i;
     *number = field[0] & 0x7f;
     if (field[0] & 0x80) {
         for (i = 1; i < bytes; ++i) {
@@ -20751,10 +20750,9 @@ SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *n
         }
         return true;
     }
-    for (*number = 0; i < bytes && field[i] == ' '; ++i) {}
-    for (; i < bytes && field[i] >= '0' && field[i] <= '7'; ++i)
-        *number = *number << 3 | (uint64_t)(field[i] - '0');
-    return i == bytes || field[i] == ' ' || field[i] == '\0';
+    while (at != end && *at == ' ') ++at;
+    (void)spdl__digits(&at, end, 8, number); /* no digit is 0 */
+    return at == end || *at == ' ' || *at == '\0';
 }
 
 /* Returns false if a name is too long or has a zero. */
@@ -21659,41 +21657,35 @@ SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
     return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
 }
 
-/* Returns why there is no line, or NULL. */
-SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *line) {
+/* Returns why there is no text, or NULL. */
+SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__text *t) {
     spdl__position at;
     const char *why = spdl__position_read(p, &at);
-    line->length = 0;
-    line->full = false;
     if (why != NULL) return why;
-    spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
-    spdl__line_hex(line, " table=", p->table);
-    spdl__line_number(line, " item_seed=", p->seed);
-    spdl__line_number(line, " data=", p->data_hash);
-    spdl__line_number(line, " epoch=", at.epoch);
-    spdl__line_number(line, " item=", at.source);
-    spdl__line_number(line, " results=", at.results);
-    spdl__line_number(line, " batch=", at.number);
-    spdl__line_number(line, " drops=", at.drops);
-    spdl__line_number(line, " delivered=", at.delivered);
-    if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
-    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
-    return line->full ? "it would be longer than SPDL_STATE_BYTES" : NULL;
+    spdl__text_put_number(t, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
+    spdl__text_put_hex(t, " table=", p->table);
+    spdl__text_put_number(t, " item_seed=", p->seed);
+    spdl__text_put_number(t, " data=", p->data_hash);
+    spdl__text_put_number(t, " epoch=", at.epoch);
+    spdl__text_put_number(t, " item=", at.source);
+    spdl__text_put_number(t, " results=", at.results);
+    spdl__text_put_number(t, " batch=", at.number);
+    spdl__text_put_number(t, " drops=", at.drops);
+    spdl__text_put_number(t, " delivered=", at.delivered);
+    if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, t);
+    spdl__text_put_hex(t, " sum=",
+                       t->length < t->bytes ? spdl__state_sum(t->buffer, t->length) : 0);
+    return t->length < SPDL_STATE_BYTES ? NULL : "it would be longer than SPDL_STATE_BYTES";
 }
 
 SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
-    spdl__line line;
+    spdl__text t = spdl__text_start(text, text != NULL ? bytes : 0);
     const char *why;
     if (p == NULL || text == NULL || bytes == 0) return SPDL_E_INVALID;
-    why = spdl__state_write(p, &line);
-    if (why != NULL) {
-        (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
-        return SPDL_E_UNSUPPORTED;
-    }
-    bytes = (size_t)spdl__min(bytes - 1, line.length);
-    memcpy(text, line.text, bytes);
-    text[bytes] = '\0';
-    return (int)line.length;
+    why = spdl__state_write(p, &t);
+    if (why == NULL) return (int)t.length;
+    (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
+    return SPDL_E_UNSUPPORTED;
 }
 
 /* --- reading --- */

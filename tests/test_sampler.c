@@ -625,14 +625,12 @@ static void items_lie_in_batches_in_place(void) {
 
 /* What a position says of a sampler from an epoch on; returns its length. */
 static int describe(const spdl_sampler *s, uint64_t epoch, char text[SPDL_STATE_BYTES]) {
-    spdl__line line;
-    line.length = 0;
-    line.full = false;
-    spdl__sampler_describe(s, epoch, &line);
-    CHECK(line.text[0] == ' ');
-    memcpy(text, line.text + 1, line.length - 1);
-    text[line.length - 1] = '\0';
-    return (int)line.length - 1;
+    char fields[SPDL_STATE_BYTES];
+    spdl__text t = spdl__text_start(fields, sizeof fields);
+    spdl__sampler_describe(s, epoch, &t);
+    CHECK(fields[0] == ' ');
+    memcpy(text, fields + 1, t.length);
+    return (int)t.length - 1;
 }
 
 /* What remains from a position on is dealt in order, to any number of ranks; other epochs are
