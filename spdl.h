@@ -17511,28 +17511,21 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
                            "pipeline of the same rows");
 }
 SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
-SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
-                                      int64_t timeout_ns) {
-    (void)l, (void)batch, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
-SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
-    (void)l, (void)batch;
-    return SPDL_E_INVALID;
-}
-SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
-    (void)l, (void)text, (void)bytes;
-    return SPDL_E_INVALID;
-}
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
-                                      int64_t timeout_ns, spdl_error *error) {
+                                            int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
     return spdl__error_set(error, SPDL_E_INVALID, "spdl_loader_state_load: no loader");
 }
-SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
-    (void)l, (void)sequence, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
+#define SPDL__NO_LOADER(type, name, of, unused) \
+    SPDL_API type name of { unused; return SPDL_E_INVALID; }
+SPDL__NO_LOADER(spdl_result, spdl_loader_next, (spdl_loader *l, spdl_loader_batch *b, int64_t ns),
+                ((void)l, (void)b, (void)ns))
+SPDL__NO_LOADER(spdl_result, spdl_loader_done, (spdl_loader *l, const spdl_loader_batch *b),
+                ((void)l, (void)b))
+SPDL__NO_LOADER(int, spdl_loader_state_save, (spdl_loader *l, char *text, size_t bytes),
+                ((void)l, (void)text, (void)bytes))
+SPDL__NO_LOADER(spdl_result, spdl_loader_rewind, (spdl_loader *l, uint64_t item, int64_t ns),
+                ((void)l, (void)item, (void)ns))
 #endif
 
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
