@@ -2494,9 +2494,10 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
    CONTENTS
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
        >>os-process                                                        platform
-       >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
-       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>rare-impl  >>batch-impl
-       >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl  >>create-impl                engine
+       >>core-impl  >>text-impl  >>ring-core  >>ring-impl  >>pool-impl
+       >>meter-impl  >>trace-core  >>edge-impl  >>row-impl  >>position-impl  >>flow-impl
+       >>rare-impl  >>batch-impl  >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl
+       >>create-impl                                                       engine
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
@@ -6691,33 +6692,69 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 }
 
 /* ============================================================================================= */
-/* >>trace-core
-   Hooks of the pipeline for traces and for the split of call times. Disabled, each costs a branch
-   on a pointer.
-
-   A track is a ring of the latest events: one for each worker, the consumer and each edge. Its
-   thread writes it; the readers of an edge reserve places in that edge's. destroy reads it.
+/* >>meter-impl
+   The split of call times: on a processor, waiting for one, or asleep.
 
    A meter reads processor and runnable time around a sitting: four system calls, some microseconds.
    About one sitting is measured per SPDL__METER_NS of computing. Time asleep counts less, because
    else most calls of a source that waits would be measured. The lot chooses sittings: a fixed
    interval would always choose the one after the longest.
 
-   The pipeline owns the tracks. A task owns its meter, for the thread that runs it. */
+   A task owns its meter, for the thread that runs it. */
 
-#define SPDL__TRACE_EVENTS 65536
-#define SPDL__TRACE_EVENTS_MAX (1 << 24)
-#define SPDL__SPANS 16 /* spans of a user, one inside the other */
 #define SPDL__METER_NS 800000 /* computing of a worker per measurement, on average */
 #define SPDL__METER_SLEEP 16  /* ns asleep that count as one of computing */
 #define SPDL__METER_THREADS 8 /* of more threads the time is measured together */
-#define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
 
 #ifdef SPDL__NO_TRACE /* a baseline of the bench */
 #define SPDL__METERED false
 #else
 #define SPDL__METERED true
 #endif
+
+/* Written by the worker that runs the task. */
+typedef struct spdl__meter {
+    uint64_t thread;          /* the owner of `file` */
+    uint64_t cpu_ns, wait_ns; /* at the start of the sitting, or SPDL__NEVER */
+    spdl__os_file file;       /* schedstat, or SPDL__NO_FILE */
+    uint64_t lot;           /* chooses the next sitting */
+    uint64_t last_wait_ns;  /* at the last reading, or SPDL__NEVER */
+    uint64_t waited_ns;     /* since the first reading; snapshots read it */
+} spdl__meter;
+
+/* Adds a reading of the thread's time in run queues, or SPDL__NEVER. */
+SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
+    if (wait_ns != SPDL__NEVER && meter->last_wait_ns != SPDL__NEVER)
+        spdl__count(&meter->waited_ns, wait_ns - meter->last_wait_ns);
+    meter->last_wait_ns = wait_ns;
+}
+
+SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
+    if (meter->thread != spdl__os_thread_id()) {
+        (void)spdl__os_file_close(meter->file);
+        meter->file = SPDL__NO_FILE;
+        meter->thread = spdl__os_thread_id();
+        meter->last_wait_ns = SPDL__NEVER;
+    }
+    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
+    spdl__meter_waited(meter, meter->wait_ns);
+    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
+}
+
+/* ============================================================================================= */
+/* >>trace-core
+   Hooks of the pipeline for traces. Disabled, each costs a branch on a pointer.
+
+   A track is a ring of the latest events: one for each worker, the consumer and each edge. Its
+   thread writes it; the readers of an edge reserve places in that edge's. destroy reads it.
+
+   The pipeline owns the tracks. */
+
+#define SPDL__TRACE_EVENTS 65536
+#define SPDL__TRACE_EVENTS_MAX (1 << 24)
+#define SPDL__SPANS 16 /* spans of a user, one inside the other */
+#define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
+
 #if defined(SPDL__NO_TRACE) || defined(SPDL_NO_REPORT)
 #define SPDL__TRACED(pointer) (false)
 #else
@@ -6767,23 +6804,6 @@ typedef struct spdl__trace {
     char path[SPDL__PATH_BYTES];
 } spdl__trace;
 
-/* Written by the worker that runs the task. */
-typedef struct spdl__meter {
-    uint64_t thread;          /* the owner of `file` */
-    uint64_t cpu_ns, wait_ns; /* at the start of the sitting, or SPDL__NEVER */
-    spdl__os_file file;       /* schedstat, or SPDL__NO_FILE */
-    uint64_t lot;           /* chooses the next sitting */
-    uint64_t last_wait_ns;  /* at the last reading, or SPDL__NEVER */
-    uint64_t waited_ns;     /* since the first reading; snapshots read it */
-} spdl__meter;
-
-/* Adds a reading of the thread's time in run queues, or SPDL__NEVER. */
-SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
-    if (wait_ns != SPDL__NEVER && meter->last_wait_ns != SPDL__NEVER)
-        spdl__count(&meter->waited_ns, wait_ns - meter->last_wait_ns);
-    meter->last_wait_ns = wait_ns;
-}
-
 SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int row, int result,
                                 uint64_t begin, uint64_t end, uint64_t number) {
     const uint64_t place = spdl__add(&track->count, 1);
@@ -6809,18 +6829,6 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
 #else
 #define SPDL__PROBE(name, stage, number) ((void)(stage), (void)(number))
 #endif
-
-SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
-    if (meter->thread != spdl__os_thread_id()) {
-        (void)spdl__os_file_close(meter->file);
-        meter->file = SPDL__NO_FILE;
-        meter->thread = spdl__os_thread_id();
-        meter->last_wait_ns = SPDL__NEVER;
-    }
-    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
-    spdl__meter_waited(meter, meter->wait_ns);
-    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
-}
 
 /* --- functions of >>trace-impl --- */
 
@@ -13619,24 +13627,7 @@ SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s) {
     spdl__text_add(t, "}");
 }
 
-/* ============================================================================================= */
-/* >>report-impl
-   A pipeline with reports has one thread for them, which takes snapshots and writes. Only destroy
-   waits for it. Create opens files and allocates buffers.
-   The file has one JSON object a line, for each interval:
-       schema     "spdl.stats.1"
-       version    of the library
-       pipeline   the name in its desc
-       pid, run   the process; creation of the pipeline (Unix time in ms): unique together
-       time       of writing (Unix time in s)
-       final      true in the last line of the pipeline
-       interval   "verdict" and "finding" since the line before. "limit" is one of
-                  spdl__limit_names, "concurrency" has the rows that need more, such as {"2":4}
-       total      both since the start, and fields of spdl_stats by name; "stages" and "edges" are
-                  arrays. "load" of a stage is how busy it was, 0 to 1. The difference of two lines
-                  is the interval between them
-       process    spdl__process_stats at the time of writing
-   Later versions can add fields, but do not change the meaning of a field. */
+/* --- intervals --- */
 
 /* The last snapshot of reports, or of the doctor. */
 typedef struct spdl__since {
@@ -13676,6 +13667,25 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
     spdl__stats_means(interval);
     since->last = *now;
 }
+
+/* ============================================================================================= */
+/* >>report-impl
+   A pipeline with reports has one thread for them, which takes snapshots and writes. Only destroy
+   waits for it. Create opens files and allocates buffers.
+   The file has one JSON object a line, for each interval:
+       schema     "spdl.stats.1"
+       version    of the library
+       pipeline   the name in its desc
+       pid, run   the process; creation of the pipeline (Unix time in ms): unique together
+       time       of writing (Unix time in s)
+       final      true in the last line of the pipeline
+       interval   "verdict" and "finding" since the line before. "limit" is one of
+                  spdl__limit_names, "concurrency" has the rows that need more, such as {"2":4}
+       total      both since the start, and fields of spdl_stats by name; "stages" and "edges" are
+                  arrays. "load" of a stage is how busy it was, 0 to 1. The difference of two lines
+                  is the interval between them
+       process    spdl__process_stats at the time of writing
+   Later versions can add fields, but do not change the meaning of a field. */
 
 #ifndef SPDL_NO_REPORT
 
