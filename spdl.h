@@ -18823,24 +18823,6 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
-   their names are final. */
-SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
-    const spdl__zip_member *other = NULL;
-    spdl__zip_member *m;
-    size_t i, place = 0;
-    int order;
-    for (i = 0; i < zip->count; i++) {
-        m = &zip->members[zip->by_name[i]];
-        if (!spdl__zip_ends_npy(m->key, m->key_bytes)) continue;
-        for (order = -1; order < 0; place += order < 0) {
-            other = &zip->members[zip->by_name[place]];
-            order = spdl__zip_compare(other, m->key, m->key_bytes - 4u, "");
-        }
-        if (order == 0 && strlen(other->name) == other->key_bytes) m->name[m->key_bytes - 4] = '.';
-    }
-}
-
 /* Finds the member that has this name, and the key `name` with `suffix`. */
 SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t bytes,
                                   const char *suffix, size_t *index) {
@@ -18855,6 +18837,18 @@ SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t
         else high = middle;
     }
     return false;
+}
+
+/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
+   their names are final. */
+SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
+    size_t i, other;
+    for (i = 0; i < zip->count; i++) {
+        const spdl__zip_member *m = &zip->members[zip->by_name[i]];
+        if (spdl__zip_ends_npy(m->key, m->key_bytes) &&
+            spdl__zip_find(zip, (const char *)m->key, m->key_bytes - 4u, "", &other))
+            m->name[m->key_bytes - 4] = '.';
+    }
 }
 
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
