@@ -2522,6 +2522,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
                            processor; in Wine and on ARM64 processor time of a call. Sleeps end up
                            to 16 ms late. A file that others have open or mapped cannot be replaced.
                            Links are followed. nice has 5 steps, policy.cpus 64 processors.
+                           The implementation includes windows.h, with its macros.
      macOS                 No loader, policy.cpus, heavy barrier (a push and a pop have a fence).
                            Unknown: waits for a processor, processor time of other programs,
                            resident bytes. polite and nice select a QoS class.
