@@ -1389,8 +1389,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
    A report that cannot be written is dropped, with one warning. Stages never wait for a report, but
    destroy waits for the last one. Lines are appended to the file whole, so pipelines and processes
-   can share it. "%p" in the name is the process id. A symbolic link is refused. A browser draws the
-   file by examples/data/report.html.
+   can share it. "%p" in the name is the process id. A symbolic link is refused.
+   examples/data/report.html draws the file in a browser.
    The schema "spdl.stats.1" is in >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
@@ -5140,7 +5140,7 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
 /* ============================================================================================= */
 /* >>text-impl
    Texts that are built in a buffer of the caller, words for people and JSON, and numbers that are
-   read from texts. */
+   read from texts. A text that does not fit is cut, and its length is that of the whole text. */
 
 typedef struct spdl__text {
     char *buffer;
