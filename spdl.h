@@ -1,4 +1,4 @@
-/* spdl.h - v0.3.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
+/* spdl.h - v0.4.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
 
    BUILD. In exactly one C or C++ file write
 
@@ -175,7 +175,7 @@ extern "C" {
 /* >>version */
 
 #define SPDL_VERSION_MAJOR 0
-#define SPDL_VERSION_MINOR 3
+#define SPDL_VERSION_MINOR 4
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 
@@ -1412,7 +1412,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
    A report that cannot be written is dropped, with one warning. Stages never wait for a report, but
    destroy waits for the last one. Lines are appended to the file whole, so pipelines and processes
-   can share it. A symbolic link is refused. examples/data/report.html draws the file in a browser.
+   can share it. "%p" in the name is the process id. A symbolic link is refused.
+   examples/data/report.html draws the file in a browser.
    The schema "spdl.stats.1" is in >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
@@ -1769,7 +1770,9 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
-   The child makes reports and traces, and calls log_fn, report_fn and event_fn. It has no doctor.
+   Statistics. The child writes its own reports: see >>report. Set desc.pipeline.report, or
+   SPDL_STATS=5 and SPDL_REPORT=loader-%p.jsonl, where "%p" is the process id of the child. It also
+   makes traces, and calls log_fn, report_fn and event_fn. It has no doctor.
 
    Only the consumer calls, one thread at a time. The loader owns what a function returns, until
    close. In the child of a fork of the consumer next, done, rewind, save and load return
@@ -1876,11 +1879,6 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
 /* Returns: the last failure, never NULL; result is SPDL_OK without a failure; stage is -1 if no
             stage has failed. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
-
-/* The statistics of the child's pipeline, about 50 ms old. Its consumer is the child's main thread.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none yet.
-   Threads: any. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
 /* The state of the processes, and counts of the consumer. */
 SPDL_API void spdl_loader_get_status(const spdl_loader *loader, spdl_loader_status *status);
@@ -2531,9 +2529,10 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
    CONTENTS
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
        >>os-process                                                        platform
-       >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
-       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>rare-impl  >>batch-impl
-       >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl  >>create-impl                engine
+       >>core-impl  >>text-impl  >>ring-core  >>ring-impl  >>pool-impl
+       >>meter-impl  >>trace-core  >>edge-impl  >>row-impl  >>position-impl  >>flow-impl
+       >>rare-impl  >>batch-impl  >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl
+       >>create-impl                                                       engine
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
@@ -2558,6 +2557,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
                            processor; in Wine and on ARM64 processor time of a call. Sleeps end up
                            to 16 ms late. A file that others have open or mapped cannot be replaced.
                            Links are followed. nice has 5 steps, policy.cpus 64 processors.
+                           The implementation includes windows.h, with its macros.
      macOS                 No loader, policy.cpus, heavy barrier (a push and a pop have a fence).
                            Unknown: waits for a processor, processor time of other programs,
                            resident bytes. polite and nice select a QoS class.
@@ -4024,160 +4024,58 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
 #define SPDL_CREATE_THREAD CreateThread
 #endif
 
-/* windows.h defines names that programs use (small, near, ERROR), so functions are declared here
-   with its types. A file can include both, in any order. */
-typedef unsigned long spdl__win_u32;
-#ifdef _WIN64
-typedef unsigned long long spdl__win_word;
-typedef long long spdl__win_int;
-#else
-typedef unsigned long spdl__win_word;
-typedef int spdl__win_int;
+/* windows.h defines names such as small, near and ERROR. A program that uses them has the
+   implementation in a file of its own. */
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#define SPDL__WIN_LEAN
 #endif
-typedef spdl__win_int(__stdcall *spdl__win_fn)(void);
-typedef spdl__win_u32(__stdcall *spdl__win_entry)(void *arg);
-#define SPDL__WIN(type) __declspec(dllimport) type __stdcall
-#ifdef __cplusplus
-extern "C" {
+#ifndef NOMINMAX
+#define NOMINMAX
+#define SPDL__WIN_NOMINMAX
 #endif
-struct HINSTANCE__;
-struct HKEY__;
-struct _BY_HANDLE_FILE_INFORMATION;
-struct _FILETIME;
-struct _OVERLAPPED;
-struct _PROCESS_MEMORY_COUNTERS;
-struct _RTL_CONDITION_VARIABLE;
-struct _RTL_SRWLOCK;
-struct _SECURITY_ATTRIBUTES;
-struct _WIN32_FIND_DATAW;
-union _LARGE_INTEGER;
-SPDL__WIN(void) AcquireSRWLockExclusive(struct _RTL_SRWLOCK *);
-SPDL__WIN(int) CloseHandle(void *);
-SPDL__WIN(void *) CreateFileMappingW(void *, struct _SECURITY_ATTRIBUTES *, spdl__win_u32,
-                                     spdl__win_u32, spdl__win_u32, const wchar_t *);
-SPDL__WIN(void *) CreateFileW(const wchar_t *, spdl__win_u32, spdl__win_u32,
-                              struct _SECURITY_ATTRIBUTES *, spdl__win_u32, spdl__win_u32, void *);
-SPDL__WIN(void *) CreateThread(struct _SECURITY_ATTRIBUTES *, spdl__win_word, spdl__win_entry,
-                               void *, spdl__win_u32, spdl__win_u32 *);
-SPDL__WIN(int) FindClose(void *);
-SPDL__WIN(void *) FindFirstFileW(const wchar_t *, struct _WIN32_FIND_DATAW *);
-SPDL__WIN(int) FindNextFileW(void *, struct _WIN32_FIND_DATAW *);
-SPDL__WIN(int) FlushFileBuffers(void *);
-SPDL__WIN(void) FlushProcessWriteBuffers(void);
-SPDL__WIN(spdl__win_u32) GetActiveProcessorCount(unsigned short);
-SPDL__WIN(void *) GetCurrentProcess(void);
-SPDL__WIN(spdl__win_u32) GetCurrentProcessId(void);
-SPDL__WIN(void *) GetCurrentThread(void);
-SPDL__WIN(spdl__win_u32) GetCurrentThreadId(void);
-SPDL__WIN(spdl__win_u32) GetEnvironmentVariableW(const wchar_t *, wchar_t *, spdl__win_u32);
-SPDL__WIN(spdl__win_u32) GetFileAttributesW(const wchar_t *);
-SPDL__WIN(int) GetFileInformationByHandle(void *, struct _BY_HANDLE_FILE_INFORMATION *);
-SPDL__WIN(spdl__win_u32) GetFileType(void *);
-SPDL__WIN(spdl__win_u32) GetFullPathNameW(const wchar_t *, spdl__win_u32, wchar_t *, wchar_t **);
-SPDL__WIN(spdl__win_u32) GetLastError(void);
-SPDL__WIN(struct HINSTANCE__ *) GetModuleHandleW(const wchar_t *);
-SPDL__WIN(int) GetNamedPipeHandleStateW(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *,
-                                        spdl__win_u32 *, wchar_t *, spdl__win_u32);
-SPDL__WIN(spdl__win_fn) GetProcAddress(struct HINSTANCE__ *, const char *);
-SPDL__WIN(int) GetProcessAffinityMask(void *, spdl__win_word *, spdl__win_word *);
-SPDL__WIN(int) GetProcessTimes(void *, struct _FILETIME *, struct _FILETIME *, struct _FILETIME *,
-                               struct _FILETIME *);
-SPDL__WIN(int) GetSystemTimes(struct _FILETIME *, struct _FILETIME *, struct _FILETIME *);
-SPDL__WIN(void) GetSystemTimePreciseAsFileTime(struct _FILETIME *);
-SPDL__WIN(int) K32GetProcessMemoryInfo(void *, struct _PROCESS_MEMORY_COUNTERS *, spdl__win_u32);
-SPDL__WIN(void *) MapViewOfFile(void *, spdl__win_u32, spdl__win_u32, spdl__win_u32,
-                                spdl__win_word);
-SPDL__WIN(int) MoveFileExW(const wchar_t *, const wchar_t *, spdl__win_u32);
-SPDL__WIN(int) MultiByteToWideChar(unsigned, spdl__win_u32, const char *, int, wchar_t *, int);
-SPDL__WIN(int) QueryPerformanceCounter(union _LARGE_INTEGER *);
-SPDL__WIN(int) QueryPerformanceFrequency(union _LARGE_INTEGER *);
-SPDL__WIN(int) QueryThreadCycleTime(void *, unsigned long long *);
-SPDL__WIN(long) RegGetValueW(struct HKEY__ *, const wchar_t *, const wchar_t *, spdl__win_u32,
-                             spdl__win_u32 *, void *, spdl__win_u32 *);
-SPDL__WIN(int) ReadFile(void *, void *, spdl__win_u32, spdl__win_u32 *, struct _OVERLAPPED *);
-SPDL__WIN(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *);
-SPDL__WIN(spdl__win_u32) ResumeThread(void *);
-SPDL__WIN(int) SetNamedPipeHandleState(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *);
-SPDL__WIN(spdl__win_word) SetThreadAffinityMask(void *, spdl__win_word);
-SPDL__WIN(int) SetThreadPriority(void *, int);
-SPDL__WIN(void) Sleep(spdl__win_u32);
-SPDL__WIN(int) SleepConditionVariableSRW(struct _RTL_CONDITION_VARIABLE *, struct _RTL_SRWLOCK *,
-                                         spdl__win_u32, spdl__win_u32);
-SPDL__WIN(int) SwitchToThread(void);
-SPDL__WIN(int) UnmapViewOfFile(const void *);
-SPDL__WIN(spdl__win_u32) WaitForSingleObject(void *, spdl__win_u32);
-SPDL__WIN(void) WakeAllConditionVariable(struct _RTL_CONDITION_VARIABLE *);
-SPDL__WIN(void) WakeConditionVariable(struct _RTL_CONDITION_VARIABLE *);
-SPDL__WIN(int) WideCharToMultiByte(unsigned, spdl__win_u32, const wchar_t *, int, char *, int,
-                                   const char *, int *);
-SPDL__WIN(int) WriteFile(void *, const void *, spdl__win_u32, spdl__win_u32 *,
-                         struct _OVERLAPPED *);
-#ifdef _DLL /* MSVC: the C library is a DLL */
-__declspec(dllimport)
+#include <io.h>
+#include <windows.h>
+#include <psapi.h>
+#ifdef SPDL__WIN_LEAN
+#undef WIN32_LEAN_AND_MEAN
 #endif
-spdl__win_int __cdecl _get_osfhandle(int);
-#ifdef __cplusplus
-}
+#ifdef SPDL__WIN_NOMINMAX
+#undef NOMINMAX
 #endif
-#undef SPDL__WIN
+#if _WIN32_WINNT < 0x0602
+#error "spdl.h needs Windows 8: define _WIN32_WINNT as 0x0602 or higher"
+#endif
 #ifdef _MSC_VER
 #pragma comment(lib, "advapi32") /* RegGetValueW */
 #endif
 
-/* Structures of Windows, as far as they are read. */
-typedef struct spdl__win_time {
-    spdl__win_u32 low, high; /* of 100 ns */
-} spdl__win_time;
-typedef struct spdl__win_place { /* OVERLAPPED */
-    uintptr_t reserved[2];
-    spdl__win_u32 low, high;
-    void *event;
-} spdl__win_place;
-typedef struct spdl__win_found { /* WIN32_FIND_DATAW */
-    spdl__win_u32 attributes, times[6], size[2], reserved[2];
-    wchar_t name[260], short_name[14];
-} spdl__win_found;
-typedef struct spdl__win_about { /* BY_HANDLE_FILE_INFORMATION */
-    spdl__win_u32 attributes, times[6], serial, size_high, size_low, links, index[2];
-} spdl__win_about;
-typedef struct spdl__win_memory { /* PROCESS_MEMORY_COUNTERS */
-    spdl__win_u32 bytes, faults;
-    size_t peak, resident, rest[6];
-} spdl__win_memory;
-
-#define SPDL__WIN_TIME(time) ((struct _FILETIME *)(void *)&(time))
-#define SPDL__WIN_NUMBER(number) ((union _LARGE_INTEGER *)(void *)&(number))
-#define SPDL__WIN_PLACE(place) ((struct _OVERLAPPED *)(void *)&(place))
-#define SPDL__WIN_NO_HANDLE ((void *)(intptr_t)SPDL__NO_FILE)
-#define SPDL__WIN_FOREVER 0xffffffffu
-#define SPDL__WIN_SHARED 7u /* to read, write and delete */
-#define SPDL__WIN_FOLDER 0x10u
-#define SPDL__WIN_UTF8 65001u
+#define SPDL__WIN_SHARED (FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE)
 
 /* --- time and events --- */
 
-SPDL__PRIVATE uint64_t spdl__win_ns(spdl__win_time time) {
-    return ((uint64_t)time.high << 32 | time.low) * 100u;
+SPDL__PRIVATE uint64_t spdl__win_ns(FILETIME time) {
+    return ((uint64_t)time.dwHighDateTime << 32 | time.dwLowDateTime) * 100u;
 }
 
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
     const uint64_t second = 1000000000u, from_1601_to_1970 = 11644473600u;
-    int64_t now, frequency;
-    spdl__win_time time;
+    LARGE_INTEGER now, frequency;
+    FILETIME time;
     if (which == SPDL__OS_UNIX) {
-        GetSystemTimePreciseAsFileTime(SPDL__WIN_TIME(time));
+        GetSystemTimePreciseAsFileTime(&time);
         return spdl__win_ns(time) - from_1601_to_1970 * second;
     }
-    (void)QueryPerformanceCounter(SPDL__WIN_NUMBER(now));
-    (void)QueryPerformanceFrequency(SPDL__WIN_NUMBER(frequency));
-    if (frequency == 10000000) return (uint64_t)now * 100u;
-    return (uint64_t)(now / frequency) * second +
-           (uint64_t)(now % frequency) * second / (uint64_t)frequency;
+    (void)QueryPerformanceCounter(&now);
+    (void)QueryPerformanceFrequency(&frequency);
+    if (frequency.QuadPart == 10000000) return (uint64_t)now.QuadPart * 100u;
+    return (uint64_t)(now.QuadPart / frequency.QuadPart) * second +
+           (uint64_t)(now.QuadPart % frequency.QuadPart) * second / (uint64_t)frequency.QuadPart;
 }
 
 /* Returns a function that some versions of Windows lack, or NULL. */
-SPDL__PRIVATE spdl__win_fn spdl__win_find(const wchar_t *library, const char *name) {
-    struct HINSTANCE__ *const module = GetModuleHandleW(library);
+SPDL__PRIVATE FARPROC spdl__win_find(const wchar_t *library, const char *name) {
+    const HMODULE module = GetModuleHandleW(library);
     return module != NULL ? GetProcAddress(module, name) : NULL;
 }
 
@@ -4190,48 +4088,44 @@ SPDL__PRIVATE bool spdl__os_barrier(void) {
 
 struct spdl__os_event {
     uint32_t word;
-    void *lock;    /* SRWLOCK */
-    void *changed; /* CONDITION_VARIABLE */
+    SRWLOCK lock;
+    CONDITION_VARIABLE changed;
 };
-
-#define SPDL__WIN_LOCK(event) ((struct _RTL_SRWLOCK *)(void *)&(event)->lock)
-#define SPDL__WIN_CHANGED(event) ((struct _RTL_CONDITION_VARIABLE *)(void *)&(event)->changed)
 
 #define SPDL__OS_ZERO_EVENT
 
 /* ms until a deadline, rounded up: no sleep ends early. */
-SPDL__PRIVATE spdl__win_u32 spdl__win_ms_left(uint64_t deadline) {
+SPDL__PRIVATE DWORD spdl__win_ms_left(uint64_t deadline) {
     uint64_t now, left;
-    if (deadline == SPDL__NEVER) return SPDL__WIN_FOREVER;
+    if (deadline == SPDL__NEVER) return INFINITE;
     now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     left = deadline > now ? (deadline - now + 999999u) / 1000000u : 0;
-    return left < 0x7fffffff ? (spdl__win_u32)left : 0x7fffffff;
+    return left < 0x7fffffff ? (DWORD)left : 0x7fffffff;
 }
 
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
     spdl_result result = SPDL_OK;
-    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    AcquireSRWLockExclusive(&event->lock);
     while (result == SPDL_OK && spdl__load_relaxed32(&event->word) == word) {
-        const spdl__win_u32 left = spdl__win_ms_left(deadline);
+        const DWORD left = spdl__win_ms_left(deadline);
         if (left == 0)
             result = SPDL_TIMEOUT;
         else
-            (void)SleepConditionVariableSRW(SPDL__WIN_CHANGED(event), SPDL__WIN_LOCK(event), left,
-                                            0);
+            (void)SleepConditionVariableSRW(&event->changed, &event->lock, left, 0);
     }
-    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    ReleaseSRWLockExclusive(&event->lock);
     return result;
 }
 
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
-    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    AcquireSRWLockExclusive(&event->lock);
     spdl__add32(&event->word, 1);
-    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    ReleaseSRWLockExclusive(&event->lock);
     if (count == 1)
-        WakeConditionVariable(SPDL__WIN_CHANGED(event));
+        WakeConditionVariable(&event->changed);
     else
-        WakeAllConditionVariable(SPDL__WIN_CHANGED(event));
+        WakeAllConditionVariable(&event->changed);
 }
 
 /* --- threads --- */
@@ -4243,7 +4137,7 @@ struct spdl__os_thread {
     bool refused;
 };
 
-SPDL__PRIVATE spdl__win_u32 __stdcall spdl__win_thread_main(void *arg) {
+SPDL__PRIVATE DWORD WINAPI spdl__win_thread_main(void *arg) {
     spdl__os_thread *thread = (spdl__os_thread *)arg;
     (void)thread->entry(thread->arg);
     return 0;
@@ -4252,13 +4146,13 @@ SPDL__PRIVATE spdl__win_u32 __stdcall spdl__win_thread_main(void *arg) {
 /* For debuggers and profilers, since Windows 10. */
 SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
     union {
-        spdl__win_fn any;
-        long(__stdcall *set)(void *thread, const wchar_t *name);
+        FARPROC any;
+        HRESULT(WINAPI *set)(HANDLE thread, PCWSTR name);
     } call;
     wchar_t wide[SPDL_NAME_BYTES];
     call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
     if (call.any == NULL) return;
-    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
+    if (MultiByteToWideChar(CP_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
     (void)call.set(thread, wide);
 }
 
@@ -4267,12 +4161,12 @@ SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
 SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *policy) {
     const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice;
     int priority = nice >= 10 ? -2 : nice > 0 ? -1 : nice <= -10 ? 2 : nice < 0 ? 1 : 0, i;
-    spdl__win_word mask = 0;
+    DWORD_PTR mask = 0;
     if (policy->sched == SPDL_SCHED_BATCH && priority == 0) priority = -1;
     if (policy->sched == SPDL_SCHED_IDLE) priority = -15;
     for (i = 0; i < policy->cpu_count; ++i) {
         if (policy->cpus[i] < 0 || policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
-        mask |= (spdl__win_word)1 << policy->cpus[i];
+        mask |= (DWORD_PTR)1 << policy->cpus[i];
     }
     if (policy->cpu_count > 0 && SetThreadAffinityMask(thread, mask) == 0) return false;
     return priority == 0 || SetThreadPriority(thread, priority) != 0;
@@ -4282,11 +4176,10 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
-    const spdl__win_u32 suspended = 4, bytes_are_reserved = 0x10000;
     thread->entry = entry;
     thread->arg = arg;
     thread->handle = SPDL_CREATE_THREAD(NULL, stack_bytes, spdl__win_thread_main, thread,
-                                        suspended | bytes_are_reserved, NULL);
+                                        CREATE_SUSPENDED | STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
     if (thread->handle == NULL) return false;
     spdl__win_thread_name(thread->handle, name);
     thread->refused = policy != NULL && !spdl__win_thread_policy(thread->handle, policy);
@@ -4295,7 +4188,7 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
 }
 
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
-    if (wait) (void)WaitForSingleObject(thread->handle, SPDL__WIN_FOREVER);
+    if (wait) (void)WaitForSingleObject(thread->handle, INFINITE);
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
@@ -4305,13 +4198,12 @@ SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
    in length, and the times of Windows have steps of 16 ms. */
 SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
 #if defined(_M_IX86) || defined(_M_X64) || defined(__i386__) || defined(__x86_64__)
-    struct HKEY__ *const machine = (struct HKEY__ *)(intptr_t)(int32_t)0x80000002u;
     const wchar_t processor[] = L"HARDWARE\\DESCRIPTION\\System\\CentralProcessor\\0";
-    const spdl__win_u32 is_number = 0x10;
-    spdl__win_u32 mhz = 0, bytes = sizeof(mhz);
+    DWORD mhz = 0, bytes = sizeof(mhz);
     unsigned long long ticks;
     if (QueryThreadCycleTime(GetCurrentThread(), &ticks) &&
-        RegGetValueW(machine, processor, L"~MHz", is_number, NULL, &mhz, &bytes) == 0 && mhz > 0)
+        RegGetValueW(HKEY_LOCAL_MACHINE, processor, L"~MHz", RRF_RT_REG_DWORD, NULL, &mhz,
+                     &bytes) == 0 && mhz > 0)
         return ticks / mhz * 1000 + ticks % mhz * 1000 / mhz;
 #endif
     return SPDL__NEVER;
@@ -4330,24 +4222,22 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return GetCurrentProcessId();
 
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     void *const process = GetCurrentProcess();
-    spdl__win_time made, ended, kernel, user, idle;
-    spdl__win_memory memory;
-    spdl__win_word mine, all;
+    FILETIME made, ended, kernel, user, idle;
+    PROCESS_MEMORY_COUNTERS memory;
+    DWORD_PTR mine, all;
     uint64_t busy = 0;
     memset(&memory, 0, sizeof(memory));
-    if (GetProcessTimes(process, SPDL__WIN_TIME(made), SPDL__WIN_TIME(ended),
-                        SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+    if (GetProcessTimes(process, &made, &ended, &kernel, &user))
         stats->cpu_ns = spdl__win_ns(kernel) + spdl__win_ns(user);
-    if (GetSystemTimes(SPDL__WIN_TIME(idle), SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+    if (GetSystemTimes(&idle, &kernel, &user))
         busy = spdl__win_ns(kernel) + spdl__win_ns(user) - spdl__win_ns(idle); /* in kernel */
     stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
-    if (K32GetProcessMemoryInfo(process, (struct _PROCESS_MEMORY_COUNTERS *)(void *)&memory,
-                                sizeof(memory))) {
-        stats->resident_bytes = memory.resident;
-        stats->minor_faults = memory.faults; /* of both kinds */
+    if (GetProcessMemoryInfo(process, &memory, sizeof(memory))) {
+        stats->resident_bytes = memory.WorkingSetSize;
+        stats->minor_faults = memory.PageFaultCount; /* of both kinds */
     }
     if (whole) {
-        stats->cores_allowed = stats->cores = (int)GetActiveProcessorCount(0xffff);
+        stats->cores_allowed = stats->cores = (int)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
         if (GetProcessAffinityMask(process, &mine, &all) && mine != 0 && mine != all)
             for (stats->cores_allowed = 0; mine != 0; mine &= mine - 1) ++stats->cores_allowed;
     }
@@ -4357,29 +4247,37 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
 /* getenv would return the code page of the system. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     wchar_t wide[SPDL__OS_VARIABLE];
-    spdl__win_u32 length;
-    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL__OS_VARIABLE) == 0) return NULL;
+    DWORD length;
+    if (MultiByteToWideChar(CP_UTF8, 0, name, -1, wide, SPDL__OS_VARIABLE) == 0) return NULL;
     length = GetEnvironmentVariableW(wide, wide, SPDL__OS_VARIABLE);
     if (length == 0 || length >= SPDL__OS_VARIABLE) return NULL;
-    return WideCharToMultiByte(SPDL__WIN_UTF8, 0, wide, -1, room, SPDL__OS_VARIABLE, NULL, NULL) > 0
+    return WideCharToMultiByte(CP_UTF8, 0, wide, -1, room, SPDL__OS_VARIABLE, NULL, NULL) > 0
                ? room : NULL;
 }
 
 /* --- files --- */
 
 /* The text of the C library for an error of Windows. */
-SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
+SPDL__PRIVATE const char *spdl__win_why(DWORD error) {
     static const struct {
-        spdl__win_u32 error;
+        DWORD error;
         int number;
-    } known[] = { { 2, ENOENT },   { 3, ENOENT },   { 4, EMFILE },  { 5, EACCES }, { 6, EBADF },
-                  { 8, ENOMEM },   { 14, ENOMEM },  { 19, EROFS },  { 39, ENOSPC }, { 53, ENOENT },
-                  { 80, EEXIST },  { 109, EPIPE },  { 112, ENOSPC }, { 123, ENOENT },
-                  { 183, EEXIST }, { 206, ENAMETOOLONG }, { 232, EPIPE }, { 267, ENOTDIR } };
+    } known[] = {
+        { ERROR_FILE_NOT_FOUND, ENOENT }, { ERROR_PATH_NOT_FOUND, ENOENT },
+        { ERROR_TOO_MANY_OPEN_FILES, EMFILE }, { ERROR_ACCESS_DENIED, EACCES },
+        { ERROR_INVALID_HANDLE, EBADF }, { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
+        { ERROR_OUTOFMEMORY, ENOMEM }, { ERROR_WRITE_PROTECT, EROFS },
+        { ERROR_HANDLE_DISK_FULL, ENOSPC }, { ERROR_BAD_NETPATH, ENOENT },
+        { ERROR_FILE_EXISTS, EEXIST }, { ERROR_BROKEN_PIPE, EPIPE }, { ERROR_DISK_FULL, ENOSPC },
+        { ERROR_INVALID_NAME, ENOENT }, { ERROR_ALREADY_EXISTS, EEXIST },
+        { ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG }, { ERROR_NO_DATA, EPIPE },
+        { ERROR_DIRECTORY, ENOTDIR }
+    };
     size_t i;
-    if (error == 32 || error == 33) return "another process has it open";
-    if (error == 1113) return "its path is not UTF-8";
-    if (error == 1224) return "it is mapped";
+    if (error == ERROR_SHARING_VIOLATION || error == ERROR_LOCK_VIOLATION)
+        return "another process has it open";
+    if (error == ERROR_NO_UNICODE_TRANSLATION) return "its path is not UTF-8";
+    if (error == ERROR_USER_MAPPED_FILE) return "it is mapped";
     for (i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
         if (known[i].error == error) return strerror(known[i].number);
     return strerror(EIO);
@@ -4388,7 +4286,7 @@ SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
 /* Returns a short path unchanged. Makes a long one absolute, and marks it as literal: "\\?\C:\...",
    or "\\?\UNC\server\...". */
 SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
-    const spdl__win_u32 room = GetFullPathNameW(wide, 0, NULL, NULL);
+    const DWORD room = GetFullPathNameW(wide, 0, NULL, NULL);
     wchar_t *full, *path;
     if (length < 248 || wcsncmp(wide, L"\\\\?\\", 4) == 0 || room == 0) return wide;
     full = (wchar_t *)SPDL_MALLOC((room + 8) * sizeof(wchar_t));
@@ -4404,44 +4302,41 @@ SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
 
 /* Returns a path for Windows with `more` appended; free it. NULL: see *reason. */
 SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, const char **reason) {
-    const spdl__win_u32 no_invalid = 8;
     const size_t extra = wcslen(more);
-    const int length = MultiByteToWideChar(SPDL__WIN_UTF8, no_invalid, path, -1, NULL, 0);
+    const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, NULL, 0);
     wchar_t *wide;
-    *reason = spdl__win_why(length == 0 ? GetLastError() : 8);
+    *reason = spdl__win_why(length == 0 ? GetLastError() : ERROR_NOT_ENOUGH_MEMORY);
     if (length == 0) return NULL;
     wide = (wchar_t *)SPDL_MALLOC(((size_t)length + extra) * sizeof(wchar_t));
     if (wide == NULL) return NULL;
     *reason = NULL;
-    (void)MultiByteToWideChar(SPDL__WIN_UTF8, 0, path, -1, wide, length);
+    (void)MultiByteToWideChar(CP_UTF8, 0, path, -1, wide, length);
     memcpy(wide + length - 1, more, (extra + 1) * sizeof(wchar_t));
     return spdl__win_long_path(wide, (size_t)length + extra);
 }
 
 SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 on_disk = 1;
-    spdl__win_about about;
+    BY_HANDLE_FILE_INFORMATION about;
     *bytes = 0;
     *folder = false;
-    if (GetFileType(handle) != on_disk) return "a pipe or a device, not a file";
-    if (!GetFileInformationByHandle(handle, (struct _BY_HANDLE_FILE_INFORMATION *)(void *)&about))
-        return spdl__win_why(GetLastError());
-    *folder = (about.attributes & SPDL__WIN_FOLDER) != 0;
-    if (!*folder) *bytes = (uint64_t)about.size_high << 32 | about.size_low;
+    if (GetFileType(handle) != FILE_TYPE_DISK) return "a pipe or a device, not a file";
+    if (!GetFileInformationByHandle(handle, &about)) return spdl__win_why(GetLastError());
+    *folder = (about.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) != 0;
+    if (!*folder) *bytes = (uint64_t)about.nFileSizeHigh << 32 | about.nFileSizeLow;
     return NULL;
 }
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 existing = 3, also_folders = 0x02000000, no_file = 2, no_path = 3;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     void *handle;
     *folder = true;
     if (wide == NULL) return reason;
-    handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, existing, also_folders, NULL);
-    if (handle == SPDL__WIN_NO_HANDLE) {
-        const spdl__win_u32 error = GetLastError();
-        *folder = error != no_file && error != no_path;
+    handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS,
+                         NULL);
+    if (handle == INVALID_HANDLE_VALUE) {
+        const DWORD error = GetLastError();
+        *folder = error != ERROR_FILE_NOT_FOUND && error != ERROR_PATH_NOT_FOUND;
         reason = spdl__win_why(error);
     }
     SPDL_FREE(wide);
@@ -4452,28 +4347,27 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
 }
 
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
-    const spdl__win_u32 none = 2, no_more = 18;
-    spdl__win_found entry;
-    struct _WIN32_FIND_DATAW *const found = (struct _WIN32_FIND_DATAW *)(void *)&entry;
-    char name[3 * sizeof(entry.name) / sizeof(wchar_t)];
+    WIN32_FIND_DATAW entry;
+    char name[3 * MAX_PATH];
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"\\*", &reason);
-    spdl__win_u32 error;
+    DWORD error;
     void *folder;
     bool more = true;
     if (wide == NULL) return reason;
-    folder = FindFirstFileW(wide, found);
+    folder = FindFirstFileW(wide, &entry);
     error = GetLastError();
     SPDL_FREE(wide);
-    if (folder == SPDL__WIN_NO_HANDLE) return error == none ? NULL : spdl__win_why(error);
+    if (folder == INVALID_HANDLE_VALUE)
+        return error == ERROR_FILE_NOT_FOUND ? NULL : spdl__win_why(error);
     do {
-        if (WideCharToMultiByte(SPDL__WIN_UTF8, 0, entry.name, -1, name, (int)sizeof(name), NULL,
+        if (WideCharToMultiByte(CP_UTF8, 0, entry.cFileName, -1, name, (int)sizeof(name), NULL,
                                 NULL) > 0 && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
             more = each(ctx, name);
-    } while (more && FindNextFileW(folder, found));
+    } while (more && FindNextFileW(folder, &entry));
     error = GetLastError();
     (void)FindClose(folder);
-    return !more || error == no_more ? NULL : spdl__win_why(error);
+    return !more || error == ERROR_NO_MORE_FILES ? NULL : spdl__win_why(error);
 }
 
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
@@ -4484,10 +4378,9 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const struct {
-        spdl__win_u32 rights, making; /* 1: new, 2: emptied, 3: existing, 4: any */
-    } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
-    const spdl__win_u32 normal = 0x80, exists = 80, sharing_violation = 32, no_file = 0xffffffffu,
-                        not_written = SPDL__WIN_SHARED & ~2u;
+        DWORD rights, making;
+    } how[] = { { GENERIC_READ, OPEN_EXISTING }, { GENERIC_READ | GENERIC_WRITE, CREATE_NEW },
+                { GENERIC_WRITE, CREATE_ALWAYS }, { FILE_APPEND_DATA | SYNCHRONIZE, OPEN_ALWAYS } };
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     uint64_t length;
@@ -4495,14 +4388,16 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     *file = SPDL__NO_FILE;
     if (wide == NULL) return reason;
     *file = (spdl__os_file)CreateFileW(wide, how[access].rights,
-                                       access == SPDL__OS_REPLACE ? not_written : SPDL__WIN_SHARED,
-                                       NULL, how[access].making, normal, NULL);
+                                       access == SPDL__OS_REPLACE ? FILE_SHARE_READ
+                                                                  : SPDL__WIN_SHARED,
+                                       NULL, how[access].making, FILE_ATTRIBUTE_NORMAL, NULL);
     if (*file == SPDL__NO_FILE) {
-        const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
-        reason = (access == SPDL__OS_NEW && error == exists) ||
-                         (access == SPDL__OS_REPLACE && error == sharing_violation)
+        const DWORD error = GetLastError(), kind = GetFileAttributesW(wide);
+        reason = (access == SPDL__OS_NEW && error == ERROR_FILE_EXISTS) ||
+                         (access == SPDL__OS_REPLACE && error == ERROR_SHARING_VIOLATION)
                      ? spdl__os_in_use : spdl__win_why(error);
-        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
+        if (kind != INVALID_FILE_ATTRIBUTES && (kind & FILE_ATTRIBUTE_DIRECTORY) != 0 &&
+            access != SPDL__OS_NEW)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
     SPDL_FREE(wide);
@@ -4514,27 +4409,26 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return reason;
 }
 
-SPDL__PRIVATE spdl__win_place spdl__win_at(uint64_t at) {
-    spdl__win_place place;
+SPDL__PRIVATE OVERLAPPED spdl__win_at(uint64_t at) {
+    OVERLAPPED place;
     memset(&place, 0, sizeof(place));
-    place.low = (spdl__win_u32)at;
-    place.high = (spdl__win_u32)(at >> 32);
+    place.Offset = (DWORD)at;
+    place.OffsetHigh = (DWORD)(at >> 32);
     return place;
 }
 
 /* Windows counts bytes in 32 bits. */
-SPDL__PRIVATE spdl__win_u32 spdl__win_piece(size_t bytes) {
-    return bytes < 1u << 30 ? (spdl__win_u32)bytes : 1u << 30;
+SPDL__PRIVATE DWORD spdl__win_piece(size_t bytes) {
+    return bytes < 1u << 30 ? (DWORD)bytes : 1u << 30;
 }
 
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
-    const spdl__win_u32 at_end = 38;
     for (*have = 0; *have < bytes;) {
-        spdl__win_place place = spdl__win_at(at + *have);
-        spdl__win_u32 got = 0;
+        OVERLAPPED place = spdl__win_at(at + *have);
+        DWORD got = 0;
         if (!ReadFile((void *)file, (char *)to + *have, spdl__win_piece(bytes - *have), &got,
-                      SPDL__WIN_PLACE(place)) && GetLastError() != at_end)
+                      &place) && GetLastError() != ERROR_HANDLE_EOF)
             return spdl__win_why(GetLastError());
         if (got == 0) return "it ended while it was read";
         *have += got;
@@ -4546,10 +4440,10 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
                                               uint64_t at) {
     size_t done = 0;
     while (done < bytes) {
-        spdl__win_place place = spdl__win_at(at + done);
-        spdl__win_u32 put = 0;
+        OVERLAPPED place = spdl__win_at(at + done);
+        DWORD put = 0;
         if (!WriteFile((void *)file, (const char *)from + done, spdl__win_piece(bytes - done), &put,
-                       at == SPDL__NEVER ? NULL : SPDL__WIN_PLACE(place)))
+                       at == SPDL__NEVER ? NULL : &place))
             return spdl__win_why(GetLastError());
         if (put == 0) return "nothing more can be written";
         done += put;
@@ -4558,14 +4452,13 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
 }
 
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
-    const spdl__win_u32 read_only = 2, copy_on_write = 8, view_copy = 1, view_read = 4;
     const void *memory = NULL;
     void *mapping = NULL;
     if (bytes > 0 && bytes <= SIZE_MAX)
-        mapping = CreateFileMappingW((void *)file, NULL, own ? copy_on_write : read_only, 0, 0,
+        mapping = CreateFileMappingW((void *)file, NULL, own ? PAGE_WRITECOPY : PAGE_READONLY, 0, 0,
                                      NULL);
     if (mapping == NULL) return NULL;
-    memory = MapViewOfFile(mapping, own ? view_copy : view_read, 0, 0, (size_t)bytes);
+    memory = MapViewOfFile(mapping, own ? FILE_MAP_COPY : FILE_MAP_READ, 0, 0, (size_t)bytes);
     (void)CloseHandle(mapping);
     return (const uint8_t *)memory;
 }
@@ -4579,14 +4472,15 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
-    const spdl__win_u32 replace = 1, through = 8;
     const char *reason;
     wchar_t *wide_from, *wide_to;
     if (sync && !FlushFileBuffers((void *)file)) return spdl__win_why(GetLastError());
     wide_from = spdl__win_path(from, L"", &reason);
     if (wide_from == NULL) return reason;
     wide_to = spdl__win_path(to, L"", &reason);
-    if (wide_to != NULL && !MoveFileExW(wide_from, wide_to, replace | (sync ? through : 0)))
+    if (wide_to != NULL &&
+        !MoveFileExW(wide_from, wide_to,
+                     MOVEFILE_REPLACE_EXISTING | (sync ? MOVEFILE_WRITE_THROUGH : 0)))
         reason = spdl__win_why(GetLastError());
     SPDL_FREE(wide_from);
     SPDL_FREE(wide_to);
@@ -4596,18 +4490,17 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 /* --- stderr --- */
 
 /* For this one call a pipe does not wait, and accepts as much as it has room for. */
-SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
-                                        spdl__win_u32 *put) {
-    spdl__win_u32 mode, no_wait;
-    const bool pipe = GetFileType(out) == 3 &&
+SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, DWORD bytes, DWORD *put) {
+    DWORD mode, no_wait;
+    const bool pipe = GetFileType(out) == FILE_TYPE_PIPE &&
                       GetNamedPipeHandleStateW(out, &mode, NULL, NULL, NULL, NULL, 0);
     bool done;
-    no_wait = pipe ? mode | 1u : 0;
+    no_wait = pipe ? mode | PIPE_NOWAIT : 0;
     if (pipe) (void)SetNamedPipeHandleState(out, &no_wait, NULL, NULL);
     *put = 0;
     done = WriteFile(out, text, bytes, put, NULL) != 0;
     if (pipe) (void)SetNamedPipeHandleState(out, &mode, NULL, NULL);
-    return done || (pipe && GetLastError() == 232);
+    return done || (pipe && GetLastError() == ERROR_NO_DATA);
 }
 
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
@@ -4615,9 +4508,9 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     void *const out = (void *)_get_osfhandle(2); /* a program can redirect it */
     const uint64_t patience = (uint64_t)patience_ns;
     uint64_t until = spdl__os_clock_ns(SPDL__OS_MONOTONIC) + patience;
-    spdl__win_u32 put;
+    DWORD put;
     while (bytes > 0) {
-        const spdl__win_u32 piece = bytes < 4096 ? (spdl__win_u32)bytes : 4096;
+        const DWORD piece = bytes < 4096 ? (DWORD)bytes : 4096;
         if (!spdl__win_write_some(out, text, piece, &put)) return spdl__win_why(GetLastError());
         text += put;
         bytes -= put;
@@ -5080,17 +4973,25 @@ SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     error->stage = -1;
 }
 
+/* Appends to the text of an error, which can be NULL. */
+SPDL__PRINTF(2, 0)
+SPDL__PRIVATE void spdl__error_add(spdl_error *error, const char *format, va_list args) {
+    const size_t length = error != NULL ? strlen(error->text) : 0;
+    if (error == NULL) return;
+    (void)vsnprintf(error->text + length, sizeof(error->text) - length, format, args);
+}
+
+/* The same with the arguments of the calling function. None of them is in the error. */
+#define SPDL__ERROR_ADD(to, format) \
+    do { va_list a; va_start(a, format); spdl__error_add(to, format, a); va_end(a); } while (0)
+
 /* Fills in an error without a stage, and returns its result. error can be NULL. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
                                           ...) {
-    va_list args;
-    if (error == NULL) return result;
     spdl__error_clear(error);
-    error->result = result;
-    va_start(args, format);
-    (void)vsnprintf(error->text, sizeof(error->text), format, args);
-    va_end(args);
+    if (error != NULL) error->result = result;
+    SPDL__ERROR_ADD(error, format);
     return result;
 }
 
@@ -5150,6 +5051,32 @@ SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     uint64_t power = 1;
     while (power < n) power <<= 1;
     return power;
+}
+
+/* Mixes 64 bits, one to one (the end of splitmix64). */
+SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Returns random number `n` of a key. */
+SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
+    return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
+}
+
+SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
+    const unsigned char *from = (const unsigned char *)data;
+    uint64_t hash = spdl__hashed(seed, bytes), word = 0;
+    size_t i;
+    for (i = 0; i < bytes; ++i) {
+        word = word << 8 | from[i];
+        if (i % 8 == 7 || i + 1 == bytes) {
+            hash = spdl__mix(hash ^ word) + 0x9e3779b97f4a7c15u;
+            word = 0;
+        }
+    }
+    return spdl__mix(hash);
 }
 
 /* Little-endian numbers, at any alignment. */
@@ -5329,6 +5256,202 @@ SPDL__PRIVATE const char *spdl__foreign(const uint8_t *head, size_t have, bool t
     if (text && have >= 10 && memcmp(head, "BZh", 3) == 0 && memcmp(head + 4, "1AY&SY", 6) == 0)
         return "packed by bzip2: bzip2 -d first";
     return NULL;
+}
+
+/* ============================================================================================= */
+/* >>text-impl
+   Texts that are built in a buffer of the caller, words for people and JSON, and numbers that are
+   read from texts. A text that does not fit is cut, and its length is that of the whole text. */
+
+typedef struct spdl__text {
+    char *buffer;
+    size_t bytes;  /* of the buffer */
+    size_t length; /* of the text, with what does not fit */
+    int cells;     /* used so far */
+    char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
+} spdl__text;
+
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
+    const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
+    va_list args;
+    int length;
+    va_start(args, format);
+    length = vsnprintf(left > 0 ? t->buffer + t->length : NULL, left, format, args);
+    va_end(args);
+    if (length > 0) t->length += (size_t)length;
+}
+
+SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
+    spdl__text t;
+    t.buffer = buffer;
+    t.bytes = bytes;
+    t.length = 0;
+    t.cells = 0;
+    if (bytes > 0) buffer[0] = '\0';
+    return t;
+}
+
+/* Appends bytes. snprintf takes five times as long. */
+SPDL__PRIVATE void spdl__text_put(spdl__text *t, const char *bytes, size_t length) {
+    if (t->length < t->bytes) {
+        const size_t fits = (size_t)spdl__min(length, t->bytes - t->length - 1);
+        memcpy(t->buffer + t->length, bytes, fits);
+        t->buffer[t->length + fits] = '\0';
+    }
+    t->length += length;
+}
+
+SPDL__PRIVATE void spdl__text_put_number(spdl__text *t, const char *before, uint64_t number) {
+    char digits[20];
+    size_t at = sizeof(digits);
+    do digits[--at] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    spdl__text_put(t, before, strlen(before));
+    spdl__text_put(t, digits + at, sizeof(digits) - at);
+}
+
+SPDL__PRIVATE void spdl__text_put_hex(spdl__text *t, const char *before, uint32_t number) {
+    char digits[8];
+    int i;
+    for (i = 0; i < 8; ++i) digits[i] = "0123456789abcdef"[number >> (28 - 4 * i) & 15];
+    spdl__text_put(t, before, strlen(before));
+    spdl__text_put(t, digits, sizeof(digits));
+}
+
+/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
+SPDL__COLD int spdl__utf8(const char *at) {
+    const unsigned char *c = (const unsigned char *)at;
+    const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
+                     : c[0] < 0xf5 ? 4 : 0;
+    int i;
+    for (i = 1; i < length; ++i)
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f))) return 0;
+    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f))) return 0;
+    return length;
+}
+
+/* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
+   become question marks. */
+SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
+    for (; *name != '\0' && width != 0; --width) {
+        const int length = spdl__utf8(name);
+        const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
+                                       : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
+        spdl__text_put(t, plain ? name : "?", plain ? (size_t)length : 1);
+        name += length > 0 ? length : 1;
+    }
+    if (width > 0) spdl__text_add(t, "%*s", width, "");
+}
+
+/* A word for the next text_add. */
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
+    char *cell = t->cell[t->cells++ % 8];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(cell, sizeof(t->cell[0]), format, args);
+    va_end(args);
+    return cell;
+}
+
+SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *const units[4],
+                                    bool whole) {
+    int unit = 0;
+    for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
+    return spdl__text_word(t, "%.*f%s",
+                           (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2,
+                           value, units[unit]);
+}
+
+SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
+    static const char *const units[] = { " ns", " us", " ms", " s" };
+    return spdl__scaled(t, ns, units, true);
+}
+
+SPDL__COLD const char *spdl__rate(spdl__text *t, double rate) {
+    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
+    return spdl__scaled(t, rate, units, !(rate > 0));
+}
+
+SPDL__COLD const char *spdl__percent(spdl__text *t, double share) {
+    return spdl__text_word(t, "%.0f%%", 100 * share);
+}
+
+/* --- JSON --- */
+
+/* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
+SPDL__COLD void spdl__json_escape(spdl__text *t, const char *string) {
+    while (*string != '\0') {
+        const int length = spdl__utf8(string);
+        const char c = *string;
+        if (length == 0)
+            spdl__text_add(t, "\\ufffd");
+        else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
+            spdl__text_add(t, "\\u%04x", (unsigned)c);
+        else
+            spdl__text_put(t, string, (size_t)length);
+        string += length > 0 ? length : 1;
+    }
+}
+
+SPDL__COLD void spdl__json_string(spdl__text *t, const char *string) {
+    spdl__text_add(t, "\"");
+    spdl__json_escape(t, string);
+    spdl__text_add(t, "\"");
+}
+
+/* With a point in every locale; null for infinity and NaN. */
+SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
+    const char *at, *end;
+    char digits[40];
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
+    (void)snprintf(digits, sizeof(digits), "%.12g", value);
+    at = digits + strspn(digits, "+-0123456789");
+    end = at + strcspn(at, "0123456789e");
+    return spdl__text_word(t, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
+}
+
+/* --- reading --- */
+
+/* Returns the value of the field "name=value" between spaces, or NULL. */
+SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
+    const size_t length = strlen(name);
+    const char *at;
+    for (at = text; (at = strstr(at, name)) != NULL; ++at)
+        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
+    return NULL;
+}
+
+/* Reads digits, up to `end` or the first other character. Returns false without a digit, or above
+   64 bits. */
+SPDL__INLINE bool spdl__digits(const char **at, const char *end, unsigned base, uint64_t *number) {
+    const char *const begin = *at;
+    for (*number = 0; *at != end; ++*at) {
+        const unsigned c = (unsigned char)**at;
+        const unsigned digit = c - '0' < 10 ? c - '0' : c - 'a' < 6 ? c - 'a' + 10 : base;
+        if (digit >= base) break;
+        if (*number > (UINT64_MAX - digit) / base) return false;
+        *number = *number * base + digit;
+    }
+    return *at != begin;
+}
+
+/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
+SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
+                                            uint64_t *number) {
+    return spdl__digits(&at, NULL, base, number) && strchr(after, *at) != NULL ? at : NULL;
+}
+
+SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
+                                   uint64_t *second) {
+    const char middle[2] = { between, '\0' };
+    at = spdl__text_number(at, 10, middle, first);
+    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
 }
 
 /* ============================================================================================= */
@@ -6691,33 +6814,69 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 }
 
 /* ============================================================================================= */
-/* >>trace-core
-   Hooks of the pipeline for traces and for the split of call times. Disabled, each costs a branch
-   on a pointer.
-
-   A track is a ring of the latest events: one for each worker, the consumer and each edge. Its
-   thread writes it; the readers of an edge reserve places in that edge's. destroy reads it.
+/* >>meter-impl
+   The split of call times: on a processor, waiting for one, or asleep.
 
    A meter reads processor and runnable time around a sitting: four system calls, some microseconds.
    About one sitting is measured per SPDL__METER_NS of computing. Time asleep counts less, because
    else most calls of a source that waits would be measured. The lot chooses sittings: a fixed
    interval would always choose the one after the longest.
 
-   The pipeline owns the tracks. A task owns its meter, for the thread that runs it. */
+   A task owns its meter, for the thread that runs it. */
 
-#define SPDL__TRACE_EVENTS 65536
-#define SPDL__TRACE_EVENTS_MAX (1 << 24)
-#define SPDL__SPANS 16 /* spans of a user, one inside the other */
 #define SPDL__METER_NS 800000 /* computing of a worker per measurement, on average */
 #define SPDL__METER_SLEEP 16  /* ns asleep that count as one of computing */
 #define SPDL__METER_THREADS 8 /* of more threads the time is measured together */
-#define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
 
 #ifdef SPDL__NO_TRACE /* a baseline of the bench */
 #define SPDL__METERED false
 #else
 #define SPDL__METERED true
 #endif
+
+/* Written by the worker that runs the task. */
+typedef struct spdl__meter {
+    uint64_t thread;          /* the owner of `file` */
+    uint64_t cpu_ns, wait_ns; /* at the start of the sitting, or SPDL__NEVER */
+    spdl__os_file file;       /* schedstat, or SPDL__NO_FILE */
+    uint64_t lot;           /* chooses the next sitting */
+    uint64_t last_wait_ns;  /* at the last reading, or SPDL__NEVER */
+    uint64_t waited_ns;     /* since the first reading; snapshots read it */
+} spdl__meter;
+
+/* Adds a reading of the thread's time in run queues, or SPDL__NEVER. */
+SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
+    if (wait_ns != SPDL__NEVER && meter->last_wait_ns != SPDL__NEVER)
+        spdl__count(&meter->waited_ns, wait_ns - meter->last_wait_ns);
+    meter->last_wait_ns = wait_ns;
+}
+
+SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
+    if (meter->thread != spdl__os_thread_id()) {
+        (void)spdl__os_file_close(meter->file);
+        meter->file = SPDL__NO_FILE;
+        meter->thread = spdl__os_thread_id();
+        meter->last_wait_ns = SPDL__NEVER;
+    }
+    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
+    spdl__meter_waited(meter, meter->wait_ns);
+    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
+}
+
+/* ============================================================================================= */
+/* >>trace-core
+   Hooks of the pipeline for traces. Disabled, each costs a branch on a pointer.
+
+   A track is a ring of the latest events: one for each worker, the consumer and each edge. Its
+   thread writes it; the readers of an edge reserve places in that edge's. destroy reads it.
+
+   The pipeline owns the tracks. */
+
+#define SPDL__TRACE_EVENTS 65536
+#define SPDL__TRACE_EVENTS_MAX (1 << 24)
+#define SPDL__SPANS 16 /* spans of a user, one inside the other */
+#define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
+
 #if defined(SPDL__NO_TRACE) || defined(SPDL_NO_REPORT)
 #define SPDL__TRACED(pointer) (false)
 #else
@@ -6768,23 +6927,6 @@ typedef struct spdl__trace {
     char path[SPDL__PATH_BYTES];
 } spdl__trace;
 
-/* Written by the worker that runs the task. */
-typedef struct spdl__meter {
-    uint64_t thread;          /* the owner of `file` */
-    uint64_t cpu_ns, wait_ns; /* at the start of the sitting, or SPDL__NEVER */
-    spdl__os_file file;       /* schedstat, or SPDL__NO_FILE */
-    uint64_t lot;           /* chooses the next sitting */
-    uint64_t last_wait_ns;  /* at the last reading, or SPDL__NEVER */
-    uint64_t waited_ns;     /* since the first reading; snapshots read it */
-} spdl__meter;
-
-/* Adds a reading of the thread's time in run queues, or SPDL__NEVER. */
-SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
-    if (wait_ns != SPDL__NEVER && meter->last_wait_ns != SPDL__NEVER)
-        spdl__count(&meter->waited_ns, wait_ns - meter->last_wait_ns);
-    meter->last_wait_ns = wait_ns;
-}
-
 SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int row, int result,
                                 uint64_t begin, uint64_t end, uint64_t number) {
     const uint64_t place = spdl__add(&track->count, 1);
@@ -6810,18 +6952,6 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
 #else
 #define SPDL__PROBE(name, stage, number) ((void)(stage), (void)(number))
 #endif
-
-SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
-    if (meter->thread != spdl__os_thread_id()) {
-        (void)spdl__os_file_close(meter->file);
-        meter->file = SPDL__NO_FILE;
-        meter->thread = spdl__os_thread_id();
-        meter->last_wait_ns = SPDL__NEVER;
-    }
-    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
-    spdl__meter_waited(meter, meter->wait_ns);
-    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
-}
 
 /* --- functions of >>trace-impl --- */
 
@@ -12580,98 +12710,6 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     spdl__stats_means(s);
 }
 
-/* --- text --- */
-
-typedef struct spdl__text {
-    char *buffer;
-    size_t bytes;  /* of the buffer */
-    size_t length; /* of the text, with what does not fit */
-    int cells;     /* used so far */
-    char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
-} spdl__text;
-
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
-    const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
-    va_list args;
-    int length;
-    va_start(args, format);
-    length = vsnprintf(left > 0 ? t->buffer + t->length : NULL, left, format, args);
-    va_end(args);
-    if (length > 0) t->length += (size_t)length;
-}
-
-SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
-    spdl__text t;
-    t.buffer = buffer;
-    t.bytes = bytes;
-    t.length = 0;
-    t.cells = 0;
-    if (bytes > 0) buffer[0] = '\0';
-    return t;
-}
-
-/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
-SPDL__COLD int spdl__utf8(const char *at) {
-    const unsigned char *c = (const unsigned char *)at;
-    const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
-                     : c[0] < 0xf5 ? 4 : 0;
-    int i;
-    for (i = 1; i < length; ++i)
-        if ((c[i] & 0xc0) != 0x80) return 0;
-    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f))) return 0;
-    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f))) return 0;
-    return length;
-}
-
-/* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
-   become question marks. */
-SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
-    for (; *name != '\0' && width != 0; --width) {
-        const int length = spdl__utf8(name);
-        const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
-                                       : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
-        spdl__text_add(t, "%.*s", plain ? length : 1, plain ? name : "?");
-        name += length > 0 ? length : 1;
-    }
-    if (width > 0) spdl__text_add(t, "%*s", width, "");
-}
-
-/* A word for the next text_add. */
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
-    SPDL__PRINTF(2, 3);
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
-    char *cell = t->cell[t->cells++ % 8];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(cell, sizeof(t->cell[0]), format, args);
-    va_end(args);
-    return cell;
-}
-
-SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *const units[4],
-                                    bool whole) {
-    int unit = 0;
-    for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
-    return spdl__text_word(t, "%.*f%s",
-                           (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2,
-                           value, units[unit]);
-}
-
-SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
-    static const char *const units[] = { " ns", " us", " ms", " s" };
-    return spdl__scaled(t, ns, units, true);
-}
-
-SPDL__COLD const char *spdl__rate(spdl__text *t, double rate) {
-    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return spdl__scaled(t, rate, units, !(rate > 0));
-}
-
-SPDL__COLD const char *spdl__percent(spdl__text *t, double share) {
-    return spdl__text_word(t, "%.0f%%", 100 * share);
-}
-
 SPDL__COLD const char *spdl__stage_called(spdl__text *t, const spdl_stats *s, int i) {
     char room[SPDL_NAME_BYTES];
     spdl__text name = spdl__text_start(room, sizeof(room));
@@ -13702,40 +13740,6 @@ static const spdl__field spdl__edge_fields[] = {
 };
 #undef SPDL__OF
 
-/* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
-SPDL__COLD void spdl__json_escape(spdl__text *t, const char *string) {
-    while (*string != '\0') {
-        const int length = spdl__utf8(string);
-        const char c = *string;
-        if (length == 0)
-            spdl__text_add(t, "\\ufffd");
-        else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
-            spdl__text_add(t, "\\u%04x", (unsigned)c);
-        else
-            spdl__text_add(t, "%.*s", length, string);
-        string += length > 0 ? length : 1;
-    }
-}
-
-SPDL__COLD void spdl__json_string(spdl__text *t, const char *string) {
-    spdl__text_add(t, "\"");
-    spdl__json_escape(t, string);
-    spdl__text_add(t, "\"");
-}
-
-/* With a point in every locale; null for infinity and NaN. */
-SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
-    const char *at, *end;
-    char digits[40];
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
-    (void)snprintf(digits, sizeof(digits), "%.12g", value);
-    at = digits + strspn(digits, "+-0123456789");
-    end = at + strcspn(at, "0123456789e");
-    return spdl__text_word(t, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
-}
-
 SPDL__COLD void spdl__json_interval(spdl__text *t, const spdl_interval *interval) {
     spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
                    spdl__json_double(t, interval->value),
@@ -13828,24 +13832,7 @@ SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s) {
     spdl__text_add(t, "}");
 }
 
-/* ============================================================================================= */
-/* >>report-impl
-   A pipeline with reports has one thread for them, which takes snapshots and writes. Only destroy
-   waits for it. Create opens files and allocates buffers.
-   The file has one JSON object a line, for each interval:
-       schema     "spdl.stats.1"
-       version    of the library
-       pipeline   the name in its desc
-       pid, run   the process; creation of the pipeline (Unix time in ms): unique together
-       time       of writing (Unix time in s)
-       final      true in the last line of the pipeline
-       interval   "verdict" and "finding" since the line before. "limit" is one of
-                  spdl__limit_names, "concurrency" has the rows that need more, such as {"2":4}
-       total      both since the start, and fields of spdl_stats by name; "stages" and "edges" are
-                  arrays. "load" of a stage is how busy it was, 0 to 1. The difference of two lines
-                  is the interval between them
-       process    spdl__process_stats at the time of writing
-   Later versions can add fields, but do not change the meaning of a field. */
+/* --- intervals --- */
 
 /* The last snapshot of reports, or of the doctor. */
 typedef struct spdl__since {
@@ -13886,6 +13873,25 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
     since->last = *now;
 }
 
+/* ============================================================================================= */
+/* >>report-impl
+   A pipeline with reports has one thread for them, which takes snapshots and writes. Only destroy
+   waits for it. Create opens files and allocates buffers.
+   The file has one JSON object a line, for each interval:
+       schema     "spdl.stats.1"
+       version    of the library
+       pipeline   the name in its desc
+       pid, run   the process; creation of the pipeline (Unix time in ms): unique together
+       time       of writing (Unix time in s)
+       final      true in the last line of the pipeline
+       interval   "verdict" and "finding" since the line before. "limit" is one of
+                  spdl__limit_names, "concurrency" has the rows that need more, such as {"2":4}
+       total      both since the start, and fields of spdl_stats by name; "stages" and "edges" are
+                  arrays. "load" of a stage is how busy it was, 0 to 1. The difference of two lines
+                  is the interval between them
+       process    spdl__process_stats at the time of writing
+   Later versions can add fields, but do not change the meaning of a field. */
+
 #ifndef SPDL_NO_REPORT
 
 #define SPDL__STDERR_NS 100000000   /* longest wait for stderr to accept a piece */
@@ -13898,10 +13904,16 @@ typedef struct spdl__report_plan {
     char json[SPDL__PATH_BYTES];
 } spdl__report_plan;
 
-/* Copies the name of a file, "" for NULL. A name that does not fit is a warning, and false. */
+/* Copies the name of a file, "" for NULL, with the process id in place of "%p". A name that does
+   not fit is a warning, and false. */
 SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, const char *what,
                                 const spdl_logger *logger) {
-    if (snprintf(to, SPDL__PATH_BYTES, "%s", from != NULL ? from : "") < SPDL__PATH_BYTES)
+    const char *name = from != NULL ? from : "", *mark = strstr(name, "%p");
+    const int before = mark != NULL ? (int)(mark - name) : (int)strlen(name);
+    char id[24] = "";
+    if (mark != NULL) (void)snprintf(id, sizeof(id), "%llu", (spdl__llu)spdl__os_process_id());
+    if (snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, name, id,
+                 mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES)
         return true;
     to[0] = '\0';
     spdl__logf(logger, SPDL_LOG_WARN, "%s: the name has more than %d bytes: \"%.60s...\"",
@@ -14330,13 +14342,6 @@ typedef struct spdl__rounds {
     bool dropped[SPDL__ROUNDS];
     int drops;
 } spdl__rounds;
-
-/* Mixes 64 bits, one to one (the end of splitmix64). */
-SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
 
 SPDL__COLD void spdl__rounds_shuffle(spdl__rounds *r) {
     int i;
@@ -15842,25 +15847,6 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     return product;
 }
 
-/* Returns random number `n` of a key. */
-SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
-    return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
-}
-
-SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
-    const unsigned char *from = (const unsigned char *)data;
-    uint64_t hash = spdl__hashed(seed, bytes), word = 0;
-    size_t i;
-    for (i = 0; i < bytes; ++i) {
-        word = word << 8 | from[i];
-        if (i % 8 == 7 || i + 1 == bytes) {
-            hash = spdl__mix(hash ^ word) + 0x9e3779b97f4a7c15u;
-            word = 0;
-        }
-    }
-    return spdl__mix(hash);
-}
-
 /* --- shuffles --- */
 
 /* A permutation of the numbers below n that depends on the key. Up to SPDL__TABLE numbers are in a
@@ -16356,74 +16342,14 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 
 /* --- positions as text --- */
 
-/* A position as text. snprintf takes five times as long. */
-typedef struct spdl__line {
-    char text[SPDL_STATE_BYTES]; /* without a final zero */
-    size_t length;
-    bool full; /* too long */
-} spdl__line;
-
-static const char spdl__digits[] = "0123456789abcdef";
-
-SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
-    line->full = line->full || length >= sizeof(line->text) - line->length;
-    if (line->full) return;
-    memcpy(line->text + line->length, text, length);
-    line->length += length;
-}
-
-SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
-    char digits[20];
-    size_t at = sizeof(digits);
-    do digits[--at] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits + at, sizeof(digits) - at);
-}
-
-SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
-    char digits[8];
-    int i;
-    for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits, sizeof(digits));
-}
-
 /* Adds the sampler's fields. from=EPOCH:POSITION is only there if it still matters. */
-SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
-    spdl__line_add(line, s->identity, strlen(s->identity));
-    spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
-    spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
+SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__text *t) {
+    spdl__text_put(t, s->identity, strlen(s->identity));
+    spdl__text_put_number(t, " rank=", (uint64_t)s->desc.ranks.rank);
+    spdl__text_put_number(t, "/", (uint64_t)s->desc.ranks.world);
     if (s->from == 0 || s->from_epoch < epoch) return;
-    spdl__line_number(line, " from=", s->from_epoch);
-    spdl__line_number(line, ":", s->from);
-}
-
-/* Returns the value of the field "name=value" between spaces, or NULL. */
-SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
-    const size_t length = strlen(name);
-    const char *at;
-    for (at = text; (at = strstr(at, name)) != NULL; ++at)
-        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
-    return NULL;
-}
-
-/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
-SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
-                                            uint64_t *number) {
-    const char *begin = at, *digit;
-    for (*number = 0; (digit = (const char *)memchr(spdl__digits, *at, base)) != NULL; ++at) {
-        if (*number > (UINT64_MAX - (uint64_t)(digit - spdl__digits)) / base) return NULL;
-        *number = *number * base + (uint64_t)(digit - spdl__digits);
-    }
-    return at != begin && strchr(after, *at) != NULL ? at : NULL;
-}
-
-SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
-                                   uint64_t *second) {
-    const char middle[2] = { between, '\0' };
-    at = spdl__text_number(at, 10, middle, first);
-    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
+    spdl__text_put_number(t, " from=", s->from_epoch);
+    spdl__text_put_number(t, ":", s->from);
 }
 
 /* Checks that a text is of the same order of the same data, on any rank. */
@@ -16545,7 +16471,6 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
 
 #define SPDL__LOADER_LOOK_NS 10000000u /* between checks of a waiting consumer */
 #define SPDL__LOADER_TURN_NS 50000000u /* between checks of a child without results */
-#define SPDL__LOADER_STATS_NS 50000000u /* age of statistics */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
 #define SPDL__LOADER_SPARE 4   /* entries for ends and failures */
 #define SPDL__LOADER_NOTES 256 /* threads; a power of two */
@@ -16578,8 +16503,6 @@ typedef struct spdl__shared {
     uint32_t ack;
     int32_t ack_result;
     uint32_t fault;   /* 1 + the note of the call that raised a signal */
-    uint64_t version; /* of stats; odd while they are written */
-    spdl_stats stats;
     spdl_error error;   /* of the last failure */
     spdl_error refusal; /* of the last command */
     spdl__shared_entry begun; /* the position of the last accepted command */
@@ -16680,7 +16603,6 @@ typedef struct spdl__child {
     uint64_t published, number, epoch;
     uint32_t command;
     bool over; /* the run has ended */
-    uint64_t stats_ns;
 } spdl__child;
 
 SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length);
@@ -16771,20 +16693,6 @@ SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child, bool all) {
 }
 
 /* --- the child publishes --- */
-
-/* `version` shows readers whether they copied half of an update. */
-SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
-    spdl__shared *s = child->loader->shared;
-    const uint64_t version = spdl__load_relaxed(&s->version);
-    spdl_stats stats;
-    if (child->pipeline == NULL || now < child->stats_ns) return;
-    child->stats_ns = now + SPDL__LOADER_STATS_NS;
-    spdl_pipeline_stats(child->pipeline, &stats);
-    spdl__store_relaxed(&s->version, version | 1);
-    spdl__full_barrier();
-    memcpy(&s->stats, &stats, sizeof(stats));
-    spdl__store(&s->version, (version | 1) + 1);
-}
 
 SPDL__PRIVATE void spdl__child_describe(const spdl__child *child, spdl__shared_entry *entry) {
     entry->number = child->number;
@@ -16943,26 +16851,22 @@ SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
 
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     const uint32_t command = spdl__load32(&child->loader->shared->command);
-    const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
-    spdl_result result;
+    spdl_result result; /* the load pairs with loader_command */
     void *item;
     if (command != child->command) spdl__child_obey(child, command);
     spdl__child_reclaim(child, false);
-    spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
-        spdl__child_sleep(child, now + SPDL__LOADER_TURN_NS);
+        spdl__child_sleep(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
         return;
     }
     result = spdl_pipeline_next(child->pipeline, &item, SPDL__LOADER_TURN_NS);
     if (result == SPDL_TIMEOUT) return;
-    if (result != SPDL_OK) child->stats_ns = 0;
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
     else if (result == SPDL_END || result == SPDL_CLOSED)
         spdl__child_publish(child, result, result == SPDL_CLOSED || !child->continuous);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
-    if (child->over) spdl__child_stats(child, spdl_time_ns());
 }
 
 /* --- the child's calls, so that its end can name them --- */
@@ -17275,12 +17179,8 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
                                          ...) {
-    char text[SPDL_TEXT_BYTES - 80];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    (void)spdl__error_set(&l->error, result, "loader '%s': %s", l->name, text);
+    (void)spdl__error_set(&l->error, result, "loader '%s': ", l->name);
+    SPDL__ERROR_ADD(&l->error, format);
     if (l->opened) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
@@ -17831,28 +17731,21 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
                            "pipeline of the same rows");
 }
 SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
-SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
-                                      int64_t timeout_ns) {
-    (void)l, (void)batch, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
-SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
-    (void)l, (void)batch;
-    return SPDL_E_INVALID;
-}
-SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
-    (void)l, (void)text, (void)bytes;
-    return SPDL_E_INVALID;
-}
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
-                                      int64_t timeout_ns, spdl_error *error) {
+                                            int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
     return spdl__error_set(error, SPDL_E_INVALID, "spdl_loader_state_load: no loader");
 }
-SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
-    (void)l, (void)sequence, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
+#define SPDL__NO_LOADER(type, name, of, unused) \
+    SPDL_API type name of { unused; return SPDL_E_INVALID; }
+SPDL__NO_LOADER(spdl_result, spdl_loader_next, (spdl_loader *l, spdl_loader_batch *b, int64_t ns),
+                ((void)l, (void)b, (void)ns))
+SPDL__NO_LOADER(spdl_result, spdl_loader_done, (spdl_loader *l, const spdl_loader_batch *b),
+                ((void)l, (void)b))
+SPDL__NO_LOADER(int, spdl_loader_state_save, (spdl_loader *l, char *text, size_t bytes),
+                ((void)l, (void)text, (void)bytes))
+SPDL__NO_LOADER(spdl_result, spdl_loader_rewind, (spdl_loader *l, uint64_t item, int64_t ns),
+                ((void)l, (void)item, (void)ns))
 #endif
 
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
@@ -17871,29 +17764,6 @@ SPDL_API void spdl_loader_batch_free(void *batch) {
 /* --- what is seen from outside --- */
 
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
-
-/* Repairs what the child wrote, so that texts can be made of it. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
-    const spdl__shared *s = l->shared;
-    int tries, i;
-    for (tries = 0; tries < 1000; ++tries) {
-        const uint64_t version = spdl__load(&s->version);
-        if (version == 0) return SPDL_E_NOT_FOUND;
-        memcpy(stats, &s->stats, sizeof(*stats));
-        SPDL_TEST_POINT("loader stats copied");
-        spdl__full_barrier(); /* pairs with child_stats: else `version` is read before the copy */
-        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
-        spdl__os_yield();
-    }
-    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
-        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
-            stats->stage[i].kind = SPDL_KIND_NONE;
-    }
-    stats->may_doctor = false;
-    return SPDL_OK;
-}
 
 SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     memset(status, 0, sizeof(*status));
@@ -18855,20 +18725,13 @@ typedef struct spdl__zip_where {
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__zip_fail(spdl__zip_where *where, spdl_result result, const char *format,
                                   ...) {
-    char reason[192], name[80];
     const char *label = where->zip != NULL ? where->zip->label : "spdl_npz";
-    va_list args;
-    where->result = result;
-    if (where->error == NULL) return false;
-    va_start(args, format);
-    vsnprintf(reason, sizeof(reason), format, args);
-    va_end(args);
-    if (where->member != NULL) {
-        spdl__printable(name, sizeof(name), where->member->name);
-        spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
-    } else {
-        spdl__error_set(where->error, result, "%s: %s", label, reason);
-    }
+    const bool member = where->member != NULL;
+    char name[80] = "";
+    if (member) spdl__printable(name, sizeof(name), where->member->name);
+    where->result = spdl__error_set(where->error, result, member ? "%s: member '%s': " : "%s: %s",
+                                    label, name);
+    SPDL__ERROR_ADD(where->error, format);
     return false;
 }
 
@@ -19170,24 +19033,6 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
-   their names are final. */
-SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
-    const spdl__zip_member *other = NULL;
-    spdl__zip_member *m;
-    size_t i, place = 0;
-    int order;
-    for (i = 0; i < zip->count; i++) {
-        m = &zip->members[zip->by_name[i]];
-        if (!spdl__zip_ends_npy(m->key, m->key_bytes)) continue;
-        for (order = -1; order < 0; place += order < 0) {
-            other = &zip->members[zip->by_name[place]];
-            order = spdl__zip_compare(other, m->key, m->key_bytes - 4u, "");
-        }
-        if (order == 0 && strlen(other->name) == other->key_bytes) m->name[m->key_bytes - 4] = '.';
-    }
-}
-
 /* Finds the member that has this name, and the key `name` with `suffix`. */
 SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t bytes,
                                   const char *suffix, size_t *index) {
@@ -19202,6 +19047,18 @@ SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t
         else high = middle;
     }
     return false;
+}
+
+/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
+   their names are final. */
+SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
+    size_t i, other;
+    for (i = 0; i < zip->count; i++) {
+        const spdl__zip_member *m = &zip->members[zip->by_name[i]];
+        if (spdl__zip_ends_npy(m->key, m->key_bytes) &&
+            spdl__zip_find(zip, (const char *)m->key, m->key_bytes - 4u, "", &other))
+            m->name[m->key_bytes - 4] = '.';
+    }
 }
 
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
@@ -19345,18 +19202,6 @@ SPDL__PRIVATE bool spdl__npy_string(spdl__npy_text *t, const char **string, size
     return spdl__npy_need(t, quote);
 }
 
-/* Returns false, without an error, if there are no digits or more than 64 bits. */
-SPDL__PRIVATE bool spdl__npy_digits(const char **at, const char *end, uint64_t *value) {
-    const char *first = *at;
-    uint64_t digit;
-    for (*value = 0; *at != end && **at >= '0' && **at <= '9'; (*at)++) {
-        digit = (uint64_t)(**at - '0');
-        if (*value > (UINT64_MAX - digit) / 10) return false;
-        *value = *value * 10 + digit;
-    }
-    return *at != first;
-}
-
 /* (), (n,), (n, m): a single number needs its comma. Python 2 wrote an L after some. */
 SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim) {
     const char *first;
@@ -19369,7 +19214,7 @@ SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim
         first = t->at;
         if (first != t->end && *first == '-')
             return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a negative dimension");
-        if (!spdl__npy_digits(&t->at, t->end, &shape[*ndim]) ||
+        if (!spdl__digits(&t->at, t->end, 10, &shape[*ndim]) ||
             (*first == '0' && t->at != first + 1))
             return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a dimension that is no number");
         if (t->at != t->end && *t->at == 'L') t->at++;
@@ -19438,7 +19283,7 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
                               "supported");
     if (kind == 'a') kind = 'S';
     if (kind == '?' && at == end) kind = 'b';
-    else known = spdl__npy_digits(&at, end, &number);
+    else known = spdl__digits(&at, end, 10, &number);
     known = known && spdl__npy_itemsize(kind, number, &info->itemsize);
     if ((kind == 'M' || kind == 'm') && end - at > 2 && *at == '[' && end[-1] == ']')
         at = end; /* the unit, as in [25us] */
@@ -20963,14 +20808,11 @@ typedef struct spdl__reader {
 SPDL__PRINTF(4, 5)
 SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
                                             const char *format, ...) {
-    char reason[272], label[208];
-    va_list args;
-    if (r->error == NULL) return result;
-    va_start(args, format);
-    (void)vsnprintf(reason, sizeof(reason), format, args);
-    va_end(args);
+    char label[208];
     spdl__label(label, sizeof(label), r->path);
-    return spdl__error_set(r->error, result, "%s: at byte %llu: %s", label, (spdl__llu)at, reason);
+    (void)spdl__error_set(r->error, result, "%s: at byte %llu: ", label, (spdl__llu)at);
+    SPDL__ERROR_ADD(r->error, format);
+    return result;
 }
 
 SPDL__PRIVATE spdl_result spdl__reader_has(const spdl__reader *r, uint64_t at, uint64_t bytes) {
@@ -21120,7 +20962,8 @@ typedef struct spdl__tar_member {
 
 /* Reads a number in base 256 (first bit) or octal. */
 SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *number) {
-    int i = 0;
+    const char *at = (const char *)field, *const end = at + bytes;
+    int i;
     *number = field[0] & 0x7f;
     if (field[0] & 0x80) {
         for (i = 1; i < bytes; ++i) {
@@ -21129,10 +20972,9 @@ SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *n
         }
         return true;
     }
-    for (*number = 0; i < bytes && field[i] == ' '; ++i) {}
-    for (; i < bytes && field[i] >= '0' && field[i] <= '7'; ++i)
-        *number = *number << 3 | (uint64_t)(field[i] - '0');
-    return i == bytes || field[i] == ' ' || field[i] == '\0';
+    while (at != end && *at == ' ') ++at;
+    (void)spdl__digits(&at, end, 8, number); /* no digit is 0 */
+    return at == end || *at == ' ' || *at == '\0';
 }
 
 /* Returns false if a name is too long or has a zero. */
@@ -21588,9 +21430,10 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     while (f->result == SPDL_OK) {
         f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
-        if (!spdl__search_line(f, line) && f->desc.error != NULL)
-            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s",
-                                    f->desc.error->text);
+        if (!spdl__search_line(f, line) && f->desc.error != NULL) {
+            const spdl_error why = *f->desc.error;
+            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s", why.text);
+        }
         spdl_record_free(line);
     }
     spdl__records_close(lines);
@@ -22066,41 +21909,35 @@ SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
     return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
 }
 
-/* Returns why there is no line, or NULL. */
-SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *line) {
+/* Returns why there is no text, or NULL. */
+SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__text *t) {
     spdl__position at;
     const char *why = spdl__position_read(p, &at);
-    line->length = 0;
-    line->full = false;
     if (why != NULL) return why;
-    spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
-    spdl__line_hex(line, " table=", p->table);
-    spdl__line_number(line, " item_seed=", p->seed);
-    spdl__line_number(line, " data=", p->data_hash);
-    spdl__line_number(line, " epoch=", at.epoch);
-    spdl__line_number(line, " item=", at.source);
-    spdl__line_number(line, " results=", at.results);
-    spdl__line_number(line, " batch=", at.number);
-    spdl__line_number(line, " drops=", at.drops);
-    spdl__line_number(line, " delivered=", at.delivered);
-    if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
-    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
-    return line->full ? "it would be longer than SPDL_STATE_BYTES" : NULL;
+    spdl__text_put_number(t, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
+    spdl__text_put_hex(t, " table=", p->table);
+    spdl__text_put_number(t, " item_seed=", p->seed);
+    spdl__text_put_number(t, " data=", p->data_hash);
+    spdl__text_put_number(t, " epoch=", at.epoch);
+    spdl__text_put_number(t, " item=", at.source);
+    spdl__text_put_number(t, " results=", at.results);
+    spdl__text_put_number(t, " batch=", at.number);
+    spdl__text_put_number(t, " drops=", at.drops);
+    spdl__text_put_number(t, " delivered=", at.delivered);
+    if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, t);
+    spdl__text_put_hex(t, " sum=",
+                       t->length < t->bytes ? spdl__state_sum(t->buffer, t->length) : 0);
+    return t->length < SPDL_STATE_BYTES ? NULL : "it would be longer than SPDL_STATE_BYTES";
 }
 
 SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
-    spdl__line line;
+    spdl__text t = spdl__text_start(text, text != NULL ? bytes : 0);
     const char *why;
     if (p == NULL || text == NULL || bytes == 0) return SPDL_E_INVALID;
-    why = spdl__state_write(p, &line);
-    if (why != NULL) {
-        (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
-        return SPDL_E_UNSUPPORTED;
-    }
-    bytes = (size_t)spdl__min(bytes - 1, line.length);
-    memcpy(text, line.text, bytes);
-    text[bytes] = '\0';
-    return (int)line.length;
+    why = spdl__state_write(p, &t);
+    if (why == NULL) return (int)t.length;
+    (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
+    return SPDL_E_UNSUPPORTED;
 }
 
 /* --- reading --- */
@@ -22116,12 +21953,9 @@ typedef struct spdl__state_loads {
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result result,
                                          const char *format, ...) {
-    char text[SPDL_TEXT_BYTES / 2];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return spdl__error_set(l->error, result, "spdl_state_load: text %d %s", l->at, text);
+    (void)spdl__error_set(l->error, result, "spdl_state_load: text %d ", l->at);
+    SPDL__ERROR_ADD(l->error, format);
+    return result;
 }
 
 /* Reads a field that must exist. */
@@ -22685,24 +22519,13 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* "%p" is the process id. From 2 on the name ends with `copy`: "t-2.json". Returns false if the
-   path is too long. */
-SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from, int copy) {
-    const char *mark = strstr(from, "%p");
-    const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
-    char number[24] = "", whole[SPDL__PATH_BYTES];
-    const char *dot;
-    int length;
-    if (mark != NULL)
-        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id());
-    length = snprintf(whole, sizeof(whole), "%.*s%s%s", before, from, number,
-                      mark != NULL ? mark + 2 : "");
-    if (length >= SPDL__PATH_BYTES) return false;
-    dot = strrchr(whole, '.');
-    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = whole + length;
-    number[0] = '\0';
+/* From 2 on the name ends with `copy`: "t-2.json". Returns false if the path is too long. */
+SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *path, int copy) {
+    const char *dot = strrchr(path, '.');
+    char number[16] = "";
+    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = path + strlen(path);
     if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
-    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - whole), whole, number, dot) <
+    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - path), path, number, dot) <
            SPDL__PATH_BYTES;
 }
 

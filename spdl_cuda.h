@@ -1,4 +1,4 @@
-/* spdl_cuda.h - v0.3.0 - CUDA companion of spdl.h - SPDX-License-Identifier: MIT
+/* spdl_cuda.h - v0.4.0 - CUDA companion of spdl.h - SPDX-License-Identifier: MIT
 
    DO THIS: in exactly one C, C++ or .cu file of your program,
 

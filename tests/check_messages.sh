@@ -14,7 +14,7 @@ fewest=400 # strings; fewer means that they are not found any more
 strings() {
     awk '
         BEGIN {
-            split("stats doctor doctor-text headspace trace-core", name, " ")
+            split("text stats doctor doctor-text headspace trace-core", name, " ")
             for (i in name) skipped[">>" (name[i] ~ /core/ ? name[i] : name[i] "-impl")] = 1
             unlisted = "^(version https://git-lfs|const void|quota period|max period" \
                        "|total_inactive_file |inactive_file |[(]unknown file[)]" \

@@ -146,7 +146,10 @@ zig() {
 msvc() {
     local triple=$1 language=$2 std=$3
     need clang
-    printf '#include <poison.h>\n#define SPDL_IMPLEMENTATION\n#include "spdl.h"\n' >"$B/$cell.c"
+    {
+        printf '#include <poison.h>\n#define SPDL_IMPLEMENTATION\n#include "spdl.h"\n'
+        printf '#if defined(NOMINMAX) || defined(WIN32_LEAN_AND_MEAN)\n#error left behind\n#endif\n'
+    } >"$B/$cell.c"
     clang --target="$triple-pc-windows-msvc" -x "$language" -std="$std" -fms-compatibility \
         -fms-extensions -fms-compatibility-version=19.40 -U__clang__ -ffreestanding \
         -nostdlibinc -isystem tests/msvc -I. -fsyntax-only $warnings -Wno-unused-function \

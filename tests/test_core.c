@@ -21,9 +21,9 @@ static void result_signs_tell_errors(void) {
 }
 
 static void result_texts_differ(void) {
-#define TEXT(name, value, text) text,
-    static const char *const texts[] = { SPDL__RESULT_LIST(TEXT) };
-#undef TEXT
+#define ITS_TEXT(name, value, text) text,
+    static const char *const texts[] = { SPDL__RESULT_LIST(ITS_TEXT) };
+#undef ITS_TEXT
     const size_t count = sizeof texts / sizeof texts[0];
     for (size_t i = 0; i < count; ++i) {
         CHECK(strlen(texts[i]) > 0 && strlen(texts[i]) < 64);
