@@ -1144,6 +1144,8 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    SPDL_UNBATCH() passes the items of each batch one by one, except NULL.
 
+   All results of one input have its spdl_sequence. Each has an spdl_item_key of its own.
+
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
    call, and `in` is NULL. The stage can gather items and pass the rest then. */
 
@@ -1252,12 +1254,12 @@ SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t b
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
 
-/* A seed for the random numbers of this call: a hash of desc.seed, the epoch, spdl_sequence, and
-   behind rows that make several results of an item (.again, SPDL_LINES, SPDL_TAR, SPDL_UNBATCH) the
-   number of the result. In a row with .again each call has its own. With SPDL_INDEX it includes the
-   sampler's seed and the position. A load and the number of workers do not change it, nor does the
-   number of ranks before the first SPDL_BATCH. All rows have the same key for an item. For more
-   numbers hash it with one of your own: spdl_hash(spdl_item_key(task), &k, sizeof k).
+/* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence. Each
+   result of an .again row, SPDL_LINES, SPDL_TAR and SPDL_UNBATCH has a key of its own, and so has
+   each call of such a row. With SPDL_INDEX the key includes the sampler's seed and the position. A
+   load and the number of workers do not change it, nor does the number of ranks before the first
+   SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your own,
+   as in spdl_hash(spdl_item_key(task), &number, sizeof number).
    Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
@@ -7120,12 +7122,11 @@ SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
     return age < ahead ? age << SPDL__PUSHED_BITS : 0;
 }
 
-/* The range of result `k` of a call of .again whose input has this range. Of each item the results
-   0, 1, ... have these numbers; those of a second such row have hashes. */
+/* The range of result `k` of the calls of .again for an input with this range. The results of an
+   item have the numbers 1, 2, ...; those of a second such row have hashes. */
 SPDL__INLINE uint64_t spdl__range_result(uint64_t range, uint64_t k) {
-    const uint64_t number = range & SPDL__SPAN_MAX;
-    if (number != 0 && k != 0) k += number * 0x9e3779b1u;
-    return (range & ~SPDL__SPAN_MAX) | ((k != 0 ? k : number) & SPDL__SPAN_MAX);
+    const uint64_t number = (range & SPDL__SPAN_MAX) * 0x9e3779b1u + k + 1;
+    return (range & ~SPDL__SPAN_MAX) | (number & SPDL__SPAN_MAX);
 }
 
 typedef struct spdl__item {

@@ -189,7 +189,7 @@ static void wild_begin(wild *w) {
     w->feed = which < 2;
     if (which == 10) { /* another pipeline makes the items */
         w->inner_rows[0] = source;
-        w->inner_rows[1] = (spdl_stage)SPDL_SINK((int)draw(w, 4));
+        w->inner_rows[1] = (spdl_stage)SPDL_SINK(1 + (int)draw(w, 3));
         d = wild_add(w, from, PLAIN);
         w->inner_rows[0].ctx = d;
         d->count = (long)draw(w, WILD_ITEMS);
