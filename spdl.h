@@ -1254,12 +1254,12 @@ SPDL_API int spdl_state_save(const spdl_pipeline *pipeline, char *text, size_t b
 SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const *texts, int count,
                                      int64_t timeout_ns, spdl_error *error);
 
-/* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence. Each
-   result of an .again row, SPDL_LINES, SPDL_TAR and SPDL_UNBATCH has a key of its own, and so has
-   each call of such a row. With SPDL_INDEX the key includes the sampler's seed and the position. A
-   load and the number of workers do not change it, nor does the number of ranks before the first
-   SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your own,
-   as in spdl_hash(spdl_item_key(task), &number, sizeof number).
+/* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence.
+   Each result of an .again row, SPDL_LINES, SPDL_TAR and SPDL_UNBATCH has a key of its own, and so
+   has each call of such a row. With SPDL_INDEX the key includes the sampler's seed and the position.
+   A load and the number of workers do not change it, nor does the number of ranks before the first
+   SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your
+   own, as in spdl_hash(spdl_item_key(task), &number, sizeof number).
    Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
