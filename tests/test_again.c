@@ -9,7 +9,7 @@ typedef struct state {
 
 static void state_free(void *what) {
     __atomic_sub_fetch(&states, 1, __ATOMIC_RELAXED);
-    free(what);
+    test_memory_free(what);
 }
 
 /* What a stage that streams does. */
@@ -27,7 +27,7 @@ static spdl_result tape_next(spdl_task *task, tape *t, item *in, item **out) {
     state **s = (state **)spdl_call_state(task);
     long count, at;
     if (*s == NULL) {
-        *s = (state *)calloc(1, sizeof **s);
+        *s = (state *)memset(test_memory(sizeof(void *), sizeof **s), 0, sizeof **s);
         __atomic_add_fetch(&states, 1, __ATOMIC_RELAXED);
     }
     count = (t->modulo ? in->value % t->modulo : 0) + t->plus;

@@ -754,11 +754,11 @@ static long pictures;
 
 static void picture_free(void *picture) {
     __atomic_sub_fetch(&pictures, 1, __ATOMIC_RELAXED);
-    free(picture);
+    test_memory_free(picture);
 }
 
 static void *picture_copy(const void *picture) {
-    int *copy = (int *)malloc(sizeof *copy);
+    int *copy = (int *)test_memory(sizeof(void *), sizeof *copy);
     REQUIRE(copy != NULL);
     *copy = *(const int *)picture;
     __atomic_add_fetch(&pictures, 1, __ATOMIC_RELAXED);

@@ -452,7 +452,8 @@ static void free_as_1(void *it) {
     item_free(it);
 }
 
-/* Each item by the stage that made it: those passed on still belong to the source. */
+/* Each item by the stage that made it: those passed on still belong to the source. The third row
+   frees five of its inputs itself. */
 static void items_are_freed_by_their_maker(void) {
     spdl_pipeline *p =
         START(2, SPDL_SOURCE(count_up, SCRIPT(.count = 10), .free_item = free_as_0),
@@ -460,7 +461,7 @@ static void items_are_freed_by_their_maker(void) {
               SPDL_PIPE(follow, SCRIPT(.fresh = true), .free_item = free_as_1),
               SPDL_PIPE(follow, SCRIPT(.every = 1, .result = SPDL_SKIP)), SPDL_SINK(3));
     RUN(p, "", SPDL_END);
-    CHECK_EQ(freed_by[0], 10);
+    CHECK_EQ(freed_by[0], 5);
     CHECK_EQ(freed_by[1], 10);
 }
 
