@@ -16440,6 +16440,7 @@ struct spdl_loader {
     uint32_t held_count;     /* batches held; written by any thread */
     /* written by the consumer */
     uint64_t at; /* the next entry */
+    uint64_t ticket; /* of the last batch */
     uint64_t number, epoch;
     bool last;          /* no epoch follows */
     uint64_t barred;    /* see spdl__turn; in the child: of its main thread */
@@ -17112,7 +17113,7 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
     held->sequence = l->number;
     held->epoch = l->epoch;
     held->loader_ = l;
-    spdl__store_relaxed(&held->ticket_, l->at + 1);
+    spdl__store_relaxed(&held->ticket_, ++l->ticket);
     spdl__add32(&l->held_count, 1);
     ++l->taken;
     *batch = *held;
@@ -17574,6 +17575,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
         l->desc = known;
         l->desc.pipeline.error = &l->error;
         l->process = spdl__os_process_id();
+        l->ticket = spdl_time_ns(); /* above all of a loader that was closed, and was here */
         l->rows = stages;
         l->count = stage_count;
         spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");

@@ -202,8 +202,8 @@ bool test_folder_remove(const char *path); /* and everything in it */
 
 void test_setenv(const char *name, const char *value); /* NULL: removes it */
 
-/* The address that was freed last is handed out first: see test_memory.h. NULL: not to be had. Freed
-   by test_memory_free, not by free. */
+/* The address that was freed last is handed out first: see test_memory.h. NULL: not to be had.
+   Freed by test_memory_free, not by free. */
 void *test_memory(size_t align, size_t bytes);
 void test_memory_free(void *memory);
 
