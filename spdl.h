@@ -3007,6 +3007,8 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait);
 /* The number of the calling thread, not 0, unique among those that run. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
+/* The same, but on Linux no new thread gets the number of one that has ended. A system call. */
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void);
 /* The calling thread's processor time, and the time that it waited for a processor. SPDL__NEVER:
    unknown, as with clock steps above 0.1 ms, which exceed a call. Either pointer can be NULL. *file
    keeps a file open between calls of one thread: SPDL__NO_FILE at first; or NULL. Some us. */
@@ -3140,6 +3142,7 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)thread, (void)wait;
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return 1; }
 SPDL__PRIVATE void spdl__os_yield(void) {}
 
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
@@ -3681,6 +3684,8 @@ SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     (void)name;
 }
 
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
+
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns) {
     (void)file;
@@ -3820,6 +3825,8 @@ SPDL__PRIVATE uint64_t spdl__os_number(const char *folder, const char *file, con
     at += strspn(at, " ");
     return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : SPDL__NEVER;
 }
+
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return (uint64_t)syscall(SYS_gettid); }
 
 /* Waits for a processor are the second number of a schedstat. The first advances only at ticks. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
@@ -4214,6 +4221,7 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
 SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
 
 /* x86 counts ticks of one clock, whose rate Windows has measured. Cycles of other processors vary
@@ -6689,10 +6697,11 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
 #endif
 
 SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
-    if (meter->thread != spdl__os_thread_id()) {
+    const uint64_t thread = spdl__os_thread_number();
+    if (meter->thread != thread) {
         (void)spdl__os_file_close(meter->file);
         meter->file = SPDL__NO_FILE;
-        meter->thread = spdl__os_thread_id();
+        meter->thread = thread;
         meter->last_wait_ns = SPDL__NEVER;
     }
     spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
@@ -9349,7 +9358,7 @@ SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counter
 SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, uint64_t ns) {
     const uint64_t cpu_before = meter->cpu_ns, wait_before = meter->last_wait_ns;
     uint64_t cpu_ns;
-    if (meter->thread != spdl__os_thread_id() || cpu_before == SPDL__NEVER) return;
+    if (meter->thread != spdl__os_thread_number() || cpu_before == SPDL__NEVER) return;
     spdl__meter_start(meter);
     if (meter->cpu_ns == SPDL__NEVER) return;
     cpu_ns = spdl__min(meter->cpu_ns - cpu_before, ns);
@@ -10197,7 +10206,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
 /* Reads the time on run queues since the second item, if this thread took that. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
-    if (spdl__load(&p->taker) != spdl__os_thread_id()) return;
+    if (spdl__load(&p->taker) != spdl__os_thread_number()) return;
     spdl__os_thread_times(NULL, NULL, &queued);
     if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
         spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
@@ -10221,7 +10230,7 @@ SPDL__COLD void spdl__sink_starts(spdl_pipeline *p, uint64_t now) {
     }
     spdl__process_begin(p);
     spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
-    spdl__store(&p->taker, spdl__os_thread_id());
+    spdl__store(&p->taker, spdl__os_thread_number());
 }
 
 /* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
