@@ -26,7 +26,9 @@ void __asan_unpoison_memory_region(void const volatile *memory, size_t bytes);
 
 enum {
     TEST_HEAD = 64,        /* bytes in front of a block, and its alignment */
-    TEST_STACKS = 11,      /* of freed blocks with 64 bytes, 128 and so on up to 64 KiB */
+    TEST_WIDE = 256,       /* the same of the others */
+    TEST_SIZES = 11,       /* of blocks: 64 bytes, 128 and so on up to 64 KiB */
+    TEST_STACKS = 2 * TEST_SIZES, /* a freed block of each size; then of the wide ones */
     TEST_PLACES = 1 << 20, /* blocks that have one; others go back to malloc */
     TEST_POISON = 0xdb,
     TEST_POISONED = 4096, /* bytes of a block, at most */
@@ -52,7 +54,7 @@ static uint32_t test_places_used = 1;       /* atomic */
 static uint64_t test_stacks[TEST_STACKS]; /* atomic: changes << 32 | the place on top, or 0 */
 static uint32_t test_frees;                 /* atomic */
 
-static size_t test_room(const test_block *block) { return (size_t)TEST_HEAD << block->stack; }
+static size_t test_room(int stack) { return (size_t)TEST_HEAD << stack % TEST_SIZES; }
 
 static void test_push(test_block *block) {
     uint64_t *stack = &test_stacks[block->stack];
@@ -82,13 +84,14 @@ static test_block *test_pop(int number) {
 }
 
 static void test_poison(test_block *block) {
-    const size_t room = test_room(block);
+    const size_t room = test_room(block->stack);
+    __asan_unpoison_memory_region(block + 1, room); /* the end, which nobody had asked for */
     memset(block + 1, TEST_POISON, room < TEST_POISONED ? room : TEST_POISONED);
     __asan_poison_memory_region(block + 1, room);
 }
 
 static void test_unpoison(test_block *block, size_t bytes) {
-    const size_t room = test_room(block), all = room < TEST_POISONED ? room : TEST_POISONED;
+    const size_t room = test_room(block->stack), all = room < TEST_POISONED ? room : TEST_POISONED;
     const unsigned char *at = (const unsigned char *)(block + 1);
     size_t i = 0;
     __asan_unpoison_memory_region(block + 1, room);
@@ -98,7 +101,7 @@ static void test_unpoison(test_block *block, size_t bytes) {
 }
 
 static test_block *test_block_new(size_t head, size_t bytes, int stack) {
-    const size_t room = stack < TEST_STACKS ? (size_t)TEST_HEAD << stack : bytes;
+    const size_t room = stack < TEST_STACKS ? test_room(stack) : bytes;
     char *start = (char *)test_system_memory(head, head + room);
     test_block *block = (test_block *)(void *)(start + head) - 1;
     if (start == NULL) return NULL;
@@ -113,12 +116,14 @@ static test_block *test_block_new(size_t head, size_t bytes, int stack) {
 }
 
 void *test_memory(size_t align, size_t bytes) {
-    const size_t head = align > TEST_HEAD ? align : TEST_HEAD;
+    const size_t head = align <= TEST_HEAD ? TEST_HEAD : align <= TEST_WIDE ? TEST_WIDE : align;
+    const int last = head == TEST_HEAD ? TEST_SIZES - 1 : TEST_STACKS - 1;
     test_block *block = NULL;
-    int stack = TEST_TSAN || align > TEST_HEAD ? TEST_STACKS : 0;
+    int stack = head == TEST_HEAD ? 0 : TEST_SIZES;
     if (bytes > SIZE_MAX / 2) return NULL;
-    while (stack < TEST_STACKS && (size_t)TEST_HEAD << stack < bytes) ++stack;
-    if (stack < TEST_STACKS) block = test_pop(stack);
+    while (stack < last && test_room(stack) < bytes) ++stack;
+    if (TEST_TSAN || head > TEST_WIDE || test_room(stack) < bytes) stack = TEST_STACKS;
+    else block = test_pop(stack);
     if (block != NULL) test_unpoison(block, bytes);
     else block = test_block_new(head, bytes, stack);
     if (block == NULL) return NULL;
