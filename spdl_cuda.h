@@ -215,7 +215,7 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
 SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
-   a batch; each must be done with it.
+   a batch. Each must be done with it before it is destroyed.
    Returns: SPDL_E_INVALID (also: the stream is captured or of another device), SPDL_E_LIMIT (a
             fifth one). */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
