@@ -1,16 +1,16 @@
 /* test_memory.h - the memory of tests: the address that was freed last is handed out first, to
    whichever thread asks. Included by test.h, for the one file that defines TEST_MAIN.
 
-   Whoever knows a thing by its address takes another thing for it that was made where the first one
-   was freed. malloc does that now and then; here it happens each time.
+   Code that identifies items by their addresses is wrong if a new item has the address of a freed
+   one. With malloc this is rare; with this memory it happens each time.
 
-   Freed memory is poisoned. A second free and a write to freed memory fail the test. What is read
-   there is no item of any test.
+   Freed memory is poisoned. A second free and a write to freed memory fail the test. A test that
+   reads freed memory finds no item there.
 
-   With AddressSanitizer every other block goes back to malloc, which keeps it back: it reports the
-   second use of these, and poisons the others until they are handed out. With ThreadSanitizer all
-   go back to malloc, which hands out what the thread freed last. A list that threads share would
-   order them, and hide races. */
+   With AddressSanitizer every second block goes back to malloc, which keeps it from use for long,
+   and reports each access. The other blocks are poisoned until they are handed out. With
+   ThreadSanitizer all blocks go back to malloc, which hands out what the thread freed last. A list
+   of our own would order the threads that share it, and hide races. */
 #ifndef TEST_MEMORY_H_INCLUDED
 #define TEST_MEMORY_H_INCLUDED
 
@@ -29,7 +29,7 @@ enum {
     TEST_WIDE = 256,       /* the same of the others */
     TEST_SIZES = 11,       /* of blocks: 64 bytes, 128 and so on up to 64 KiB */
     TEST_STACKS = 2 * TEST_SIZES, /* a freed block of each size; then of the wide ones */
-    TEST_PLACES = 1 << 20, /* blocks that have one; others go back to malloc */
+    TEST_PLACES = 1 << 20, /* blocks with a place; later ones go back to malloc */
     TEST_POISON = 0xdb,
     TEST_POISONED = 4096, /* bytes of a block, at most */
     TEST_USED = 0x17e4b10c,
@@ -44,15 +44,15 @@ typedef struct test_block {
     int state; /* atomic */
 } test_block;
 
-/* Blocks on a stack, so that no thread looks into one that another has taken. One that is in use is
-   not here: LeakSanitizer would find it. */
+/* The freed blocks. Links are here, so that no thread reads a block that another thread has taken.
+   A block in use is not here, or LeakSanitizer would miss its leak. */
 static struct {
     test_block *block;
     uint32_t below; /* atomic: a place, 0: none */
 } test_places[TEST_PLACES];
-static uint32_t test_places_used = 1;       /* atomic */
+static uint32_t test_places_used = 1;     /* atomic */
 static uint64_t test_stacks[TEST_STACKS]; /* atomic: changes << 32 | the place on top, or 0 */
-static uint32_t test_frees;                 /* atomic */
+static uint32_t test_frees;                /* atomic */
 
 static size_t test_room(int stack) { return (size_t)TEST_HEAD << stack % TEST_SIZES; }
 

@@ -1,8 +1,8 @@
 /* wild.h - pipelines drawn by chance: what their stages do, and which rows they have.
 
    Everything a stage does with an item is drawn from the item's number, so what a pipeline must
-   deliver can be worked out without it (tests/wild_model.h). Every item knows what became of it, so
-   each of them can be accounted for. Included by tests/test_chance.c only. */
+   deliver can be worked out without it (tests/wild_model.h). Every item knows what became of it and
+   which row frees it, so each of them can be accounted for. Included by tests/test_chance.c only. */
 #ifndef WILD_H_INCLUDED
 #define WILD_H_INCLUDED
 
