@@ -2,7 +2,7 @@
 
    Everything a stage does with an item is drawn from the item's number, so what a pipeline must
    deliver can be worked out without it (tests/wild_model.h). Every item knows what became of it and
-   which row frees it, so each of them can be accounted for. Included by tests/test_chance.c only. */
+   which row frees it, so each of them can be accounted for. Included by tests/test_chance.c. */
 #ifndef WILD_H_INCLUDED
 #define WILD_H_INCLUDED
 
@@ -370,6 +370,14 @@ static spdl_result call_spreads(dice *d, spdl_task *task, thing *in, void **out)
     return dice_leave_again(d, in, result, fate_of(last), done > 0);
 }
 
+/* A thing in place of another, at its address. */
+static thing *thing_anew(const dice *d, thing *it) {
+    const uint64_t number = it->number, epoch = it->epoch;
+    it->fate = TAKEN_IN;
+    thing_free(it);
+    return thing_make(d, number, epoch);
+}
+
 /* What spdl_call_state holds is 1 + the number of the next item. */
 static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t number,
                               void **out) {
@@ -384,17 +392,10 @@ static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t
     if (i > in->count) return dice_leave_again(d, NULL, SPDL_SKIP, OTHERWISE, *next > 1);
     *out = in->items[i - 1];
     if (d->depth == 1) ((thing *)*out)->maker = d->maker;
+    if (d->depth == 1 && d->anew) *out = thing_anew(d, (thing *)*out);
     in->items[i - 1] = NULL;
     *next = i + 1;
     return dice_leave(d, NULL, SPDL_AGAIN, OTHERWISE);
-}
-
-/* A thing in place of another, at its address. */
-static thing *thing_anew(const dice *d, thing *it) {
-    const uint64_t number = it->number, epoch = it->epoch;
-    it->fate = TAKEN_IN;
-    thing_free(it);
-    return thing_make(d, number, epoch);
 }
 
 /* What spdl_call_state holds is how many items of those held were handed on. */
