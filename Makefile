@@ -376,7 +376,7 @@ $(B)/%.o: tests/%.c $(B)/flags
 $(B)/runner: $(TEST_OBJECTS)
 	$(Q)$(CC) $(CFLAGS) $(MODE_FLAGS) -o $@ $^ $(LDFLAGS) -lpthread -lm
 
-$(B)/selftest: tests/selftest/selftest.c tests/test.h $(B)/flags
+$(B)/selftest: tests/selftest/selftest.c tests/test.h tests/test_memory.h $(B)/flags
 	$(Q)$(CC) $(TEST_FLAGS) -o $@ $< $(LDFLAGS) -lpthread
 
 # The explorer: the header sees neither ThreadSanitizer nor, the second time, the membarrier.

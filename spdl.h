@@ -1256,7 +1256,7 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const 
 
 /* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence.
    Each result of an .again row, SPDL_LINES, SPDL_TAR and SPDL_UNBATCH has a key of its own, and so
-   has each call of such a row. With SPDL_INDEX the key includes the sampler's seed and the position.
+   has each call of such a row. With SPDL_INDEX it includes the sampler's seed and the position.
    A load and the number of workers do not change it, nor does the number of ranks before the first
    SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your
    own, as in spdl_hash(spdl_item_key(task), &number, sizeof number).
@@ -3046,6 +3046,8 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait);
 /* The number of the calling thread, not 0, unique among those that run. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
+/* The same, but on Linux no new thread gets the number of one that has ended. A system call. */
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void);
 /* The calling thread's processor time, and the time that it waited for a processor. SPDL__NEVER:
    unknown, as with clock steps above 0.1 ms, which exceed a call. Either pointer can be NULL. *file
    keeps a file open between calls of one thread: SPDL__NO_FILE at first; or NULL. Some us. */
@@ -3179,6 +3181,7 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)thread, (void)wait;
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return 1; }
 SPDL__PRIVATE void spdl__os_yield(void) {}
 
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
@@ -3768,6 +3771,8 @@ SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     (void)name;
 }
 
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
+
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
                                          uint64_t *queued_ns) {
     (void)file;
@@ -3907,6 +3912,8 @@ SPDL__PRIVATE uint64_t spdl__os_number(const char *folder, const char *file, con
     at += strspn(at, " ");
     return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : SPDL__NEVER;
 }
+
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return (uint64_t)syscall(SYS_gettid); }
 
 /* Waits for a processor are the second number of a schedstat. The first advances only at ticks. */
 SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
@@ -4194,6 +4201,7 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
 SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
 
 /* x86 counts ticks of one clock, whose rate Windows has measured. Cycles of other processors vary
@@ -6854,10 +6862,11 @@ SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
 }
 
 SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
-    if (meter->thread != spdl__os_thread_id()) {
+    const uint64_t thread = spdl__os_thread_number();
+    if (meter->thread != thread) {
         (void)spdl__os_file_close(meter->file);
         meter->file = SPDL__NO_FILE;
-        meter->thread = spdl__os_thread_id();
+        meter->thread = thread;
         meter->last_wait_ns = SPDL__NEVER;
     }
     spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
@@ -9658,7 +9667,7 @@ SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counter
 SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, uint64_t ns) {
     const uint64_t cpu_before = meter->cpu_ns, wait_before = meter->last_wait_ns;
     uint64_t cpu_ns;
-    if (meter->thread != spdl__os_thread_id() || cpu_before == SPDL__NEVER) return;
+    if (meter->thread != spdl__os_thread_number() || cpu_before == SPDL__NEVER) return;
     spdl__meter_start(meter);
     if (meter->cpu_ns == SPDL__NEVER) return;
     cpu_ns = spdl__min(meter->cpu_ns - cpu_before, ns);
@@ -10510,7 +10519,7 @@ SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, u
 /* Reads the time on run queues since the second item, if this thread took that. */
 SPDL__COLD void spdl__taker_look(spdl_pipeline *p) {
     uint64_t queued;
-    if (spdl__load(&p->taker) != spdl__os_thread_id()) return;
+    if (spdl__load(&p->taker) != spdl__os_thread_number()) return;
     spdl__os_thread_times(NULL, NULL, &queued);
     if (queued != SPDL__NEVER && p->taker_queued_ns != SPDL__NEVER)
         spdl__store_relaxed(&p->consumer_runnable_ns, spdl__grown(p->taker_queued_ns, queued));
@@ -10534,7 +10543,7 @@ SPDL__COLD void spdl__sink_starts(spdl_pipeline *p, uint64_t now) {
     }
     spdl__process_begin(p);
     spdl__os_thread_times(NULL, NULL, &p->taker_queued_ns);
-    spdl__store(&p->taker, spdl__os_thread_id());
+    spdl__store(&p->taker, spdl__os_thread_number());
 }
 
 /* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
@@ -16570,6 +16579,7 @@ struct spdl_loader {
     uint32_t held_count;     /* batches held; written by any thread */
     /* written by the consumer */
     uint64_t at; /* the next entry */
+    uint64_t ticket; /* of the last batch */
     uint64_t number, epoch;
     bool last;          /* no epoch follows */
     uint64_t barred;    /* see spdl__turn; in the child: of its main thread */
@@ -17219,7 +17229,7 @@ SPDL__PRIVATE spdl_result spdl__loader_take(spdl_loader *l, const spdl__shared_e
     held->sequence = l->number;
     held->epoch = l->epoch;
     held->loader_ = l;
-    spdl__store_relaxed(&held->ticket_, l->at + 1);
+    spdl__store_relaxed(&held->ticket_, ++l->ticket);
     spdl__add32(&l->held_count, 1);
     ++l->taken;
     *batch = *held;
@@ -17685,6 +17695,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
         l->desc.pipeline.error = &l->error;
         l->ready_fd = known.ready_fd != NULL ? *known.ready_fd : -1;
         l->process = spdl__os_process_id();
+        l->ticket = spdl_time_ns(); /* above all of a loader that was closed, and was here */
         l->rows = stages;
         l->count = stage_count;
         spdl__name_copy(l->name, known.name != NULL ? known.name : "spdl");

@@ -215,7 +215,7 @@ SPDL_API spdl_result spdl_cuda_send(spdl_cuda *cuda, const spdl_cuda_view *view,
 SPDL_API spdl_result spdl_cuda_reap(spdl_cuda *cuda, int64_t timeout_ns);
 
 /* Makes a batch ready on a stream: later work on the stream sees the data. Up to 4 streams may read
-   a batch; each must be done with it.
+   a batch. Each must be done with it before it is destroyed.
    Returns: SPDL_E_INVALID (also: the stream is captured or of another device), SPDL_E_LIMIT (a
             fifth one). */
 SPDL_API spdl_result spdl_cuda_ready(const spdl_cuda_batch *batch, spdl_cuda_stream stream);
@@ -962,7 +962,8 @@ SPDL__PRIVATE void spdl__cuda_free(void *memory, size_t bytes, void *user) {
     const bool child = cuda->process != (long)getpid(); /* without slabs */
     spdl__cuda_slab *slab;
     if (!child) pthread_mutex_lock(&cuda->lock);
-    slab = spdl__slab_find(cuda, memory, bytes);
+    slab = cuda->slabs; /* other memory may be in an adopted one */
+    while (slab != NULL && (!slab->ours || slab->base != (char *)memory)) slab = slab->next;
     if (slab != NULL) slab->spare = true;
     if (!child) pthread_mutex_unlock(&cuda->lock);
     if (slab == NULL) spdl__free(&cuda->desc.allocator, memory, bytes);
@@ -1298,20 +1299,23 @@ SPDL__PRIVATE spdl__cuda_reader *spdl__reader_of(spdl__cuda_slot *slot,
     return NULL;
 }
 
-/* E2: the stream waits for the copy, unless a host thread has seen it done. */
+/* E2: the stream waits for the copy, unless a host thread has seen it done. It also waits for
+   `ended`, unless that is NULL. */
 SPDL__PRIVATE spdl_result spdl__slot_wait(spdl_cuda *cuda, const spdl__cuda_slot *slot,
-                                          spdl_cuda_stream stream, bool checked) {
+                                          spdl_cuda_stream stream, bool checked, void *ended) {
     void *event = spdl__cuda_transfer_of(cuda, slot->transfer)->event;
     /* pairs with the store in reap; without it this thread's work may pass the copy */
     const bool done = slot->transfer < spdl__load(&cuda->reclaimed);
     spdl__cuda_scope scope;
     spdl_result result;
-    if (done && checked) return SPDL_OK;
+    if (done && checked && ended == NULL) return SPDL_OK;
     result = spdl__cuda_enter(cuda, &scope, false);
     if (result != SPDL_OK) return result;
     if (!checked) result = spdl__stream_check(cuda, stream, false);
     if (result == SPDL_OK && !done)
         result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (stream, event, 0));
+    if (result == SPDL_OK && ended != NULL)
+        result = SPDL__CUDA_TRY(cuda, StreamWaitEvent, (stream, ended, 0));
     spdl__cuda_leave(cuda, &scope);
     return result;
 }
@@ -1321,6 +1325,9 @@ SPDL__PRIVATE spdl_result spdl__slot_ready(spdl_cuda *cuda, spdl__cuda_slot *slo
                                            spdl_cuda_stream handle, bool checked) {
     const spdl__cuda_reader stream = spdl__stream_of(handle);
     spdl__cuda_reader *reader = spdl__reader_of(slot, &stream);
+    /* A stream that was done with the batch and destroyed may have had this handle. The reader's
+       next record must cover its work, too. */
+    void *ended = reader != NULL ? reader->event : NULL;
     spdl_result result;
     int i;
     if (reader != NULL && reader->state == SPDL__READER_READING) return SPDL_OK;
@@ -1328,7 +1335,7 @@ SPDL__PRIVATE spdl_result spdl__slot_ready(spdl_cuda *cuda, spdl__cuda_slot *slo
         if (slot->reader[i].state == SPDL__READER_NONE) reader = &slot->reader[i];
     if (reader == NULL)
         return spdl__cuda_refuse(cuda, SPDL_E_LIMIT, "ready: a batch has at most 4 readers");
-    result = spdl__slot_wait(cuda, slot, stream.stream, checked);
+    result = spdl__slot_wait(cuda, slot, stream.stream, checked, ended);
     if (result != SPDL_OK) return result;
     reader->stream = stream.stream;
     reader->thread = stream.thread;

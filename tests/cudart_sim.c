@@ -91,7 +91,8 @@ struct CUevent_st {
 };
 
 struct CUstream_st {
-    int alive, device; /* atomic, as is the next: other threads look through all streams */
+    int alive, device; /* atomic, as are the next two: other threads look through all streams */
+    cudaStream_t handle; /* that of the stream destroyed last, or its address */
     unsigned flags;
     pthread_t thread;
     sim_op *tail;          /* atomic: producers */
@@ -125,6 +126,7 @@ static struct sim_state {
     cudaStream_t legacy[SIM_DEVICES];
     cudaStream_t stream[SIM_STREAMS];
     int streams_made, blocks_used, global_captures, captures;
+    cudaStream_t destroyed; /* atomic: its handle, or NULL */
     uint64_t generation;
     size_t device_used[SIM_DEVICES];
     int context[SIM_DEVICES], retained[SIM_DEVICES]; /* there is one; so many want it */
@@ -574,6 +576,7 @@ static cudaStream_t sim_stream_new(int device, unsigned flags) {
     }
     s = (cudaStream_t)sim_new(sizeof *s);
     STORE(&s->device, device);
+    STORE(&s->handle, s);
     STORE(&s->flags, flags);
     s->tail = &s->stub;
     s->random = LOAD(&sim.delay_seed) + (uint64_t)i;
@@ -609,8 +612,10 @@ static cudaStream_t sim_resolve(cudaStream_t handle) {
     int i;
     if (handle == NULL || handle == cudaStreamLegacy) return sim_legacy(sim_me.device);
     if (handle == cudaStreamPerThread) return sim_per_thread(sim_me.device);
-    for (i = 0; i < LOAD(&sim.streams_made); ++i)
-        if (LOAD(&sim.stream[i]) == handle) return LOAD(&handle->alive) ? handle : NULL;
+    for (i = 0; i < LOAD(&sim.streams_made); ++i) {
+        cudaStream_t s = LOAD(&sim.stream[i]);
+        if (s != NULL && LOAD(&s->alive) && LOAD(&s->handle) == handle) return s;
+    }
     return NULL;
 }
 
@@ -1040,8 +1045,11 @@ cudaError_t cudaDeviceReset(void) {
 /* ---- the runtime: streams ---- */
 
 static cudaError_t sim_stream_create(cudaStream_t *stream, unsigned flags) {
-    *stream = sim_stream_new(sim_me.device, flags);
-    if (*stream == NULL) return sim_error(cudaErrorMemoryAllocation);
+    cudaStream_t s = sim_stream_new(sim_me.device, flags), again;
+    if (s == NULL) return sim_error(cudaErrorMemoryAllocation);
+    again = __atomic_exchange_n(&sim.destroyed, NULL, __ATOMIC_ACQ_REL);
+    if (again != NULL) STORE(&s->handle, again);
+    *stream = LOAD(&s->handle);
     ADD(&sim.stats.streams, 1);
     ADD(&sim.stats.creations, 1u);
     return cudaSuccess;
@@ -1062,7 +1070,8 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 
-/* The work goes on to its end; the thread is joined by sim_reset. */
+/* The work goes on to its end; the thread is joined by sim_reset. The next stream that is made has
+   the handle. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     cudaStream_t s;
     ENTER(StreamDestroy);
@@ -1074,6 +1083,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
         return sim_error(cudaErrorInvalidResourceHandle);
     }
     sim_kill_stream(s);
+    STORE(&sim.destroyed, stream);
     return cudaSuccess;
 }
 

@@ -202,7 +202,8 @@ bool test_folder_remove(const char *path); /* and everything in it */
 
 void test_setenv(const char *name, const char *value); /* NULL: removes it */
 
-/* NULL: not to be had. Freed by test_memory_free, not by free. */
+/* The address that was freed last is handed out first: see test_memory.h. NULL: not to be had.
+   Freed by test_memory_free, not by free. */
 void *test_memory(size_t align, size_t bytes);
 void test_memory_free(void *memory);
 
@@ -672,13 +673,12 @@ void test_setenv(const char *name, const char *value) {
     else unsetenv(name);
 }
 
-void *test_memory(size_t align, size_t bytes) {
+static void *test_system_memory(size_t align, size_t bytes) {
     void *memory = NULL;
-    if (align < sizeof memory) align = sizeof memory;
-    return posix_memalign(&memory, align, bytes > 0 ? bytes : 1) == 0 ? memory : NULL;
+    return posix_memalign(&memory, align, bytes) == 0 ? memory : NULL;
 }
 
-void test_memory_free(void *memory) { free(memory); }
+static void test_system_free(void *memory) { free(memory); }
 
 /* The pages in front of the one that may not be touched. */
 static size_t test_pages(size_t bytes) {
@@ -952,8 +952,11 @@ void test_setenv(const char *name, const char *value) {
     _putenv(text);
 }
 
-void *test_memory(size_t align, size_t bytes) { return _aligned_malloc(bytes, align); }
-void test_memory_free(void *memory) { _aligned_free(memory); }
+static void *test_system_memory(size_t align, size_t bytes) {
+    return _aligned_malloc(bytes, align);
+}
+
+static void test_system_free(void *memory) { _aligned_free(memory); }
 
 enum { TEST_PAGE = 65536 }; /* of all systems, and more */
 
@@ -1123,6 +1126,8 @@ int test_main(int argc, char **argv, const test_module *modules, size_t count,
     printf("\n");
     return test_now.failed > 0 || test_now.passed + test_now.skipped == 0;
 }
+
+#include "test_memory.h"
 
 #endif /* TEST_MAIN */
 #endif /* TEST_H_INCLUDED */

@@ -9,7 +9,7 @@ typedef struct state {
 
 static void state_free(void *what) {
     __atomic_sub_fetch(&states, 1, __ATOMIC_RELAXED);
-    free(what);
+    test_memory_free(what);
 }
 
 /* What a stage that streams does. */
@@ -27,7 +27,7 @@ static spdl_result tape_next(spdl_task *task, tape *t, item *in, item **out) {
     state **s = (state **)spdl_call_state(task);
     long count, at;
     if (*s == NULL) {
-        *s = (state *)calloc(1, sizeof **s);
+        *s = (state *)memset(test_memory(sizeof(void *), sizeof **s), 0, sizeof **s);
         __atomic_add_fetch(&states, 1, __ATOMIC_RELAXED);
     }
     count = (t->modulo ? in->value % t->modulo : 0) + t->plus;
@@ -447,6 +447,12 @@ static void what_lies_where_a_taken_input_was_is_a_result(void) {
             "0 7 1 7 2 7", SPDL_END);
 }
 
+SPDL_FN(takes_and_again, item, item) {
+    spdl_take(task);
+    *out = in;
+    return SPDL_AGAIN;
+}
+
 static void misuse_is_a_failure(void) {
     for (int i = 0; i < CROWDS; ++i) {
         spdl_pipeline *p = START(crowds[i], COUNT_TO(2),
@@ -456,6 +462,9 @@ static void misuse_is_a_failure(void) {
                                                        "row"));
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_unasked, .free_item = item_free),
                   SPDL_SINK(1)); /* and what it made is freed */
+        ENDS(p, SPDL_E_STAGE, (void)0);
+        p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(takes_and_again, .free_item = item_free),
+                  SPDL_SINK(1)); /* and where it lies was an input */
         ENDS(p, SPDL_E_STAGE, (void)0);
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_with_its_input, .again = true),
                   SPDL_SINK(1));

@@ -57,7 +57,7 @@ static void *counting_alloc(size_t bytes, size_t align, void *user) {
         __atomic_fetch_add(&c->frees, 1, __ATOMIC_RELAXED); /* nothing to free */
         return NULL;
     }
-    start = (char *)malloc(bytes + sizeof(block) + 3 * align);
+    start = (char *)test_memory(sizeof(void *), bytes + sizeof(block) + 3 * align);
     REQUIRE(start != NULL);
     at = ((uintptr_t)start + sizeof(block) + align - 1) & ~(uintptr_t)(align - 1);
     if ((at & align) == 0) at += align;
@@ -80,7 +80,7 @@ static void counting_free(void *memory, size_t bytes, void *user) {
     memset(memory, 0x5a, bytes);
     __atomic_fetch_add(&c->frees, 1, __ATOMIC_RELAXED);
     __atomic_fetch_sub(&c->live, (int64_t)bytes, __ATOMIC_RELAXED);
-    free(head->start);
+    test_memory_free(head->start);
 }
 
 static spdl_allocator allocator_of(counting *c) {

@@ -17,7 +17,7 @@ enum { ITEM_ALIVE = 0x600d600d };
 static int items_made, items_freed, copies_made, copy_fails_at = -1;
 
 static item *item_of(int number) {
-    item *made = (item *)malloc(sizeof *made);
+    item *made = (item *)test_memory(sizeof(void *), sizeof *made);
     REQUIRE(made != NULL);
     made->alive = ITEM_ALIVE;
     made->number = number;
@@ -31,7 +31,7 @@ static void item_free(void *memory) {
     CHECK_EQ(it->alive, ITEM_ALIVE);
     it->alive = 0;
     ++items_freed;
-    free(it);
+    test_memory_free(it);
 }
 
 static void *item_copy(const void *memory) {
@@ -433,13 +433,13 @@ static int pipeline_made, pipeline_freed;
 
 static void number_free(void *number) {
     __atomic_fetch_add(&pipeline_freed, 1, __ATOMIC_RELAXED);
-    free(number);
+    test_memory_free(number);
 }
 
 SPDL_FN(count_up, void, int) {
     const uint64_t n = spdl_sequence(task);
     if (n == *(const uint64_t *)spdl_ctx(task)) return SPDL_END;
-    *out = (int *)malloc(sizeof(int));
+    *out = (int *)test_memory(sizeof(void *), sizeof(int));
     **out = (int)n;
     __atomic_fetch_add(&pipeline_made, 1, __ATOMIC_RELAXED);
     return SPDL_OK;
@@ -459,7 +459,7 @@ SPDL_FN(fail_at_two, int, int) {
 }
 
 static void *number_copy(const void *number) {
-    int *copy = (int *)malloc(sizeof(int));
+    int *copy = (int *)test_memory(sizeof(void *), sizeof(int));
     if (copy == NULL) return NULL;
     *copy = *(const int *)number;
     __atomic_fetch_add(&pipeline_made, 1, __ATOMIC_RELAXED);

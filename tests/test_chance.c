@@ -16,8 +16,6 @@
 
 #include <limits.h>
 
-static wild wilds[2]; /* two when they share a pool */
-
 /* --- who is to blame --- */
 
 static const char *wild_way_text(wild_way way) {
@@ -48,8 +46,8 @@ static void wild_tell_row(const wild *w, size_t i) {
             row->flush ? ", .flush = true" : "", row->again ? ", .again = true" : "",
             row->deferred ? ", .deferred = true" : "",
             row->item_bytes ? ", .item_bytes = sizeof(thing)" : "");
-    fprintf(stderr, " /* %zu:%s%s%s%s", i, wild_way_text(d->way), d->fresh ? " fresh" : "",
-            d->slow ? " slow" : "", d->buffers ? " in buffers" : "");
+    fprintf(stderr, " /* %zu:%s%s%s%s%s", i, wild_way_text(d->way), d->fresh ? " fresh" : "",
+            d->anew ? " anew" : "", d->slow ? " slow" : "", d->buffers ? " in buffers" : "");
     if (d->skips + d->fails > 0) fprintf(stderr, " skips %u %% fails %u %%", d->skips, d->fails);
     if (d->hold > 0) fprintf(stderr, " holds %d", d->hold);
     if (d->stop_at >= 0) fprintf(stderr, " stops at %ld", d->stop_at);
@@ -153,7 +151,7 @@ static void *wild_producer(void *arg) {
         const unsigned luck = (unsigned)(test_random(&state) % 16);
         const int64_t timeout = quit ? 0 : timeouts[luck % 4];
         if (quit) break;
-        if (it == NULL) it = thing_make(w, wild_first(&w->dice[0], 0, value), 0);
+        if (it == NULL) it = thing_make(&w->dice[0], wild_first(&w->dice[0], 0, value), 0);
         if (luck == 15) sleep_us(30);
         result = spdl_pipeline_push(w->pipeline, it, timeout == SPDL_FOREVER ? 200000 : timeout);
         HOLDS(w, result == SPDL_OK || result == SPDL_CLOSED || result == SPDL_TIMEOUT ||
@@ -509,7 +507,7 @@ static void wild_load(wild *w) {
 static void wild_rewind_feed(wild *w) {
     const long some = w->rewind_after % 8;
     for (long i = 0; i < some; ++i) {
-        thing *it = thing_make(w, mix(w->seed, (uint64_t)i), 0);
+        thing *it = thing_make(&w->dice[0], mix(w->seed, (uint64_t)i), 0);
         const spdl_result result = spdl_pipeline_push(w->pipeline, it, 0);
         HOLDS(w, result == SPDL_OK || result == SPDL_FULL || result == SPDL_CLOSED);
         if (result == SPDL_OK) continue;
@@ -615,8 +613,8 @@ static void wild_round(uint64_t seed) {
     if (shared) test_join(other);
     __atomic_store_n(&visitor.quit, 1, __ATOMIC_RELEASE);
     if (guests) test_join(guest);
-    for (int i = 0; i < 1 + shared; ++i) things_bury(&wilds[i]);
     EQUAL(&wilds[0], items_alive(), 0);
+    EQUAL(&wilds[0], __atomic_load_n(&spreads, __ATOMIC_RELAXED), 0);
     spdl_pool_destroy(pool);
 }
 

@@ -326,6 +326,76 @@ static void a_send_keeps_its_time(void) {
     sim_reset();
 }
 
+/* The second stream has the handle of the first, whose kernel still runs when it is destroyed. A
+   third one holds the batch meanwhile. The next copy waits for all of them. */
+static void a_stream_where_another_was_is_no_reader(void) {
+    slow_reader reader = { NULL, { 0 }, 0 };
+    void *holds = kit_stream(false), *stream = kit_stream(false), *first = stream;
+    spdl_cuda_desc desc = small();
+    spdl_cuda_batch batch, next;
+    spdl_cuda *cuda;
+    desc.device_slots = 1;
+    cuda = flow_open(&desc);
+    batch = sent(cuda, 7);
+    CHECK_EQ(spdl_cuda_ready(&batch, holds), SPDL_OK);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    reader.device = batch.data;
+    launch_on(0, (cudaStream_t)stream, &reader);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    kit_stream_free(stream);
+    stream = kit_stream(false);
+    CHECK(stream == first);
+    CHECK_EQ(spdl_cuda_ready(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&batch, stream), SPDL_OK);
+    CHECK_EQ(spdl_cuda_done(&batch, holds), SPDL_OK);
+    next = sent(cuda, 8);
+    spdl_cuda_batch_free(&next);
+    spdl_cuda_close(cuda);
+    CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    CHECK_EQ(kit_differ(reader.seen, sizeof reader.seen, 7), 0);
+    kit_stream_free(stream);
+    kit_stream_free(holds);
+    nothing_is_left();
+    sim_reset();
+}
+
+static unsigned char adopted[2 * FLOW_SLOT] __attribute__((aligned(4096)));
+
+static void *arena_alloc(size_t bytes, size_t align, void *user) {
+    *(int *)user += bytes < FLOW_SLOT;
+    return bytes < FLOW_SLOT ? adopted + FLOW_SLOT : test_memory(align, bytes);
+}
+
+static void arena_free(void *memory, size_t bytes, void *user) {
+    *(int *)user -= bytes < FLOW_SLOT;
+    if ((unsigned char *)memory != adopted + FLOW_SLOT) test_memory_free(memory);
+}
+
+/* The caller's allocator hands out memory of an arena that was adopted. */
+static void memory_of_an_arena_goes_back_to_its_allocator(void) {
+    spdl_cuda_desc desc = small();
+    spdl_allocator allocator;
+    int count = 0;
+    spdl_cuda *cuda = flow_open(&desc);
+    void *memory;
+    CHECK_EQ(spdl_cuda_adopt(cuda, adopted, sizeof adopted), SPDL_OK);
+    cuda->desc.allocator.alloc_fn = arena_alloc;
+    cuda->desc.allocator.free_fn = arena_free;
+    cuda->desc.allocator.user = &count;
+    allocator = spdl_cuda_allocator(cuda);
+    memory = allocator.alloc_fn(64, 64, allocator.user);
+    CHECK_EQ(count, 1);
+    allocator.free_fn(memory, 64, allocator.user);
+    CHECK_EQ(count, 0);
+    memory = allocator.alloc_fn(FLOW_SLOT, 64, allocator.user);
+    CHECK((unsigned char *)memory != adopted);
+    allocator.free_fn(memory, FLOW_SLOT, allocator.user);
+    memset(&cuda->desc.allocator, 0, sizeof cuda->desc.allocator);
+    spdl_cuda_close(cuda);
+    nothing_is_left();
+    sim_reset();
+}
+
 /* When close returns nobody reads the slots, also where they are the caller's memory. */
 static void closing_waits_for_recorded_readers(void) {
     slow_reader reader = { NULL, { 0 }, 0 };
@@ -2089,6 +2159,8 @@ TEST_TABLE(cuda_fault) {
     TEST_CASE(a_threads_stream_is_waited_for),
     TEST_CASE(a_send_keeps_its_time),
     TEST_CASE(closing_waits_for_recorded_readers),
+    TEST_CASE(a_stream_where_another_was_is_no_reader),
+    TEST_CASE(memory_of_an_arena_goes_back_to_its_allocator),
     TEST_CASE(the_legacy_stream_of_another_device),
     TEST_CASE(too_little_device_memory_is_told),
     TEST_CASE(what_cannot_be_pinned_is_used_as_it_is),

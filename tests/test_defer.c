@@ -820,9 +820,7 @@ static void calls_may_be_completed_after_a_stop(void) {
 
 /* Blocks that are out; each is given back once. */
 static void *block_alloc(size_t bytes, size_t align, void *user) {
-    void *block = NULL;
-    (void)align;
-    block = malloc(bytes);
+    void *block = test_memory(align, bytes);
     if (block == NULL) return NULL;
     __atomic_add_fetch((long *)user, 1, __ATOMIC_RELAXED);
     return block;
@@ -831,7 +829,7 @@ static void *block_alloc(size_t bytes, size_t align, void *user) {
 static void block_free(void *block, size_t bytes, void *user) {
     (void)bytes;
     __atomic_sub_fetch((long *)user, 1, __ATOMIC_RELAXED);
-    free(block);
+    test_memory_free(block);
 }
 
 SPDL_FN(hand_in_buffer, item, long) {

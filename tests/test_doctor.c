@@ -749,16 +749,17 @@ static void copies_that_fail_are_nothing(void) {
     }
 }
 
-/* Copies of a row that passes its input on belong to the row that made it. */
+/* Copies of a row that passes its input on belong to the row that made it; those of a row that took
+   it are its own. */
 static long pictures;
 
 static void picture_free(void *picture) {
     __atomic_sub_fetch(&pictures, 1, __ATOMIC_RELAXED);
-    free(picture);
+    test_memory_free(picture);
 }
 
 static void *picture_copy(const void *picture) {
-    int *copy = (int *)malloc(sizeof *copy);
+    int *copy = (int *)test_memory(sizeof(void *), sizeof *copy);
     REQUIRE(copy != NULL);
     *copy = *(const int *)picture;
     __atomic_add_fetch(&pictures, 1, __ATOMIC_RELAXED);
@@ -778,6 +779,25 @@ SPDL_FN(flip, int, int) {
     return SPDL_OK;
 }
 
+static void unflipped_free(void *picture) {
+    CHECK(*(const int *)picture > 0);
+    picture_free(picture);
+}
+
+static void flipped_free(void *picture) {
+    CHECK(*(const int *)picture < 0);
+    picture_free(picture);
+}
+
+/* It frees its input, and what it makes has that address. */
+SPDL_FN(flip_anew, int, int) {
+    const int flipped = -*in;
+    spdl_take(task);
+    picture_free(in);
+    *out = (int *)picture_copy(&flipped);
+    return SPDL_OK;
+}
+
 SPDL_FN(look_at, int, void) {
     static char seen;
     (void)in;
@@ -786,13 +806,17 @@ SPDL_FN(look_at, int, void) {
 }
 
 static void copies_are_freed_by_the_row_that_made_them(void) {
-    for (int batches = 0; batches < 2; ++batches) {
-        const spdl_stage flips = SPDL_PIPE(flip, .copy_item = picture_copy);
+    for (int way = 0; way < 4; ++way) {
+        const bool batches = way % 2;
+        const spdl_stage passes = SPDL_PIPE(flip, .copy_item = picture_copy);
+        const spdl_stage anew = SPDL_PIPE(flip_anew, .copy_item = picture_copy,
+                                          .free_item = flipped_free);
         const spdl_stage looks = SPDL_PIPE(look_at), group = SPDL_BATCH(4);
+        const spdl_free_fn frees = way < 2 ? picture_free : unflipped_free;
         void *taken;
         spdl_result result;
-        spdl_pipeline *p = EXAMINE(&replays, 2, SPDL_SOURCE(picture, .free_item = picture_free),
-                                   flips, batches ? group : looks, SPDL_SINK(3));
+        spdl_pipeline *p = EXAMINE(&replays, 2, SPDL_SOURCE(picture, .free_item = frees),
+                                   way < 2 ? passes : anew, batches ? group : looks, SPDL_SINK(3));
         __atomic_store_n(&p->hand->keeps, 1, __ATOMIC_RELAXED);
         for (int i = 0; (result = spdl_pipeline_next(p, &taken, SPDL_SECONDS(15))) == SPDL_OK;
              ++i) {

@@ -86,13 +86,13 @@ static int alive; /* items */
 
 static void item_free(void *item) {
     add(&alive, -1);
-    free(item);
+    test_memory_free(item);
 }
 
 /* `ctx` items in an epoch. */
 SPDL_FN(count_up, void, int) {
     if (spdl_sequence(task) == (uint64_t)(uintptr_t)spdl_ctx(task)) return SPDL_END;
-    if ((*out = (int *)malloc(sizeof(int))) == NULL) return SPDL_E_NOMEM;
+    if ((*out = (int *)test_memory(sizeof(void *), sizeof(int))) == NULL) return SPDL_E_NOMEM;
     **out = (int)spdl_sequence(task);
     add(&alive, 1);
     return SPDL_OK;
@@ -189,7 +189,7 @@ static void guests_answer_pushes(void) {
         SPDL_PIPE(work), SPDL_SINK(2))) == SPDL_OK);
     crew_start(&c, pool, 2, 30000);
     for (int i = 0; i < 500; ++i) {
-        int *item = (int *)malloc(sizeof(int)), *back;
+        int *item = (int *)test_memory(sizeof(void *), sizeof(int)), *back;
         REQUIRE(item != NULL);
         *item = i;
         add(&alive, 1);
@@ -684,7 +684,7 @@ static void what_a_guest_leaves_wakes_a_worker(void) {
         SPDL_PIPE(work), SPDL_SINK(2))) == SPDL_OK);
     while (spdl_ring_count(desc.pool->jobs) > 0) test_sleep_us(100); /* the worker has it */
     for (int i = 0; i < 3; ++i) {
-        item = (int *)malloc(sizeof *item);
+        item = (int *)test_memory(sizeof(void *), sizeof *item);
         REQUIRE(item != NULL);
         *item = i;
         add(&alive, 1);

@@ -226,6 +226,37 @@ static void a_held_slot_is_not_written(void) {
     all_gone();
 }
 
+/* `user`: the place of every loader. */
+static void *block_alloc(size_t bytes, size_t align, void *user) {
+    return bytes == sizeof(spdl_loader) ? user : test_memory(align, bytes);
+}
+
+static void block_free(void *block, size_t bytes, void *user) {
+    (void)bytes;
+    if (block != user) test_memory_free(block);
+}
+
+/* The second loader has the address of the first one, and its batch the slot of the first one's. */
+static void a_batch_of_a_closed_loader_is_refused(void) {
+    spdl_loader_desc desc = desc_of(1);
+    spdl_loader_batch batch[2];
+    spdl_loader *l, *closed = NULL;
+    desc.pipeline.allocator.alloc_fn = block_alloc;
+    desc.pipeline.allocator.free_fn = block_free;
+    desc.pipeline.allocator.user = test_memory(SPDL_CACHE_LINE, sizeof(spdl_loader));
+    for (int i = 0; i < 2; ++i) {
+        REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(40), SPDL_SINK(2))) == SPDL_OK);
+        REQUIRE(spdl_loader_next(l, &batch[i], SPDL_SECONDS(15)) == SPDL_OK);
+        if (i == 0) spdl_loader_close(closed = l);
+    }
+    CHECK(l == closed && batch[0].slot_ == batch[1].slot_);
+    CHECK_EQ(spdl_loader_done(l, &batch[0]), SPDL_E_INVALID);
+    CHECK_EQ(spdl_loader_done(l, &batch[1]), SPDL_OK);
+    spdl_loader_close(l);
+    test_memory_free(desc.pipeline.allocator.user);
+    all_gone();
+}
+
 /* With all slots in its hands the trainer would wait for itself. */
 static void all_slots_held_is_an_error(void) {
     spdl_loader_desc desc = desc_of(1);
@@ -3297,7 +3328,7 @@ TEST_TABLE(loader) {
     TEST_CASE(a_child_reports_itself),
     TEST_CASE(profilers_are_told),
     TEST_CASE(a_row_has_blocks_of_its_own),
-    TEST_CASE(a_held_slot_is_not_written),
+    TEST_CASE(a_held_slot_is_not_written), TEST_CASE(a_batch_of_a_closed_loader_is_refused),
     TEST_CASE(failures_come_after_the_items_before_them),
     TEST_CASE(beginnings_and_ends),
     TEST_CASE(every_end_is_told),

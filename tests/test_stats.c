@@ -1026,6 +1026,35 @@ static void slow_calls_among_long_ones(void) {
     slow_calls_are_seen(s, 2000);
 }
 
+SPDL_FN(spin_20_us, void, void) {
+    const uint64_t until = spdl_time_ns() + 20000;
+    while (spdl_time_ns() < until) {}
+    *out = in;
+    return SPDL_OK;
+}
+
+static void *take_some(void *arg) {
+    for (int i = 0; i < 300; ++i) CHECK_EQ(next_of((spdl_pipeline *)arg), SPDL_OK);
+    return NULL;
+}
+
+/* The second thread has the address that the first one had, and is another all the same: what the
+   library keeps of the first is not read on. */
+static void a_thread_where_another_was_is_measured(void) {
+    spdl_pipeline *p = pipeline_of(0, SPDL_STAGES(SPDL_SOURCE(endless), SPDL_PIPE(spin_20_us),
+                                                  SPDL_SINK(1)));
+    spdl_stats first, stats;
+    for (int i = 0; i < 2; ++i) {
+        test_thread thread;
+        REQUIRE(test_thread_start(&thread, take_some, p));
+        test_join(thread);
+        spdl_pipeline_stats(p, i == 0 ? &first : &stats);
+    }
+    CHECK(stats.stage[1].split_calls > first.stage[1].split_calls);
+    CHECK_EQ(stats.stage[1].runnable_known, first.stage[1].runnable_known);
+    spdl_pipeline_destroy(p);
+}
+
 SPDL_FN(hangs, void, void) {
     gate *g = (gate *)spdl_ctx(task);
     while (spdl_sequence(task) == 5 && !__atomic_load_n(&g->items, __ATOMIC_ACQUIRE)) sleep_ms(1);
@@ -1695,7 +1724,7 @@ TEST_TABLE(stats) {
     TEST_CASE(slow_calls_among_untimed_ones),
     TEST_CASE(slow_calls_among_short_ones),
     TEST_CASE(slow_calls_among_long_ones),
-    TEST_CASE(calls_that_run_are_counted),
+    TEST_CASE(calls_that_run_are_counted), TEST_CASE(a_thread_where_another_was_is_measured),
     TEST_CASE(nothing_runs_after_the_end),
     TEST_CASE(polls_are_counted),
     TEST_CASE(times_are_those_of_the_calls),

@@ -1,14 +1,21 @@
 /* wild.h - pipelines drawn by chance: what their stages do, and which rows they have.
 
    Everything a stage does with an item is drawn from the item's number, so what a pipeline must
-   deliver can be worked out without it (tests/wild_model.h). Every item knows what became of it, so
-   each of them can be accounted for. Included by tests/test_chance.c only. */
+   deliver can be worked out without it (tests/wild_model.h). Every item knows what became of it and
+   which row frees it, so each of them can be accounted for. Included by tests/test_chance.c. */
 #ifndef WILD_H_INCLUDED
 #define WILD_H_INCLUDED
 
 #include "items.h"
 
-enum { WILD_ROWS = 32, WILD_ITEMS = 120, WILD_HELD = 4, WILD_DEEP = 2, WILD_ORDERS = 256 };
+enum {
+    WILD_ROWS = 32,
+    WILD_ITEMS = 120,
+    WILD_HELD = 4,
+    WILD_DEEP = 2,
+    WILD_ORDERS = 256,
+    WILD_MAKERS = 4 /* rows next to each other have different functions that free */
+};
 
 /* What becomes of an item. OTHERWISE: nobody has said so, but the library has freed it. */
 typedef enum wild_fate { OTHERWISE, TAKEN_IN, SKIPPED, FAILED, DELIVERED, KEPT, FATES } wild_fate;
@@ -33,8 +40,8 @@ typedef struct thing {
     wild_fate fate;
     wild *w;
     uint64_t number, epoch;
-    bool buffered;      /* it lies in a buffer of the library */
-    struct thing *next; /* of those that are dead */
+    bool buffered; /* it lies in a buffer of the library */
+    int maker;     /* of the row whose result it is, which frees it */
 } thing;
 
 /* What one row draws its results from. */
@@ -44,8 +51,10 @@ typedef struct dice {
     wild_way way;
     unsigned skips, fails; /* percent */
     bool fresh, slow;
+    bool anew; /* takes its input; what it makes gets the address of the freed input */
     bool buffers; /* makes some of its things in buffers */
     bool in_place; /* batch: of bytes */
+    int maker;    /* the function that frees its results: wild_frees[maker] */
     int depth;    /* of its input: 0 an item, 1 a batch, 2 a batch of batches */
     int paths;
     int most;     /* calls at the same time */
@@ -131,13 +140,13 @@ struct wild {
     long made, fates[FATES], blocks, reports;
     bool quit;        /* the helpers are to come home */
     bool destroyed;   /* and the clerk */
-    thing *dead;
     /* the clerk, who completes deferred calls */
     test_mutex lock;
     wild_order orders[WILD_ORDERS];
     int order_count;
 };
 
+static wild wilds[2]; /* two when they share a pool */
 static void wild_broke(wild *w);
 static char wild_folder[64]; /* for traces */
 static int wild_guests;      /* places that the shared pool has for them */
@@ -175,47 +184,55 @@ static void stream_free(wild_stream *s) {
 
 /* --- things --- */
 
-static thing *thing_make(wild *w, uint64_t number, uint64_t epoch) {
-    thing *made = (thing *)calloc(1, sizeof *made);
-    REQUIRE(made != NULL);
+static thing *thing_fill(void *memory, const dice *d, uint64_t number, uint64_t epoch) {
+    thing *made = (thing *)memory;
+    memset(made, 0, sizeof *made);
     made->magic = ALIVE;
-    made->w = w;
+    made->w = d->w;
     made->number = number;
     made->epoch = epoch;
-    __atomic_add_fetch(&items_live, 1, __ATOMIC_RELAXED);
-    __atomic_add_fetch(&w->made, 1, __ATOMIC_RELAXED);
+    made->maker = d->maker;
     return made;
 }
 
-/* The memory stays until the pipeline is gone, so that a second free is noticed; the sanitizers
-   notice it themselves. */
+static thing *thing_make(const dice *d, uint64_t number, uint64_t epoch) {
+    void *memory = test_memory(sizeof(void *), sizeof(thing));
+    REQUIRE(memory != NULL);
+    __atomic_add_fetch(&items_live, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&d->w->made, 1, __ATOMIC_RELAXED);
+    return thing_fill(memory, d, number, epoch);
+}
+
 static void thing_free(void *memory) {
     thing *dead = (thing *)memory;
-    wild *w = dead->w;
-    if (dead->buffered) {
-        HOLDS(w, dead->magic == ALIVE);
+    wild *w = __atomic_load_n(&dead->magic, __ATOMIC_RELAXED) == ALIVE ? dead->w : &wilds[0];
+    if (dead->magic == ALIVE && dead->buffered) {
         spdl_buffer_free(dead);
         return;
     }
-    HOLDS(w, __atomic_exchange_n(&dead->magic, DEAD, __ATOMIC_RELAXED) == ALIVE);
-    __atomic_sub_fetch(&items_live, 1, __ATOMIC_RELAXED);
-    __atomic_add_fetch(&w->fates[dead->fate], 1, __ATOMIC_RELAXED);
-    if (TEST_SANITIZED) {
-        free(dead);
+    if (__atomic_exchange_n(&dead->magic, DEAD, __ATOMIC_RELAXED) != ALIVE) { /* freed twice */
+        HOLDS(w, false);
         return;
     }
-    dead->next = __atomic_load_n(&w->dead, __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(&w->dead, &dead->next, dead, false, __ATOMIC_RELEASE,
-                                        __ATOMIC_RELAXED)) {}
+    __atomic_sub_fetch(&items_live, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&w->fates[dead->fate], 1, __ATOMIC_RELAXED);
+    test_memory_free(dead);
 }
 
-static void things_bury(wild *w) {
-    while (w->dead != NULL) {
-        thing *dead = w->dead;
-        w->dead = dead->next;
-        free(dead);
-    }
+/* What the library frees, by the function of one row in four. */
+static void thing_free_as(void *memory, int maker) {
+    const thing *dead = (const thing *)memory;
+    if (dead->magic == ALIVE) EQUAL(dead->w, dead->maker, maker);
+    thing_free(memory);
 }
+
+static void thing_free_0(void *memory) { thing_free_as(memory, 0); }
+static void thing_free_1(void *memory) { thing_free_as(memory, 1); }
+static void thing_free_2(void *memory) { thing_free_as(memory, 2); }
+static void thing_free_3(void *memory) { thing_free_as(memory, 3); }
+
+static const spdl_free_fn wild_frees[WILD_MAKERS] = { thing_free_0, thing_free_1, thing_free_2,
+                                                      thing_free_3 };
 
 /* Calls `each` for every thing in an item, which may be a batch. */
 static void things_each(void *taken, int depth, void (*each)(thing *it, void *arg), void *arg) {
@@ -286,8 +303,22 @@ static spdl_result dice_leave_again(dice *d, void *in, spdl_result result, wild_
 
 static void thing_check(thing *it, void *arg) {
     const spdl_task *task = (const spdl_task *)arg;
-    HOLDS(it->w, it->magic == ALIVE && it->epoch == spdl_epoch(task));
+    HOLDS(((dice *)spdl_ctx(task))->w, it->magic == ALIVE && it->epoch == spdl_epoch(task));
     it->fate = OTHERWISE;
+}
+
+/* The call takes its input, which becomes a result of this row. */
+static void dice_take(const dice *d, spdl_task *task, void *in) {
+    spdl_take(task);
+    if (d->depth == 0) ((thing *)in)->maker = d->maker;
+}
+
+/* The call takes its input and frees it. */
+static void dice_free(const dice *d, spdl_task *task, void *in, wild_fate fate) {
+    spdl_take(task);
+    doom(in, d->depth, fate);
+    if (d->depth > 0) spdl_batch_free(in);
+    else thing_free(in);
 }
 
 /* The children of an item; of a call that fails half of them come before that, or none. */
@@ -301,18 +332,50 @@ static uint64_t spread_child(const dice *d, uint64_t number, uint64_t i) {
     return mix(mix(number, d->seed), i + 1);
 }
 
-/* What spdl_call_state holds is 1 + how many children there have been. */
-static spdl_result call_spreads(dice *d, spdl_task *task, thing *in, uint64_t number, void **out) {
-    uintptr_t *next = (uintptr_t *)spdl_call_state(task);
-    const spdl_result last = dice_result(d, number, 0);
-    const uint64_t count = spread_count(d, number, last), done = *next ? *next - 1 : 0;
+/* What the calls for one input share. */
+typedef struct spread {
+    uint64_t number, epoch, done; /* of the input; children so far */
+} spread;
+
+static long spreads; /* atomic */
+
+static void spread_free(void *state) {
+    __atomic_sub_fetch(&spreads, 1, __ATOMIC_RELAXED);
+    test_memory_free(state);
+}
+
+static spread *spread_begin(spdl_task *task, const thing *in) {
+    spread *s = (spread *)test_memory(sizeof(void *), sizeof *s);
+    REQUIRE(s != NULL);
+    *s = (spread){ in->number, in->epoch, 0 };
+    __atomic_add_fetch(&spreads, 1, __ATOMIC_RELAXED);
+    *spdl_call_state(task) = s;
+    return s;
+}
+
+/* `in` is NULL if an earlier call has freed it. */
+static spdl_result call_spreads(dice *d, spdl_task *task, thing *in, void **out) {
+    spread *s = (spread *)*spdl_call_state(task);
+    const bool first = s == NULL;
+    if (first) s = spread_begin(task, in);
+    const spdl_result last = dice_result(d, s->number, 0);
+    const uint64_t count = spread_count(d, s->number, last), done = s->done++;
     spdl_result result = last == SPDL_OK ? SPDL_SKIP : last;
-    *next = done + 2;
+    if (first && d->anew) dice_free(d, task, in, fate_of(last));
+    if (d->anew) in = NULL;
     if (done < count) {
-        *out = thing_make(d->w, spread_child(d, number, done), in->epoch);
-        result = last == SPDL_OK && done + 1 == count && number % 3 ? SPDL_OK : SPDL_AGAIN;
+        *out = thing_make(d, spread_child(d, s->number, done), s->epoch);
+        result = last == SPDL_OK && done + 1 == count && s->number % 3 ? SPDL_OK : SPDL_AGAIN;
     }
     return dice_leave_again(d, in, result, fate_of(last), done > 0);
+}
+
+/* A thing in place of another, at its address. */
+static thing *thing_anew(const dice *d, thing *it) {
+    const uint64_t number = it->number, epoch = it->epoch;
+    it->fate = TAKEN_IN;
+    thing_free(it);
+    return thing_make(d, number, epoch);
 }
 
 /* What spdl_call_state holds is 1 + the number of the next item. */
@@ -328,6 +391,8 @@ static spdl_result call_opens(dice *d, spdl_task *task, spdl_batch *in, uint64_t
     while (i <= in->count && in->items[i - 1] == NULL) ++i;
     if (i > in->count) return dice_leave_again(d, NULL, SPDL_SKIP, OTHERWISE, *next > 1);
     *out = in->items[i - 1];
+    if (d->depth == 1) ((thing *)*out)->maker = d->maker;
+    if (d->depth == 1 && d->anew) *out = thing_anew(d, (thing *)*out);
     in->items[i - 1] = NULL;
     *next = i + 1;
     return dice_leave(d, NULL, SPDL_AGAIN, OTHERWISE);
@@ -339,7 +404,7 @@ static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t num
     if (*next == 0 && in != NULL) {
         const spdl_result result = dice_result(d, number, 0);
         if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
-        spdl_take(task);
+        dice_take(d, task, in);
         d->held[d->held_count++] = in;
     }
     HOLDS(d->w, spdl_flushing(task) ? in == NULL : in != NULL || *next > 0);
@@ -349,6 +414,7 @@ static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t num
     *out = d->held[*next];
     d->held[(*next)++] = NULL; /* a stop may come before the next */
     things_each(*out, d->depth, thing_check, task);
+    if (d->anew && d->depth == 0) *out = thing_anew(d, (thing *)*out);
     if ((int)*next < d->held_count) return dice_leave(d, NULL, SPDL_AGAIN, OTHERWISE);
     d->held_count = 0;
     return dice_leave(d, NULL, SPDL_OK, OTHERWISE);
@@ -360,41 +426,48 @@ static spdl_result call_sums(dice *d, spdl_task *task, void *in, uint64_t number
         result = dice_result(d, number, 0);
         if (result == SPDL_OK) d->sum += number + 1;
         if (result == SPDL_OK) result = SPDL_SKIP;
-        return dice_leave(d, in, result, fate_of(result));
+        if (d->anew) dice_free(d, task, in, fate_of(result));
+        return dice_leave(d, d->anew ? NULL : in, result, fate_of(result));
     }
     HOLDS(d->w, spdl_flushing(task));
-    if (d->sum != 0) *out = thing_make(d->w, mix(d->sum, d->seed), spdl_epoch(task));
+    if (d->sum != 0) *out = thing_make(d, mix(d->sum, d->seed), spdl_epoch(task));
     if (d->sum != 0) result = SPDL_OK;
     d->sum = 0;
     return dice_leave(d, NULL, result, OTHERWISE);
 }
 
-/* What a stage makes of its input: a new thing, or the input itself. */
-static void *dice_make(const dice *d, spdl_task *task, void *in, uint64_t number,
+/* What a stage makes of its input: a new thing, or the input itself. *in is NULL afterwards if the
+   call has freed it, or returns it. */
+static void *dice_make(const dice *d, spdl_task *task, void **in, uint64_t number,
                        spdl_result result) {
-    const uint64_t child = mix(number, d->seed);
+    const uint64_t child = mix(number, d->seed), epoch = spdl_epoch(task);
     const bool buffer = d->buffers && number % 4 != 0;
+    void *input = *in;
     thing *made = NULL;
+    if (d->anew && d->fresh && d->depth == 0 && result == SPDL_OK) {
+        dice_free(d, task, input, TAKEN_IN);
+        *in = NULL;
+    }
     if (buffer && d->depth == 0 && d->fresh) { /* what is not handed on goes back */
         made = (thing *)spdl_buffer(task);
         HOLDS(d->w, made != NULL && made == spdl_buffer(task));
     }
     if (result != SPDL_OK) return NULL;
-    if (!d->fresh || d->depth > 0) return in;
-    if (made == NULL) return thing_make(d->w, child, ((thing *)in)->epoch);
-    memset(made, 0, sizeof *made);
-    made->magic = ALIVE;
-    made->w = d->w;
-    made->number = child;
-    made->epoch = ((thing *)in)->epoch;
+    if (!d->fresh || d->depth > 0) {
+        if (d->anew) dice_take(d, task, input);
+        *in = NULL;
+        return input;
+    }
+    if (made == NULL) return thing_make(d, child, epoch);
+    (void)thing_fill(made, d, child, epoch);
     made->buffered = true;
     return made;
 }
 
 static spdl_result call_plain(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
     const spdl_result result = dice_result(d, number, 0);
-    *out = dice_make(d, task, in, number, result);
-    return dice_leave(d, in, result, *out == in ? OTHERWISE : fate_of(result));
+    *out = dice_make(d, task, &in, number, result);
+    return dice_leave(d, in, result, fate_of(result));
 }
 
 /* Which item of a batch is taken out. */
@@ -438,14 +511,14 @@ static void order_place(wild *w, wild_order o) {
 static spdl_result call_defers(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
     const uint64_t how = mix(number, d->seed + 7) % 8;
     const spdl_result result = dice_result(d, number, 0);
-    wild_order o = { { NULL, 0 }, result, dice_make(d, task, in, number, result), d };
+    wild_order o = { { NULL, 0 }, result, dice_make(d, task, &in, number, result), d };
     if (how == 0) {
         *out = o.item;
-        return dice_leave(d, in, result, *out == in ? OTHERWISE : fate_of(result));
+        return dice_leave(d, in, result, fate_of(result));
     }
     o.call = spdl_defer(task);
     HOLDS(d->w, o.call.pipeline != NULL);
-    (void)dice_leave(d, in, result, o.item == in ? OTHERWISE : fate_of(result));
+    (void)dice_leave(d, in, result, fate_of(result));
     if (how == 1 && result < 0) return result; /* the handle is dead then */
     if (how <= 2) {
         order_complete(&o);
@@ -466,12 +539,11 @@ static int dice_path(dice *d, uint64_t number) {
 
 static spdl_result call_branch(dice *d, spdl_task *task, void *in, uint64_t number, void **out) {
     const spdl_result result = dice_result(d, number, 0);
-    *out = dice_make(d, task, in, number, result);
+    *out = dice_make(d, task, &in, number, result);
     if (d->epoch != spdl_epoch(task)) d->turn = 0;
     d->epoch = spdl_epoch(task);
-    if (result != SPDL_OK) return dice_leave(d, in, result, fate_of(result));
-    HOLDS(d->w, spdl_route(task, dice_path(d, number)) == SPDL_OK);
-    return dice_leave(d, in, result, *out == in ? OTHERWISE : TAKEN_IN);
+    if (result == SPDL_OK) HOLDS(d->w, spdl_route(task, dice_path(d, number)) == SPDL_OK);
+    return dice_leave(d, in, result, fate_of(result));
 }
 
 static spdl_result wild_call(spdl_task *task, void *in, void **out) {
@@ -480,7 +552,7 @@ static spdl_result wild_call(spdl_task *task, void *in, void **out) {
     dice_enter(d, task, number);
     if (in != NULL) things_each(in, d->depth, thing_check, task);
     switch (d->way) {
-    case SPREADS: return call_spreads(d, task, (thing *)in, number, out);
+    case SPREADS: return call_spreads(d, task, (thing *)in, out);
     case OPENS: return call_opens(d, task, (spdl_batch *)in, number, out);
     case PLUCKS: return call_plucks(d, (spdl_batch *)in, number, out);
     case GATHERS: return call_gathers(d, task, in, number, out);
@@ -531,7 +603,7 @@ SPDL_FN(wild_source, void, thing) {
     if ((long)value >= wild_length(d, epoch)) return SPDL_END;
     result = first_result(d, value);
     dice_enter(d, task, number);
-    if (result == SPDL_OK) *out = thing_make(d->w, number, epoch);
+    if (result == SPDL_OK) *out = thing_make(d, number, epoch);
     return dice_leave(d, NULL, result, OTHERWISE);
 }
 
@@ -548,7 +620,7 @@ static spdl_result wild_next(void *source, void **next, int64_t timeout_ns) {
         return SPDL_END;
     }
     ++d->value;
-    *next = thing_make(d->w, number, d->epoch);
+    *next = thing_make(d, number, d->epoch);
     return SPDL_OK;
 }
 

@@ -20,6 +20,8 @@ static dice *wild_add(wild *w, spdl_stage row, wild_way way) {
     REQUIRE(w->count < WILD_ROWS);
     memset(d, 0, sizeof *d);
     d->w = w;
+    d->maker = (int)(w->count % WILD_MAKERS);
+    if (row.free_item == thing_free) row.free_item = wild_frees[d->maker];
     d->seed = test_random(&w->state) >> 1;
     d->way = way;
     d->depth = w->depth;
@@ -84,6 +86,8 @@ static void wild_pipe(wild *w, wild_place place) {
     w->deferred += way == DEFERS;
     w->stateful = w->stateful || row->flush;
     d->fresh = chance(w, 2);
+    d->anew = !w->answers && chance(w, 3);
+    if (way == SPREADS) row->free_state = spread_free;
     d->hold = (int)draw(w, WILD_HELD) + 1;
     d->buffers = d->fresh && d->depth == 0 && (way == PLAIN || way == DEFERS) && chance(w, 3);
     if (d->buffers) row->item_bytes = sizeof(thing);
@@ -146,13 +150,14 @@ static void wild_paths(wild *w, int paths, wild_place place, bool tails) {
 
 static void wild_branch(wild *w, wild_place place) {
     const spdl_stage items = SPDL_BRANCH(wild_stage, .free_item = thing_free);
-    const spdl_stage batches = SPDL_BRANCH(wild_batch_stage);
+    const spdl_stage batches = SPDL_BRANCH(wild_batch_stage, .free_item = spdl_batch_free);
     const bool ready = !place.inorder && chance(w, 3);
     const bool tails = ready && !place.level && w->depth < 2 && chance(w, 4);
     const wild_place inside = { !ready, true, place.nest + 1 };
     const wild_way way = chance(w, 2) ? DEALS : ROUTES;
     dice *d = wild_add(w, w->depth ? batches : items, way);
     d->fresh = chance(w, 2);
+    d->anew = chance(w, 3);
     d->paths = 2 + (int)draw(w, 3);
     w->owed += d->paths * (1 + tails) + 1;
     w->plain = false;
@@ -192,6 +197,7 @@ static void wild_begin(wild *w) {
         w->inner_rows[1] = (spdl_stage)SPDL_SINK(1 + (int)draw(w, 3));
         d = wild_add(w, from, PLAIN);
         w->inner_rows[0].ctx = d;
+        w->inner_rows[0].free_item = wild_frees[d->maker];
         d->count = (long)draw(w, WILD_ITEMS);
         d->slow = chance(w, 8);
         w->rewind_after = -1;

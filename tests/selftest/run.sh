@@ -66,6 +66,11 @@ says "one that ignores the alarm" \
 says "one that ignores the alarm" 'the last words'
 says "one that is stopped" 'FAIL self.stops: timeout after 1 s, the alarm did not end it, 0 .*'
 says "an abort" 'FAIL self.aborts: signal 6 (Aborted), .*'
+says "the address freed last" 'ok   self.hands_out_what_was_freed_last (.*)'
+says "a second free" '.*: CHECK(memory is freed once) failed'
+says "a second free" 'FAIL self.frees_twice: 1 failed checks, .*'
+says "a write to freed memory" '.*: CHECK(byte 7 of freed memory is as it was) failed'
+says "a write to freed memory" 'FAIL self.writes_what_it_freed: 1 failed checks, .*'
 says "an early exit" 'FAIL self.exits_early: the process ended before the test did, .*'
 says "an exit status" 'FAIL self.exits_with_66: exit status 66, .*'
 says "a skip" 'skip self.skips: because it is told to'
@@ -73,7 +78,7 @@ says "a skip after a failure" 'FAIL self.skips_after_a_failure: 1 failed checks,
 says "a table that was not linked" 'FAIL gone: tests/test_gone.c was not linked'
 says "the seed" 'seed [0-9]* (--seed sets it)'
 exits "failures" 1
-ends "all" '3 passed, 16 failed, 1 skipped'
+ends "all" '4 passed, 18 failed, 1 skipped'
 
 run --no-fork check_goes_on require_leaves skips passes
 exits "without fork" 1
@@ -91,7 +96,7 @@ says "one that is stopped, beside others" \
 says "a skip beside others" 'skip self.skips: because it is told to'
 counts "a million failures beside others" 20 'CHECK(i < 0) failed'
 exits "beside others" 1
-ends "beside others" '3 passed, 16 failed, 1 skipped'
+ends "beside others" '4 passed, 18 failed, 1 skipped'
 if [ "$(grep -n 'self.check_' "$output" | head -n 1 | cut -d: -f1)" -gt \
     "$(grep -n 'self.shows_its_seed' "$output" | cut -d: -f1)" ]; then
     ok

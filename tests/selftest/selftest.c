@@ -106,6 +106,34 @@ static void skips_after_a_failure(void) {
     TEST_SKIP("too late");
 }
 
+static void *frees_it(void *memory) {
+    test_memory_free(memory);
+    return NULL;
+}
+
+/* On another thread, and for any size of the same power of two. */
+static void hands_out_what_was_freed_last(void) {
+    char *first = (char *)test_memory(8, 65), *second = (char *)test_memory(8, 65);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, frees_it, first) == 0);
+    pthread_join(thread, NULL);
+    CHECK(TEST_SANITIZED || test_memory(64, 128) == first);
+    test_memory_free(second);
+}
+
+static void frees_twice(void) {
+    void *memory = test_memory(8, 24);
+    test_memory_free(memory);
+    test_memory_free(memory);
+}
+
+static void writes_what_it_freed(void) {
+    char *memory = (char *)test_memory(8, 24);
+    test_memory_free(memory);
+    memory[7] = 1;
+    CHECK(test_memory(8, 24) == memory);
+}
+
 static void shows_its_seed(void) {
     printf("seed of the test %llu\n", (unsigned long long)test_seed());
 }
@@ -130,6 +158,9 @@ TEST_TABLE(self) {
     TEST_CASE(skips_after_a_failure),
     TEST_CASE(shows_its_seed),
     TEST_CASE(fails_once),
+    TEST_CASE(hands_out_what_was_freed_last),
+    TEST_CASE(frees_twice),
+    TEST_CASE(writes_what_it_freed),
     TEST_END,
 };
 
