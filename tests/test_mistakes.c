@@ -683,14 +683,17 @@ static void the_size_of_a_pointer(void) {
     spdl_stage rows[3];
     spdl_pipeline *p = NULL;
     const A *pointer = NULL;
+    char words[128];
     (void)pointer;
     said.count = 0;
     CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_a, .free_item = free),
           SPDL_BATCH(10, .item_bytes = sizeof(pointer)), SPDL_SINK(2))) == SPDL_OK);
     spdl_pipeline_destroy(p);
     CHECK_EQ(said.count, 1);
-    says(said.text[0], "stage 1 'batch': item_bytes is 8, the size of a pointer. If 'A' is larger, "
-                       "write SPDL_BATCH_OF(A, 10)");
+    snprintf(words, sizeof words,
+             "stage 1 'batch': item_bytes is %d, the size of a pointer. If 'A' is larger, write "
+             "SPDL_BATCH_OF(A, 10)", (int)sizeof pointer);
+    says(said.text[0], words);
     said.count = 0;
     CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_SOURCE(makes_double),
           SPDL_BATCH(10, .item_bytes = sizeof(double)), SPDL_SINK(2))) == SPDL_OK);
