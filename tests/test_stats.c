@@ -299,12 +299,17 @@ static void open_gaps_and_waits_are_counted(void) {
 }
 
 /* Waits until both edges are full and one more item waits behind each. */
+/* Until both edges are full. A worker that filled one can still book what it waited before: until
+   nothing is booked for 5 ms. */
 static void await_full(spdl_pipeline *p, spdl_stats *stats) {
+    uint64_t booked = 0, before;
     do {
-        sleep_ms(1);
+        before = booked;
+        sleep_ms(5);
         spdl_pipeline_stats(p, stats);
+        booked = stats->edge[0].empty_ns + stats->edge[1].empty_ns;
     } while (stats->edge[0].depth <= stats->edge[0].buffer_size ||
-             stats->edge[1].depth <= stats->edge[1].buffer_size);
+             stats->edge[1].depth <= stats->edge[1].buffer_size || booked != before);
 }
 
 /* A trainer that never comes: finished items wait, the edges are full, and readiness says so. */
