@@ -82,7 +82,7 @@ static int no_file(const char *path, int how, ...) {
 #define ITEM(number) (1 << (number))
 
 typedef enum ending { TAKES_ALL, STOPS, REWINDS, DESTROYS, LEAVES } ending;
-typedef enum deed { PASSES, SKIPS, FAILS, STOPS_ALL } deed;
+typedef enum deed { PASSES, SKIPS, FAILS, STOPS_ALL, MEETS } deed;
 
 /* Zero is the default. */
 typedef struct plan {
@@ -101,7 +101,8 @@ typedef struct plan {
     bool delivers;     /* .deliver_failures */
     bool drops;        /* the feed has .drop_oldest */
     int64_t push_ns;   /* longest wait of a push; 0: for ever */
-    deed does;         /* what row 1 does with the items `at` */
+    deed does;         /* what row 1 does with the items `at`. MEETS: their calls wait until all of
+                          them are inside */
     int at;            /* bits: ITEM(1) | ITEM(2) */
     int budget;        /* .max_failures of row 1 */
     int ahead;         /* the consumer waits until the source has made so many more than it took */
@@ -124,6 +125,7 @@ static uint64_t *spot; /* a modelled word, where threads may change places */
 /* Not modelled: one thread at a time is here. */
 static struct {
     int live;         /* items */
+    int most;         /* of these; 0: any number */
     int blocks;       /* of the library */
     int locals;       /* of workers, by .init */
     int inside[2];    /* calls of row 1, of row 2 */
@@ -147,6 +149,7 @@ static struct box {
     bool ready;     /* ready_fn was called */
     bool quits;     /* no deferred call is yet to come, and a source may return */
     bool waits;     /* a source waits for that */
+    int met;        /* calls that have met */
     int deferred;
     spdl_deferred call[8];
     struct item *input[8];
@@ -170,7 +173,7 @@ static item *item_make(uint64_t number, uint64_t part, uint64_t value) {
     made->number = number;
     made->part = part;
     made->value = value;
-    seen.live++;
+    if (++seen.live > seen.most && seen.most > 0) explore_fail("%d items at a time", seen.live);
     return made;
 }
 
@@ -233,6 +236,17 @@ static void fini_local(void *ctx, int worker, void *local) {
     seen.locals--;
 }
 
+static bool has_deed(uint64_t number) { return (now->at >> number & 1) != 0; }
+
+static void meet(void) {
+    box_lock();
+    box->met++;
+    box_changed();
+    box_lock();
+    while (box->met < __builtin_popcount((unsigned)now->at)) box_wait();
+    explore_unlock(box);
+}
+
 /* The work of a call: other threads may run meanwhile. */
 static void work(spdl_task *task, item *in) {
     int *inside = (int *)spdl_ctx(task);
@@ -240,12 +254,13 @@ static void work(spdl_task *task, item *in) {
     if (++*inside > concurrency) explore_fail("%d calls at the same time", *inside);
     if (local != NULL && *local > (uint64_t)workers) explore_fail("worker %d", (int)*local);
     change_places();
+    if (now->does == MEETS && has_deed(in->number)) meet();
     in->value++;
     --*inside;
 }
 
 static spdl_result do_deed(spdl_task *task, const item *in) {
-    if ((now->at >> in->number & 1) == 0) return SPDL_OK;
+    if (!has_deed(in->number)) return SPDL_OK;
     if (now->does == SKIPS) return SPDL_SKIP;
     if (now->does == FAILS) return spdl_fail(task, "no %d", (int)in->number);
     if (now->does == STOPS_ALL) spdl_stop(task);
@@ -338,7 +353,7 @@ static void *completer(void *arg) {
         call = box->call[done];
         in = box->input[done++];
         explore_unlock(box);
-        fails = now->does == FAILS && (now->at >> in->number & 1) != 0;
+        fails = now->does == FAILS && has_deed(in->number);
         if ((fails ? spdl_complete_fail(call, "no %d", (int)in->number)
                    : spdl_complete(call, SPDL_OK, in)) != SPDL_OK)
             explore_fail("complete");
@@ -396,8 +411,11 @@ static void create(spdl_pipeline **p, const spdl_pipeline_desc *desc, const spdl
 #define ROW_2(fn, ...) \
     SPDL_PIPE(fn, .ctx = &seen.inside[1], .concurrency = concurrency, __VA_ARGS__)
 
-/* One row. */
+/* Items are in the call of the source, behind it, in calls of the row, in the sink, and with a
+   consumer. */
 static void row(spdl_pipeline_desc *desc) {
+    if (now->pipelines < 2)
+        seen.most = 1 + (now->buffer != 0 ? now->buffer : 2) + concurrency + 1 + 1;
     create(&pipeline, desc, SPDL_STAGES(COUNT, ROW_1(pass, ORDER), SPDL_SINK(1)));
 }
 
@@ -539,7 +557,7 @@ static void take_batch(spdl_batch *got, uint64_t *next) {
 static void take_failed(item *got) {
     const spdl_error *error = spdl_pipeline_error(pipeline);
     if (error->result != SPDL_E_STAGE || error->stage != 1 || error->item != got->number ||
-        (now->at >> got->number & 1) == 0)
+        !has_deed(got->number))
         explore_fail("error of item %d", (int)error->item);
     seen.taken++;
     item_free(got);
@@ -767,6 +785,10 @@ static const plan plans[] = {
       .after = 9 },
     { "rewind and stop", row, .workers = 1, .items = 2, .then = REWINDS, .after = 1,
       .others = { stopper } },
+    { "rewind at once and stop", row, .workers = 1, .concurrency = 1, .items = 1, .then = REWINDS,
+      .others = { stopper, brief_stopper } },
+    { "rewind and stop, two", row, .items = 2, .then = REWINDS, .after = 1,
+      .others = { stopper, timed_stopper } },
     { "feed", feed, .workers = 1, .concurrency = 1, .items = 3, .others = { producer } },
     { "feed, two", feed, .items = 3, .others = { producer } },
     { "feed next works", feed, .workers = 1, .works_ns = -1, .items = 3, .others = { producer } },
@@ -815,6 +837,16 @@ static const plan plans[] = {
     { "ahead, two", row, .items = 7, .buffer = 1, .ahead = 5 },
     { "ahead unordered", row, .items = 7, .buffer = 1, .ahead = 5, .completion = true },
     { "ahead long", two_rows, .concurrency = 1, .items = 8, .buffer = 1, .ahead = 7 },
+    { "calls that meet", row, .items = 3, .does = MEETS, .at = ITEM(0) | ITEM(1) },
+    { "calls that meet later", row, .items = 5, .does = MEETS, .at = ITEM(3) | ITEM(4) },
+    { "calls that meet unordered", two_rows, .items = 3, .completion = true, .does = MEETS,
+      .at = ITEM(1) | ITEM(2) },
+    { "calls that meet, three", row, .workers = 3, .concurrency = 3, .does = MEETS,
+      .at = ITEM(0) | ITEM(1) | ITEM(2) },
+    { "calls that meet from a feed", feed, .items = 3, .does = MEETS, .at = ITEM(1) | ITEM(2),
+      .others = { producer } },
+    { "calls that meet on a pool", row, .items = 3, .pipelines = 2, .does = MEETS,
+      .at = ITEM(1) | ITEM(2), .others = { consumer_of_second } },
     { "statistics", row, .items = 3, .counts = true, .others = { watcher } },
     { "statistics next works", row, .workers = 1, .works_ns = -1, .items = 3, .counts = true,
       .others = { watcher } },
@@ -846,9 +878,14 @@ static const plan plans[] = {
     { "sampler rewound", sampled, .items = 3, .then = REWINDS, .after = 1 },
     { "pool of two pipelines", row, .items = 3, .pipelines = 2,
       .others = { consumer_of_second, submitter } },
+    { "pool of two pipelines, ahead", row, .workers = 1, .items = 7, .buffer = 1, .ahead = 4,
+      .pipelines = 2 },
+    { "pool of three pipelines, ahead", row, .items = 7, .buffer = 1, .ahead = 5, .pipelines = 3 },
     { "pool of three pipelines", row, .items = 2, .pipelines = 3,
       .others = { consumer_of_second, consumer_of_third } },
     { "jobs of two threads", row, .items = 2, .pipelines = 1, .others = { submitter, submitter } },
+    { "jobs for one worker", row, .workers = 1, .items = 1, .pipelines = 1,
+      .others = { submitter, submitter } },
     { "pool with a guest", row, .workers = 1, .works_ns = -1, .items = 3, .pipelines = 2,
       .guests = 1, .others = { submitter } },
 };
