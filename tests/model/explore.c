@@ -23,10 +23,10 @@
                   [--sites FILE] [--weaken ADDRESS,...] [NAME or =WHOLE_NAME ...]
    Each scenario ends after --runs (a tenth of them if it is long) or --seconds. --first ends with
    the first failure. --replay N takes the seed of a failure, runs that execution once more and
-   prints its accesses with their places in the source. --sites writes a line for each atomic access of the program: its address in
-   the file, its order, how often it ran, how often it gave an old value, and how often its order
-   told the thread something new. --weaken makes the accesses at these addresses relaxed; a fence
-   there is left out. */
+   prints its accesses with their places in the source. --sites writes a line for each atomic access
+   of the program: its address in the file, its order, how often it ran, how often it gave an old
+   value, and how often its order told the thread something new. --weaken makes the accesses at
+   these addresses relaxed; a fence there is left out. */
 #include "explore.h"
 
 #include <errno.h>

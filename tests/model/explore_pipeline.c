@@ -380,16 +380,13 @@ static uint64_t *zero_new(void) {
     return made;
 }
 
-/* What a slot holds is read before the head moves on. */
+/* An item is loaded before the head moves on. (The origin is also a hint of who is to be woken.) */
 static void watch_slots(const spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; i++) {
         spdl__slot *slot = p->node[i].out.slot;
-        for (; slot <= p->node[i].out.slot + p->node[i].out.mask; slot++) {
+        for (; slot <= p->node[i].out.slot + p->node[i].out.mask; slot++)
             explore_watch(&slot->item);
-            explore_watch(&slot->origin);
-            explore_watch(&slot->range);
-        }
     }
 }
 
@@ -837,6 +834,10 @@ static const plan plans[] = {
     { "ahead, two", row, .items = 7, .buffer = 1, .ahead = 5 },
     { "ahead unordered", row, .items = 7, .buffer = 1, .ahead = 5, .completion = true },
     { "ahead long", two_rows, .concurrency = 1, .items = 8, .buffer = 1, .ahead = 7 },
+    { "ahead with skips", row, .items = 8, .buffer = 1, .ahead = 4, .does = SKIPS,
+      .at = ITEM(1) | ITEM(2) | ITEM(5) },
+    { "ahead with skips unordered", row, .items = 8, .buffer = 1, .ahead = 4, .does = SKIPS,
+      .at = ITEM(1) | ITEM(2) | ITEM(5), .completion = true },
     { "calls that meet", row, .items = 3, .does = MEETS, .at = ITEM(0) | ITEM(1) },
     { "calls that meet later", row, .items = 5, .does = MEETS, .at = ITEM(3) | ITEM(4) },
     { "calls that meet unordered", two_rows, .items = 3, .completion = true, .does = MEETS,

@@ -91,15 +91,16 @@ def main():
     def judge(item):
         (line, function, helper), addresses = item
         why = weaken(args.program, addresses, scenarios, args.runs)
-        verdict = "noticed" if why else "reason" if f"`{function} {helper}`" in known else "missed"
+        reason = f"`{function} {helper}`" in known
+        verdict = "noticed" if why else "reason" if reason else "missed"
         counts[verdict] += 1
         print(f"{verdict:8} spdl.h:{line} {function} {helper}{': ' + why if why else ''}",
               flush=True)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(judge, todo))
-    print(f"{len(todo)} orders: {counts['noticed']} noticed, {counts['reason']} missed with a reason,"
-          f" {counts['missed']} missed")
+    print(f"{len(todo)} orders: {counts['noticed']} noticed, {counts['reason']} missed for a reason, "
+          f"{counts['missed']} missed")
     return counts["missed"] > 0
 
 
