@@ -205,6 +205,11 @@ mutate: ## would the tests notice a changed line? 300 by chance (ARGS="--count N
 mutate-ring: ## would we notice a memory order, barrier or wake that is missing? (minutes)
 	@tests/mutate_ring.sh
 
+.PHONY: mutate-engine
+mutate-engine: ## would the explorer notice a weaker order in a pipeline? (ARGS=WORD; 20 minutes)
+	@$(MAKE) build/explore/futex
+	@tests/model/mutate_engine.py $(ARGS) build/explore/futex
+
 # One after the other; what fails ends it. CHANCE_ROUNDS, SECONDS and FUZZ_RUNS set the lengths.
 .PHONY: torture
 torture: ## the long forms of what `make check` does briefly: hours
@@ -222,6 +227,7 @@ torture: ## the long forms of what `make check` does briefly: hours
 	@$(MAKE) torture-faults
 	@$(MAKE) test-cuda
 	@$(MAKE) mutate-ring
+	@$(MAKE) mutate-engine
 
 .PHONY: selftest
 selftest: ## does the test runner report what goes wrong?

@@ -7775,10 +7775,10 @@ SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
 
-/* The same after a store, which orders no later load on any processor. */
+/* The same after a store. No processor orders that before the look at the sleepers. */
 SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                          bool all) {
-    spdl__full_barrier(); /* pairs with the same */
+    spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
 

@@ -11,8 +11,9 @@
    not older than one the thread knows of. A thread knows what it has read and written; what another
    knew at a release it learns when it acquires the store, or one that a read-modify-write put on
    top of it. Sequentially consistent fences share what they know. The expedited membarrier is such
-   a fence in each other thread, at some moment during the call, in any order. A word can be plain
-   as long as only one thread can reach it. Futexes: who wakes is before who is woken, as in Linux.
+   a fence in each other thread, at some moment during the call, in any order. Plain accesses to a
+   word are allowed while only one thread can reach it. A thread that a futex wakes knows what the
+   waker knew, as in Linux.
 
    Narrower than C11: stores enter the history in the order in which they were run; a history keeps
    KEPT stores; after STALE old values in a row a load gives the newest. A load never gives a store

@@ -380,7 +380,7 @@ static uint64_t *zero_new(void) {
     return made;
 }
 
-/* An item is loaded before the head moves on. (The origin is also a hint of who is to be woken.) */
+/* A load of an item comes before the head moves on. (Others load the origin as a hint.) */
 static void watch_slots(const spdl_pipeline *p) {
     int i;
     for (i = 0; i < p->count; i++) {
@@ -509,7 +509,7 @@ static void hanging(spdl_pipeline_desc *desc) {
 /* The first item with the deed of row 1. */
 static int first_deed(void) { return __builtin_ctz((unsigned)now->at); }
 
-/* Numbers grow by the items of one consumer. */
+/* The numbers of the items of one consumer grow. */
 static void check_item(const item *it, uint64_t *next) {
     const uint64_t key = 2 * it->number + it->part;
     if (it->value != seen.value) explore_fail("value %d", (int)it->value);
@@ -528,7 +528,7 @@ static void ready(void *user) {
     box_changed();
 }
 
-/* next, or what a consumer with ready_fn does. */
+/* Waits for the next item, in next or for ready_fn. */
 static spdl_result next_item(void **got) {
     spdl_result result;
     if (!now->ready) return spdl_pipeline_next(pipeline, got, -1);
