@@ -104,6 +104,7 @@ typedef struct plan {
     deed does;         /* what row 1 does with the items `at`. MEETS: their calls wait until all of
                           them are inside */
     int at;            /* bits: ITEM(1) | ITEM(2) */
+    bool awaits;       /* .again: a second call waits until its first result is taken */
     int budget;        /* .max_failures of row 1 */
     int ahead;         /* the consumer waits until the source has made so many more than it took */
     int epochs;        /* ends that it takes, default 1 */
@@ -128,7 +129,7 @@ static struct {
     int most;         /* of these; 0: any number */
     int blocks;       /* of the library */
     int locals;       /* of workers, by .init */
-    int inside[2];    /* calls of row 1, of row 2 */
+    int inside[3];    /* calls of row 1 and of the two after it */
     int taken;        /* items in this epoch */
     uint64_t value;   /* of each item at the end of the pipeline */
     int count;        /* of items there, in an epoch */
@@ -150,6 +151,7 @@ static struct box {
     bool quits;     /* no deferred call is yet to come, and a source may return */
     bool waits;     /* a source waits for that */
     int met;        /* calls that have met */
+    int firsts;     /* first results of .again that the consumer took, as bits */
     int deferred;
     spdl_deferred call[8];
     struct item *input[8];
@@ -286,6 +288,11 @@ SPDL_FN(twice, item, item) {
     void **state = spdl_call_state(task);
     const bool second = *state != NULL;
     if (!second) work(task, in);
+    if (second && now->awaits) {
+        box_lock();
+        while ((box->firsts >> in->number & 1) == 0) box_wait();
+        explore_unlock(box);
+    }
     *out = item_make(in->number, second, in->value);
     if (second) return SPDL_OK;
     *state = explore_alloc(sizeof(uint64_t));
@@ -456,12 +463,14 @@ static void batch_in_place(spdl_pipeline_desc *desc) {
 }
 
 static void again(spdl_pipeline_desc *desc) {
-    seen.value = 3;
+    seen.value = 4;
     seen.count = 2 * items;
     create(&pipeline, desc,
-           SPDL_STAGES(COUNT, ROW_1(twice, ORDER, .again = true, .buffer_size = 1,
-                                      .free_item = item_free, .free_state = explore_free),
-                       ROW_2(pass, IN_ORDER), SPDL_SINK(1)));
+           SPDL_STAGES(COUNT,
+                       ROW_1(twice, ORDER, .again = true, .buffer_size = 1, .free_item = item_free,
+                             .free_state = explore_free),
+                       ROW_2(pass, IN_ORDER), SPDL_PIPE(pass, .ctx = &seen.inside[2]),
+                       SPDL_SINK(1)));
 }
 
 static void flush(spdl_pipeline_desc *desc) {
@@ -519,6 +528,10 @@ static void check_item(const item *it, uint64_t *next) {
         explore_fail("an item behind the failure");
     *next = key + 1;
     seen.taken++;
+    if (!now->awaits || it->part != 0) return;
+    box_lock();
+    box->firsts |= ITEM(it->number);
+    box_changed();
 }
 
 static void ready(void *user) {
@@ -740,6 +753,16 @@ static void *submitter(void *arg) {
     return arg;
 }
 
+static void *guest(void *arg) {
+    int i;
+    for (i = 0; i < 3; i++) {
+        const spdl_result result = spdl_pool_run(pool, 1000);
+        if (result < 0) explore_fail("guest %d", (int)result);
+        explore_yield();
+    }
+    return arg;
+}
+
 /* --- scenarios --- */
 
 static int count_of(void *(*other)(void *arg)) {
@@ -853,6 +876,7 @@ static const plan plans[] = {
       .others = { watcher } },
     { "again", again, .items = 2, .concurrency = 1 },
     { "again unordered", again, .items = 3, .completion = true },
+    { "again waits for the consumer", again, .items = 8, .completion = true, .awaits = true },
     { "again stopped", again, .items = 3, .completion = true, .others = { stopper } },
     { "epochs", row, .items = 2, .epochs = 2 },
     { "flush", flush, .items = 2, .epochs = 2 },
@@ -887,6 +911,8 @@ static const plan plans[] = {
     { "jobs of two threads", row, .items = 2, .pipelines = 1, .others = { submitter, submitter } },
     { "jobs for one worker", row, .workers = 1, .items = 1, .pipelines = 1,
       .others = { submitter, submitter } },
+    { "pool with guests in turn", row, .workers = 1, .works_ns = -1, .items = 3, .pipelines = 2,
+      .guests = 1, .others = { guest, guest } },
     { "pool with a guest", row, .workers = 1, .works_ns = -1, .items = 3, .pipelines = 2,
       .guests = 1, .others = { submitter } },
 };

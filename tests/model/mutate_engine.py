@@ -102,8 +102,8 @@ def main():
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(judge, todo))
-    print(f"{len(todo)} orders: {counts['noticed']} noticed, {counts['reason']} missed with reasons,"
-          f" {counts['missed']} missed")
+    print(f"{len(todo)} orders: {counts['noticed']} noticed, {counts['reason']} missed, with "
+          f"a reason; {counts['missed']} missed")
     return counts["missed"] > 0
 
 
