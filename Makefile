@@ -189,17 +189,16 @@ stress: ## the rings under stress at length: 1e9 items through SPSC rings, 1e8 t
 	@$(MAKE) $(PARALLEL) $(B)/runner
 	@STRESS=long TEST_TIMEOUT=0 tests/run.sh $(B)/runner --jobs $(JOBS) $(ARGS) stress.
 
+EXPLORERS = $(addprefix build/explore/,fast plain futex condvar)
 .PHONY: model
-model: ## models of who sleeps and who wakes (needs spin), and rings under a model of memory
-	@$(MAKE) build/explore/fast build/explore/plain
-	@RUNS=$(RUNS) tests/model/run.sh $(addprefix --explorer $(CURDIR)/build/explore/,fast plain) \
-	    $(MODEL_ARGS)
+model: ## models of who sleeps and wakes (needs spin); rings, pipelines under a model of memory
+	@$(MAKE) $(EXPLORERS)
+	@RUNS=$(RUNS) tests/model/run.sh $(addprefix --explorer $(CURDIR)/,$(EXPLORERS)) $(MODEL_ARGS)
 
 .PHONY: explore
-explore: ## rings under a model of memory, RUNS random schedules (1000000) of each scenario
-	@$(MAKE) build/explore/fast build/explore/plain
-	@build/explore/fast --runs $(or $(RUNS),1000000)
-	@build/explore/plain --runs $(or $(RUNS),1000000)
+explore: ## rings, pipelines under a model of memory, SECONDS (2) a scenario: ten minutes
+	@$(MAKE) $(EXPLORERS)
+	@for program in $(EXPLORERS); do $$program --seconds $(or $(SECONDS),2) || exit 1; done
 
 .PHONY: mutate
 mutate: ## would the tests notice a changed line? 300 by chance (ARGS="--count N --seed N"; an hour)
@@ -209,7 +208,12 @@ mutate: ## would the tests notice a changed line? 300 by chance (ARGS="--count N
 mutate-ring: ## would we notice a memory order, barrier or wake that is missing? (minutes)
 	@tests/mutate_ring.sh
 
-# One after the other; what fails ends it. CHANCE_ROUNDS, RUNS and FUZZ_RUNS set the lengths.
+.PHONY: mutate-engine
+mutate-engine: ## would the explorer notice a weaker order in a pipeline? (ARGS=WORD; 20 minutes)
+	@$(MAKE) build/explore/futex
+	@tests/model/mutate_engine.py $(ARGS) build/explore/futex
+
+# One after the other; what fails ends it. CHANCE_ROUNDS, SECONDS and FUZZ_RUNS set the lengths.
 .PHONY: torture
 torture: ## the long forms of what `make check` does briefly: hours
 	@$(MAKE) check-compilers CFLAGS="-O2 -g1"
@@ -219,12 +223,14 @@ torture: ## the long forms of what `make check` does briefly: hours
 	@CHANCE_ROUNDS=$(or $(CHANCE_ROUNDS),200000) TEST_TIMEOUT=0 \
 	    tests/run.sh $(B)/runner chance. # built by `stress`
 	@STATE_POINTS=1000 TEST_TIMEOUT=0 tests/run.sh $(B)/runner state.random
-	@$(MAKE) model MODEL_ARGS=--long RUNS=$(or $(RUNS),1000000)
+	@$(MAKE) model MODEL_ARGS=--long
+	@$(MAKE) explore SECONDS=$(or $(SECONDS),20)
 	@$(MAKE) check-fuzz FUZZ_RUNS=$(if $(filter file,$(origin FUZZ_RUNS)),1000000,$(FUZZ_RUNS))
 	@$(MAKE) torture-loader
 	@$(MAKE) torture-faults
 	@$(MAKE) test-cuda
 	@$(MAKE) mutate-ring
+	@$(MAKE) mutate-engine
 
 .PHONY: selftest
 selftest: ## does the test runner report what goes wrong?
@@ -379,14 +385,18 @@ $(B)/runner: $(TEST_OBJECTS)
 $(B)/selftest: tests/selftest/selftest.c tests/test.h tests/test_memory.h $(B)/flags
 	$(Q)$(CC) $(TEST_FLAGS) -o $@ $< $(LDFLAGS) -lpthread
 
-# The explorer: the header sees neither ThreadSanitizer nor, the second time, the membarrier.
+# The explorer: the header sees neither ThreadSanitizer nor, in `plain`, the membarrier.
 EXPLORE_FLAGS = -g -O1 -std=gnu11 $(WARN_C) -Wno-tsan -fsanitize=thread -U__SANITIZE_THREAD__
-build/explore/fast: EXPLORE_MODE =
-build/explore/plain: EXPLORE_MODE = -DSPDL__OS_BARRIER=0
-build/explore/%: tests/model/explore.c tests/model/explore_ring.c tests/model/explore.h spdl.h
+build/explore/fast: EXPLORED = ring
+build/explore/plain: EXPLORED = ring -DSPDL__OS_BARRIER=0
+build/explore/futex: EXPLORED = pipeline
+build/explore/condvar: EXPLORED = pipeline -DSPDL_OS_POSIX
+$(EXPLORERS): tests/model/explore.c tests/model/explore.h tests/model/explore_ring.c \
+        tests/model/explore_pipeline.c spdl.h
 	@mkdir -p $(@D)
 	$(Q)gcc -g -O2 -std=gnu11 $(WARN_C) -c tests/model/explore.c -o $@-run.o
-	$(Q)gcc $(EXPLORE_FLAGS) $(EXPLORE_MODE) -c tests/model/explore_ring.c -o $@.o
+	$(Q)gcc $(EXPLORE_FLAGS) $(wordlist 2,9,$(EXPLORED)) -o $@.o \
+	    -c tests/model/explore_$(firstword $(EXPLORED)).c
 	$(Q)gcc -o $@ $@-run.o $@.o -lpthread
 
 build/torture_loader: tests/torture_loader.c tests/loader.h spdl.h

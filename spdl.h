@@ -1306,7 +1306,7 @@ typedef struct spdl_stage_stats {
 typedef struct spdl_edge_stats {
     int buffer_size;
     int depth;              /* items now, up to buffer_size + concurrency; path: + its branch's */
-    uint64_t items;         /* items taken so far */
+    uint64_t items;         /* items taken so far; near an end for a moment one too few */
     uint64_t put_wait_ns;   /* time that results waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time without an item for the reader, with the current wait */
     uint64_t empty_ns;      /* time that the edge was empty, with the current gap */
@@ -2744,7 +2744,9 @@ SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - 
 /* >>atomics-impl
    Plain integers behind these helpers, because some C++ compilers reject _Atomic. load is acquire,
    store is release; add, sub, or, exchange and cas are both. Pointers are relaxed. cas_relaxed is
-   for a claim whose order another access carries. The suffix 32 is uint32_t, none is uint64_t.
+   for a claim whose order another access carries, add_relaxed for sums that are only read. The
+   suffix 32 is uint32_t, none is uint64_t. An order that no program can notice stays where it is
+   rare, or where it costs x86 nothing and ARM little: tests/mutants.md has the places and reasons.
    Three twins have the builtins: GNU C, C alone (one thread), MSVC. */
 
 #if !SPDL__ALONE && !SPDL__MSVC
@@ -2756,9 +2758,9 @@ SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - 
    atomic word. spdl__alloc aligns to 8. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
-#define SPDL__CHANGE(type, word, suffix, name, builtin) \
-    SPDL__INLINE type spdl__##name##suffix(type *p, type value) { \
-        return builtin((word *)(void *)p, value, __ATOMIC_ACQ_REL); \
+#define SPDL__CHANGE(type, word, name, builtin, order) \
+    SPDL__INLINE type spdl__##name(type *p, type value) { \
+        return builtin((word *)(void *)p, value, order); \
     }
 #define SPDL__ATOMICS(type, word, suffix) \
     SPDL__INLINE type spdl__load##suffix(const type *p) { \
@@ -2773,10 +2775,10 @@ typedef uint64_t spdl__word64 __attribute__((aligned(8)));
     SPDL__INLINE void spdl__store_relaxed##suffix(type *p, type value) { \
         __atomic_store_n((word *)(void *)p, value, __ATOMIC_RELAXED); \
     } \
-    SPDL__CHANGE(type, word, suffix, exchange, __atomic_exchange_n) \
-    SPDL__CHANGE(type, word, suffix, add, __atomic_fetch_add) \
-    SPDL__CHANGE(type, word, suffix, sub, __atomic_fetch_sub) \
-    SPDL__CHANGE(type, word, suffix, or, __atomic_fetch_or) \
+    SPDL__CHANGE(type, word, exchange##suffix, __atomic_exchange_n, __ATOMIC_ACQ_REL) \
+    SPDL__CHANGE(type, word, add##suffix, __atomic_fetch_add, __ATOMIC_ACQ_REL) \
+    SPDL__CHANGE(type, word, sub##suffix, __atomic_fetch_sub, __ATOMIC_ACQ_REL) \
+    SPDL__CHANGE(type, word, or##suffix, __atomic_fetch_or, __ATOMIC_ACQ_REL) \
     SPDL__INLINE bool spdl__cas##suffix(type *p, type *expected, type desired) { \
         return __atomic_compare_exchange_n((word *)(void *)p, expected, desired, false, \
                                            __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); \
@@ -2787,6 +2789,7 @@ typedef uint64_t spdl__word64 __attribute__((aligned(8)));
     }
 SPDL__ATOMICS(uint32_t, uint32_t, 32)
 SPDL__ATOMICS(uint64_t, spdl__word64, )
+SPDL__CHANGE(uint64_t, spdl__word64, add_relaxed, __atomic_fetch_add, __ATOMIC_RELAXED)
 #undef SPDL__ATOMICS
 #undef SPDL__CHANGE
 
@@ -2935,6 +2938,7 @@ SPDL__INLINE void spdl__pause(void) { _mm_pause(); }
     SPDL__CHANGE(type, suffix, or, old | value)
 SPDL__ATOMICS(uint32_t, 32, 32)
 SPDL__ATOMICS(uint64_t, , 64)
+SPDL__CHANGE(uint64_t, , add_relaxed, old + value)
 #undef SPDL__ATOMICS
 #undef SPDL__CHANGE
 
@@ -7160,7 +7164,7 @@ SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity
     /* pairs with the swap of a take: else a slot could be written while it is read */
     const uint64_t head = spdl__head(spdl__load(&edge->word));
     const uint64_t dropped = spdl__load(&edge->dropped); /* after head: all holes before it */
-    const uint64_t until = head - dropped + capacity + spdl__load(&edge->refunds);
+    const uint64_t until = head - dropped + capacity + spdl__load_relaxed(&edge->refunds);
     return edge->holes && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
 }
 
@@ -7222,9 +7226,9 @@ SPDL__NOINLINE void spdl__gap_close(spdl__edge *edge, uint64_t until) {
     const uint64_t idle = spdl__load_relaxed(&edge->idle_since);
     const uint64_t since = spdl__exchange(&edge->gap_since, 0);
     if (since == 0 || until <= since) return;
-    spdl__add(&edge->empty_ns, until - since);
+    spdl__add_relaxed(&edge->empty_ns, until - since);
     if (idle != 0 && until > spdl__max(idle, since))
-        spdl__add(&edge->get_wait_ns, until - spdl__max(idle, since));
+        spdl__add_relaxed(&edge->get_wait_ns, until - spdl__max(idle, since));
 }
 
 /* A gap begins: no item at `head`. `idle`: the reader is free. */
@@ -8050,6 +8054,13 @@ SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint
     if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
 }
 
+/* The same after a store. No processor orders that before the look at the sleepers. */
+SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                         bool all) {
+    spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
+    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
+}
+
 /* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
    `works` may have left rows whose calls are too long for it, so it checks the whole pool. */
 SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
@@ -8511,7 +8522,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
         if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0))
             spdl__meter_book(&task->meter, counters, p->threads, s->calls, ns);
     }
-    if (s->waited != 0) spdl__add(&node->in->put_wait_ns, s->waited);
+    if (s->waited != 0) spdl__add_relaxed(&node->in->put_wait_ns, s->waited);
     if (s->inside) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
         spdl__word_move(p, node, (uint64_t)0 - s->change);
@@ -9763,8 +9774,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
     spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
-    spdl__full_barrier(); /* there may be room since the last look: pairs with the barriers of the
-                             reader */
+    /* There may be room since the last look. The unlock of the list is the read-modify-write. */
     spdl__wake_hint(p, node, node->vicinity, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
@@ -9772,8 +9782,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
 /* Returns true if the call can go on at once. Its result was put, which may wake sleepers. */
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     const spdl__node *node = task->node;
-    spdl__full_barrier();
-    spdl__wake_hint(task->pipeline, node, node->vicinity, false);
+    spdl__wake_hint_stored(task->pipeline, node, node->vicinity, false);
     return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
 }
 
@@ -10303,7 +10312,7 @@ SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__no
     if (tag == SPDL__HOLE) spdl__store(&edge->dropped, edge->dropped + 1); /* before the head */
     if (tag > SPDL__HOLE) spdl__store_relaxed(&edge->marks, edge->marks + 1);
     (void)spdl__exchange(&edge->word, (head + 1) << SPDL__HEAD_BITS);
-    if (waited != 0) spdl__add(&edge->put_wait_ns, waited);
+    if (waited != 0) spdl__add_relaxed(&edge->put_wait_ns, waited);
     if (tag == SPDL__END || tag == SPDL__FAIL) spdl__edge_ended(edge, now);
     else spdl__edge_took(edge, head + 1, now, true);
     return got;
@@ -10350,8 +10359,7 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
         }
         if (node->merge->turns != NULL)
             spdl__store_relaxed(&node->merge->turns_taken, node->merge->turns_taken + 1);
-        spdl__full_barrier();
-        spdl__wake_hint(p, node, node->vicinity, taken == 0);
+        spdl__wake_hint_stored(p, node, node->vicinity, taken == 0);
     }
     spdl__word_move(p, node, (uint64_t)0 - 1);
     spdl__wake_hint(p, node, node->neighbours, false);
@@ -10462,7 +10470,7 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
          "for ever"),
     };
     const uint32_t bit = (uint32_t)1 << kind;
-    if (spdl__or32(&p->misused, bit) & bit) spdl__add(&p->misuses, 1);
+    if (spdl__or32(&p->misused, bit) & bit) spdl__add_relaxed(&p->misuses, 1);
     else spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s", why[kind]);
     return SPDL_E_INVALID;
 }

@@ -298,9 +298,8 @@ static void open_gaps_and_waits_are_counted(void) {
     spdl_pipeline_destroy(p);
 }
 
-/* Waits until both edges are full and one more item waits behind each. */
-/* Until both edges are full. A worker that filled one can still book what it waited before: until
-   nothing is booked for 5 ms. */
+/* Until both edges are full and one more item waits behind each. A worker that filled one can still
+   book what it waited before, so until nothing is booked for 5 ms. */
 static void await_full(spdl_pipeline *p, spdl_stats *stats) {
     uint64_t booked = 0, before;
     do {

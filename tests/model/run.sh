@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks the models of who sleeps, who wakes and who closes, and that each model still finds the
 # fault when a part of the protocol is taken out: one line for each, with states, seconds, verdict.
-# At the same time runs the explorer on the rings of spdl.h itself, if it is given.
+# At the same time runs the explorer on rings and pipelines of spdl.h itself, if it is given.
 # usage: tests/model/run.sh [--explorer PROGRAM]... [--long] [WORD ...]
 #     WORD    only models with such a word; holds: what is there; small: broken ones of a second
 #     --long  larger settings, too: minutes, and up to 4 GB each
