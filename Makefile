@@ -51,8 +51,8 @@ B = build/$(notdir $(firstword $(CC)))$(MODE:%=-%)
 TEST_FLAGS = -std=gnu11 $(WARN_C) $(WERROR:%=-Werror) $(CFLAGS) $(MODE_FLAGS) -pthread
 # test-cuda has its own; test_ring.c tests both kinds of waits in every mode. What does not wait, or
 # only reads what others have counted, is the same with both. There are no processes: no loader.
-SAME = npz% inflate files loader sampler os_none verdict report trace doctor% headspace compare \
-       chance
+SAME = npz% inflate files tokens loader sampler os_none verdict report trace doctor% headspace \
+       compare chance
 TESTS = $(filter-out tests/test_cuda% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c

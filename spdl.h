@@ -766,9 +766,9 @@ typedef struct spdl_batch {
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__own_rows[10];
+SPDL_API const spdl_function spdl__own_rows[8];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__own_rows[10];
+SPDL__UNUSED static const spdl_function spdl__own_rows[8];
 #endif
 
 /* ============================================================================================= */
@@ -1710,7 +1710,7 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
 #define SPDL_INDEX(...) \
-    SPDL__OWN_ROW(SOURCE, 8, spdl_sampler, SPDL__MAKES_INDEX, __VA_ARGS__, SPDL__LINE)
+    SPDL__OWN_ROW(SOURCE, 6, spdl_sampler, SPDL__MAKES_INDEX, __VA_ARGS__, SPDL__LINE)
 #ifdef __cplusplus
 #define SPDL__MAKES_INDEX , spdl_buffer_free, NULL, sizeof(spdl_index)
 #else
@@ -1724,9 +1724,9 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    and nothing is copied. Crashes, leaks and libraries that are not thread-safe stay in that
    process. Linux only. Polite workers cost less.
 
-   Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, SPDL_TOKENS_AT, or a
-   stage that calls spdl_buffer. Later rows pass them. The blocks of that row are slots of the
-   shared memory (the arena): as many as the pipeline can use, and desc.slot_count.
+   Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
+   spdl_buffer. Later rows pass them. The blocks of that row are slots of the shared memory (the
+   arena): as many as the pipeline can use, and desc.slot_count.
 
    Processes. open forks a supervisor, which forks the child, also for each restart. In the child
    all memory is as it was at open. A fork copies only one thread, so open refuses a process with
@@ -1959,7 +1959,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
    error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
 /* clang-format off */
 #define SPDL_NPZ(...) \
-    SPDL__OWN_ROW(PIPE, 9, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, \
+    SPDL__OWN_ROW(PIPE, 7, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, \
                   SPDL__LINE)
 /* clang-format on */
 
@@ -2052,10 +2052,10 @@ SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 /* ============================================================================================= */
 /* >>files
-   Data sets in files: lists of files, tar archives, lines of text, shards of tokens. Every length
-   is compared with the bytes of the file before its use. Missing data are an error, and an error
-   names the file and the byte. open and read wait for the file system. `desc` can be NULL. The
-   first argument of the other functions owns what they return. The rows are at the end. */
+   Data sets in files: lists of files, tar archives, lines of text. Every length is compared with
+   the bytes of the file before its use. Missing data are an error, and an error names the file and
+   the byte. open and read wait for the file system. `desc` can be NULL. The first argument of the
+   other functions owns what they return. The rows are at the end. */
 
 typedef struct spdl_files_desc {
     bool recursive SPDL__ZERO; /* of a folder: the folders below it, too */
@@ -2116,47 +2116,10 @@ typedef struct spdl_records_desc {
     spdl_error *error SPDL__ZERO; /* not used by the rows */
 } spdl_records_desc;
 
-/* Tokens in shards. Files of llm.c have a header of 256 int32: 20240520, version 1 with uint16, or
-   20240801, version 7 with uint32. Files of nanoGPT are raw. All shards are read as one sequence
-   of tokens. Window i has the tokens i * length to i * length + length, one more than `length`. Its
-   last token is the last target, and the first input of the next window. */
-typedef struct spdl_tokens_desc {
-    uint64_t length SPDL__ZERO; /* tokens of a window; required */
-    int raw_bytes SPDL__ZERO;   /* bytes of a token, 2 or 4, in shards without a header; 0: llm.c */
-    bool in_shards SPDL__ZERO;  /* no window has tokens of two shards */
-    spdl_allocator allocator SPDL__ZERO;
-    spdl_error *error SPDL__ZERO;
-} spdl_tokens_desc;
-typedef struct spdl_tokens spdl_tokens;
-
-/* Opens the shards of a list, which must outlive *tokens, and checks their lengths.
-   Returns: the results of open; SPDL_E_IO; SPDL_E_FORMAT: no shard, a wrong length, or too few
-            tokens for a window. */
-SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
-                                      const spdl_tokens_desc *desc) SPDL__CHECKED;
-
-/* Closes the shards. */
-SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
-
-/* Returns: the number of windows. The rest of the tokens makes none. */
-SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
-
-/* Reads window `index`: length + 1 tokens of token_bytes, 4 (uint32_t) or 2 (uint16_t, which needs
-   shards with 2 bytes a token).
-   Returns: SPDL_OK, SPDL_E_INVALID (no such window, or token_bytes), SPDL_E_IO: then the content of
-            `window` is undefined. */
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
-                                      size_t token_bytes, spdl_error *error);
-
 /* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
        SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index), n at most SIZE_MAX
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
-       SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
-                               .item_bytes, here or in the SPDL_BATCH behind it, is by default
-                               4 * (length + 1), or half of that for uint16_t. Behind SPDL_BATCH(n)
-                               one call takes n indices and makes a batch in place (spdl_batch);
-                               .item_bytes is the size of one window
        SPDL_READ()             a pipe: the bytes of each path (char) as a spdl_record, up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
@@ -2165,25 +2128,24 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 /* clang-format off */
 #define SPDL_FILES(...)     SPDL__OWN_ROW(SOURCE, 0, spdl_files, , __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)  SPDL__OWN_ROW(PIPE, 1, spdl_files, , __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...) SPDL__OWN_ROW(PIPE, 2, spdl_tokens, , __VA_ARGS__, SPDL__LINE)
-#define SPDL_TAR(...)       SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...)     SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)       SPDL__RECORDS_ROW(2, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...)     SPDL__RECORDS_ROW(3, __VA_ARGS__, SPDL__LINE)
 #define SPDL_COUNT(...)     SPDL__COUNT_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL__RECORDS_ROW(which_, ...) \
     SPDL__OWN_ROW(PIPE, which_, spdl_records_desc, SPDL__MAKES_RECORDS, __VA_ARGS__)
 #define SPDL__COUNT_ROW(n_, ...) \
-    SPDL__OWN_ROW(SOURCE, 7, void, SPDL__MAKES_INDEX, SPDL__COUNT_CTX(n_), __VA_ARGS__)
+    SPDL__OWN_ROW(SOURCE, 5, void, SPDL__MAKES_INDEX, SPDL__COUNT_CTX(n_), __VA_ARGS__)
 #ifdef __cplusplus
 #define SPDL__MAKES_RECORDS , spdl_record_free, spdl__records_close
 #define SPDL__COUNT_CTX(n_) reinterpret_cast<const void *>(static_cast<uintptr_t>(n_))
 #define SPDL_READ(...) \
-    SPDL__BARE_ROW(SPDL_KIND_PIPE, &spdl__own_rows[6], __VA_ARGS__).with_free_item(spdl_record_free)
+    SPDL__BARE_ROW(SPDL_KIND_PIPE, &spdl__own_rows[4], __VA_ARGS__).with_free_item(spdl_record_free)
 #else
 #define SPDL__MAKES_RECORDS \
     .again = true, .free_item = spdl_record_free, .free_state = spdl__records_close,
 #define SPDL__COUNT_CTX(n_) n_
 #define SPDL_READ(...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__own_rows[6], .free_item = spdl_record_free, \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__own_rows[4], .free_item = spdl_record_free, \
       .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #endif
 /* clang-format on */
@@ -2246,7 +2208,7 @@ struct spdl__made {
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl__own_rows[10];
+extern SPDL__UNUSED const spdl_function spdl__own_rows[8];
 }
 #endif
 
@@ -7196,8 +7158,6 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TURN_MARK 255u /* in `turns`: a mark is at the head of every path */
 #define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
 #define SPDL__LENDS 2u       /* its items need no free */
-#define SPDL__BATCHES 8u     /* a function that makes batches in place and replaces SPDL_BATCH; *ctx
-                                begins with item_bytes */
 #define SPDL__POINTS 4u      /* its items point to memory that a copy would not have */
 
 /* Buckets of the histogram: exact below 8 ns, then 8 per power of two, up to 2^43 ns (2.4 h). */
@@ -11360,13 +11320,6 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
 }
 
-SPDL__COLD const spdl_function *spdl__row_fn(const spdl__plan *plan, int i) {
-    const spdl_function *fn = plan->rows[i].fn;
-    const bool batches = fn != NULL && (fn->is & SPDL__BATCHES) && i > 0 &&
-                         plan->rows[i - 1].kind == SPDL_KIND_BATCH;
-    return batches ? fn + 1 : fn;
-}
-
 /* The type of a row's results; "void" fits any type. */
 SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
@@ -11377,7 +11330,7 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     if (row->kind == SPDL_KIND_UNBATCH && plan->rows[plan->before[i]].kind == SPDL_KIND_BATCH)
         return spdl__row_yields(plan, plan->before[plan->before[i]]);
     if ((row->kind == SPDL_KIND_FEED || row->next != NULL) && row->type != NULL) return row->type;
-    if (row->fn != NULL && row->fn->out_type != NULL) return spdl__row_fn(plan, i)->out_type;
+    if (row->fn != NULL && row->fn->out_type != NULL) return row->fn->out_type;
     for (k = 0; k < plan->paths[i] && row->kind == SPDL_KIND_MERGE && spdl__type_any(type); ++k)
         type = spdl__row_yields(plan, plan->path[i][k]);
     return type;
@@ -11387,7 +11340,7 @@ SPDL__COLD const char *spdl__row_takes(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     if (row->kind == SPDL_KIND_UNBATCH) return "spdl_batch";
     if (row->kind == SPDL_KIND_BATCH && row->type != NULL) return row->type;
-    return row->fn != NULL && row->fn->in_type != NULL ? spdl__row_fn(plan, i)->in_type : "void";
+    return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
 
 /* An item must fit into its buffer, or its place in a batch, if sizes are known. */
@@ -11409,19 +11362,14 @@ SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from
 
 /* Row i reads results of row `from`, or of each path of a merge. */
 SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from) {
-    const spdl_stage *row = &plan->rows[i], *before;
-    const bool batches = spdl__row_fn(plan, i) != row->fn; /* and reads the row before the batch */
-    const char *takes = batches ? row->fn->in_type : spdl__row_takes(plan, i), *yields;
+    const spdl_stage *before = &plan->rows[from];
+    const char *takes = spdl__row_takes(plan, i), *yields = spdl__row_yields(plan, from);
     spdl_result result = SPDL_OK;
     int k;
-    if (batches) from = plan->before[from];
-    before = &plan->rows[from];
-    yields = spdl__row_yields(plan, from);
     for (k = 0; before->kind == SPDL_KIND_MERGE && k < plan->paths[from]; ++k)
         if (result == SPDL_OK) result = spdl__check_pair(plan, i, plan->path[from][k]);
     if (result != SPDL_OK) return result;
-    if (spdl__types_fit(takes, yields))
-        return batches ? SPDL_OK : spdl__check_sizes(plan, i, from);
+    if (spdl__types_fit(takes, yields)) return spdl__check_sizes(plan, i, from);
     return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'",
                            spdl__type_named(takes).text, from, spdl__row_name(before),
                            spdl__row_place(before).text, spdl__type_named(yields).text);
@@ -11576,7 +11524,6 @@ SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
 
 SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
-    const spdl_function *fn = spdl__row_fn(plan, i);
     const bool places = spdl__row_places(plan, i);
     spdl_stage row = plan->rows[i];
     if (row.next != NULL) {
@@ -11587,15 +11534,6 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
     if (row.buffer_size == 0) row.buffer_size = spdl__row_buffer(plan, i);
     if (!places && row.item_bytes == 0) row.item_bytes = spdl__row_feeds(plan, i);
-    if (!places && row.item_bytes == 0 && row.fn != NULL && (row.fn->is & SPDL__BATCHES))
-        row.item_bytes = *(const size_t *)row.ctx;
-    if (fn != plan->rows[i].fn) {
-        row.fn = fn;
-        row.size = plan->rows[i - 1].size;
-        row.item_bytes = row.item_bytes < SIZE_MAX / 2 / (size_t)row.size
-                             ? row.item_bytes * (size_t)row.size : SIZE_MAX / 2; /* no memory */
-        row.free_item = spdl_batch_free;
-    }
     if (row.kind == SPDL_KIND_UNBATCH) {
         row.kind = SPDL_KIND_PIPE;
         row.fn = &spdl__unbatch_function;
@@ -11743,8 +11681,7 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     int i;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
         const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
-        node->buffers = spdl__batch_pool_make(blocks, (size_t)row->size, row->item_bytes, ahead,
-                                              alive, canary);
+        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
         if (node->buffers == NULL) return SPDL_E_NOMEM;
     }
     if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
@@ -17453,8 +17390,10 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, const spdl_pipeline 
     y->stages = p->count;
     y->head = spdl__batch_head_bytes((size_t)node->row.size);
     y->room = node->row.item_bytes;
-    if (node->row.kind == SPDL_KIND_BATCH) y->room *= (uint64_t)node->row.size;
-    y->item = node->row.size > 0 ? y->room / (uint64_t)node->row.size : 0;
+    if (node->row.kind == SPDL_KIND_BATCH) {
+        y->item = y->room;
+        y->room *= (uint64_t)node->row.size;
+    }
     y->slot_count = (int)spdl__node_blocks(p, node) + y->quota;
     if (y->slot_count <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
     return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
@@ -21434,219 +21373,7 @@ SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index) {
 
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
 
-/* --- tokens --- */
-
-typedef struct spdl__shard {
-    spdl__reader reader;
-    uint64_t data;       /* offset of its tokens */
-    uint64_t first;      /* number of its first token */
-} spdl__shard;
-
-/* Constant after open: any threads read it. */
-struct spdl_tokens {
-    size_t item_bytes; /* of a window of uint32_t; must be first */
-    spdl_allocator allocator;
-    spdl__shard *at;
-    size_t count, opened;
-    uint64_t total, length, windows; /* total: tokens (in_shards: of whole windows) */
-    size_t width; /* bytes of a token in the file */
-};
-
-SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *shard,
-                                            const spdl_tokens_desc *desc) {
-    const int raw_bytes = desc->raw_bytes;
-    const spdl__reader *r = &shard->reader;
-    uint64_t count;
-    uint8_t head[12] = { 0 };
-    uint32_t magic, version;
-    size_t have = 0, bytes;
-    const char *reason = NULL;
-    const spdl_result result = raw_bytes == 0 ? spdl__reader_has(r, 0, 1024) : SPDL_OK;
-    if (result != SPDL_OK) return result;
-    if (r->bytes >= 1024) reason = spdl__os_file_read(r->file, head, sizeof(head), 0, &have);
-    if (reason != NULL) return spdl__reader_fail(r, SPDL_E_IO, have, "%s", reason);
-    magic = spdl__le32(head);
-    version = spdl__le32(head + 4);
-    bytes = magic == 20240520 && version == 1 ? 2 : magic == 20240801 && version == 7 ? 4 : 0;
-    shard->data = raw_bytes == 0 ? 1024 : 0;
-    if (bytes == 0 && raw_bytes == 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "no tokens of llm.c: magic %u, version %u",
-                                 (unsigned)magic, (unsigned)version);
-    if (bytes != 0 && raw_bytes != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
-    if (raw_bytes != 0) bytes = (size_t)raw_bytes;
-    count = (r->bytes - shard->data) / bytes;
-    if (r->bytes % bytes != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % bytes,
-                                 "cut off: a token has %d bytes", (int)bytes);
-    if (raw_bytes == 0 && count != spdl__le32(head + 8))
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "its header has %u tokens, the file %llu",
-                                 (unsigned)spdl__le32(head + 8), (spdl__llu)count);
-    if (tokens->width != 0 && tokens->width != bytes)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
-                                 (int)bytes, (int)tokens->width);
-    tokens->width = bytes;
-    shard->first = tokens->total;
-    if (desc->in_shards) count = count > 0 ? (count - 1) / desc->length * desc->length : 0;
-    tokens->total += count;
-    return SPDL_OK;
-}
-
-SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_files *files,
-                                            const spdl_tokens_desc *desc) {
-    spdl_result result = SPDL_OK;
-    tokens->length = desc->length;
-    tokens->item_bytes = ((size_t)desc->length + 1) * 4;
-    tokens->count = files->count;
-    tokens->at = SPDL__NEW(&desc->allocator, spdl__shard, tokens->count);
-    if (tokens->at == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "tokens: out of memory");
-    while (result == SPDL_OK && tokens->opened < tokens->count) {
-        spdl__shard *shard = &tokens->at[tokens->opened];
-        result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
-        tokens->opened += result == SPDL_OK;
-        if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc);
-    }
-    if (tokens->total > 0) tokens->windows = (tokens->total - !desc->in_shards) / desc->length;
-    if (result != SPDL_OK || tokens->windows > 0) return result;
-    if (desc->in_shards)
-        return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
-                                 "no file has the %llu tokens of a window",
-                                 (spdl__llu)desc->length + 1);
-    return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
-                             "all files together have %llu tokens, and a window takes %llu",
-                             (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
-}
-
-SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
-                                      const spdl_tokens_desc *given) {
-    spdl_tokens_desc desc;
-    spdl_tokens *made;
-    spdl_result result;
-    memset((void *)&desc, 0, sizeof(desc));
-    if (given != NULL) desc = *given;
-    spdl__error_clear(desc.error);
-    if (tokens != NULL) *tokens = NULL;
-    if (tokens == NULL || files == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: an argument is NULL");
-    if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: length is %llu",
-                               (spdl__llu)desc.length);
-    if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
-        return spdl__error_set(desc.error, SPDL_E_INVALID,
-                               "tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
-    result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
-    if (result != SPDL_OK) return result;
-    made = SPDL__NEW(&desc.allocator, spdl_tokens, 1);
-    if (made == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "tokens: out of memory");
-    made->allocator = desc.allocator;
-    result = spdl__tokens_fill(made, files, &desc);
-    if (result == SPDL_OK) *tokens = made;
-    else spdl_tokens_close(made);
-    return result;
-}
-
-SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
-    spdl_allocator allocator;
-    if (tokens == NULL) return;
-    allocator = tokens->allocator;
-    while (tokens->opened > 0)
-        (void)spdl__os_file_close(tokens->at[--tokens->opened].reader.file);
-    spdl__free(&allocator, tokens->at, tokens->count * sizeof(*tokens->at));
-    spdl__free(&allocator, tokens, sizeof(*tokens));
-}
-
-SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
-
-/* Converts little-endian tokens to the processor's order. */
-SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) {
-    uint8_t *at = (uint8_t *)tokens;
-    const uint16_t one = 1;
-    uint32_t wide;
-    uint16_t narrow;
-    if (*(const uint8_t *)&one == 1) return;
-    for (; count > 0; --count, at += width) {
-        wide = width == 4 ? spdl__le32(at) : 0;
-        narrow = spdl__le16(at);
-        memcpy(at, width == 4 ? (const void *)&wide : &narrow, width);
-    }
-}
-
-SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
-                                           size_t width, size_t count, spdl_error *error) {
-    spdl__reader reader;
-    size_t have;
-    const char *reason = spdl__os_file_read(shard->reader.file, to, count * width, from, &have);
-    if (SPDL__LIKELY(reason == NULL)) {
-        spdl__tokens_order(to, width, count);
-        return SPDL_OK;
-    }
-    reader = shard->reader;
-    reader.error = error;
-    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
-}
-
-SPDL__PRIVATE void spdl__tokens_widen(uint32_t *SPDL__RESTRICT to,
-                                      const uint16_t *SPDL__RESTRICT from, size_t count) {
-    size_t i;
-    for (i = 0; i < count; ++i) to[i] = from[i];
-}
-
-/* Widens tokens piece by piece: a piece stays in the first cache. */
-SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64_t from,
-                                                uint32_t *to, size_t count, spdl_error *error) {
-    uint16_t piece[8192];
-    spdl_result result = SPDL_OK;
-    size_t done, part;
-    for (done = 0; done < count && result == SPDL_OK; done += part) {
-        part = (size_t)spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
-        result = spdl__shard_read(shard, from + done * 2, piece, 2, part, error);
-        if (result == SPDL_OK) spdl__tokens_widen(to + done, piece, part);
-    }
-    return result;
-}
-
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
-                                      size_t wide, spdl_error *error) {
-    const size_t width = tokens->width, count = (size_t)tokens->length + 1;
-    const spdl__shard *shard = tokens->at, *end = tokens->at + tokens->count, *middle;
-    size_t done, part;
-    spdl_result result = SPDL_OK;
-    spdl__error_clear(error);
-    if (index >= tokens->windows)
-        return spdl__error_set(error, SPDL_E_INVALID, "no window %llu: there are %llu",
-                               (spdl__llu)index, (spdl__llu)tokens->windows);
-    if (wide != 4 && wide != width)
-        return spdl__error_set(error, SPDL_E_INVALID, "a window with %llu bytes a token, but the "
-                               "shards have %llu", (spdl__llu)wide, (spdl__llu)width);
-    while (end - shard > 1) { /* the last shard that starts at or before it */
-        middle = shard + (end - shard) / 2;
-        if (middle->first <= index * tokens->length) shard = middle;
-        else end = middle;
-    }
-    for (done = 0; done < count && result == SPDL_OK; done += part, ++shard) {
-        const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
-        char *to = (char *)window + done * wide;
-        part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
-        result = wide > width
-                     ? spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error)
-                     : spdl__shard_read(shard, from, to, width, part, error);
-    }
-    return result;
-}
-
 /* --- rows --- */
-
-/* Gets the index of an input. A source uses its sequence number. */
-SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool source,
-                                          const char *what, uint64_t count, uint64_t *index) {
-    if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
-    *index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
-    if (*index < count) return SPDL_OK;
-    if (source) return SPDL_END;
-    return spdl_fail(task, "no %s %llu: there are %llu", what, (spdl__llu)*index, (spdl__llu)count);
-}
 
 SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
                                            const spdl_error *error) {
@@ -21654,12 +21381,18 @@ SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
     return result;
 }
 
+/* The path of an index. A source uses its sequence number. */
 SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, bool source, void **out) {
     const spdl_files *files = (const spdl_files *)spdl_ctx(task);
-    uint64_t index = 0;
-    const spdl_result result = spdl__row_index(task, in, source, "file", files->count, &index);
-    if (result == SPDL_OK) *out = SPDL__UNCONST(files->at[index].path);
-    return result;
+    uint64_t index;
+    if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
+    index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
+    if (index >= files->count && source) return SPDL_END;
+    if (index >= files->count)
+        return spdl_fail(task, "no file %llu: there are %llu", (spdl__llu)index,
+                         (spdl__llu)files->count);
+    *out = SPDL__UNCONST(files->at[index].path);
+    return SPDL_OK;
 }
 
 SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **out) {
@@ -21672,53 +21405,6 @@ SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **o
     made->index = made->position = spdl_sequence(task);
     made->epoch = spdl_epoch(task);
     *out = made;
-    return SPDL_OK;
-}
-
-/* Reads the window of an index. `room` decides the width of its tokens. */
-SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, void *to,
-                                              size_t room) {
-    const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
-    const size_t bytes = tokens->item_bytes, wide = room >= bytes ? 4 : 2;
-    uint64_t index = 0;
-    spdl_error error;
-    spdl_result result = spdl__row_index(task, in, false, "window", tokens->windows, &index);
-    if (result != SPDL_OK) return result;
-    if (room < bytes && room != bytes / 2)
-        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu, or %llu as uint16_t",
-                         (spdl__llu)room, (spdl__llu)bytes, (spdl__llu)bytes / 2);
-    result = spdl_tokens_read(tokens, index, to, wide, &error);
-    return spdl__row_result(task, result, &error);
-}
-
-SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
-    const spdl__node *made = task->node + task->node->places;
-    *out = spdl_buffer(task);
-    return *out != NULL ? spdl__tokens_window(task, in, *out, made->row.item_bytes) : SPDL_E_NOMEM;
-}
-
-SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
-    const spdl__batch *from = (const spdl__batch *)in;
-    const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
-    spdl__batch *batch = from != NULL ? spdl__batch_get(task->node->buffers) : NULL;
-    spdl_result result = from != NULL ? SPDL_OK : spdl_fail(task, "NULL, not a batch");
-    size_t i;
-    if (result == SPDL_OK && batch == NULL) return SPDL_E_NOMEM;
-    for (i = 0; result == SPDL_OK && i < from->shown.count; ++i) {
-        batch->shown.items[i] = (char *)batch->shown.data + i * bytes;
-        batch->owner[i] = SPDL__IN_PLACE;
-        result = spdl__tokens_window(task, from->shown.items[i], batch->shown.items[i], bytes);
-    }
-    if (result != SPDL_OK) {
-        spdl_batch_free(batch);
-        return result;
-    }
-    batch->shown.count = from->shown.count;
-    batch->shown.bytes = from->shown.count * bytes;
-    batch->shown.sequence = from->shown.sequence;
-    batch->shown.epoch = from->shown.epoch;
-    batch->range = from->range;
-    *out = batch;
     return SPDL_OK;
 }
 
@@ -21778,11 +21464,9 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__own_rows[10] = {
+const spdl_function spdl__own_rows[8] = {
     { spdl__files_source, "files", "void", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
     { spdl__files_pipe, "files_at", "spdl_index", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
-    { spdl__tokens_row, "tokens_at", "spdl_index", "void", 0, SPDL__HAS_CTX | SPDL__BATCHES },
-    { spdl__tokens_batch_row, "tokens_at", "spdl_batch", "spdl_batch", 0, SPDL__HAS_CTX },
     { spdl__tar_pipe, "tar", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },

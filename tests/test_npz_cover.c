@@ -770,18 +770,15 @@ static void put_whole(const char *name, const void *data, size_t bytes) {
     REQUIRE(file != NULL && fwrite(data, 1, bytes, file) == bytes && fclose(file) == 0);
 }
 
-/* A window of the reader ends between a header and its data, and one of tokens is of two shards. */
+/* A window of the reader ends between a header and its data. */
 static void files_write(void) {
-    static uint8_t tar[70000], shard[1024 + 40];
+    static uint8_t tar[70000];
     uint8_t *at = tar_add(tar, "a", '0', "a", 65024 - 512);
     at = tar_add(at, "x", 'x', "10 path=b\n", 10);
     CHECK_EQ(at - tar, 65536 + 512);
     at = tar_add(at, "longer", '0', "b", 600);
     put_whole("x.tar", tar, (size_t)(at - tar) + 1024);
     put_whole("lines", "one\ntwo", 7);
-    spdl__put32(spdl__put32(spdl__put32(shard, 20240520), 1), 20);
-    put_whole("0.bin", shard, sizeof shard);
-    put_whole("1.bin", shard, sizeof shard);
 }
 
 static spdl_result use_records(spdl__records_kind kind, const char *name, const char *wanted,
@@ -802,20 +799,6 @@ static spdl_result use_records(spdl__records_kind kind, const char *name, const 
     return result == SPDL_END ? SPDL_OK : result;
 }
 
-static spdl_result use_tokens(spdl_error *error) {
-    const spdl_files_desc by = { .allocator = allocator, .error = error };
-    const spdl_tokens_desc desc = { .length = 25, .allocator = allocator, .error = error };
-    spdl_files *files = NULL;
-    spdl_tokens *tokens = NULL;
-    uint16_t window[26];
-    spdl_result result = spdl_files_open(&files, path_of("*.bin"), &by);
-    if (result == SPDL_OK) result = spdl_tokens_open(&tokens, files, &desc);
-    if (result == SPDL_OK) result = spdl_tokens_read(tokens, 0, window, 2, error);
-    spdl_tokens_close(tokens);
-    spdl_files_close(files);
-    return result;
-}
-
 /* Every read and every allocation fails once. */
 static void files_that_cannot_be_read(void) {
     folder_make();
@@ -826,9 +809,7 @@ static void files_that_cannot_be_read(void) {
             spdl_error error = { 0 };
             spdl_result result = SPDL_OK;
             fault_set(turn == 0 ? ALLOC : PREAD, turn == 2 ? NOTHING : FAILS, at, 1);
-            result = use_tokens(&error);
-            if (result == SPDL_OK)
-                result = use_records(SPDL__RECORDS_TAR, "x.tar", "a64512 b600 ", &error);
+            result = use_records(SPDL__RECORDS_TAR, "x.tar", "a64512 b600 ", &error);
             if (result == SPDL_OK)
                 result = use_records(SPDL__RECORDS_LINES, "lines", "o3 t3 ", &error);
             reached = fault.count >= at;
@@ -844,8 +825,6 @@ static void files_that_cannot_be_read(void) {
     fault_set(NONE, FAILS, 0, 0);
     remove(path_of("x.tar"));
     remove(path_of("lines"));
-    remove(path_of("0.bin"));
-    remove(path_of("1.bin"));
     folder_remove();
 }
 
