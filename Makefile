@@ -324,7 +324,7 @@ check-packages: ## make install, and examples/packages with each tool that is th
 	@tests/check_packages.sh
 
 .PHONY: check-numpy
-check-numpy: ## NumPy reads what the writer has written (NumPy from PyPI, if there is none)
+check-numpy: ## NumPy reads what examples/npz_writer.h writes (NumPy from PyPI, if there is none)
 	@tests/check_numpy.sh
 
 .PHONY: check-report

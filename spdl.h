@@ -1867,15 +1867,15 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
 
 /* ============================================================================================= */
 /* >>npz
-   Reads and writes arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members,
-   ZIP64). Reading gives C order (the last index varies fastest) and the byte order of this machine.
+   Reads arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64).
+   Reading gives C order (the last index varies fastest) and the byte order of this machine.
    Structured elements keep theirs. Object arrays, which are Python pickles, are refused. A .npy
    file is an archive of one array named "arr_0". Every length is compared with the bytes of the
    file before its use.
 
-   Several threads at a time can read one archive; a writer takes one. A call waits only for the
-   file system. desc and the index of find can be NULL. load and open set the pointer to NULL when
-   they fail. The functions return one of these, and the error names file, member and byte:
+   Several threads at a time can read one archive. A call waits only for the file system. desc and
+   the index of find can be NULL. load and open set the pointer to NULL when they fail. Functions
+   return one of these, and the error names file, member and byte:
        SPDL_OK, SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND, SPDL_E_IO, SPDL_E_FORMAT (damaged),
        SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_NOMEM, SPDL_E_LIMIT (of the desc; or over 2^20
        members, 64 dimensions, a header of 64 KB)
@@ -1928,8 +1928,8 @@ typedef struct spdl_npz_bundle {
 
 /* Reads all arrays of a file, or those of desc->names, in the order of the file. It skips members
    that are no arrays: folders, members in "__MACOSX/", and names without ".npy" whose data are no
-   array. With no_crc, stored arrays of 64 KB and more that are aligned to 64 bytes are views, as a
-   spdl_npz_writer aligns them. Then do not truncate the file while the bundle is in use.
+   array. With no_crc, stored arrays of 64 KB and more that are aligned to 64 bytes are views:
+   examples/npz_writer.h aligns them. Then do not truncate the file while the bundle is in use.
    Returns: see above; SPDL_E_NOT_FOUND for a name that no array has. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -2014,39 +2014,6 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
             bytes or indices in the file. */
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error);
-
-/* Writing. Arrays are written to a new file in the folder of `path`, which replaces `path` in
-   finish. A program that opens `path` gets the old file or the whole new one. The mode, owner and
-   links of the old file are not kept: a symbolic link at `path` becomes a file. Members are stored,
-   with their data aligned to 64 bytes. NumPy reads them; of "a" and "a.npy" in one file it finds
-   only "a". */
-typedef struct spdl_npz_writer_desc {
-    bool npy SPDL__ZERO;  /* a .npy file, of exactly one array */
-    bool sync SPDL__ZERO; /* write it to the disk before it replaces `path` */
-    spdl_allocator allocator SPDL__ZERO;
-    spdl_error *error SPDL__ZERO;
-} spdl_npz_writer_desc;
-typedef struct spdl_npz_writer spdl_npz_writer;
-
-/* Begins a file.
-   Returns: see above. */
-SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
-                                          const spdl_npz_writer_desc *desc) SPDL__CHECKED;
-
-/* Writes an array in C order. The name is UTF-8, without ".npy". dtype is the text in the file:
-   "<f4", "|u1", "<M8[ns]", "[('x', '<f4')]"; "f4" has the byte order of this machine. `data` has
-   the bytes that dtype and shape need.
-   Returns: see above; after SPDL_E_IO and SPDL_E_NOMEM the writer can only be closed. */
-SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *writer, const char *name,
-                                         const char *dtype, int ndim, const uint64_t *shape,
-                                         const void *data, spdl_error *error);
-
-/* Writes the directory and replaces `path`.
-   Returns: see above; SPDL_E_INVALID when two arrays have one name. */
-SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *writer, spdl_error *error);
-
-/* Frees the writer, and the file unless finish succeeded. */
-SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
 
 #endif /* SPDL_NO_NPZ */
 
@@ -2464,7 +2431,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
-       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl  >>write-impl
+       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl
        >>files-impl  >>state-impl  >>trace-impl  >>license */
 
 #if defined(SPDL_IMPLEMENTATION) && !defined(SPDL_IMPLEMENTATION_INCLUDED)
@@ -20315,332 +20282,6 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     *out = bundle;
     if (result == SPDL_OK) return SPDL_OK;
     spdl_fail(task, "%s", error.text);
-    return result;
-}
-
-/* ============================================================================================= */
-/* >>write-impl
-   Writing .npz and .npy, one thread at a time, to a temporary file that finish renames. The writer
-   keeps the directory as the file will have it; after it, each call makes the headers of its
-   member. Finish reads the directory as a reader does, to find names that occur twice. ZIP64 fields
-   are there only where needed. An extra field aligns the data, as zipalign does (id 0xd935: two
-   bytes of alignment, then zeros). */
-
-#define SPDL__WRITE_DATE 0x00210000u /* 1 January 1980, as in NumPy */
-#define SPDL__WRITE_ALIGN 64         /* of array headers and data */
-#define SPDL__WRITE_HEAD 8192        /* for an array's header */
-
-struct spdl_npz_writer {
-    /* Written by open. */
-    spdl_npz_writer_desc desc;
-    spdl__os_file file;
-    char *path, *temporary; /* one allocation */
-    size_t path_bytes;
-    spdl__crc crc;
-    /* Written by the other calls. */
-    spdl__zip_where where; /* of the running call */
-    spdl__zip zip;         /* label and allocator; the rest is for finish */
-    uint8_t *directory;
-    size_t used, room; /* of the directory */
-    uint64_t count;    /* arrays */
-    uint64_t at;       /* the next byte of the file */
-    bool failed, finished;
-};
-
-/* A failure of the file or of memory is final. */
-SPDL__COLD bool spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
-                                 const char *reason) {
-    spdl__zip_member member;
-    member.name = (char *)SPDL__UNCONST(name);
-    w->where.member = name != NULL ? &member : NULL;
-    w->failed = w->failed || result == SPDL_E_IO || result == SPDL_E_NOMEM;
-    spdl__zip_fail(&w->where, result, "%s", reason);
-    w->where.member = NULL;
-    return false;
-}
-
-SPDL__COLD bool spdl__write_bytes(spdl_npz_writer *w, const void *from, size_t bytes) {
-    const char *reason = spdl__os_file_write(w->file, from, bytes, w->at);
-    if (reason != NULL) return spdl__write_fail(w, SPDL_E_IO, NULL, reason);
-    w->at += bytes;
-    return true;
-}
-
-SPDL__COLD bool spdl__write_room(spdl_npz_writer *w, size_t bytes) {
-    void *made = spdl__room_for(&w->zip.allocator, w->directory, &w->room, w->used, bytes, 1);
-    if (made != NULL) w->directory = (uint8_t *)made;
-    return made != NULL || spdl__write_fail(w, SPDL_E_NOMEM, NULL, "no memory for the directory");
-}
-
-SPDL__COLD uint8_t *spdl__put16(uint8_t *to, uint64_t value) {
-    to[0] = (uint8_t)value;
-    to[1] = (uint8_t)(value >> 8);
-    return to + 2;
-}
-
-SPDL__COLD uint8_t *spdl__put32(uint8_t *to, uint64_t value) {
-    return spdl__put16(spdl__put16(to, value), value >> 16);
-}
-
-SPDL__COLD uint8_t *spdl__put64(uint8_t *to, uint64_t value) {
-    return spdl__put32(spdl__put32(to, value), value >> 32);
-}
-
-SPDL__COLD bool spdl__write_is_ascii(const void *text, size_t bytes) {
-    const uint8_t *at = (const uint8_t *)text;
-    for (; bytes > 0; bytes--, at++)
-        if (*at >= 128) return false;
-    return true;
-}
-
-SPDL__COLD bool spdl__write_is_utf8(const char *text) {
-    int bytes = 1;
-    for (; *text != 0 && bytes > 0; text += bytes) bytes = spdl__utf8(text);
-    return bytes > 0;
-}
-
-/* Makes the header of an array, and reads it back to check the arguments. Returns its length or
-   0. */
-SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const char *name,
-                                     const char *dtype, int ndim, const uint64_t *shape,
-                                     spdl_npy_info *info) {
-    spdl__text text = spdl__text_start((char *)head + 10, SPDL__WRITE_HEAD - 128);
-    const char *const quote = dtype[0] == '[' ? "" : "'";
-    const char own[2] = { SPDL__NPY_HOST_ORDER, 0 };
-    const char *const order = strchr("<>|=[", dtype[0]) != NULL ? "" : own;
-    size_t start = 10, total;
-    spdl__npy_text t;
-    spdl__text_add(&text, "{'descr': %s%s%s%s, 'fortran_order': False, 'shape': (", quote, order,
-                   dtype, quote);
-    spdl__npy_put_shape(&text, ndim, shape, false);
-    spdl__text_add(&text, ", }");
-    if (text.length >= text.bytes || !spdl__write_is_utf8(dtype)) {
-        spdl__write_fail(w, SPDL_E_INVALID, name, "its dtype is too long or not UTF-8");
-        return 0;
-    }
-    if (!spdl__npy_read(&t, head + start, text.length, info)) {
-        char why[192], written[40];
-        spdl__printable(written, sizeof(written), dtype);
-        snprintf(why, sizeof(why), "its dtype \"%s\" or its shape: %s", written, t.reason);
-        spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name, why);
-        return 0;
-    }
-    if (!spdl__write_is_ascii(dtype, strlen(dtype))) { /* UTF-8 in names of fields */
-        memmove(head + 12, head + start, text.length);
-        start = 12;
-    }
-    total = start + text.length + SPDL__WRITE_ALIGN;
-    total -= total % SPDL__WRITE_ALIGN;
-    memset(head + start + text.length, ' ', total - start - text.length - 1);
-    head[total - 1] = '\n';
-    memcpy(head, "\x93NUMPY", 6);
-    head[6] = start == 10 ? 1 : 3; /* version */
-    head[7] = 0;
-    if (start == 10) spdl__put16(head + 8, total - start);
-    else spdl__put32(head + 8, total - start);
-    return total;
-}
-
-/* Makes the directory entry of a member and its local header, which ends at `head`. Returns the
-   length of the header. */
-SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const char *name,
-                                    uint32_t crc, uint64_t usize) {
-    const bool wide = usize >= 0xffffffffu, distant = w->at >= 0xffffffffu;
-    const size_t bytes = strlen(name), key_bytes = bytes + 4;
-    const size_t sizes = wide ? 20u : 0, places = (wide ? 16u : 0) + (distant ? 8u : 0);
-    const size_t least = SPDL__ZIP_LOCAL_BYTES + key_bytes + sizes + 6;
-    const size_t pad = (size_t)(-(w->at + least) % SPDL__WRITE_ALIGN);
-    uint8_t *const local = head - least - pad, *at = spdl__put32(local, 0x04034b50);
-    at = spdl__put16(at, wide || distant ? 45 : 20);
-    at = spdl__put16(at, spdl__write_is_ascii(name, bytes) ? 0 : 0x0800); /* UTF-8 */
-    at = spdl__put32(spdl__put16(at, SPDL__ZIP_STORED), SPDL__WRITE_DATE);
-    at = spdl__put32(spdl__put32(at, crc), spdl__min(usize, 0xffffffffu));
-    at = spdl__put16(spdl__put32(at, spdl__min(usize, 0xffffffffu)), key_bytes);
-    at = spdl__put16(at, sizes + 6 + pad);
-    memcpy(at, name, bytes);
-    memcpy(at + bytes, ".npy", 4);
-    at += key_bytes;
-    if (wide) at = spdl__put64(spdl__put64(spdl__put32(at, 16 << 16 | 1), usize), usize);
-    at = spdl__put16(spdl__put16(spdl__put16(at, 0xd935), 2 + pad), SPDL__WRITE_ALIGN);
-    memset(at, 0, pad);
-
-    at = spdl__put16(spdl__put32(w->directory + w->used, 0x02014b50), 45);
-    memcpy(at, local + 4, 24); /* version needed to length of the name */
-    at = spdl__put16(at + 24, places > 0 ? 4 + places : 0);
-    memset(at, 0, 10); /* comment, disk, attributes */
-    at = spdl__put32(at + 10, spdl__min(w->at, 0xffffffffu));
-    memcpy(at, local + SPDL__ZIP_LOCAL_BYTES, key_bytes);
-    at += key_bytes;
-    if (places > 0) at = spdl__put16(spdl__put16(at, 1), places);
-    if (wide) at = spdl__put64(spdl__put64(at, usize), usize);
-    if (distant) at = spdl__put64(at, w->at);
-    w->used = (size_t)(at - w->directory);
-    return least + pad;
-}
-
-SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, spdl_error *error) {
-    w->where.error = error;
-    w->where.result = SPDL_OK;
-    if (w->failed) return spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has failed before");
-    return !w->finished || spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has finished");
-}
-
-SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *w, const char *name, const char *dtype,
-                                    int ndim, const uint64_t *shape, const void *data,
-                                    spdl_error *error) {
-    size_t head_bytes, local_bytes = 0, most;
-    spdl_npy_info info;
-    uint8_t *head;
-    uint32_t crc;
-    if (w == NULL || name == NULL || dtype == NULL || (shape == NULL && ndim > 0))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_add: an argument is NULL");
-    if (!spdl__write_ready(w, error)) return w->where.result;
-    if (ndim < 0 || ndim > SPDL_NPY_MAX_DIMS)
-        spdl__write_fail(w, SPDL_E_INVALID, name, "ndim is not 0 to 64");
-    else if (strlen(name) > 65535 - 4 || w->count >= SPDL__ZIP_MEMBERS)
-        spdl__write_fail(w, SPDL_E_LIMIT, NULL, "a name too long, or one too many");
-    else if (!spdl__write_is_utf8(name))
-        spdl__write_fail(w, SPDL_E_INVALID, name, "its name is not UTF-8");
-    else if (w->desc.npy && w->count > 0)
-        spdl__write_fail(w, SPDL_E_INVALID, name, "a .npy file holds one array");
-    if (w->where.result != SPDL_OK) return w->where.result;
-    most = SPDL__ZIP_ENTRY_BYTES + SPDL__ZIP_LOCAL_BYTES + 2 * (strlen(name) + 4) + 256;
-    if (!spdl__write_room(w, most + SPDL__WRITE_HEAD)) return w->where.result;
-    head = w->directory + w->used + most;
-    head_bytes = spdl__write_header(w, head, name, dtype, ndim, shape, &info);
-    if (head_bytes == 0) return w->where.result;
-    if (info.bytes > SIZE_MAX / 2 || (data == NULL && info.bytes > 0)) {
-        spdl__write_fail(w, SPDL_E_INVALID, name, "its data is NULL, or more than memory can hold");
-        return w->where.result;
-    }
-    if (!w->desc.npy) {
-        crc = spdl__crc_add(&w->crc, 0, head, head_bytes);
-        crc = spdl__crc_add(&w->crc, crc, (const uint8_t *)data, (size_t)info.bytes);
-        local_bytes = spdl__write_entry(w, head, name, crc, head_bytes + info.bytes);
-    }
-    w->count++;
-    if (spdl__write_bytes(w, head - local_bytes, local_bytes + head_bytes))
-        spdl__write_bytes(w, data, (size_t)info.bytes);
-    return w->where.result;
-}
-
-SPDL__COLD bool spdl__write_names_differ(spdl_npz_writer *w) {
-    spdl__zip *zip = &w->zip;
-    spdl__zip_opening o = { zip, &w->where, w->used, w->count, w->used, 0, true };
-    const spdl__zip_member *m;
-    bool differ = true;
-    size_t i;
-    zip->data = zip->tail = w->directory;
-    zip->size = w->used;
-    zip->count = 0;
-    if (spdl__zip_make(&o)) {
-        spdl__zip_sort(zip, true);
-        for (i = 1; i < zip->count && differ; i++) {
-            m = &zip->members[zip->by_name[i]];
-            differ = spdl__zip_compare(&zip->members[zip->by_name[i - 1]], m->key, m->key_bytes,
-                                       "") != 0;
-            if (!differ) spdl__write_fail(w, SPDL_E_INVALID, m->name, "two arrays have this name");
-        }
-    }
-    spdl__zip_close(zip);
-    zip->members = NULL;
-    zip->block_bytes = 0;
-    return w->where.result == SPDL_OK;
-}
-
-SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
-    const uint64_t start = w->at, count = w->count, bytes = w->used;
-    uint8_t *at;
-    if (!spdl__write_room(w, 128)) return false;
-    at = w->directory + w->used;
-    if (count >= 0xffff || bytes >= 0xffffffffu || start >= 0xffffffffu) {
-        at = spdl__put64(spdl__put32(at, 0x06064b50), SPDL__ZIP_END64_BYTES - 12);
-        at = spdl__put64(spdl__put16(spdl__put16(at, 45), 45), 0);
-        at = spdl__put64(spdl__put64(at, count), count);
-        at = spdl__put64(spdl__put64(at, bytes), start);
-        at = spdl__put64(spdl__put32(spdl__put32(at, 0x07064b50), 0), start + bytes);
-        at = spdl__put32(at, 1);
-    }
-    at = spdl__put32(spdl__put32(at, 0x06054b50), 0);
-    at = spdl__put16(spdl__put16(at, spdl__min(count, 0xffff)), spdl__min(count, 0xffff));
-    at = spdl__put32(at, spdl__min(bytes, 0xffffffffu));
-    at = spdl__put16(spdl__put32(at, spdl__min(start, 0xffffffffu)), 0);
-    return spdl__write_bytes(w, w->directory, (size_t)(at - w->directory));
-}
-
-SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *w, spdl_error *error) {
-    const char *reason;
-    if (w == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_finish: writer is NULL");
-    if (!spdl__write_ready(w, error)) return w->where.result;
-    if (w->desc.npy && w->count == 0)
-        spdl__write_fail(w, SPDL_E_INVALID, NULL, "no array was written");
-    else if (!w->desc.npy && spdl__write_names_differ(w)) spdl__write_directory(w);
-    if (w->where.result != SPDL_OK) return w->where.result;
-    reason = spdl__os_file_commit(w->file, w->temporary, w->path, w->desc.sync);
-    if (reason != NULL) spdl__write_fail(w, SPDL_E_IO, NULL, reason);
-    w->finished = reason == NULL;
-    return w->where.result;
-}
-
-SPDL_API void spdl_npz_writer_close(spdl_npz_writer *w) {
-    spdl_allocator allocator;
-    if (w == NULL) return;
-    allocator = w->desc.allocator;
-    (void)spdl__os_file_close(w->file);
-    if (w->file != SPDL__NO_FILE && !w->finished) (void)remove(w->temporary);
-    spdl__free(&allocator, w->directory, w->room);
-    spdl__free(&allocator, w->path, w->path_bytes);
-    spdl__free(&allocator, w, sizeof(*w));
-}
-
-SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
-    const size_t length = strlen(path);
-    const char *reason = spdl__os_in_use;
-    int tries;
-    w->path_bytes = 2 * length + 32;
-    w->path = (char *)spdl__zip_alloc(&w->where, w->path_bytes, "the writer");
-    if (w->path == NULL) return false;
-    w->temporary = w->path + length + 1;
-    memcpy(w->path, path, length + 1);
-    spdl__crc_init(&w->crc);
-    for (tries = 0; reason == spdl__os_in_use && tries < 100; tries++) {
-        const uint64_t chance =
-            spdl__os_process_id() << 32 ^ spdl_time_ns() * 0x9e3779b97f4a7c15u;
-        snprintf(w->temporary, length + 31, "%s.%016llx.tmp", path, (spdl__llu)chance);
-        reason = spdl__os_file_open(&w->file, w->temporary, SPDL__OS_NEW, NULL);
-    }
-    return reason == NULL || spdl__write_fail(w, SPDL_E_IO, NULL, reason);
-}
-
-SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
-                                     const spdl_npz_writer_desc *desc) {
-    spdl_npz_writer_desc full;
-    spdl_npz_writer *w;
-    spdl_result result;
-    memset((void *)&full, 0, sizeof(full));
-    if (desc != NULL) full = *desc;
-    if (writer != NULL) *writer = NULL;
-    if (writer == NULL || path == NULL)
-        return spdl__error_set(full.error, SPDL_E_INVALID,
-                               "spdl_npz_writer_open: an argument is NULL");
-    if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
-        return SPDL_E_INVALID;
-    w = SPDL__NEW(&full.allocator, spdl_npz_writer, 1);
-    if (w == NULL)
-        return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the writer", path);
-    w->desc = full;
-    w->where.zip = &w->zip;
-    w->where.error = full.error;
-    w->file = SPDL__NO_FILE;
-    w->zip.allocator = full.allocator;
-    spdl__label(w->zip.label, sizeof(w->zip.label), path);
-    if (spdl__write_open(w, path)) {
-        *writer = w;
-        return SPDL_OK;
-    }
-    result = w->where.result;
-    spdl_npz_writer_close(w);
     return result;
 }
 

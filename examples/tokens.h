@@ -36,7 +36,7 @@ static inline spdl_result tokens_fail(spdl_error *error, spdl_result result, con
                                       const char *format, ...) {
     const size_t room = sizeof error->text;
     va_list arguments;
-    const int used = snprintf(error->text, room, "%.500s: ", path);
+    const int used = snprintf(error->text, room, "%.300s: ", path);
     va_start(arguments, format);
     vsnprintf(error->text + used, room - (size_t)used, format, arguments);
     va_end(arguments);

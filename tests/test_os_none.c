@@ -5,6 +5,8 @@
 #include "../spdl.h"
 #include "test.h"
 
+#include "../examples/npz_writer.h"
+
 /* What would wait for another thread times out at once. */
 static void rings_without_threads(void) {
     static const spdl_ring_mode modes[] = { SPDL_RING_MPMC, SPDL_RING_SPSC };
@@ -208,14 +210,13 @@ static void write_and_read_back(const spdl_npz_desc *desc) {
     static const int32_t numbers[4] = { 1, -2, 3, -4 };
     char path[64];
     for (uint64_t count = 3; count < 5; ++count) {
-        spdl_npz_writer_desc write = { .error = desc->error };
-        spdl_npz_writer *writer;
+        npz_writer *writer;
         int32_t back[4] = { 0 };
         spdl_npz *npz;
-        REQUIRE(spdl_npz_writer_open(&writer, scratch(path, "a.npz"), &write) == SPDL_OK);
-        CHECK_EQ(spdl_npz_writer_add(writer, "a", "i4", 1, &count, numbers, NULL), SPDL_OK);
-        CHECK_EQ(spdl_npz_writer_finish(writer, NULL), SPDL_OK);
-        spdl_npz_writer_close(writer);
+        REQUIRE(npz_writer_open(&writer, scratch(path, "a.npz"), desc->error) == SPDL_OK);
+        CHECK_EQ(npz_writer_add(writer, "a", "i4", 1, &count, numbers, NULL), SPDL_OK);
+        CHECK_EQ(npz_writer_finish(writer, NULL), SPDL_OK);
+        npz_writer_close(writer);
         REQUIRE(spdl_npz_open(&npz, path, desc) == SPDL_OK);
         CHECK_EQ(spdl_npz_read(npz, 0, back, (size_t)count * sizeof *back, NULL), SPDL_OK);
         CHECK(memcmp(back, numbers, (size_t)count * sizeof *back) == 0);
