@@ -2985,18 +2985,13 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each e
 /* Reads `bytes` bytes at a position. *have: bytes read, all on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
-/* Writes at a position, or with SPDL__NEVER after the last write. */
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at);
+/* Writes after the last write. */
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes);
 /* Maps a file, which may then be closed. `own`: with private writes. NULL: not possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes);
 /* Requests large pages for memory that will be filled: its first use takes a third of the time. */
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
-/* The open file at `from` replaces `to`, atomically if the system can. With sync its bytes are on
-   the disk first. */
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync);
 
 /* ============================================================================================= */
 /* >>os-none
@@ -3152,10 +3147,8 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
 }
 
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at) {
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes) {
     FILE *stream = (FILE *)file;
-    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "it cannot seek there";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
 }
@@ -3170,15 +3163,6 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
 }
 
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-
-/* C permits rename to refuse an existing name. */
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync) {
-    (void)sync;
-    if (fflush((FILE *)file) != 0) return "it could not be written";
-    if (rename(from, to) == 0 || (remove(to) == 0 && rename(from, to) == 0)) return NULL;
-    return "it could not be renamed";
-}
 #endif
 
 /* ============================================================================================= */
@@ -3254,8 +3238,6 @@ typedef sigset_t spdl__os_signals;
 extern long syscall(long number, ...);
 extern int clock_gettime(int clock, struct timespec *now) SPDL__TIME64(clock_gettime);
 extern ssize_t pread(int file, void *to, size_t bytes, off_t at) SPDL__OFF64(pread);
-extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at) SPDL__OFF64(pwrite);
-extern int fsync(int file);
 extern int ftruncate(int file, off_t bytes) SPDL__OFF64(ftruncate);
 extern int posix_fallocate(int file, off_t at, off_t bytes) SPDL__OFF64(posix_fallocate);
 #endif
@@ -3441,14 +3423,10 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
     return NULL;
 }
 
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at) {
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes) {
     size_t done = 0;
     while (done < bytes) {
-        const char *next = (const char *)from + done;
-        const ssize_t put = at == SPDL__NEVER
-                                ? write((int)file, next, bytes - done)
-                                : pwrite((int)file, next, bytes - done, (off_t)(at + done));
+        const ssize_t put = write((int)file, (const char *)from + done, bytes - done);
         if (put == 0) return "nothing more can be written";
         if (put > 0)
             done += (size_t)put;
@@ -3468,12 +3446,6 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
 
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     if (memory != NULL) (void)munmap((void *)(uintptr_t)memory, (size_t)bytes);
-}
-
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync) {
-    if (sync && fsync((int)file) != 0) return strerror(errno);
-    return rename(from, to) == 0 ? NULL : strerror(errno);
 }
 
 /* --- stderr --- */
@@ -3906,7 +3878,6 @@ SPDL__WIN(void *) CreateThread(struct _SECURITY_ATTRIBUTES *, spdl__win_word, sp
 SPDL__WIN(int) FindClose(void *);
 SPDL__WIN(void *) FindFirstFileW(const wchar_t *, struct _WIN32_FIND_DATAW *);
 SPDL__WIN(int) FindNextFileW(void *, struct _WIN32_FIND_DATAW *);
-SPDL__WIN(int) FlushFileBuffers(void *);
 SPDL__WIN(void) FlushProcessWriteBuffers(void);
 SPDL__WIN(spdl__win_u32) GetActiveProcessorCount(unsigned short);
 SPDL__WIN(void *) GetCurrentProcess(void);
@@ -3931,7 +3902,6 @@ SPDL__WIN(void) GetSystemTimePreciseAsFileTime(struct _FILETIME *);
 SPDL__WIN(int) K32GetProcessMemoryInfo(void *, struct _PROCESS_MEMORY_COUNTERS *, spdl__win_u32);
 SPDL__WIN(void *) MapViewOfFile(void *, spdl__win_u32, spdl__win_u32, spdl__win_u32,
                                 spdl__win_word);
-SPDL__WIN(int) MoveFileExW(const wchar_t *, const wchar_t *, spdl__win_u32);
 SPDL__WIN(int) MultiByteToWideChar(unsigned, spdl__win_u32, const char *, int, wchar_t *, int);
 SPDL__WIN(int) QueryPerformanceCounter(union _LARGE_INTEGER *);
 SPDL__WIN(int) QueryPerformanceFrequency(union _LARGE_INTEGER *);
@@ -4382,14 +4352,12 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
     return NULL;
 }
 
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at) {
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes) {
     size_t done = 0;
     while (done < bytes) {
-        spdl__win_place place = spdl__win_at(at + done);
         spdl__win_u32 put = 0;
         if (!WriteFile((void *)file, (const char *)from + done, spdl__win_piece(bytes - done), &put,
-                       at == SPDL__NEVER ? NULL : SPDL__WIN_PLACE(place)))
+                       NULL))
             return spdl__win_why(GetLastError());
         if (put == 0) return "nothing more can be written";
         done += put;
@@ -4416,22 +4384,6 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
 }
 
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync) {
-    const spdl__win_u32 replace = 1, through = 8;
-    const char *reason;
-    wchar_t *wide_from, *wide_to;
-    if (sync && !FlushFileBuffers((void *)file)) return spdl__win_why(GetLastError());
-    wide_from = spdl__win_path(from, L"", &reason);
-    if (wide_from == NULL) return reason;
-    wide_to = spdl__win_path(to, L"", &reason);
-    if (wide_to != NULL && !MoveFileExW(wide_from, wide_to, replace | (sync ? through : 0)))
-        reason = spdl__win_why(GetLastError());
-    SPDL_FREE(wide_from);
-    SPDL_FREE(wide_to);
-    return reason;
-}
 
 /* --- stderr --- */
 
@@ -13720,7 +13672,7 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__json_fields(&t, ",\"process\":{", &r->process, spdl__process_fields);
     spdl__text_add(&t, "}}\n");
     if (t.length < r->bytes)
-        reason = spdl__os_file_write(r->json_file, t.buffer, t.length, SPDL__NEVER);
+        reason = spdl__os_file_write(r->json_file, t.buffer, t.length);
     spdl__report_failed(r, "more statistics", reason);
 }
 
@@ -15177,7 +15129,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                          : path == NULL ? spdl__os_stderr_write(d->text, bytes, SPDL__STDERR_NS)
                                         : spdl__os_file_open(&file, path, SPDL__OS_APPEND, NULL);
     if (reason == NULL && path != NULL)
-        reason = spdl__os_file_write(file, d->text, bytes, SPDL__NEVER);
+        reason = spdl__os_file_write(file, d->text, bytes);
     (void)spdl__os_file_close(file);
     if (reason != NULL)
         spdl__logf(&d->p->logger, SPDL_LOG_WARN, "doctor: no report in %.400s: %s",
@@ -21536,8 +21488,7 @@ typedef struct spdl__out {
 SPDL__COLD void spdl__out_flush(spdl__out *out) {
     if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
     if (out->failure == NULL)
-        out->failure =
-            spdl__os_file_write(out->file, out->text.buffer, out->text.length, SPDL__NEVER);
+        out->failure = spdl__os_file_write(out->file, out->text.buffer, out->text.length);
     out->text.length = 0;
 }
 
