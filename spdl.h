@@ -2899,12 +2899,9 @@ typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock
 
 typedef enum spdl__os_access {
     SPDL__OS_READ,    /* an existing plain file; a pipe could block a reader */
-    SPDL__OS_NEW,     /* to read and write; an existing file is in use */
     SPDL__OS_REPLACE, /* to write; an existing file is emptied */
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
-
-static const char spdl__os_in_use[] = "it is in use"; /* NEW returns this very pointer */
 
 /* --- time and waits --- */
 
@@ -2996,8 +2993,8 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
 /* ============================================================================================= */
 /* >>os-none
    C alone, for SPDL_NO_THREADS: wasm without threads, boards. No other thread can end a sleep: each
-   times out at once. Files are those of <stdio.h>: at most a long, never mapped or in use, and
-   emptied by a claim. A twin of your own can begin as a copy of this one. */
+   times out at once. Files are those of <stdio.h>: at most a long, and never mapped. A twin of your
+   own can begin as a copy of this one. */
 
 #if SPDL__ALONE
 
@@ -3100,19 +3097,14 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const char *const how[] = { "rb", "w+b", "w+b", "ab" };
-    FILE *stream = access == SPDL__OS_NEW ? fopen(path, "rb") : NULL;
+    static const char *const how[] = { "rb", "w+b", "ab" };
+    FILE *stream = fopen(path, how[access]);
     long length = 0;
     *file = SPDL__NO_FILE;
-    if (stream != NULL) {
-        (void)fclose(stream);
-        return spdl__os_in_use;
-    }
-    stream = fopen(path, how[access]);
     if (stream == NULL) return "it could not be opened";
     if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
     if (length < 0 || length == LONG_MAX ||
-        (fseek(stream, 0, SEEK_SET) != 0 && access < SPDL__OS_REPLACE)) {
+        (fseek(stream, 0, SEEK_SET) != 0 && access == SPDL__OS_READ)) {
         (void)fclose(stream);
         return "it has no length: it may be a folder";
     }
@@ -3387,9 +3379,9 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT | O_TRUNC,
+    static const int how[] = { O_RDONLY, O_WRONLY | O_CREAT | O_TRUNC,
                                O_WRONLY | O_CREAT | O_APPEND };
-    const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
+    const bool plain = access != SPDL__OS_READ;
     const char *reason;
     struct stat status;
     uint64_t length;
@@ -3398,7 +3390,7 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
         open(path, how[access] | (plain ? SPDL__O_NOFOLLOW : 0) | O_NONBLOCK | O_NOCTTY |
                        SPDL__O_CLOEXEC, 0666));
     if (*file < 0 && plain && errno == ELOOP) return "it is a symbolic link";
-    if (*file < 0) return errno == EEXIST ? spdl__os_in_use : strerror(errno);
+    if (*file < 0) return strerror(errno);
     reason = fstat((int)*file, &status) != 0
                  ? strerror(errno)
                  : spdl__os_file_kind(&status, bytes != NULL ? bytes : &length, &folder);
@@ -4298,9 +4290,9 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const struct {
-        spdl__win_u32 rights, making; /* 1: new, 2: emptied, 3: existing, 4: any */
-    } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
-    const spdl__win_u32 normal = 0x80, exists = 80, no_file = 0xffffffffu;
+        spdl__win_u32 rights, making; /* 2: emptied, 3: existing, 4: any */
+    } how[] = { { 0x80000000u, 3 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
+    const spdl__win_u32 normal = 0x80, no_file = 0xffffffffu;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     uint64_t length;
@@ -4311,8 +4303,8 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                        how[access].making, normal, NULL);
     if (*file == SPDL__NO_FILE) {
         const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
-        reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
-        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
+        reason = spdl__win_why(error);
+        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
     SPDL_FREE(wide);
