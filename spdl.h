@@ -2554,7 +2554,6 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 
 #define SPDL__LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define SPDL__UNLIKELY(condition) __builtin_expect(!!(condition), 0)
-#define SPDL__RESTRICT __restrict
 #else
 #define SPDL__COLD SPDL__PRIVATE
 #define SPDL__HOT
@@ -2563,11 +2562,9 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #if SPDL__MSVC
 #define SPDL__NOINLINE __declspec(noinline) SPDL__PRIVATE
 #define SPDL__INLINE static __forceinline
-#define SPDL__RESTRICT __restrict
 #else
 #define SPDL__NOINLINE SPDL__PRIVATE
 #define SPDL__INLINE static inline
-#define SPDL__RESTRICT
 #endif
 #define SPDL__RARE SPDL__NOINLINE
 #endif
