@@ -51,8 +51,8 @@ B = build/$(notdir $(firstword $(CC)))$(MODE:%=-%)
 TEST_FLAGS = -std=gnu11 $(WARN_C) $(WERROR:%=-Werror) $(CFLAGS) $(MODE_FLAGS) -pthread
 # test-cuda has its own; test_ring.c tests both kinds of waits in every mode. What does not wait, or
 # only reads what others have counted, is the same with both. There are no processes: no loader.
-SAME = npz% inflate files loader sampler os_none verdict report trace doctor% headspace compare \
-       chance
+SAME = npz% inflate files tokens loader sampler os_none verdict report trace doctor% headspace \
+       compare chance
 TESTS = $(filter-out tests/test_cuda% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
@@ -337,7 +337,7 @@ check-packages: ## make install, and examples/packages with each tool that is th
 	@tests/check_packages.sh
 
 .PHONY: check-numpy
-check-numpy: ## NumPy reads what the writer has written (NumPy from PyPI, if there is none)
+check-numpy: ## NumPy reads what examples/npz_writer.h writes (NumPy from PyPI, if there is none)
 	@tests/check_numpy.sh
 
 .PHONY: check-bindings

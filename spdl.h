@@ -777,9 +777,9 @@ typedef struct spdl_batch {
 /* clang-format on */
 
 #if !defined(SPDL_STATIC)
-SPDL_API const spdl_function spdl__own_rows[10];
+SPDL_API const spdl_function spdl__own_rows[8];
 #elif !defined(__cplusplus)
-SPDL__UNUSED static const spdl_function spdl__own_rows[10];
+SPDL__UNUSED static const spdl_function spdl__own_rows[8];
 #endif
 
 /* ============================================================================================= */
@@ -1737,7 +1737,7 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    Before C++20: SPDL_INDEX(sampler).with_continuous(true). */
 /* clang-format off */
 #define SPDL_INDEX(...) \
-    SPDL__OWN_ROW(SOURCE, 8, spdl_sampler, SPDL__MAKES_INDEX, __VA_ARGS__, SPDL__LINE)
+    SPDL__OWN_ROW(SOURCE, 6, spdl_sampler, SPDL__MAKES_INDEX, __VA_ARGS__, SPDL__LINE)
 #ifdef __cplusplus
 #define SPDL__MAKES_INDEX , spdl_buffer_free, NULL, sizeof(spdl_index)
 #else
@@ -1751,9 +1751,9 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    and nothing is copied. Crashes, leaks and libraries that are not thread-safe stay in that
    process. Linux only. Polite workers cost less.
 
-   Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, SPDL_TOKENS_AT, or a
-   stage that calls spdl_buffer. Later rows pass them. The blocks of that row are slots of the
-   shared memory (the arena): as many as the pipeline can use, and desc.slot_count.
+   Rows. The last row with .item_bytes makes the batches: SPDL_BATCH in place, or a stage that calls
+   spdl_buffer. Later rows pass them. The blocks of that row are slots of the shared memory (the
+   arena): as many as the pipeline can use, and desc.slot_count.
 
    Processes. open forks a supervisor, which forks the child, also for each restart. In the child
    all memory is as it was at open. A fork copies only one thread, so open refuses a process with
@@ -1893,15 +1893,15 @@ SPDL_API void spdl_loader_arena(const spdl_loader *loader, void **base, size_t *
 
 /* ============================================================================================= */
 /* >>npz
-   Reads and writes arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members,
-   ZIP64). Reading gives C order (the last index varies fastest) and the byte order of this machine.
+   Reads arrays as NumPy does: .npy (1.0, 2.0, 3.0) and .npz (stored or deflated members, ZIP64).
+   Reading gives C order (the last index varies fastest) and the byte order of this machine.
    Structured elements keep theirs. Object arrays, which are Python pickles, are refused. A .npy
    file is an archive of one array named "arr_0". Every length is compared with the bytes of the
    file before its use.
 
-   Several threads at a time can read one archive; a writer takes one. A call waits only for the
-   file system. desc and the index of find can be NULL. load and open set the pointer to NULL when
-   they fail. The functions return one of these, and the error names file, member and byte:
+   Several threads at a time can read one archive. A call waits only for the file system. desc and
+   the index of find can be NULL. load and open set the pointer to NULL when they fail. Functions
+   return one of these, and the error names file, member and byte:
        SPDL_OK, SPDL_E_INVALID (an argument), SPDL_E_NOT_FOUND, SPDL_E_IO, SPDL_E_FORMAT (damaged),
        SPDL_E_UNSUPPORTED, SPDL_E_CHECKSUM, SPDL_E_NOMEM, SPDL_E_LIMIT (of the desc; or over 2^20
        members, 64 dimensions, a header of 64 KB)
@@ -1954,8 +1954,8 @@ typedef struct spdl_npz_bundle {
 
 /* Reads all arrays of a file, or those of desc->names, in the order of the file. It skips members
    that are no arrays: folders, members in "__MACOSX/", and names without ".npy" whose data are no
-   array. With no_crc, stored arrays of 64 KB and more that are aligned to 64 bytes are views, as a
-   spdl_npz_writer aligns them. Then do not truncate the file while the bundle is in use.
+   array. With no_crc, stored arrays of 64 KB and more that are aligned to 64 bytes are views:
+   examples/npz_writer.h aligns them. Then do not truncate the file while the bundle is in use.
    Returns: see above; SPDL_E_NOT_FOUND for a name that no array has. The caller frees *bundle. */
 SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc);
@@ -1985,7 +1985,7 @@ SPDL_API void spdl_npz_bundle_free(void *bundle);
    error is not used. Before C++20: SPDL_NPZ(NULL).with_concurrency(4). */
 /* clang-format off */
 #define SPDL_NPZ(...) \
-    SPDL__OWN_ROW(PIPE, 9, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, \
+    SPDL__OWN_ROW(PIPE, 7, spdl_npz_desc, SPDL__FREES(spdl_npz_bundle_free), __VA_ARGS__, \
                   SPDL__LINE)
 /* clang-format on */
 
@@ -2041,47 +2041,14 @@ SPDL_API spdl_result spdl_npz_read_rows(const spdl_npz *npz, size_t index, uint6
 SPDL_API spdl_result spdl_npz_view(const spdl_npz *npz, size_t index, const void **data,
                                    bool *aligned, spdl_error *error);
 
-/* Writing. Arrays are written to a new file in the folder of `path`, which replaces `path` in
-   finish. A program that opens `path` gets the old file or the whole new one. The mode, owner and
-   links of the old file are not kept: a symbolic link at `path` becomes a file. Members are stored,
-   with their data aligned to 64 bytes. NumPy reads them; of "a" and "a.npy" in one file it finds
-   only "a". */
-typedef struct spdl_npz_writer_desc {
-    bool npy SPDL__ZERO;  /* a .npy file, of exactly one array */
-    bool sync SPDL__ZERO; /* write it to the disk before it replaces `path` */
-    spdl_allocator allocator SPDL__ZERO;
-    spdl_error *error SPDL__ZERO;
-} spdl_npz_writer_desc;
-typedef struct spdl_npz_writer spdl_npz_writer;
-
-/* Begins a file.
-   Returns: see above. */
-SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
-                                          const spdl_npz_writer_desc *desc) SPDL__CHECKED;
-
-/* Writes an array in C order. The name is UTF-8, without ".npy". dtype is the text in the file:
-   "<f4", "|u1", "<M8[ns]", "[('x', '<f4')]"; "f4" has the byte order of this machine. `data` has
-   the bytes that dtype and shape need.
-   Returns: see above; after SPDL_E_IO and SPDL_E_NOMEM the writer can only be closed. */
-SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *writer, const char *name,
-                                         const char *dtype, int ndim, const uint64_t *shape,
-                                         const void *data, spdl_error *error);
-
-/* Writes the directory and replaces `path`.
-   Returns: see above; SPDL_E_INVALID when two arrays have one name. */
-SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *writer, spdl_error *error);
-
-/* Frees the writer, and the file unless finish succeeded. */
-SPDL_API void spdl_npz_writer_close(spdl_npz_writer *writer);
-
 #endif /* SPDL_NO_NPZ */
 
 /* ============================================================================================= */
 /* >>files
-   Data sets in files: lists of files, tar archives, lines of text, shards of tokens. Every length
-   is compared with the bytes of the file before its use. Missing data are an error, and an error
-   names the file and the byte. open and read wait for the file system. `desc` can be NULL. The
-   first argument of the other functions owns what they return. The rows are at the end. */
+   Data sets in files: lists of files, tar archives, lines of text. Every length is compared with
+   the bytes of the file before its use. Missing data are an error, and an error names the file and
+   the byte. open and read wait for the file system. `desc` can be NULL. The first argument of the
+   other functions owns what they return. The rows are at the end. */
 
 typedef struct spdl_files_desc {
     bool recursive SPDL__ZERO; /* of a folder: the folders below it, too */
@@ -2149,47 +2116,10 @@ typedef struct spdl_records_desc {
     spdl_error *error SPDL__ZERO; /* not used by the rows */
 } spdl_records_desc;
 
-/* Tokens in shards. Files of llm.c have a header of 256 int32: 20240520, version 1 with uint16, or
-   20240801, version 7 with uint32. Files of nanoGPT are raw. All shards are read as one sequence
-   of tokens. Window i has the tokens i * length to i * length + length, one more than `length`. Its
-   last token is the last target, and the first input of the next window. */
-typedef struct spdl_tokens_desc {
-    uint64_t length SPDL__ZERO; /* tokens of a window; required */
-    int raw_bytes SPDL__ZERO;   /* bytes of a token, 2 or 4, in shards without a header; 0: llm.c */
-    bool in_shards SPDL__ZERO;  /* no window has tokens of two shards */
-    spdl_allocator allocator SPDL__ZERO;
-    spdl_error *error SPDL__ZERO;
-} spdl_tokens_desc;
-typedef struct spdl_tokens spdl_tokens;
-
-/* Opens the shards of a list, which must outlive *tokens, and checks their lengths.
-   Returns: the results of open; SPDL_E_IO; SPDL_E_FORMAT: no shard, a wrong length, or too few
-            tokens for a window. */
-SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
-                                      const spdl_tokens_desc *desc) SPDL__CHECKED;
-
-/* Closes the shards. */
-SPDL_API void spdl_tokens_close(spdl_tokens *tokens);
-
-/* Returns: the number of windows. The rest of the tokens makes none. */
-SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens);
-
-/* Reads window `index`: length + 1 tokens of token_bytes, 4 (uint32_t) or 2 (uint16_t, which needs
-   shards with 2 bytes a token).
-   Returns: SPDL_OK, SPDL_E_INVALID (no such window, or token_bytes), SPDL_E_IO: then the content of
-            `window` is undefined. */
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
-                                      size_t token_bytes, spdl_error *error);
-
 /* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
        SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index)
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
-       SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
-                               .item_bytes, here or in the SPDL_BATCH behind it, is by default
-                               4 * (length + 1), or half of that for uint16_t. Behind SPDL_BATCH(n)
-                               one call takes n indices and makes a batch in place (spdl_batch);
-                               .item_bytes is the size of one window
        SPDL_READ()             a pipe: the bytes of each path (char) as a spdl_record, up to 2^30
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
@@ -2199,25 +2129,24 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
 /* clang-format off */
 #define SPDL_FILES(...)     SPDL__OWN_ROW(SOURCE, 0, spdl_files, , __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)  SPDL__OWN_ROW(PIPE, 1, spdl_files, , __VA_ARGS__, SPDL__LINE)
-#define SPDL_TOKENS_AT(...) SPDL__OWN_ROW(PIPE, 2, spdl_tokens, , __VA_ARGS__, SPDL__LINE)
-#define SPDL_TAR(...)       SPDL__RECORDS_ROW(4, __VA_ARGS__, SPDL__LINE)
-#define SPDL_LINES(...)     SPDL__RECORDS_ROW(5, __VA_ARGS__, SPDL__LINE)
+#define SPDL_TAR(...)       SPDL__RECORDS_ROW(2, __VA_ARGS__, SPDL__LINE)
+#define SPDL_LINES(...)     SPDL__RECORDS_ROW(3, __VA_ARGS__, SPDL__LINE)
 #define SPDL_COUNT(...)     SPDL__COUNT_ROW(__VA_ARGS__, SPDL__LINE)
 #define SPDL__RECORDS_ROW(which_, ...) \
     SPDL__OWN_ROW(PIPE, which_, spdl_records_desc, SPDL__MAKES_RECORDS, __VA_ARGS__)
 #define SPDL__COUNT_ROW(n_, ...) \
-    SPDL__OWN_ROW(SOURCE, 7, void, SPDL__MAKES_INDEX, SPDL__COUNT_CTX(n_), __VA_ARGS__)
+    SPDL__OWN_ROW(SOURCE, 5, void, SPDL__MAKES_INDEX, SPDL__COUNT_CTX(n_), __VA_ARGS__)
 #ifdef __cplusplus
 #define SPDL__MAKES_RECORDS , spdl_record_free, spdl__records_close
 #define SPDL__COUNT_CTX(n_) reinterpret_cast<const void *>(static_cast<uintptr_t>(n_))
 #define SPDL_READ(...) \
-    SPDL__BARE_ROW(SPDL_KIND_PIPE, &spdl__own_rows[6], __VA_ARGS__).with_free_item(spdl_record_free)
+    SPDL__BARE_ROW(SPDL_KIND_PIPE, &spdl__own_rows[4], __VA_ARGS__).with_free_item(spdl_record_free)
 #else
 #define SPDL__MAKES_RECORDS \
     .again = true, .free_item = spdl_record_free, .free_state = spdl__records_close,
 #define SPDL__COUNT_CTX(n_) n_
 #define SPDL_READ(...) \
-    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__own_rows[6], .free_item = spdl_record_free, \
+    SPDL__ROW .kind = SPDL_KIND_PIPE, .fn = &spdl__own_rows[4], .free_item = spdl_record_free, \
       .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #endif
 /* clang-format on */
@@ -2280,7 +2209,7 @@ struct spdl__made {
 
 #ifdef SPDL_STATIC
 namespace {
-extern SPDL__UNUSED const spdl_function spdl__own_rows[10];
+extern SPDL__UNUSED const spdl_function spdl__own_rows[8];
 }
 #endif
 
@@ -2538,7 +2467,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
-       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl  >>write-impl
+       >>crc-impl  >>inflate-impl  >>zip-impl  >>npy-impl  >>npz-impl  >>load-impl
        >>files-impl  >>state-impl  >>trace-impl  >>license */
 
 #if defined(SPDL_IMPLEMENTATION) && !defined(SPDL_IMPLEMENTATION_INCLUDED)
@@ -2662,7 +2591,6 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 
 #define SPDL__LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define SPDL__UNLIKELY(condition) __builtin_expect(!!(condition), 0)
-#define SPDL__RESTRICT __restrict
 #else
 #define SPDL__COLD SPDL__PRIVATE
 #define SPDL__HOT
@@ -2671,11 +2599,9 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #if SPDL__MSVC
 #define SPDL__NOINLINE __declspec(noinline) SPDL__PRIVATE
 #define SPDL__INLINE static __forceinline
-#define SPDL__RESTRICT __restrict
 #else
 #define SPDL__NOINLINE SPDL__PRIVATE
 #define SPDL__INLINE static inline
-#define SPDL__RESTRICT
 #endif
 #define SPDL__RARE SPDL__NOINLINE
 #endif
@@ -3013,12 +2939,11 @@ typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock
 
 typedef enum spdl__os_access {
     SPDL__OS_READ,    /* an existing plain file; a pipe could block a reader */
-    SPDL__OS_NEW,     /* to read and write; an existing file is in use */
     SPDL__OS_REPLACE, /* to write; an existing file is emptied, or in use by another REPLACE */
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-static const char spdl__os_in_use[] = "it is in use"; /* NEW, REPLACE return this very pointer */
+SPDL__UNUSED static const char spdl__os_in_use[] = "it is in use"; /* REPLACE returns this pointer */
 
 /* --- time and waits --- */
 
@@ -3101,24 +3026,19 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each e
 /* Reads `bytes` bytes at a position. *have: bytes read, all on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
-/* Writes at a position, or with SPDL__NEVER after the last write. */
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at);
+/* Writes after the last write. */
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes);
 /* Maps a file, which may then be closed. `own`: with private writes. NULL: not possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes);
 /* Requests large pages for memory that will be filled: its first use takes a third of the time. */
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
-/* The open file at `from` replaces `to`, atomically if the system can. With sync its bytes are on
-   the disk first. */
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync);
 
 /* ============================================================================================= */
 /* >>os-none
    C alone, for SPDL_NO_THREADS: wasm without threads, boards. No other thread can end a sleep: each
-   times out at once. Files are those of <stdio.h>: at most a long, never mapped or in use, and
-   emptied by a claim. A twin of your own can begin as a copy of this one. */
+   times out at once. Files are those of <stdio.h>: at most a long, and never mapped. A twin of your
+   own can begin as a copy of this one. */
 
 #if SPDL__ALONE
 
@@ -3222,19 +3142,14 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const char *const how[] = { "rb", "w+b", "w+b", "ab" };
-    FILE *stream = access == SPDL__OS_NEW ? fopen(path, "rb") : NULL;
+    static const char *const how[] = { "rb", "w+b", "ab" };
+    FILE *stream = fopen(path, how[access]);
     long length = 0;
     *file = SPDL__NO_FILE;
-    if (stream != NULL) {
-        (void)fclose(stream);
-        return spdl__os_in_use;
-    }
-    stream = fopen(path, how[access]);
     if (stream == NULL) return "it could not be opened";
     if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
     if (length < 0 || length == LONG_MAX ||
-        (fseek(stream, 0, SEEK_SET) != 0 && access < SPDL__OS_REPLACE)) {
+        (fseek(stream, 0, SEEK_SET) != 0 && access == SPDL__OS_READ)) {
         (void)fclose(stream);
         return "it has no length: it may be a folder";
     }
@@ -3269,10 +3184,8 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
 }
 
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at) {
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes) {
     FILE *stream = (FILE *)file;
-    if (at != SPDL__NEVER && !spdl__os_file_seek(stream, at)) return "it cannot seek there";
     if (fwrite(from, 1, bytes, stream) == bytes && fflush(stream) == 0) return NULL;
     return "it could not be written";
 }
@@ -3287,15 +3200,6 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
 }
 
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-
-/* C permits rename to refuse an existing name. */
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync) {
-    (void)sync;
-    if (fflush((FILE *)file) != 0) return "it could not be written";
-    if (rename(from, to) == 0 || (remove(to) == 0 && rename(from, to) == 0)) return NULL;
-    return "it could not be renamed";
-}
 #endif
 
 /* ============================================================================================= */
@@ -3372,8 +3276,6 @@ typedef sigset_t spdl__os_signals;
 extern long syscall(long number, ...);
 extern int clock_gettime(int clock, struct timespec *now) SPDL__TIME64(clock_gettime);
 extern ssize_t pread(int file, void *to, size_t bytes, off_t at) SPDL__OFF64(pread);
-extern ssize_t pwrite(int file, const void *from, size_t bytes, off_t at) SPDL__OFF64(pwrite);
-extern int fsync(int file);
 extern int ftruncate(int file, off_t bytes) SPDL__OFF64(ftruncate);
 extern int posix_fallocate(int file, off_t at, off_t bytes) SPDL__OFF64(posix_fallocate);
 #endif
@@ -3568,9 +3470,9 @@ SPDL__PRIVATE ssize_t spdl__posix_write(int file, const void *from, size_t bytes
 
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT,
+    static const int how[] = { O_RDONLY, O_WRONLY | O_CREAT,
                                O_WRONLY | O_CREAT | O_APPEND };
-    const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
+    const bool plain = access != SPDL__OS_READ;
     const char *reason;
     struct stat status;
     uint64_t length;
@@ -3579,7 +3481,7 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
         open(path, how[access] | (plain ? SPDL__O_NOFOLLOW : 0) | O_NONBLOCK | O_NOCTTY |
                        SPDL__O_CLOEXEC, 0666));
     if (*file < 0 && plain && errno == ELOOP) return "it is a symbolic link";
-    if (*file < 0) return errno == EEXIST ? spdl__os_in_use : strerror(errno);
+    if (*file < 0) return strerror(errno);
     reason = fstat((int)*file, &status) != 0
                  ? strerror(errno)
                  : spdl__os_file_kind(&status, bytes != NULL ? bytes : &length, &folder);
@@ -3606,14 +3508,10 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
     return NULL;
 }
 
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at) {
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes) {
     size_t done = 0;
     while (done < bytes) {
-        const char *next = (const char *)from + done;
-        const ssize_t put = at == SPDL__NEVER
-                                ? spdl__posix_write((int)file, next, bytes - done)
-                                : pwrite((int)file, next, bytes - done, (off_t)(at + done));
+        const ssize_t put = spdl__posix_write((int)file, (const char *)from + done, bytes - done);
         if (put == 0) return "nothing more can be written";
         if (put > 0)
             done += (size_t)put;
@@ -3633,12 +3531,6 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
 
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     if (memory != NULL) (void)munmap((void *)(uintptr_t)memory, (size_t)bytes);
-}
-
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync) {
-    if (sync && fsync((int)file) != 0) return strerror(errno);
-    return rename(from, to) == 0 ? NULL : strerror(errno);
 }
 
 /* --- stderr --- */
@@ -4393,8 +4285,8 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                              spdl__os_access access, uint64_t *bytes) {
     static const struct {
         DWORD rights, making;
-    } how[] = { { GENERIC_READ, OPEN_EXISTING }, { GENERIC_READ | GENERIC_WRITE, CREATE_NEW },
-                { GENERIC_WRITE, CREATE_ALWAYS }, { FILE_APPEND_DATA | SYNCHRONIZE, OPEN_ALWAYS } };
+    } how[] = { { GENERIC_READ, OPEN_EXISTING }, { GENERIC_WRITE, CREATE_ALWAYS },
+                { FILE_APPEND_DATA | SYNCHRONIZE, OPEN_ALWAYS } };
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     uint64_t length;
@@ -4407,11 +4299,9 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                        NULL, how[access].making, FILE_ATTRIBUTE_NORMAL, NULL);
     if (*file == SPDL__NO_FILE) {
         const DWORD error = GetLastError(), kind = GetFileAttributesW(wide);
-        reason = (access == SPDL__OS_NEW && error == ERROR_FILE_EXISTS) ||
-                         (access == SPDL__OS_REPLACE && error == ERROR_SHARING_VIOLATION)
+        reason = access == SPDL__OS_REPLACE && error == ERROR_SHARING_VIOLATION
                      ? spdl__os_in_use : spdl__win_why(error);
-        if (kind != INVALID_FILE_ATTRIBUTES && (kind & FILE_ATTRIBUTE_DIRECTORY) != 0 &&
-            access != SPDL__OS_NEW)
+        if (kind != INVALID_FILE_ATTRIBUTES && (kind & FILE_ATTRIBUTE_DIRECTORY) != 0)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
     SPDL_FREE(wide);
@@ -4450,14 +4340,12 @@ SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_
     return NULL;
 }
 
-SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes,
-                                              uint64_t at) {
+SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes) {
     size_t done = 0;
     while (done < bytes) {
-        OVERLAPPED place = spdl__win_at(at + done);
         DWORD put = 0;
         if (!WriteFile((void *)file, (const char *)from + done, spdl__win_piece(bytes - done), &put,
-                       at == SPDL__NEVER ? NULL : &place))
+                       NULL))
             return spdl__win_why(GetLastError());
         if (put == 0) return "nothing more can be written";
         done += put;
@@ -4483,23 +4371,6 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
 }
 
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-
-SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
-                                               bool sync) {
-    const char *reason;
-    wchar_t *wide_from, *wide_to;
-    if (sync && !FlushFileBuffers((void *)file)) return spdl__win_why(GetLastError());
-    wide_from = spdl__win_path(from, L"", &reason);
-    if (wide_from == NULL) return reason;
-    wide_to = spdl__win_path(to, L"", &reason);
-    if (wide_to != NULL &&
-        !MoveFileExW(wide_from, wide_to,
-                     MOVEFILE_REPLACE_EXISTING | (sync ? MOVEFILE_WRITE_THROUGH : 0)))
-        reason = spdl__win_why(GetLastError());
-    SPDL_FREE(wide_from);
-    SPDL_FREE(wide_to);
-    return reason;
-}
 
 /* --- stderr --- */
 
@@ -7477,8 +7348,6 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TURN_MARK 255u /* in `turns`: a mark is at the head of every path */
 #define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
 #define SPDL__LENDS 2u       /* its items need no free */
-#define SPDL__BATCHES 8u     /* a function that makes batches in place and replaces SPDL_BATCH; *ctx
-                                begins with item_bytes */
 #define SPDL__POINTS 4u      /* its items point to memory that a copy would not have */
 
 /* Buckets of the histogram: exact below 8 ns, then 8 per power of two, up to 2^43 ns (2.4 h). */
@@ -11693,13 +11562,6 @@ SPDL__COLD spdl_result spdl__plan_connect(spdl__plan *plan) {
     return spdl__row_error(plan, open[depth], "SPDL_BRANCH without SPDL_MERGE below");
 }
 
-SPDL__COLD const spdl_function *spdl__row_fn(const spdl__plan *plan, int i) {
-    const spdl_function *fn = plan->rows[i].fn;
-    const bool batches = fn != NULL && (fn->is & SPDL__BATCHES) && i > 0 &&
-                         plan->rows[i - 1].kind == SPDL_KIND_BATCH;
-    return batches ? fn + 1 : fn;
-}
-
 /* The type of a row's results; "void" fits any type. */
 SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
@@ -11710,7 +11572,7 @@ SPDL__COLD const char *spdl__row_yields(const spdl__plan *plan, int i) {
     if (row->kind == SPDL_KIND_UNBATCH && plan->rows[plan->before[i]].kind == SPDL_KIND_BATCH)
         return spdl__row_yields(plan, plan->before[plan->before[i]]);
     if ((row->kind == SPDL_KIND_FEED || row->next != NULL) && row->type != NULL) return row->type;
-    if (row->fn != NULL && row->fn->out_type != NULL) return spdl__row_fn(plan, i)->out_type;
+    if (row->fn != NULL && row->fn->out_type != NULL) return row->fn->out_type;
     for (k = 0; k < plan->paths[i] && row->kind == SPDL_KIND_MERGE && spdl__type_any(type); ++k)
         type = spdl__row_yields(plan, plan->path[i][k]);
     return type;
@@ -11720,7 +11582,7 @@ SPDL__COLD const char *spdl__row_takes(const spdl__plan *plan, int i) {
     const spdl_stage *row = &plan->rows[i];
     if (row->kind == SPDL_KIND_UNBATCH) return "spdl_batch";
     if (row->kind == SPDL_KIND_BATCH && row->type != NULL) return row->type;
-    return row->fn != NULL && row->fn->in_type != NULL ? spdl__row_fn(plan, i)->in_type : "void";
+    return row->fn != NULL && row->fn->in_type != NULL ? row->fn->in_type : "void";
 }
 
 /* An item must fit into its buffer, or its place in a batch, if sizes are known. */
@@ -11742,19 +11604,14 @@ SPDL__COLD spdl_result spdl__check_sizes(const spdl__plan *plan, int i, int from
 
 /* Row i reads results of row `from`, or of each path of a merge. */
 SPDL__COLD spdl_result spdl__check_pair(const spdl__plan *plan, int i, int from) {
-    const spdl_stage *row = &plan->rows[i], *before;
-    const bool batches = spdl__row_fn(plan, i) != row->fn; /* and reads the row before the batch */
-    const char *takes = batches ? row->fn->in_type : spdl__row_takes(plan, i), *yields;
+    const spdl_stage *before = &plan->rows[from];
+    const char *takes = spdl__row_takes(plan, i), *yields = spdl__row_yields(plan, from);
     spdl_result result = SPDL_OK;
     int k;
-    if (batches) from = plan->before[from];
-    before = &plan->rows[from];
-    yields = spdl__row_yields(plan, from);
     for (k = 0; before->kind == SPDL_KIND_MERGE && k < plan->paths[from]; ++k)
         if (result == SPDL_OK) result = spdl__check_pair(plan, i, plan->path[from][k]);
     if (result != SPDL_OK) return result;
-    if (spdl__types_fit(takes, yields))
-        return batches ? SPDL_OK : spdl__check_sizes(plan, i, from);
+    if (spdl__types_fit(takes, yields)) return spdl__check_sizes(plan, i, from);
     return spdl__row_error(plan, i, " takes '%s *' but stage %d '%s' (%s) yields '%s *'",
                            spdl__type_named(takes).text, from, spdl__row_name(before),
                            spdl__row_place(before).text, spdl__type_named(yields).text);
@@ -11916,7 +11773,6 @@ SPDL__COLD int spdl__row_buffer(const spdl__plan *plan, int i) {
 
 SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     const int at_sink = plan->rows[plan->count - 1].buffer_size;
-    const spdl_function *fn = spdl__row_fn(plan, i);
     const bool places = spdl__row_places(plan, i);
     spdl_stage row = plan->rows[i];
     if (row.next != NULL) {
@@ -11927,15 +11783,6 @@ SPDL__COLD spdl_stage spdl__row_defaults(const spdl__plan *plan, int i) {
     if (i == plan->count - 2) row.buffer_size = at_sink ? at_sink : 3;
     if (row.buffer_size == 0) row.buffer_size = spdl__row_buffer(plan, i);
     if (!places && row.item_bytes == 0) row.item_bytes = spdl__row_feeds(plan, i);
-    if (!places && row.item_bytes == 0 && row.fn != NULL && (row.fn->is & SPDL__BATCHES))
-        row.item_bytes = *(const size_t *)row.ctx;
-    if (fn != plan->rows[i].fn) {
-        row.fn = fn;
-        row.size = plan->rows[i - 1].size;
-        row.item_bytes = row.item_bytes < SIZE_MAX / 2 / (size_t)row.size
-                             ? row.item_bytes * (size_t)row.size : SIZE_MAX / 2; /* no memory */
-        row.free_item = spdl_batch_free;
-    }
     if (row.kind == SPDL_KIND_UNBATCH) {
         row.kind = SPDL_KIND_PIPE;
         row.fn = &spdl__unbatch_function;
@@ -12083,8 +11930,7 @@ SPDL__COLD spdl_result spdl__node_pools(spdl_pipeline *p, spdl__node *node) {
     int i;
     if (row->item_bytes > 0 && spdl__row_calls(row)) {
         const size_t canary = SPDL__DEBUGS && row->allocator == NULL ? SPDL_CACHE_LINE : 0;
-        node->buffers = spdl__batch_pool_make(blocks, (size_t)row->size, row->item_bytes, ahead,
-                                              alive, canary);
+        node->buffers = spdl__batch_pool_make(blocks, 0, row->item_bytes, ahead, alive, canary);
         if (node->buffers == NULL) return SPDL_E_NOMEM;
     }
     if (row->kind != SPDL_KIND_BATCH) return SPDL_OK;
@@ -14051,7 +13897,7 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
     spdl__json_fields(&t, ",\"process\":{", &r->process, spdl__process_fields);
     spdl__text_add(&t, "}}\n");
     if (t.length < r->bytes)
-        reason = spdl__os_file_write(r->json_file, t.buffer, t.length, SPDL__NEVER);
+        reason = spdl__os_file_write(r->json_file, t.buffer, t.length);
     spdl__report_failed(r, "more statistics", reason);
 }
 
@@ -15501,7 +15347,7 @@ SPDL__COLD void spdl__doctor_write(spdl__doctor *d, const char *path,
                          : path == NULL ? spdl__os_stderr_write(d->text, bytes, SPDL__STDERR_NS)
                                         : spdl__os_file_open(&file, path, SPDL__OS_APPEND, NULL);
     if (reason == NULL && path != NULL)
-        reason = spdl__os_file_write(file, d->text, bytes, SPDL__NEVER);
+        reason = spdl__os_file_write(file, d->text, bytes);
     (void)spdl__os_file_close(file);
     if (reason != NULL)
         spdl__logf(&d->p->logger, SPDL_LOG_WARN, "doctor: no report in %.400s: %s",
@@ -17581,8 +17427,10 @@ SPDL__COLD spdl_result spdl__loader_measure(spdl_loader *l, const spdl_pipeline 
     y->stages = p->count;
     y->head = spdl__batch_head_bytes((size_t)node->row.size);
     y->room = node->row.item_bytes;
-    if (node->row.kind == SPDL_KIND_BATCH) y->room *= (uint64_t)node->row.size;
-    y->item = node->row.size > 0 ? y->room / (uint64_t)node->row.size : 0;
+    if (node->row.kind == SPDL_KIND_BATCH) {
+        y->item = y->room;
+        y->room *= (uint64_t)node->row.size;
+    }
     y->slot_count = (int)spdl__node_blocks(p, node) + y->quota;
     if (y->slot_count <= SPDL__MAX_SPARE && spdl__layout_plan(y)) return SPDL_OK;
     return spdl__loader_fail(l, SPDL_E_LIMIT, "%d slots of %llu bytes are more than there can be",
@@ -20458,332 +20306,6 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     return result;
 }
 
-/* ============================================================================================= */
-/* >>write-impl
-   Writing .npz and .npy, one thread at a time, to a temporary file that finish renames. The writer
-   keeps the directory as the file will have it; after it, each call makes the headers of its
-   member. Finish reads the directory as a reader does, to find names that occur twice. ZIP64 fields
-   are there only where needed. An extra field aligns the data, as zipalign does (id 0xd935: two
-   bytes of alignment, then zeros). */
-
-#define SPDL__WRITE_DATE 0x00210000u /* 1 January 1980, as in NumPy */
-#define SPDL__WRITE_ALIGN 64         /* of array headers and data */
-#define SPDL__WRITE_HEAD 8192        /* for an array's header */
-
-struct spdl_npz_writer {
-    /* Written by open. */
-    spdl_npz_writer_desc desc;
-    spdl__os_file file;
-    char *path, *temporary; /* one allocation */
-    size_t path_bytes;
-    spdl__crc crc;
-    /* Written by the other calls. */
-    spdl__zip_where where; /* of the running call */
-    spdl__zip zip;         /* label and allocator; the rest is for finish */
-    uint8_t *directory;
-    size_t used, room; /* of the directory */
-    uint64_t count;    /* arrays */
-    uint64_t at;       /* the next byte of the file */
-    bool failed, finished;
-};
-
-/* A failure of the file or of memory is final. */
-SPDL__COLD bool spdl__write_fail(spdl_npz_writer *w, spdl_result result, const char *name,
-                                 const char *reason) {
-    spdl__zip_member member;
-    member.name = (char *)SPDL__UNCONST(name);
-    w->where.member = name != NULL ? &member : NULL;
-    w->failed = w->failed || result == SPDL_E_IO || result == SPDL_E_NOMEM;
-    spdl__zip_fail(&w->where, result, "%s", reason);
-    w->where.member = NULL;
-    return false;
-}
-
-SPDL__COLD bool spdl__write_bytes(spdl_npz_writer *w, const void *from, size_t bytes) {
-    const char *reason = spdl__os_file_write(w->file, from, bytes, w->at);
-    if (reason != NULL) return spdl__write_fail(w, SPDL_E_IO, NULL, reason);
-    w->at += bytes;
-    return true;
-}
-
-SPDL__COLD bool spdl__write_room(spdl_npz_writer *w, size_t bytes) {
-    void *made = spdl__room_for(&w->zip.allocator, w->directory, &w->room, w->used, bytes, 1);
-    if (made != NULL) w->directory = (uint8_t *)made;
-    return made != NULL || spdl__write_fail(w, SPDL_E_NOMEM, NULL, "no memory for the directory");
-}
-
-SPDL__COLD uint8_t *spdl__put16(uint8_t *to, uint64_t value) {
-    to[0] = (uint8_t)value;
-    to[1] = (uint8_t)(value >> 8);
-    return to + 2;
-}
-
-SPDL__COLD uint8_t *spdl__put32(uint8_t *to, uint64_t value) {
-    return spdl__put16(spdl__put16(to, value), value >> 16);
-}
-
-SPDL__COLD uint8_t *spdl__put64(uint8_t *to, uint64_t value) {
-    return spdl__put32(spdl__put32(to, value), value >> 32);
-}
-
-SPDL__COLD bool spdl__write_is_ascii(const void *text, size_t bytes) {
-    const uint8_t *at = (const uint8_t *)text;
-    for (; bytes > 0; bytes--, at++)
-        if (*at >= 128) return false;
-    return true;
-}
-
-SPDL__COLD bool spdl__write_is_utf8(const char *text) {
-    int bytes = 1;
-    for (; *text != 0 && bytes > 0; text += bytes) bytes = spdl__utf8(text);
-    return bytes > 0;
-}
-
-/* Makes the header of an array, and reads it back to check the arguments. Returns its length or
-   0. */
-SPDL__COLD size_t spdl__write_header(spdl_npz_writer *w, uint8_t *head, const char *name,
-                                     const char *dtype, int ndim, const uint64_t *shape,
-                                     spdl_npy_info *info) {
-    spdl__text text = spdl__text_start((char *)head + 10, SPDL__WRITE_HEAD - 128);
-    const char *const quote = dtype[0] == '[' ? "" : "'";
-    const char own[2] = { SPDL__NPY_HOST_ORDER, 0 };
-    const char *const order = strchr("<>|=[", dtype[0]) != NULL ? "" : own;
-    size_t start = 10, total;
-    spdl__npy_text t;
-    spdl__text_add(&text, "{'descr': %s%s%s%s, 'fortran_order': False, 'shape': (", quote, order,
-                   dtype, quote);
-    spdl__npy_put_shape(&text, ndim, shape, false);
-    spdl__text_add(&text, ", }");
-    if (text.length >= text.bytes || !spdl__write_is_utf8(dtype)) {
-        spdl__write_fail(w, SPDL_E_INVALID, name, "its dtype is too long or not UTF-8");
-        return 0;
-    }
-    if (!spdl__npy_read(&t, head + start, text.length, info)) {
-        char why[192], written[40];
-        spdl__printable(written, sizeof(written), dtype);
-        snprintf(why, sizeof(why), "its dtype \"%s\" or its shape: %s", written, t.reason);
-        spdl__write_fail(w, t.result == SPDL_E_UNSUPPORTED ? t.result : SPDL_E_INVALID, name, why);
-        return 0;
-    }
-    if (!spdl__write_is_ascii(dtype, strlen(dtype))) { /* UTF-8 in names of fields */
-        memmove(head + 12, head + start, text.length);
-        start = 12;
-    }
-    total = start + text.length + SPDL__WRITE_ALIGN;
-    total -= total % SPDL__WRITE_ALIGN;
-    memset(head + start + text.length, ' ', total - start - text.length - 1);
-    head[total - 1] = '\n';
-    memcpy(head, "\x93NUMPY", 6);
-    head[6] = start == 10 ? 1 : 3; /* version */
-    head[7] = 0;
-    if (start == 10) spdl__put16(head + 8, total - start);
-    else spdl__put32(head + 8, total - start);
-    return total;
-}
-
-/* Makes the directory entry of a member and its local header, which ends at `head`. Returns the
-   length of the header. */
-SPDL__COLD size_t spdl__write_entry(spdl_npz_writer *w, uint8_t *head, const char *name,
-                                    uint32_t crc, uint64_t usize) {
-    const bool wide = usize >= 0xffffffffu, distant = w->at >= 0xffffffffu;
-    const size_t bytes = strlen(name), key_bytes = bytes + 4;
-    const size_t sizes = wide ? 20u : 0, places = (wide ? 16u : 0) + (distant ? 8u : 0);
-    const size_t least = SPDL__ZIP_LOCAL_BYTES + key_bytes + sizes + 6;
-    const size_t pad = (size_t)(-(w->at + least) % SPDL__WRITE_ALIGN);
-    uint8_t *const local = head - least - pad, *at = spdl__put32(local, 0x04034b50);
-    at = spdl__put16(at, wide || distant ? 45 : 20);
-    at = spdl__put16(at, spdl__write_is_ascii(name, bytes) ? 0 : 0x0800); /* UTF-8 */
-    at = spdl__put32(spdl__put16(at, SPDL__ZIP_STORED), SPDL__WRITE_DATE);
-    at = spdl__put32(spdl__put32(at, crc), spdl__min(usize, 0xffffffffu));
-    at = spdl__put16(spdl__put32(at, spdl__min(usize, 0xffffffffu)), key_bytes);
-    at = spdl__put16(at, sizes + 6 + pad);
-    memcpy(at, name, bytes);
-    memcpy(at + bytes, ".npy", 4);
-    at += key_bytes;
-    if (wide) at = spdl__put64(spdl__put64(spdl__put32(at, 16 << 16 | 1), usize), usize);
-    at = spdl__put16(spdl__put16(spdl__put16(at, 0xd935), 2 + pad), SPDL__WRITE_ALIGN);
-    memset(at, 0, pad);
-
-    at = spdl__put16(spdl__put32(w->directory + w->used, 0x02014b50), 45);
-    memcpy(at, local + 4, 24); /* version needed to length of the name */
-    at = spdl__put16(at + 24, places > 0 ? 4 + places : 0);
-    memset(at, 0, 10); /* comment, disk, attributes */
-    at = spdl__put32(at + 10, spdl__min(w->at, 0xffffffffu));
-    memcpy(at, local + SPDL__ZIP_LOCAL_BYTES, key_bytes);
-    at += key_bytes;
-    if (places > 0) at = spdl__put16(spdl__put16(at, 1), places);
-    if (wide) at = spdl__put64(spdl__put64(at, usize), usize);
-    if (distant) at = spdl__put64(at, w->at);
-    w->used = (size_t)(at - w->directory);
-    return least + pad;
-}
-
-SPDL__COLD bool spdl__write_ready(spdl_npz_writer *w, spdl_error *error) {
-    w->where.error = error;
-    w->where.result = SPDL_OK;
-    if (w->failed) return spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has failed before");
-    return !w->finished || spdl__write_fail(w, SPDL_E_INVALID, NULL, "the writer has finished");
-}
-
-SPDL_API spdl_result spdl_npz_writer_add(spdl_npz_writer *w, const char *name, const char *dtype,
-                                    int ndim, const uint64_t *shape, const void *data,
-                                    spdl_error *error) {
-    size_t head_bytes, local_bytes = 0, most;
-    spdl_npy_info info;
-    uint8_t *head;
-    uint32_t crc;
-    if (w == NULL || name == NULL || dtype == NULL || (shape == NULL && ndim > 0))
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_add: an argument is NULL");
-    if (!spdl__write_ready(w, error)) return w->where.result;
-    if (ndim < 0 || ndim > SPDL_NPY_MAX_DIMS)
-        spdl__write_fail(w, SPDL_E_INVALID, name, "ndim is not 0 to 64");
-    else if (strlen(name) > 65535 - 4 || w->count >= SPDL__ZIP_MEMBERS)
-        spdl__write_fail(w, SPDL_E_LIMIT, NULL, "a name too long, or one too many");
-    else if (!spdl__write_is_utf8(name))
-        spdl__write_fail(w, SPDL_E_INVALID, name, "its name is not UTF-8");
-    else if (w->desc.npy && w->count > 0)
-        spdl__write_fail(w, SPDL_E_INVALID, name, "a .npy file holds one array");
-    if (w->where.result != SPDL_OK) return w->where.result;
-    most = SPDL__ZIP_ENTRY_BYTES + SPDL__ZIP_LOCAL_BYTES + 2 * (strlen(name) + 4) + 256;
-    if (!spdl__write_room(w, most + SPDL__WRITE_HEAD)) return w->where.result;
-    head = w->directory + w->used + most;
-    head_bytes = spdl__write_header(w, head, name, dtype, ndim, shape, &info);
-    if (head_bytes == 0) return w->where.result;
-    if (info.bytes > SIZE_MAX / 2 || (data == NULL && info.bytes > 0)) {
-        spdl__write_fail(w, SPDL_E_INVALID, name, "its data is NULL, or more than memory can hold");
-        return w->where.result;
-    }
-    if (!w->desc.npy) {
-        crc = spdl__crc_add(&w->crc, 0, head, head_bytes);
-        crc = spdl__crc_add(&w->crc, crc, (const uint8_t *)data, (size_t)info.bytes);
-        local_bytes = spdl__write_entry(w, head, name, crc, head_bytes + info.bytes);
-    }
-    w->count++;
-    if (spdl__write_bytes(w, head - local_bytes, local_bytes + head_bytes))
-        spdl__write_bytes(w, data, (size_t)info.bytes);
-    return w->where.result;
-}
-
-SPDL__COLD bool spdl__write_names_differ(spdl_npz_writer *w) {
-    spdl__zip *zip = &w->zip;
-    spdl__zip_opening o = { zip, &w->where, w->used, w->count, w->used, 0, true };
-    const spdl__zip_member *m;
-    bool differ = true;
-    size_t i;
-    zip->data = zip->tail = w->directory;
-    zip->size = w->used;
-    zip->count = 0;
-    if (spdl__zip_make(&o)) {
-        spdl__zip_sort(zip, true);
-        for (i = 1; i < zip->count && differ; i++) {
-            m = &zip->members[zip->by_name[i]];
-            differ = spdl__zip_compare(&zip->members[zip->by_name[i - 1]], m->key, m->key_bytes,
-                                       "") != 0;
-            if (!differ) spdl__write_fail(w, SPDL_E_INVALID, m->name, "two arrays have this name");
-        }
-    }
-    spdl__zip_close(zip);
-    zip->members = NULL;
-    zip->block_bytes = 0;
-    return w->where.result == SPDL_OK;
-}
-
-SPDL__COLD bool spdl__write_directory(spdl_npz_writer *w) {
-    const uint64_t start = w->at, count = w->count, bytes = w->used;
-    uint8_t *at;
-    if (!spdl__write_room(w, 128)) return false;
-    at = w->directory + w->used;
-    if (count >= 0xffff || bytes >= 0xffffffffu || start >= 0xffffffffu) {
-        at = spdl__put64(spdl__put32(at, 0x06064b50), SPDL__ZIP_END64_BYTES - 12);
-        at = spdl__put64(spdl__put16(spdl__put16(at, 45), 45), 0);
-        at = spdl__put64(spdl__put64(at, count), count);
-        at = spdl__put64(spdl__put64(at, bytes), start);
-        at = spdl__put64(spdl__put32(spdl__put32(at, 0x07064b50), 0), start + bytes);
-        at = spdl__put32(at, 1);
-    }
-    at = spdl__put32(spdl__put32(at, 0x06054b50), 0);
-    at = spdl__put16(spdl__put16(at, spdl__min(count, 0xffff)), spdl__min(count, 0xffff));
-    at = spdl__put32(at, spdl__min(bytes, 0xffffffffu));
-    at = spdl__put16(spdl__put32(at, spdl__min(start, 0xffffffffu)), 0);
-    return spdl__write_bytes(w, w->directory, (size_t)(at - w->directory));
-}
-
-SPDL_API spdl_result spdl_npz_writer_finish(spdl_npz_writer *w, spdl_error *error) {
-    const char *reason;
-    if (w == NULL)
-        return spdl__error_set(error, SPDL_E_INVALID, "spdl_npz_writer_finish: writer is NULL");
-    if (!spdl__write_ready(w, error)) return w->where.result;
-    if (w->desc.npy && w->count == 0)
-        spdl__write_fail(w, SPDL_E_INVALID, NULL, "no array was written");
-    else if (!w->desc.npy && spdl__write_names_differ(w)) spdl__write_directory(w);
-    if (w->where.result != SPDL_OK) return w->where.result;
-    reason = spdl__os_file_commit(w->file, w->temporary, w->path, w->desc.sync);
-    if (reason != NULL) spdl__write_fail(w, SPDL_E_IO, NULL, reason);
-    w->finished = reason == NULL;
-    return w->where.result;
-}
-
-SPDL_API void spdl_npz_writer_close(spdl_npz_writer *w) {
-    spdl_allocator allocator;
-    if (w == NULL) return;
-    allocator = w->desc.allocator;
-    (void)spdl__os_file_close(w->file);
-    if (w->file != SPDL__NO_FILE && !w->finished) (void)remove(w->temporary);
-    spdl__free(&allocator, w->directory, w->room);
-    spdl__free(&allocator, w->path, w->path_bytes);
-    spdl__free(&allocator, w, sizeof(*w));
-}
-
-SPDL__COLD bool spdl__write_open(spdl_npz_writer *w, const char *path) {
-    const size_t length = strlen(path);
-    const char *reason = spdl__os_in_use;
-    int tries;
-    w->path_bytes = 2 * length + 32;
-    w->path = (char *)spdl__zip_alloc(&w->where, w->path_bytes, "the writer");
-    if (w->path == NULL) return false;
-    w->temporary = w->path + length + 1;
-    memcpy(w->path, path, length + 1);
-    spdl__crc_init(&w->crc);
-    for (tries = 0; reason == spdl__os_in_use && tries < 100; tries++) {
-        const uint64_t chance =
-            spdl__os_process_id() << 32 ^ spdl_time_ns() * 0x9e3779b97f4a7c15u;
-        snprintf(w->temporary, length + 31, "%s.%016llx.tmp", path, (spdl__llu)chance);
-        reason = spdl__os_file_open(&w->file, w->temporary, SPDL__OS_NEW, NULL);
-    }
-    return reason == NULL || spdl__write_fail(w, SPDL_E_IO, NULL, reason);
-}
-
-SPDL_API spdl_result spdl_npz_writer_open(spdl_npz_writer **writer, const char *path,
-                                     const spdl_npz_writer_desc *desc) {
-    spdl_npz_writer_desc full;
-    spdl_npz_writer *w;
-    spdl_result result;
-    memset((void *)&full, 0, sizeof(full));
-    if (desc != NULL) full = *desc;
-    if (writer != NULL) *writer = NULL;
-    if (writer == NULL || path == NULL)
-        return spdl__error_set(full.error, SPDL_E_INVALID,
-                               "spdl_npz_writer_open: an argument is NULL");
-    if (spdl__allocator_check(&full.allocator, "npz writer", full.error) != SPDL_OK)
-        return SPDL_E_INVALID;
-    w = SPDL__NEW(&full.allocator, spdl_npz_writer, 1);
-    if (w == NULL)
-        return spdl__error_set(full.error, SPDL_E_NOMEM, "%.200s: no memory for the writer", path);
-    w->desc = full;
-    w->where.zip = &w->zip;
-    w->where.error = full.error;
-    w->file = SPDL__NO_FILE;
-    w->zip.allocator = full.allocator;
-    spdl__label(w->zip.label, sizeof(w->zip.label), path);
-    if (spdl__write_open(w, path)) {
-        *writer = w;
-        return SPDL_OK;
-    }
-    result = w->where.result;
-    spdl_npz_writer_close(w);
-    return result;
-}
-
 #endif /* SPDL_NO_NPZ */
 
 /* ============================================================================================= */
@@ -21549,219 +21071,7 @@ SPDL_API const char *spdl_files_path(const spdl_files *files, uint64_t index) {
 
 SPDL_API uint64_t spdl_files_hash(const spdl_files *files) { return files->hash; }
 
-/* --- tokens --- */
-
-typedef struct spdl__shard {
-    spdl__reader reader;
-    uint64_t data;       /* offset of its tokens */
-    uint64_t first;      /* number of its first token */
-} spdl__shard;
-
-/* Constant after open: any threads read it. */
-struct spdl_tokens {
-    size_t item_bytes; /* of a window of uint32_t; must be first */
-    spdl_allocator allocator;
-    spdl__shard *at;
-    size_t count, opened;
-    uint64_t total, length, windows; /* total: tokens (in_shards: of whole windows) */
-    size_t width; /* bytes of a token in the file */
-};
-
-SPDL__PRIVATE spdl_result spdl__tokens_head(spdl_tokens *tokens, spdl__shard *shard,
-                                            const spdl_tokens_desc *desc) {
-    const int raw_bytes = desc->raw_bytes;
-    const spdl__reader *r = &shard->reader;
-    uint64_t count;
-    uint8_t head[12] = { 0 };
-    uint32_t magic, version;
-    size_t have = 0, bytes;
-    const char *reason = NULL;
-    const spdl_result result = raw_bytes == 0 ? spdl__reader_has(r, 0, 1024) : SPDL_OK;
-    if (result != SPDL_OK) return result;
-    if (r->bytes >= 1024) reason = spdl__os_file_read(r->file, head, sizeof(head), 0, &have);
-    if (reason != NULL) return spdl__reader_fail(r, SPDL_E_IO, have, "%s", reason);
-    magic = spdl__le32(head);
-    version = spdl__le32(head + 4);
-    bytes = magic == 20240520 && version == 1 ? 2 : magic == 20240801 && version == 7 ? 4 : 0;
-    shard->data = raw_bytes == 0 ? 1024 : 0;
-    if (bytes == 0 && raw_bytes == 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "no tokens of llm.c: magic %u, version %u",
-                                 (unsigned)magic, (unsigned)version);
-    if (bytes != 0 && raw_bytes != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "a header of llm.c: raw_bytes has to be 0");
-    if (raw_bytes != 0) bytes = (size_t)raw_bytes;
-    count = (r->bytes - shard->data) / bytes;
-    if (r->bytes % bytes != 0)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, r->bytes - r->bytes % bytes,
-                                 "cut off: a token has %d bytes", (int)bytes);
-    if (raw_bytes == 0 && count != spdl__le32(head + 8))
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 8, "its header has %u tokens, the file %llu",
-                                 (unsigned)spdl__le32(head + 8), (spdl__llu)count);
-    if (tokens->width != 0 && tokens->width != bytes)
-        return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "tokens of %d bytes, behind some of %d",
-                                 (int)bytes, (int)tokens->width);
-    tokens->width = bytes;
-    shard->first = tokens->total;
-    if (desc->in_shards) count = count > 0 ? (count - 1) / desc->length * desc->length : 0;
-    tokens->total += count;
-    return SPDL_OK;
-}
-
-SPDL__PRIVATE spdl_result spdl__tokens_fill(spdl_tokens *tokens, const spdl_files *files,
-                                            const spdl_tokens_desc *desc) {
-    spdl_result result = SPDL_OK;
-    tokens->length = desc->length;
-    tokens->item_bytes = ((size_t)desc->length + 1) * 4;
-    tokens->count = files->count;
-    tokens->at = SPDL__NEW(&desc->allocator, spdl__shard, tokens->count);
-    if (tokens->at == NULL)
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "tokens: out of memory");
-    while (result == SPDL_OK && tokens->opened < tokens->count) {
-        spdl__shard *shard = &tokens->at[tokens->opened];
-        result = spdl__reader_open(&shard->reader, files->at[tokens->opened].path, desc->error);
-        tokens->opened += result == SPDL_OK;
-        if (result == SPDL_OK) result = spdl__tokens_head(tokens, shard, desc);
-    }
-    if (tokens->total > 0) tokens->windows = (tokens->total - !desc->in_shards) / desc->length;
-    if (result != SPDL_OK || tokens->windows > 0) return result;
-    if (desc->in_shards)
-        return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
-                                 "no file has the %llu tokens of a window",
-                                 (spdl__llu)desc->length + 1);
-    return spdl__reader_fail(&tokens->at[0].reader, SPDL_E_FORMAT, tokens->at[0].data,
-                             "all files together have %llu tokens, and a window takes %llu",
-                             (spdl__llu)tokens->total, (spdl__llu)desc->length + 1);
-}
-
-SPDL_API spdl_result spdl_tokens_open(spdl_tokens **tokens, const spdl_files *files,
-                                      const spdl_tokens_desc *given) {
-    spdl_tokens_desc desc;
-    spdl_tokens *made;
-    spdl_result result;
-    memset((void *)&desc, 0, sizeof(desc));
-    if (given != NULL) desc = *given;
-    spdl__error_clear(desc.error);
-    if (tokens != NULL) *tokens = NULL;
-    if (tokens == NULL || files == NULL)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: an argument is NULL");
-    if (desc.length == 0 || desc.length >= SIZE_MAX / 8)
-        return spdl__error_set(desc.error, SPDL_E_INVALID, "tokens: length is %llu",
-                               (spdl__llu)desc.length);
-    if (desc.raw_bytes != 0 && desc.raw_bytes != 2 && desc.raw_bytes != 4)
-        return spdl__error_set(desc.error, SPDL_E_INVALID,
-                               "tokens: raw_bytes is %d, not 0, 2 or 4", desc.raw_bytes);
-    result = spdl__allocator_check(&desc.allocator, "tokens", desc.error);
-    if (result != SPDL_OK) return result;
-    made = SPDL__NEW(&desc.allocator, spdl_tokens, 1);
-    if (made == NULL)
-        return spdl__error_set(desc.error, SPDL_E_NOMEM, "tokens: out of memory");
-    made->allocator = desc.allocator;
-    result = spdl__tokens_fill(made, files, &desc);
-    if (result == SPDL_OK) *tokens = made;
-    else spdl_tokens_close(made);
-    return result;
-}
-
-SPDL_API void spdl_tokens_close(spdl_tokens *tokens) {
-    spdl_allocator allocator;
-    if (tokens == NULL) return;
-    allocator = tokens->allocator;
-    while (tokens->opened > 0)
-        (void)spdl__os_file_close(tokens->at[--tokens->opened].reader.file);
-    spdl__free(&allocator, tokens->at, tokens->count * sizeof(*tokens->at));
-    spdl__free(&allocator, tokens, sizeof(*tokens));
-}
-
-SPDL_API uint64_t spdl_tokens_count(const spdl_tokens *tokens) { return tokens->windows; }
-
-/* Converts little-endian tokens to the processor's order. */
-SPDL__PRIVATE void spdl__tokens_order(void *tokens, size_t width, size_t count) {
-    uint8_t *at = (uint8_t *)tokens;
-    const uint16_t one = 1;
-    uint32_t wide;
-    uint16_t narrow;
-    if (*(const uint8_t *)&one == 1) return;
-    for (; count > 0; --count, at += width) {
-        wide = width == 4 ? spdl__le32(at) : 0;
-        narrow = spdl__le16(at);
-        memcpy(at, width == 4 ? (const void *)&wide : &narrow, width);
-    }
-}
-
-SPDL__PRIVATE spdl_result spdl__shard_read(const spdl__shard *shard, uint64_t from, void *to,
-                                           size_t width, size_t count, spdl_error *error) {
-    spdl__reader reader;
-    size_t have;
-    const char *reason = spdl__os_file_read(shard->reader.file, to, count * width, from, &have);
-    if (SPDL__LIKELY(reason == NULL)) {
-        spdl__tokens_order(to, width, count);
-        return SPDL_OK;
-    }
-    reader = shard->reader;
-    reader.error = error;
-    return spdl__reader_fail(&reader, SPDL_E_IO, from + have, "%s", reason);
-}
-
-SPDL__PRIVATE void spdl__tokens_widen(uint32_t *SPDL__RESTRICT to,
-                                      const uint16_t *SPDL__RESTRICT from, size_t count) {
-    size_t i;
-    for (i = 0; i < count; ++i) to[i] = from[i];
-}
-
-/* Widens tokens piece by piece: a piece stays in the first cache. */
-SPDL__PRIVATE spdl_result spdl__shard_read_wide(const spdl__shard *shard, uint64_t from,
-                                                uint32_t *to, size_t count, spdl_error *error) {
-    uint16_t piece[8192];
-    spdl_result result = SPDL_OK;
-    size_t done, part;
-    for (done = 0; done < count && result == SPDL_OK; done += part) {
-        part = (size_t)spdl__min(count - done, sizeof(piece) / sizeof(piece[0]));
-        result = spdl__shard_read(shard, from + done * 2, piece, 2, part, error);
-        if (result == SPDL_OK) spdl__tokens_widen(to + done, piece, part);
-    }
-    return result;
-}
-
-SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index, void *window,
-                                      size_t wide, spdl_error *error) {
-    const size_t width = tokens->width, count = (size_t)tokens->length + 1;
-    const spdl__shard *shard = tokens->at, *end = tokens->at + tokens->count, *middle;
-    size_t done, part;
-    spdl_result result = SPDL_OK;
-    spdl__error_clear(error);
-    if (index >= tokens->windows)
-        return spdl__error_set(error, SPDL_E_INVALID, "no window %llu: there are %llu",
-                               (spdl__llu)index, (spdl__llu)tokens->windows);
-    if (wide != 4 && wide != width)
-        return spdl__error_set(error, SPDL_E_INVALID, "a window with %llu bytes a token, but the "
-                               "shards have %llu", (spdl__llu)wide, (spdl__llu)width);
-    while (end - shard > 1) { /* the last shard that starts at or before it */
-        middle = shard + (end - shard) / 2;
-        if (middle->first <= index * tokens->length) shard = middle;
-        else end = middle;
-    }
-    for (done = 0; done < count && result == SPDL_OK; done += part, ++shard) {
-        const uint64_t from = shard->data + (index * tokens->length + done - shard->first) * width;
-        char *to = (char *)window + done * wide;
-        part = (size_t)spdl__min(count - done, (shard->reader.bytes - from) / width);
-        result = wide > width
-                     ? spdl__shard_read_wide(shard, from, (uint32_t *)(void *)to, part, error)
-                     : spdl__shard_read(shard, from, to, width, part, error);
-    }
-    return result;
-}
-
 /* --- rows --- */
-
-/* Gets the index of an input. A source uses its sequence number. */
-SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool source,
-                                          const char *what, uint64_t count, uint64_t *index) {
-    if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
-    *index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
-    if (*index < count) return SPDL_OK;
-    if (source) return SPDL_END;
-    return spdl_fail(task, "no %s %llu: there are %llu", what, (spdl__llu)*index, (spdl__llu)count);
-}
 
 SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
                                            const spdl_error *error) {
@@ -21769,12 +21079,18 @@ SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
     return result;
 }
 
+/* The path of an index. A source uses its sequence number. */
 SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, bool source, void **out) {
     const spdl_files *files = (const spdl_files *)spdl_ctx(task);
-    uint64_t index = 0;
-    const spdl_result result = spdl__row_index(task, in, source, "file", files->count, &index);
-    if (result == SPDL_OK) *out = SPDL__UNCONST(files->at[index].path);
-    return result;
+    uint64_t index;
+    if (!source && in == NULL) return spdl_fail(task, "NULL, not an index");
+    index = source ? spdl_sequence(task) : ((const spdl_index *)in)->index;
+    if (index >= files->count && source) return SPDL_END;
+    if (index >= files->count)
+        return spdl_fail(task, "no file %llu: there are %llu", (spdl__llu)index,
+                         (spdl__llu)files->count);
+    *out = SPDL__UNCONST(files->at[index].path);
+    return SPDL_OK;
 }
 
 SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **out) {
@@ -21787,53 +21103,6 @@ SPDL__PRIVATE spdl_result spdl__count_source(spdl_task *task, void *in, void **o
     made->index = made->position = spdl_sequence(task);
     made->epoch = spdl_epoch(task);
     *out = made;
-    return SPDL_OK;
-}
-
-/* Reads the window of an index. `room` decides the width of its tokens. */
-SPDL__PRIVATE spdl_result spdl__tokens_window(spdl_task *task, const void *in, void *to,
-                                              size_t room) {
-    const spdl_tokens *tokens = (const spdl_tokens *)spdl_ctx(task);
-    const size_t bytes = tokens->item_bytes, wide = room >= bytes ? 4 : 2;
-    uint64_t index = 0;
-    spdl_error error;
-    spdl_result result = spdl__row_index(task, in, false, "window", tokens->windows, &index);
-    if (result != SPDL_OK) return result;
-    if (room < bytes && room != bytes / 2)
-        return spdl_fail(task, "item_bytes is %llu, and a window takes %llu, or %llu as uint16_t",
-                         (spdl__llu)room, (spdl__llu)bytes, (spdl__llu)bytes / 2);
-    result = spdl_tokens_read(tokens, index, to, wide, &error);
-    return spdl__row_result(task, result, &error);
-}
-
-SPDL__PRIVATE spdl_result spdl__tokens_row(spdl_task *task, void *in, void **out) {
-    const spdl__node *made = task->node + task->node->places;
-    *out = spdl_buffer(task);
-    return *out != NULL ? spdl__tokens_window(task, in, *out, made->row.item_bytes) : SPDL_E_NOMEM;
-}
-
-SPDL__PRIVATE spdl_result spdl__tokens_batch_row(spdl_task *task, void *in, void **out) {
-    const spdl__batch *from = (const spdl__batch *)in;
-    const size_t bytes = task->node->row.item_bytes / (size_t)task->node->row.size;
-    spdl__batch *batch = from != NULL ? spdl__batch_get(task->node->buffers) : NULL;
-    spdl_result result = from != NULL ? SPDL_OK : spdl_fail(task, "NULL, not a batch");
-    size_t i;
-    if (result == SPDL_OK && batch == NULL) return SPDL_E_NOMEM;
-    for (i = 0; result == SPDL_OK && i < from->shown.count; ++i) {
-        batch->shown.items[i] = (char *)batch->shown.data + i * bytes;
-        batch->owner[i] = SPDL__IN_PLACE;
-        result = spdl__tokens_window(task, from->shown.items[i], batch->shown.items[i], bytes);
-    }
-    if (result != SPDL_OK) {
-        spdl_batch_free(batch);
-        return result;
-    }
-    batch->shown.count = from->shown.count;
-    batch->shown.bytes = from->shown.count * bytes;
-    batch->shown.sequence = from->shown.sequence;
-    batch->shown.epoch = from->shown.epoch;
-    batch->range = from->range;
-    *out = batch;
     return SPDL_OK;
 }
 
@@ -21896,11 +21165,9 @@ namespace {
 #elif defined(SPDL_STATIC)
 SPDL__UNUSED static
 #endif
-const spdl_function spdl__own_rows[10] = {
+const spdl_function spdl__own_rows[8] = {
     { spdl__files_source, "files", "void", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
     { spdl__files_pipe, "files_at", "spdl_index", "char", 0, SPDL__HAS_CTX | SPDL__LENDS },
-    { spdl__tokens_row, "tokens_at", "spdl_index", "void", 0, SPDL__HAS_CTX | SPDL__BATCHES },
-    { spdl__tokens_batch_row, "tokens_at", "spdl_batch", "spdl_batch", 0, SPDL__HAS_CTX },
     { spdl__tar_pipe, "tar", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },
@@ -22352,8 +21619,7 @@ typedef struct spdl__out {
 SPDL__COLD void spdl__out_flush(spdl__out *out) {
     if (out->failure == NULL && out->text.length >= out->text.bytes) out->failure = "too long";
     if (out->failure == NULL)
-        out->failure =
-            spdl__os_file_write(out->file, out->text.buffer, out->text.length, SPDL__NEVER);
+        out->failure = spdl__os_file_write(out->file, out->text.buffer, out->text.length);
     out->text.length = 0;
 }
 

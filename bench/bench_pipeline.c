@@ -73,13 +73,12 @@
    allocs_steady      allocations while 100,000 items pass
    bytes_per_item     three stages: memory of a buffer_size of 4096 less that of one of 256, for
                       each item that fits in addition
-   tokens_read of 4 and 2 bytes
-                      spdl_tokens_read of a file of uint16: 1,025 tokens as uint32, or as they are
    tokens_us          a source that writes windows of 1,024 tokens, as inputs and targets of int32,
                       into batches in place: per batch of 32, with one worker, against a thread
                       that fills 8 blocks in turn
-   tokens_batch_us    SPDL_INDEX, SPDL_BATCH(32), SPDL_TOKENS_AT on the file of tokens_read: per
-                      batch, with one worker, against the same thread and blocks
+   tokens_batch_us    SPDL_INDEX, SPDL_BATCH(32) and a stage that reads the windows of a batch from
+                      a file of uint16, as examples/tokens.c does: per batch, with one worker,
+                      against the same thread and blocks
    pool_submit_ns     the pool alone: a job that does nothing
 
    Work is a loop that was timed before each run, not a wait for the clock: a thread that does not
@@ -90,6 +89,7 @@
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 
+#include "../examples/tokens.h"
 #include "peer_python.h"
 #include "pipe_sides.h"
 
@@ -1476,8 +1476,7 @@ enum { HAND_BLOCKS = 8 };
 
 typedef struct hand_loop {
     int32_t block[HAND_BLOCKS][WINDOWS * 2 * TOKENS];
-    void (*fill)(int32_t *to, uint64_t window, const void *arg);
-    const void *arg;
+    void (*fill)(int32_t *to, uint64_t window);
     uint64_t batches;
     size_t stride; /* of a window, in words */
     sem_t full, empty;
@@ -1489,8 +1488,7 @@ static void *hand_thread(void *arg) {
     for (count = 0; count < hand->batches; ++count) {
         while (sem_wait(&hand->empty) != 0) {}
         for (i = 0; i < WINDOWS; ++i)
-            hand->fill(hand->block[count % HAND_BLOCKS] + i * hand->stride, count * WINDOWS + i,
-                       hand->arg);
+            hand->fill(hand->block[count % HAND_BLOCKS] + i * hand->stride, count * WINDOWS + i);
         BENCH_CHECK(sem_post(&hand->full) == 0);
     }
     return NULL;
@@ -1513,15 +1511,10 @@ static double blocks_run(hand_loop *hand, uint64_t batches) {
     return (double)start;
 }
 
-static void hand_write(int32_t *to, uint64_t window, const void *arg) {
-    (void)arg;
-    window_write(to, window);
-}
-
 static double hand_tokens_run(const void *arg, uint64_t batches) {
     static hand_loop hand;
     (void)arg;
-    hand.fill = hand_write;
+    hand.fill = window_write;
     hand.stride = 2 * TOKENS;
     return blocks_run(&hand, batches);
 }
@@ -1536,44 +1529,32 @@ static double hand_tokens_us(const void *arg) {
     return hand_tokens_run(NULL, batches) / 1e3 / (double)batches;
 }
 
-/* ---- windows of tokens out of a file: widened, or as they lie there ---- */
+/* ---- windows of tokens out of a file, as examples/tokens.c reads them ---- */
 
 enum { FILE_WINDOWS = 4096 };
 
-typedef struct token_file {
-    spdl_tokens *tokens;
+static struct {
+    Tokens tokens;
     int fd;
-    bool wide;
 } token_file;
 
-static double file_ours_ns(const void *arg) {
-    static uint32_t window[TOKENS + 1];
-    const token_file *f = (const token_file *)arg;
-    const uint64_t start = bench_ns();
-    uint64_t i;
-    for (i = 0; i < FILE_WINDOWS; ++i)
-        BENCH_CHECK(spdl_tokens_read(f->tokens, i, window, f->wide ? 4 : 2, NULL) == SPDL_OK);
-    return (double)(bench_ns() - start) / FILE_WINDOWS;
-}
+typedef struct token_block {
+    uint32_t window[WINDOWS][TOKENS + 1];
+} token_block;
 
-static double file_hand_ns(const void *arg) {
-    static uint32_t window[TOKENS + 1];
-    static uint16_t piece[TOKENS + 1];
-    const token_file *f = (const token_file *)arg;
-    const uint64_t start = bench_ns();
-    uint64_t i, k;
-    for (i = 0; i < FILE_WINDOWS; ++i) {
-        BENCH_CHECK(pread(f->fd, piece, sizeof piece, (off_t)(i * TOKENS * 2)) ==
-                    (ssize_t)sizeof piece);
-        for (k = 0; f->wide && k <= TOKENS; ++k) window[k] = piece[k];
-        __asm__ volatile("" : : "r"(window), "r"(piece) : "memory");
-    }
-    return (double)(bench_ns() - start) / FILE_WINDOWS;
+SPDL_FN(read_windows, spdl_batch, token_block) {
+    spdl_error error;
+    size_t i;
+    if ((*out = (token_block *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    for (i = 0; i < in->count; ++i)
+        BENCH_CHECK(tokens_read(&token_file.tokens,
+                                ((const spdl_index *)in->items[i])->index * TOKENS, TOKENS + 1,
+                                (*out)->window[i], &error) == SPDL_OK);
+    return SPDL_OK;
 }
 
 /* Batches of windows out of the file, in an order that is shuffled. */
-static double file_batches_run(const void *arg, uint64_t batches) {
-    const token_file *f = (const token_file *)arg;
+static double file_batches_run(uint64_t batches) {
     spdl_sampler_desc order = { .order = SPDL_SAMPLE_SHUFFLED, .count = FILE_WINDOWS };
     spdl_pipeline_desc desc = { .workers = 1 };
     uint64_t start = 0, count;
@@ -1581,14 +1562,16 @@ static double file_batches_run(const void *arg, uint64_t batches) {
     spdl_pipeline *p;
     BENCH_CHECK(spdl_sampler_create(&s, &order) == SPDL_OK);
     BENCH_CHECK(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_INDEX(s, .continuous = true), SPDL_BATCH(WINDOWS), SPDL_TOKENS_AT(f->tokens),
+        SPDL_INDEX(s, .continuous = true), SPDL_BATCH(WINDOWS),
+        SPDL_PIPE(read_windows, .item_bytes = sizeof(token_block),
+                  .free_item = spdl_buffer_free),
         SPDL_SINK(3))) == SPDL_OK);
     for (count = 0; count < batches + 16;) {
-        spdl_batch *batch;
-        if (SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_END) continue;
+        token_block *block;
+        if (SPDL_NEXT(p, &block, SPDL_FOREVER) == SPDL_END) continue;
         if (count == 16) start = bench_ns();
-        tokens_seen += *(const int32_t *)batch->items[count++ % WINDOWS];
-        spdl_batch_free(batch);
+        tokens_seen += (int32_t)block->window[count++ % WINDOWS][0];
+        spdl_buffer_free(block);
     }
     start = bench_ns() - start;
     spdl_pipeline_destroy(p);
@@ -1596,52 +1579,45 @@ static double file_batches_run(const void *arg, uint64_t batches) {
     return (double)start;
 }
 
-static void hand_read(int32_t *to, uint64_t window, const void *arg) {
-    const token_file *f = (const token_file *)arg;
+static void hand_read(int32_t *to, uint64_t window) {
     uint16_t piece[TOKENS + 1];
     uint64_t i;
     window = window * 2654435761u % FILE_WINDOWS;
-    BENCH_CHECK(pread(f->fd, piece, sizeof piece, (off_t)(window * TOKENS * 2)) ==
+    BENCH_CHECK(pread(token_file.fd, piece, sizeof piece, (off_t)(window * TOKENS * 2)) ==
                 (ssize_t)sizeof piece);
     for (i = 0; i <= TOKENS; ++i) to[i] = piece[i];
 }
 
-static double hand_batches_run(const void *arg, uint64_t batches) {
-    static hand_loop hand;
-    hand.fill = hand_read;
-    hand.arg = arg;
-    hand.stride = TOKENS + 1;
-    return blocks_run(&hand, batches);
+static double file_batches_us(const void *arg) {
+    (void)arg;
+    return file_batches_run(600) / 600e3;
 }
 
-static double file_batches_us(const void *arg) { return file_batches_run(arg, 600) / 600e3; }
-static double hand_batches_us(const void *arg) { return hand_batches_run(arg, 600) / 600e3; }
+static double hand_batches_us(const void *arg) {
+    static hand_loop hand;
+    (void)arg;
+    hand.fill = hand_read;
+    hand.stride = TOKENS + 1;
+    return blocks_run(&hand, 600) / 600e3;
+}
 
-static void rows_token_file(void) {
-    const bench_row batches = { "tokens_batch_us", "us", "by hand", false, 0, false, 0.95 };
-    static const char *const names[] = { "tokens_read", "tokens_read16" };
+static void row_token_file(void) {
+    const bench_row row = { "tokens_batch_us", "us", "by hand", false, 0, false, 0.95 };
     static uint16_t data[TOKENS];
-    const spdl_tokens_desc desc = { .length = TOKENS, .raw_bytes = 2 };
     char path[] = "/tmp/bench_tokens_XXXXXX";
-    token_file f = { NULL, -1, true };
     spdl_files *files = NULL;
+    spdl_error error;
     int i;
-    if (!bench_wanted(names[0]) && !bench_wanted(names[1]) && !bench_wanted(batches.name)) return;
-    BENCH_CHECK((f.fd = mkstemp(path)) >= 0);
+    if (!bench_wanted(row.name)) return;
+    BENCH_CHECK((token_file.fd = mkstemp(path)) >= 0);
     for (i = 0; i <= FILE_WINDOWS; ++i)
-        BENCH_CHECK(write(f.fd, data, sizeof data) == (ssize_t)sizeof data);
+        BENCH_CHECK(write(token_file.fd, data, sizeof data) == (ssize_t)sizeof data);
     BENCH_CHECK(spdl_files_open(&files, path, NULL) == SPDL_OK);
-    BENCH_CHECK(spdl_tokens_open(&f.tokens, files, &desc) == SPDL_OK);
-    if (bench_wanted(batches.name))
-        bench_compare_sides(&batches, 15, file_batches_us, &f, hand_batches_us, &f);
-    for (i = 0; i < 2; ++i, f.wide = false) {
-        const bench_row row = { names[i], "ns", "by hand", false, 0, false, 0.95 };
-        if (bench_wanted(names[i]))
-            bench_compare_sides(&row, 9, file_ours_ns, &f, file_hand_ns, &f);
-    }
-    spdl_tokens_close(f.tokens);
+    BENCH_CHECK(tokens_open(&token_file.tokens, files, 2, &error) == SPDL_OK);
+    bench_compare_sides(&row, 15, file_batches_us, NULL, hand_batches_us, NULL);
+    tokens_close(&token_file.tokens);
     spdl_files_close(files);
-    close(f.fd);
+    close(token_file.fd);
     unlink(path);
 }
 
@@ -1685,7 +1661,7 @@ int main(int argc, char **argv) {
     row_allocs();
     row_bytes();
     row_tokens();
-    rows_token_file();
+    row_token_file();
     row_pool();
     if (bench_opt.all) rows_scale();
     return 0;

@@ -7,6 +7,7 @@
    Run:    ./npz_convert FROM.npz TO.npz */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
+#include "npz_writer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ static void look(const void *data, uint64_t bytes) {
 }
 
 /* Reads an array to fresh memory, which verifies it, and writes it. */
-static spdl_result copy(const spdl_npz *npz, size_t index, spdl_npz_writer *writer,
+static spdl_result copy(const spdl_npz *npz, size_t index, npz_writer *writer,
                         spdl_error *error) {
     spdl_npy_info info;
     spdl_result result = spdl_npz_info(npz, index, &info, error);
@@ -31,7 +32,7 @@ static spdl_result copy(const spdl_npz *npz, size_t index, spdl_npz_writer *writ
     void *data = malloc((size_t)info.bytes + 1); /* that there is none, the next call reports */
     result = spdl_npz_read(npz, index, data, (size_t)info.bytes, error);
     if (result == SPDL_OK)
-        result = spdl_npz_writer_add(writer, spdl_npz_name(npz, index), info.dtype, info.ndim,
+        result = npz_writer_add(writer, spdl_npz_name(npz, index), info.dtype, info.ndim,
                                 info.shape, data, error);
     free(data);
     return result;
@@ -39,15 +40,14 @@ static spdl_result copy(const spdl_npz *npz, size_t index, spdl_npz_writer *writ
 
 static spdl_result convert(const char *from, const char *to, spdl_error *error) {
     const spdl_npz_desc desc = { .error = error };
-    const spdl_npz_writer_desc write_desc = { .error = error };
     spdl_npz *npz = NULL;
-    spdl_npz_writer *writer = NULL;
+    npz_writer *writer = NULL;
     spdl_result result = spdl_npz_open(&npz, from, &desc);
-    if (result == SPDL_OK) result = spdl_npz_writer_open(&writer, to, &write_desc);
+    if (result == SPDL_OK) result = npz_writer_open(&writer, to, error);
     for (size_t i = 0; result == SPDL_OK && i < spdl_npz_count(npz); i++)
         result = copy(npz, i, writer, error);
-    if (result == SPDL_OK) result = spdl_npz_writer_finish(writer, error);
-    spdl_npz_writer_close(writer); /* without a finish it leaves nothing behind */
+    if (result == SPDL_OK) result = npz_writer_finish(writer, error);
+    npz_writer_close(writer); /* without a finish it leaves nothing behind */
     spdl_npz_close(npz);
     return result;
 }

@@ -5,6 +5,7 @@
    Run:    ./npz_rows [FILE.npz]            (default: samples.npz, which it writes) */
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
+#include "npz_writer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +18,14 @@ typedef struct Batch {
 
 static spdl_result make(const char *path, spdl_error *error) {
     static float data[SAMPLES][WIDTH];
-    spdl_npz_writer *w;
-    spdl_result result = spdl_npz_writer_open(&w, path, &(spdl_npz_writer_desc){ .error = error });
+    npz_writer *w;
+    spdl_result result = npz_writer_open(&w, path, error);
     for (int i = 0; i < SAMPLES; i++)
         for (int k = 0; k < WIDTH; k++) data[i][k] = (float)i;
     if (result == SPDL_OK)
-        result = spdl_npz_writer_add(w, "x", "f4", 2, (uint64_t[]){ SAMPLES, WIDTH }, data, error);
-    if (result == SPDL_OK) result = spdl_npz_writer_finish(w, error);
-    spdl_npz_writer_close(w);
+        result = npz_writer_add(w, "x", "f4", 2, (uint64_t[]){ SAMPLES, WIDTH }, data, error);
+    if (result == SPDL_OK) result = npz_writer_finish(w, error);
+    npz_writer_close(w);
     return result;
 }
 

@@ -1,73 +1,84 @@
-/* tokens.c - windows of tokens out of shards as llm.c writes them, in batches without a copy. The
-   sampler shuffles them, SPDL_BATCH gathers indices, and one call of SPDL_TOKENS_AT reads all
-   windows of a batch into one block, which spdl_batch_free gives back. Every few steps the model
-   is validated: always on the same batches of another file, of a pipeline that is stopped and
-   rewound. A checkpoint has the position as a line of text. Without an argument it takes shards
-   that it makes itself.
+/* tokens.c - windows of tokens out of shards, in batches without a copy. The sampler shuffles them,
+   SPDL_BATCH gathers indices, and one call reads all windows of a batch into one block, which
+   spdl_buffer_free gives back. tokens.h knows the shards of NumPy, llm.c and nanoGPT. Every few
+   steps the model is validated: always on the same batches of another file, of a pipeline that is
+   stopped and rewound. A checkpoint has the position as a line of text. Without an argument it
+   takes shards that it makes itself.
 
    Build:  cc -O2 -I. examples/tokens.c -o tokens -lpthread
-   Run:    ./tokens ['SHARDS-*.bin' VALIDATION.bin]    (256 int32 of header, then uint16 tokens) */
+   Run:    ./tokens ['SHARDS-*.bin' VALIDATION.bin]    (without a header: uint16) */
 #define _GNU_SOURCE
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
+#include "tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { TOKENS = 256, BATCH = 8, STEPS = 60, SAVED = 25, VALIDATED = 5, MADE = 4, COUNT = 30000 };
+enum { LENGTH = 256, BATCH = 8, STEPS = 60, SAVED = 25, VALIDATED = 5, MADE = 4, COUNT = 30000 };
 
 typedef struct Set {
     spdl_files *files;
-    spdl_tokens *tokens;
+    Tokens tokens;
     spdl_sampler *sampler;
     spdl_pipeline *p;
 } Set;
+typedef struct Block { uint32_t window[BATCH][LENGTH + 1]; } Block;
 
-static Set open_set(const char *path, spdl_sampler_order how) {
-    Set set;
+/* One call reads the windows of a batch of indices. */
+SPDL_FN(read_windows, spdl_batch, Block) {
+    const Tokens *tokens = spdl_ctx(task);
+    spdl_error error;
+    if ((*out = spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    for (size_t i = 0; i < in->count; i++) {
+        const uint64_t window = ((spdl_index *)in->items[i])->index;
+        if (tokens_read(tokens, window * LENGTH, LENGTH + 1, (*out)->window[i], &error) != SPDL_OK)
+            return spdl_fail(task, "%s", error.text);
+    }
+    return SPDL_OK;
+}
+
+/* *set stays in place until close_set: the pipeline has the address of its tokens. */
+static void open_set(Set *set, const char *path, spdl_sampler_order how) {
     spdl_error error;
     const spdl_files_desc listed = { .error = &error };
-    const spdl_tokens_desc windows = { .length = TOKENS, .error = &error };
     spdl_sampler_desc order = { .order = how, .seed = 7, .error = &error };
     spdl_pipeline_desc desc = { .error = &error };
-    spdl_result result = spdl_files_open(&set.files, path, &listed);
-    if (result == SPDL_OK) result = spdl_tokens_open(&set.tokens, set.files, &windows);
-    if (result == SPDL_OK) {
-        order.count = spdl_tokens_count(set.tokens);
-        result = spdl_sampler_create(&set.sampler, &order);
-    }
-    if (result == SPDL_OK) {
-        desc.data_hash = spdl_files_hash(set.files); /* a checkpoint of other shards is refused */
-        result = spdl_pipeline_create(&set.p, &desc, SPDL_STAGES(
-            SPDL_INDEX(set.sampler, .continuous = true),
-            SPDL_BATCH(BATCH),
-            SPDL_TOKENS_AT(set.tokens),
+    spdl_result result = spdl_files_open(&set->files, path, &listed);
+    if (result == SPDL_OK) result = tokens_open(&set->tokens, set->files, 2, &error);
+    if (result == SPDL_OK) order.count = tokens_windows(&set->tokens, LENGTH);
+    if (result == SPDL_OK) result = spdl_sampler_create(&set->sampler, &order);
+    if (result == SPDL_OK) desc.data_hash = spdl_files_hash(set->files); /* of these shards alone */
+    if (result == SPDL_OK)
+        result = spdl_pipeline_create(&set->p, &desc, SPDL_STAGES(
+            SPDL_INDEX(set->sampler, .continuous = true),
+            SPDL_BATCH(BATCH, .drop_last = true),
+            SPDL_PIPE(read_windows, .ctx = &set->tokens, .item_bytes = sizeof(Block),
+                      .free_item = spdl_buffer_free),
             SPDL_SINK(3)));
-    }
     if (result != SPDL_OK) puts(error.text), exit(1);
-    return set;
 }
 
 static void close_set(Set *set) {
     spdl_pipeline_destroy(set->p);
     spdl_sampler_destroy(set->sampler);
-    spdl_tokens_close(set->tokens);
+    tokens_close(&set->tokens);
     spdl_files_close(set->files);
 }
 
 /* Stands for training: `steps` batches. The model depends on every token. */
 static void take(spdl_pipeline *p, int steps, uint64_t *model) {
-    spdl_batch *batch;
+    Block *block;
     spdl_result result;
-    while (steps > 0 && (result = SPDL_NEXT(p, &batch, SPDL_FOREVER)) >= 0) {
+    while (steps > 0 && (result = SPDL_NEXT(p, &block, SPDL_FOREVER)) >= 0) {
         if (result == SPDL_END) continue; /* of an epoch */
-        for (size_t i = 0; i < batch->count; i++) {
-            const uint32_t *inputs = batch->items[i], *targets = inputs + 1;
-            for (int t = 0; t < TOKENS; t++)
+        for (size_t i = 0; i < BATCH; i++) {
+            const uint32_t *inputs = block->window[i], *targets = inputs + 1;
+            for (int t = 0; t < LENGTH; t++)
                 *model = *model * 31 + (inputs[t] ^ targets[t] << 8);
         }
-        spdl_batch_free(batch);
+        spdl_buffer_free(block);
         steps--;
     }
     if (spdl_pipeline_failed(p)) puts(spdl_pipeline_error(p)->text), exit(1);
@@ -88,14 +99,15 @@ int main(int argc, char **argv) {
     const char *texts[] = { text };
     uint64_t model = 1, saved = 0, checked;
     spdl_error error;
+    Set train, check;
     if (argc < 3 && mkdtemp(folder) == NULL) return perror(folder), 1;
     for (int i = 0; i < MADE && argc < 3; i++) {
         snprintf(path[i], sizeof path[i], "%s/%s%d.bin", folder, i > 0 ? "train" : "check", i);
         make_shard(path[i], (unsigned)i * COUNT);
     }
     snprintf(all, sizeof all, "%s/train*.bin", folder);
-    Set train = open_set(argc < 3 ? all : argv[1], SPDL_SAMPLE_SHUFFLED);
-    Set check = open_set(argc < 3 ? path[0] : argv[2], SPDL_SAMPLE_SEQUENTIAL);
+    open_set(&train, argc < 3 ? all : argv[1], SPDL_SAMPLE_SHUFFLED);
+    open_set(&check, argc < 3 ? path[0] : argv[2], SPDL_SAMPLE_SEQUENTIAL);
     for (int step = 0; step < STEPS; step += 5) {
         if (step == SAVED && spdl_state_save(train.p, text, sizeof text) < 0) return puts(text), 1;
         if (step == SAVED) saved = model;

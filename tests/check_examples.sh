@@ -150,7 +150,11 @@ run_example() {
         check "wav" run ./wav
         check "wav on no file" fails_with 1 "none*.wav" ./wav none
         ;;
-    tokens) check "tokens goes on from a checkpoint" fails_with 0 "25 on: the same" ./tokens ;;
+    tokens)
+        check "tokens goes on from a checkpoint" fails_with 0 "25 on: the same" ./tokens
+        check "tokens on no shard" fails_with 1 "digits_test.npz: a ZIP archive" \
+            ./tokens examples/data/digits_test.npz none.bin
+        ;;
     requests) check "requests are answered" fails_with 0 "2000 answers; some took" ./requests ;;
     tar)
         if command -v python3 >/dev/null; then
@@ -222,7 +226,7 @@ for file in examples/*.c examples/*.cpp examples/*/*.c examples/*/*.cpp; do
     case $file in
     examples/train_digits.c | examples/image_folder.c | examples/http_fetch.c) limit=160 ;;
     examples/mpi_train.c) limit=205 ;;
-    examples/resume.c | examples/wav.c) limit=130 ;;
+    examples/resume.c | examples/tokens.c | examples/wav.c) limit=130 ;;
     examples/game_thread.c) limit=140 ;;
     esac
     check "$file has at most $limit lines" short "$file" $limit

@@ -1,5 +1,5 @@
 #!/bin/sh
-# NumPy reads what the writer of spdl.h has written. NumPy comes from PyPI, into build/numpy, where
+# NumPy reads what examples/npz_writer.h has written. NumPy comes from PyPI, into build/numpy, where
 # the system's Python has none.
 cd "$(dirname "$0")/.." || exit 1
 folder=build/numpy_reads

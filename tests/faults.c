@@ -126,10 +126,6 @@ ssize_t fault_write(int file, const void *from_, size_t bytes) {
     return fails(WRITES, ENOSPC) ? -1 : write(file, from_, bytes);
 }
 
-ssize_t fault_pwrite(int file, const void *from_, size_t bytes, off_t at) {
-    return fails(WRITES, ENOSPC) ? -1 : pwrite(file, from_, bytes, at);
-}
-
 int fault_ftruncate(int file, off_t bytes) {
     return fails(FILES, ENOSPC) ? -1 : ftruncate(file, bytes);
 }
@@ -138,8 +134,6 @@ int fault_posix_fallocate(int file, off_t at, off_t bytes) {
     return strikes(FILES) ? ENOSPC : posix_fallocate(file, at, bytes);
 }
 
-int fault_fsync(int file) { return fails(FILES, EIO) ? -1 : fsync(file); }
-int fault_rename(const char *a, const char *b) { return fails(FILES, EACCES) ? -1 : rename(a, b); }
 int fault_fstat(int file, struct stat *to) { return fails(STATS, EIO) ? -1 : fstat(file, to); }
 
 int fault_stat(const char *path, struct stat *to) {

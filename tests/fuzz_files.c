@@ -1,12 +1,12 @@
-/* Feeds any bytes to what reads tar archives, lines, tokens and lists of files. The first byte
-   picks which of them, how, and the side of the guard page of what is in memory. Records have to be
-   pieces of the file, and what is refused is told in a text. */
+/* Feeds any bytes to what reads tar archives, lines and lists of files. The first byte picks which
+   of them, how, and the side of the guard page of what is in memory. Records have to be pieces of
+   the file, and what is refused is told in a text. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "fuzz.h"
 
-enum { BLOCK_FILE, BLOCK_OUT, LENGTH = 5 };
+enum { BLOCK_FILE };
 
 static char path[64];
 static spdl_error error;
@@ -62,19 +62,6 @@ static uint64_t try_records(const uint8_t *data, size_t bytes, spdl__records_kin
     return result == SPDL_END ? count : UINT64_MAX;
 }
 
-static void try_tokens(const spdl_files *files, int raw_bytes, size_t bytes) {
-    spdl_tokens_desc desc = { LENGTH, raw_bytes, false, { NULL, NULL, NULL }, &error };
-    uint32_t *window = (uint32_t *)(void *)fuzz_out(BLOCK_OUT, 4 * (LENGTH + 1), true);
-    spdl_tokens *tokens;
-    uint64_t i;
-    check_result(spdl_tokens_open(&tokens, files, &desc));
-    if (tokens == NULL) return;
-    FUZZ_CHECK(spdl_tokens_count(tokens) * LENGTH < bytes);
-    for (i = 0; i < spdl_tokens_count(tokens); ++i)
-        FUZZ_CHECK(spdl_tokens_read(tokens, i, window, 4, &error) == SPDL_OK);
-    spdl_tokens_close(tokens);
-}
-
 /* Only names of its own: a list may name any file of the machine, but not here. */
 static void try_list(const uint8_t *data, size_t bytes) {
     char list[80];
@@ -115,8 +102,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     FUZZ_CHECK(files->at[0].bytes == bytes);
     switch (how % 8) {
     case 1: (void)try_records(at, bytes, SPDL__RECORDS_LINES, false); break;
-    case 2: try_tokens(files, 0, bytes); break;
-    case 3: try_tokens(files, how & 32 ? 2 : 4, bytes); break;
     case 5: try_list(at, bytes); break;
     default: (void)try_records(at, bytes, SPDL__RECORDS_TAR, (how & 16) != 0); break;
     }

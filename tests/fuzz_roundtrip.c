@@ -6,6 +6,8 @@
 #include "../spdl.h"
 #include "fuzz.h"
 
+#include "../examples/npz_writer.h"
+
 enum { BLOCK_OUT, BLOCK_DATA };
 
 #define ARRAYS 5
@@ -33,10 +35,10 @@ static unsigned take(source *s) {
     return *s->at++;
 }
 
-static void make_path(char *path, size_t bytes) {
+static void make_path(char *path, size_t bytes, bool npy) {
     const char *directory = getenv("TMPDIR");
     if (directory == NULL) directory = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(path, bytes, "%s/spdl_fuzz_%ld", directory, (long)getpid());
+    snprintf(path, bytes, "%s/spdl_fuzz_%ld.%s", directory, (long)getpid(), npy ? "npy" : "npz");
 }
 
 /* ---- what to write ---- */
@@ -99,12 +101,11 @@ static void take_array(source *s, array *a, uint8_t *data) {
 
 /* ---- writing ---- */
 
-static spdl_result write_array(spdl_npz_writer *writer, const array *a) {
+static spdl_result write_array(npz_writer *writer, const array *a) {
     spdl_error error;
     spdl_result result;
     memset(&error, 0, sizeof error);
-    result = spdl_npz_writer_add(writer, a->name, a->type->descr, a->ndim, a->shape, a->data,
-                                 &error);
+    result = npz_writer_add(writer, a->name, a->type->descr, a->ndim, a->shape, a->data, &error);
     FUZZ_CHECK((result == SPDL_OK) == (error.text[0] == '\0'));
     FUZZ_CHECK(result == SPDL_OK || result == SPDL_E_INVALID);
     return result;
@@ -119,12 +120,11 @@ static bool has_twice(const array *arrays, size_t count) {
 }
 
 /* The arrays that are in the file, 0 when the writer refused one or wants none. */
-static size_t write_file(const char *path, source *s, array *arrays,
-                         const spdl_npz_writer_desc *desc) {
+static size_t write_file(const char *path, source *s, array *arrays, bool npy) {
     static uint8_t data[ARRAYS][MOST_BYTES];
-    const size_t wanted = desc->npy ? 1 : take(s) % (ARRAYS + 1);
-    spdl_npz_writer *writer = NULL;
-    spdl_result result = spdl_npz_writer_open(&writer, path, desc);
+    const size_t wanted = npy ? 1 : take(s) % (ARRAYS + 1);
+    npz_writer *writer = NULL;
+    spdl_result result = npz_writer_open(&writer, path, NULL);
     size_t count;
     FUZZ_CHECK(result == SPDL_OK);
     for (count = 0; count < wanted && result == SPDL_OK; ++count) {
@@ -132,10 +132,10 @@ static size_t write_file(const char *path, source *s, array *arrays,
         result = write_array(writer, &arrays[count]);
     }
     FUZZ_CHECK(access(path, F_OK) != 0);
-    if (result == SPDL_OK) result = spdl_npz_writer_finish(writer, NULL);
+    if (result == SPDL_OK) result = npz_writer_finish(writer, NULL);
     FUZZ_CHECK((result != SPDL_OK) == has_twice(arrays, count) || count < wanted ||
                result == SPDL_E_INVALID);
-    spdl_npz_writer_close(writer);
+    npz_writer_close(writer);
     FUZZ_CHECK((access(path, F_OK) == 0) == (result == SPDL_OK));
     return result == SPDL_OK ? count : 0;
 }
@@ -188,13 +188,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     static array arrays[ARRAYS];
     source s = { data, data, bytes, bytes };
     const unsigned how = take(&s);
-    spdl_npz_writer_desc desc = { 0 };
+    const bool npy = (how & 3) == 3;
     char path[128];
     size_t count;
-    make_path(path, sizeof path);
-    desc.npy = (how & 3) == 3;
-    count = write_file(path, &s, arrays, &desc);
-    if (count > 0) check_file(path, arrays, count, desc.npy);
+    make_path(path, sizeof path, npy);
+    count = write_file(path, &s, arrays, npy);
+    if (count > 0) check_file(path, arrays, count, npy);
     unlink(path);
     return 0;
 }

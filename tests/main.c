@@ -9,8 +9,8 @@
     X(next) X(ready) X(flow) X(batch) X(branch) X(again) X(rewind) X(state) X(source) X(defer)     \
     X(fail) X(push) X(contract) X(mutants) X(chance) X(stats) X(report) X(trace) X(loader)         \
     X(cache) X(sampler) X(compare) X(headspace) X(doctor) X(doctor_text) X(npz) X(npz_file)        \
-    X(npz_write) X(inflate) X(npz_cover) X(npz_in_pieces) X(files) X(os_none) X(guests) X(wait)    \
-    X(verdict) X(stress)
+    X(npz_write) X(inflate) X(npz_cover) X(npz_in_pieces) X(files) X(tokens) X(os_none) X(guests)  \
+    X(wait) X(verdict) X(stress)
 
 #define DECLARE(module) extern const test_case test_table_##module[] __attribute__((weak));
 #define ROW(module) { #module, test_table_##module },

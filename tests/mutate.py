@@ -69,7 +69,6 @@ MODULES = {
     "npy-impl": "npz npz_file",
     "npz-impl": "npz npz_file npz_cover",
     "load-impl": "npz_file npz_cover",
-    "write-impl": "npz_write npz_cover",
     "files-impl": "files",
     "state-impl": "state sampler mutants",
     "trace-impl": "trace",

@@ -1,5 +1,5 @@
-"""NumPy reads what spdl.h writes. Arguments: the folder of numpy_reads.c, and pairs of archives
-with the same arrays."""
+"""NumPy reads what examples/npz_writer.h writes. Arguments: the folder of numpy_reads.c, and pairs
+of archives with the same arrays."""
 import sys
 
 import numpy as np

@@ -243,12 +243,12 @@ static bool can_be_files() {
 #endif
         SPDL_SINK(3),
     };
-    const spdl_stage others[] = { SPDL_COUNT(9), SPDL_FILES_AT(files), SPDL_TOKENS_AT(nullptr),
-                                  SPDL_TAR(nullptr), SPDL_READ() };
-    if (others[1].ctx != files || others[2].kind != SPDL_KIND_PIPE || others[2].again ||
-        others[3].free_item != spdl_record_free || others[3].free_state != spdl__records_close ||
-        !others[3].again || others[4].free_item != spdl_record_free ||
-        others[4].again || !keep_their_fields() ||
+    const spdl_stage others[] = { SPDL_COUNT(9), SPDL_FILES_AT(files), SPDL_TAR(nullptr),
+                                  SPDL_READ() };
+    if (others[1].ctx != files || others[1].kind != SPDL_KIND_PIPE || others[1].again ||
+        others[2].free_item != spdl_record_free || others[2].free_state != spdl__records_close ||
+        !others[2].again || others[3].free_item != spdl_record_free || others[3].again ||
+        !keep_their_fields() ||
         spdl_pipeline_create(&p, &desc, stages) != SPDL_OK)
         return false;
     for (; spdl_pipeline_next(p, &item, SPDL_SECONDS(10)) == SPDL_OK; ++count)

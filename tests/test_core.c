@@ -215,7 +215,7 @@ static void writes_raise_no_signal(void) {
     const char *reason;
     signal(SIGPIPE, SIG_DFL);
     REQUIRE(pipe(ends) == 0 && close(ends[0]) == 0 && kept >= 0);
-    reason = spdl__os_file_write(ends[1], "x", 1, SPDL__NEVER);
+    reason = spdl__os_file_write(ends[1], "x", 1);
     CHECK(reason != NULL && strcmp(reason, strerror(EPIPE)) == 0);
     REQUIRE(dup2(ends[1], STDERR_FILENO) >= 0);
     reason = spdl__os_stderr_write("x", 1, 1000000);

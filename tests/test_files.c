@@ -1,6 +1,5 @@
-/* Lists of files, tokens, lines and tar archives: what is good against a second opinion, what
-   is bad told with file and byte, and the rows. tests/check_examples.sh compares with Python's
-   tarfile. */
+/* Lists of files, lines and tar archives: what is good against a second opinion, what is bad told
+   with file and byte, and the rows. tests/check_examples.sh compares with Python's tarfile. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
@@ -430,8 +429,6 @@ static void a_position_is_of_its_files(void) {
     }
 }
 
-/* --- tokens --- */
-
 typedef struct blob {
     uint8_t at[400000];
     size_t count;
@@ -443,288 +440,6 @@ static void put_le(blob *to, uint64_t value, int count) {
 
 static const char *put_bytes(const char *name, const blob *from) {
     return put_file(name, from->at, from->count);
-}
-
-static uint32_t token_of(uint64_t at, int width) {
-    const uint32_t value = (uint32_t)(at * 2654435761u >> 7);
-    return width == 2 ? value & 0xffff : value;
-}
-
-/* A shard of tokens with the numbers from `first` on. */
-static void put_shard(const char *name, uint64_t first, uint32_t count, int width, bool raw) {
-    static blob shard;
-    shard.count = 0;
-    if (!raw) {
-        put_le(&shard, width == 2 ? 20240520 : 20240801, 4);
-        put_le(&shard, width == 2 ? 1 : 7, 4);
-        put_le(&shard, count, 4);
-        while (shard.count < 1024) put_le(&shard, 0xab, 1);
-    }
-    for (uint32_t i = 0; i < count; ++i) put_le(&shard, token_of(first + i, width), width);
-    put_bytes(name, &shard);
-}
-
-static spdl_result open_tokens(spdl_tokens **tokens, const spdl_files *files,
-                               spdl_tokens_desc desc) {
-    desc.error = &error;
-    memset(&error, 0xff, sizeof error);
-    return spdl_tokens_open(tokens, files, &desc);
-}
-
-static void windows_across_shards(void) {
-    static const uint32_t counts[] = { 5, 0, 1, 700, 3, 41, 0 };
-    static const uint32_t lengths[] = { 1, 2, 7, 64, 374, 749 };
-    static uint32_t window[800];
-    uint16_t *narrow = (uint16_t *)(void *)window;
-    for (int kind = 0; kind < 4; ++kind) {
-        const int width = kind & 1 ? 4 : 2;
-        const bool raw = kind & 2;
-        uint64_t total = 0;
-        spdl_files *files;
-        char name[] = "0.bin";
-        for (size_t i = 0; i < 7; total += counts[i++], ++name[0])
-            put_shard(name, total, counts[i], width, raw);
-        files = files_of(path_of("*.bin"));
-        for (size_t k = 0; k < 6; ++k) {
-            const spdl_tokens_desc desc = { .length = lengths[k], .raw_bytes = raw ? width : 0 };
-            spdl_tokens *tokens = NULL;
-            REQUIRE(open_tokens(&tokens, files, desc) == SPDL_OK);
-            CHECK_EQ(spdl_tokens_count(tokens), (total - 1) / lengths[k]);
-            for (uint64_t i = 0; i < spdl_tokens_count(tokens); ++i) {
-                bool same = true;
-                memset(window, 0xee, sizeof window);
-                CHECK_EQ(spdl_tokens_read(tokens, i, window, 4, &error), SPDL_OK);
-                for (uint32_t j = 0; j <= lengths[k]; ++j)
-                    same = same && window[j] == token_of(i * lengths[k] + j, width);
-                CHECK(same && window[lengths[k] + 1] == 0xeeeeeeee);
-                memset(window, 0xee, sizeof window);
-                if (width == 4) continue;
-                CHECK_EQ(spdl_tokens_read(tokens, i, narrow, 2, &error), SPDL_OK);
-                for (uint32_t j = 0; j <= lengths[k]; ++j)
-                    same = same && narrow[j] == token_of(i * lengths[k] + j, width);
-                CHECK(same && narrow[lengths[k] + 1] == 0xeeee);
-            }
-            CHECK_EQ(spdl_tokens_read(tokens, 0, narrow, 2, &error),
-                     width == 2 ? SPDL_OK : SPDL_E_INVALID);
-            if (width == 4) told("a window with 2 bytes a token, but the shards have 4");
-            CHECK_EQ(spdl_tokens_read(tokens, spdl_tokens_count(tokens), window, 4, &error),
-                     SPDL_E_INVALID);
-            told("no window*there are");
-            CHECK_EQ(spdl_tokens_read(tokens, UINT64_MAX, window, 4, NULL), SPDL_E_INVALID);
-            spdl_tokens_close(tokens);
-        }
-        spdl_files_close(files);
-    }
-}
-
-static void bad_shards(void) {
-    static const struct {
-        uint32_t magic, version, tokens;
-        int bytes, raw;
-        const char *told;
-    } cases[] = {
-        { 20240520, 1, 10, 1043, 0, "x.bin: at byte 1042: cut off: a token has 2 bytes" },
-        { 20240520, 1, 10, 1042, 0, "x.bin: at byte 8: its header has 10 tokens, the file 9" },
-        { 20240520, 1, 10, 1046, 0, "x.bin: at byte 8: its header has 10 tokens, the file 11" },
-        { 20240520, 1, 0xffffffff, 1044, 0, "its header has 4294967295 tokens, the file 10" },
-        { 20240801, 7, 10, 1066, 0, "at byte 1064: cut off: a token has 4 bytes" },
-        { 20240801, 7, 10, 1060, 0, "its header has 10 tokens, the file 9" },
-        { 20240520, 2, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 20240520, version 2" },
-        { 20240801, 1, 10, 1064, 0, "magic 20240801, version 1" },
-        { 7, 1, 10, 1044, 0, "at byte 0: no tokens of llm.c: magic 7" },
-        { 20240520, 1, 10, 1023, 0,
-          "at byte 0: cut off: 1024 bytes should be here, and the file ends at 1023" },
-        { 20240520, 1, 10, 0, 0, "the file ends at 0" },
-        { 20240520, 1, 10, 1044, 2, "at byte 0: a header of llm.c" },
-        { 9, 9, 9, 1045, 2, "at byte 1044: cut off: a token has 2 bytes" },
-        { 9, 9, 9, 1046, 4, "at byte 1044: cut off: a token has 4 bytes" },
-        { 20240520, 1, 0, 1024, 0, "all files together have 0 tokens, and a window takes 5" },
-        { 9, 9, 9, 8, 2, "all files together have 4 tokens, and a window takes 5" },
-    };
-    spdl_tokens *tokens;
-    spdl_files *files;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-        const spdl_tokens_desc desc = { .length = 4, .raw_bytes = cases[i].raw };
-        blob shard = { .count = 0 };
-        put_le(&shard, cases[i].magic, 4);
-        put_le(&shard, cases[i].version, 4);
-        put_le(&shard, cases[i].tokens, 4);
-        shard.count = (size_t)cases[i].bytes;
-        files = files_of(put_bytes("x.bin", &shard));
-        tokens = (spdl_tokens *)folder;
-        CHECK_EQ(open_tokens(&tokens, files, desc), SPDL_E_FORMAT);
-        CHECK(tokens == NULL);
-        told(cases[i].told);
-        CHECK_EQ(spdl_tokens_open(&tokens, files, &desc), SPDL_E_FORMAT); /* without an error */
-        CHECK(tokens == NULL);
-        spdl_files_close(files);
-    }
-    put_shard("a.bin", 0, 100, 2, false);
-    put_shard("b.bin", 0, 100, 4, false);
-    files = files_of(path_of("*.bin"));
-    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 4 }), SPDL_E_FORMAT);
-    told("b.bin: at byte 0: tokens of 4 bytes, behind some of 2");
-    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 0 }), SPDL_E_INVALID);
-    told("length is 0");
-    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = UINT64_MAX }),
-             SPDL_E_INVALID);
-    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 4, .raw_bytes = 3 }),
-             SPDL_E_INVALID);
-    told("raw_bytes is 3");
-    CHECK_EQ(open_tokens(&tokens, NULL, (spdl_tokens_desc){ .length = 4 }), SPDL_E_INVALID);
-    CHECK_EQ(spdl_tokens_open(NULL, files, NULL), SPDL_E_INVALID);
-    REQUIRE(unlink(path_of("a.bin")) == 0);
-    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 4 }), SPDL_E_IO);
-    told("a.bin: No such file");
-    spdl_tokens_close(NULL);
-    spdl_files_close(files);
-}
-
-/* Where llm.c's int and 32-bit offsets end; and a shard that is cut after it was opened. */
-static void tokens_over_4_gib(void) {
-    const uint64_t length = 1 << 20, size = ((uint64_t)5 << 30) + 2;
-    static const uint8_t mark[4] = { 0xd2, 0x04, 0xe1, 0x10 }; /* 1234, 4321 */
-    uint32_t *window = (uint32_t *)malloc(4 * (length + 1));
-    spdl_tokens *tokens = NULL;
-    spdl_files *files;
-    const char *path = put_text("big.bin", "");
-    FILE *file = fopen(path, "r+b");
-    REQUIRE(window != NULL && file != NULL);
-    REQUIRE(fseeko(file, (off_t)(size - sizeof mark), SEEK_SET) == 0);
-    REQUIRE(fwrite(mark, sizeof mark, 1, file) == 1 && fflush(file) == 0);
-    files = files_of(path);
-    CHECK_EQ(files->at[0].bytes, (long long)size);
-    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = length, .raw_bytes = 2 }) ==
-            SPDL_OK);
-    CHECK_EQ(spdl_tokens_count(tokens), 2560);
-    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, 4, &error), SPDL_OK);
-    CHECK(window[length] == 4321 && window[length - 1] == 1234 && window[length - 2] == 0);
-    REQUIRE(ftruncate(fileno(file), (off_t)size - 100) == 0);
-    CHECK_EQ(spdl_tokens_read(tokens, 2559, window, 4, &error), SPDL_E_IO);
-    told("big.bin: at byte 5368709022: it ended while it was read");
-    spdl_tokens_close(tokens);
-    spdl_files_close(files);
-    fclose(file);
-    free(window);
-}
-
-static void rows_of_tokens(void) {
-    spdl_tokens *tokens = NULL;
-    spdl_files *files;
-    spdl_pipeline *p;
-    spdl_batch *batch;
-    uint32_t *window;
-    spdl_sampler *order;
-    spdl_result result;
-    put_shard("0.bin", 0, 40, 2, false);
-    put_shard("1.bin", 40, 51, 2, false);
-    files = files_of(path_of("*.bin"));
-    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10 }) == SPDL_OK);
-    CHECK_EQ(spdl_tokens_count(tokens), 9);
-    REQUIRE(spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = 9 }) == SPDL_OK);
-    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_BATCH(4, .item_bytes = 44),
-              SPDL_SINK(3));
-    for (uint64_t i = 0; i < 9; i += 4) {
-        REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
-        REQUIRE(batch->count == (i < 8 ? 4 : 1));
-        for (uint64_t k = 0; k < batch->count * 11; ++k)
-            CHECK_EQ(((const uint32_t *)batch->data)[k], token_of((i + k / 11) * 10 + k % 11, 2));
-        spdl_batch_free(batch);
-    }
-    CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_END);
-    spdl_pipeline_destroy(p);
-    p = START(SPDL_SOURCE(backwards, .free_item = free),
-              SPDL_TOKENS_AT(tokens, .concurrency = 2, .item_bytes = 44),
-              SPDL_SINK(3));
-    for (uint64_t i = 9; i-- > 0;) {
-        REQUIRE(SPDL_NEXT(p, &window, SPDL_FOREVER) == SPDL_OK);
-        CHECK_EQ(window[0], token_of(i * 10, 2));
-        CHECK_EQ(window[10], token_of(i * 10 + 10, 2));
-        spdl_buffer_free(window);
-    }
-    result = SPDL_NEXT(p, &window, SPDL_FOREVER);
-    ends(p, result, SPDL_E_STAGE, "no window 18446744073709551615: there are 9");
-    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_BATCH(9, .item_bytes = 22),
-              SPDL_SINK(3));
-    REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
-    for (uint64_t k = 0; k < 99; ++k)
-        CHECK_EQ(((const uint16_t *)batch->data)[k], token_of(k / 11 * 10 + k % 11, 2));
-    spdl_batch_free(batch);
-    spdl_pipeline_destroy(p);
-    p = START(SPDL_SOURCE(backwards, .free_item = free),
-              SPDL_TOKENS_AT(tokens, .item_bytes = 21), SPDL_SINK(3));
-    result = SPDL_NEXT(p, &window, SPDL_FOREVER);
-    ends(p, result, SPDL_E_STAGE, "item_bytes is 21, and a window takes 44, or 22 as uint16_t");
-    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens, .item_bytes = 43), SPDL_SINK(3));
-    result = SPDL_NEXT(p, &window, SPDL_FOREVER);
-    ends(p, result, SPDL_E_STAGE, "item_bytes is 43, and a window takes 44");
-    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_BATCH(4, .item_bytes = 40),
-              SPDL_SINK(3));
-    result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
-    ends(p, result, SPDL_E_STAGE, "item_bytes is 40, and a window takes 44");
-    p = START(SPDL_INDEX(order), SPDL_TOKENS_AT(tokens), SPDL_SINK(3));
-    for (uint64_t i = 0; i < 9; ++i) { /* .item_bytes has a default */
-        REQUIRE(SPDL_NEXT(p, &window, SPDL_FOREVER) == SPDL_OK);
-        for (uint64_t k = 0; k < 11; ++k) CHECK_EQ(window[k], token_of(i * 10 + k, 2));
-        spdl_buffer_free(window);
-    }
-    spdl_pipeline_destroy(p);
-    spdl_sampler_destroy(order);
-    spdl_tokens_close(tokens);
-    spdl_files_close(files);
-}
-
-/* Behind SPDL_BATCH one call takes all indices of a batch. */
-static void windows_in_batches(void) {
-    const uint64_t epochs = 2, windows = 9;
-    spdl_tokens *tokens = NULL;
-    spdl_files *files;
-    spdl_batch *batch;
-    const spdl_sampler_desc shuffled = { .count = windows, .order = SPDL_SAMPLE_SHUFFLED };
-    spdl_sampler *order, *again;
-    put_shard("0.bin", 0, 40, 2, false);
-    put_shard("1.bin", 40, 51, 2, false);
-    files = files_of(path_of("*.bin"));
-    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10 }) == SPDL_OK);
-    REQUIRE(spdl_sampler_create(&order, &shuffled) == SPDL_OK);
-    REQUIRE(spdl_sampler_create(&again, &shuffled) == SPDL_OK);
-    for (int how = 0; how < 6; ++how) {
-        const bool narrow = how >= 3, kept = how == 1, in_place = how == 2;
-        spdl_pipeline *p = START(SPDL_INDEX(order, .continuous = true),
-                                 SPDL_BATCH(4, .item_bytes = in_place ? sizeof(spdl_index) : 0),
-                                 SPDL_TOKENS_AT(tokens, .item_bytes = narrow ? 22 : 0,
-                                                .concurrency = how % 3 + 1), SPDL_SINK(3));
-        char text[SPDL_STATE_BYTES];
-        const char *texts[] = { text };
-        for (uint64_t n = 0; n < epochs * 3; ++n) {
-            const uint64_t begin = n % 3 * 4, epoch = n / 3;
-            if (n % 3 == 0 && n > 0) CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_END);
-            REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
-            CHECK_EQ(batch->count, begin < 8 ? 4 : 1);
-            CHECK_EQ(batch->bytes, batch->count * (narrow ? 22 : 44));
-            CHECK_EQ(batch->sequence, n % 3);
-            CHECK_EQ(batch->epoch, epoch);
-            for (uint64_t k = 0; k < batch->count; ++k) {
-                spdl_index at;
-                CHECK_EQ(spdl_sampler_item(again, epoch, begin + k, &at), SPDL_OK);
-                CHECK(batch->items[k] == (char *)batch->data + k * (narrow ? 22 : 44));
-                for (uint64_t i = 0; i < 11; ++i)
-                    CHECK_EQ(narrow ? ((uint16_t *)batch->items[k])[i]
-                                    : ((uint32_t *)batch->items[k])[i],
-                             token_of(at.index * 10 + i, 2));
-            }
-            spdl_batch_free(batch);
-            if (!kept || n != 1) continue;
-            CHECK(spdl_state_save(p, text, sizeof text) > 0); /* and goes on there */
-            CHECK_EQ(SPDL_NEXT(p, &batch, SPDL_FOREVER), SPDL_OK);
-            spdl_batch_free(batch);
-            CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, &error), SPDL_OK);
-        }
-        spdl_pipeline_destroy(p);
-    }
-    spdl_sampler_destroy(order), spdl_sampler_destroy(again);
-    spdl_tokens_close(tokens);
-    spdl_files_close(files);
 }
 
 /* Numbers without a sampler, with positions. */
@@ -752,74 +467,6 @@ static void numbers_in_order(void) {
         }
         spdl_pipeline_destroy(p);
     }
-}
-
-SPDL_FN(any_index, void, spdl_index) {
-    if (spdl_sequence(task) == 8) return SPDL_END;
-    if ((*out = (spdl_index *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
-    memset(*out, 0, sizeof **out);
-    (*out)->index = spdl_sequence(task) == 5 ? 99 : spdl_sequence(task);
-    return SPDL_OK;
-}
-SPDL_FN(a_path, void, char) {
-    (void)out;
-    return SPDL_END;
-}
-
-/* What is wrong with one window is wrong with its batch; other types are refused by create. */
-static void bad_windows_in_batches(void) {
-    spdl_pipeline_desc desc = { .workers = 1, .error = &error };
-    spdl_tokens *tokens = NULL;
-    spdl_files *files;
-    spdl_pipeline *p = NULL;
-    spdl_batch *batch;
-    spdl_result result;
-    put_shard("0.bin", 0, 101, 2, false);
-    files = files_of(path_of("0.bin"));
-    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10 }) == SPDL_OK);
-    p = START(SPDL_SOURCE(any_index, .item_bytes = sizeof(spdl_index)), SPDL_BATCH(4),
-              SPDL_TOKENS_AT(tokens), SPDL_SINK(3));
-    REQUIRE(SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK);
-    spdl_batch_free(batch);
-    result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
-    ends(p, result, SPDL_E_STAGE, "no window 99: there are 10");
-    p = START(SPDL_SOURCE(any_index, .item_bytes = sizeof(spdl_index)), SPDL_BATCH(4),
-              SPDL_TOKENS_AT(tokens, .item_bytes = 43), SPDL_SINK(3));
-    result = SPDL_NEXT(p, &batch, SPDL_FOREVER);
-    ends(p, result, SPDL_E_STAGE, "item_bytes is 43, and a window takes 44, or 22 as uint16_t");
-    CHECK_EQ(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-        SPDL_SOURCE(a_path), SPDL_BATCH(4), SPDL_TOKENS_AT(tokens), SPDL_SINK(3))), SPDL_E_TYPE);
-    CHECK(strstr(error.text, "takes 'spdl_index *' but stage 0 'a_path'") != NULL);
-    spdl_tokens_close(tokens);
-    spdl_files_close(files);
-}
-
-/* Shards as rows of their own: what is left of each makes no window. */
-static void windows_in_shards(void) {
-    static const uint32_t counts[] = { 21, 0, 9, 35, 1, 11, 10 };
-    static const uint64_t firsts[] = { 0, 10, 30, 40, 50, 66 };
-    spdl_tokens *tokens = NULL;
-    spdl_files *files;
-    uint64_t first = 0;
-    for (int i = 0; i < 7; first += counts[i++]) {
-        char name[] = "0.bin";
-        name[0] = (char)('0' + i);
-        put_shard(name, first, counts[i], 2, false);
-    }
-    files = files_of(path_of("*.bin"));
-    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 10, .in_shards = true }) ==
-            SPDL_OK);
-    CHECK_EQ(spdl_tokens_count(tokens), 6);
-    for (uint64_t i = 0; i < 6; ++i) {
-        uint32_t window[11];
-        CHECK_EQ(spdl_tokens_read(tokens, i, window, 4, &error), SPDL_OK);
-        for (uint64_t k = 0; k < 11; ++k) CHECK_EQ(window[k], token_of(firsts[i] + k, 2));
-    }
-    spdl_tokens_close(tokens);
-    CHECK_EQ(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 35, .in_shards = true }),
-             SPDL_E_FORMAT);
-    told("0.bin: at byte 1024: no file has the 36 tokens of a window");
-    spdl_files_close(files);
 }
 
 /* --- tar --- */
@@ -1723,38 +1370,34 @@ static void rows_of_lines(void) {
 static bool with_memory(int allocations) {
     spdl_files_desc by = { .allocator = { counted_alloc, counted_free, NULL }, .error = &error };
     spdl_records_desc read = { .group = true, .allocator = by.allocator, .error = &error };
-    spdl_tokens_desc tokens = { .length = 3, .allocator = by.allocator, .error = &error };
     char list[300];
-    spdl_files *tar = NULL, *text = NULL, *bin = NULL;
+    spdl_files *tar = NULL, *text = NULL, *all = NULL;
     spdl__records *records = NULL;
     spdl_record *record = NULL;
-    spdl_tokens *windows = NULL;
     spdl_result result;
     left = allocations;
     snprintf(list, sizeof list, "@%s", path_of("list"));
     result = spdl_files_open(&tar, path_of("x.tar"), &by);
     if (result == SPDL_OK) result = spdl_files_open(&text, list, &by);
-    if (result == SPDL_OK) result = spdl_files_open(&bin, path_of("*.bin"), &by);
+    if (result == SPDL_OK) result = spdl_files_open(&all, path_of("*.tar"), &by);
     if (result == SPDL_OK)
         result = spdl__records_open(&records, path_of("x.tar"), SPDL__RECORDS_TAR, &read);
     while (result == SPDL_OK) {
         result = spdl__records_next(records, &record, &error);
         if (result == SPDL_OK) spdl_record_free(record);
     }
-    if (result == SPDL_END) result = spdl_tokens_open(&windows, bin, &tokens);
-    CHECK(result == SPDL_OK || result == SPDL_E_NOMEM);
-    if (result != SPDL_OK) told("memory");
-    spdl_tokens_close(windows);
+    CHECK(result == SPDL_END || result == SPDL_E_NOMEM);
+    if (result != SPDL_END) told("memory");
     spdl__records_close(records);
     spdl_files_close(tar);
     spdl_files_close(text);
-    spdl_files_close(bin);
+    spdl_files_close(all);
     CHECK(blocks == 0 && block_bytes == 0);
-    return result == SPDL_OK;
+    return result == SPDL_END;
 }
 
 /* Takes all there is with memory for so many allocations, and keeps it until then. */
-static bool row_with_memory(spdl_pipeline *p, int allocations, void (*free_item)(void *)) {
+static bool row_with_memory(spdl_pipeline *p, int allocations) {
     void *items[41];
     int count = 0;
     spdl_result result = SPDL_OK;
@@ -1766,7 +1409,7 @@ static bool row_with_memory(spdl_pipeline *p, int allocations, void (*free_item)
     }
     CHECK(result == SPDL_END || result == SPDL_E_NOMEM);
     if (result == SPDL_E_NOMEM) CHECK(strstr(spdl_pipeline_error(p)->text, "memory") != NULL);
-    while (count > 0) free_item(items[--count]);
+    while (count > 0) spdl_buffer_free(items[--count]);
     spdl_pipeline_destroy(p);
     CHECK(blocks == 0 && block_bytes == 0);
     return result == SPDL_END;
@@ -1781,36 +1424,24 @@ static void rows_without_memory(void) {
     const spdl_pipeline_desc desc = { .workers = SPDL_INLINE, .logger = { say_nothing, NULL },
                                       .allocator = { counted_alloc, counted_free, NULL } };
     spdl_sampler *order = NULL;
-    spdl_tokens *tokens = NULL;
-    spdl_files *files;
-    put_shard("0.bin", 0, 101, 2, false);
-    files = files_of(path_of("0.bin"));
-    REQUIRE(open_tokens(&tokens, files, (spdl_tokens_desc){ .length = 1 }) == SPDL_OK);
     REQUIRE(spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = 40 }) == SPDL_OK);
-    for (int kind = 0; kind < 4; ++kind) {
+    for (int kind = 0; kind < 2; ++kind) {
         bool all = false;
         for (int enough = 0; !all; ++enough) {
             spdl_pipeline *p = NULL;
             spdl_result result;
             left = 1 << 30;
-            result = kind == 0   ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-                                       SPDL_COUNT(40), SPDL_SINK(2)))
-                     : kind == 1 ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-                                       SPDL_INDEX(order), SPDL_SINK(2)))
-                     : kind == 2 ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-                                       SPDL_COUNT(40), SPDL_TOKENS_AT(tokens), SPDL_SINK(2)))
-                                 : spdl_pipeline_create(&p, &desc, SPDL_STAGES(
-                                       SPDL_COUNT(80), SPDL_BATCH(2), SPDL_TOKENS_AT(tokens),
-                                       SPDL_SINK(2)));
+            result = kind == 0 ? spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                                     SPDL_COUNT(40), SPDL_SINK(2)))
+                               : spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                                     SPDL_INDEX(order), SPDL_SINK(2)));
             REQUIRE(result == SPDL_OK);
-            all = row_with_memory(p, enough, kind == 3 ? spdl_batch_free : spdl_buffer_free);
+            all = row_with_memory(p, enough);
             if (enough == 0) CHECK(!all);
             REQUIRE(enough < 100);
         }
     }
     spdl_sampler_destroy(order);
-    spdl_tokens_close(tokens);
-    spdl_files_close(files);
 }
 
 static void no_memory(void) {
@@ -1823,41 +1454,30 @@ static void no_memory(void) {
     ADD(&tar, .name = "b.1", .size = 10);
     tar_end(&tar);
     put_bytes("x.tar", &tar);
-    put_shard("x.bin", 0, 10, 2, false);
     memset(text, '\n', sizeof text);
     put_file("text", text, sizeof text);
     put_text("list", "text\ntext\n");
     while (enough < 200 && !with_memory(enough)) ++enough;
     CHECK(enough > 15 && enough < 200);
-    for (int half = 0; half < 3; ++half) { /* an allocator with one function */
+    for (int half = 0; half < 2; ++half) { /* an allocator with one function */
         const spdl_files_desc by = { .allocator = { counted_alloc, NULL, NULL }, .error = &error };
         const spdl_records_desc read = { .allocator = by.allocator, .error = &error };
-        const spdl_tokens_desc windows = { .length = 1, .allocator = by.allocator,
-                                           .error = &error };
-        spdl_files *files = files_of(path_of("x.tar"));
-        spdl_files *none;
+        spdl_files *files;
         spdl__records *records;
-        spdl_tokens *tokens;
-        CHECK_EQ(half == 0   ? spdl_files_open(&none, path_of("x.tar"), &by)
-                 : half == 1 ? spdl__records_open(&records, path_of("x.tar"), SPDL__RECORDS_TAR,
-                                                  &read)
-                             : spdl_tokens_open(&tokens, files, &windows), SPDL_E_INVALID);
+        CHECK_EQ(half == 0 ? spdl_files_open(&files, path_of("x.tar"), &by)
+                           : spdl__records_open(&records, path_of("x.tar"), SPDL__RECORDS_TAR,
+                                                &read), SPDL_E_INVALID);
         told("both functions of the allocator");
-        spdl_files_close(files);
     }
 }
 
 TEST_TABLE(files) {
-    TEST_CASE(numbers_in_order),
-    TEST_CASE(windows_in_batches), TEST_CASE(bad_windows_in_batches), TEST_CASE(windows_in_shards),
-    TEST_CASE(archives_in_a_row),
+    TEST_CASE(numbers_in_order), TEST_CASE(archives_in_a_row),
     TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
     TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest),
     TEST_CASE(hash_behind_backslashes), TEST_CASE(rows_of_files),
     TEST_CASE(a_dangling_link_is_one_failure), TEST_CASE(links_are_missing_data),
-    TEST_CASE(files_of_another_kind),
-    TEST_CASE(a_position_is_of_its_files), TEST_CASE(windows_across_shards),
-    TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
+    TEST_CASE(files_of_another_kind), TEST_CASE(a_position_is_of_its_files),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),

@@ -2450,47 +2450,6 @@ static void files_of_other_threads_are_theirs(void) {
     all_gone();
 }
 
-/* A row that makes a batch in place of each batch of indices: its blocks are the slots. */
-static void windows_of_tokens_are_in_slots(void) {
-    enum { LENGTH = 10, COUNT = 101 };
-    spdl_loader_desc desc = desc_of(1);
-    char path[] = "/tmp/spdl_tokens_XXXXXX";
-    const int file = mkstemp(path);
-    const spdl_tokens_desc raw = { .length = LENGTH, .raw_bytes = 2 };
-    uint16_t shard[COUNT];
-    uint64_t number = 0;
-    spdl_loader_batch batch;
-    spdl_sampler *order;
-    spdl_tokens *tokens;
-    spdl_files *files;
-    spdl_loader *l;
-    TEST_NEEDS_PROCESSES();
-    for (int i = 0; i < COUNT; ++i) shard[i] = (uint16_t)(i * 7);
-    REQUIRE(write(file, shard, sizeof shard) == (ssize_t)sizeof shard && close(file) == 0);
-    REQUIRE(spdl_files_open(&files, path, NULL) == SPDL_OK);
-    REQUIRE(spdl_tokens_open(&tokens, files, &raw) == SPDL_OK);
-    REQUIRE(spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = 10 }) == SPDL_OK);
-    REQUIRE(spdl_loader_open(&l, &desc, SPDL_STAGES(SPDL_INDEX(order), SPDL_BATCH(4),
-                SPDL_TOKENS_AT(tokens), SPDL_SINK(2))) == SPDL_OK);
-    while (spdl_loader_next(l, &batch, SPDL_SECONDS(15)) == SPDL_OK) {
-        const uint32_t *at = (const uint32_t *)batch.data;
-        CHECK_EQ(batch.count, number < 8 ? 4 : 2);
-        CHECK_EQ(batch.bytes, batch.count * (LENGTH + 1) * sizeof *at);
-        for (size_t i = 0; i < batch.count; ++i, ++number)
-            for (uint64_t k = 0; k <= LENGTH; ++k)
-                CHECK_EQ(*at++, shard[number * LENGTH + k]);
-        CHECK_EQ(spdl_loader_done(l, &batch), SPDL_OK);
-    }
-    CHECK_EQ(number, 10);
-    CHECK_EQ(spdl_loader_error(l)->result, SPDL_OK);
-    spdl_loader_close(l);
-    spdl_sampler_destroy(order);
-    spdl_tokens_close(tokens);
-    spdl_files_close(files);
-    CHECK_EQ(unlink(path), 0);
-    all_gone();
-}
-
 /* --- arguments --- */
 
 /* What is written to stderr goes to a file. */
@@ -3296,7 +3255,6 @@ TEST_TABLE(loader) {
     TEST_CASE(a_reservation_is_repeated),
     TEST_CASE(policies_that_the_system_refuses),
     TEST_CASE(signals_that_are_the_childs),
-    TEST_CASE(windows_of_tokens_are_in_slots),
     TEST_CASE(a_terminal_stops_no_program),
     TEST_CASE(signals_of_the_program_are_not_the_childs),
     TEST_CASE(files_of_other_threads_are_theirs),

@@ -243,7 +243,6 @@ static void rows_that_read_from_nothing(void) {
     REFUSED(words, SPDL_FILES(NULL), SPDL_SINK(1));
     REFUSED(words, SPDL_INDEX(NULL), SPDL_SINK(1));
     REFUSED(words, SPDL_SOURCE(makes_index), SPDL_FILES_AT(NULL), SPDL_SINK(1));
-    REFUSED(words, SPDL_SOURCE(makes_index), SPDL_TOKENS_AT(NULL, .item_bytes = 4), SPDL_SINK(1));
     REFUSED("next is NULL", SPDL_FROM(A, NULL, &extra), SPDL_SINK(1));
 }
 

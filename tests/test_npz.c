@@ -7,6 +7,8 @@
 #include "../spdl.h"
 #include "test.h"
 
+#include "../examples/npz_writer.h"
+
 /* ============================================================================================= */
 /* Bytes */
 
@@ -1527,17 +1529,17 @@ static spdl_npz_bundle *load_small(const char *dtype, int change, spdl_result *r
     char folder[64], path[128];
     const spdl_npz_desc desc = sizes_desc(s, NULL);
     spdl_npz_bundle *bundle = NULL;
-    spdl_npz_writer *w = NULL;
+    npz_writer *w = NULL;
     spdl_npz *npz = NULL;
     const void *y = NULL;
     FILE *f;
     test_folder(folder, sizeof folder);
     snprintf(path, sizeof path, "%s/small.npz", folder);
-    REQUIRE(spdl_npz_writer_open(&w, path, NULL) == SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_add(w, "x", "f4", 2, shape, data, NULL), SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_add(w, "y", dtype, 1, shape, data, NULL), SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
-    spdl_npz_writer_close(w);
+    REQUIRE(npz_writer_open(&w, path, NULL) == SPDL_OK);
+    CHECK_EQ(npz_writer_add(w, "x", "f4", 2, shape, data, NULL), SPDL_OK);
+    CHECK_EQ(npz_writer_add(w, "y", dtype, 1, shape, data, NULL), SPDL_OK);
+    CHECK_EQ(npz_writer_finish(w, NULL), SPDL_OK);
+    npz_writer_close(w);
     REQUIRE(spdl_npz_open(&npz, path, NULL) == SPDL_OK);
     CHECK_EQ(spdl_npz_view(npz, 1, &y, NULL, NULL), dtype[0] == 'f' ? SPDL_OK : SPDL_E_UNSUPPORTED);
     f = fopen(path, "r+b");
@@ -1596,14 +1598,14 @@ static spdl_npz_bundle *load_changed(const char *dtype, long at, const void *to,
     char folder[64], path[128];
     spdl_npz_desc desc = { 0 };
     spdl_npz_bundle *bundle = NULL;
-    spdl_npz_writer *w = NULL;
+    npz_writer *w = NULL;
     FILE *f;
     test_folder(folder, sizeof folder);
     snprintf(path, sizeof path, "%s/small.npz", folder);
-    REQUIRE(spdl_npz_writer_open(&w, path, NULL) == SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_add(w, "x", dtype, 2, shape, data, NULL), SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
-    spdl_npz_writer_close(w);
+    REQUIRE(npz_writer_open(&w, path, NULL) == SPDL_OK);
+    CHECK_EQ(npz_writer_add(w, "x", dtype, 2, shape, data, NULL), SPDL_OK);
+    CHECK_EQ(npz_writer_finish(w, NULL), SPDL_OK);
+    npz_writer_close(w);
     f = fopen(path, "r+b");
     REQUIRE(f != NULL && fseek(f, at, SEEK_SET) == 0 && fwrite(to, 1, count, f) == count);
     fclose(f);

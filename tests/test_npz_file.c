@@ -11,6 +11,9 @@
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "test.h"
+#include "zip.h"
+
+#include "../examples/npz_writer.h"
 
 static const char *const fixtures[] = {
     "big_endian.npy",    "big_endian.npz",          "descriptors.npz",       "dtypes_deflated.npz",
@@ -78,16 +81,16 @@ static spdl_npz *open_path(const char *path) {
 /* Writes the arrays of a fixture as they are read: with the numbers of this machine. */
 static void write_native(const char *path, const char *name) {
     spdl_npz_bundle *bundle = NULL;
-    spdl_npz_writer *w = NULL;
+    npz_writer *w = NULL;
     REQUIRE(spdl_npz_load(&bundle, fixture_path(name), NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_writer_open(&w, path, NULL) == SPDL_OK);
+    REQUIRE(npz_writer_open(&w, path, NULL) == SPDL_OK);
     for (size_t i = 0; i < bundle->count; ++i) {
         const spdl_npz_array *a = &bundle->arrays[i];
-        CHECK_EQ(spdl_npz_writer_add(w, a->name, a->info.dtype, a->info.ndim, a->info.shape,
+        CHECK_EQ(npz_writer_add(w, a->name, a->info.dtype, a->info.ndim, a->info.shape,
                                      a->data, NULL), SPDL_OK);
     }
-    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
-    spdl_npz_writer_close(w);
+    CHECK_EQ(npz_writer_finish(w, NULL), SPDL_OK);
+    npz_writer_close(w);
     spdl_npz_bundle_free(bundle);
 }
 
@@ -300,16 +303,16 @@ static size_t write_more(const char *name, unsigned count, unsigned more) {
     file[35 + strlen((char *)file + 35)] = ' ';
     memcpy(file + 35, "\x93NUMPY\1\0\x76\0", 10);
     for (unsigned i = 0; i < count + more; ++i) file[35 + 128 + i] = (uint8_t)(i * 7 + i / 256);
-    at = spdl__put32(spdl__put32(at, 0x04034b50), 0);
-    at = spdl__put32(spdl__put32(at + 2, 0), spdl__crc_add(&crc, 0, file + 35, usize));
-    spdl__put32(spdl__put32(spdl__put32(at, usize), usize), 5);
+    at = put32(put32(at, 0x04034b50), 0);
+    at = put32(put32(at + 2, 0), spdl__crc_add(&crc, 0, file + 35, usize));
+    put32(put32(put32(at, usize), usize), 5);
     memcpy(file + 30, "a.npy", 5);
     at = file + directory;
-    spdl__put32(at, 0x02014b50);
+    put32(at, 0x02014b50);
     memcpy(at + 6, file + 4, 26);
     memcpy(at + 46, "a.npy", 5);
-    spdl__put32(spdl__put32(spdl__put32(at + 51, 0x06054b50) + 4, 1 << 16 | 1), 51);
-    spdl__put32(at + 51 + 16, directory);
+    put32(put32(put32(at + 51, 0x06054b50) + 4, 1 << 16 | 1), 51);
+    put32(at + 51 + 16, directory);
     write_file(make_path(name), file, directory + 51 + 22);
     return 35 + 128;
 }
@@ -366,13 +369,13 @@ static void member_over_4_gib(void) {
     entry[30] = 28;
     memset(entry + 42, 0xff, 4);
     memcpy(entry + 46, "big.npy\1\0\30", 10);
-    at = spdl__put64(spdl__put64(entry + 57, 128 + count), 128 + count);
-    spdl__put64(at, 0);
-    spdl__put64(end + 4, 44);
-    spdl__put64(spdl__put64(end + 24, 1), 1);
-    spdl__put64(spdl__put64(end + 40, sizeof entry), directory);
+    at = put64(put64(entry + 57, 128 + count), 128 + count);
+    put64(at, 0);
+    put64(end + 4, 44);
+    put64(put64(end + 24, 1), 1);
+    put64(put64(end + 40, sizeof entry), directory);
     memcpy(end + 56, "PK\6\7", 4);
-    spdl__put32(spdl__put64(end + 64, directory + sizeof entry), 1);
+    put32(put64(end + 64, directory + sizeof entry), 1);
     memcpy(end + 76, "PK\5\6", 4);
     memset(end + 84, 0xff, 12);
     fwrite(local, 1, sizeof local, out);
@@ -406,7 +409,7 @@ static void directory_over_1_gib(void) {
     spdl_npz_desc desc = { 0 };
     spdl_npz *npz = NULL;
     FILE *out = fopen(make_path("large"), "wb");
-    spdl__put32(end + 12, ((uint64_t)1 << 30) + 1024);
+    put32(end + 12, ((uint64_t)1 << 30) + 1024);
     REQUIRE(out != NULL && fseeko(out, ((off_t)1 << 30) + 1024, SEEK_SET) == 0);
     REQUIRE(fwrite(end, 1, sizeof end, out) == sizeof end && fclose(out) == 0);
     desc.error = &error;
@@ -428,16 +431,16 @@ static void sizes_beyond_memory(void) {
     char path[40];
     if (file < 0 || ftruncate(file, (off_t)(directory + sizeof entry)) != 0)
         TEST_SKIP("no file system takes so large a file");
-    spdl__put16(entry + 10, 8);
+    put16(entry + 10, 8);
     memset(entry + 20, 0xff, 8);
-    spdl__put16(entry + 28, 5);
-    spdl__put16(entry + 30, 20);
+    put16(entry + 28, 5);
+    put16(entry + 30, 20);
     memcpy(entry + 46, "a.npy\1\0\20", 9);
-    spdl__put64(spdl__put64(entry + 55, csize * 1000), csize);
+    put64(put64(entry + 55, csize * 1000), csize);
     memcpy(entry + 71, "PK\6\6\54", 5);
-    spdl__put64(spdl__put64(spdl__put64(spdl__put64(entry + 95, 1), 1), 71), directory);
+    put64(put64(put64(put64(entry + 95, 1), 1), 71), directory);
     memcpy(entry + 127, "PK\6\7", 4);
-    spdl__put32(spdl__put64(entry + 135, directory + 71), 1);
+    put32(put64(entry + 135, directory + 71), 1);
     memcpy(entry + 147, "PK\5\6", 4);
     memset(entry + 155, 0xff, 12);
     REQUIRE(pwrite(file, entry, sizeof entry, (off_t)directory) == (ssize_t)sizeof entry);
@@ -629,16 +632,16 @@ static void arrays_that_are_lent(void) {
     static const uint64_t shape[] = { 300, 1000 }, one[] = { 4 };
     static uint8_t numbers[300000];
     spdl_npz_bundle *bundle = NULL, *copied = NULL;
-    spdl_npz_writer *w = NULL;
+    npz_writer *w = NULL;
     spdl_npz_desc desc = { 0 };
     for (size_t i = 0; i < sizeof numbers; ++i) numbers[i] = (uint8_t)(i * 31 + i / 256);
-    REQUIRE(spdl_npz_writer_open(&w, make_path("lent"), NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_writer_add(w, "a", "|u1", 2, shape, numbers, NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_writer_add(w, "b", "|u1", 1, one, "1234", NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_writer_add(w, "c", ">f4", 1, one, numbers, NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_writer_add(w, "d", "<f4", 1, one, numbers, NULL) == SPDL_OK);
-    REQUIRE(spdl_npz_writer_finish(w, NULL) == SPDL_OK);
-    spdl_npz_writer_close(w);
+    REQUIRE(npz_writer_open(&w, make_path("lent"), NULL) == SPDL_OK);
+    REQUIRE(npz_writer_add(w, "a", "|u1", 2, shape, numbers, NULL) == SPDL_OK);
+    REQUIRE(npz_writer_add(w, "b", "|u1", 1, one, "1234", NULL) == SPDL_OK);
+    REQUIRE(npz_writer_add(w, "c", ">f4", 1, one, numbers, NULL) == SPDL_OK);
+    REQUIRE(npz_writer_add(w, "d", "<f4", 1, one, numbers, NULL) == SPDL_OK);
+    REQUIRE(npz_writer_finish(w, NULL) == SPDL_OK);
+    npz_writer_close(w);
     REQUIRE(spdl_npz_load(&copied, make_path("lent"), &desc) == SPDL_OK);
     desc.no_crc = true;
     for (int round = 0; round < 2; ++round) {

@@ -1,9 +1,11 @@
-/* What the writer of .npz and .npy makes: it is read back here, its bytes are looked at, and where
-   there is a Python with NumPy that reads it too. Files lie in a folder of /tmp that is removed. */
+/* examples/npz_writer.h: what it writes is read back, and its bytes are looked at.
+   tests/check_numpy.sh reads it with NumPy. */
 #define SPDL_STATIC
 #define SPDL_IMPLEMENTATION
 #include "../spdl.h"
 #include "test.h"
+
+#include "../examples/npz_writer.h"
 
 static char folder[64];
 static bool folder_made;
@@ -39,23 +41,20 @@ static void remove_last(const char *name) {
     folder_made = false;
 }
 
-static spdl_npz_writer *create(const char *path, const spdl_npz_writer_desc *with) {
-    spdl_npz_writer *w = NULL;
+static npz_writer *create(const char *path) {
+    npz_writer *w = NULL;
     spdl_error error = { 0 };
-    spdl_npz_writer_desc desc = { 0 };
-    if (with) desc = *with;
-    desc.error = &error;
-    if (!CHECK_EQ(spdl_npz_writer_open(&w, path, &desc), SPDL_OK)) {
+    if (!CHECK_EQ(npz_writer_open(&w, path, &error), SPDL_OK)) {
         fprintf(stderr, "%s\n", error.text);
         test_leave();
     }
     return w;
 }
 
-static void finish(spdl_npz_writer *w) {
+static void finish(npz_writer *w) {
     spdl_error error = { 0 };
-    if (!CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_OK)) fprintf(stderr, "%s\n", error.text);
-    spdl_npz_writer_close(w);
+    if (!CHECK_EQ(npz_writer_finish(w, &error), SPDL_OK)) fprintf(stderr, "%s\n", error.text);
+    npz_writer_close(w);
 }
 
 /* A type and a shape. */
@@ -79,12 +78,12 @@ static void fill(uint8_t *to, size_t bytes, unsigned seed) {
     for (size_t i = 0; i < bytes; ++i) to[i] = (uint8_t)(i * 7 + (i >> 8) + seed);
 }
 
-static spdl_result write_array(spdl_npz_writer *w, const char *name, const array *a,
+static spdl_result write_array(npz_writer *w, const char *name, const array *a,
                                const void *data, spdl_error *error) {
-    return spdl_npz_writer_add(w, name, a->dtype, a->ndim, a->shape, data, error);
+    return npz_writer_add(w, name, a->dtype, a->ndim, a->shape, data, error);
 }
 
-static void write_one(spdl_npz_writer *w, const char *name, const array *a, const void *data) {
+static void write_one(npz_writer *w, const char *name, const array *a, const void *data) {
     spdl_error error = { 0 };
     if (!CHECK_EQ(write_array(w, name, a, data, &error), SPDL_OK))
         fprintf(stderr, "%s\n", error.text);
@@ -153,7 +152,7 @@ enum { KINDS = sizeof kinds / sizeof kinds[0] };
 /* What is written in the other byte order is read in that of the machine. */
 static void every_kind(void) {
     uint8_t data[16 * 12], turned[16 * 12];
-    spdl_npz_writer *w = create(make_path("kinds.npz"), NULL);
+    npz_writer *w = create(make_path("kinds.npz"));
     spdl_npz *npz;
     char name[20], dtype[64];
     fill(data, sizeof data, 0);
@@ -187,7 +186,7 @@ static void every_kind(void) {
 
 static void every_shape(void) {
     uint8_t data[24];
-    spdl_npz_writer *w = create(make_path("shapes.npz"), NULL);
+    npz_writer *w = create(make_path("shapes.npz"));
     array a = type("u1", 64, 2, 3);
     spdl_npy_info told;
     spdl_npz *npz;
@@ -195,7 +194,7 @@ static void every_shape(void) {
     for (int i = 2; i < 64; ++i) a.shape[i] = 1;
     a.shape[63] = 4;
     write_one(w, "dims64", &a, data);
-    CHECK_EQ(spdl_npz_writer_add(w, "zero_d", "|u1", 0, NULL, data, NULL), SPDL_OK);
+    CHECK_EQ(npz_writer_add(w, "zero_d", "|u1", 0, NULL, data, NULL), SPDL_OK);
     a = type("<f8", 1, 0, 0);
     write_one(w, "empty", &a, NULL);
     a = type("<f8", 2, 3, 0);
@@ -218,7 +217,7 @@ static void every_shape(void) {
 /* Whatever the lengths of names and data: all of them can be viewed. */
 static void alignments(void) {
     uint8_t data[100];
-    spdl_npz_writer *w = create(make_path("align.npz"), NULL);
+    npz_writer *w = create(make_path("align.npz"));
     spdl_npz *npz;
     char name[300];
     fill(data, sizeof data, 2);
@@ -244,18 +243,17 @@ static void alignments(void) {
 static void one_npy(void) {
     uint16_t data[12];
     const array info = type(SPDL__NPY_HOST_ORDER == '<' ? "<u2" : ">u2", 2, 3, 4);
-    spdl_npz_writer_desc desc = { 0 };
-    spdl_npz_writer *w;
     spdl_error error = { 0 };
+    npz_writer *w = create(make_path("none.npy"));
     spdl_npz *npz;
+    CHECK_EQ(npz_writer_finish(w, &error), SPDL_E_FORMAT);
+    CHECK(strstr(error.text, "empty, 0 bytes") != NULL);
+    npz_writer_close(w);
     fill((uint8_t *)data, sizeof data, 4);
-    desc.npy = desc.sync = true;
-    w = create(make_path("one.npy"), &desc);
-    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
-    CHECK(strstr(error.text, "no array was written") != NULL);
+    w = create(make_path("one.npy"));
     write_one(w, "any", &info, data);
     CHECK_EQ(write_array(w, "other", &info, data, &error), SPDL_E_INVALID);
-    CHECK(strstr(error.text, "a .npy file holds one array") != NULL);
+    CHECK(strstr(error.text, "one.npy: array 'other': a .npy file has one array") != NULL);
     finish(w);
     npz = reopen(make_path("one.npy"), 1);
     check_array(npz, "arr_0", info.dtype, data, 24);
@@ -266,12 +264,12 @@ static void one_npy(void) {
 /* The old file is there, whole, until the new one takes its place; what fails leaves nothing. */
 static void takes_its_place_at_once(void) {
     const array info = type("|u1", 1, 4, 0);
-    spdl_npz_writer *w = create(make_path("same.npz"), NULL);
+    npz_writer *w = create(make_path("same.npz"));
     spdl_npz *npz;
     write_one(w, "old", &info, "1234");
     CHECK_EQ(files(), 1); /* the temporary one */
     finish(w);
-    w = create(make_path("same.npz"), NULL);
+    w = create(make_path("same.npz"));
     write_one(w, "new", &info, "5678");
     CHECK_EQ(files(), 2);
     npz = reopen(make_path("same.npz"), 1);
@@ -282,9 +280,9 @@ static void takes_its_place_at_once(void) {
     npz = reopen(make_path("same.npz"), 1);
     check_array(npz, "new", "|u1", "5678", 4);
     spdl_npz_close(npz);
-    w = create(make_path("same.npz"), NULL);
+    w = create(make_path("same.npz"));
     write_one(w, "other", &info, "5678");
-    spdl_npz_writer_close(w); /* without finish */
+    npz_writer_close(w); /* without finish */
     npz = reopen(make_path("same.npz"), 1);
     check_array(npz, "new", "|u1", "5678", 4);
     spdl_npz_close(npz);
@@ -293,7 +291,7 @@ static void takes_its_place_at_once(void) {
 
 static void refused(const array *info, const char *name, spdl_result result,
                     const char *part) {
-    spdl_npz_writer *w = create(make_path("refused.npz"), NULL);
+    npz_writer *w = create(make_path("refused.npz"));
     const array good = type("|u1", 1, 4, 0);
     spdl_error error = { 0 };
     spdl_npz *npz;
@@ -315,7 +313,7 @@ static void what_cannot_be_written(void) {
     REQUIRE(name != NULL);
     memset(name, 'n', 70000);
     name[70000] = 0;
-    refused(&a, "a", SPDL_E_UNSUPPORTED, "f3\" or its shape: dtype");
+    refused(&a, "a", SPDL_E_UNSUPPORTED, "refused.npz: array 'a': member 'arr_0': dtype '<f3'");
     a = type("|O", 1, 1, 0);
     refused(&a, "a", SPDL_E_UNSUPPORTED, "object arrays");
     a = type("|u1", 65, 1, 0);
@@ -323,63 +321,70 @@ static void what_cannot_be_written(void) {
     a.ndim = -1;
     refused(&a, "a", SPDL_E_INVALID, "ndim is not 0 to 64");
     a = type("<u8", 2, UINT64_MAX / 2, UINT64_MAX / 2);
-    refused(&a, "a", SPDL_E_INVALID, "overflows");
+    refused(&a, "a", SPDL_E_INVALID, "its shape overflows");
     a = type("|u1", 1, 1, 0);
-    refused(&a, name, SPDL_E_LIMIT, "a name too long");
+    refused(&a, name, SPDL_E_INVALID, "its name is too long");
     a.dtype = "[('x', '<f4')";
-    refused(&a, "a", SPDL_E_INVALID, "is missing");
+    refused(&a, "a", SPDL_E_FORMAT, "is missing");
     a.dtype = "<f4', 'shape': (9,), 'descr': '<f4";
-    refused(&a, "a", SPDL_E_INVALID, "second time");
-    a.dtype = "[('\xff', '<f4')]";
-    refused(&a, "a", SPDL_E_INVALID, "its dtype is too long or not UTF-8");
+    refused(&a, "a", SPDL_E_FORMAT, "second time");
     a.dtype = name;
-    refused(&a, "a", SPDL_E_INVALID, "its dtype is too long or not UTF-8");
+    refused(&a, "a", SPDL_E_INVALID, "its dtype is too long");
     free(name);
 }
 
 /* Two arrays of one name are noticed at the end, and then there is no file. */
 static void names_that_are_there_twice(void) {
     const array info = type("|u1", 1, 4, 0);
-    spdl_npz_writer *w = create(make_path("twice.npz"), NULL);
+    npz_writer *w = create(make_path("twice.npz"));
     spdl_error error = { 0 };
     write_one(w, "b", &info, "1234");
     write_one(w, "a", &info, "1234");
     write_one(w, "b", &info, "5678");
     write_one(w, "c", &info, "5678");
-    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
-    CHECK(strstr(error.text, "twice.npz: member 'b': two arrays have this name") != NULL);
-    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
-    spdl_npz_writer_close(w);
+    CHECK_EQ(npz_writer_finish(w, &error), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "twice.npz: two arrays have one name") != NULL);
+    CHECK_EQ(npz_writer_finish(w, &error), SPDL_E_INVALID);
+    npz_writer_close(w);
     remove_last(NULL);
 }
 
-static void arguments_that_are_wrong(void) {
-    spdl_npz_writer *w = NULL;
+static void calls_at_the_wrong_time(void) {
+    npz_writer *w = NULL;
     spdl_error error = { 0 };
-    spdl_npz_writer_desc desc = { 0 };
     const array info = type("|u1", 1, 4, 0);
-    desc.error = &error;
-    CHECK_EQ(spdl_npz_writer_open(NULL, "x", &desc), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_writer_open(&w, NULL, &desc), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_writer_open(&w, "/nowhere/x.npz", &desc), SPDL_E_IO);
+    CHECK_EQ(npz_writer_open(&w, "/nowhere/x.npz", &error), SPDL_E_IO);
     CHECK_STR(error.text, "/nowhere/x.npz: No such file or directory");
     CHECK(w == NULL);
-    w = create(make_path("x.npz"), NULL);
-    CHECK_EQ(write_array(NULL, "a", &info, "1234", &error), SPDL_E_INVALID);
-    CHECK_EQ(write_array(w, NULL, &info, "1234", &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_writer_add(w, "a", NULL, 1, info.shape, "1234", &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_writer_add(w, "a", "|u1", 1, NULL, "1234", &error), SPDL_E_INVALID);
-    CHECK_EQ(spdl_npz_writer_finish(NULL, &error), SPDL_E_INVALID);
+    w = create(make_path("x.npz"));
     CHECK_EQ(write_array(w, "a", &info, NULL, &error), SPDL_E_INVALID);
-    CHECK(strstr(error.text, "its data is NULL") != NULL);
+    CHECK(strstr(error.text, "x.npz: array 'a': its data is NULL") != NULL);
+    CHECK_EQ(write_array(w, "a", &info, NULL, NULL), SPDL_E_INVALID);
     CHECK_EQ(write_array(w, "a", &info, "1234", &error), SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
-    CHECK(strstr(error.text, "the writer has finished") != NULL);
+    CHECK_EQ(npz_writer_finish(w, &error), SPDL_OK);
+    CHECK_EQ(npz_writer_finish(w, &error), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "the writer has ended") != NULL);
     CHECK_EQ(write_array(w, "b", &info, "1234", &error), SPDL_E_INVALID);
-    spdl_npz_writer_close(w);
-    spdl_npz_writer_close(NULL);
+    npz_writer_close(w);
+    npz_writer_close(NULL);
     remove_last("x.npz");
+}
+
+/* No file can take the place of a folder. */
+static void path_that_is_a_folder(void) {
+    const array info = type("|u1", 1, 4, 0);
+    char inside[200];
+    spdl_error error = { 0 };
+    npz_writer *w = create(make_path("x.npz"));
+    REQUIRE(mkdir(make_path("x.npz"), 0700) == 0);
+    snprintf(inside, sizeof inside, "%s/x", make_path("x.npz"));
+    REQUIRE(mkdir(inside, 0700) == 0);
+    write_one(w, "a", &info, "1234");
+    CHECK_EQ(npz_writer_finish(w, &error), SPDL_E_IO);
+    CHECK(strstr(error.text, "x.npz: ") != NULL);
+    npz_writer_close(w);
+    CHECK(rmdir(inside) == 0 && rmdir(make_path("x.npz")) == 0);
+    remove_last(NULL);
 }
 
 /* A disk that gets full: a limit on the size of files stands for it. */
@@ -388,16 +393,16 @@ static void disk_that_is_full(void) {
     const array info = type("|u1", 1, sizeof data, 0);
     const struct rlimit limit = { 100000, RLIM_INFINITY };
     spdl_error error = { 0 };
-    spdl_npz_writer *w;
+    npz_writer *w;
     make_path("x");
     signal(SIGXFSZ, SIG_IGN);
     REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    w = create(make_path("full.npz"), NULL);
+    w = create(make_path("full.npz"));
     CHECK_EQ(write_array(w, "a", &info, data, &error), SPDL_E_IO);
     CHECK(strstr(error.text, "full.npz: ") != NULL);
-    CHECK_EQ(spdl_npz_writer_finish(w, &error), SPDL_E_INVALID);
-    CHECK(strstr(error.text, "the writer has failed before") != NULL);
-    spdl_npz_writer_close(w);
+    CHECK_EQ(npz_writer_finish(w, &error), SPDL_E_INVALID);
+    CHECK(strstr(error.text, "the writer has ended") != NULL);
+    npz_writer_close(w);
     remove_last(NULL);
 }
 
@@ -406,7 +411,7 @@ static void names_that_end_in_npy(void) {
     static const char *const names[] = { "x.npy", "x", "x.npy.npy", ".npy", "" };
     static const char *const data[] = { "1234", "2345", "3456", "4567", "5678" };
     const array info = type("|u1", 1, 4, 0);
-    spdl_npz_writer *w = create(make_path("names.npz"), NULL);
+    npz_writer *w = create(make_path("names.npz"));
     spdl_npz_bundle *bundle = NULL;
     spdl_npz *npz;
     for (size_t i = 0; i < 5; ++i) write_one(w, names[i], &info, data[i]);
@@ -425,20 +430,17 @@ static void names_that_end_in_npy(void) {
     remove_last("names.npz");
 }
 
-/* NumPy cannot even open an archive that says UTF-8 and holds something else. */
-static void names_that_are_not_utf8(void) {
-    static const char *const bad[] = { "\xe4", "a\xc3", "\xc0\x80", "\xed\xa0\x80", "\xff",
-                                       "\xf4\x90\x80\x80", "\xe2\x82x", "\x80" };
-    static const char *const good[] = { "\xc3\xa4", "\xe6\x95\xb0", "\xf0\x9f\x8e\xb2",
-                                        "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf" };
+static void names_in_utf8(void) {
+    static const char *const names[] = { "\xc3\xa4", "\xe6\x95\xb0", "\xf0\x9f\x8e\xb2" };
     const array info = type("|u1", 1, 4, 0);
-    spdl_npz_writer *w;
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i)
-        refused(&info, bad[i], SPDL_E_INVALID, "its name is not UTF-8");
-    w = create(make_path("utf8.npz"), NULL);
-    for (size_t i = 0; i < sizeof good / sizeof good[0]; ++i) write_one(w, good[i], &info, "1234");
+    npz_writer *w = create(make_path("utf8.npz"));
+    spdl_npz *npz;
+    for (size_t i = 0; i < 3; ++i) write_one(w, names[i], &info, "1234");
+    CHECK_EQ(spdl__le16(w->directory + 8), 0x0800);
     finish(w);
-    spdl_npz_close(reopen(make_path("utf8.npz"), sizeof good / sizeof good[0]));
+    npz = reopen(make_path("utf8.npz"), 3);
+    for (size_t i = 0; i < 3; ++i) CHECK_STR(spdl_npz_name(npz, i), names[i]);
+    spdl_npz_close(npz);
     remove_last("utf8.npz");
 }
 
@@ -453,7 +455,7 @@ static const char *any_name(unsigned number) {
 static void names_in_any_order(void) {
     enum { COUNT = 2000 };
     static unsigned at[4 * COUNT]; /* 0: not written, else the element + 1 */
-    spdl_npz_writer *w = create(make_path("names.npz"), NULL);
+    npz_writer *w = create(make_path("names.npz"));
     const array info = type("u4", 0, 0, 0); /* the numbers of this machine */
     uint64_t state = test_seed();
     unsigned count = 0, got = 0;
@@ -482,7 +484,7 @@ static void many_members(void) {
     static const unsigned counts[] = { 0, 65534, 65535, 70000 };
     const array info = type("|u1", 1, 4, 0);
     for (size_t k = 0; k < 4; ++k) {
-        spdl_npz_writer *w = create(make_path("many.npz"), NULL);
+        npz_writer *w = create(make_path("many.npz"));
         spdl_npz *npz = NULL;
         char name[20];
         uint8_t *file;
@@ -516,95 +518,49 @@ static void many_members(void) {
     }
 }
 
-/* Over 4 GiB sizes and places need ZIP64. The data go nowhere, so that no disk is needed. */
-#if TEST_POSIX
+/* Over 4 GiB sizes and places need ZIP64. The data are a hole, so that no disk is needed. */
 static void array_over_4_gib(void) {
     const uint64_t large = ((uint64_t)4 << 30) + 64;
-    const array info = type("|u1", 1, large, 0), small = type("|u1", 1, 4, 0);
-    const int map = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *zeros = mmap(NULL, (size_t)large, PROT_READ, map, -1, 0);
-    spdl_npz_writer *w;
-    if (TEST_SANITIZED || zeros == MAP_FAILED) TEST_SKIP("needs 4 GiB of address space, and time");
-    w = create(make_path("large.npz"), NULL);
-    spdl__os_file_close(w->file);
-    w->file = open("/dev/null", O_WRONLY);
-    write_one(w, "large", &info, zeros);
-    CHECK_EQ(spdl__le32(w->directory + 20), 0xffffffff);
-    CHECK_EQ(spdl__le64(w->directory + 46 + 9 + 4), large + 128);
-    write_one(w, "after", &small, "1234");
+    const array small = type("|u1", 1, 4, 0);
+    npz_writer *w = create(make_path("large.npz"));
+    spdl_npz *npz = NULL;
+    size_t entry;
+    write_one(w, "before", &small, "1234"); /* makes room in the directory */
+    entry = w->used;
+    npz_writer_member(w, "large", 0, large);
+    w->count++;
+    CHECK_EQ(spdl__le32(w->directory + entry + 20), 0xffffffff);
+    CHECK_EQ(spdl__le64(w->directory + entry + 46 + 9 + 4), large);
+    w->at += large;
+    REQUIRE(fseeko(w->file, (off_t)w->at, SEEK_SET) == 0);
+    write_one(w, "after", &small, "5678");
     CHECK_EQ(spdl__le32(w->directory + w->used - 12), 8 << 16 | 1); /* its place alone */
     CHECK(spdl__le64(w->directory + w->used - 8) > large);
-    spdl_npz_writer_close(w);
-    munmap(zeros, (size_t)large);
-    remove_last(NULL);
+    finish(w);
+    REQUIRE(spdl_npz_open(&npz, make_path("large.npz"), NULL) == SPDL_OK);
+    CHECK_EQ(npz->zip.members[1].usize, large);
+    check_array(npz, "before", "|u1", "1234", 4);
+    check_array(npz, "after", "|u1", "5678", 4);
+    spdl_npz_close(npz);
+    remove_last("large.npz");
 }
-#else
-static void array_over_4_gib(void) { TEST_SKIP("needs memory that is only promised"); }
-#endif
 
 /* ============================================================================================= */
-
-typedef struct counting {
-    long calls, fail_at, blocks;
-} counting;
-
-static void *counting_alloc(size_t bytes, size_t align, void *user) {
-    counting *c = (counting *)user;
-    void *memory = ++c->calls == c->fail_at ? NULL : test_memory(align, bytes);
-    if (memory == NULL) return NULL;
-    c->blocks++;
-    return memory;
-}
-
-static void counting_free(void *memory, size_t bytes, void *user) {
-    (void)bytes;
-    ((counting *)user)->blocks--;
-    test_memory_free(memory);
-}
-
-/* Writes with an allocator that fails once; returns whether it did not come to that. */
-static bool with_failing_allocation(long fail_at, int count) {
-    static uint8_t zeros[1 + 258 * 10];
-    counting c = { 0, 0, 0 };
-    spdl_npz_writer *w = NULL;
-    spdl_error error = { 0 };
-    spdl_npz_writer_desc desc = { 0 };
-    const array info = type("|u1", 1, sizeof zeros, 0);
-    spdl_result result;
-    char name[20];
-    c.fail_at = fail_at;
-    desc.error = &error;
-    desc.allocator.alloc_fn = counting_alloc;
-    desc.allocator.free_fn = counting_free;
-    desc.allocator.user = &c;
-    result = spdl_npz_writer_open(&w, make_path("alloc.npz"), &desc);
-    for (int i = 0; i < count && result == SPDL_OK; ++i) {
-        snprintf(name, sizeof name, "a%d", i);
-        result = write_array(w, name, &info, zeros, &error);
-    }
-    if (result == SPDL_OK) result = spdl_npz_writer_finish(w, &error);
-    spdl_npz_writer_close(w);
-    CHECK_EQ(c.blocks, 0);
-    CHECK_EQ(result, c.calls >= fail_at ? SPDL_E_NOMEM : SPDL_OK);
-    CHECK(result == SPDL_OK || strstr(error.text, "no memory") != NULL);
-    CHECK_EQ(files(), result == SPDL_OK);
-    return c.calls < fail_at;
-}
 
 /* Arrays that have to be turned round are copied, into large pages if they are large. */
 static void large_arrays_are_copied(void) {
     const uint64_t count = SPDL__LOAD_HUGE / 4 + 1;
     uint32_t *data = (uint32_t *)calloc(count, sizeof *data);
     spdl_npz_bundle *bundle = NULL;
-    spdl_npz_writer *w = NULL;
+    npz_writer *w = NULL;
     const uint32_t *got;
     REQUIRE(data != NULL);
     data[0] = data[count - 1] = 0x01020304;
-    REQUIRE(spdl_npz_writer_open(&w, make_path("large.npz"), NULL) == SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_add(w, "x", SPDL__BIG_ENDIAN ? "<u4" : ">u4", 1, &count, data, NULL),
+    REQUIRE(npz_writer_open(&w, make_path("large.npz"), NULL) == SPDL_OK);
+    CHECK_EQ(npz_writer_add(w, "x", SPDL__BIG_ENDIAN ? "<u4" : ">u4", 1, &count, data, NULL),
              SPDL_OK);
-    CHECK_EQ(spdl_npz_writer_finish(w, NULL), SPDL_OK);
-    spdl_npz_writer_close(w);
+    CHECK_EQ(npz_writer_finish(w, NULL), SPDL_OK);
+    npz_writer_close(w);
     REQUIRE(spdl_npz_load(&bundle, make_path("large.npz"), NULL) == SPDL_OK);
     got = (const uint32_t *)bundle->arrays[0].data;
     CHECK(got[0] == 0x04030201 && got[1] == 0 && got[count - 1] == 0x04030201);
@@ -616,10 +572,11 @@ static void large_arrays_are_copied(void) {
 /* A directory behind 4 GiB, with one array before it. */
 static void directory_over_4_gib(void) {
     const array info = type("|u1", 1, 4, 0);
-    spdl_npz_writer *w = create(make_path("far.npz"), NULL);
+    npz_writer *w = create(make_path("far.npz"));
     spdl_npz *npz;
     write_one(w, "first", &info, "abcd");
     w->at = (uint64_t)1 << 32; /* a hole */
+    REQUIRE(fseeko(w->file, (off_t)w->at, SEEK_SET) == 0);
     write_one(w, "second", &info, "efgh");
     finish(w);
     npz = reopen(make_path("far.npz"), 2);
@@ -629,37 +586,12 @@ static void directory_over_4_gib(void) {
     remove_last("far.npz");
 }
 
-/* One array more than an archive can have. */
-static void one_array_too_many(void) {
-    const array info = type("|u1", 1, 4, 0);
-    spdl_npz_writer *w = create(make_path("x.npz"), NULL);
-    spdl_error error = { 0 };
-    w->count = SPDL__ZIP_MEMBERS - 1;
-    write_one(w, "last", &info, "abcd");
-    CHECK_EQ(write_array(w, "more", &info, "efgh", &error), SPDL_E_LIMIT);
-    CHECK(strstr(error.text, "x.npz: a name too long, or one too many") != NULL);
-    spdl_npz_writer_close(w);
-    remove_last(NULL);
-}
-
-static void every_allocation_fails(void) {
-    long k = 1;
-    make_path("x");
-    while (!with_failing_allocation(k, 70)) REQUIRE(++k < 500);
-    CHECK(k > 5);
-    CHECK(remove(make_path("alloc.npz")) == 0);
-    for (k = 1; !with_failing_allocation(k, 0); ++k) REQUIRE(k < 20); /* and of no arrays */
-    CHECK(k > 4);
-    remove_last("alloc.npz");
-}
-
 TEST_TABLE(npz_write) {
     TEST_CASE(every_kind), TEST_CASE(every_shape), TEST_CASE(alignments), TEST_CASE(one_npy),
     TEST_CASE(takes_its_place_at_once), TEST_CASE(what_cannot_be_written),
-    TEST_CASE(names_that_are_there_twice), TEST_CASE(arguments_that_are_wrong),
-    TEST_CASE(disk_that_is_full), TEST_CASE(names_that_end_in_npy),
-    TEST_CASE(names_that_are_not_utf8), TEST_CASE(names_in_any_order), TEST_CASE(many_members),
-    TEST_CASE(array_over_4_gib), TEST_CASE(directory_over_4_gib), TEST_CASE(one_array_too_many),
-    TEST_CASE(every_allocation_fails), TEST_CASE(large_arrays_are_copied),
-    TEST_END
+    TEST_CASE(names_that_are_there_twice), TEST_CASE(calls_at_the_wrong_time),
+    TEST_CASE(path_that_is_a_folder), TEST_CASE(disk_that_is_full),
+    TEST_CASE(names_that_end_in_npy), TEST_CASE(names_in_utf8), TEST_CASE(names_in_any_order),
+    TEST_CASE(many_members), TEST_CASE(array_over_4_gib), TEST_CASE(directory_over_4_gib),
+    TEST_CASE(large_arrays_are_copied), TEST_END
 };

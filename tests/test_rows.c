@@ -569,9 +569,9 @@ static void rows_made_by_hand(void) {
     }
     rows[0] = (spdl_stage){ .kind = SPDL_KIND_FEED, .name = "feed" };
     DONE(start(0, NULL, rows, 3));
-    rows[0] = (spdl_stage)SPDL_TOKENS_AT((const spdl_tokens *)&none, .name = "tokens");
+    rows[0] = (spdl_stage)SPDL_FILES_AT((const spdl_files *)&none, .name = "paths");
     rows[0].kind = SPDL_KIND_SOURCE;
-    snprintf(text, sizeof text, "%s: stage 0 'tokens' is a source, but takes 'spdl_index *': it "
+    snprintf(text, sizeof text, "%s: stage 0 'paths' is a source, but takes 'spdl_index *': it "
                                 "must take 'void *'", place_of(&rows[0]).text);
     refused(plain, rows, 3, SPDL_E_TYPE, text);
 }

@@ -162,11 +162,6 @@ def files():
         for way in (0x00, 0x10, 0x20, 0x38):
             write("files", f"{name}_{way:02x}", bytes([way]) + data)
     write("files", "lines", b"\x01one\r\ntwo\n\n\r\nlast" + b"x" * 990)
-    for way, magic, version, code in ((0x02, 20240520, 1, "H"), (0x12, 20240801, 7, "I")):
-        tokens = struct.pack(f"<16{code}", *range(16))
-        head = struct.pack("<256i", magic, version, 16, *[0] * 253)
-        write("files", f"tokens_{code}", bytes([way]) + head + tokens)
-    write("files", "tokens_raw", b"\x23" + bytes(range(40)))
     write("files", "list", b"\x05none\n\r\n.\n")
 
 
