@@ -2943,7 +2943,8 @@ typedef enum spdl__os_access {
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-SPDL__UNUSED static const char spdl__os_in_use[] = "it is in use"; /* REPLACE returns this pointer */
+/* REPLACE returns this very pointer. */
+SPDL__UNUSED static const char spdl__os_in_use[] = "it is in use";
 
 /* --- time and waits --- */
 
