@@ -905,13 +905,13 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
 
 /* Ends the flow early. No stage function is called again. next returns the items in the sink, then
    SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items.
-   Items after a failure are freed by destroy or a rewind. A second stop, or a stop after the end,
-   does nothing.
+   Items after a failure are freed by destroy or a rewind. A second stop waits for the first. A stop
+   after the end does nothing.
 
    Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists. On
    other systems set a flag in the handler, and give next a timeout.
 
-   Returns: SPDL_OK, SPDL_TIMEOUT (calls or a rewind still run; the stop goes on).
+   Returns: SPDL_OK, SPDL_TIMEOUT (calls, another stop or a rewind still run; the stop goes on).
    Blocks:  until running calls have returned and every deferred call was completed, and then in
             free_item. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
@@ -7462,7 +7462,7 @@ struct spdl_pipeline {
     const char *yields;    /* type of its items */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
-    uint32_t stopping;
+    uint32_t stopping;     /* SPDL__STOP and the like; 0: it runs */
     uint32_t leaving;      /* destroy has workers run fini */
     uint32_t fini_done;    /* pool threads that ran fini */
     uint32_t joined;       /* pool threads that ran an init */
@@ -7471,11 +7471,9 @@ struct spdl_pipeline {
     uint64_t references;   /* destroy, and the thread of a source */
     uint32_t completing;   /* threads in spdl_complete */
     uint32_t error_lock;
-    uint32_t purge_lock;
-    uint32_t stops;        /* threads in spdl_pipeline_stop */
-    uint64_t rewinder;     /* thread in spdl_pipeline_rewind, or 0 */
-    uint32_t stop_stays;   /* a stop did not wait for the rewind: the rows stay shut */
-    spdl__os_event quiet;  /* a call has ended while stopping, or a worker ran fini */
+    uint64_t keeper;       /* thread that stops and frees, rewinds or destroys; or 0 */
+    spdl__os_event quiet;  /* a call has ended while stopping, the keeper has left, or a worker ran
+                              fini */
     spdl__os_event locks;  /* where threads wait for a lock */
     char pad1[SPDL_CACHE_LINE];
     /* written by the producer: of a feed, or its own thread */
@@ -10694,11 +10692,20 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 /* ============================================================================================= */
 /* >>stop-impl
    Changes of a running pipeline, stop, rewind and destroy. Any thread may stop. It sets `stopping`
-   and SHUT in every word, so no call enters, and the calls inside end. The thread that waited for
-   them frees all items but those in the sink. The owner destroys.
+   and SHUT in every word, so no call enters, and the calls inside end. One thread at a time is the
+   keeper: it waits for these calls and frees all items but those in the sink, or rewinds. Other
+   stops and a rewind wait for it. The owner destroys.
+
+   A rewind replaces `stopping` by REWIND: stops before that are over. A stop after it adds STOP,
+   and the rewind leaves the rows shut. A stop inside of a call or on a worker adds INSIDE, which
+   the rewind clears before it opens the first row. (tests/model/rewind.pml)
 
    A rewind moves every head on to the next ticket, never back. A thread that slept between its copy
    of a slot and its swap must fail. */
+
+#define SPDL__STOP 1u
+#define SPDL__INSIDE 2u
+#define SPDL__REWIND 4u
 
 #ifndef SPDL__DESTROY_WARN_NS
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* first report of a wait in destroy */
@@ -10753,11 +10760,10 @@ SPDL__PRIVATE bool spdl__pipeline_drained(spdl_pipeline *p) {
     return spdl__pipeline_quiet(p);
 }
 
-/* The pipeline is quiet: frees open batches and all edges except the last `keep`. Another stop, or
-   this one inside a free_item, may be doing it. */
+/* The keeper, when the pipeline is quiet: frees open batches and all edges except the last
+   `keep`. */
 SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     int i;
-    if (!spdl__try_lock(&p->purge_lock)) return;
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__counters *counters = &node->counters[p->workers];
@@ -10784,49 +10790,54 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
-    spdl__unlock(&p->purge_lock, &p->locks);
 }
 
 /* No worker enters a row any more, and those inside take no further item. */
-SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
+SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p, uint32_t why) {
     do { /* again if a rewind has cleared `stopping` meanwhile */
-        spdl__store32(&p->stopping, 1);
+        (void)spdl__or32(&p->stopping, why);
         SPDL_TEST_POINT("stop shuts");
         spdl__word_shut(p, UINT32_MAX); /* a full barrier, and wakes the producer */
     } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
 }
 
-SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
+SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline, SPDL__INSIDE); }
 
-SPDL__PRIVATE bool spdl__rewind_over(spdl_pipeline *p) { return spdl__load(&p->rewinder) == 0; }
+/* Becomes the keeper if there is none. */
+SPDL__PRIVATE bool spdl__keeper_enter(spdl_pipeline *p) {
+    uint64_t none = 0;
+    return spdl__cas(&p->keeper, &none, spdl__os_thread_id());
+}
+
+SPDL__PRIVATE void spdl__keeper_leave(spdl_pipeline *p) {
+    spdl__store(&p->keeper, 0); /* pairs with keeper_enter: else items could be freed twice */
+    spdl__os_event_wake(&p->quiet, SPDL__ALL);
+}
 
 /* With timeout 0 this may be a signal handler: no lock, no free, no log. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result result;
+    bool inside;
     if (p == NULL || spdl__pipeline_forked(p)) return SPDL_E_INVALID;
-    if (spdl__pipeline_inside(p)) {
-        spdl__pipeline_halt(p);
-        return SPDL_OK;
-    }
-    spdl__add32(&p->stops, 1); /* pairs with rewind: one of them sees the other */
-    spdl__full_barrier();
-    result = spdl__load(&p->rewinder) == spdl__os_thread_id() /* in a free_item or signal handler */
-                 ? SPDL_TIMEOUT
-                 : spdl__pipeline_await(p, spdl__rewind_over, deadline);
-    if (result != SPDL_OK) (void)spdl__exchange32(&p->stop_stays, 1); /* pairs with rewind_all */
-    spdl__pipeline_halt(p);
-    if (timeout_ns == 0) {
-        if (!spdl__pipeline_quiet(p)) result = SPDL_TIMEOUT;
-    } else if (result == SPDL_OK) {
+    inside = spdl__pipeline_inside(p);
+    spdl__pipeline_halt(p, inside ? SPDL__INSIDE : SPDL__STOP);
+    if (inside) return SPDL_OK;
+    if (timeout_ns == 0)
+        return spdl__load(&p->keeper) == 0 && spdl__pipeline_quiet(p) ? SPDL_OK : SPDL_TIMEOUT;
+    if (spdl__load(&p->keeper) == spdl__os_thread_id()) /* in a free_item */
+        return spdl__load32(&p->stopping) & SPDL__REWIND ? SPDL_TIMEOUT : SPDL_OK;
+    result = spdl__pipeline_await(p, spdl__keeper_enter, deadline);
+    if (result != SPDL_OK) return result;
+    if (spdl__load32(&p->stopping) & SPDL__STOP) { /* else a rewind has come since */
+        spdl__word_shut(p, UINT32_MAX); /* the stop that set it may not have shut all rows yet */
         result = spdl__pipeline_await(p, spdl__pipeline_drained, deadline);
         if (result != SPDL_OK) spdl__store32(&p->stop_timed_out, 1);
         if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
         if (result == SPDL_OK) spdl__fail_log(p);
     }
-    spdl__sub32(&p->stops, 1);
-    spdl__os_event_wake(&p->quiet, SPDL__ALL);
+    spdl__keeper_leave(p);
     return result;
 }
 
@@ -10904,6 +10915,7 @@ SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
     uint64_t ticket[SPDL_MAX_STAGES];
+    uint32_t why = SPDL__REWIND;
     int i;
     spdl__pipeline_purge(p, 0);
     for (i = 0; i < p->count; ++i) ticket[i] = spdl__rewind_ticket(&p->node[i]);
@@ -10917,35 +10929,15 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
-    if (spdl__load32(&p->stop_stays)) return;
-    (void)spdl__exchange32(&p->stopping, 0);
+    while (!spdl__cas32(&p->stopping, &why, why & SPDL__STOP)) {}
+    if (why & SPDL__STOP) return; /* the rows stay shut */
     for (i = p->count - 1; i >= 0; --i) { /* the source last: no row is called before it */
         SPDL_TEST_POINT("rewind opens");
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
-    /* a stop that came meanwhile left stop_stays, as `stopping` may be cleared above */
-    if (spdl__exchange32(&p->stop_stays, 0) != 0) spdl__store32(&p->stopping, 1);
-    if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX);
+    if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX); /* a stop came meanwhile */
     spdl__wake_all(p);
-}
-
-/* Becomes the rewinder when no other thread is in stop. A later stop waits. */
-SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t deadline) {
-    spdl_result slept = SPDL_OK;
-    for (;;) {
-        uint32_t word;
-        spdl__store32(&p->stop_stays, 0); /* of a stop that has ended */
-        spdl__store(&p->rewinder, spdl__os_thread_id());
-        spdl__full_barrier(); /* pairs with stop */
-        SPDL_TEST_POINT("rewind before the stops");
-        if (spdl__load32(&p->stops) == 0) return SPDL_OK;
-        spdl__store(&p->rewinder, 0);
-        spdl__os_event_wake(&p->quiet, SPDL__ALL);
-        word = spdl__load32(&p->quiet.word);
-        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
-        if (spdl__load32(&p->stops) != 0) slept = spdl__os_event_sleep(&p->quiet, word, deadline);
-    }
 }
 
 /* Takes both ends of the pipeline before it stops anything. */
@@ -10953,17 +10945,19 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
                                             uint64_t deadline) {
     spdl_result result = SPDL_E_INVALID;
     if (p == NULL || start->at.source >> (64 - SPDL__SPAN_BITS) != 0 || spdl__pipeline_forked(p) ||
-        spdl__pipeline_inside(p) || spdl__load(&p->rewinder) != 0)
+        spdl__pipeline_inside(p) || spdl__load(&p->keeper) == spdl__os_thread_id())
         return SPDL_E_INVALID;
     if (spdl__exchange32(&p->consumer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
-        result = spdl__rewind_await_stops(p, deadline);
+        result = spdl__pipeline_await(p, spdl__keeper_enter, deadline);
         if (result == SPDL_OK) {
-            spdl__pipeline_halt(p);
+            SPDL_TEST_POINT("rewind is the keeper");
+            (void)spdl__exchange32(&p->stopping, SPDL__REWIND);
+            spdl__pipeline_halt(p, SPDL__REWIND);
             result = spdl__pipeline_await(p, spdl__pipeline_drained, deadline);
             if (result == SPDL_OK) spdl__rewind_all(p, start);
-            spdl__store(&p->rewinder, 0);
-            spdl__os_event_wake(&p->quiet, SPDL__ALL);
+            else (void)spdl__exchange32(&p->stopping, SPDL__STOP); /* the rows stay shut */
+            spdl__keeper_leave(p);
         }
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
@@ -11111,7 +11105,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__ready_end(p);
     if (p->producer != NULL) spdl__add(&p->references, 1); /* its thread drops it when it quits */
     spdl__store32(&p->producer_quits, 1); /* first: it may be left, and the pool is freed then */
-    spdl__pipeline_halt(p); /* wakes it */
+    spdl__pipeline_halt(p, SPDL__STOP); /* wakes it */
+    (void)spdl__keeper_enter(p); /* a free_item may stop */
     if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     if (p->producer != NULL) spdl__os_thread_end(&p->producer_thread, !left);
@@ -12016,7 +12011,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (result == SPDL_OK) return result;
     *pipeline = NULL;
     if (p->slot != NULL) { /* workers may look at p, but no source has been called */
-        spdl__pipeline_halt(p);
+        spdl__pipeline_halt(p, SPDL__STOP);
         (void)spdl__pipeline_await(p, spdl__pipeline_drained, SPDL__NEVER);
         spdl__destroy_part(p);
     }
