@@ -7260,7 +7260,11 @@ typedef struct spdl__call {
     uint64_t ticket; /* of the result, if promised with the input */
     uint64_t since;
     bool flushing;   /* .flush: without an input, alone in the row, before a mark */
+    /* what the function requests; cleared before each call, in one store */
     bool taken;      /* the library no longer owns the input */
+    bool misused;    /* the call fails whatever it returns */
+    bool row_error;  /* each later call would fail as well */
+    bool cut_short;  /* a stop came: no result and no failure */
     void *buffer;    /* from spdl_buffer, not passed yet; or NULL */
     spdl__batch *holder; /* owner of `buffer` */
 } spdl__call;
@@ -7397,11 +7401,7 @@ struct spdl_task {
     int worker;
     spdl__node *node;
     uint64_t thread;  /* the thread that runs the function, or 0; others read it to detect misuse */
-    /* what the call requests; cleared before each */
-    bool call_error;  /* the call fails whatever it returns */
-    bool row_error;   /* each later call would fail as well */
-    bool cut_short;   /* a stop came: no result and no failure */
-    uint8_t path;
+    uint8_t path;     /* what the call requests */
     uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
     spdl__call call;
     uint64_t sequence; /* of the call; of a batch, its number */
@@ -7756,8 +7756,8 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
 
 /* Returns true if a thread sleeps, or the pipeline counts as quiet. */
 SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
-    return spdl__load_relaxed32(&beacon->sleepers) != 0 ||
-           (spdl__load_relaxed(&beacon->quiet) & bit) != 0;
+    return SPDL__UNLIKELY(spdl__load_relaxed32(&beacon->sleepers) != 0) ||
+           SPDL__UNLIKELY((spdl__load_relaxed(&beacon->quiet) & bit) != 0);
 }
 
 /* After a read-modify-write that changed this row, before code that may take long. Checks the
@@ -8003,7 +8003,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
                                              uint64_t *now);
 SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s);
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task);
-SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__outcome *outcome);
+SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s);
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task);
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call);
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node);
@@ -8102,19 +8102,23 @@ SPDL__INLINE bool spdl__is_input(const spdl__call *call, const void *out) {
     return out == call->in.item && !call->taken;
 }
 
+SPDL__INLINE void spdl__call_clear(spdl__call *call) {
+    call->taken = call->misused = call->row_error = call->cut_short = false;
+}
+
 SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
                                                  const bool timed) {
     spdl__node *const node = s->node;
     const bool source = node->in == NULL;
     spdl_result result;
     void *out = NULL;
-    task->call.taken = task->call_error = task->row_error = task->cut_short = false;
+    spdl__call_clear(&task->call);
     task->text[0] = '\0';
     SPDL__PROBE(task_begin, node->row.name, task->sequence);
     result = call(task, task->call.in.item, &out);
     SPDL__PROBE(task_end, node->row.name, task->sequence);
     if (timed) s->now = spdl_time_ns();
-    if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->call.buffer == NULL) &&
+    if (SPDL__LIKELY(result == SPDL_OK && !task->call.misused && task->call.buffer == NULL) &&
         !SPDL__DEBUGS) {
         spdl__item what = task->call.in;
         if (source || !spdl__is_input(&task->call, out)) {
@@ -8134,7 +8138,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         return SPDL__GOES_ON;
     }
     if (SPDL__DEBUGS) spdl__call_debug(task);
-    if (task->call_error) result = spdl__call_misused(task, result, out);
+    if (task->call.misused) result = spdl__call_misused(task, result, out);
     return spdl__flow_over(task, s->counters, result, out, s->now);
 }
 
@@ -8277,14 +8281,14 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
 SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
                                  const bool timed) {
     const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
-    spdl__outcome outcome = SPDL__GOES_ON;
+    spdl__outcome outcome;
     spdl__sitting s;
     uint64_t since;
     bool first = true;
     spdl__flow_enter(&s, task, node);
     s.timed = timed;
-    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
-    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
+    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s);
+    while (s.calls < s.most && (!timed || s.now < late)) {
         if (plain || !s.again) {
             const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, timed, true)
                                             : spdl__flow_take(&s, task, plain, timed, false);
@@ -8297,13 +8301,16 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         since = s.now;
         outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
                         : spdl__flow_call(task, s.counters, &s.now);
-        if (outcome == SPDL__NO_CALL) break;
+        if (SPDL__UNLIKELY(outcome != SPDL__GOES_ON)) {
+            if (outcome == SPDL__NO_CALL) break;
+            if (outcome == SPDL__OVER) s.most = 0; /* the last call */
+        }
         ++s.calls;
         first = false;
         if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
         if (!plain && outcome == SPDL__PENDING) s.inside = false; /* the call keeps the place */
         if (!plain) s.again = outcome == SPDL__LATER;
-        if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
+        if (!plain && s.again && !spdl__flow_again(task)) break;
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
@@ -8575,13 +8582,13 @@ SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, .
 
 /* The request of a call is impossible: the call fails with the reason just recorded. */
 SPDL__PRIVATE spdl_result spdl__task_call_error(spdl_task *task, spdl_result failed) {
-    task->call_error = failed != SPDL_OK;
+    task->call.misused = failed != SPDL_OK;
     return SPDL_E_INVALID;
 }
 
 /* The same for a request that is impossible in every call of the row. */
 SPDL__PRIVATE spdl_result spdl__task_row_error(spdl_task *task, const char *what) {
-    task->row_error = true;
+    task->call.row_error = true;
     return spdl__task_call_error(task, spdl__task_fail(task, "%s", what));
 }
 
@@ -8682,7 +8689,7 @@ SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     result = node->row.init(node->row.ctx, spdl__task_worker(task),
                             &p->local[task->worker * p->count + node->index]);
     if (result != SPDL_OK) {
-        task->row_error = true; /* no budget covers that */
+        task->call.row_error = true; /* no budget covers that */
         (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl__task_worker(task),
                               spdl_result_text(result));
         return result < 0 ? result : SPDL_E_STAGE;
@@ -8700,7 +8707,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     if (result == SPDL_PENDING && row->deferred) {
         spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "stage %d '%s', item %llu: %s",
                    task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
-        task->call_error = task->row_error = false;
+        task->call.misused = task->call.row_error = false;
     }
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
     if (result == SPDL_OK || again) {
@@ -8726,7 +8733,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
     else
         (void)spdl__task_fail(task, "wrote more than the %llu bytes that spdl_buffer gave: "
                                     ".item_bytes is too small", (spdl__llu)node->row.item_bytes);
-    task->row_error = true;
+    task->call.row_error = true;
     (void)spdl__task_call_error(task, SPDL_E_STAGE);
 }
 
@@ -8736,7 +8743,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     const spdl__node *node = task->node;
     spdl_result result = SPDL_OK;
     *out = NULL;
-    task->call.taken = task->call_error = task->row_error = task->cut_short = false;
+    spdl__call_clear(&task->call);
     task->path = 0;
     task->owner = (uint8_t)node->index;
     task->text[0] = '\0';
@@ -8754,7 +8761,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     }
     spdl__store_relaxed(&task->thread, 0);
     if (SPDL__DEBUGS) spdl__call_debug(task);
-    if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
+    if (SPDL__UNLIKELY(task->call.misused)) result = spdl__call_misused(task, result, *out);
     return result;
 }
 
@@ -8839,7 +8846,7 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     if (result >= 0) result = SPDL_E_STAGE;
     if (p->delivers && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
     spdl__count(&counters->failures, 1);
-    if (over || task->row_error) {
+    if (over || task->call.row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
         spdl__fail(p, node, task->call.ticket, task->sequence, result, text, &task->thrown);
@@ -8890,7 +8897,7 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     spdl__node *node = task->node;
     const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
     bool fatal = false;
-    if (task->cut_short)
+    if (task->call.cut_short)
         spdl__count(&counters->freed, spdl__origin_tag(task->call.in.origin) != SPDL__HOLE);
     else if (result == SPDL_SKIP)
         spdl__count(&counters->skips, !handed_on && !node->builtin);
@@ -8899,7 +8906,8 @@ SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counte
     if (SPDL__DEBUGS && result == SPDL_SKIP && node->row.kind == SPDL_KIND_SOURCE)
         spdl__source_debug(task, now);
     /* a call that a stop cut short leaves its ticket empty: nothing behind it is delivered */
-    if (!fatal && !task->cut_short) spdl__put_nothing(task->pipeline, node, task->call.ticket, now);
+    if (!fatal && !task->call.cut_short)
+        spdl__put_nothing(task->pipeline, node, task->call.ticket, now);
     return !fatal;
 }
 
@@ -8948,7 +8956,7 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     const unsigned owner = spdl__origin_tag(task->call.in.origin);
     spdl__item what = task->call.in;
     if (result == SPDL_OK || result == SPDL_SKIP) return false;
-    if (task->row_error) return false; /* not a failure of one item */
+    if (task->call.row_error) return false; /* not a failure of one item */
     if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
     if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
@@ -9424,10 +9432,10 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
 SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call,
                                              spdl__counters *counters, uint64_t now) {
     spdl__parked_resume(task, call);
-    task->call_error = task->row_error = task->cut_short = false;
+    task->call.misused = task->call.row_error = task->call.cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
     if (SPDL__DEBUGS) spdl__call_debug(task);
-    if (task->call_error)
+    if (task->call.misused)
         call->result = spdl__call_misused(task, call->result, call->completed);
     return spdl__flow_over(task, counters, call->result, call->completed, now);
 }
@@ -9556,13 +9564,13 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
 }
 
 /* Settles a DONE call, or resumes one that waits. Returns true if a call is next. */
-SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__outcome *outcome) {
+SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     spdl__node *node = s->node;
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
     const bool settles = call != NULL;
     if (settles) {
         spdl__wake_hint(s->p, node, node->vicinity, true); /* on_drop may take long */
-        *outcome = spdl__flow_done(task, call, s->counters, s->now);
+        if (spdl__flow_done(task, call, s->counters, s->now) == SPDL__OVER) s->most = 0;
         spdl__flow_book(s, task, task->call.since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
                !(s->word & SPDL__SHUT) && spdl__row_room(s->p, node, 0)) {
@@ -10088,7 +10096,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     (void)in;
     do {
         if (spdl_stopping(task) || (spdl__load(node->word) & SPDL__SHUT) != 0) {
-            task->cut_short = true; /* no item and no end */
+            task->call.cut_short = true; /* no item and no end */
             return SPDL_SKIP;
         }
         result = row->next(row->ctx, out, SPDL__FROM_NS);
@@ -14681,7 +14689,7 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     const bool passed = spdl__is_input(&task->call, out) && tag < SPDL_MAX_STAGES;
     spdl__item copy, old;
     uint64_t place;
-    if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
+    if (task->call.misused || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
     place = spdl__kept_place(probe);
     if (place == SPDL__KEPT) return;
     memset(&copy, 0, sizeof(copy));

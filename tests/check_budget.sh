@@ -17,7 +17,7 @@ budgets="
 "
 pairs=6400
 row_goal=160
-row_limit=180
+row_limit=176
 
 # refs PROGRAM ARGUMENT ...: instructions of the whole run
 refs() {
