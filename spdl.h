@@ -8863,13 +8863,12 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     return false;
 }
 
-/* A call failed, and its row has .on_drop, which gets the input unless a call took it. */
+/* A call failed, and its row has .on_drop, which gets the input unless a call took it. User code. */
 SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     const spdl_stage *row = &task->node->row;
     /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
-    if (result == SPDL_SKIP) return;
     spdl__settle_explain(task, result);
     spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
                      &error);
@@ -8889,26 +8888,6 @@ SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
                                               now - node->empty_since >= SPDL__EMPTY_NS
                                           ? 0 : calls);
-}
-
-/* A call without a result. Returns false if its failure ends the pipeline. */
-SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counters,
-                                         spdl_result result, uint64_t now) {
-    spdl__node *node = task->node;
-    const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
-    bool fatal = false;
-    if (task->call.cut_short)
-        spdl__count(&counters->freed, spdl__origin_tag(task->call.in.origin) != SPDL__HOLE);
-    else if (result == SPDL_SKIP)
-        spdl__count(&counters->skips, !handed_on && !node->builtin);
-    else
-        fatal = spdl__settle_failed(task, counters, result);
-    if (SPDL__DEBUGS && result == SPDL_SKIP && node->row.kind == SPDL_KIND_SOURCE)
-        spdl__source_debug(task, now);
-    /* a call that a stop cut short leaves its ticket empty: nothing behind it is delivered */
-    if (!fatal && !task->call.cut_short)
-        spdl__put_nothing(task->pipeline, node, task->call.ticket, now);
-    return !fatal;
 }
 
 SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, int times) {
@@ -8950,15 +8929,11 @@ SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uin
     spdl__put_at(edge, ticket, what, now);
 }
 
-/* .deliver_failures: a failed call puts a failure, not a hole. Returns true if it did. */
-SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
-                                      spdl_result result, uint64_t now) {
+/* .deliver_failures: a failed call puts a failure, which has its input. */
+SPDL__COLD void spdl__settle_failure(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                     uint64_t now) {
     const unsigned owner = spdl__origin_tag(task->call.in.origin);
     spdl__item what = task->call.in;
-    if (result == SPDL_OK || result == SPDL_SKIP) return false;
-    if (task->call.row_error) return false; /* not a failure of one item */
-    if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
-    if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
     spdl__thrown_drop(&task->thrown);
     spdl__count(&counters->failures, 1);
@@ -8967,39 +8942,54 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     if (task->call.taken) what.item = NULL;
     what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
     spdl__settle_put(task, &what, now);
-    return true;
 }
 
-/* After a call: frees or passes on the input, and puts the result. Returns false if the failure of
-   the call ends the pipeline. */
+/* A call was skipped. */
+SPDL__NOINLINE void spdl__settle_skip(spdl_task *task, spdl__counters *counters, uint64_t now) {
+    const spdl__node *node = task->node;
+    const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
+    spdl__count(&counters->skips, !handed_on && !node->builtin);
+    if (SPDL__DEBUGS && node->row.kind == SPDL_KIND_SOURCE) spdl__source_debug(task, now);
+}
+
+/* After a call: frees the input, unless it is passed on, and puts a result, a failure or nothing.
+   Returns false if the failure of the call ends the pipeline. */
 SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
                                  void *out, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
     spdl__item what = task->call.in;
-    bool goes_on = true;
+    const bool has_input = spdl__origin_tag(what.origin) != SPDL__HOLE;
+    const bool made = result == SPDL_OK && !(has_input && spdl__is_input(&task->call, out));
+    const bool failed = result != SPDL_OK && result != SPDL_SKIP;
+    const bool delivers = failed && p->delivers && !task->call.row_error; /* of one item */
     if (SPDL__UNLIKELY(result == SPDL_AGAIN) && !spdl__is_input(&task->call, out) &&
         out != task->call.buffer)
-        spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
-    if (SPDL__UNLIKELY(task->pipeline->delivers) &&
-        spdl__settle_delivers(task, counters, result, now))
-        return true;
+        spdl__item_free(p, out, spdl__origin(task->sequence, task->owner));
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
         spdl__settle_debug(task, out);
-    if (result != SPDL_OK || !spdl__is_input(&task->call, out) ||
-        spdl__origin_tag(what.origin) == SPDL__HOLE) {
-        if (result != SPDL_OK && node->row.on_drop != NULL)
-            spdl__settle_on_drop(task, result); /* user code */
-        if (what.item != NULL && !task->call.taken)
-            spdl__item_free(task->pipeline, what.item, what.origin);
-        what.origin = result == SPDL_OK ? spdl__task_origin(task, out) : 0;
+    if (failed && node->row.on_drop != NULL) spdl__settle_on_drop(task, result);
+    if ((made || result != SPDL_OK) && !delivers && what.item != NULL && !task->call.taken)
+        spdl__item_free(p, what.item, what.origin);
+    if (made) {
+        what.origin = spdl__task_origin(task, out);
         what.item = out;
-        what.range = task->call.in.range;
-        if (result == SPDL_OK) spdl__count(&counters->made, 1);
-    } /* else the input is the result */
+        spdl__count(&counters->made, 1);
+    }
     if (task->call.buffer != NULL) spdl__task_give_back(task);
-    if (result != SPDL_OK) goes_on = spdl__settle_nothing(task, counters, result, now);
-    else spdl__settle_put(task, &what, now);
-    return goes_on;
+    if (result == SPDL_OK) {
+        spdl__settle_put(task, &what, now);
+    } else if (delivers) {
+        spdl__settle_failure(task, counters, result, now);
+    } else if (task->call.cut_short) { /* nothing behind its ticket is delivered */
+        spdl__count(&counters->freed, has_input);
+    } else if (failed && spdl__settle_failed(task, counters, result)) {
+        return false;
+    } else {
+        if (!failed) spdl__settle_skip(task, counters, now);
+        spdl__put_nothing(p, node, task->call.ticket, now);
+    }
+    return true;
 }
 
 /* --- calls that go on later ---
