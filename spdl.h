@@ -5147,12 +5147,20 @@ SPDL__PRIVATE bool spdl__turn(uint64_t *barred) {
     return true;
 }
 
-/* One step of a wait loop with at most `yields` turns. Returns false when it is time to sleep. */
-SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
-    if (*round >= SPDL_SPINS + yields) return false;
-    if ((*round)++ >= SPDL_SPINS) return spdl__turn(barred);
+/* One step of a wait loop. Returns false when it is time to sleep. */
+SPDL__PRIVATE bool spdl__spin(int *round) {
+    if (*round >= SPDL_SPINS) return false;
+    ++*round;
     spdl__pause();
     return true;
+}
+
+/* The same with at most `yields` turns after the pauses. */
+SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
+    if (spdl__spin(round)) return true;
+    if (*round >= SPDL_SPINS + yields) return false;
+    ++*round;
+    return spdl__turn(barred);
 }
 
 /* Asymmetric barriers. A thread that publishes passes a light barrier, then reads whether another
@@ -5189,7 +5197,7 @@ SPDL__PRIVATE void spdl__lock(uint32_t *lock, spdl__os_event *parked) {
     do {
         uint32_t open = 0;
         if (spdl__cas32(lock, &open, 1)) return;
-    } while (spdl__backoff(&round, 0, NULL));
+    } while (spdl__spin(&round));
     for (;;) {
         const uint32_t word = spdl__load32(&parked->word); /* acquire: before the exchange */
         if (spdl__exchange32(lock, 2) == 0) return;
@@ -6317,6 +6325,9 @@ SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
 
 /* --- guests --- */
 
+/* No event reports a free place: a thread that waits for one looks this often. */
+#define SPDL__GUEST_LOOKS_NS 1000000
+
 /* NULL: no free place. */
 SPDL__PRIVATE spdl__worker *spdl__guest_enter(spdl_pool *pool, uint64_t until) {
     int i;
@@ -6353,16 +6364,13 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns) {
     return result;
 }
 
-/* A pool without workers: runs a queued job as a guest. */
+/* A pool without workers: runs a queued job as a guest, if a place is free. */
 SPDL__PRIVATE bool spdl__pool_help(spdl_pool *pool) {
     spdl__worker *guest;
     bool found;
     if (pool->desc.workers > 0 || spdl_ring_count(pool->jobs) == 0) return false;
     guest = spdl__guest_enter(pool, SPDL__NEVER);
-    if (guest == NULL) {
-        spdl__os_yield(); /* a guest leaves, or runs the jobs */
-        return true;
-    }
+    if (guest == NULL) return false;
     found = spdl__pool_job(pool, guest);
     spdl__guest_leave(guest);
     return found;
@@ -6388,15 +6396,17 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
 
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
-    spdl_result slept = SPDL_OK;
+    bool late = false;
     if (pool == NULL || spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
-    for (;;) {
+    for (;; late = spdl__late(deadline)) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
+        uint64_t until = deadline;
         if (spdl__load(&pool->pending) == 0) return SPDL_OK;
-        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
-        if (spdl__pool_help(pool))
-            slept = spdl__late(deadline) ? SPDL_TIMEOUT : SPDL_OK;
-        else slept = spdl__os_event_sleep(&pool->idle, ticket, deadline);
+        if (late) return SPDL_TIMEOUT;
+        if (spdl__pool_help(pool)) continue;
+        if (pool->desc.workers == 0) until = spdl__min(until, spdl__deadline(SPDL__GUEST_LOOKS_NS));
+        SPDL_TEST_POINT("pool drain sleeps");
+        (void)spdl__os_event_sleep(&pool->idle, ticket, until);
     }
 }
 
@@ -8863,7 +8873,8 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     return false;
 }
 
-/* A call failed, and its row has .on_drop, which gets the input unless a call took it. User code. */
+/* A call failed, and its row has .on_drop (user code), which gets the input unless a call took
+   it. */
 SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     const spdl_stage *row = &task->node->row;
     /* with SPDL_AGAIN an earlier call may have taken it */
@@ -10333,8 +10344,6 @@ SPDL__PRIVATE void spdl__next_leave(spdl__next_work *work) {
     work->worker = -1;
 }
 
-#define SPDL__NEXT_LOOKS_NS 1000000 /* to become a guest, while all are taken and there is work */
-
 /* Sleeps until the sink has an entry, or if the consumer works a row can run. A later put, take or
    leave is followed by a full barrier and a look at `waiting`. An earlier put is seen after the
    barrier here. A guest of a shared pool leaves before it sleeps, and no event reports a free
@@ -10357,7 +10366,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
         result = spdl__misused(p, SPDL__NEXT_FORKED);
     } else if (result == SPDL_EMPTY && !(can_run && could)) {
         if (p->pool != NULL && !p->own_pool) spdl__next_leave(work);
-        if (could) until = spdl__min(deadline, spdl_time_ns() + SPDL__NEXT_LOOKS_NS);
+        if (could) until = spdl__min(deadline, spdl__deadline(SPDL__GUEST_LOOKS_NS));
         *late = spdl__os_event_sleep(&p->fed, word, until) == SPDL_TIMEOUT && until == deadline;
         result = spdl__sink_take(p, item);
     }
