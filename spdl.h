@@ -6865,6 +6865,9 @@ SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
     return spdl__origin_tag(spdl__load_relaxed(&slot->origin));
 }
 
+/* The range of an item that is pushed now. */
+SPDL__INLINE uint64_t spdl__range_pushed(uint64_t now) { return now >> SPDL__PUSHED_BITS; }
+
 /* Age of the oldest item in a range of a feed. */
 SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
     const uint64_t pushed = range << SPDL__PUSHED_BITS;
@@ -7021,7 +7024,8 @@ struct spdl__batch {
     spdl_batch shown; /* first: the public part */
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
-    uint64_t range;   /* of its items: see >>position-impl; of a buffer: see SPDL__LENT */
+    uint64_t range;   /* of its items: see >>position-impl */
+    uint32_t lent;    /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
     spdl__batch *next; /* the next spare one; in place: the older one. Under place_lock, like newer,
                           sequence and epoch, which say what batch it becomes */
     spdl__batch *newer;
@@ -7037,7 +7041,7 @@ SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
 }
 
 #define SPDL__CANARY 0xc5 /* value of these bytes */
-/* SPDL_DEBUG, the range of a buffer: its call is inside; or has freed it, which is a mistake. */
+/* The call of this buffer is inside; or has freed it, which is a mistake. */
 #define SPDL__LENT 1
 #define SPDL__LENT_FREED 2
 
@@ -7117,6 +7121,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
     }
     batch->shown.count = 0;
     batch->range = 0;
+    batch->lent = 0;
     return batch;
 }
 
@@ -7140,7 +7145,7 @@ SPDL_API void spdl_buffer_free(void *buffer) {
     spdl__batch *batch;
     if (buffer == NULL) return;
     batch = (spdl__batch *)(void *)((char *)buffer - head);
-    if (SPDL__DEBUGS && batch->range != 0) batch->range = SPDL__LENT_FREED;
+    if (SPDL__DEBUGS && batch->lent != 0) batch->lent = SPDL__LENT_FREED;
     else spdl_batch_free(batch);
 }
 
@@ -7199,7 +7204,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
    names its writer. */
 
-#define SPDL__BLOCKING 2u /* `active` of a source with .threads in its call: destroy may leave it */
+#define SPDL__BLOCKING 0x8000u /* bit of `active` above all counts: a source with .threads is in its
+                                  call, which destroy may leave */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
@@ -7367,6 +7373,7 @@ typedef struct spdl__node {
     uint64_t epoch;    /* of the current items */
     uint64_t first;    /* ticket of the first result of this epoch */
     uint64_t dropped;  /* batch in place: in->dropped when the epoch began */
+    uint64_t placeless; /* batch in place: items of this epoch that took no place */
     uint64_t tokens;   /* batch: tokens so far */
     uint64_t made;     /* source: items made in this epoch */
     uint64_t turns_put;   /* branch: entries of `turns` */
@@ -7970,7 +7977,8 @@ typedef enum spdl__outcome {
     SPDL__OVER,    /* failed for good: no call of this row follows */
     SPDL__NO_CALL, /* the source has ended, or nobody waits for the result */
     SPDL__LATER,   /* SPDL_AGAIN: one result is put, and another call follows */
-    SPDL__PENDING  /* SPDL_PENDING: it keeps the place in the row; or destroy has left it */
+    SPDL__PENDING, /* SPDL_PENDING: it keeps the place in the row */
+    SPDL__ABANDONED /* destroy has left the call, and freed its place */
 } spdl__outcome;
 
 typedef enum spdl__taken {
@@ -8312,7 +8320,8 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
                         : spdl__flow_call(task, s.counters, &s.now);
         if (SPDL__UNLIKELY(outcome != SPDL__GOES_ON)) {
-            if (outcome == SPDL__NO_CALL) break;
+            if (outcome == SPDL__ABANDONED) s.inside = false;
+            if (outcome == SPDL__NO_CALL || outcome == SPDL__ABANDONED) break;
             if (outcome == SPDL__OVER) s.most = 0; /* the last call */
         }
         ++s.calls;
@@ -8501,10 +8510,12 @@ SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_
 
 /* A call fails for good: FAIL takes the place of its result, and the row and those that feed it are
    shut. Of several failures of a row the first in order is recorded. So a table in input order
-   without a budget fails the same way at any number of workers. */
-SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised, uint64_t item,
-                              spdl_result result, const char *text, spdl__thrown_what *thrown) {
-    spdl__thrown_what other;
+   without a budget fails the same way at any number of workers. Returns the exception of the other
+   failure, `thrown` or the one before. */
+SPDL__PRIVATE spdl__thrown_what spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised,
+                                           uint64_t item, spdl_result result, const char *text,
+                                           spdl__thrown_what thrown) {
+    spdl__thrown_what other = thrown;
     const uint32_t row = (uint32_t)1 << node->index;
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
     const uint64_t now = spdl_time_ns();
@@ -8521,8 +8532,7 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
         node->error = error;
         node->fail_ticket = ticket;
         other = node->thrown;
-        node->thrown = *thrown;
-        *thrown = other;
+        node->thrown = thrown;
     }
     spdl__store32(&p->failed, p->failed | row);
     spdl__unlock(&p->error_lock, &p->locks);
@@ -8531,6 +8541,7 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     if (branch) spdl__put_mark(p, node, 0, &mark, now);
     else spdl__put_at(&node->out, ticket, &mark, now); /* the stamp publishes the record */
     spdl__word_shut(p, node->upstream | row);
+    return other;
 }
 
 /* The pipeline has ended, or is quiet after a stop: logs one line per stage with tolerated
@@ -8734,8 +8745,8 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
     bool freed;
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
-    freed = holder->range == SPDL__LENT_FREED;
-    holder->range = 0;
+    freed = holder->lent == SPDL__LENT_FREED;
+    holder->lent = 0;
     if (!spdl__batch_overrun(holder) && !freed) return;
     if (freed)
         (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
@@ -8806,7 +8817,7 @@ SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
     uint64_t word = spdl__load(node->word);
     SPDL_TEST_POINT("source about to block");
     while (!(word & SPDL__SHUT))
-        if (spdl__cas(node->word, &word, word + SPDL__BLOCKING - 1)) return true;
+        if (spdl__cas(node->word, &word, word | SPDL__BLOCKING)) return true;
     return false;
 }
 
@@ -8814,8 +8825,8 @@ SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
    may be freed. */
 SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
     uint64_t *word = task->node->word, old = spdl__load(word);
-    while (old & SPDL__ACTIVE)
-        if (spdl__cas(word, &old, old - SPDL__BLOCKING + 1)) return true;
+    while (old & SPDL__BLOCKING)
+        if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
     if (result == SPDL_OK && out != task->call.buffer) /* else it is given back */
         spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     spdl__task_give_back(task);
@@ -8859,8 +8870,9 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     if (over || task->call.row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
-        spdl__fail(p, node, task->call.ticket, task->sequence, result, text, &task->thrown);
-        spdl__thrown_drop(&task->thrown); /* of a replaced error */
+        task->thrown = spdl__fail(p, node, task->call.ticket, task->sequence, result, text,
+                                  task->thrown);
+        spdl__thrown_drop(&task->thrown);
         return true;
     }
     spdl__thrown_drop(&task->thrown);
@@ -9418,7 +9430,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     }
     result = spdl__call_run(task, &out);
     if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->unflushed = false;
-    if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__PENDING;
+    if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__ABANDONED;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
     if (!node->builtin) *now = spdl_time_ns();
     if (node->row.again && result == SPDL_AGAIN) {
@@ -9462,14 +9474,43 @@ SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
 }
 
+/* The thread is alone in the row, at a mark: makes the call of .flush. Returns true if the call
+   waits for room, and stays inside. */
+SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t at, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__counters *counters = &node->counters[task->worker];
+    const uint64_t failed = spdl__load_relaxed(&counters->failures);
+    spdl__outcome outcome;
+    spdl__wake_hint(p, node, node->vicinity, true);
+    node->flushed = true;
+    node->gathered = false;
+    task->node = node;
+    task->call.flushing = true;
+    task->call.in.item = NULL;
+    task->call.in.range = p->feed != NULL ? spdl__range_pushed(now) : 0;
+    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
+    spdl__store_relaxed(&task->sequence, 0);
+    task->call.ticket = at;
+    task->call.since = now;
+    if (!node->builtin) spdl__flow_opens(task, now);
+    outcome = spdl__flow_call(task, counters, &now);
+    spdl__store_relaxed(&task->open, 0);
+    if (!node->builtin)
+        spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
+                            now - task->call.since);
+    if (outcome != SPDL__LATER) return false;
+    spdl__flow_park(task, task->parked);
+    task->parked = NULL;
+    return true;
+}
+
 /* Passes the mark at the head, or makes the call of .flush before it. Returns true if it did. */
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[task->worker];
-    uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now, failed;
+    uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now;
     const uint64_t head = spdl__head(word);
     const spdl__slot *slot = spdl__edge_slot(node->in, head);
-    spdl__outcome outcome;
+    bool room, flushes;
     spdl__item mark;
     unsigned tag;
     if ((word & SPDL__BUSY) != 0 || !spdl__slot_has(slot, head)) return false;
@@ -9483,39 +9524,17 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     SPDL_TEST_POINT("pipeline passes");
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
-    if (node->row.flush && !node->flushed && spdl__row_room(p, node, word)) {
-        spdl__wake_hint(p, node, node->vicinity, true);
-        node->flushed = true;
-        node->gathered = false;
-        task->node = node;
-        task->call.flushing = true;
-        mark.item = NULL;
-        mark.range = p->feed != NULL ? now >> SPDL__PUSHED_BITS : 0;
-        mark.origin = spdl__origin(0, SPDL__HOLE);
-        task->call.in = mark;
-        spdl__store_relaxed(&task->sequence, 0);
-        task->call.ticket = at;
-        task->call.since = now;
-        failed = spdl__load_relaxed(&counters->failures);
-        if (!node->builtin) spdl__flow_opens(task, now);
-        outcome = spdl__flow_call(task, counters, &now);
-        spdl__store_relaxed(&task->open, 0);
-        if (!node->builtin)
-            spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
-                                now - task->call.since);
-        if (outcome == SPDL__LATER) {
-            spdl__flow_park(task, task->parked); /* the call stays inside, alone */
-            task->parked = NULL;
-            return true;
-        }
-    } else if (spdl__row_room(p, node, word)) {
+    room = spdl__row_room(p, node, word) > 0;
+    flushes = room && node->row.flush && !node->flushed;
+    if (flushes && spdl__flow_flush(task, node, at, now)) return true;
+    if (room && !flushes) {
         spdl__row_pass(p, node, at, &mark, now);
         if (tag != SPDL__EPOCH) spdl__edge_ended(node->in, now);
         spdl__store_relaxed(&node->in->marks, node->in->marks + 1);
         change += SPDL__HEAD_ONE;
     }
     spdl__word_move(p, node, change);
-    if (tag == SPDL__EPOCH && change >> 63 == 0) spdl__edge_took(node->in, head + 1, now, true);
+    if (room && !flushes && tag == SPDL__EPOCH) spdl__edge_took(node->in, head + 1, now, true);
     spdl__wake_hint(p, node, node->vicinity, false);
     return true;
 }
@@ -9594,7 +9613,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
 /* A taken failure of an earlier row goes on without a call. */
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
-    if (node->builtin) --node->dropped; /* it takes no place in a batch */
+    ++node->placeless;
     task->path = 0;
     spdl__settle_put(task, &task->call.in, s->now);
     s->done = true;
@@ -9693,7 +9712,7 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
     } else if (node->buffers != NULL) {
         task->call.holder = spdl__batch_get(node->buffers);
         if (task->call.holder != NULL) task->call.buffer = task->call.holder->shown.data;
-        if (SPDL__DEBUGS && task->call.holder != NULL) task->call.holder->range = SPDL__LENT;
+        if (SPDL__DEBUGS && task->call.holder != NULL) task->call.holder->lent = SPDL__LENT;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
                                          "or in a SPDL_BATCH after it");
@@ -9708,7 +9727,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     spdl__batch *empty = NULL;
     if (node->row.item_bytes == 0) return;
     spdl__lock(&node->place_lock, node->locks);
-    node->place_dropped = dropped - node->dropped;
+    node->place_dropped = dropped - node->dropped + node->placeless;
     if (done != NULL) spdl__place_unlink(node, done);
     while (done == NULL && node->place_oldest != NULL &&
            node->place_oldest->shown.epoch == epoch) { /* every call with a part dropped it */
@@ -9721,6 +9740,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
         node->place_epoch = epoch + 1;
         node->place_dropped = 0;
         node->dropped = dropped;
+        node->placeless = 0;
     }
     spdl__unlock(&node->place_lock, node->locks);
     while (empty != NULL) {
@@ -9808,7 +9828,7 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
 /* A token takes no room in a batch. One token is passed for every `size` of them. */
 SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **out) {
     spdl__node *node = task->node;
-    --node->dropped; /* counted like a dropped item */
+    ++node->placeless;
     *out = token;
     return ++node->tokens % (uint64_t)node->row.size == 0 ? SPDL_OK : SPDL_SKIP;
 }
@@ -9853,7 +9873,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
         spdl__tally_pass(&node->tally, task->call.in.range, p->many);
         if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
-            --node->dropped; /* it takes no room */
+            ++node->placeless;
             spdl__count(&node->counters[task->worker].freed, 1);
             return SPDL_SKIP;
         }
@@ -10457,6 +10477,35 @@ SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_r
     return result;
 }
 
+/* The sink is empty, and the caller does not wait. */
+SPDL__NOINLINE spdl_result spdl__next_poll(spdl_pipeline *p) {
+    spdl__store_relaxed(&p->polls, p->polls + 1);
+    spdl__wake_passed(p, false);
+    return SPDL_TIMEOUT;
+}
+
+/* The sink is empty: waits, and reports the wait. */
+SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_t timeout_ns) {
+    const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
+    const uint64_t waited_for = p->delivered;
+    const bool nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
+    spdl_result result = SPDL_E_INVALID;
+    spdl__store_relaxed(&p->wait_since, since);
+    SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
+    spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
+    if (!nests || spdl__next_nests(p)) {
+        result = spdl__next_wait(p, item, deadline);
+        if (nests) spdl__sub32(&p->pool->nested, 1);
+    }
+    spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, "next", waited_for);
+    SPDL__PROBE(next_wait_end, p->last->name, p->delivered);
+    if (SPDL__TRACED(p->trace))
+        spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1, (int)result,
+                        since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
+    spdl__next_waited(p);
+    return result;
+}
+
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
     spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
@@ -10464,28 +10513,9 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     if (SPDL__UNLIKELY(spdl__exchange32(&p->consumer_inside, 1) != 0))
         return spdl__misused(p, SPDL__NEXT_INSIDE);
     result = spdl__sink_take(p, item);
-    if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
-        spdl__store_relaxed(&p->polls, p->polls + 1);
-        spdl__wake_passed(p, false);
-        result = SPDL_TIMEOUT;
-    } else if (result == SPDL_EMPTY) {
-        const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
-        const uint64_t waited_for = p->delivered;
-        bool nests;
-        spdl__store_relaxed(&p->wait_since, since);
-        SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
-        spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
-        nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
-        if (nests && !spdl__next_nests(p)) nests = false, result = SPDL_E_INVALID;
-        else result = spdl__next_wait(p, item, deadline);
-        if (nests) spdl__sub32(&p->pool->nested, 1);
-        spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, "next", waited_for);
-        SPDL__PROBE(next_wait_end, p->last->name, p->delivered);
-        if (SPDL__TRACED(p->trace))
-            spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1,
-                            (int)result, since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
-        spdl__next_waited(p);
-    }
+    if (result == SPDL_EMPTY)
+        result = timeout_ns == 0 && p->pool != NULL ? spdl__next_poll(p)
+                                                    : spdl__next_slow(p, item, timeout_ns);
     if (SPDL__UNLIKELY(p->ready_fn != NULL)) result = spdl__next_ready(p, item, result);
     if (!SPDL__NO_STATS && result == SPDL_OK && p->step_left-- <= 1) spdl__next_step(p);
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
@@ -10626,7 +10656,7 @@ SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     now = SPDL__NO_STATS ? 0 : spdl_time_ns();
     what.item = item;
     what.origin = spdl__origin(feed->made, (unsigned)feed->index);
-    what.range = now >> SPDL__PUSHED_BITS;
+    what.range = spdl__range_pushed(now);
     spdl__store_relaxed(&feed->made, feed->made + 1);
     spdl__count(&counters->tasks, 1);
     spdl__count(&counters->made, 1);
@@ -10894,6 +10924,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__store_relaxed(&node->epoch, at->epoch);
     spdl__store_relaxed(&node->made, at->source);
     node->dropped = node->in != NULL ? node->in->dropped : 0;
+    node->placeless = 0;
     node->place_epoch = at->epoch;
     node->place_dropped = 0;
     spdl__store_relaxed(&node->failures, 0);
@@ -11072,8 +11103,8 @@ SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
 SPDL__PRIVATE bool spdl__destroy_leaves(spdl_pipeline *p, bool long_ago) {
     uint64_t *word = p->node[0].word, old = spdl__load(word);
     if (p->producer == NULL || (p->producer->row.next != NULL && !long_ago)) return false;
-    while ((old & SPDL__ACTIVE) == SPDL__BLOCKING)
-        if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
+    while (old & SPDL__BLOCKING)
+        if (spdl__cas(word, &old, old - SPDL__BLOCKING - 1)) return true;
     return false;
 }
 
