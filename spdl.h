@@ -7336,8 +7336,6 @@ typedef struct spdl__node {
     bool places;     /* its calls write into the batches of the next row */
     bool own_thread; /* a source with .threads */
     uint32_t upstream;  /* bit i: results of row i can reach this row */
-    uint32_t neighbours; /* bit i: row i shares an edge with this row */
-    uint32_t vicinity; /* the neighbours, and this row */
     int paths;       /* branch: edges it writes; merge: edges it reads */
     uint8_t path[SPDL_MAX_STAGES];
     struct spdl__node *merge;  /* the merge of a branch, the branch of a merge */
@@ -7698,15 +7696,17 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* --- who is woken --- */
 
+#define SPDL__ALL_ROWS UINT32_MAX
+
 /* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
    then looks for sleepers: without the barrier both could miss each other. Events are a take, a
    leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
    failure. After the first take of a sitting a worker checks all rows of its pool, because it may
-   have been woken for another one. After other events it checks its row and those that share an
-   edge. After it has left, it looks for work in all rows. With a large buffer the consumer's take
-   checks the last row only while at most half of the buffer is filled or promised. A woken worker
-   then makes several items. A consumer that is about to sleep or reads the statistics checks
-   without this low watermark. */
+   have been woken for another one. After other events it checks the rows of its pipeline; when it
+   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
+   consumer's take checks the last row only while at most half of the buffer is filled or promised.
+   A woken worker then makes several items. A consumer that is about to sleep or reads the
+   statistics checks without this low watermark. */
 
 /* After an event that the consumer may sleep for, and a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
@@ -7749,7 +7749,7 @@ SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
 
 SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
-    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, UINT32_MAX);
+    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, SPDL__ALL_ROWS);
 }
 
 SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
@@ -7767,7 +7767,7 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
     } else if (p->pool != NULL && spdl__pool_has_sleepers(p->pool)) {
         if (spdl__pool_runnable(p->pool, -1, &p->client)) spdl__pool_wake_one(p->pool);
     } else {
-        spdl__wake_rows(p, UINT32_MAX);
+        spdl__wake_rows(p, SPDL__ALL_ROWS);
     }
 }
 
@@ -7800,12 +7800,12 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
 /* From a thread that does not look for work itself. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
-    spdl__wake_look(p, node, node->vicinity, false);
+    spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
 }
 
 SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
     spdl__full_barrier();
-    spdl__wake_look(p, p->last, UINT32_MAX, false);
+    spdl__wake_look(p, p->last, SPDL__ALL_ROWS, false);
     spdl__wake_producer(p);
 }
 
@@ -8077,7 +8077,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
     if (!inside) s->inside = s->done = true;
-    spdl__wake_hint(s->p, node, node->vicinity, first);
+    spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, first);
     if (in == NULL) {
         what.range = node->made;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
@@ -8252,7 +8252,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     if (s->inside) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
         spdl__word_move(p, node, (uint64_t)0 - s->change);
-        spdl__wake_hint(p, node, node->neighbours, false);
+        spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
     }
     if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
@@ -9462,7 +9462,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
     spdl__full_barrier(); /* there may be room since the last look: pairs with the barriers of the
                              reader */
-    spdl__wake_hint(p, node, node->vicinity, false);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
@@ -9470,7 +9470,7 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     const spdl__node *node = task->node;
     spdl__full_barrier();
-    spdl__wake_hint(task->pipeline, node, node->vicinity, false);
+    spdl__wake_hint(task->pipeline, node, SPDL__ALL_ROWS, false);
     return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
 }
 
@@ -9481,7 +9481,7 @@ SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t
     spdl__counters *counters = &node->counters[task->worker];
     const uint64_t failed = spdl__load_relaxed(&counters->failures);
     spdl__outcome outcome;
-    spdl__wake_hint(p, node, node->vicinity, true);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
     node->flushed = true;
     node->gathered = false;
     task->node = node;
@@ -9535,7 +9535,7 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     }
     spdl__word_move(p, node, change);
     if (room && !flushes && tag == SPDL__EPOCH) spdl__edge_took(node->in, head + 1, now, true);
-    spdl__wake_hint(p, node, node->vicinity, false);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
     return true;
 }
 
@@ -9558,11 +9558,11 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
         spdl__sub(&node->in->dropped, 1);
         /* others may have seen too little room */
-        spdl__wake_hint(p, node, node->neighbours, false);
+        spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
         return false;
     }
     spdl__put_nothing(p, node, at, s->now);
-    spdl__wake_hint(p, node, node->vicinity, false);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
     s->word = spdl__load(node->word);
     return true;
 }
@@ -9589,7 +9589,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
     const bool settles = call != NULL;
     if (settles) {
-        spdl__wake_hint(s->p, node, node->vicinity, true); /* on_drop may take long */
+        spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* on_drop may take long */
         if (spdl__flow_done(task, call, s->counters, s->now) == SPDL__OVER) s->most = 0;
         spdl__flow_book(s, task, task->call.since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
@@ -9603,7 +9603,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     }
     s->done = s->inside = true; /* with the call's place */
     if (settles) return false;
-    spdl__wake_hint(s->p, node, node->vicinity, true); /* as after a take */
+    spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* as after a take */
     spdl__parked_resume(task, call);
     task->call.since = s->now;
     if (task->call.flushing) s->change = SPDL__PASSING; /* alone, at a mark */
@@ -10056,10 +10056,10 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
         if (node->merge->turns != NULL)
             spdl__store_relaxed(&node->merge->turns_taken, node->merge->turns_taken + 1);
         spdl__full_barrier();
-        spdl__wake_hint(p, node, node->vicinity, taken == 0);
+        spdl__wake_hint(p, node, SPDL__ALL_ROWS, taken == 0);
     }
     spdl__word_move(p, node, (uint64_t)0 - 1);
-    spdl__wake_hint(p, node, node->neighbours, false);
+    spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
     return taken > 0;
 }
 
@@ -10834,7 +10834,7 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p, uint32_t why) {
     do { /* again if a rewind has cleared `stopping` meanwhile */
         (void)spdl__or32(&p->stopping, why);
         SPDL_TEST_POINT("stop shuts");
-        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and wakes the producer */
+        spdl__word_shut(p, SPDL__ALL_ROWS); /* a full barrier, and wakes the producer */
     } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
 }
@@ -10868,7 +10868,7 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     result = spdl__pipeline_await(p, spdl__keeper_enter, deadline);
     if (result != SPDL_OK) return result;
     if (spdl__load32(&p->stopping) & SPDL__STOP) { /* else a rewind has come since */
-        spdl__word_shut(p, UINT32_MAX); /* the stop that set it may not have shut all rows yet */
+        spdl__word_shut(p, SPDL__ALL_ROWS); /* the stop that set it may not have done so yet */
         result = spdl__pipeline_await(p, spdl__pipeline_drained, deadline);
         if (result != SPDL_OK) spdl__store32(&p->stop_timed_out, 1);
         if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
@@ -10974,7 +10974,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
-    if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX); /* a stop came meanwhile */
+    if (spdl__load32(&p->stopping)) spdl__word_shut(p, SPDL__ALL_ROWS); /* a stop came meanwhile */
     spdl__wake_all(p);
 }
 
@@ -11655,24 +11655,15 @@ SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const 
 
 SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spdl__node *node) {
     const int i = node->index;
-    const bool merge = node->row.kind == SPDL_KIND_MERGE;
-    int k;
     node->word = &node->own;
     if (plan->before[i] >= 0) node->before = &p->node[plan->before[i]];
     if (node->before != NULL && node->row.kind != SPDL_KIND_PATH) {
         node->in = &node->before->out;
         node->word = &node->in->word;
     }
-    for (k = 0; k < (merge ? node->paths : node->in != NULL); ++k) {
-        spdl__node *from = merge ? &p->node[node->path[k]] : node->before;
-        if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* it writes for its paths */
-        from->neighbours |= (uint32_t)1 << i;
-        node->neighbours |= (uint32_t)1 << from->index;
-    }
-    if (merge) node->merge = &p->node[plan->branch[i]];
+    if (node->row.kind == SPDL_KIND_MERGE) node->merge = &p->node[plan->branch[i]];
     if (node->row.kind == SPDL_KIND_BRANCH) node->merge = &p->node[plan->merge[i]];
     node->at_end = node == p->last || i == 1;
-    for (k = 0; k <= i; ++k) p->node[k].vicinity = p->node[k].neighbours | (uint32_t)1 << k;
 }
 
 /* Compares names: the address of SPDL_INDEX would link the sampler into each program. */
