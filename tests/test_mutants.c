@@ -633,8 +633,8 @@ static void *rewinds_it(void *arg) {
     return NULL;
 }
 
-/* A stop comes when a rewind is the keeper and has not cleared earlier stops yet: the stop is one of
-   them. It waits for the rewind, and frees nothing. */
+/* A stop comes when a rewind is the keeper and has not cleared earlier stops yet: the stop is one
+   of them. It waits for the rewind, and frees nothing. */
 static void a_stop_before_a_rewind_is_over(void) {
     spdl_pipeline *p = START(1, COUNT_TO(-1), SPDL_SINK(1));
     test_thread rewinder, stopper;
