@@ -56,9 +56,12 @@ SAME = npz% inflate files loader sampler os_none verdict report trace doctor% he
 TESTS = $(filter-out tests/test_cuda% \
         $(if $(filter portable,$(MODE)),tests/test_ring% $(SAME:%=tests/test_%.c)),\
         $(wildcard tests/test_*.c)) tests/stress_ring.c
-# Tests of pipelines share the library's object; the others have a copy of their own.
-SHARES = $(shell grep -lE '^.include "(flow|items|wild_model)\.h"' $(TESTS))
-TEST_OBJECTS = $(patsubst tests/%.c,$(B)/%.o,tests/main.c $(if $(SHARES),tests/library.c) $(TESTS))
+# Tests of pipelines share the library's object; the others have a copy of their own. The table in
+# test_ring.c has the tests of test_ring_condvar.c.
+SHARES = $(shell grep -lE '^.include "(flow|items|wild_model)\.h"' $(strip $(TESTS)))
+TEST_SOURCES = tests/main.c $(if $(SHARES),tests/library.c) $(TESTS) \
+               $(if $(filter tests/test_ring.c,$(TESTS)),tests/test_ring_condvar.c)
+TEST_OBJECTS = $(TEST_SOURCES:tests/%.c=$(B)/%.o)
 BENCHES = $(patsubst bench/bench_%.c,%,$(wildcard bench/bench_*.c))
 BENCH_FLAGS = -O2
 
@@ -280,7 +283,7 @@ check-howto: ## the answers of examples/HOWTO.md
 	@tests/check_howto.sh
 
 .PHONY: check-budget
-check-budget: ## instructions of a push and a pop, and of a row (needs valgrind)
+check-budget: ## instructions of a push, a pop and a row (needs valgrind); atomic writes of an item
 	@tests/check_budget.sh
 
 .PHONY: check-core-alone
@@ -294,6 +297,10 @@ cross: ## the tests on other processors (needs cross compilers and qemu-user)
 .PHONY: matrix
 matrix: ## systems, processors, compilers: a line for each, tests run, linked or compiled
 	@tests/matrix.sh
+
+.PHONY: matrix-long
+matrix-long: ## the same, and cells that repeat another
+	@tests/matrix.sh --long
 
 .PHONY: check-perf
 check-perf: ## perf shows threads and stages by their names (skips where there is no perf)
@@ -326,6 +333,10 @@ check-packages: ## make install, and examples/packages with each tool that is th
 .PHONY: check-numpy
 check-numpy: ## NumPy reads what the writer has written (NumPy from PyPI, if there is none)
 	@tests/check_numpy.sh
+
+.PHONY: check-bindings
+check-bindings: ## tools that make bindings read the header (cffi from PyPI)
+	@tests/check_bindings.sh
 
 .PHONY: check-report
 check-report: ## the page of the reports in a browser (needs chromium)

@@ -1,4 +1,4 @@
-/* spdl.h - v0.3.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
+/* spdl.h - v0.4.0 - data loading pipelines in C, one file - SPDX-License-Identifier: MIT
 
    BUILD. In exactly one C or C++ file write
 
@@ -152,7 +152,11 @@ extern "C" {
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
-       a stage that returns only NULL (100 times, or always), and may never set *out: a warning
+       a stage that returns only NULL, and may never set *out: a warning after the first one in a
+       row with .free_item or .item_bytes, in others after 100 or at the end
+       a call that records a reason with spdl_fail and returns SPDL_OK: the call fails
+       a source that ends without an item: a warning
+       a task that is used after its call: an error in the log
        a call that frees its spdl_buffer, or writes more than .item_bytes into it (not with
        .allocator): the call fails
        items leaked because their row has no .free_item: a warning for each row at destroy
@@ -171,7 +175,7 @@ extern "C" {
 /* >>version */
 
 #define SPDL_VERSION_MAJOR 0
-#define SPDL_VERSION_MINOR 3
+#define SPDL_VERSION_MINOR 4
 #define SPDL_VERSION_PATCH 0
 #define SPDL_VERSION (SPDL_VERSION_MAJOR * 10000 + SPDL_VERSION_MINOR * 100 + SPDL_VERSION_PATCH)
 
@@ -185,7 +189,7 @@ SPDL_API const char *spdl_version(void);
 /* Timeouts are nanoseconds of the monotonic clock. With 0 a call tries once and never waits. A
    negative one never ends. */
 #define SPDL_FOREVER SPDL__CAST(int64_t, -1)
-#define SPDL_SECONDS(s) SPDL__CAST(int64_t, (s) * 1e9)
+#define SPDL_SECONDS(s) SPDL__CAST(int64_t, SPDL__CAST(double, s) * 1e9)
 
 /* The monotonic clock of all timeouts and statistics.
    Returns: nanoseconds since an arbitrary moment; they never decrease. */
@@ -194,31 +198,32 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
+/* No value but SPDL_OK is one of errno, of bool or -1: a stage that returns one of those fails. */
 #define SPDL__RESULT_LIST(X) \
     X(SPDL_OK, 0, "ok") \
-    X(SPDL_END, 1, "end of data") \
-    X(SPDL_SKIP, 2, "item skipped") \
-    X(SPDL_TIMEOUT, 3, "timed out") \
-    X(SPDL_FULL, 4, "full") \
-    X(SPDL_EMPTY, 5, "empty") \
-    X(SPDL_CLOSED, 6, "closed") \
-    X(SPDL_PENDING, 7, "pending") \
-    X(SPDL_AGAIN, 8, "call again") \
-    X(SPDL_E_INVALID, -1, "invalid argument") \
-    X(SPDL_E_NOMEM, -2, "out of memory") \
-    X(SPDL_E_THREAD, -3, "a thread could not be created") \
-    X(SPDL_E_TYPE, -4, "the types of two stages do not fit") \
-    X(SPDL_E_STAGE, -5, "a stage function failed") \
-    X(SPDL_E_IO, -6, "input or output error") \
-    X(SPDL_E_FORMAT, -7, "malformed data") \
-    X(SPDL_E_UNSUPPORTED, -8, "not supported") \
-    X(SPDL_E_NOT_FOUND, -9, "not found") \
-    X(SPDL_E_CHECKSUM, -10, "checksum mismatch") \
-    X(SPDL_E_LIMIT, -11, "limit exceeded") \
-    X(SPDL_E_CUDA, -12, "a CUDA call failed") \
-    X(SPDL_E_CUDA_LOST, -13, "the CUDA device is lost to this process") \
-    X(SPDL_E_CUDA_FORKED, -14, "CUDA was opened before a fork and used after it, in the child") \
-    X(SPDL_E_PROCESS, -15, "a loader process has ended")
+    X(SPDL_END, 1001, "end of data") \
+    X(SPDL_SKIP, 1002, "item skipped") \
+    X(SPDL_TIMEOUT, 1003, "timed out") \
+    X(SPDL_FULL, 1004, "full") \
+    X(SPDL_EMPTY, 1005, "empty") \
+    X(SPDL_CLOSED, 1006, "closed") \
+    X(SPDL_PENDING, 1007, "pending") \
+    X(SPDL_AGAIN, 1008, "call again") \
+    X(SPDL_E_INVALID, -1001, "invalid argument") \
+    X(SPDL_E_NOMEM, -1002, "out of memory") \
+    X(SPDL_E_THREAD, -1003, "a thread could not be created") \
+    X(SPDL_E_TYPE, -1004, "the types of two stages do not fit") \
+    X(SPDL_E_STAGE, -1005, "a stage function failed") \
+    X(SPDL_E_IO, -1006, "input or output error") \
+    X(SPDL_E_FORMAT, -1007, "malformed data") \
+    X(SPDL_E_UNSUPPORTED, -1008, "not supported") \
+    X(SPDL_E_NOT_FOUND, -1009, "not found") \
+    X(SPDL_E_CHECKSUM, -1010, "checksum mismatch") \
+    X(SPDL_E_LIMIT, -1011, "limit exceeded") \
+    X(SPDL_E_CUDA, -1012, "a CUDA call failed") \
+    X(SPDL_E_CUDA_LOST, -1013, "the CUDA device is lost to this process") \
+    X(SPDL_E_CUDA_FORKED, -1014, "CUDA was opened before a fork and used after it, in the child") \
+    X(SPDL_E_PROCESS, -1015, "a loader process has ended")
 
 typedef enum spdl_result SPDL__INT_ENUM {
 #define SPDL__ENUM(name, value, text) name = value,
@@ -235,7 +240,7 @@ SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* An error and its place. `text` is a sentence that names the file, array, stage or argument.
    `stage` is the number of the row, from 0 (the source), or -1 for none. With a stage, `item` is
-   the number of the item in its source, from 0. */
+   the number of the item in its source, from 0; behind SPDL_BATCH that of the batch. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
@@ -468,7 +473,8 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns);
        SPDL_OK        all               *out is the result; it may be `in`, changed in place
        SPDL_SKIP      all but sources   drops the input; there is no result
                       source            has no item now; the number stays, and the source is called
-                                        again at once. To wait for data use .threads or SPDL_FEED
+                                        again at once. To wait for data use .threads or SPDL_FEED;
+                                        to leave a number out return it, and skip in the next row
        SPDL_END       source            ends the data, or with .continuous the epoch
        SPDL_AGAIN     .again            *out is one result; call again with the same input
        SPDL_PENDING   .deferred         spdl_complete gives the result later
@@ -498,8 +504,9 @@ typedef void *(*spdl_copy_fn)(const void *item); /* NULL: out of memory */
 /* A function that returns one item a call, such as spdl_pipeline_next. */
 typedef spdl_result (*spdl_next_fn)(void *source, void **item, int64_t timeout_ns);
 
-/* Called for each failed call, also if max_failures allows it, on the thread of the call. It
-   borrows `item`, the input. `item` is NULL for a source or .flush, or if the call took it. */
+/* Called for each failed call, also if max_failures allows it, on the thread of the call, so by
+   several threads at a time. It borrows `item`, the input, and `error`. `item` is NULL for a source
+   or .flush, or if the call took it. */
 typedef void (*spdl_drop_fn)(void *ctx, void *item, const spdl_error *error);
 
 typedef enum spdl_kind {
@@ -523,25 +530,29 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
        .threads       source                0         1: a thread of its own, so it may block
-       .buffer_size   all but sink          2         results that can wait behind the row; before a
+       .buffer_size   all but the last two  2         results that can wait behind the row; before a
                                                       batch its size, branch 32
        .output_order  pipe, merge           input     SPDL_ORDER_COMPLETION: see >>order
        .item_bytes    source, pipe, batch   0         bytes of an item of reused memory: >>memory
        .allocator     with .item_bytes      desc's    allocates the blocks of this row
        .drop_last     batch                 false     drops the last batch if it is not full
-       .drop_oldest   feed                  false     a push without room drops the oldest item
+       .drop_oldest   feed                  false     a push without room drops the oldest item. The
+                                                      next row has one call at a time, or completion
+                                                      order
        .continuous    source                false     starts again after SPDL_END: see >>epochs
        .flush         pipe                  false     one more call at the end: see >>one-to-many
        .deferred      pipe                  false     the function may return SPDL_PENDING
        .again         pipe                  false     the function may return SPDL_AGAIN
-       .max_failures  functions             0         failed calls that do not end the pipeline; -1:
-                                                      any number
+       .max_failures  functions             0         failed calls that do not end the pipeline, in
+                                                      all epochs together; -1: any number
        .on_drop       functions             NULL      called with the input of each failed call
-       .free_item     functions, feed       NULL      frees an item that this row made
+       .free_item     functions, feed       NULL      frees an item that this row made, or that
+                                                      SPDL_FROM or SPDL_FEED brought
        .free_state    .again                NULL      frees what spdl_call_state holds
        .copy_item     source, pipe          NULL      copies an item, for >>doctor
-       .init, .fini   functions             NULL      run on each worker, before its first call of
-                                                      the row and at the end */
+       .init, .fini   functions             NULL      run once on each worker: .init before its
+                                                      first call of the row, .fini in destroy.
+                                                      Several workers run one at the same time */
 
 /* clang-format off */
 typedef struct spdl_stage {
@@ -579,7 +590,7 @@ typedef struct spdl_stage {
     spdl_init_fn init SPDL__ZERO;
     spdl_fini_fn fini SPDL__ZERO;
     /* private */
-    unsigned char lambda_[4 * sizeof(void *)] SPDL__ZERO; /* C++: a copy of the callable */
+    void *lambda_[4] SPDL__ZERO; /* C++: a copy of the callable */
     int line SPDL__ZERO;
 #ifdef __cplusplus
     /* For C++ before C++20, which has no designated initialisers:
@@ -656,7 +667,7 @@ typedef struct spdl_batch {
        SPDL_BATCH(size, fields...), and SPDL_UNBATCH(fields...), its reverse
        SPDL_BATCH_OF(Type, size, fields...): in place, .item_bytes is sizeof(Type)
        SPDL_BRANCH(fn, fields...), SPDL_PATH(name, fields...), SPDL_MERGE(fields...)
-       SPDL_SINK(buffer_size): results that can wait for the consumer, default 3. Write at least as
+       SPDL_SINK(buffer_size): results that can wait for the consumer, usually 3, and at least as
        many as the consumer takes in one burst. Without a feed workers fill a buffer of 8 or
        more again when half of it is gone, or the consumer waits.
    C++20 requires the fields in the order of spdl_stage. Before C++20 write
@@ -803,7 +814,8 @@ typedef struct spdl_pipeline spdl_pipeline;
 
 typedef struct spdl_pipeline_desc {
     int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0:
-                                         spdl_cores() - 1, and next works: see >>waiting */
+                                         spdl_cores() - 1, and next works. With 0 and SPDL_INLINE no
+                                         call may wait for the consumer: see >>waiting */
     spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
@@ -820,8 +832,8 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
     const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
     uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
-    uint64_t data_hash SPDL__ZERO;    /* of the data, for spdl_state_load: spdl_files_hash, or
-                                         spdl_hash of names and sizes */
+    uint64_t data_hash SPDL__ZERO;    /* of the data: spdl_files_hash, or spdl_hash of names and
+                                         sizes. Without it a load does not notice other data */
     bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
     void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
     void *ready_user SPDL__ZERO;
@@ -858,7 +870,9 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    calls ready_fn(ready_user) once, as soon as next can return an item, an end or a failure. Rarely
    it calls too early. The call is on any thread, also inside of next or spdl_pipeline_stop.
    ready_fn must not call the library. Write to an eventfd or a pipe, or post an event. Clear that
-   event before you call next again: see examples/event_loop.c.
+   event before you call next again: see examples/event_loop.c. If a signal handler calls stop,
+   ready_fn can run in that handler, where it must not take a lock. Most functions that post an
+   event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
             SPDL_E_INVALID while another thread is inside.
@@ -897,8 +911,8 @@ SPDL_API spdl_result spdl__next_as(spdl_pipeline *pipeline, void **item, int64_t
 #else
 #define SPDL__TAKEN(out) "void"
 #endif
-SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void *out,
-                                                  int64_t timeout_ns, const char *type) {
+SPDL__UNUSED SPDL__CHECKED static inline spdl_result
+spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *type) {
     return spdl__next_as(pipeline, (void **)out, timeout_ns, type); /* which copies bytes */
 }
 #endif
@@ -908,16 +922,18 @@ SPDL__UNUSED static inline spdl_result spdl__next(spdl_pipeline *pipeline, void 
    Items after a failure are freed by destroy or a rewind. A second stop waits for the first. A stop
    after the end does nothing.
 
-   Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists. On
-   other systems set a flag in the handler, and give next a timeout.
+   Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists.
+   desc.ready_fn then runs in the handler: see Event loops above. On other systems set a flag in the
+   handler, and give next a timeout.
 
    Returns: SPDL_OK, SPDL_TIMEOUT (calls, another stop or a rewind still run; the stop goes on).
    Blocks:  until running calls have returned and every deferred call was completed, and then in
             free_item. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
 
-/* Starts again, with the source at item `sequence` of epoch 0. It waits for running calls, frees
-   all items inside, and clears an end, failure or stop. A source that reads in order must compare
+/* Starts again, with the source at item `sequence` of epoch 0. The items and their order are those
+   of the first time. For the next epoch see .continuous. It waits for running calls, frees all
+   items inside, and clears an end, failure or stop. A source that reads in order must compare
    spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that
    waited and the rewind, and ctx may change.
    Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
@@ -976,7 +992,8 @@ SPDL_API void spdl_batch_free(void *batch);
 /* Records the reason of a failed call, as printf, up to SPDL_TEXT_BYTES. Outside of the call the
    log gets the text.
    Returns: SPDL_E_STAGE, for the stage function to return. */
-SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) SPDL__PRINTF(2, 3)
+    SPDL__CHECKED;
 
 /* For C++: the exception of the call. act(kept, false) frees it, act(kept, true) throws it
    again. */
@@ -994,8 +1011,9 @@ SPDL_API void *spdl_ctx(const spdl_task *task);
 SPDL_API void *spdl_local(const spdl_task *task);
 
 /* The number of this item in its epoch, from 0.
-   Returns: in a source the number of items it has made; elsewhere the number from the source; after
-            SPDL_BATCH the number of the batch. */
+   Returns: in a source the number of items it has made; elsewhere the number from the source, which
+            all results of an .again row for one input share; after SPDL_BATCH the number of the
+            batch, also behind SPDL_UNBATCH. */
 SPDL_API uint64_t spdl_sequence(const spdl_task *task);
 
 /* Returns: the epoch of this item, from 0; always 0 without .continuous. */
@@ -1067,8 +1085,9 @@ SPDL_API void spdl_stop(spdl_task *task);
    Failed requests. With desc.deliver_failures every pushed item gets an answer. For a failed call
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
    consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
-   spdl_pipeline_error has the stage and the reason. Later rows are not called for the item. The
-   failure overtakes items that a batch or a .flush row has gathered. Every error of a stage is
+   spdl_pipeline_error has the stage and the reason. The loop goes on after it: end it at SPDL_END,
+   SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
+   overtakes items that a batch or a .flush row has gathered. Every error of a stage is
    SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
    .max_failures with it. */
 
@@ -1098,9 +1117,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   The row needs input order and no .again. An item from elsewhere must have n bytes: the library
-   copies it into the block and frees it. A NULL item becomes zeros. Items cannot leave such a
-   batch.
+   The row needs input order, and cannot have .again. An item from elsewhere must have n bytes: the
+   library copies it into the block and frees it. Such an item must not own other memory, which its
+   .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many. */
@@ -1137,14 +1156,16 @@ SPDL_API void spdl_stop(spdl_task *task);
    While one path is full, its results wait in the branch and other paths go on. At most
    .buffer_size results of SPDL_BRANCH wait, for all paths together.
 
-   The merge passes results in the order of the branch. With SPDL_ORDER_COMPLETION it passes what is
-   ready. Rows inside of a path make at most one result for each input: create refuses .again,
-   .flush, batches and completion order there. */
+   The merge passes results in the order of the branch. Rows inside of a path then make at most one
+   result for each input: create refuses .again, .flush, batches and completion order there. With
+   SPDL_ORDER_COMPLETION the merge passes what is ready, and rows inside of a path can be any. With
+   SPDL_BATCH in each path, all items of a batch are of one path. */
 
 /* ============================================================================================= */
 /* >>waiting
    Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
-   in next while it would wait. With workers = n only these n threads do, unless .next_works_ns is
+   in next while it would wait. A call that waits for the consumer would then wait for ever: write
+   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is
    set: the thread in next then leaves out rows whose mean call is longer. While it is in a call,
    one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
    consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
@@ -1197,10 +1218,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    SPDL_ORDER_COMPLETION or a doctor that replays. An epoch has at most 2^36 items, and an item at
    most 2^28 - 2 results before SPDL_BATCH.
 
-   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. To
-   change the number of ranks, give every rank the texts of all old ranks. These must be at the same
-   item, at their last item, or at the end of the epoch. To jump over items, load a text with a
-   larger item=.
+   Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
+   rank that is given all texts refuses those of another step. To change the number of ranks, give
+   every rank the texts of all old ranks. These must be at the same item, at their last item, or at
+   the end of the epoch. To jump over items, load a text with a larger item=.
 
        saved after                   next returns after the load
        the last item of an epoch     SPDL_END
@@ -1389,7 +1410,8 @@ SPDL_API int spdl_stats_text(const spdl_stats *stats, char *buffer, size_t bytes
 
    A report that cannot be written is dropped, with one warning. Stages never wait for a report, but
    destroy waits for the last one. Lines are appended to the file whole, so pipelines and processes
-   can share it. A symbolic link is refused. examples/data/report.html draws the file in a browser.
+   can share it. "%p" in the name is the process id. A symbolic link is refused.
+   examples/data/report.html draws the file in a browser.
    The schema "spdl.stats.1" is in >>report-impl. */
 
 #ifndef SPDL_NO_REPORT
@@ -1416,7 +1438,8 @@ typedef struct spdl_report_desc {
 
    desc.trace is the path; "" means none. NULL means the environment: SPDL_TRACE=t.json, or
    SPDL_TRACE=t.json,events=N. "%p" in the name is the process id. create empties the file and
-   destroy writes it. A symbolic link is refused. A failure is one warning in the log.
+   destroy writes it. A second pipeline that runs at the same time writes t-2.json, and the log has
+   a warning. A symbolic link is refused. A failure is one warning in the log.
 
    Memory: (workers + 1 + edges) * trace_events * 32 bytes. Each thread and edge keeps its latest
    events. The log and the file have the number of dropped ones.
@@ -1560,8 +1583,8 @@ SPDL_API spdl_result spdl_headspace(const spdl_headspace_desc *desc, spdl_headsp
        SPDL_DOCTOR=60                for 60 s; much less than 30 s can give no interval
        SPDL_DOCTOR=1,replay          also repeats kept items: discard the trained weights
        SPDL_DOCTOR=1,raise           tries the settings of the verdict, and keeps what helps. It
-                                     can change the concurrency of rows without .serial. Its own
-                                     pool has twice as many workers: the range of `worker` of init
+                                     can change the concurrency of rows without .serial, and the
+                                     workers of its own pool where no row has .init
 
    It runs inside of next, on the thread of the consumer. It compares windows of time with one
    difference to windows without. With `replay` kept items replace all rows up to a row, which needs
@@ -1745,20 +1768,23 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
 
    Memory. open reserves the arena, or fails if the cgroup or the machine has no room for it.
 
-   The child makes reports and traces, and calls log_fn, report_fn and event_fn. It has no doctor.
+   Statistics. The child writes its own reports: see >>report. Set desc.pipeline.report, or
+   SPDL_STATS=5 and SPDL_REPORT=loader-%p.jsonl, where "%p" is the process id of the child. It also
+   makes traces, and calls log_fn, report_fn and event_fn. It has no doctor.
 
    Only the consumer calls, one thread at a time. The loader owns what a function returns, until
    close. In the child of a fork of the consumer next, done, rewind, save and load return
    SPDL_E_INVALID. */
 
 typedef struct spdl_loader_desc {
-    spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool */
+    spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool and ready_fn */
     int slot_count SPDL__ZERO;       /* batches that are ready or held by the consumer; default 4 */
     uint64_t arena_bytes SPDL__ZERO; /* bound of the shared memory; 0: none */
     double hang_timeout SPDL__ZERO;  /* seconds that the consumer waits, in one or more calls,
                                         before the child is killed; 0: for ever */
     int max_restarts SPDL__ZERO;
-    int ready_fd SPDL__ZERO; /* eventfd or pipe, for event loops: see spdl_loader_next; 0: none */
+    const int *ready_fd SPDL__ZERO;  /* address of an eventfd or pipe, for event loops: see
+                                        spdl_loader_next; open copies it */
     bool fork_with_threads SPDL__ZERO; /* do not refuse threads: no stage needs a lock of theirs */
     const char *name SPDL__ZERO;       /* for messages; default "spdl" */
     spdl_logger logger SPDL__ZERO;     /* in this process */
@@ -1803,9 +1829,10 @@ SPDL_API void spdl_loader_close(spdl_loader *loader);
 /* Takes the next batch, in shared memory. After the last batch each call returns SPDL_END; with
    .continuous one call for each epoch. A failure is permanent. A ready batch costs no system call.
 
-   Event loops. Set desc.ready_fd to an eventfd or the writing end of a pipe, and call next with a
-   timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can return
-   something else. Read them before you call next. Only next notices a hang: poll once a second.
+   Event loops. Let desc.ready_fd point to an eventfd or the writing end of a pipe, and call next
+   with a timeout of 0. After SPDL_TIMEOUT the loader writes 8 bytes to it once, when next can
+   return something else. Read them before you call next. Only next notices a hang: poll once a
+   second.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED (a stage has called spdl_stop), or a
             failure (see spdl_loader_error); SPDL_E_PROCESS: a process has ended, hung, or
@@ -1850,11 +1877,6 @@ SPDL_API spdl_result spdl_loader_rewind(spdl_loader *loader, uint64_t sequence,
 /* Returns: the last failure, never NULL; result is SPDL_OK without a failure; stage is -1 if no
             stage has failed. */
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *loader);
-
-/* The statistics of the child's pipeline, about 50 ms old. Its consumer is the child's main thread.
-   Returns: SPDL_OK; SPDL_E_NOT_FOUND: there are none yet.
-   Threads: any. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *loader, spdl_stats *stats);
 
 /* The state of the processes, and counts of the consumer. */
 SPDL_API void spdl_loader_get_status(const spdl_loader *loader, spdl_loader_status *status);
@@ -2070,7 +2092,8 @@ typedef struct spdl_files spdl_files;
        a pattern with * and ?          also for folders: "train-?/a*.tar"
        @list.txt                       a path on each line, relative to the folder of the list
    Files are sorted by the bytes of their paths, those of a list by their line. A name that begins
-   with a dot needs a dot in the pattern or the list.
+   with a dot needs a dot in the pattern or the list. Files that `path` or a list names must exist.
+   Other entries of a folder, such as dangling links, are listed with 0 bytes, and cannot be read.
    Returns: the results of open; SPDL_E_IO; SPDL_E_NOT_FOUND: no file; SPDL_E_FORMAT (the list),
             SPDL_E_LIMIT (paths over 4095 bytes, 32 folders deep). With SPDL_NO_THREADS a folder is
             SPDL_E_IO. */
@@ -2092,7 +2115,8 @@ SPDL_API uint64_t spdl_files_hash(const spdl_files *files);
 
 /* Bytes of a file: a member of an archive, or a line. One allocation. */
 typedef struct spdl_record {
-    const char *name; /* of the member; else the path of the file */
+    const char *name; /* of the member, which an archive can set to "../x" or "/x"; else the path of
+                         the file */
     uint8_t *data;    /* aligned to 64 bytes, with a zero behind the last one */
     size_t bytes;
     uint64_t offset;  /* position of the data in the file */
@@ -2102,10 +2126,15 @@ typedef struct spdl_record {
 /* Frees a record and the records after it. */
 SPDL_API void spdl_record_free(void *record);
 
-/* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record. Tar archives are ustar,
-   GNU, pax or older. Only plain files pass. Several archives in one file are read in order.
-   Checksums are verified. A file without an empty block at its end is truncated: an error. Lines
-   end in LF or CR LF, or with the file. */
+/* For SPDL_TAR and SPDL_LINES, which need 64 KB and memory for a record.
+   Tar archives are ustar, GNU, pax or older. Only plain files pass. Several archives in one file
+   are read in order. Checksums are verified. A file without an empty block at its end is truncated:
+   an error. Links are missing data: an error at the end of the archive, behind all plain files.
+   With .max_failures = -1 links are left out, and count as one failure an archive.
+   Lines end in LF or CR LF, or with the file. A byte order mark of UTF-8 is not part of the first
+   line.
+   Both refuse files of another kind: gzip, zstd, xz, bzip2, lz4, ZIP, NumPy, UTF-16, and pointers
+   of Git LFS. SPDL_READ refuses only the last. The error has the command that helps. */
 typedef struct spdl_records_desc {
     bool group SPDL__ZERO; /* tar: successive members with the same path up to the first dot of the
                               name are one sample, a list of records. A repeated name begins the
@@ -2149,7 +2178,7 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
                                       size_t token_bytes, spdl_error *error);
 
 /* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
-       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index), n at most SIZE_MAX
+       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index)
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_TOKENS_AT(tokens)  a pipe: the window for each spdl_index, in a spdl_buffer of uint32_t.
@@ -2161,7 +2190,8 @@ SPDL_API spdl_result spdl_tokens_read(const spdl_tokens *tokens, uint64_t index,
        SPDL_TAR(desc), SPDL_LINES(desc)
                                pipes: the records (spdl_record) of each path (char), by SPDL_AGAIN;
                                desc is NULL or the address of a spdl_records_desc. In input order
-                               they read one file at a time, in completion order .concurrency */
+                               they read one file at a time. In completion order they read
+                               .concurrency files, whose records are then mixed */
 /* clang-format off */
 #define SPDL_FILES(...)     SPDL__OWN_ROW(SOURCE, 0, spdl_files, , __VA_ARGS__, SPDL__LINE)
 #define SPDL_FILES_AT(...)  SPDL__OWN_ROW(PIPE, 1, spdl_files, , __VA_ARGS__, SPDL__LINE)
@@ -2419,8 +2449,8 @@ template <class In, class Out, class Call>
 static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call &call,
                                    const char *file, int line) {
     static_assert(spdl__fits<In, Out>(static_cast<Call *>(NULL)),
-                  "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **); In of "
-                  "spdl_source is void");
+                  "spdl_pipe<In, Out>: the callable takes (spdl_task *, In *, Out **), where In of "
+                  "spdl_source is void, and returns spdl_result in every return");
     static_assert(__is_trivially_copyable(Call) && sizeof(Call) <= 4 * sizeof(void *) &&
                       alignof(Call) <= alignof(void *),
                   "a row keeps a copy of up to four captures that need no destructor: give this "
@@ -2429,7 +2459,8 @@ static spdl_stage spdl__called_row(spdl_kind kind, const char *name, const Call 
                                             SPDL__TYPE(In), SPDL__TYPE(Out), SPDL__BYTES(Out), 0 };
     spdl_stage row = spdl__row<0>(kind, &function, file).with_name(name);
     const unsigned char *bytes = &reinterpret_cast<const unsigned char &>(call);
-    for (size_t i = 0; i < sizeof(Call); ++i) row.lambda_[i] = bytes[i];
+    unsigned char *kept = reinterpret_cast<unsigned char *>(row.lambda_);
+    for (size_t i = 0; i < sizeof(Call); ++i) kept[i] = bytes[i];
     row.line = line;
     return row;
 }
@@ -2480,7 +2511,7 @@ static Owner spdl_next(spdl_pipeline *pipeline, int64_t timeout_ns = SPDL_FOREVE
 }
 
 template <class T>
-static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
+SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_ns) {
     void *item = NULL;
     const spdl_result result = spdl__next_as(pipeline, &item, timeout_ns, SPDL__TYPE(T));
     if (result == SPDL_OK || item != NULL) *out = static_cast<T *>(item);
@@ -2496,9 +2527,10 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
    CONTENTS
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
        >>os-process                                                        platform
-       >>core-impl  >>ring-core  >>ring-impl  >>pool-impl  >>trace-core
-       >>edge-impl  >>row-impl  >>position-impl  >>flow-impl  >>rare-impl  >>batch-impl
-       >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl  >>create-impl                engine
+       >>core-impl  >>text-impl  >>ring-core  >>ring-impl  >>pool-impl
+       >>meter-impl  >>trace-core  >>edge-impl  >>row-impl  >>position-impl  >>flow-impl
+       >>rare-impl  >>batch-impl  >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl
+       >>create-impl                                                       engine
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
@@ -2523,6 +2555,7 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
                            processor; in Wine and on ARM64 processor time of a call. Sleeps end up
                            to 16 ms late. A file that others have open or mapped cannot be replaced.
                            Links are followed. nice has 5 steps, policy.cpus 64 processors.
+                           The implementation includes windows.h, with its macros.
      macOS                 No loader, policy.cpus, heavy barrier (a push and a pop have a fence).
                            Unknown: waits for a processor, processor time of other programs,
                            resident bytes. polite and nice select a QoS class.
@@ -2669,8 +2702,10 @@ static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, int64_t timeout_
 #endif
 
 /* Returns true if an arm64 processor has carry-less products. */
-#if SPDL__ARM64 && SPDL__LINUX
+#if SPDL__LINUX
 #include <sys/auxv.h>
+#endif
+#if SPDL__ARM64 && SPDL__LINUX
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
 #elif SPDL__ARM64 && defined(__APPLE__)
 SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
@@ -2971,11 +3006,11 @@ typedef enum spdl__os_clock { SPDL__OS_MONOTONIC, SPDL__OS_UNIX } spdl__os_clock
 typedef enum spdl__os_access {
     SPDL__OS_READ,    /* an existing plain file; a pipe could block a reader */
     SPDL__OS_NEW,     /* to read and write; an existing file is in use */
-    SPDL__OS_REPLACE, /* to write; an existing file is emptied */
+    SPDL__OS_REPLACE, /* to write; an existing file is emptied, or in use by another REPLACE */
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-static const char spdl__os_in_use[] = "it is in use"; /* NEW returns this very pointer */
+static const char spdl__os_in_use[] = "it is in use"; /* NEW, REPLACE return this very pointer */
 
 /* --- time and waits --- */
 
@@ -3272,6 +3307,7 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <time.h>
@@ -3405,8 +3441,21 @@ SPDL__PRIVATE void spdl__os_yield(void) { (void)sched_yield(); }
 
 SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return (uint64_t)getpid(); }
 
+/* Returns: false in a program with more rights than its user: setuid, setgid, or capabilities of
+            its file. */
+SPDL__PRIVATE bool spdl__posix_trusts_user(void) {
+#if SPDL__LINUX
+    const unsigned long at_secure = 23;
+    if (getauxval(at_secure) != 0) return false;
+#elif defined(__APPLE__) || defined(__FreeBSD__) || defined(__NetBSD__) || defined(__OpenBSD__)
+    int issetugid(void); /* which strict C hides */
+    if (issetugid() != 0) return false;
+#endif
+    return getuid() == geteuid() && getgid() == getegid();
+}
+
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
-    const char *value = getuid() == geteuid() && getgid() == getegid() ? getenv(name) : NULL;
+    const char *value = spdl__posix_trusts_user() ? getenv(name) : NULL;
     (void)room;
     return value != NULL && *value != '\0' ? value : NULL;
 }
@@ -3474,9 +3523,41 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
     return file == SPDL__NO_FILE || close((int)file) == 0 ? NULL : strerror(errno);
 }
 
+/* Empties a plain file, unless another REPLACE has it open. Not all file systems have locks. */
+SPDL__PRIVATE const char *spdl__posix_claim(int file) {
+#ifdef LOCK_EX
+    if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return spdl__os_in_use;
+#endif
+    return ftruncate(file, 0) == 0 ? NULL : strerror(errno);
+}
+
+/* write() without a signal: SIGPIPE and SIGXFSZ would end the program. */
+SPDL__PRIVATE ssize_t spdl__posix_write(int file, const void *from, size_t bytes) {
+    sigset_t raised, before, now, old;
+    ssize_t put;
+    int error, number;
+    (void)sigemptyset(&raised);
+    (void)sigaddset(&raised, SIGPIPE);
+    (void)sigaddset(&raised, SIGXFSZ);
+    (void)sigpending(&before);
+    (void)pthread_sigmask(SIG_BLOCK, &raised, &old);
+    put = write(file, from, bytes);
+    error = errno;
+    number = error == EPIPE ? SIGPIPE : SIGXFSZ;
+    if (put < 0 && (error == EPIPE || error == EFBIG) && sigismember(&before, number) == 0 &&
+        sigpending(&now) == 0 && sigismember(&now, number) == 1) { /* takes it back */
+        (void)sigemptyset(&raised);
+        (void)sigaddset(&raised, number);
+        (void)sigwait(&raised, &number);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = error;
+    return put;
+}
+
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
-    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT | O_TRUNC,
+    static const int how[] = { O_RDONLY, O_RDWR | O_CREAT | O_EXCL, O_WRONLY | O_CREAT,
                                O_WRONLY | O_CREAT | O_APPEND };
     const bool plain = access == SPDL__OS_REPLACE || access == SPDL__OS_APPEND;
     const char *reason;
@@ -3492,7 +3573,9 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                  ? strerror(errno)
                  : spdl__os_file_kind(&status, bytes != NULL ? bytes : &length, &folder);
     if (folder) reason = "a directory, not a file";
-    if (reason == NULL || access != SPDL__OS_READ) return NULL;
+    if (reason != NULL && access != SPDL__OS_READ) return NULL; /* a pipe or a device */
+    if (access == SPDL__OS_REPLACE) reason = spdl__posix_claim((int)*file);
+    if (reason == NULL) return NULL;
     (void)close((int)*file);
     *file = SPDL__NO_FILE;
     return reason;
@@ -3518,7 +3601,7 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
     while (done < bytes) {
         const char *next = (const char *)from + done;
         const ssize_t put = at == SPDL__NEVER
-                                ? write((int)file, next, bytes - done)
+                                ? spdl__posix_write((int)file, next, bytes - done)
                                 : pwrite((int)file, next, bytes - done, (off_t)(at + done));
         if (put == 0) return "nothing more can be written";
         if (put > 0)
@@ -3562,7 +3645,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
         if (room == 0) return NULL;
         if ((ready.revents & POLLNVAL) != 0) return strerror(EBADF);
         if (room > 0 || errno != EINTR)
-            put = write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
+            put = spdl__posix_write(STDERR_FILENO, text, bytes < 4096 ? bytes : 4096);
         if (put < 0 && errno == EINTR && now - since < (uint64_t)patience_ns) continue;
         if (put < 0) return errno == EAGAIN || errno == EINTR ? NULL : strerror(errno);
         text += put;
@@ -3939,160 +4022,58 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
 #define SPDL_CREATE_THREAD CreateThread
 #endif
 
-/* windows.h defines names that programs use (small, near, ERROR), so functions are declared here
-   with its types. A file can include both, in any order. */
-typedef unsigned long spdl__win_u32;
-#ifdef _WIN64
-typedef unsigned long long spdl__win_word;
-typedef long long spdl__win_int;
-#else
-typedef unsigned long spdl__win_word;
-typedef int spdl__win_int;
+/* windows.h defines names such as small, near and ERROR. A program that uses them has the
+   implementation in a file of its own. */
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#define SPDL__WIN_LEAN
 #endif
-typedef spdl__win_int(__stdcall *spdl__win_fn)(void);
-typedef spdl__win_u32(__stdcall *spdl__win_entry)(void *arg);
-#define SPDL__WIN(type) __declspec(dllimport) type __stdcall
-#ifdef __cplusplus
-extern "C" {
+#ifndef NOMINMAX
+#define NOMINMAX
+#define SPDL__WIN_NOMINMAX
 #endif
-struct HINSTANCE__;
-struct HKEY__;
-struct _BY_HANDLE_FILE_INFORMATION;
-struct _FILETIME;
-struct _OVERLAPPED;
-struct _PROCESS_MEMORY_COUNTERS;
-struct _RTL_CONDITION_VARIABLE;
-struct _RTL_SRWLOCK;
-struct _SECURITY_ATTRIBUTES;
-struct _WIN32_FIND_DATAW;
-union _LARGE_INTEGER;
-SPDL__WIN(void) AcquireSRWLockExclusive(struct _RTL_SRWLOCK *);
-SPDL__WIN(int) CloseHandle(void *);
-SPDL__WIN(void *) CreateFileMappingW(void *, struct _SECURITY_ATTRIBUTES *, spdl__win_u32,
-                                     spdl__win_u32, spdl__win_u32, const wchar_t *);
-SPDL__WIN(void *) CreateFileW(const wchar_t *, spdl__win_u32, spdl__win_u32,
-                              struct _SECURITY_ATTRIBUTES *, spdl__win_u32, spdl__win_u32, void *);
-SPDL__WIN(void *) CreateThread(struct _SECURITY_ATTRIBUTES *, spdl__win_word, spdl__win_entry,
-                               void *, spdl__win_u32, spdl__win_u32 *);
-SPDL__WIN(int) FindClose(void *);
-SPDL__WIN(void *) FindFirstFileW(const wchar_t *, struct _WIN32_FIND_DATAW *);
-SPDL__WIN(int) FindNextFileW(void *, struct _WIN32_FIND_DATAW *);
-SPDL__WIN(int) FlushFileBuffers(void *);
-SPDL__WIN(void) FlushProcessWriteBuffers(void);
-SPDL__WIN(spdl__win_u32) GetActiveProcessorCount(unsigned short);
-SPDL__WIN(void *) GetCurrentProcess(void);
-SPDL__WIN(spdl__win_u32) GetCurrentProcessId(void);
-SPDL__WIN(void *) GetCurrentThread(void);
-SPDL__WIN(spdl__win_u32) GetCurrentThreadId(void);
-SPDL__WIN(spdl__win_u32) GetEnvironmentVariableW(const wchar_t *, wchar_t *, spdl__win_u32);
-SPDL__WIN(spdl__win_u32) GetFileAttributesW(const wchar_t *);
-SPDL__WIN(int) GetFileInformationByHandle(void *, struct _BY_HANDLE_FILE_INFORMATION *);
-SPDL__WIN(spdl__win_u32) GetFileType(void *);
-SPDL__WIN(spdl__win_u32) GetFullPathNameW(const wchar_t *, spdl__win_u32, wchar_t *, wchar_t **);
-SPDL__WIN(spdl__win_u32) GetLastError(void);
-SPDL__WIN(struct HINSTANCE__ *) GetModuleHandleW(const wchar_t *);
-SPDL__WIN(int) GetNamedPipeHandleStateW(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *,
-                                        spdl__win_u32 *, wchar_t *, spdl__win_u32);
-SPDL__WIN(spdl__win_fn) GetProcAddress(struct HINSTANCE__ *, const char *);
-SPDL__WIN(int) GetProcessAffinityMask(void *, spdl__win_word *, spdl__win_word *);
-SPDL__WIN(int) GetProcessTimes(void *, struct _FILETIME *, struct _FILETIME *, struct _FILETIME *,
-                               struct _FILETIME *);
-SPDL__WIN(int) GetSystemTimes(struct _FILETIME *, struct _FILETIME *, struct _FILETIME *);
-SPDL__WIN(void) GetSystemTimePreciseAsFileTime(struct _FILETIME *);
-SPDL__WIN(int) K32GetProcessMemoryInfo(void *, struct _PROCESS_MEMORY_COUNTERS *, spdl__win_u32);
-SPDL__WIN(void *) MapViewOfFile(void *, spdl__win_u32, spdl__win_u32, spdl__win_u32,
-                                spdl__win_word);
-SPDL__WIN(int) MoveFileExW(const wchar_t *, const wchar_t *, spdl__win_u32);
-SPDL__WIN(int) MultiByteToWideChar(unsigned, spdl__win_u32, const char *, int, wchar_t *, int);
-SPDL__WIN(int) QueryPerformanceCounter(union _LARGE_INTEGER *);
-SPDL__WIN(int) QueryPerformanceFrequency(union _LARGE_INTEGER *);
-SPDL__WIN(int) QueryThreadCycleTime(void *, unsigned long long *);
-SPDL__WIN(long) RegGetValueW(struct HKEY__ *, const wchar_t *, const wchar_t *, spdl__win_u32,
-                             spdl__win_u32 *, void *, spdl__win_u32 *);
-SPDL__WIN(int) ReadFile(void *, void *, spdl__win_u32, spdl__win_u32 *, struct _OVERLAPPED *);
-SPDL__WIN(void) ReleaseSRWLockExclusive(struct _RTL_SRWLOCK *);
-SPDL__WIN(spdl__win_u32) ResumeThread(void *);
-SPDL__WIN(int) SetNamedPipeHandleState(void *, spdl__win_u32 *, spdl__win_u32 *, spdl__win_u32 *);
-SPDL__WIN(spdl__win_word) SetThreadAffinityMask(void *, spdl__win_word);
-SPDL__WIN(int) SetThreadPriority(void *, int);
-SPDL__WIN(void) Sleep(spdl__win_u32);
-SPDL__WIN(int) SleepConditionVariableSRW(struct _RTL_CONDITION_VARIABLE *, struct _RTL_SRWLOCK *,
-                                         spdl__win_u32, spdl__win_u32);
-SPDL__WIN(int) SwitchToThread(void);
-SPDL__WIN(int) UnmapViewOfFile(const void *);
-SPDL__WIN(spdl__win_u32) WaitForSingleObject(void *, spdl__win_u32);
-SPDL__WIN(void) WakeAllConditionVariable(struct _RTL_CONDITION_VARIABLE *);
-SPDL__WIN(void) WakeConditionVariable(struct _RTL_CONDITION_VARIABLE *);
-SPDL__WIN(int) WideCharToMultiByte(unsigned, spdl__win_u32, const wchar_t *, int, char *, int,
-                                   const char *, int *);
-SPDL__WIN(int) WriteFile(void *, const void *, spdl__win_u32, spdl__win_u32 *,
-                         struct _OVERLAPPED *);
-#ifdef _DLL /* MSVC: the C library is a DLL */
-__declspec(dllimport)
+#include <io.h>
+#include <windows.h>
+#include <psapi.h>
+#ifdef SPDL__WIN_LEAN
+#undef WIN32_LEAN_AND_MEAN
 #endif
-spdl__win_int __cdecl _get_osfhandle(int);
-#ifdef __cplusplus
-}
+#ifdef SPDL__WIN_NOMINMAX
+#undef NOMINMAX
 #endif
-#undef SPDL__WIN
+#if _WIN32_WINNT < 0x0602
+#error "spdl.h needs Windows 8: define _WIN32_WINNT as 0x0602 or higher"
+#endif
 #ifdef _MSC_VER
 #pragma comment(lib, "advapi32") /* RegGetValueW */
 #endif
 
-/* Structures of Windows, as far as they are read. */
-typedef struct spdl__win_time {
-    spdl__win_u32 low, high; /* of 100 ns */
-} spdl__win_time;
-typedef struct spdl__win_place { /* OVERLAPPED */
-    uintptr_t reserved[2];
-    spdl__win_u32 low, high;
-    void *event;
-} spdl__win_place;
-typedef struct spdl__win_found { /* WIN32_FIND_DATAW */
-    spdl__win_u32 attributes, times[6], size[2], reserved[2];
-    wchar_t name[260], short_name[14];
-} spdl__win_found;
-typedef struct spdl__win_about { /* BY_HANDLE_FILE_INFORMATION */
-    spdl__win_u32 attributes, times[6], serial, size_high, size_low, links, index[2];
-} spdl__win_about;
-typedef struct spdl__win_memory { /* PROCESS_MEMORY_COUNTERS */
-    spdl__win_u32 bytes, faults;
-    size_t peak, resident, rest[6];
-} spdl__win_memory;
-
-#define SPDL__WIN_TIME(time) ((struct _FILETIME *)(void *)&(time))
-#define SPDL__WIN_NUMBER(number) ((union _LARGE_INTEGER *)(void *)&(number))
-#define SPDL__WIN_PLACE(place) ((struct _OVERLAPPED *)(void *)&(place))
-#define SPDL__WIN_NO_HANDLE ((void *)(intptr_t)SPDL__NO_FILE)
-#define SPDL__WIN_FOREVER 0xffffffffu
-#define SPDL__WIN_SHARED 7u /* to read, write and delete */
-#define SPDL__WIN_FOLDER 0x10u
-#define SPDL__WIN_UTF8 65001u
+#define SPDL__WIN_SHARED (FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE)
 
 /* --- time and events --- */
 
-SPDL__PRIVATE uint64_t spdl__win_ns(spdl__win_time time) {
-    return ((uint64_t)time.high << 32 | time.low) * 100u;
+SPDL__PRIVATE uint64_t spdl__win_ns(FILETIME time) {
+    return ((uint64_t)time.dwHighDateTime << 32 | time.dwLowDateTime) * 100u;
 }
 
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
     const uint64_t second = 1000000000u, from_1601_to_1970 = 11644473600u;
-    int64_t now, frequency;
-    spdl__win_time time;
+    LARGE_INTEGER now, frequency;
+    FILETIME time;
     if (which == SPDL__OS_UNIX) {
-        GetSystemTimePreciseAsFileTime(SPDL__WIN_TIME(time));
+        GetSystemTimePreciseAsFileTime(&time);
         return spdl__win_ns(time) - from_1601_to_1970 * second;
     }
-    (void)QueryPerformanceCounter(SPDL__WIN_NUMBER(now));
-    (void)QueryPerformanceFrequency(SPDL__WIN_NUMBER(frequency));
-    if (frequency == 10000000) return (uint64_t)now * 100u;
-    return (uint64_t)(now / frequency) * second +
-           (uint64_t)(now % frequency) * second / (uint64_t)frequency;
+    (void)QueryPerformanceCounter(&now);
+    (void)QueryPerformanceFrequency(&frequency);
+    if (frequency.QuadPart == 10000000) return (uint64_t)now.QuadPart * 100u;
+    return (uint64_t)(now.QuadPart / frequency.QuadPart) * second +
+           (uint64_t)(now.QuadPart % frequency.QuadPart) * second / (uint64_t)frequency.QuadPart;
 }
 
 /* Returns a function that some versions of Windows lack, or NULL. */
-SPDL__PRIVATE spdl__win_fn spdl__win_find(const wchar_t *library, const char *name) {
-    struct HINSTANCE__ *const module = GetModuleHandleW(library);
+SPDL__PRIVATE FARPROC spdl__win_find(const wchar_t *library, const char *name) {
+    const HMODULE module = GetModuleHandleW(library);
     return module != NULL ? GetProcAddress(module, name) : NULL;
 }
 
@@ -4105,48 +4086,44 @@ SPDL__PRIVATE bool spdl__os_barrier(void) {
 
 struct spdl__os_event {
     uint32_t word;
-    void *lock;    /* SRWLOCK */
-    void *changed; /* CONDITION_VARIABLE */
+    SRWLOCK lock;
+    CONDITION_VARIABLE changed;
 };
-
-#define SPDL__WIN_LOCK(event) ((struct _RTL_SRWLOCK *)(void *)&(event)->lock)
-#define SPDL__WIN_CHANGED(event) ((struct _RTL_CONDITION_VARIABLE *)(void *)&(event)->changed)
 
 #define SPDL__OS_ZERO_EVENT
 
 /* ms until a deadline, rounded up: no sleep ends early. */
-SPDL__PRIVATE spdl__win_u32 spdl__win_ms_left(uint64_t deadline) {
+SPDL__PRIVATE DWORD spdl__win_ms_left(uint64_t deadline) {
     uint64_t now, left;
-    if (deadline == SPDL__NEVER) return SPDL__WIN_FOREVER;
+    if (deadline == SPDL__NEVER) return INFINITE;
     now = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
     left = deadline > now ? (deadline - now + 999999u) / 1000000u : 0;
-    return left < 0x7fffffff ? (spdl__win_u32)left : 0x7fffffff;
+    return left < 0x7fffffff ? (DWORD)left : 0x7fffffff;
 }
 
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
     spdl_result result = SPDL_OK;
-    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    AcquireSRWLockExclusive(&event->lock);
     while (result == SPDL_OK && spdl__load_relaxed32(&event->word) == word) {
-        const spdl__win_u32 left = spdl__win_ms_left(deadline);
+        const DWORD left = spdl__win_ms_left(deadline);
         if (left == 0)
             result = SPDL_TIMEOUT;
         else
-            (void)SleepConditionVariableSRW(SPDL__WIN_CHANGED(event), SPDL__WIN_LOCK(event), left,
-                                            0);
+            (void)SleepConditionVariableSRW(&event->changed, &event->lock, left, 0);
     }
-    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    ReleaseSRWLockExclusive(&event->lock);
     return result;
 }
 
 SPDL__PRIVATE void spdl__os_event_wake(spdl__os_event *event, int count) {
-    AcquireSRWLockExclusive(SPDL__WIN_LOCK(event));
+    AcquireSRWLockExclusive(&event->lock);
     spdl__add32(&event->word, 1);
-    ReleaseSRWLockExclusive(SPDL__WIN_LOCK(event));
+    ReleaseSRWLockExclusive(&event->lock);
     if (count == 1)
-        WakeConditionVariable(SPDL__WIN_CHANGED(event));
+        WakeConditionVariable(&event->changed);
     else
-        WakeAllConditionVariable(SPDL__WIN_CHANGED(event));
+        WakeAllConditionVariable(&event->changed);
 }
 
 /* --- threads --- */
@@ -4158,7 +4135,7 @@ struct spdl__os_thread {
     bool refused;
 };
 
-SPDL__PRIVATE spdl__win_u32 __stdcall spdl__win_thread_main(void *arg) {
+SPDL__PRIVATE DWORD WINAPI spdl__win_thread_main(void *arg) {
     spdl__os_thread *thread = (spdl__os_thread *)arg;
     (void)thread->entry(thread->arg);
     return 0;
@@ -4167,13 +4144,13 @@ SPDL__PRIVATE spdl__win_u32 __stdcall spdl__win_thread_main(void *arg) {
 /* For debuggers and profilers, since Windows 10. */
 SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
     union {
-        spdl__win_fn any;
-        long(__stdcall *set)(void *thread, const wchar_t *name);
+        FARPROC any;
+        HRESULT(WINAPI *set)(HANDLE thread, PCWSTR name);
     } call;
     wchar_t wide[SPDL_NAME_BYTES];
     call.any = spdl__win_find(L"kernelbase.dll", "SetThreadDescription");
     if (call.any == NULL) return;
-    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
+    if (MultiByteToWideChar(CP_UTF8, 0, name, -1, wide, SPDL_NAME_BYTES) == 0) return;
     (void)call.set(thread, wide);
 }
 
@@ -4182,12 +4159,12 @@ SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
 SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *policy) {
     const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice;
     int priority = nice >= 10 ? -2 : nice > 0 ? -1 : nice <= -10 ? 2 : nice < 0 ? 1 : 0, i;
-    spdl__win_word mask = 0;
+    DWORD_PTR mask = 0;
     if (policy->sched == SPDL_SCHED_BATCH && priority == 0) priority = -1;
     if (policy->sched == SPDL_SCHED_IDLE) priority = -15;
     for (i = 0; i < policy->cpu_count; ++i) {
         if (policy->cpus[i] < 0 || policy->cpus[i] >= (int)sizeof(mask) * 8) return false;
-        mask |= (spdl__win_word)1 << policy->cpus[i];
+        mask |= (DWORD_PTR)1 << policy->cpus[i];
     }
     if (policy->cpu_count > 0 && SetThreadAffinityMask(thread, mask) == 0) return false;
     return priority == 0 || SetThreadPriority(thread, priority) != 0;
@@ -4197,11 +4174,10 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
-    const spdl__win_u32 suspended = 4, bytes_are_reserved = 0x10000;
     thread->entry = entry;
     thread->arg = arg;
     thread->handle = SPDL_CREATE_THREAD(NULL, stack_bytes, spdl__win_thread_main, thread,
-                                        suspended | bytes_are_reserved, NULL);
+                                        CREATE_SUSPENDED | STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
     if (thread->handle == NULL) return false;
     spdl__win_thread_name(thread->handle, name);
     thread->refused = policy != NULL && !spdl__win_thread_policy(thread->handle, policy);
@@ -4210,7 +4186,7 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
 }
 
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
-    if (wait) (void)WaitForSingleObject(thread->handle, SPDL__WIN_FOREVER);
+    if (wait) (void)WaitForSingleObject(thread->handle, INFINITE);
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
@@ -4220,13 +4196,12 @@ SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
    in length, and the times of Windows have steps of 16 ms. */
 SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
 #if defined(_M_IX86) || defined(_M_X64) || defined(__i386__) || defined(__x86_64__)
-    struct HKEY__ *const machine = (struct HKEY__ *)(intptr_t)(int32_t)0x80000002u;
     const wchar_t processor[] = L"HARDWARE\\DESCRIPTION\\System\\CentralProcessor\\0";
-    const spdl__win_u32 is_number = 0x10;
-    spdl__win_u32 mhz = 0, bytes = sizeof(mhz);
+    DWORD mhz = 0, bytes = sizeof(mhz);
     unsigned long long ticks;
     if (QueryThreadCycleTime(GetCurrentThread(), &ticks) &&
-        RegGetValueW(machine, processor, L"~MHz", is_number, NULL, &mhz, &bytes) == 0 && mhz > 0)
+        RegGetValueW(HKEY_LOCAL_MACHINE, processor, L"~MHz", RRF_RT_REG_DWORD, NULL, &mhz,
+                     &bytes) == 0 && mhz > 0)
         return ticks / mhz * 1000 + ticks % mhz * 1000 / mhz;
 #endif
     return SPDL__NEVER;
@@ -4245,24 +4220,22 @@ SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return GetCurrentProcessId();
 
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
     void *const process = GetCurrentProcess();
-    spdl__win_time made, ended, kernel, user, idle;
-    spdl__win_memory memory;
-    spdl__win_word mine, all;
+    FILETIME made, ended, kernel, user, idle;
+    PROCESS_MEMORY_COUNTERS memory;
+    DWORD_PTR mine, all;
     uint64_t busy = 0;
     memset(&memory, 0, sizeof(memory));
-    if (GetProcessTimes(process, SPDL__WIN_TIME(made), SPDL__WIN_TIME(ended),
-                        SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+    if (GetProcessTimes(process, &made, &ended, &kernel, &user))
         stats->cpu_ns = spdl__win_ns(kernel) + spdl__win_ns(user);
-    if (GetSystemTimes(SPDL__WIN_TIME(idle), SPDL__WIN_TIME(kernel), SPDL__WIN_TIME(user)))
+    if (GetSystemTimes(&idle, &kernel, &user))
         busy = spdl__win_ns(kernel) + spdl__win_ns(user) - spdl__win_ns(idle); /* in kernel */
     stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
-    if (K32GetProcessMemoryInfo(process, (struct _PROCESS_MEMORY_COUNTERS *)(void *)&memory,
-                                sizeof(memory))) {
-        stats->resident_bytes = memory.resident;
-        stats->minor_faults = memory.faults; /* of both kinds */
+    if (GetProcessMemoryInfo(process, &memory, sizeof(memory))) {
+        stats->resident_bytes = memory.WorkingSetSize;
+        stats->minor_faults = memory.PageFaultCount; /* of both kinds */
     }
     if (whole) {
-        stats->cores_allowed = stats->cores = (int)GetActiveProcessorCount(0xffff);
+        stats->cores_allowed = stats->cores = (int)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
         if (GetProcessAffinityMask(process, &mine, &all) && mine != 0 && mine != all)
             for (stats->cores_allowed = 0; mine != 0; mine &= mine - 1) ++stats->cores_allowed;
     }
@@ -4272,29 +4245,37 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
 /* getenv would return the code page of the system. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     wchar_t wide[SPDL__OS_VARIABLE];
-    spdl__win_u32 length;
-    if (MultiByteToWideChar(SPDL__WIN_UTF8, 0, name, -1, wide, SPDL__OS_VARIABLE) == 0) return NULL;
+    DWORD length;
+    if (MultiByteToWideChar(CP_UTF8, 0, name, -1, wide, SPDL__OS_VARIABLE) == 0) return NULL;
     length = GetEnvironmentVariableW(wide, wide, SPDL__OS_VARIABLE);
     if (length == 0 || length >= SPDL__OS_VARIABLE) return NULL;
-    return WideCharToMultiByte(SPDL__WIN_UTF8, 0, wide, -1, room, SPDL__OS_VARIABLE, NULL, NULL) > 0
+    return WideCharToMultiByte(CP_UTF8, 0, wide, -1, room, SPDL__OS_VARIABLE, NULL, NULL) > 0
                ? room : NULL;
 }
 
 /* --- files --- */
 
 /* The text of the C library for an error of Windows. */
-SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
+SPDL__PRIVATE const char *spdl__win_why(DWORD error) {
     static const struct {
-        spdl__win_u32 error;
+        DWORD error;
         int number;
-    } known[] = { { 2, ENOENT },   { 3, ENOENT },   { 4, EMFILE },  { 5, EACCES }, { 6, EBADF },
-                  { 8, ENOMEM },   { 14, ENOMEM },  { 19, EROFS },  { 39, ENOSPC }, { 53, ENOENT },
-                  { 80, EEXIST },  { 109, EPIPE },  { 112, ENOSPC }, { 123, ENOENT },
-                  { 183, EEXIST }, { 206, ENAMETOOLONG }, { 232, EPIPE }, { 267, ENOTDIR } };
+    } known[] = {
+        { ERROR_FILE_NOT_FOUND, ENOENT }, { ERROR_PATH_NOT_FOUND, ENOENT },
+        { ERROR_TOO_MANY_OPEN_FILES, EMFILE }, { ERROR_ACCESS_DENIED, EACCES },
+        { ERROR_INVALID_HANDLE, EBADF }, { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
+        { ERROR_OUTOFMEMORY, ENOMEM }, { ERROR_WRITE_PROTECT, EROFS },
+        { ERROR_HANDLE_DISK_FULL, ENOSPC }, { ERROR_BAD_NETPATH, ENOENT },
+        { ERROR_FILE_EXISTS, EEXIST }, { ERROR_BROKEN_PIPE, EPIPE }, { ERROR_DISK_FULL, ENOSPC },
+        { ERROR_INVALID_NAME, ENOENT }, { ERROR_ALREADY_EXISTS, EEXIST },
+        { ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG }, { ERROR_NO_DATA, EPIPE },
+        { ERROR_DIRECTORY, ENOTDIR }
+    };
     size_t i;
-    if (error == 32 || error == 33) return "another process has it open";
-    if (error == 1113) return "its path is not UTF-8";
-    if (error == 1224) return "it is mapped";
+    if (error == ERROR_SHARING_VIOLATION || error == ERROR_LOCK_VIOLATION)
+        return "another process has it open";
+    if (error == ERROR_NO_UNICODE_TRANSLATION) return "its path is not UTF-8";
+    if (error == ERROR_USER_MAPPED_FILE) return "it is mapped";
     for (i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
         if (known[i].error == error) return strerror(known[i].number);
     return strerror(EIO);
@@ -4303,7 +4284,7 @@ SPDL__PRIVATE const char *spdl__win_why(spdl__win_u32 error) {
 /* Returns a short path unchanged. Makes a long one absolute, and marks it as literal: "\\?\C:\...",
    or "\\?\UNC\server\...". */
 SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
-    const spdl__win_u32 room = GetFullPathNameW(wide, 0, NULL, NULL);
+    const DWORD room = GetFullPathNameW(wide, 0, NULL, NULL);
     wchar_t *full, *path;
     if (length < 248 || wcsncmp(wide, L"\\\\?\\", 4) == 0 || room == 0) return wide;
     full = (wchar_t *)SPDL_MALLOC((room + 8) * sizeof(wchar_t));
@@ -4319,44 +4300,41 @@ SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
 
 /* Returns a path for Windows with `more` appended; free it. NULL: see *reason. */
 SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, const char **reason) {
-    const spdl__win_u32 no_invalid = 8;
     const size_t extra = wcslen(more);
-    const int length = MultiByteToWideChar(SPDL__WIN_UTF8, no_invalid, path, -1, NULL, 0);
+    const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, NULL, 0);
     wchar_t *wide;
-    *reason = spdl__win_why(length == 0 ? GetLastError() : 8);
+    *reason = spdl__win_why(length == 0 ? GetLastError() : ERROR_NOT_ENOUGH_MEMORY);
     if (length == 0) return NULL;
     wide = (wchar_t *)SPDL_MALLOC(((size_t)length + extra) * sizeof(wchar_t));
     if (wide == NULL) return NULL;
     *reason = NULL;
-    (void)MultiByteToWideChar(SPDL__WIN_UTF8, 0, path, -1, wide, length);
+    (void)MultiByteToWideChar(CP_UTF8, 0, path, -1, wide, length);
     memcpy(wide + length - 1, more, (extra + 1) * sizeof(wchar_t));
     return spdl__win_long_path(wide, (size_t)length + extra);
 }
 
 SPDL__PRIVATE const char *spdl__win_look(void *handle, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 on_disk = 1;
-    spdl__win_about about;
+    BY_HANDLE_FILE_INFORMATION about;
     *bytes = 0;
     *folder = false;
-    if (GetFileType(handle) != on_disk) return "a pipe or a device, not a file";
-    if (!GetFileInformationByHandle(handle, (struct _BY_HANDLE_FILE_INFORMATION *)(void *)&about))
-        return spdl__win_why(GetLastError());
-    *folder = (about.attributes & SPDL__WIN_FOLDER) != 0;
-    if (!*folder) *bytes = (uint64_t)about.size_high << 32 | about.size_low;
+    if (GetFileType(handle) != FILE_TYPE_DISK) return "a pipe or a device, not a file";
+    if (!GetFileInformationByHandle(handle, &about)) return spdl__win_why(GetLastError());
+    *folder = (about.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY) != 0;
+    if (!*folder) *bytes = (uint64_t)about.nFileSizeHigh << 32 | about.nFileSizeLow;
     return NULL;
 }
 
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder) {
-    const spdl__win_u32 existing = 3, also_folders = 0x02000000, no_file = 2, no_path = 3;
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     void *handle;
     *folder = true;
     if (wide == NULL) return reason;
-    handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, existing, also_folders, NULL);
-    if (handle == SPDL__WIN_NO_HANDLE) {
-        const spdl__win_u32 error = GetLastError();
-        *folder = error != no_file && error != no_path;
+    handle = CreateFileW(wide, 0, SPDL__WIN_SHARED, NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS,
+                         NULL);
+    if (handle == INVALID_HANDLE_VALUE) {
+        const DWORD error = GetLastError();
+        *folder = error != ERROR_FILE_NOT_FOUND && error != ERROR_PATH_NOT_FOUND;
         reason = spdl__win_why(error);
     }
     SPDL_FREE(wide);
@@ -4367,28 +4345,27 @@ SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, 
 }
 
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx) {
-    const spdl__win_u32 none = 2, no_more = 18;
-    spdl__win_found entry;
-    struct _WIN32_FIND_DATAW *const found = (struct _WIN32_FIND_DATAW *)(void *)&entry;
-    char name[3 * sizeof(entry.name) / sizeof(wchar_t)];
+    WIN32_FIND_DATAW entry;
+    char name[3 * MAX_PATH];
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"\\*", &reason);
-    spdl__win_u32 error;
+    DWORD error;
     void *folder;
     bool more = true;
     if (wide == NULL) return reason;
-    folder = FindFirstFileW(wide, found);
+    folder = FindFirstFileW(wide, &entry);
     error = GetLastError();
     SPDL_FREE(wide);
-    if (folder == SPDL__WIN_NO_HANDLE) return error == none ? NULL : spdl__win_why(error);
+    if (folder == INVALID_HANDLE_VALUE)
+        return error == ERROR_FILE_NOT_FOUND ? NULL : spdl__win_why(error);
     do {
-        if (WideCharToMultiByte(SPDL__WIN_UTF8, 0, entry.name, -1, name, (int)sizeof(name), NULL,
+        if (WideCharToMultiByte(CP_UTF8, 0, entry.cFileName, -1, name, (int)sizeof(name), NULL,
                                 NULL) > 0 && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
             more = each(ctx, name);
-    } while (more && FindNextFileW(folder, found));
+    } while (more && FindNextFileW(folder, &entry));
     error = GetLastError();
     (void)FindClose(folder);
-    return !more || error == no_more ? NULL : spdl__win_why(error);
+    return !more || error == ERROR_NO_MORE_FILES ? NULL : spdl__win_why(error);
 }
 
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
@@ -4399,21 +4376,26 @@ SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file) {
 SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *path,
                                              spdl__os_access access, uint64_t *bytes) {
     static const struct {
-        spdl__win_u32 rights, making; /* 1: new, 2: emptied, 3: existing, 4: any */
-    } how[] = { { 0x80000000u, 3 }, { 0xc0000000u, 1 }, { 0x40000000u, 2 }, { 0x100004u, 4 } };
-    const spdl__win_u32 normal = 0x80, exists = 80, no_file = 0xffffffffu;
+        DWORD rights, making;
+    } how[] = { { GENERIC_READ, OPEN_EXISTING }, { GENERIC_READ | GENERIC_WRITE, CREATE_NEW },
+                { GENERIC_WRITE, CREATE_ALWAYS }, { FILE_APPEND_DATA | SYNCHRONIZE, OPEN_ALWAYS } };
     const char *reason;
     wchar_t *wide = spdl__win_path(path, L"", &reason);
     uint64_t length;
     bool folder;
     *file = SPDL__NO_FILE;
     if (wide == NULL) return reason;
-    *file = (spdl__os_file)CreateFileW(wide, how[access].rights, SPDL__WIN_SHARED, NULL,
-                                       how[access].making, normal, NULL);
+    *file = (spdl__os_file)CreateFileW(wide, how[access].rights,
+                                       access == SPDL__OS_REPLACE ? FILE_SHARE_READ
+                                                                  : SPDL__WIN_SHARED,
+                                       NULL, how[access].making, FILE_ATTRIBUTE_NORMAL, NULL);
     if (*file == SPDL__NO_FILE) {
-        const spdl__win_u32 error = GetLastError(), kind = GetFileAttributesW(wide);
-        reason = access == SPDL__OS_NEW && error == exists ? spdl__os_in_use : spdl__win_why(error);
-        if (kind != no_file && (kind & SPDL__WIN_FOLDER) != 0 && access != SPDL__OS_NEW)
+        const DWORD error = GetLastError(), kind = GetFileAttributesW(wide);
+        reason = (access == SPDL__OS_NEW && error == ERROR_FILE_EXISTS) ||
+                         (access == SPDL__OS_REPLACE && error == ERROR_SHARING_VIOLATION)
+                     ? spdl__os_in_use : spdl__win_why(error);
+        if (kind != INVALID_FILE_ATTRIBUTES && (kind & FILE_ATTRIBUTE_DIRECTORY) != 0 &&
+            access != SPDL__OS_NEW)
             reason = access == SPDL__OS_READ ? "a directory, not a file" : strerror(EISDIR);
     }
     SPDL_FREE(wide);
@@ -4425,27 +4407,26 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return reason;
 }
 
-SPDL__PRIVATE spdl__win_place spdl__win_at(uint64_t at) {
-    spdl__win_place place;
+SPDL__PRIVATE OVERLAPPED spdl__win_at(uint64_t at) {
+    OVERLAPPED place;
     memset(&place, 0, sizeof(place));
-    place.low = (spdl__win_u32)at;
-    place.high = (spdl__win_u32)(at >> 32);
+    place.Offset = (DWORD)at;
+    place.OffsetHigh = (DWORD)(at >> 32);
     return place;
 }
 
 /* Windows counts bytes in 32 bits. */
-SPDL__PRIVATE spdl__win_u32 spdl__win_piece(size_t bytes) {
-    return bytes < 1u << 30 ? (spdl__win_u32)bytes : 1u << 30;
+SPDL__PRIVATE DWORD spdl__win_piece(size_t bytes) {
+    return bytes < 1u << 30 ? (DWORD)bytes : 1u << 30;
 }
 
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
-    const spdl__win_u32 at_end = 38;
     for (*have = 0; *have < bytes;) {
-        spdl__win_place place = spdl__win_at(at + *have);
-        spdl__win_u32 got = 0;
+        OVERLAPPED place = spdl__win_at(at + *have);
+        DWORD got = 0;
         if (!ReadFile((void *)file, (char *)to + *have, spdl__win_piece(bytes - *have), &got,
-                      SPDL__WIN_PLACE(place)) && GetLastError() != at_end)
+                      &place) && GetLastError() != ERROR_HANDLE_EOF)
             return spdl__win_why(GetLastError());
         if (got == 0) return "it ended while it was read";
         *have += got;
@@ -4457,10 +4438,10 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
                                               uint64_t at) {
     size_t done = 0;
     while (done < bytes) {
-        spdl__win_place place = spdl__win_at(at + done);
-        spdl__win_u32 put = 0;
+        OVERLAPPED place = spdl__win_at(at + done);
+        DWORD put = 0;
         if (!WriteFile((void *)file, (const char *)from + done, spdl__win_piece(bytes - done), &put,
-                       at == SPDL__NEVER ? NULL : SPDL__WIN_PLACE(place)))
+                       at == SPDL__NEVER ? NULL : &place))
             return spdl__win_why(GetLastError());
         if (put == 0) return "nothing more can be written";
         done += put;
@@ -4469,14 +4450,13 @@ SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *fr
 }
 
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own) {
-    const spdl__win_u32 read_only = 2, copy_on_write = 8, view_copy = 1, view_read = 4;
     const void *memory = NULL;
     void *mapping = NULL;
     if (bytes > 0 && bytes <= SIZE_MAX)
-        mapping = CreateFileMappingW((void *)file, NULL, own ? copy_on_write : read_only, 0, 0,
+        mapping = CreateFileMappingW((void *)file, NULL, own ? PAGE_WRITECOPY : PAGE_READONLY, 0, 0,
                                      NULL);
     if (mapping == NULL) return NULL;
-    memory = MapViewOfFile(mapping, own ? view_copy : view_read, 0, 0, (size_t)bytes);
+    memory = MapViewOfFile(mapping, own ? FILE_MAP_COPY : FILE_MAP_READ, 0, 0, (size_t)bytes);
     (void)CloseHandle(mapping);
     return (const uint8_t *)memory;
 }
@@ -4490,14 +4470,15 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 
 SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *from, const char *to,
                                                bool sync) {
-    const spdl__win_u32 replace = 1, through = 8;
     const char *reason;
     wchar_t *wide_from, *wide_to;
     if (sync && !FlushFileBuffers((void *)file)) return spdl__win_why(GetLastError());
     wide_from = spdl__win_path(from, L"", &reason);
     if (wide_from == NULL) return reason;
     wide_to = spdl__win_path(to, L"", &reason);
-    if (wide_to != NULL && !MoveFileExW(wide_from, wide_to, replace | (sync ? through : 0)))
+    if (wide_to != NULL &&
+        !MoveFileExW(wide_from, wide_to,
+                     MOVEFILE_REPLACE_EXISTING | (sync ? MOVEFILE_WRITE_THROUGH : 0)))
         reason = spdl__win_why(GetLastError());
     SPDL_FREE(wide_from);
     SPDL_FREE(wide_to);
@@ -4507,18 +4488,17 @@ SPDL__PRIVATE const char *spdl__os_file_commit(spdl__os_file file, const char *f
 /* --- stderr --- */
 
 /* For this one call a pipe does not wait, and accepts as much as it has room for. */
-SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, spdl__win_u32 bytes,
-                                        spdl__win_u32 *put) {
-    spdl__win_u32 mode, no_wait;
-    const bool pipe = GetFileType(out) == 3 &&
+SPDL__PRIVATE bool spdl__win_write_some(void *out, const char *text, DWORD bytes, DWORD *put) {
+    DWORD mode, no_wait;
+    const bool pipe = GetFileType(out) == FILE_TYPE_PIPE &&
                       GetNamedPipeHandleStateW(out, &mode, NULL, NULL, NULL, NULL, 0);
     bool done;
-    no_wait = pipe ? mode | 1u : 0;
+    no_wait = pipe ? mode | PIPE_NOWAIT : 0;
     if (pipe) (void)SetNamedPipeHandleState(out, &no_wait, NULL, NULL);
     *put = 0;
     done = WriteFile(out, text, bytes, put, NULL) != 0;
     if (pipe) (void)SetNamedPipeHandleState(out, &mode, NULL, NULL);
-    return done || (pipe && GetLastError() == 232);
+    return done || (pipe && GetLastError() == ERROR_NO_DATA);
 }
 
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
@@ -4526,9 +4506,9 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
     void *const out = (void *)_get_osfhandle(2); /* a program can redirect it */
     const uint64_t patience = (uint64_t)patience_ns;
     uint64_t until = spdl__os_clock_ns(SPDL__OS_MONOTONIC) + patience;
-    spdl__win_u32 put;
+    DWORD put;
     while (bytes > 0) {
-        const spdl__win_u32 piece = bytes < 4096 ? (spdl__win_u32)bytes : 4096;
+        const DWORD piece = bytes < 4096 ? (DWORD)bytes : 4096;
         if (!spdl__win_write_some(out, text, piece, &put)) return spdl__win_why(GetLastError());
         text += put;
         bytes -= put;
@@ -4991,17 +4971,25 @@ SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     error->stage = -1;
 }
 
+/* Appends to the text of an error, which can be NULL. */
+SPDL__PRINTF(2, 0)
+SPDL__PRIVATE void spdl__error_add(spdl_error *error, const char *format, va_list args) {
+    const size_t length = error != NULL ? strlen(error->text) : 0;
+    if (error == NULL) return;
+    (void)vsnprintf(error->text + length, sizeof(error->text) - length, format, args);
+}
+
+/* The same with the arguments of the calling function. None of them is in the error. */
+#define SPDL__ERROR_ADD(to, format) \
+    do { va_list a; va_start(a, format); spdl__error_add(to, format, a); va_end(a); } while (0)
+
 /* Fills in an error without a stage, and returns its result. error can be NULL. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
                                           ...) {
-    va_list args;
-    if (error == NULL) return result;
     spdl__error_clear(error);
-    error->result = result;
-    va_start(args, format);
-    (void)vsnprintf(error->text, sizeof(error->text), format, args);
-    va_end(args);
+    if (error != NULL) error->result = result;
+    SPDL__ERROR_ADD(error, format);
     return result;
 }
 
@@ -5063,6 +5051,32 @@ SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     return power;
 }
 
+/* Mixes 64 bits, one to one (the end of splitmix64). */
+SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Returns random number `n` of a key. */
+SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
+    return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
+}
+
+SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
+    const unsigned char *from = (const unsigned char *)data;
+    uint64_t hash = spdl__hashed(seed, bytes), word = 0;
+    size_t i;
+    for (i = 0; i < bytes; ++i) {
+        word = word << 8 | from[i];
+        if (i % 8 == 7 || i + 1 == bytes) {
+            hash = spdl__mix(hash ^ word) + 0x9e3779b97f4a7c15u;
+            word = 0;
+        }
+    }
+    return spdl__mix(hash);
+}
+
 /* Little-endian numbers, at any alignment. */
 SPDL__PRIVATE uint16_t spdl__le16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
@@ -5085,7 +5099,7 @@ SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     if (length >= bytes) memcpy(to, "...", 3);
 }
 
-/* The name of a type. C++ compilers write "[with T = Image]" or "[T = Image]". */
+/* The name of a type, without "struct ". C++ compilers write "[with T = Image]" or "[T = Image]" */
 typedef struct spdl__type_name {
     char text[SPDL_TEXT_BYTES / 4];
 } spdl__type_name;
@@ -5094,8 +5108,11 @@ SPDL__PRIVATE spdl__type_name spdl__type_named(const char *type) {
     const char *from = type[0] == '[' ? strstr(type, "= ") : NULL;
     spdl__type_name name;
     const size_t length = strlen(from != NULL ? from + 3 : type); /* without the bracket */
+    char *tag;
     (void)snprintf(name.text, sizeof(name.text), "%.*s", (int)spdl__min(length, sizeof(name.text)),
                    from != NULL ? from + 2 : type);
+    tag = strncmp(name.text, "const ", 6) == 0 ? name.text + 6 : name.text;
+    if (strncmp(tag, "struct ", 7) == 0) memmove(tag, tag + 7, strlen(tag + 7) + 1);
     return name;
 }
 
@@ -5215,6 +5232,232 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
     if (spdl__load_relaxed32(lock) != 0) return false;
     SPDL_TEST_POINT("lock tried");
     return spdl__cas32(lock, &open, 1);
+}
+
+/* --- files of another kind --- */
+
+/* Returns: what to do with a file that begins with `head`, if it is a pointer of Git LFS; with
+            `text` also if it is packed, binary or UTF-16. NULL: nothing speaks against it. */
+SPDL__PRIVATE const char *spdl__foreign(const uint8_t *head, size_t have, bool text) {
+    static const struct {
+        const char *magic;
+        size_t bytes;
+        const char *what;
+    } kinds[] = {
+        { "version https://git-lfs", 23, "a pointer of Git LFS, not the data: git lfs pull" },
+        { "\x1f\x8b", 2, "packed by gzip: gzip -d first" },
+        { "\x28\xb5\x2f\xfd", 4, "packed by zstd: zstd -d first" },
+        { "\xfd\x37zXZ", 5, "packed by xz: xz -d first" },
+        { "\x04\x22\x4d\x18", 4, "packed by lz4: lz4 -d first" },
+        { "PK\x03\x04", 4, "a ZIP archive: unzip first" },
+        { "\x93NUMPY", 6, "an array of NumPy: SPDL_NPZ reads it" },
+        { "\xff\xfe", 2, "UTF-16: iconv -f UTF-16 -t UTF-8 first" },
+        { "\xfe\xff", 2, "UTF-16: iconv -f UTF-16 -t UTF-8 first" }
+    };
+    const size_t count = text ? sizeof(kinds) / sizeof(kinds[0]) : 1;
+    size_t i;
+    for (i = 0; i < count; ++i)
+        if (have >= kinds[i].bytes && memcmp(head, kinds[i].magic, kinds[i].bytes) == 0)
+            return kinds[i].what;
+    if (text && have >= 10 && memcmp(head, "BZh", 3) == 0 && memcmp(head + 4, "1AY&SY", 6) == 0)
+        return "packed by bzip2: bzip2 -d first";
+    return NULL;
+}
+
+/* ============================================================================================= */
+/* >>text-impl
+   Texts that are built in a buffer of the caller, words for people and JSON, and numbers that are
+   read from texts. A text that does not fit is cut, and its length is that of the whole text. */
+
+typedef struct spdl__text {
+    char *buffer;
+    size_t bytes;  /* of the buffer */
+    size_t length; /* of the text, with what does not fit */
+    int cells;     /* used so far */
+    char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
+} spdl__text;
+
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
+    const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
+    va_list args;
+    int length;
+    va_start(args, format);
+    length = vsnprintf(left > 0 ? t->buffer + t->length : NULL, left, format, args);
+    va_end(args);
+    if (length > 0) t->length += (size_t)length;
+}
+
+SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
+    spdl__text t;
+    t.buffer = buffer;
+    t.bytes = bytes;
+    t.length = 0;
+    t.cells = 0;
+    if (bytes > 0) buffer[0] = '\0';
+    return t;
+}
+
+/* Appends bytes. snprintf takes five times as long. */
+SPDL__PRIVATE void spdl__text_put(spdl__text *t, const char *bytes, size_t length) {
+    if (t->length < t->bytes) {
+        const size_t fits = (size_t)spdl__min(length, t->bytes - t->length - 1);
+        memcpy(t->buffer + t->length, bytes, fits);
+        t->buffer[t->length + fits] = '\0';
+    }
+    t->length += length;
+}
+
+SPDL__PRIVATE void spdl__text_put_number(spdl__text *t, const char *before, uint64_t number) {
+    char digits[20];
+    size_t at = sizeof(digits);
+    do digits[--at] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    spdl__text_put(t, before, strlen(before));
+    spdl__text_put(t, digits + at, sizeof(digits) - at);
+}
+
+SPDL__PRIVATE void spdl__text_put_hex(spdl__text *t, const char *before, uint32_t number) {
+    char digits[8];
+    int i;
+    for (i = 0; i < 8; ++i) digits[i] = "0123456789abcdef"[number >> (28 - 4 * i) & 15];
+    spdl__text_put(t, before, strlen(before));
+    spdl__text_put(t, digits, sizeof(digits));
+}
+
+/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
+SPDL__COLD int spdl__utf8(const char *at) {
+    const unsigned char *c = (const unsigned char *)at;
+    const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
+                     : c[0] < 0xf5 ? 4 : 0;
+    int i;
+    for (i = 1; i < length; ++i)
+        if ((c[i] & 0xc0) != 0x80) return 0;
+    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f))) return 0;
+    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f))) return 0;
+    return length;
+}
+
+/* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
+   become question marks. */
+SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
+    for (; *name != '\0' && width != 0; --width) {
+        const int length = spdl__utf8(name);
+        const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
+                                       : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
+        spdl__text_put(t, plain ? name : "?", plain ? (size_t)length : 1);
+        name += length > 0 ? length : 1;
+    }
+    if (width > 0) spdl__text_add(t, "%*s", width, "");
+}
+
+/* A word for the next text_add. */
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
+    SPDL__PRINTF(2, 3);
+SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
+    char *cell = t->cell[t->cells++ % 8];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(cell, sizeof(t->cell[0]), format, args);
+    va_end(args);
+    return cell;
+}
+
+SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *const units[4],
+                                    bool whole) {
+    int unit = 0;
+    for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
+    return spdl__text_word(t, "%.*f%s",
+                           (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2,
+                           value, units[unit]);
+}
+
+SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
+    static const char *const units[] = { " ns", " us", " ms", " s" };
+    return spdl__scaled(t, ns, units, true);
+}
+
+SPDL__COLD const char *spdl__rate(spdl__text *t, double rate) {
+    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
+    return spdl__scaled(t, rate, units, !(rate > 0));
+}
+
+SPDL__COLD const char *spdl__percent(spdl__text *t, double share) {
+    return spdl__text_word(t, "%.0f%%", 100 * share);
+}
+
+/* --- JSON --- */
+
+/* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
+SPDL__COLD void spdl__json_escape(spdl__text *t, const char *string) {
+    while (*string != '\0') {
+        const int length = spdl__utf8(string);
+        const char c = *string;
+        if (length == 0)
+            spdl__text_add(t, "\\ufffd");
+        else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
+            spdl__text_add(t, "\\u%04x", (unsigned)c);
+        else
+            spdl__text_put(t, string, (size_t)length);
+        string += length > 0 ? length : 1;
+    }
+}
+
+SPDL__COLD void spdl__json_string(spdl__text *t, const char *string) {
+    spdl__text_add(t, "\"");
+    spdl__json_escape(t, string);
+    spdl__text_add(t, "\"");
+}
+
+/* With a point in every locale; null for infinity and NaN. */
+SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
+    const char *at, *end;
+    char digits[40];
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
+    (void)snprintf(digits, sizeof(digits), "%.12g", value);
+    at = digits + strspn(digits, "+-0123456789");
+    end = at + strcspn(at, "0123456789e");
+    return spdl__text_word(t, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
+}
+
+/* --- reading --- */
+
+/* Returns the value of the field "name=value" between spaces, or NULL. */
+SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
+    const size_t length = strlen(name);
+    const char *at;
+    for (at = text; (at = strstr(at, name)) != NULL; ++at)
+        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
+    return NULL;
+}
+
+/* Reads digits, up to `end` or the first other character. Returns false without a digit, or above
+   64 bits. */
+SPDL__INLINE bool spdl__digits(const char **at, const char *end, unsigned base, uint64_t *number) {
+    const char *const begin = *at;
+    for (*number = 0; *at != end; ++*at) {
+        const unsigned c = (unsigned char)**at;
+        const unsigned digit = c - '0' < 10 ? c - '0' : c - 'a' < 6 ? c - 'a' + 10 : base;
+        if (digit >= base) break;
+        if (*number > (UINT64_MAX - digit) / base) return false;
+        *number = *number * base + digit;
+    }
+    return *at != begin;
+}
+
+/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
+SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
+                                            uint64_t *number) {
+    return spdl__digits(&at, NULL, base, number) && strchr(after, *at) != NULL ? at : NULL;
+}
+
+SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
+                                   uint64_t *second) {
+    const char middle[2] = { between, '\0' };
+    at = spdl__text_number(at, 10, middle, first);
+    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
 }
 
 /* ============================================================================================= */
@@ -6129,7 +6372,6 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     const uint32_t word = spdl__load32(&worker->bell.word);
     bool slept = false;
     SPDL_TEST_POINT("pool found nothing");
-    spdl__worker_leave(worker);
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
     SPDL_TEST_POINT("pool announced");
@@ -6233,6 +6475,7 @@ SPDL__PRIVATE void spdl__worker_run(spdl__worker *worker) {
         if (spdl__worker_turn(pool, worker)) {
             round = 0;
         } else if (!spdl__worker_backoff(worker, &round)) {
+            spdl__worker_leave(worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_BEGIN, pool->name, (uint64_t)worker->index);
             spdl__pool_park(pool, worker);
             spdl__profile(profiler, SPDL_EVENT_WAIT_END, pool->name, (uint64_t)worker->index);
@@ -6579,33 +6822,69 @@ SPDL_API void spdl_pool_destroy(spdl_pool *pool) {
 }
 
 /* ============================================================================================= */
-/* >>trace-core
-   Hooks of the pipeline for traces and for the split of call times. Disabled, each costs a branch
-   on a pointer.
-
-   A track is a ring of the latest events: one for each worker, the consumer and each edge. Its
-   thread writes it; the readers of an edge reserve places in that edge's. destroy reads it.
+/* >>meter-impl
+   The split of call times: on a processor, waiting for one, or asleep.
 
    A meter reads processor and runnable time around a sitting: four system calls, some microseconds.
    About one sitting is measured per SPDL__METER_NS of computing. Time asleep counts less, because
    else most calls of a source that waits would be measured. The lot chooses sittings: a fixed
    interval would always choose the one after the longest.
 
-   The pipeline owns the tracks. A task owns its meter, for the thread that runs it. */
+   A task owns its meter, for the thread that runs it. */
 
-#define SPDL__TRACE_EVENTS 65536
-#define SPDL__TRACE_EVENTS_MAX (1 << 24)
-#define SPDL__SPANS 16 /* spans of a user, one inside the other */
 #define SPDL__METER_NS 800000 /* computing of a worker per measurement, on average */
 #define SPDL__METER_SLEEP 16  /* ns asleep that count as one of computing */
 #define SPDL__METER_THREADS 8 /* of more threads the time is measured together */
-#define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
 
 #ifdef SPDL__NO_TRACE /* a baseline of the bench */
 #define SPDL__METERED false
 #else
 #define SPDL__METERED true
 #endif
+
+/* Written by the worker that runs the task. */
+typedef struct spdl__meter {
+    uint64_t thread;          /* the owner of `file` */
+    uint64_t cpu_ns, wait_ns; /* at the start of the sitting, or SPDL__NEVER */
+    spdl__os_file file;       /* schedstat, or SPDL__NO_FILE */
+    uint64_t lot;           /* chooses the next sitting */
+    uint64_t last_wait_ns;  /* at the last reading, or SPDL__NEVER */
+    uint64_t waited_ns;     /* since the first reading; snapshots read it */
+} spdl__meter;
+
+/* Adds a reading of the thread's time in run queues, or SPDL__NEVER. */
+SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
+    if (wait_ns != SPDL__NEVER && meter->last_wait_ns != SPDL__NEVER)
+        spdl__count(&meter->waited_ns, wait_ns - meter->last_wait_ns);
+    meter->last_wait_ns = wait_ns;
+}
+
+SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
+    if (meter->thread != spdl__os_thread_id()) {
+        (void)spdl__os_file_close(meter->file);
+        meter->file = SPDL__NO_FILE;
+        meter->thread = spdl__os_thread_id();
+        meter->last_wait_ns = SPDL__NEVER;
+    }
+    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
+    spdl__meter_waited(meter, meter->wait_ns);
+    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
+}
+
+/* ============================================================================================= */
+/* >>trace-core
+   Hooks of the pipeline for traces. Disabled, each costs a branch on a pointer.
+
+   A track is a ring of the latest events: one for each worker, the consumer and each edge. Its
+   thread writes it; the readers of an edge reserve places in that edge's. destroy reads it.
+
+   The pipeline owns the tracks. */
+
+#define SPDL__TRACE_EVENTS 65536
+#define SPDL__TRACE_EVENTS_MAX (1 << 24)
+#define SPDL__SPANS 16 /* spans of a user, one inside the other */
+#define SPDL__PATH_BYTES 1024 /* the path of a trace or report */
+
 #if defined(SPDL__NO_TRACE) || defined(SPDL_NO_REPORT)
 #define SPDL__TRACED(pointer) (false)
 #else
@@ -6651,26 +6930,10 @@ typedef struct spdl__trace {
     int tracks;   /* of threads, then of edges */
     spdl__track *track;
     const spdl_function *fn[SPDL_MAX_STAGES]; /* of the user */
+    spdl__os_file file; /* open from create on, so that no other pipeline writes it */
     char name[SPDL_NAME_BYTES];
     char path[SPDL__PATH_BYTES];
 } spdl__trace;
-
-/* Written by the worker that runs the task. */
-typedef struct spdl__meter {
-    uint64_t thread;          /* the owner of `file` */
-    uint64_t cpu_ns, wait_ns; /* at the start of the sitting, or SPDL__NEVER */
-    spdl__os_file file;       /* schedstat, or SPDL__NO_FILE */
-    uint64_t lot;           /* chooses the next sitting */
-    uint64_t last_wait_ns;  /* at the last reading, or SPDL__NEVER */
-    uint64_t waited_ns;     /* since the first reading; snapshots read it */
-} spdl__meter;
-
-/* Adds a reading of the thread's time in run queues, or SPDL__NEVER. */
-SPDL__PRIVATE void spdl__meter_waited(spdl__meter *meter, uint64_t wait_ns) {
-    if (wait_ns != SPDL__NEVER && meter->last_wait_ns != SPDL__NEVER)
-        spdl__count(&meter->waited_ns, wait_ns - meter->last_wait_ns);
-    meter->last_wait_ns = wait_ns;
-}
 
 SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int row, int result,
                                 uint64_t begin, uint64_t end, uint64_t number) {
@@ -6697,18 +6960,6 @@ SPDL__RARE void spdl__trace_add(spdl__track *track, spdl__record_kind kind, int 
 #else
 #define SPDL__PROBE(name, stage, number) ((void)(stage), (void)(number))
 #endif
-
-SPDL__RARE void spdl__meter_start(spdl__meter *meter) {
-    if (meter->thread != spdl__os_thread_id()) {
-        (void)spdl__os_file_close(meter->file);
-        meter->file = SPDL__NO_FILE;
-        meter->thread = spdl__os_thread_id();
-        meter->last_wait_ns = SPDL__NEVER;
-    }
-    spdl__os_thread_times(&meter->file, NULL, &meter->wait_ns);
-    spdl__meter_waited(meter, meter->wait_ns);
-    spdl__os_thread_times(NULL, &meter->cpu_ns, NULL);
-}
 
 /* --- functions of >>trace-impl --- */
 
@@ -7007,7 +7258,7 @@ typedef struct spdl__batch_pool {
     size_t keep;        /* spare batches to keep */
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
-    /* written by any thread. The list is emptied as a whole, never popped one by one */
+    /* written by any thread. Only the holder of the lock takes from the list */
     uint64_t returned;   /* list of returned batches, the last one first */
     uint64_t spares;     /* batches in both lists */
     uint64_t references; /* the pipeline, and each batch in use */
@@ -7073,18 +7324,18 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     return i < bytes;
 }
 
-/* Under the lock, or alone. Returned batches go in front of the spare ones. */
+/* Under the lock, or alone. Takes the batch that returned last. Other threads only add to the list,
+   so the `next` of an unchanged top is unchanged. */
 SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
-    spdl__batch *got = NULL, *last;
-    if (spdl__load_relaxed(&pool->returned) != 0)
-        got = (spdl__batch *)(uintptr_t)spdl__exchange(&pool->returned, 0);
-    if (got == NULL) got = pool->spare;
-    else {
-        for (last = got; last->next != NULL; last = last->next) {}
-        last->next = pool->spare;
+    uint64_t top = spdl__load(&pool->returned); /* pairs with drop: else `next` could be missed */
+    spdl__batch *got;
+    do got = (spdl__batch *)(uintptr_t)top;
+    while (got != NULL && !spdl__cas(&pool->returned, &top, (uint64_t)(uintptr_t)got->next));
+    if (got == NULL) {
+        got = pool->spare;
+        if (got == NULL) return NULL;
+        pool->spare = got->next;
     }
-    if (got == NULL) return NULL;
-    pool->spare = got->next;
     spdl__sub(&pool->spares, 1);
     return got;
 }
@@ -7537,11 +7788,13 @@ struct spdl_pipeline {
     void (*ready_fn)(void *user);
     void *ready_user;
     spdl__os_event fed;    /* the sink has an item or an end */
-    uint32_t blame_lock;   /* the rest: written under it */
+    char pad4[SPDL_CACHE_LINE];
+    /* under blame_lock, by the consumer, and by workers while it waits */
+    uint32_t blame_lock;
     uint64_t blame_since;  /* begin of the wait for `blame`, or 0 */
     spdl__node *blame;
     bool blame_idle;       /* it waits for a worker there */
-    char pad4[SPDL_CACHE_LINE];
+    char pad5[SPDL_CACHE_LINE];
     spdl_error no_error;   /* by create */
     uint64_t seen_runnable_ns; /* reported by snapshots, their own */
     uint32_t process_lock;     /* the rest: written under it */
@@ -8014,7 +8267,7 @@ typedef struct spdl__sitting {
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin);
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task);
 SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out);
-SPDL__PRIVATE void spdl__call_debug(spdl_task *task);
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result);
 SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
                                              spdl_result result, void *out, uint64_t now);
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
@@ -8155,7 +8408,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         }
         return SPDL__GOES_ON;
     }
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (task->call.misused) result = spdl__call_misused(task, result, out);
     return spdl__flow_over(task, s->counters, result, out, s->now);
 }
@@ -8413,7 +8666,7 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
 
 #define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
 #define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
-#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake */
+#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake in every row */
 
 /* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
@@ -8627,6 +8880,11 @@ SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function
     return false;
 }
 
+/* SPDL_DEBUG: logs a task that is used after its call. Threads of the call itself may read it. */
+SPDL__NOINLINE void spdl__task_debug(const spdl_task *task, const char *function) {
+    if (spdl__load_relaxed(&task->thread) == 0) (void)spdl__task_allows(task, function);
+}
+
 SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
     const bool running = spdl__task_running(task);
     char text[SPDL_TEXT_BYTES];
@@ -8660,20 +8918,28 @@ SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept,
 
 SPDL_API void *spdl__lambda(const spdl_task *task) { return task->node->row.lambda_; }
 
-SPDL_API void *spdl_ctx(const spdl_task *task) { return task->node->row.ctx; }
+SPDL_API void *spdl_ctx(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_ctx");
+    return task->node->row.ctx;
+}
 
 SPDL_API void *spdl_local(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_local");
     return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
 }
 
-SPDL_API uint64_t spdl_sequence(const spdl_task *task) { return task->sequence; }
+SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
+    return task->sequence;
+}
 
 SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
     return task->node->own_thread ? 0 : task->worker;
 }
 
 SPDL_API bool spdl_stopping(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stopping");
     return spdl__load32(&task->pipeline->stopping) != 0;
 }
 
@@ -8681,9 +8947,13 @@ SPDL_API void spdl_take(spdl_task *task) {
     if (spdl__task_allows(task, "spdl_take")) task->call.taken = task->call.in.item != NULL;
 }
 
-SPDL_API bool spdl_flushing(const spdl_task *task) { return task->call.flushing; }
+SPDL_API bool spdl_flushing(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_flushing");
+    return task->call.flushing;
+}
 
 SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_epoch");
     return spdl__load_relaxed(&task->node->epoch);
 }
 
@@ -8739,10 +9009,19 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
 }
 
 /* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
-SPDL__PRIVATE void spdl__call_debug(spdl_task *task) {
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     const spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
+    char reason[SPDL_TEXT_BYTES];
     bool freed;
+    if (task->text[0] != '\0' && !task->call.misused &&
+        (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
+        memcpy(reason, task->text, sizeof(reason));
+        (void)spdl__task_row_error(task, "");
+        (void)spdl__task_fail(task, "recorded a reason and returned SPDL_%s: %s",
+                              result == SPDL_OK ? "OK" : "AGAIN", reason);
+        return;
+    }
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
     freed = holder->lent == SPDL__LENT_FREED;
@@ -8781,7 +9060,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
         SPDL__PROBE(task_end, node->row.name, task->sequence);
     }
     spdl__store_relaxed(&task->thread, 0);
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, result);
     if (SPDL__UNLIKELY(task->call.misused)) result = spdl__call_misused(task, result, *out);
     return result;
 }
@@ -8906,16 +9185,23 @@ SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     if (calls == SPDL__EMPTY_CALLS && now - node->empty_since < SPDL__EMPTY_NS)
         spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
                    "stage %d '%s' polls: it returned SPDL_SKIP %d times in a row. Set .threads = 1 "
-                   "and wait in the function, or use SPDL_FEED",
+                   "and wait in the function, or use SPDL_FEED. To leave a number out return it, "
+                   "and skip in the next row",
                    node->index, node->name, SPDL__EMPTY_CALLS);
     spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
                                               now - node->empty_since >= SPDL__EMPTY_NS
                                           ? 0 : calls);
 }
 
+/* Returns: how many NULL results at the start are a mistake. The row of an item that needs memory
+            means none. */
+SPDL__COLD uint64_t spdl__nulls_most(const spdl__node *node) {
+    return node->row.free_item != NULL || node->row.item_bytes > 0 ? 1 : SPDL__NULLS;
+}
+
 SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, int times) {
     spdl__logf(&p->logger, SPDL_LOG_WARN,
-               "stage %d '%s' has returned only NULL, %d times: is *out set?",
+               "stage %d '%s' has returned only NULL (%d times): is *out set?",
                node->index, node->name, times);
 }
 
@@ -8930,8 +9216,8 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
         (type != NULL && strcmp(type, "void") == 0))
         return;
     if (spdl__load_relaxed(&node->nulls) < SPDL__NULLS &&
-        spdl__add(&node->nulls, 1) == SPDL__NULLS - 1)
-        spdl__nulls_log(task->pipeline, node, SPDL__NULLS);
+        spdl__add(&node->nulls, 1) == spdl__nulls_most(node) - 1)
+        spdl__nulls_log(task->pipeline, node, (int)spdl__nulls_most(node));
 }
 
 /* Puts a result, from a branch on its path. The task has the record of a failure. */
@@ -9386,6 +9672,10 @@ SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     spdl__item mark = { NULL, 0, 0 };
+    if (SPDL__DEBUGS && node->made == 0)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                   "stage %d '%s' ended without an item, in epoch %llu", node->index, node->name,
+                   (spdl__llu)epoch);
     spdl__store_relaxed(&task->open, 0); /* a thread that sees the end sees no call */
     mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
     spdl__row_pass(task->pipeline, node, 0, &mark, now);
@@ -9447,7 +9737,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
     spdl__parked_resume(task, call);
     task->call.misused = task->call.row_error = task->call.cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
-    if (SPDL__DEBUGS) spdl__call_debug(task);
+    if (SPDL__DEBUGS) spdl__call_debug(task, call->result);
     if (task->call.misused)
         call->result = spdl__call_misused(task, call->result, call->completed);
     return spdl__flow_over(task, counters, call->result, call->completed, now);
@@ -10126,9 +10416,9 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     *out = NULL;
     if (result < 0 && row->next == spdl_pipeline_next && row->ctx != NULL) {
         const char *text = spdl_pipeline_error((const spdl_pipeline *)row->ctx)->text;
-        if (text[0] != '\0') (void)spdl_fail(task, "%s", text);
+        if (text[0] != '\0') (void)spdl__task_fail(task, "%s", text);
     } else if (result > 0) {
-        (void)spdl_fail(task, "its next function returned %d (%s)", (int)result,
+        (void)spdl__task_fail(task, "its next function returned %d (%s)", (int)result,
                         spdl_result_text(result));
     }
     return result < 0 ? result : SPDL_E_STAGE;
@@ -10266,7 +10556,7 @@ SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl_
         if (p->feed != NULL) spdl__sink_answer(p, item, now);
         if (p->delivered < 2) spdl__sink_starts(p, now);
     }
-    if (waited != 0) spdl__add(&sink->put_wait_ns, waited);
+    if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
     (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
     spdl__edge_took(sink, head, now, waits != 0);
     if (item != NULL) spdl__store_relaxed(&p->delivered, p->delivered + 1);
@@ -11055,7 +11345,8 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
         spdl__out_log(p, &p->node[i], p->node[i].batches, "spdl_batch_free");
         spdl__out_log(p, &p->node[i], p->node[i].buffers, "spdl_buffer_free");
         items = spdl__load_relaxed(&p->node[i].nulls);
-        if (items > 0 && items < SPDL__NULLS) spdl__nulls_log(p, &p->node[i], (int)items);
+        if (items > 0 && items < spdl__nulls_most(&p->node[i]))
+            spdl__nulls_log(p, &p->node[i], (int)items);
     }
 }
 
@@ -11314,6 +11605,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
         { i > 0 && begins, "only the first row may be SPDL_SOURCE, SPDL_FROM or SPDL_FEED" },
         { last && !ends, "the last row must be SPDL_SINK" },
         { !last && ends, "only the last row may be SPDL_SINK" },
+        { ends && row->buffer_size == 0 && row->layout_ != 0,
+          "SPDL_SINK(0): write how many results can wait, such as SPDL_SINK(3)" },
         { i == 1 && ends && plan->rows[0].kind == SPDL_KIND_FEED,
           "after SPDL_FEED there must be a stage" },
         { source && row->type != NULL && row->next == NULL, "next is NULL" },
@@ -11469,6 +11762,13 @@ SPDL__COLD spdl_result spdl__check_types(const spdl__plan *plan, int i) {
     if (kind == SPDL_KIND_SOURCE && !spdl__type_any(takes))
         return spdl__row_error(plan, i, " is a source, but takes '%s *': it must take 'void *'",
                                spdl__type_named(takes).text);
+    if (plan->rows[i].next == spdl_pipeline_next && plan->rows[i].ctx != NULL) {
+        const char *inner = ((const spdl_pipeline *)plan->rows[i].ctx)->yields;
+        if (!spdl__types_fit(merged, inner))
+            return spdl__row_error(plan, i, " is SPDL_FROM of '%s *', but that pipeline yields "
+                                            "'%s *'", spdl__type_named(merged).text,
+                                   spdl__type_named(inner).text);
+    }
     if (plan->before[i] >= 0 && kind != SPDL_KIND_PATH)
         return spdl__check_pair(plan, i, plan->before[i]);
     for (k = 0; kind == SPDL_KIND_MERGE && k < plan->paths[i] && result == SPDL_OK; ++k) {
@@ -11833,16 +12133,25 @@ SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     return p->local != NULL ? SPDL_OK : SPDL_E_NOMEM;
 }
 
+/* Workers for the trials of a doctor that raises. None with an .init, which gets the numbers of
+   `workers`. */
+SPDL__COLD int spdl__workers_spare(const spdl_pipeline *p, const spdl__plan *plan) {
+    const int workers = plan->desc->workers;
+    int i;
+    if (plan->doctor == NULL || !plan->doctor->desc.raise || workers <= 0) return 0;
+    for (i = 0; i < plan->count; ++i)
+        if (plan->rows[i].init != NULL) return 0;
+    return (int)spdl__min((uint64_t)workers,
+                          (uint64_t)(SPDL__MAX_WORKERS - workers - (p->works_ns != 0)));
+}
+
 /* Threads for the rows: workers or the consumer, and the thread of a source. */
 SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
     const bool producer = plan->rows[0].threads > 0 || plan->rows[0].next != NULL;
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
-    if (plan->doctor != NULL && plan->doctor->desc.raise && desc->workers > 0) /* to try more */
-        p->spare = (int)spdl__min((uint64_t)desc->workers,
-                                  (uint64_t)(SPDL__MAX_WORKERS - desc->workers -
-                                             (p->works_ns != 0)));
+    p->spare = spdl__workers_spare(p, plan);
     p->threaded = p->threads > 0 || producer;
     p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
     p->workers = (p->workers > 0 ? p->workers : 1) + producer;
@@ -12171,16 +12480,20 @@ SPDL__COLD void spdl__counters_merge(spdl__histogram *times, const spdl__counter
     }
 }
 
-/* Adds the numbers of all cells of a row, without the histogram. */
+/* Adds the numbers of all cells of a row, without the histogram. The struct is an array of words
+   here: a compiler may assume that a pointer to `tasks` reaches no other field. */
 SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__counters *sum) {
-    const size_t end = (offsetof(spdl__counters, bucket) - offsetof(spdl__counters, tasks)) / 8;
+    const size_t first = offsetof(spdl__counters, tasks) / 8;
+    const size_t end = offsetof(spdl__counters, bucket) / 8;
+    uint64_t *to = (uint64_t *)(void *)sum;
     size_t k;
     int i;
     memset(sum, 0, sizeof(*sum));
-    for (i = 0; i <= p->workers; ++i)
-        for (k = 0; k < end; ++k)
-            (&sum->tasks)[k] += spdl__load_relaxed(&node->counters[i].tasks + k);
+    for (i = 0; i <= p->workers; ++i) {
+        const uint64_t *from = (const uint64_t *)(const void *)&node->counters[i];
+        for (k = first; k < end; ++k) to[k] += spdl__load_relaxed(from + k);
+    }
 }
 
 SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram *times) {
@@ -12397,98 +12710,6 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
             spdl__grown(spdl__grown(spdl__load_relaxed(&p->first_wait_ns), s->wait_ns),
                         spdl__grown(s->first_item_ns, s->elapsed_ns));
     spdl__stats_means(s);
-}
-
-/* --- text --- */
-
-typedef struct spdl__text {
-    char *buffer;
-    size_t bytes;  /* of the buffer */
-    size_t length; /* of the text, with what does not fit */
-    int cells;     /* used so far */
-    char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
-} spdl__text;
-
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
-    const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
-    va_list args;
-    int length;
-    va_start(args, format);
-    length = vsnprintf(left > 0 ? t->buffer + t->length : NULL, left, format, args);
-    va_end(args);
-    if (length > 0) t->length += (size_t)length;
-}
-
-SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
-    spdl__text t;
-    t.buffer = buffer;
-    t.bytes = bytes;
-    t.length = 0;
-    t.cells = 0;
-    if (bytes > 0) buffer[0] = '\0';
-    return t;
-}
-
-/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
-SPDL__COLD int spdl__utf8(const char *at) {
-    const unsigned char *c = (const unsigned char *)at;
-    const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
-                     : c[0] < 0xf5 ? 4 : 0;
-    int i;
-    for (i = 1; i < length; ++i)
-        if ((c[i] & 0xc0) != 0x80) return 0;
-    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f))) return 0;
-    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f))) return 0;
-    return length;
-}
-
-/* A name of `width` characters, cut or filled up; -1: whole. Control characters and invalid UTF-8
-   become question marks. */
-SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
-    for (; *name != '\0' && width != 0; --width) {
-        const int length = spdl__utf8(name);
-        const bool plain = length == 1 ? (unsigned char)*name >= 0x20 && *name != 0x7f
-                                       : length > 0 && memcmp(name, "\xc2\xa0", 2) >= 0;
-        spdl__text_add(t, "%.*s", plain ? length : 1, plain ? name : "?");
-        name += length > 0 ? length : 1;
-    }
-    if (width > 0) spdl__text_add(t, "%*s", width, "");
-}
-
-/* A word for the next text_add. */
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
-    SPDL__PRINTF(2, 3);
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
-    char *cell = t->cell[t->cells++ % 8];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(cell, sizeof(t->cell[0]), format, args);
-    va_end(args);
-    return cell;
-}
-
-SPDL__COLD const char *spdl__scaled(spdl__text *t, double value, const char *const units[4],
-                                    bool whole) {
-    int unit = 0;
-    for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
-    return spdl__text_word(t, "%.*f%s",
-                           (whole && unit == 0) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2,
-                           value, units[unit]);
-}
-
-SPDL__COLD const char *spdl__duration(spdl__text *t, double ns) {
-    static const char *const units[] = { " ns", " us", " ms", " s" };
-    return spdl__scaled(t, ns, units, true);
-}
-
-SPDL__COLD const char *spdl__rate(spdl__text *t, double rate) {
-    static const char *const units[] = { "/s", "k/s", "M/s", "G/s" };
-    return spdl__scaled(t, rate, units, !(rate > 0));
-}
-
-SPDL__COLD const char *spdl__percent(spdl__text *t, double share) {
-    return spdl__text_word(t, "%.0f%%", 100 * share);
 }
 
 SPDL__COLD const char *spdl__stage_called(spdl__text *t, const spdl_stats *s, int i) {
@@ -13521,40 +13742,6 @@ static const spdl__field spdl__edge_fields[] = {
 };
 #undef SPDL__OF
 
-/* The inside of a JSON string. Invalid UTF-8 becomes U+FFFD. */
-SPDL__COLD void spdl__json_escape(spdl__text *t, const char *string) {
-    while (*string != '\0') {
-        const int length = spdl__utf8(string);
-        const char c = *string;
-        if (length == 0)
-            spdl__text_add(t, "\\ufffd");
-        else if (length == 1 && ((unsigned char)c < 0x20 || c == 0x7f || strchr("\"\\<>&'", c)))
-            spdl__text_add(t, "\\u%04x", (unsigned)c);
-        else
-            spdl__text_add(t, "%.*s", length, string);
-        string += length > 0 ? length : 1;
-    }
-}
-
-SPDL__COLD void spdl__json_string(spdl__text *t, const char *string) {
-    spdl__text_add(t, "\"");
-    spdl__json_escape(t, string);
-    spdl__text_add(t, "\"");
-}
-
-/* With a point in every locale; null for infinity and NaN. */
-SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
-    const char *at, *end;
-    char digits[40];
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    if ((bits >> 52 & 0x7ff) == 0x7ff) return "null";
-    (void)snprintf(digits, sizeof(digits), "%.12g", value);
-    at = digits + strspn(digits, "+-0123456789");
-    end = at + strcspn(at, "0123456789e");
-    return spdl__text_word(t, "%.*s%s%s", (int)(at - digits), digits, end > at ? "." : "", end);
-}
-
 SPDL__COLD void spdl__json_interval(spdl__text *t, const spdl_interval *interval) {
     spdl__text_add(t, "{\"value\":%s,\"low\":%s,\"high\":%s,\"rounds\":%d}",
                    spdl__json_double(t, interval->value),
@@ -13647,24 +13834,7 @@ SPDL__COLD void spdl__json_stats(spdl__text *t, const spdl_stats *s) {
     spdl__text_add(t, "}");
 }
 
-/* ============================================================================================= */
-/* >>report-impl
-   A pipeline with reports has one thread for them, which takes snapshots and writes. Only destroy
-   waits for it. Create opens files and allocates buffers.
-   The file has one JSON object a line, for each interval:
-       schema     "spdl.stats.1"
-       version    of the library
-       pipeline   the name in its desc
-       pid, run   the process; creation of the pipeline (Unix time in ms): unique together
-       time       of writing (Unix time in s)
-       final      true in the last line of the pipeline
-       interval   "verdict" and "finding" since the line before. "limit" is one of
-                  spdl__limit_names, "concurrency" has the rows that need more, such as {"2":4}
-       total      both since the start, and fields of spdl_stats by name; "stages" and "edges" are
-                  arrays. "load" of a stage is how busy it was, 0 to 1. The difference of two lines
-                  is the interval between them
-       process    spdl__process_stats at the time of writing
-   Later versions can add fields, but do not change the meaning of a field. */
+/* --- intervals --- */
 
 /* The last snapshot of reports, or of the doctor. */
 typedef struct spdl__since {
@@ -13705,6 +13875,25 @@ SPDL__COLD void spdl__since_take(const spdl_pipeline *p, spdl__since *since, con
     since->last = *now;
 }
 
+/* ============================================================================================= */
+/* >>report-impl
+   A pipeline with reports has one thread for them, which takes snapshots and writes. Only destroy
+   waits for it. Create opens files and allocates buffers.
+   The file has one JSON object a line, for each interval:
+       schema     "spdl.stats.1"
+       version    of the library
+       pipeline   the name in its desc
+       pid, run   the process; creation of the pipeline (Unix time in ms): unique together
+       time       of writing (Unix time in s)
+       final      true in the last line of the pipeline
+       interval   "verdict" and "finding" since the line before. "limit" is one of
+                  spdl__limit_names, "concurrency" has the rows that need more, such as {"2":4}
+       total      both since the start, and fields of spdl_stats by name; "stages" and "edges" are
+                  arrays. "load" of a stage is how busy it was, 0 to 1. The difference of two lines
+                  is the interval between them
+       process    spdl__process_stats at the time of writing
+   Later versions can add fields, but do not change the meaning of a field. */
+
 #ifndef SPDL_NO_REPORT
 
 #define SPDL__STDERR_NS 100000000   /* longest wait for stderr to accept a piece */
@@ -13717,10 +13906,16 @@ typedef struct spdl__report_plan {
     char json[SPDL__PATH_BYTES];
 } spdl__report_plan;
 
-/* Copies the name of a file, "" for NULL. A name that does not fit is a warning, and false. */
+/* Copies the name of a file, "" for NULL, with the process id in place of "%p". A name that does
+   not fit is a warning, and false. */
 SPDL__COLD bool spdl__path_copy(char to[SPDL__PATH_BYTES], const char *from, const char *what,
                                 const spdl_logger *logger) {
-    if (snprintf(to, SPDL__PATH_BYTES, "%s", from != NULL ? from : "") < SPDL__PATH_BYTES)
+    const char *name = from != NULL ? from : "", *mark = strstr(name, "%p");
+    const int before = mark != NULL ? (int)(mark - name) : (int)strlen(name);
+    char id[24] = "";
+    if (mark != NULL) (void)snprintf(id, sizeof(id), "%llu", (spdl__llu)spdl__os_process_id());
+    if (snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, name, id,
+                 mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES)
         return true;
     to[0] = '\0';
     spdl__logf(logger, SPDL_LOG_WARN, "%s: the name has more than %d bytes: \"%.60s...\"",
@@ -14149,13 +14344,6 @@ typedef struct spdl__rounds {
     bool dropped[SPDL__ROUNDS];
     int drops;
 } spdl__rounds;
-
-/* Mixes 64 bits, one to one (the end of splitmix64). */
-SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
 
 SPDL__COLD void spdl__rounds_shuffle(spdl__rounds *r) {
     int i;
@@ -15661,25 +15849,6 @@ SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
     return product;
 }
 
-/* Returns random number `n` of a key. */
-SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
-    return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
-}
-
-SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes) {
-    const unsigned char *from = (const unsigned char *)data;
-    uint64_t hash = spdl__hashed(seed, bytes), word = 0;
-    size_t i;
-    for (i = 0; i < bytes; ++i) {
-        word = word << 8 | from[i];
-        if (i % 8 == 7 || i + 1 == bytes) {
-            hash = spdl__mix(hash ^ word) + 0x9e3779b97f4a7c15u;
-            word = 0;
-        }
-    }
-    return spdl__mix(hash);
-}
-
 /* --- shuffles --- */
 
 /* A permutation of the numbers below n that depends on the key. Up to SPDL__TABLE numbers are in a
@@ -16175,74 +16344,14 @@ SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, ui
 
 /* --- positions as text --- */
 
-/* A position as text. snprintf takes five times as long. */
-typedef struct spdl__line {
-    char text[SPDL_STATE_BYTES]; /* without a final zero */
-    size_t length;
-    bool full; /* too long */
-} spdl__line;
-
-static const char spdl__digits[] = "0123456789abcdef";
-
-SPDL__PRIVATE void spdl__line_add(spdl__line *line, const char *text, size_t length) {
-    line->full = line->full || length >= sizeof(line->text) - line->length;
-    if (line->full) return;
-    memcpy(line->text + line->length, text, length);
-    line->length += length;
-}
-
-SPDL__PRIVATE void spdl__line_number(spdl__line *line, const char *before, uint64_t number) {
-    char digits[20];
-    size_t at = sizeof(digits);
-    do digits[--at] = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits + at, sizeof(digits) - at);
-}
-
-SPDL__PRIVATE void spdl__line_hex(spdl__line *line, const char *before, uint32_t number) {
-    char digits[8];
-    int i;
-    for (i = 0; i < 8; ++i) digits[i] = spdl__digits[number >> (28 - 4 * i) & 15];
-    spdl__line_add(line, before, strlen(before));
-    spdl__line_add(line, digits, sizeof(digits));
-}
-
 /* Adds the sampler's fields. from=EPOCH:POSITION is only there if it still matters. */
-SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__line *line) {
-    spdl__line_add(line, s->identity, strlen(s->identity));
-    spdl__line_number(line, " rank=", (uint64_t)s->desc.ranks.rank);
-    spdl__line_number(line, "/", (uint64_t)s->desc.ranks.world);
+SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch, spdl__text *t) {
+    spdl__text_put(t, s->identity, strlen(s->identity));
+    spdl__text_put_number(t, " rank=", (uint64_t)s->desc.ranks.rank);
+    spdl__text_put_number(t, "/", (uint64_t)s->desc.ranks.world);
     if (s->from == 0 || s->from_epoch < epoch) return;
-    spdl__line_number(line, " from=", s->from_epoch);
-    spdl__line_number(line, ":", s->from);
-}
-
-/* Returns the value of the field "name=value" between spaces, or NULL. */
-SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
-    const size_t length = strlen(name);
-    const char *at;
-    for (at = text; (at = strstr(at, name)) != NULL; ++at)
-        if (at[length] == '=' && (at == text || at[-1] == ' ')) return at + length + 1;
-    return NULL;
-}
-
-/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
-SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
-                                            uint64_t *number) {
-    const char *begin = at, *digit;
-    for (*number = 0; (digit = (const char *)memchr(spdl__digits, *at, base)) != NULL; ++at) {
-        if (*number > (UINT64_MAX - (uint64_t)(digit - spdl__digits)) / base) return NULL;
-        *number = *number * base + (uint64_t)(digit - spdl__digits);
-    }
-    return at != begin && strchr(after, *at) != NULL ? at : NULL;
-}
-
-SPDL__PRIVATE bool spdl__text_pair(const char *at, char between, uint64_t *first,
-                                   uint64_t *second) {
-    const char middle[2] = { between, '\0' };
-    at = spdl__text_number(at, 10, middle, first);
-    return at != NULL && *at == between && spdl__text_number(at + 1, 10, " \n", second) != NULL;
+    spdl__text_put_number(t, " from=", s->from_epoch);
+    spdl__text_put_number(t, ":", s->from);
 }
 
 /* Checks that a text is of the same order of the same data, on any rank. */
@@ -16364,7 +16473,6 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
 
 #define SPDL__LOADER_LOOK_NS 10000000u /* between checks of a waiting consumer */
 #define SPDL__LOADER_TURN_NS 50000000u /* between checks of a child without results */
-#define SPDL__LOADER_STATS_NS 50000000u /* age of statistics */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
 #define SPDL__LOADER_SPARE 4   /* entries for ends and failures */
 #define SPDL__LOADER_NOTES 256 /* threads; a power of two */
@@ -16397,8 +16505,6 @@ typedef struct spdl__shared {
     uint32_t ack;
     int32_t ack_result;
     uint32_t fault;   /* 1 + the note of the call that raised a signal */
-    uint64_t version; /* of stats; odd while they are written */
-    spdl_stats stats;
     spdl_error error;   /* of the last failure */
     spdl_error refusal; /* of the last command */
     spdl__shared_entry begun; /* the position of the last accepted command */
@@ -16446,6 +16552,7 @@ struct spdl_loader {
     spdl_loader_desc desc;
     const spdl_stage *rows; /* only during open, and in the other processes */
     size_t count;
+    int ready_fd; /* -1: none */
     char name[SPDL_NAME_BYTES];
     uint64_t process;
     uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
@@ -16498,7 +16605,6 @@ typedef struct spdl__child {
     uint64_t published, number, epoch;
     uint32_t command;
     bool over; /* the run has ended */
-    uint64_t stats_ns;
 } spdl__child;
 
 SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length);
@@ -16532,7 +16638,7 @@ SPDL__PRIVATE void spdl__loader_filled(const spdl_loader *l) {
     spdl__shared *s = l->shared;
     spdl__shared_notify(&s->filled); /* its barrier pairs with loader_poll */
     if (spdl__load_relaxed32(&s->polled) != 0 && spdl__exchange32(&s->polled, 0) != 0)
-        spdl__os_descriptor_wake(l->desc.ready_fd);
+        spdl__os_descriptor_wake(l->ready_fd);
 }
 
 /* Copies a text that another process can change meanwhile. */
@@ -16589,20 +16695,6 @@ SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child, bool all) {
 }
 
 /* --- the child publishes --- */
-
-/* `version` shows readers whether they copied half of an update. */
-SPDL__PRIVATE void spdl__child_stats(spdl__child *child, uint64_t now) {
-    spdl__shared *s = child->loader->shared;
-    const uint64_t version = spdl__load_relaxed(&s->version);
-    spdl_stats stats;
-    if (child->pipeline == NULL || now < child->stats_ns) return;
-    child->stats_ns = now + SPDL__LOADER_STATS_NS;
-    spdl_pipeline_stats(child->pipeline, &stats);
-    spdl__store_relaxed(&s->version, version | 1);
-    spdl__full_barrier();
-    memcpy(&s->stats, &stats, sizeof(stats));
-    spdl__store(&s->version, (version | 1) + 1);
-}
 
 SPDL__PRIVATE void spdl__child_describe(const spdl__child *child, spdl__shared_entry *entry) {
     entry->number = child->number;
@@ -16761,26 +16853,22 @@ SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
 
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     const uint32_t command = spdl__load32(&child->loader->shared->command);
-    const uint64_t now = spdl_time_ns(); /* the load pairs with loader_command */
-    spdl_result result;
+    spdl_result result; /* the load pairs with loader_command */
     void *item;
     if (command != child->command) spdl__child_obey(child, command);
     spdl__child_reclaim(child, false);
-    spdl__child_stats(child, now);
     if (child->over || !spdl__child_room(child)) {
-        spdl__child_sleep(child, now + SPDL__LOADER_TURN_NS);
+        spdl__child_sleep(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
         return;
     }
     result = spdl_pipeline_next(child->pipeline, &item, SPDL__LOADER_TURN_NS);
     if (result == SPDL_TIMEOUT) return;
-    if (result != SPDL_OK) child->stats_ns = 0;
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
     else if (result == SPDL_END || result == SPDL_CLOSED)
         spdl__child_publish(child, result, result == SPDL_CLOSED || !child->continuous);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
-    if (child->over) spdl__child_stats(child, spdl_time_ns());
 }
 
 /* --- the child's calls, so that its end can name them --- */
@@ -17093,12 +17181,8 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, const char *format,
                                          ...) {
-    char text[SPDL_TEXT_BYTES - 80];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    (void)spdl__error_set(&l->error, result, "loader '%s': %s", l->name, text);
+    (void)spdl__error_set(&l->error, result, "loader '%s': ", l->name);
+    SPDL__ERROR_ADD(&l->error, format);
     if (l->opened) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
@@ -17331,7 +17415,7 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
-    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->desc.ready_fd > 0)
+    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->ready_fd >= 0)
         result = spdl__loader_poll(l, batch);
     if (result != SPDL_TIMEOUT ||
         (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota))
@@ -17455,6 +17539,9 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     if (desc->pipeline.pool != NULL)
         return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but a child "
                                                     "has no threads of this process");
+    if (desc->pipeline.ready_fn != NULL)
+        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.ready_fn is set, but it would be "
+                                                    "called in the child: set ready_fd");
     l->layout.quota = desc->slot_count > 0 ? desc->slot_count : 4;
     return SPDL_OK;
 }
@@ -17597,6 +17684,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
     if (l != NULL) {
         l->desc = known;
         l->desc.pipeline.error = &l->error;
+        l->ready_fd = known.ready_fd != NULL ? *known.ready_fd : -1;
         l->process = spdl__os_process_id();
         l->rows = stages;
         l->count = stage_count;
@@ -17645,28 +17733,21 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
                            "pipeline of the same rows");
 }
 SPDL_API void spdl_loader_close(spdl_loader *l) { (void)l; }
-SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
-                                      int64_t timeout_ns) {
-    (void)l, (void)batch, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
-SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
-    (void)l, (void)batch;
-    return SPDL_E_INVALID;
-}
-SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
-    (void)l, (void)text, (void)bytes;
-    return SPDL_E_INVALID;
-}
 SPDL_API spdl_result spdl_loader_state_load(spdl_loader *l, const char *const *texts, int count,
-                                      int64_t timeout_ns, spdl_error *error) {
+                                            int64_t timeout_ns, spdl_error *error) {
     (void)l, (void)texts, (void)count, (void)timeout_ns;
     return spdl__error_set(error, SPDL_E_INVALID, "spdl_loader_state_load: no loader");
 }
-SPDL_API spdl_result spdl_loader_rewind(spdl_loader *l, uint64_t sequence, int64_t timeout_ns) {
-    (void)l, (void)sequence, (void)timeout_ns;
-    return SPDL_E_INVALID;
-}
+#define SPDL__NO_LOADER(type, name, of, unused) \
+    SPDL_API type name of { unused; return SPDL_E_INVALID; }
+SPDL__NO_LOADER(spdl_result, spdl_loader_next, (spdl_loader *l, spdl_loader_batch *b, int64_t ns),
+                ((void)l, (void)b, (void)ns))
+SPDL__NO_LOADER(spdl_result, spdl_loader_done, (spdl_loader *l, const spdl_loader_batch *b),
+                ((void)l, (void)b))
+SPDL__NO_LOADER(int, spdl_loader_state_save, (spdl_loader *l, char *text, size_t bytes),
+                ((void)l, (void)text, (void)bytes))
+SPDL__NO_LOADER(spdl_result, spdl_loader_rewind, (spdl_loader *l, uint64_t item, int64_t ns),
+                ((void)l, (void)item, (void)ns))
 #endif
 
 SPDL_API spdl_result spdl_loader_next_fn(void *loader, void **item, int64_t timeout_ns) {
@@ -17685,29 +17766,6 @@ SPDL_API void spdl_loader_batch_free(void *batch) {
 /* --- what is seen from outside --- */
 
 SPDL_API const spdl_error *spdl_loader_error(const spdl_loader *l) { return &l->error; }
-
-/* Repairs what the child wrote, so that texts can be made of it. */
-SPDL_API spdl_result spdl_loader_stats(const spdl_loader *l, spdl_stats *stats) {
-    const spdl__shared *s = l->shared;
-    int tries, i;
-    for (tries = 0; tries < 1000; ++tries) {
-        const uint64_t version = spdl__load(&s->version);
-        if (version == 0) return SPDL_E_NOT_FOUND;
-        memcpy(stats, &s->stats, sizeof(*stats));
-        SPDL_TEST_POINT("loader stats copied");
-        spdl__full_barrier(); /* pairs with child_stats: else `version` is read before the copy */
-        if (version % 2 == 0 && spdl__load_relaxed(&s->version) == version) break;
-        spdl__os_yield();
-    }
-    if (tries == 1000 || stats->stage_count != l->layout.stages) return SPDL_E_NOT_FOUND;
-    for (i = 0; i < stats->stage_count; ++i) {
-        stats->stage[i].name[SPDL_NAME_BYTES - 1] = '\0';
-        if ((unsigned)stats->stage[i].kind > SPDL_KIND_UNBATCH)
-            stats->stage[i].kind = SPDL_KIND_NONE;
-    }
-    stats->may_doctor = false;
-    return SPDL_OK;
-}
 
 SPDL_API void spdl_loader_get_status(const spdl_loader *l, spdl_loader_status *status) {
     memset(status, 0, sizeof(*status));
@@ -18669,20 +18727,13 @@ typedef struct spdl__zip_where {
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__zip_fail(spdl__zip_where *where, spdl_result result, const char *format,
                                   ...) {
-    char reason[192], name[80];
     const char *label = where->zip != NULL ? where->zip->label : "spdl_npz";
-    va_list args;
-    where->result = result;
-    if (where->error == NULL) return false;
-    va_start(args, format);
-    vsnprintf(reason, sizeof(reason), format, args);
-    va_end(args);
-    if (where->member != NULL) {
-        spdl__printable(name, sizeof(name), where->member->name);
-        spdl__error_set(where->error, result, "%s: member '%s': %s", label, name, reason);
-    } else {
-        spdl__error_set(where->error, result, "%s: %s", label, reason);
-    }
+    const bool member = where->member != NULL;
+    char name[80] = "";
+    if (member) spdl__printable(name, sizeof(name), where->member->name);
+    where->result = spdl__error_set(where->error, result, member ? "%s: member '%s': " : "%s: %s",
+                                    label, name);
+    SPDL__ERROR_ADD(where->error, format);
     return false;
 }
 
@@ -18984,24 +19035,6 @@ SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     return kept != count;
 }
 
-/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
-   their names are final. */
-SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
-    const spdl__zip_member *other = NULL;
-    spdl__zip_member *m;
-    size_t i, place = 0;
-    int order;
-    for (i = 0; i < zip->count; i++) {
-        m = &zip->members[zip->by_name[i]];
-        if (!spdl__zip_ends_npy(m->key, m->key_bytes)) continue;
-        for (order = -1; order < 0; place += order < 0) {
-            other = &zip->members[zip->by_name[place]];
-            order = spdl__zip_compare(other, m->key, m->key_bytes - 4u, "");
-        }
-        if (order == 0 && strlen(other->name) == other->key_bytes) m->name[m->key_bytes - 4] = '.';
-    }
-}
-
 /* Finds the member that has this name, and the key `name` with `suffix`. */
 SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t bytes,
                                   const char *suffix, size_t *index) {
@@ -19016,6 +19049,18 @@ SPDL__PRIVATE bool spdl__zip_find(const spdl__zip *zip, const char *name, size_t
         else high = middle;
     }
     return false;
+}
+
+/* Restores the ".npy" of keys that would have another's name without. Shorter keys are first, so
+   their names are final. */
+SPDL__PRIVATE void spdl__zip_tell_apart(spdl__zip *zip) {
+    size_t i, other;
+    for (i = 0; i < zip->count; i++) {
+        const spdl__zip_member *m = &zip->members[zip->by_name[i]];
+        if (spdl__zip_ends_npy(m->key, m->key_bytes) &&
+            spdl__zip_find(zip, (const char *)m->key, m->key_bytes - 4u, "", &other))
+            m->name[m->key_bytes - 4] = '.';
+    }
 }
 
 SPDL__PRIVATE void spdl__zip_close(spdl__zip *zip) {
@@ -19159,18 +19204,6 @@ SPDL__PRIVATE bool spdl__npy_string(spdl__npy_text *t, const char **string, size
     return spdl__npy_need(t, quote);
 }
 
-/* Returns false, without an error, if there are no digits or more than 64 bits. */
-SPDL__PRIVATE bool spdl__npy_digits(const char **at, const char *end, uint64_t *value) {
-    const char *first = *at;
-    uint64_t digit;
-    for (*value = 0; *at != end && **at >= '0' && **at <= '9'; (*at)++) {
-        digit = (uint64_t)(**at - '0');
-        if (*value > (UINT64_MAX - digit) / 10) return false;
-        *value = *value * 10 + digit;
-    }
-    return *at != first;
-}
-
 /* (), (n,), (n, m): a single number needs its comma. Python 2 wrote an L after some. */
 SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim) {
     const char *first;
@@ -19183,7 +19216,7 @@ SPDL__PRIVATE bool spdl__npy_shape(spdl__npy_text *t, uint64_t *shape, int *ndim
         first = t->at;
         if (first != t->end && *first == '-')
             return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a negative dimension");
-        if (!spdl__npy_digits(&t->at, t->end, &shape[*ndim]) ||
+        if (!spdl__digits(&t->at, t->end, 10, &shape[*ndim]) ||
             (*first == '0' && t->at != first + 1))
             return spdl__npy_fail(t, SPDL_E_FORMAT, "the shape has a dimension that is no number");
         if (t->at != t->end && *t->at == 'L') t->at++;
@@ -19252,7 +19285,7 @@ SPDL__PRIVATE bool spdl__npy_simple(spdl__npy_text *t, spdl_npy_info *info) {
                               "supported");
     if (kind == 'a') kind = 'S';
     if (kind == '?' && at == end) kind = 'b';
-    else known = spdl__npy_digits(&at, end, &number);
+    else known = spdl__digits(&at, end, 10, &number);
     known = known && spdl__npy_itemsize(kind, number, &info->itemsize);
     if ((kind == 'M' || kind == 'm') && end - at > 2 && *at == '[' && end[-1] == ']')
         at = end; /* the unit, as in [25us] */
@@ -20146,7 +20179,7 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     for (i = 0; i < zip->count; i++)
         zip->members[i].wanted = name == NULL && spdl__load_is_array(load, i);
     for (; name != NULL && *name != NULL; name++) {
-        if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK) {
+        if (spdl_npz_find(load->npz, *name, &i) == SPDL_OK && spdl__load_is_array(load, i)) {
             zip->members[i].wanted = true;
             continue;
         }
@@ -20155,6 +20188,10 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     }
     for (i = 0; i < zip->count; i++)
         if (zip->members[i].wanted) zip->members[kept++] = zip->members[i];
+    if (name == NULL && kept == 0 && zip->count > 0) {
+        spdl__printable(shown, sizeof(shown), zip->members[0].name);
+        return spdl__zip_fail(&load->where, SPDL_E_FORMAT, "no array in it, but '%s'", shown);
+    }
     zip->count = kept;
     return true;
 }
@@ -20399,7 +20436,7 @@ SPDL__PRIVATE spdl_result spdl__npz_stage(spdl_task *task, void *in, void **out)
     result = spdl_npz_load(&bundle, (const char *)in, &desc);
     *out = bundle;
     if (result == SPDL_OK) return SPDL_OK;
-    spdl_fail(task, "%s", error.text);
+    (void)spdl__task_fail(task, "%s", error.text);
     return result;
 }
 
@@ -20773,14 +20810,11 @@ typedef struct spdl__reader {
 SPDL__PRINTF(4, 5)
 SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result result, uint64_t at,
                                             const char *format, ...) {
-    char reason[272], label[208];
-    va_list args;
-    if (r->error == NULL) return result;
-    va_start(args, format);
-    (void)vsnprintf(reason, sizeof(reason), format, args);
-    va_end(args);
+    char label[208];
     spdl__label(label, sizeof(label), r->path);
-    return spdl__error_set(r->error, result, "%s: at byte %llu: %s", label, (spdl__llu)at, reason);
+    (void)spdl__error_set(r->error, result, "%s: at byte %llu: ", label, (spdl__llu)at);
+    SPDL__ERROR_ADD(r->error, format);
+    return result;
 }
 
 SPDL__PRIVATE spdl_result spdl__reader_has(const spdl__reader *r, uint64_t at, uint64_t bytes) {
@@ -20820,6 +20854,15 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     if (reason == NULL) return SPDL_OK;
     spdl__label(label, sizeof(label), path);
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
+}
+
+/* Refuses a file of another kind. */
+SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
+    const size_t bytes = (size_t)spdl__min(r->bytes, 32);
+    const uint8_t *head = spdl__reader_need(r, 0, bytes);
+    const char *what = head != NULL ? spdl__foreign(head, bytes, true) : NULL;
+    if (head == NULL) return r->result;
+    return what != NULL ? spdl__reader_fail(r, SPDL_E_FORMAT, 0, "%s", what) : SPDL_OK;
 }
 
 /* Checks that the file has not grown. In /proc sizes are 0. */
@@ -20904,6 +20947,8 @@ typedef struct spdl__records {
     uint64_t at;
     spdl_record *sample;    /* .group: unfinished sample */
     bool ended;             /* tar: the last block was empty */
+    uint64_t links;         /* tar: members that are links */
+    uint64_t link_at;       /* of the first one */
     size_t block_bytes;
     uint8_t window[SPDL__READER_ROOM];
     char path[1];
@@ -20919,7 +20964,8 @@ typedef struct spdl__tar_member {
 
 /* Reads a number in base 256 (first bit) or octal. */
 SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *number) {
-    int i = 0;
+    const char *at = (const char *)field, *const end = at + bytes;
+    int i;
     *number = field[0] & 0x7f;
     if (field[0] & 0x80) {
         for (i = 1; i < bytes; ++i) {
@@ -20928,10 +20974,9 @@ SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *n
         }
         return true;
     }
-    for (*number = 0; i < bytes && field[i] == ' '; ++i) {}
-    for (; i < bytes && field[i] >= '0' && field[i] <= '7'; ++i)
-        *number = *number << 3 | (uint64_t)(field[i] - '0');
-    return i == bytes || field[i] == ' ' || field[i] == '\0';
+    while (at != end && *at == ' ') ++at;
+    (void)spdl__digits(&at, end, 8, number); /* no digit is 0 */
+    return at == end || *at == ' ' || *at == '\0';
 }
 
 /* Returns false if a name is too long or has a zero. */
@@ -20963,6 +21008,9 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
         if (key_bytes >= 10 && memcmp(key, "GNU.sparse", 10) == 0)
             return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at, "a sparse file");
         if (key_bytes != 4) continue;
+        if (m->kind == 'g' && (memcmp(key, "path", 4) == 0 || memcmp(key, "size", 4) == 0))
+            return spdl__reader_fail(r, SPDL_E_UNSUPPORTED, m->at,
+                                     "a global pax header with a %.4s", (const char *)key);
         if (memcmp(key, "path", 4) == 0 && (left == 0 || !spdl__tar_name(m, value, left)))
             return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                      "a name that is empty, too long or has a zero in it");
@@ -20985,10 +21033,9 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
-    if (m->at == 0 && r->bytes > 2) { /* can be shorter than a header */
-        const uint8_t *magic = spdl__reader_need(r, 0, 2);
-        if (magic != NULL && magic[0] == 0x1f && magic[1] == 0x8b)
-            return spdl__reader_fail(r, SPDL_E_FORMAT, 0, "gzip: a tar file has to be unpacked");
+    if (m->at == 0) { /* can be shorter than a header */
+        const spdl_result kind = spdl__reader_kind(r);
+        if (kind != SPDL_OK) return kind;
     }
     *head = spdl__reader_need(r, m->at, 512);
     if (*head == NULL) return r->result;
@@ -21007,20 +21054,21 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     return SPDL_OK;
 }
 
-/* Reads the header x or L of the next member. K is a link's target, g a comment or times. */
+/* Reads the header x or L of the next member, and checks g, which is for all further members. K is
+   the target of a link. */
 SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint64_t most = spdl__max(s->desc.max_bytes, r->room);
     spdl_record *text = NULL;
     spdl_result result;
-    if (m->bytes == 0 || m->kind == 'K' || m->kind == 'g') return SPDL_OK;
+    if (m->bytes == 0 || m->kind == 'K') return SPDL_OK;
     if (m->bytes > most)
         return spdl__reader_fail(r, SPDL_E_LIMIT, m->at, "a header of %llu bytes: raise max_bytes, "
                                  "which is %llu", (spdl__llu)m->bytes,
                                  (spdl__llu)s->desc.max_bytes);
     result = spdl__reader_record(r, &s->desc.allocator, "", m->at, m->bytes, &text);
     if (result != SPDL_OK) return result;
-    if (m->kind == 'x')
+    if (m->kind == 'x' || m->kind == 'g')
         result = spdl__tar_pax(r, m, text->data, text->bytes);
     else if (!spdl__tar_name(m, text->data, strlen((const char *)text->data)))
         result = spdl__reader_fail(r, SPDL_E_FORMAT, m->at, "a name that is too long");
@@ -21074,6 +21122,8 @@ SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) 
         plain = (m->kind == '0' || m->kind == '7') &&
                 !(s->desc.group && *spdl__path_name(m->name) == '.');
         if (result != SPDL_OK || plain) return result;
+        if (!extends && (m->kind == '1' || m->kind == '2') && s->links++ == 0)
+            s->link_at = m->at - 512;
         m->at += (m->bytes + 511) & ~(uint64_t)511;
         if (!extends) s->at = m->at; /* a link or folder */
     }
@@ -21126,6 +21176,20 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **recor
         s->sample = result == SPDL_OK ? more : NULL;
         return SPDL_OK;
     }
+}
+
+/* At the end of the file: links are missing data, and an error after all plain files. */
+SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
+    if (s->links == 0) return SPDL_END;
+    return spdl__reader_fail(&s->reader, SPDL_E_UNSUPPORTED, s->link_at,
+                             "%llu links, the first one here: pack with tar -h --hard-dereference, "
+                             "or leave links out with .max_failures = -1", (spdl__llu)s->links);
+}
+
+/* Returns: where the first line begins, behind a byte order mark. Its bytes are in the window. */
+SPDL__PRIVATE uint64_t spdl__lines_begin(spdl__reader *r) {
+    const uint8_t *mark = r->bytes >= 3 ? spdl__reader_need(r, 0, 3) : NULL;
+    return mark != NULL && memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
 /* Finds a line without its end, and the start of the next one. */
@@ -21182,8 +21246,15 @@ SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *s, spdl_record **rec
     spdl_result result = SPDL_OK;
     spdl__error_clear(error);
     s->reader.error = error;
-    if (s->kind != SPDL__RECORDS_LINES)
-        return s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
+    if (s->kind != SPDL__RECORDS_LINES) {
+        result = s->desc.group ? spdl__tar_sample(s, record) : spdl__tar_next(s, record);
+        return result == SPDL_END ? spdl__tar_end(s) : result;
+    }
+    if (s->at == 0) {
+        result = spdl__reader_kind(&s->reader);
+        if (result != SPDL_OK) return result;
+        s->at = next = spdl__lines_begin(&s->reader);
+    }
     if (s->at < s->reader.bytes)
         result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
     if (result == SPDL_OK && next == s->reader.bytes) result = spdl__reader_ends(&s->reader);
@@ -21233,7 +21304,7 @@ typedef struct spdl__search {
 SPDL__PRIVATE bool spdl__search_fail(spdl__search *f, spdl_result result, const char *reason) {
     char label[208];
     spdl__label(label, sizeof(label), f->path[0] != '\0' ? f->path : f->named);
-    f->result = spdl__error_set(f->desc.error, result, "%s: %s", label, reason);
+    f->result = spdl__error_set(f->desc.error, result, "'%s': %s", label, reason);
     return false;
 }
 
@@ -21299,10 +21370,11 @@ SPDL__PRIVATE bool spdl__search_in(spdl__search *f) {
     return f->result == SPDL_OK && (reason == NULL || spdl__search_fail(f, SPDL_E_IO, reason));
 }
 
-/* Gets size and kind of f->path. `middle`: only folders are of interest. */
-SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool middle, uint64_t *bytes, bool *folder) {
+/* Gets size and kind of f->path. An `entry` of a folder that is neither file nor folder, such as a
+   dangling link, is a file of 0 bytes. Its reader fails. */
+SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool entry, uint64_t *bytes, bool *folder) {
     const char *reason = spdl__os_file_look(f->path, bytes, folder);
-    return reason == NULL || (middle && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
+    return reason == NULL || (entry && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
 /* Handles one entry of the folder at f->path. Returns false to end the search. */
@@ -21316,7 +21388,7 @@ SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     bool folder = false, good;
     if (pattern != NULL ? !spdl__match(pattern, end, name) : name[0] == '.') return true;
     if (!spdl__search_push(f, name, strlen(name))) return false;
-    good = spdl__search_look(f, more, &bytes, &folder);
+    good = spdl__search_look(f, true, &bytes, &folder);
     if (good && folder && (more || (pattern == NULL && f->desc.recursive))) {
         f->pattern = more ? end + 1 : NULL;
         good = spdl__search_in(f);
@@ -21360,9 +21432,10 @@ SPDL__PRIVATE bool spdl__search_listed(spdl__search *f, const char *list) {
     while (f->result == SPDL_OK) {
         f->result = spdl__records_next(lines, &line, f->desc.error);
         if (f->result != SPDL_OK) break;
-        if (!spdl__search_line(f, line) && f->desc.error != NULL)
-            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s",
-                                    f->desc.error->text);
+        if (!spdl__search_line(f, line) && f->desc.error != NULL) {
+            const spdl_error why = *f->desc.error;
+            (void)spdl__reader_fail(&lines->reader, f->result, line->offset, "%s", why.text);
+        }
         spdl_record_free(line);
     }
     spdl__records_close(lines);
@@ -21393,8 +21466,8 @@ SPDL__PRIVATE int spdl__file_order(const void *a, const void *b) {
 
 /* Hashes sizes and names. A common folder of all paths is left out. */
 SPDL__PRIVATE uint64_t spdl__files_manifest(const spdl_files *files) {
-    const char *first = files->at[0].path, *name = strrchr(first, '/');
-    size_t common = name != NULL ? (size_t)(name + 1 - first) : 0, i;
+    const char *first = files->at[0].path, *name = spdl__path_name(first);
+    size_t common = (size_t)(name - first), i;
     uint64_t hash = 0;
     for (i = 1; i < files->count; ++i)
         while (strncmp(first, files->at[i].path, common) != 0)
@@ -21674,7 +21747,7 @@ SPDL__PRIVATE spdl_result spdl__row_index(spdl_task *task, const void *in, bool 
 
 SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
                                            const spdl_error *error) {
-    if (result < 0) (void)spdl_fail(task, "%s", error->text);
+    if (result < 0) (void)spdl__task_fail(task, "%s", error->text);
     return result;
 }
 
@@ -21790,6 +21863,9 @@ SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out)
                      : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
                                            &record);
         if (result == SPDL_OK) result = spdl__reader_ends(&reader);
+        if (result == SPDL_OK && spdl__foreign(record->data, record->bytes, false) != NULL)
+            result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s",
+                                       spdl__foreign(record->data, record->bytes, false));
         (void)spdl__os_file_close(reader.file);
     }
     if (result == SPDL_OK) *out = record;
@@ -21835,41 +21911,35 @@ SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length) {
     return (uint32_t)spdl_hash(SPDL__STATE_VERSION, text, length);
 }
 
-/* Returns why there is no line, or NULL. */
-SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__line *line) {
+/* Returns why there is no text, or NULL. */
+SPDL__PRIVATE const char *spdl__state_write(const spdl_pipeline *p, spdl__text *t) {
     spdl__position at;
     const char *why = spdl__position_read(p, &at);
-    line->length = 0;
-    line->full = false;
     if (why != NULL) return why;
-    spdl__line_number(line, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
-    spdl__line_hex(line, " table=", p->table);
-    spdl__line_number(line, " item_seed=", p->seed);
-    spdl__line_number(line, " data=", p->data_hash);
-    spdl__line_number(line, " epoch=", at.epoch);
-    spdl__line_number(line, " item=", at.source);
-    spdl__line_number(line, " results=", at.results);
-    spdl__line_number(line, " batch=", at.number);
-    spdl__line_number(line, " drops=", at.drops);
-    spdl__line_number(line, " delivered=", at.delivered);
-    if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, line);
-    spdl__line_hex(line, " sum=", spdl__state_sum(line->text, line->length));
-    return line->full ? "it would be longer than SPDL_STATE_BYTES" : NULL;
+    spdl__text_put_number(t, SPDL__STATE_BEGIN, SPDL__STATE_VERSION);
+    spdl__text_put_hex(t, " table=", p->table);
+    spdl__text_put_number(t, " item_seed=", p->seed);
+    spdl__text_put_number(t, " data=", p->data_hash);
+    spdl__text_put_number(t, " epoch=", at.epoch);
+    spdl__text_put_number(t, " item=", at.source);
+    spdl__text_put_number(t, " results=", at.results);
+    spdl__text_put_number(t, " batch=", at.number);
+    spdl__text_put_number(t, " drops=", at.drops);
+    spdl__text_put_number(t, " delivered=", at.delivered);
+    if (p->sampler != NULL) spdl__sampler_describe(p->sampler, at.epoch, t);
+    spdl__text_put_hex(t, " sum=",
+                       t->length < t->bytes ? spdl__state_sum(t->buffer, t->length) : 0);
+    return t->length < SPDL_STATE_BYTES ? NULL : "it would be longer than SPDL_STATE_BYTES";
 }
 
 SPDL_API int spdl_state_save(const spdl_pipeline *p, char *text, size_t bytes) {
-    spdl__line line;
+    spdl__text t = spdl__text_start(text, text != NULL ? bytes : 0);
     const char *why;
     if (p == NULL || text == NULL || bytes == 0) return SPDL_E_INVALID;
-    why = spdl__state_write(p, &line);
-    if (why != NULL) {
-        (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
-        return SPDL_E_UNSUPPORTED;
-    }
-    bytes = (size_t)spdl__min(bytes - 1, line.length);
-    memcpy(text, line.text, bytes);
-    text[bytes] = '\0';
-    return (int)line.length;
+    why = spdl__state_write(p, &t);
+    if (why == NULL) return (int)t.length;
+    (void)snprintf(text, bytes, "%s: %s", spdl__unsaved, why);
+    return SPDL_E_UNSUPPORTED;
 }
 
 /* --- reading --- */
@@ -21885,12 +21955,9 @@ typedef struct spdl__state_loads {
 SPDL__PRINTF(3, 4)
 SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result result,
                                          const char *format, ...) {
-    char text[SPDL_TEXT_BYTES / 2];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return spdl__error_set(l->error, result, "spdl_state_load: text %d %s", l->at, text);
+    (void)spdl__error_set(l->error, result, "spdl_state_load: text %d ", l->at);
+    SPDL__ERROR_ADD(l->error, format);
+    return result;
 }
 
 /* Reads a field that must exist. */
@@ -22015,6 +22082,34 @@ SPDL__COLD spdl_result spdl__state_pick(spdl__state_loads *l, bool *there, int *
     return SPDL_OK;
 }
 
+/* This rank's position at the end of a rank's epoch. */
+SPDL__COLD bool spdl__state_over(const spdl__state_loads *l, const spdl__position *at) {
+    return at->source >= spdl_sampler_count(&l->sampler, at->epoch) &&
+           (at->results | at->drops) == 0;
+}
+
+/* Reads this rank's text. The texts of all ranks are of the same step, or at the epoch's end. */
+SPDL__COLD spdl_result spdl__state_own(spdl__state_loads *l, int own, spdl__position *at) {
+    spdl__position other;
+    spdl__state_loads rest = *l;
+    spdl_result result;
+    l->at = own;
+    result = spdl__state_read(l, at);
+    for (rest.at = 0; rest.at < l->count && result == SPDL_OK; ++rest.at) {
+        result = spdl__state_read(&rest, &other);
+        if (result == SPDL_OK) result = spdl__state_rank(&rest, &rest.sampler.desc.ranks);
+        if (result == SPDL_OK && (other.epoch != at->epoch || other.delivered != at->delivered) &&
+            !(spdl__state_over(&rest, &other) && spdl__state_over(l, at)))
+            result = spdl__state_error(&rest, SPDL_E_INVALID,
+                                       "is of epoch %llu after %llu items, and that of this rank "
+                                       "of epoch %llu after %llu: they are not of the same step. "
+                                       "To load it anyway pass the text of this rank alone",
+                                       (spdl__llu)other.epoch, (spdl__llu)other.delivered,
+                                       (spdl__llu)at->epoch, (spdl__llu)at->delivered);
+    }
+    return result;
+}
+
 /* Joins the texts of another number of ranks, all at the same item or at the epoch's end. The rest
    of the epoch starts at one position. */
 SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at) {
@@ -22038,8 +22133,7 @@ SPDL__COLD spdl_result spdl__state_join(spdl__state_loads *l, spdl__position *at
                                                         "0, or not by the same run");
         }
         level = level && one.source == all.source && (one.results | one.drops) == 0;
-        over = over && one.source >= spdl_sampler_count(&l->sampler, one.epoch) &&
-               (one.results | one.drops) == 0;
+        over = over && spdl__state_over(l, &one);
     }
     l->at = 0;
     if (!level && !over)
@@ -22076,8 +22170,7 @@ SPDL__COLD spdl_result spdl__state_start(spdl__state_loads *l, spdl__position *a
     result = spdl__state_pick(l, there, &own);
     spdl__free(heap, there, (size_t)l->count * sizeof(*there));
     if (result != SPDL_OK) return result;
-    l->at = own >= 0 ? own : 0;
-    return own >= 0 ? spdl__state_read(l, at) : spdl__state_join(l, at);
+    return own >= 0 ? spdl__state_own(l, own, at) : spdl__state_join(l, at);
 }
 
 /* Called at the start of a run: no thread uses the sampler. */
@@ -22124,8 +22217,9 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
 SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
     const spdl_sampler *sampler = p->sampler;
-    const uint64_t epoch = spdl_epoch(task);
+    const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
         key += spdl__mix(sampler->desc.seed + 1);
@@ -22324,11 +22418,10 @@ SPDL__COLD uint64_t spdl__track_kept(const spdl__track *track) {
 /* Writes all tracks, in the viewer's order. Returns NULL, or the failure. */
 SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, uint64_t dropped) {
     char buffer[8192];
-    spdl__out out = { SPDL__NO_FILE, NULL, spdl__text_start(buffer, sizeof(buffer)) };
+    spdl__out out = { p->trace->file, NULL, spdl__text_start(buffer, sizeof(buffer)) };
     spdl__text *text = &out.text;
     uint64_t i;
     int track;
-    out.failure = spdl__os_file_open(&out.file, p->trace->path, SPDL__OS_REPLACE, NULL);
     spdl__text_add(text,
                    "{\"otherData\":{\"spdl\":\"%s\",\"unix_ns\":%llu,\"events\":%llu,"
                    "\"dropped_events\":%llu},\n\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
@@ -22357,7 +22450,6 @@ SPDL__COLD const char *spdl__trace_print(const spdl_pipeline *p, uint64_t kept, 
     }
     spdl__text_add(text, "\n]}\n");
     spdl__out_flush(&out);
-    (void)spdl__os_file_close(out.file);
     return out.failure;
 }
 
@@ -22395,6 +22487,7 @@ SPDL__COLD bool spdl__trace_build(spdl_pipeline *p, uint64_t events) {
     trace = (spdl__trace *)spdl__alloc_zeroed(&p->allocator, 1, (size_t)all);
     if (trace == NULL) return false;
     trace->bytes = (size_t)all;
+    trace->file = SPDL__NO_FILE;
     trace->tracks = tracks;
     trace->track = (spdl__track *)(trace + 1);
     for (i = 0; i < tracks; ++i) {
@@ -22419,18 +22512,33 @@ SPDL__COLD void spdl__trace_free(spdl_pipeline *p) {
         if (trace->fn[i] != NULL) p->node[i].row.fn = trace->fn[i];
     }
     p->trace = NULL;
+    (void)spdl__os_file_close(trace->file);
     spdl__free(&p->allocator, trace, trace->bytes);
 }
 
-/* "%p" is the process id. Returns false if the path is too long. */
-SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *from) {
-    const char *mark = strstr(from, "%p");
-    const int before = mark != NULL ? (int)(mark - from) : (int)strlen(from);
-    char number[24] = "";
-    if (mark != NULL)
-        (void)snprintf(number, sizeof(number), "%llu", (spdl__llu)spdl__os_process_id());
-    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", before, from, number,
-                    mark != NULL ? mark + 2 : "") < SPDL__PATH_BYTES;
+/* From 2 on the name ends with `copy`: "t-2.json". Returns false if the path is too long. */
+SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *path, int copy) {
+    const char *dot = strrchr(path, '.');
+    char number[16] = "";
+    if (dot == NULL || strpbrk(dot, SPDL__OS_SLASHES) != NULL) dot = path + strlen(path);
+    if (copy > 1) (void)snprintf(number, sizeof(number), "-%d", copy);
+    return snprintf(to, SPDL__PATH_BYTES, "%.*s%s%s", (int)(dot - path), path, number, dot) <
+           SPDL__PATH_BYTES;
+}
+
+/* Opens the file, or while another pipeline has it one beside it. Returns NULL, or the failure. */
+SPDL__COLD const char *spdl__trace_claim(const spdl_pipeline *p, const char *path) {
+    const char *failure = spdl__os_in_use;
+    int copy;
+    for (copy = 1; failure == spdl__os_in_use && copy < 100; ++copy) {
+        if (!spdl__trace_path(p->trace->path, path, copy)) return "the name is too long";
+        failure = spdl__os_file_open(&p->trace->file, p->trace->path, SPDL__OS_REPLACE, NULL);
+    }
+    if (failure == NULL && copy > 2)
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "trace '%s': another pipeline writes it; this one writes '%s'", path,
+                   p->trace->path);
+    return failure;
 }
 
 /* Removes ",events=N" from the value of SPDL_TRACE. */
@@ -22456,7 +22564,6 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         desc->trace != NULL ? desc->trace : spdl__os_environment("SPDL_TRACE", room);
     const char *name = desc->pool != NULL ? desc->pool->name : desc->name, *failure = NULL;
     uint64_t events = desc->trace_events > 0 ? (uint64_t)desc->trace_events : SPDL__TRACE_EVENTS;
-    spdl__os_file file = SPDL__NO_FILE;
     char path[SPDL__PATH_BYTES];
     if (!spdl__path_copy(path, value, "trace", &p->logger)) return;
     if (desc->trace == NULL) spdl__trace_option(&p->logger, path, &events);
@@ -22465,10 +22572,7 @@ SPDL__COLD void spdl__trace_open(spdl_pipeline *p, const spdl_pipeline_desc *des
         failure = "out of memory";
     } else {
         spdl__name_copy(p->trace->name, name != NULL ? name : "spdl");
-        if (!spdl__trace_path(p->trace->path, path)) failure = "the name is too long";
-        else /* destroy opens it again: others may write it meanwhile */
-            failure = spdl__os_file_open(&file, p->trace->path, SPDL__OS_REPLACE, NULL);
-        (void)spdl__os_file_close(file);
+        failure = spdl__trace_claim(p, path);
     }
     if (failure == NULL) return;
     spdl__logf(&p->logger, SPDL_LOG_WARN, "trace '%s': %s; there will be none", path, failure);

@@ -1,4 +1,4 @@
-/* spdl_cuda.h - v0.3.0 - CUDA companion of spdl.h - SPDX-License-Identifier: MIT
+/* spdl_cuda.h - v0.4.0 - CUDA companion of spdl.h - SPDX-License-Identifier: MIT
 
    DO THIS: in exactly one C, C++ or .cu file of your program,
 
@@ -459,9 +459,9 @@ SPDL__PRIVATE bool spdl__cuda_symbol(void *library, const char *name, void *func
 }
 
 SPDL__PRIVATE const char *spdl__cuda_fill(spdl__cuda_api *api) {
-    const char *named = getenv("SPDL_LIBCUDA");
-    void *library = dlopen(named != NULL && named[0] != '\0' ? named : "libcuda.so.1",
-                           RTLD_NOW | RTLD_LOCAL);
+    char room[SPDL__OS_VARIABLE];
+    const char *named = spdl__os_environment("SPDL_LIBCUDA", room);
+    void *library = dlopen(named != NULL ? named : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     bool all = true;
     if (library == NULL) return "no NVIDIA driver was found (libcuda.so.1)";
 #define SPDL__CUDA_SYMBOL(name, version, parameters) \

@@ -166,14 +166,13 @@ static void mixtures(void) {
 }
 
 static double describe_run(const void *arg, uint64_t items) {
-    spdl__line line;
+    char text[SPDL_STATE_BYTES];
     uint64_t i, sum = 0;
     const uint64_t start = bench_ns();
     for (i = 0; i < items; ++i) {
-        line.length = 0;
-        line.full = false;
-        spdl__sampler_describe((const spdl_sampler *)arg, 0, &line);
-        sum += line.length;
+        spdl__text t = spdl__text_start(text, sizeof(text));
+        spdl__sampler_describe((const spdl_sampler *)arg, 0, &t);
+        sum += t.length;
     }
     sink += sum;
     return (double)(bench_ns() - start);

@@ -2,7 +2,8 @@
    It calls next with a timeout of 0. After SPDL_TIMEOUT the library calls `ready` once, when there
    is something: `ready` makes a file descriptor readable, and the loop waits in poll for that one
    and for its own. With libuv write uv_async_send in `ready`, in Qt QMetaObject::invokeMethod with
-   Qt::QueuedConnection, in SDL SDL_PushEvent.
+   Qt::QueuedConnection, in SDL SDL_PushEvent. Those two take a lock: with them do not call
+   spdl_pipeline_stop in a signal handler, where `ready` would run.
 
    Build:  cc -O2 -I. examples/event_loop.c -o event_loop -lpthread
    Run:    ./event_loop */

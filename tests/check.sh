@@ -110,7 +110,7 @@ threads="$waits contract guests ring debug pipeline rows batch branch fail mutan
     trace cache doctor report"
 # shellcheck disable=SC2086 # a list
 part tsan "$make" -s tsan CC=clang ARGS="$runs" T="$(tests $threads) stress npz.many" \
-    TESTS="$(files $threads npz ring_condvar) tests/stress_ring.c"
+    TESTS="$(files $threads npz) tests/stress_ring.c"
 part model "$make" -s model MODEL_ARGS="holds small" # `make model` breaks each in every way
 
 # The others, the long ones first, with as many at a time as there are processors.
@@ -132,6 +132,7 @@ beside readme "$make" -s check-readme CC=gcc
 beside packages "$make" -s check-packages CC=gcc
 beside budget "$make" -s check-budget
 beside numpy "$make" -s check-numpy CC=gcc
+beside bindings "$make" -s check-bindings CC=gcc
 beside perf "$make" -s check-perf
 beside report "$make" -s check-report CC=clang
 beside core-alone "$make" -s check-core-alone

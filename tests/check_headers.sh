@@ -40,7 +40,8 @@ symbols() {
 
 # The includes of the implementation, without those of the declarations.
 system_headers=$(grep -h '^#include <' spdl.h | sort -u)
-for header in sys/sdt.h pthread/qos.h intrin.h; do # optional, and of other systems
+# Some are optional or of other systems.
+for header in sys/sdt.h pthread/qos.h intrin.h io.h windows.h psapi.h; do
     echo "#include <$header>" | gcc -E -x c - >/dev/null 2>&1 ||
         system_headers=$(echo "$system_headers" | grep -vF "<$header>")
 done
@@ -81,10 +82,12 @@ $declare_all" -fsyntax-only
 $implement" -fsyntax-only
 done
 
-# What the text defines, whatever the compiler and the mode. One switch is the C library's.
+# What the text defines, whatever the compiler and the mode. One switch is the C library's, two are
+# those of windows.h, and defined only for its include.
 for header in $headers; do
     grep -nE '^[ ]*#[ ]*define' "$header" |
-        grep -vE 'define[ ]+(SPDL_|spdl_|_FILE_OFFSET_BITS 64)' >"$scratch/strangers"
+        grep -vE 'define[ ]+(SPDL_|spdl_|_FILE_OFFSET_BITS 64|WIN32_LEAN_AND_MEAN$|NOMINMAX$)' \
+            >"$scratch/strangers"
     empty "$header defines macros without the prefix" "$scratch/strangers"
 done
 # Three switches for users, and two that the tests turn other systems' waits on with.

@@ -11,7 +11,7 @@ defines 'min(a,b) ((a)<(b)?(a):(b))' 'max(a,b) ((a)>(b)?(a):(b))' near far 'inte
     IN OUT \
     'ERROR 0' 'TRUE 1' 'FALSE 0' 'GetMessage GetMessageA' OPTIONAL 'CONST const' 'VOID void' \
     'small char' 'hyper long' 'CreateFile CreateFileA' 'DELETE 1' 'PASCAL' 'THIS' 'STRICT' \
-    'DOMAIN 1' 'NO_ERROR 0' 'SendMessage SendMessageA' >"$scratch/windows.h"
+    'DOMAIN 1' 'NO_ERROR 0' 'SendMessage SendMessageA' 'TEXT(x) L##x' >"$scratch/windows.h"
 defines 'None 0L' 'Bool int' 'Status int' 'True 1' 'False 0' 'Always 2' 'Success 0' 'Complex 1' \
     'Above 0' 'Below 1' 'Unsorted 0' 'CursorShape 0' >"$scratch/x11.h"
 defines 'major(x) ((x)>>8)' 'minor(x) ((x)&255)' 'makedev(x,y) 0' 'check(x) (x)' 'verify(x) (x)' \

@@ -14,10 +14,11 @@ fewest=400 # strings; fewer means that they are not found any more
 strings() {
     awk '
         BEGIN {
-            split("stats doctor doctor-text headspace trace-core", name, " ")
+            split("text stats doctor doctor-text headspace trace-core", name, " ")
             for (i in name) skipped[">>" (name[i] ~ /core/ ? name[i] : name[i] "-impl")] = 1
-            unlisted = "^(const void|quota period|max period|total_inactive_file |inactive_file " \
-                       "|[(]unknown file[)]|[.][.][.] \047decode\047.*|next waits|edge %d depth.*" \
+            unlisted = "^(version https://git-lfs|const void|quota period|max period" \
+                       "|total_inactive_file |inactive_file |[(]unknown file[)]" \
+                       "|[.][.][.] \047decode\047.*|next waits|edge %d depth.*" \
                        "|The limit changed.*|  %s %s, %llu items|ended after|  %.2f of .*)$"
         }
         /^\/\* IMPLEMENTATION/ { started = 1 }

@@ -1,32 +1,72 @@
 #!/bin/bash
 # Systems, processors, compilers: a line for each cell. It says whether tests ran there, a program
-# was linked, or the header was compiled; a warning is a failure. A tool that is missing is named.
-# Python's tools (zig, wasmtime) go into build/matrix/venv, or come from $MATRIX_PYTHON.
-# usage: tests/matrix.sh [--quick] [CELL ...]     --quick: what takes seconds, and no test twice
+# was linked, or the header was compiled; a warning is a failure. A cell that fails runs once more,
+# alone: its failed tests, or all of it. A tool that is missing is named. Python's tools (zig,
+# wasmtime) go into build/matrix/venv, or come from $MATRIX_PYTHON.
+# With SPDL_IN_CI=1 a cell that is not tried has failed, and those of --quick are left to their part
+# of `make check`.
+# usage: tests/matrix.sh [--quick | --long] [CELL ...]
+#        tests/matrix.sh --missing    the packages that are not there
+#   --quick: what takes seconds, and no test twice; --long: also cells that repeat another
+# shellcheck disable=SC2086 # lists of words
 cd "$(dirname "$0")/.." || exit 1
 B=build/matrix
+limit_s=900 # of a cell, where nobody can press Ctrl-C
 mkdir -p $B
-cells="mingw-x64 armhf i686 mingw-examples mingw-x86 mingw-c++ riscv64 ppc64le s390x musl-x64
-    musl-x86 musl-arm i686-sanitized windows-arm64 macos-arm64 macos-x64 freebsd netbsd openbsd
-    wasm32 tcc musl-gcc msvc-c11 msvc-c17 msvc-c++17 msvc-c++20 msvc-x86 msvc-arm64 gcc-c gcc-c++
-    clang-c clang-c++ three-units shared-libraries"
+cells="mingw-x64 armhf i686 musl-x64 s390x riscv64 ppc64le mingw-examples mingw-x86 mingw-c++
+    windows-arm64 macos-x64 freebsd netbsd openbsd wasm32 msvc-c17 msvc-c++17 gcc-c gcc-c++ clang-c
+    clang-c++"
 quick="macos-arm64 tcc musl-gcc msvc-c11 msvc-c++20 msvc-x86 msvc-arm64 gcc-c23 three-units
     shared-libraries"
-family="pipeline. rows. lifetime. next. flow. batch. branch. again. rewind. state. source. defer.
-    fail. push. contract."
-ours="core. alloc. ring. pool. $family cache. stats. sampler. inflate. npz files. debug. compare.
-    guests."
+long="musl-x86 musl-arm i686-sanitized"
+few="core alloc pool pipeline"
+many="$few ring rows lifetime next ready flow batch branch again rewind state source defer fail push
+    contract mistakes mutants cache stats sampler inflate npz npz_file npz_write files debug compare
+    guests wait"
 warnings="-Wall -Wextra -Werror"
+
+# --- tools ---
+
+tools="x86_64-w64-mingw32-gcc x86_64-w64-mingw32-g++ i686-w64-mingw32-gcc wine i686-linux-gnu-gcc
+    arm-linux-gnueabihf-gcc riscv64-linux-gnu-gcc powerpc64le-linux-gnu-gcc s390x-linux-gnu-gcc
+    qemu-arm qemu-riscv64 qemu-ppc64le qemu-s390x tcc musl-gcc clang clang++"
+
+# packages TOOL: what it is in; a cross compiler needs a C library
+packages() {
+    case $1 in
+    *-w64-mingw32-*) echo "${1##*-}-mingw-w64-${1%%-*}" | tr _ - ;;
+    i686-*) echo gcc-i686-linux-gnu libc6-dev-i386-cross ;;
+    arm-*) echo gcc-arm-linux-gnueabihf libc6-dev-armhf-cross ;;
+    powerpc64le-*) echo gcc-powerpc64le-linux-gnu libc6-dev-ppc64el-cross ;;
+    *-linux-gnu-gcc) echo "gcc-${1%-gcc}" "libc6-dev-${1%%-*}-cross" ;;
+    qemu-*) echo qemu-user ;;
+    musl-gcc) echo musl-tools ;;
+    wine) echo wine wine64 ;;
+    clang*) echo clang ;;
+    *) echo "$1" ;;
+    esac
+}
+
+have() {
+    command -v "$1" >/dev/null || return
+    case $1 in
+    *-linux-gnu*-gcc) [ "$("$1" -print-file-name=libc.a)" != libc.a ] ;;
+    esac
+}
+
+if [ "$1" = --missing ]; then
+    for tool in $tools; do have "$tool" || packages "$tool"; done | tr ' ' '\n' | sort -u
+    exit
+fi
 
 # --- what cells share: each ends with its line in `said` ---
 
 say() { echo "$*" >"$B/$cell.said"; }
 
-# need TOOL PACKAGE ...: ends the cell where there is no such program
+# need TOOL: ends the cell where there is none
 need() {
-    command -v "$1" >/dev/null && return
-    shift
-    say "not tried: no tool (apt-get install $*)"
+    have "$1" && return
+    say "not tried: no tool (apt-get install $(packages "$1"))"
     exit 0
 }
 
@@ -37,13 +77,10 @@ need_python() {
     exit 0
 }
 
-# sources: the test files of `ours`
-sources() {
-    for name in core alloc ring pool pipeline rows lifetime next flow batch branch again rewind \
-        state source defer fail push contract cache stats sampler inflate npz files debug compare \
-        guests; do
-        echo tests/test_$name*.c
-    done | tr ' ' '\n' | sort -u; echo tests/library.c
+# modules NAME ...: what is built and run
+modules() {
+    tests=$(printf 'tests/test_%s.c ' "$@")
+    names=$(printf '%s. ' "$@")
 }
 
 # build NAME COMPILER OPTION ...: a runner of $tests. Where a size has 32 bits the header has to be
@@ -60,34 +97,26 @@ build() {
         CFLAGS="-O1 $* $quiet" TESTS="$tests" "$B/$out/runner"
 }
 
-# run COMMAND ...: adds up what a runner says
+# run COMMAND ...: the tests in $names, the second time those that failed the first time
 run() {
-    local sum
-    TEST_TIMEOUT=${TEST_TIMEOUT:-120} "$@" </dev/null >"$B/$cell.tests" 2>&1
-    # one that only failed because the machine is busy does not fail twice
-    sed -n 's/\r//; s/^FAIL \([a-z0-9_.]*\):.*/\1/p' "$B/$cell.tests" >"$B/$cell.failed"
-    sum=$(tr -d '\r' <"$B/$cell.tests" | grep -E '^[0-9]+ passed, [0-9]+ failed' | tail -n 1)
-    grep -vE '^ok ' "$B/$cell.tests"
-    # shellcheck disable=SC2086 # the words of the closing line
-    set -- ${sum:-0 passed, 1 failed}
-    if [ "$3" -eq 0 ] && [ "$1" -gt 0 ]; then
-        say "tests run: $1 passed${5:+, $5 skipped}"
-    else
-        say "FAILED: $sum: $(tr '\n' ' ' <"$B/$cell.failed")"
+    local sum passed=0 skipped=0 again=
+    if [ -s "$B/$cell.failed" ]; then
+        names=$(cat "$B/$cell.failed")
+        passed=$(grep -c '^ok ' "$B/$cell.tests")
+        skipped=$(grep -c '^skip ' "$B/$cell.tests")
+        again=", in a second run: ${names//$'\n'/ }"
     fi
-}
-
-# again RUNNER-COMMAND ...: once more what has failed
-again() {
-    local before passed
-    [ -s "$B/$cell.failed" ] || return
-    before=$(tr -d '\r' <"$B/$cell.tests" | grep -cE '^ok ')
-    skipped=$(tr -d '\r' <"$B/$cell.tests" | grep -cE '^skip ')
-    mapfile -t failed <"$B/$cell.failed"
-    run "$@" "${failed[@]}"
-    [ ! -s "$B/$cell.failed" ] || return
-    passed=$((before + ${#failed[@]}))
-    say "tests run: $passed passed, ${#failed[@]} of them in a second run, $skipped skipped"
+    TEST_TIMEOUT=${TEST_TIMEOUT:-120} "$@" $names </dev/null 2>&1 | tr -d '\r' >"$B/$cell.tests"
+    sed -n 's/^FAIL \([a-z0-9_.]*\):.*/\1/p' "$B/$cell.tests" >"$B/$cell.failed"
+    sum=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$B/$cell.tests" | tail -n 1)
+    [ -n "$sum" ] || : >"$B/$cell.failed" # it broke off: all of them once more
+    grep -v '^ok ' "$B/$cell.tests"
+    set -- ${sum:-0 passed, 1 failed}
+    if [ "$3" -eq 0 ] && [ $((passed + $1)) -gt 0 ]; then
+        say "tests run: $((passed + $1)) passed, $((skipped + ${5:-0})) skipped$again"
+    else
+        say "FAILED: ${sum:-no sum}: $(tr '\n' ' ' <"$B/$cell.failed")"
+    fi
 }
 
 # compiles COMPILER ... -- STANDARD ...: the implementation in every standard
@@ -116,8 +145,11 @@ zig() {
 # clang as MSVC: its words, and declarations as Microsoft's (tests/msvc); no word of GNU C
 msvc() {
     local triple=$1 language=$2 std=$3
-    need clang clang
-    printf '#include <poison.h>\n#define SPDL_IMPLEMENTATION\n#include "spdl.h"\n' >"$B/$cell.c"
+    need clang
+    {
+        printf '#include <poison.h>\n#define SPDL_IMPLEMENTATION\n#include "spdl.h"\n'
+        printf '#if defined(NOMINMAX) || defined(WIN32_LEAN_AND_MEAN)\n#error left behind\n#endif\n'
+    } >"$B/$cell.c"
     clang --target="$triple-pc-windows-msvc" -x "$language" -std="$std" -fms-compatibility \
         -fms-extensions -fms-compatibility-version=19.40 -U__clang__ -ffreestanding \
         -nostdlibinc -isystem tests/msvc -I. -fsyntax-only $warnings -Wno-unused-function \
@@ -125,28 +157,43 @@ msvc() {
     say "compiled: $language $std, no GNU word"
 }
 
+# mingw PROCESSOR MODULE ...
 mingw() {
-    need "$1-w64-mingw32-gcc" "gcc-mingw-w64-${1/_/-}"
-    tests=$(sources)
-    build "$cell" "$1-w64-mingw32-gcc" -D__USE_MINGW_ANSI_STDIO=1 \
-        -D_FILE_OFFSET_BITS=64 &&
+    local compiler=$1-w64-mingw32-gcc
+    shift
+    need "$compiler"
+    modules "$@"
+    build "$cell" "$compiler" -D__USE_MINGW_ANSI_STDIO=1 -D_FILE_OFFSET_BITS=64 &&
         mv "$B/$cell/runner.exe" "$B/$cell/tests.exe"
 }
 
-# qemu CPU PREFIX PACKAGES MODULES ...
-qemu() {
-    local program=qemu-$1 prefix=$2 packages=$3
-    shift 3
-    need "$prefix-gcc" "$packages"
-    [ "$program" != qemu-i386 ] || program=
-    [ -z "$program" ] || need "$program" qemu-user
-    build "$cell" "$prefix-gcc" -DTEST_SANITIZED=1 ${program:+-DTEST_EMULATED=1} $more || return
-    # shellcheck disable=SC2086 # none where the processor runs it
-    run $program "$B/$cell/runner" "$@"
-    again $program "$B/$cell/runner"
+use_wine() {
+    need wine
+    export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
 }
 
-few="tests/test_core.c tests/test_alloc.c tests/test_pool.c tests/test_pipeline.c"
+# qemu CPU PREFIX MODULE ...
+qemu() {
+    local program=qemu-$1 prefix=$2
+    shift 2
+    need "$prefix-gcc"
+    [ "$program" != qemu-i386 ] || program=
+    [ -z "$program" ] || need "$program"
+    modules "$@"
+    build "$cell" "$prefix-gcc" -DTEST_SANITIZED=1 ${program:+-DTEST_EMULATED=1} $more &&
+        run $program "$B/$cell/runner"
+}
+
+# musl TARGET PROGRAM MODULE ...: what the PROGRAM emulates, or ''
+musl() {
+    local target=$1 program=$2
+    shift 2
+    need_python ziglang
+    [ -z "$program" ] || need "$program"
+    modules "$@"
+    build "$cell" "$python -m ziglang cc -target $target" -DTEST_SANITIZED=1 &&
+        run $program "$B/$cell/runner"
+}
 
 # --- the cells ---
 
@@ -155,26 +202,21 @@ one() {
     say "FAILED: $B/$cell.log"
     case $cell in
     mingw-x64)
-        mingw x86_64 || return
-        need wine wine wine64
-        export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
-        # shellcheck disable=SC2086 # a list
-        run wine "$B/$cell/tests.exe" --jobs 2 $ours
-        again wine "$B/$cell/tests.exe"
+        use_wine
+        mingw x86_64 $many || return
+        run wine "$B/$cell/tests.exe" --jobs 2
         ;;
-    mingw-x86) mingw i686 && say linked ;;
+    mingw-x86) mingw i686 $few && say linked ;;
     mingw-c++)
-        need x86_64-w64-mingw32-g++ g++-mingw-w64-x86-64
+        need x86_64-w64-mingw32-g++
         x86_64-w64-mingw32-g++ -std=c++17 -O1 -I. -static $warnings tests/rows.cpp \
             -o "$B/$cell.exe" || return
-        need wine wine wine64
-        export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
+        use_wine
         wine "$B/$cell.exe" </dev/null && say "tests run: 1 passed"
         ;;
     mingw-examples)
-        need x86_64-w64-mingw32-g++ g++-mingw-w64-x86-64
-        need wine wine wine64
-        export WINEDEBUG=-all WINEPREFIX="$PWD/$B/wine"
+        need x86_64-w64-mingw32-g++
+        use_wine
         x86_64-w64-mingw32-g++ -std=c++17 -O1 -I. -static $warnings examples/pipeline_cpp.cpp \
             -o $B/pipeline_cpp.exe && wine $B/pipeline_cpp.exe </dev/null || return
         for name in quickstart train_digits npz_info ring_spsc ring_batches game_thread; do
@@ -192,35 +234,18 @@ one() {
     freebsd) links zig x86_64-freebsd ;;
     netbsd) links zig x86_64-netbsd ;;
     openbsd) links zig x86_64-openbsd ;;
-    musl-x64 | musl-x86 | musl-arm)
-        need_python ziglang
-        tests=$few
-        case $cell in
-        musl-x64) target=x86_64-linux-musl program= ;;
-        musl-x86) target=x86-linux-musl program= ;;
-        musl-arm) target=arm-linux-musleabihf program=qemu-arm ;;
-        esac
-        [ -z "$program" ] || need "$program" qemu-user
-        build "$cell" "$python -m ziglang cc -target $target" -DTEST_SANITIZED=1 || return
-        # shellcheck disable=SC2086 # none where the processor runs it
-        run $program "$B/$cell/runner" core. alloc. pool. pipeline.
-        again $program "$B/$cell/runner"
-        ;;
-    musl-gcc) need musl-gcc musl-tools && links musl-gcc -static ;;
-    armhf) tests=$(sources) && qemu arm arm-linux-gnueabihf "gcc-arm-linux-gnueabihf" $ours ;;
-    i686) tests=$(sources) && qemu i386 i686-linux-gnu "gcc-i686-linux-gnu" $ours ;;
-    riscv64 | s390x)
-        tests="$few tests/test_ring.c tests/test_ring_condvar.c"
-        qemu "$cell" "$cell-linux-gnu" "gcc-$cell-linux-gnu" core. ring. alloc. pool. pipeline.
-        ;;
-    ppc64le)
-        tests=$few
-        qemu ppc64le powerpc64le-linux-gnu gcc-powerpc64le-linux-gnu alloc. pool. pipeline.
-        ;;
+    musl-x64) musl x86_64-linux-musl '' $many ;;
+    musl-x86) musl x86-linux-musl '' $few ;;
+    musl-arm) musl arm-linux-musleabihf qemu-arm $few ;;
+    musl-gcc) need musl-gcc && links musl-gcc -static ;;
+    armhf) qemu arm arm-linux-gnueabihf $many ;;
+    i686) qemu i386 i686-linux-gnu $many ;;
+    riscv64) qemu riscv64 riscv64-linux-gnu $few ring ;;
+    s390x) qemu s390x s390x-linux-gnu $few ring npz inflate ;;
+    ppc64le) qemu ppc64le powerpc64le-linux-gnu alloc pool pipeline ;;
     i686-sanitized)
-        tests="$few tests/test_inflate.c tests/test_npz.c tests/test_sampler.c"
         more="-fsanitize=undefined -fno-sanitize-recover -fsanitize-undefined-trap-on-error"
-        qemu i386 i686-linux-gnu gcc-i686-linux-gnu core. alloc. pipeline. inflate. npz. sampler.
+        qemu i386 i686-linux-gnu $few inflate npz sampler
         ;;
     wasm32)
         need_python wasmtime
@@ -229,7 +254,7 @@ one() {
             say "tests run: 1 passed"
         ;;
     tcc)
-        need tcc tcc
+        need tcc
         tcc -Wall -Werror -I. -DSPDL_NO_THREADS tests/switches.c -o "$B/tcc.out" -lm &&
             "$B/tcc.out" && say "tests run: 1 passed"
         ;;
@@ -239,11 +264,11 @@ one() {
     msvc-c++20) msvc x86_64 c++ c++20 ;;
     msvc-x86) msvc i686 c c17 ;;
     msvc-arm64) msvc aarch64 c c17 ;;
-    gcc-c) compiles gcc -x c -- c99 c11 c17 c2x ;;
+    gcc-c) compiles gcc -x c -- c99 c11 c17 ;;
     gcc-c++) compiles g++ -x c++ -- c++11 c++14 c++17 c++20 c++23 ;;
-    gcc-c23) compiles gcc -x c -- c2x ;; # the older ones are in check_warnings.sh
-    clang-c) need clang clang && compiles clang -x c -- c99 c11 c17 c2x ;;
-    clang-c++) need clang++ clang && compiles clang++ -x c++ -- c++11 c++14 c++17 c++20 c++2b ;;
+    gcc-c23) compiles gcc -x c -- c2x ;;
+    clang-c) need clang && compiles clang -x c -- c99 c11 c17 c2x ;;
+    clang-c++) need clang++ && compiles clang++ -x c++ -- c++11 c++14 c++17 c++20 c++2b ;;
     three-units)
         tests/matrix_units.sh "$B/units" && say "tests run: 1 passed"
         ;;
@@ -256,22 +281,51 @@ one() {
 
 if [ "$1" = --one ]; then
     start=$(date +%s)
-    one "$2" >"$B/$2.log" 2>&1
+    (one "$2") >"$B/$2.log" 2>&1 # which may exit
     echo "$(cat "$B/$2.said") ($(($(date +%s) - start)) s)" >"$B/$2.line"
     exit 0
 fi
 
-[ "$1" != --quick ] || { cells=$quick && shift; }
+# --- all ---
+
+case $1 in
+--quick) cells=$quick && shift ;;
+--long) cells="$cells $quick $long" && shift ;;
+*) [ -n "$SPDL_IN_CI" ] || cells="$cells $quick" ;;
+esac
 [ $# -eq 0 ] || cells=$*
 if [ -z "$MATRIX_PYTHON" ] && ! [ -x $B/venv/bin/ready ]; then
-    python3 -m venv $B/venv && $B/venv/bin/python -m pip -q install ziglang wasmtime &&
+    install="python3 -m venv $B/venv && $B/venv/bin/python -m pip -q install ziglang wasmtime"
+    if sh -c "$install" >$B/venv.log 2>&1; then
         ln -sf python $B/venv/bin/ready
-fi >$B/venv.log 2>&1
-# shellcheck disable=SC2086 # a list
-printf '%s\n' $cells | xargs -P "${JOBS:-$(getconf _NPROCESSORS_ONLN)}" -I CELL "$0" --one CELL
+    else
+        echo "failed: $install"
+        tail -n 8 $B/venv.log | sed 's/^/    /'
+    fi
+fi
+limit=
+if [ ! -t 0 ] && command -v timeout >/dev/null; then limit="timeout -k 10 $limit_s"; fi
+
+# each JOBS: runs the cells that stdin names
+each() {
+    xargs -P "$1" -I CELL $limit "$0" --one CELL
+}
+
+line_of() { cat "$B/$1.line" 2>/dev/null || echo "FAILED: ended after $limit_s s"; }
+
+for cell in $cells; do rm -f "$B/$cell.line" "$B/$cell.failed"; done
+printf '%s\n' $cells | each "${JOBS:-$(getconf _NPROCESSORS_ONLN)}"
+for cell in $cells; do
+    case $(line_of "$cell") in
+    FAILED*) rm -f "$B/$cell.line" && echo "$cell" ;;
+    esac
+done | each 1
 passed=0 failed=0 skipped=0
 for cell in $cells; do
-    line=$(cat "$B/$cell.line" 2>/dev/null || echo "FAILED: it did not end")
+    line=$(line_of "$cell")
+    case $line in
+    "not tried"*) [ -z "$SPDL_IN_CI" ] || line="FAILED: $line" ;;
+    esac
     printf '%-18s %s\n' "$cell:" "$line"
     case $line in
     FAILED*) failed=$((failed + 1)) && tail -n 8 "$B/$cell.log" | sed 's/^/    /' ;;
@@ -279,5 +333,5 @@ for cell in $cells; do
     *) passed=$((passed + 1)) ;;
     esac
 done
-echo "$passed passed, $failed failed, $skipped skipped"
+echo "$passed passed, $failed failed, $skipped skipped" | tee $B/sum
 [ "$failed" -eq 0 ]

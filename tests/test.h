@@ -435,7 +435,7 @@ static bool test_is_busy(void) {
 
 /* Whether the runner woke so late during the last test that its clocks cannot be judged. */
 static bool test_paused(void) {
-    return 1e3 * test_now.pause >= TEST_PAUSE_MS + 2 * test_now.took;
+    return 1e3 * test_now.pause >= (double)TEST_PAUSE_MS + 2 * test_now.took;
 }
 
 static void test_skips_clocks(const char *name) {
@@ -584,8 +584,8 @@ static void test_end_late(double now) {
     for (int i = 0; i < test_now.jobs; ++i) {
         test_job *job = &test_now.job[i];
         const double late = now - job->start - test_now.timeout;
-        const int number = late < TEST_KILL_S ? SIGABRT : SIGKILL;
-        if (!job->running || test_now.timeout == 0 || late < TEST_ABORT_S) continue;
+        const int number = late < (double)TEST_KILL_S ? SIGABRT : SIGKILL;
+        if (!job->running || test_now.timeout == 0 || late < (double)TEST_ABORT_S) continue;
         if (job->sent == number) continue;
         job->sent = number;
         kill(job->child, number);
@@ -1020,7 +1020,7 @@ static void test_second_run(const test_module *modules, size_t count) {
         const double start = test_seconds();
         int n = 0;
         for (; n < test_now.second && test_now.failed == failed; ++n, ++test_now.seed) {
-            if (test_seconds() - start > TEST_SECOND_S) break;
+            if (test_seconds() - start > (double)TEST_SECOND_S) break;
             test_round(modules, count);
         }
         const bool again = test_now.failed > failed, skips = test_now.skipped > skipped;

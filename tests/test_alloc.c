@@ -490,6 +490,27 @@ static void kept_batches_are_allocated(void) {
     }
 }
 
+/* The buffer that returned last is used again, and no other is looked at. A walk over all of them
+   would hold the lock for milliseconds. */
+static void one_returned_buffer_is_looked_at(void) {
+    enum { BUFFERS = 5, LAST = BUFFERS - 1 };
+    counting c = { .fail_at = -1 };
+    const spdl_allocator allocator = allocator_of(&c);
+    spdl__batch_pool *pool = spdl__batch_pool_make(&allocator, 1, 64, 0, BUFFERS, 0);
+    spdl__batch *used[BUFFERS];
+    REQUIRE(pool != NULL);
+    for (int i = 0; i < BUFFERS; ++i) REQUIRE((used[i] = spdl__batch_get(pool)) != NULL);
+    for (int i = 0; i < BUFFERS; ++i) spdl_batch_free(used[i]);
+    used[LAST - 1]->next = (spdl__batch *)(uintptr_t)64; /* a walk ends with a fault */
+    CHECK(spdl__batch_get(pool) == used[LAST]);
+    used[LAST - 1]->next = used[LAST - 2];
+    for (int i = LAST - 1; i >= 0; --i) CHECK(spdl__batch_get(pool) == used[i]);
+    CHECK_EQ(c.allocs, 1 + BUFFERS);
+    for (int i = 0; i < BUFFERS; ++i) spdl_batch_free(used[i]);
+    spdl__batch_pool_drop(pool, NULL);
+    all_is_back(&c);
+}
+
 /* Without memory for one more batch the pipeline fails, names the batch row, and loses nothing. */
 static void kept_batches_may_fail(void) {
     static const spdl_stage rows[] = { SPDL_SOURCE(numbers), SPDL_BATCH(3), SPDL_SINK(2) };
@@ -713,6 +734,7 @@ TEST_TABLE(alloc) {
     TEST_CASE(batches_of_batches_allocate_nothing),
     TEST_CASE(rings_and_jobs_allocate_nothing),
     TEST_CASE(kept_batches_are_allocated),
+    TEST_CASE(one_returned_buffer_is_looked_at),
     TEST_CASE(kept_batches_may_fail),
     TEST_CASE(every_allocation_on_the_way_may_fail),
     TEST_CASE(default_memory_is_aligned),

@@ -5,7 +5,7 @@
 #include "../spdl.h"
 #include "test.h"
 
-static bool near(double a, double b, double off) {
+static bool is_near(double a, double b, double off) {
     const double apart = a > b ? a - b : b - a;
     return apart <= off * (a > b ? a : b);
 }
@@ -19,11 +19,12 @@ static void roots_and_quantiles(void) {
     uint64_t random = test_seed();
     for (int i = 0; i < 1000; ++i) {
         const double a = uniform(&random) * 1e6;
-        CHECK(near(spdl__root(a * a), a, 1e-12) && near(spdl__root(a) * spdl__root(a), a, 1e-12));
+        CHECK(is_near(spdl__root(a * a), a, 1e-12) &&
+              is_near(spdl__root(a) * spdl__root(a), a, 1e-12));
     }
-    CHECK(spdl__root(0) <= 0 && near(spdl__root(1e-100), 1e-50, 1e-12));
+    CHECK(spdl__root(0) <= 0 && is_near(spdl__root(1e-100), 1e-50, 1e-12));
     for (size_t i = 0; i < sizeof table / sizeof table[0]; ++i) /* of a book */
-        CHECK(near(spdl__student(table[i].freedom, table[i].comparisons), table[i].t, 0.015));
+        CHECK(is_near(spdl__student(table[i].freedom, table[i].comparisons), table[i].t, 0.015));
 }
 
 /* A window of `arm` in each of n rounds, `gain` times as fast in arm 1, with noise of its time. */
@@ -53,11 +54,11 @@ static void ratios_are_of_sums(void) {
         spdl__rounds_next(&r, false);
     }
     is = spdl__rounds_ratio(&r, 1, 0, 0, 1);
-    CHECK(near(spdl__rounds_rate(&r, 0, 0, -1), 100, 1e-12));
-    CHECK(near(is.value, 2.4, 1e-12) && is.known && is.rounds == 6);
+    CHECK(is_near(spdl__rounds_rate(&r, 0, 0, -1), 100, 1e-12));
+    CHECK(is_near(is.value, 2.4, 1e-12) && is.known && is.rounds == 6);
     CHECK(is.low < 1.4 && is.high > 4); /* of which little is known */
-    CHECK(near(spdl__rounds_rate(&r, 0, 1, -1), 170, 1e-12));
-    CHECK(near(spdl__rounds_rate(&r, 1, 1, 0), (4 * 60 + 600) / 5.0, 1e-12));
+    CHECK(is_near(spdl__rounds_rate(&r, 0, 1, -1), 170, 1e-12));
+    CHECK(is_near(spdl__rounds_rate(&r, 1, 1, 0), (4 * 60 + 600) / 5.0, 1e-12));
 }
 
 static void few_rounds_say_nothing(void) {
@@ -98,8 +99,8 @@ static void rounds_are_dropped(void) {
         CHECK_EQ(spdl__rounds_clean(&r), clean >= SPDL__ROUNDS_LEAST);
         CHECK_EQ(spdl__rounds_ratio(&r, 1, 0, 0, 1).rounds,
                  clean >= SPDL__ROUNDS_LEAST ? clean : 9);
-        CHECK(near(spdl__rounds_ratio(&r, 1, 0, 0, 1).value,
-                   clean >= SPDL__ROUNDS_LEAST ? 2 : 1 + clean / 9.0, 1e-12));
+        CHECK(is_near(spdl__rounds_ratio(&r, 1, 0, 0, 1).value,
+                      clean >= SPDL__ROUNDS_LEAST ? 2 : 1 + clean / 9.0, 1e-12));
     }
 }
 

@@ -21,9 +21,9 @@ static void result_signs_tell_errors(void) {
 }
 
 static void result_texts_differ(void) {
-#define TEXT(name, value, text) text,
-    static const char *const texts[] = { SPDL__RESULT_LIST(TEXT) };
-#undef TEXT
+#define ITS_TEXT(name, value, text) text,
+    static const char *const texts[] = { SPDL__RESULT_LIST(ITS_TEXT) };
+#undef ITS_TEXT
     const size_t count = sizeof texts / sizeof texts[0];
     for (size_t i = 0; i < count; ++i) {
         CHECK(strlen(texts[i]) > 0 && strlen(texts[i]) < 64);
@@ -183,13 +183,14 @@ static void room_that_cannot_be_counted(void) {
     static const size_t many[][3] = { { 0, SIZE_MAX / 2, 8 }, { SIZE_MAX / 4, 2, 8 },
                                       { 0, SIZE_MAX / 4 + 1, 1 } };
     const spdl_allocator heap = { NULL, NULL, NULL };
-    char block = 7;
+    char blocks[64] = { 0 }, *block = blocks + 32; /* gcc looks at what would be before one */
+    *block = 7;
     for (int i = 0; i < 3; ++i) {
         size_t room = many[i][0];
-        CHECK(spdl__room_for(&heap, &block, &room, many[i][0], many[i][1], many[i][2]) == NULL);
+        CHECK(spdl__room_for(&heap, block, &room, many[i][0], many[i][1], many[i][2]) == NULL);
         CHECK_EQ(room, many[i][0]);
     }
-    CHECK_EQ(block, 7);
+    CHECK_EQ(*block, 7);
 }
 
 static void names_are_shortened(void) {
@@ -204,7 +205,85 @@ static void names_are_shortened(void) {
     }
 }
 
+/* Broken pipes are an error, and no signal: not even one that waits. */
+static void writes_raise_no_signal(void) {
+#if TEST_POSIX
+    sigset_t waiting;
+    int ends[2], kept = dup(STDERR_FILENO);
+    const char *reason;
+    signal(SIGPIPE, SIG_DFL);
+    REQUIRE(pipe(ends) == 0 && close(ends[0]) == 0 && kept >= 0);
+    reason = spdl__os_file_write(ends[1], "x", 1, SPDL__NEVER);
+    CHECK(reason != NULL && strcmp(reason, strerror(EPIPE)) == 0);
+    REQUIRE(dup2(ends[1], STDERR_FILENO) >= 0);
+    reason = spdl__os_stderr_write("x", 1, 1000000);
+    REQUIRE(dup2(kept, STDERR_FILENO) >= 0);
+    CHECK(reason != NULL && strcmp(reason, strerror(EPIPE)) == 0);
+    CHECK(sigpending(&waiting) == 0 && sigismember(&waiting, SIGPIPE) == 0);
+    close(ends[1]), close(kept);
+#else
+    TEST_SKIP("SIGPIPE is of POSIX");
+#endif
+}
+
+/* --- what a user with fewer rights can say --- */
+
+#if defined(__linux__) && !TEST_SANITIZED
+#include <sys/wait.h>
+#include <sys/xattr.h>
+
+static const char asked[] = "SPDL_TEST_RIGHTS"; /* the program below has it, and looks */
+
+static bool copy_of_myself(const char *path) {
+    static char piece[65536];
+    FILE *from = fopen("/proc/self/exe", "rb"), *to = fopen(path, "wb");
+    size_t bytes = 0;
+    bool whole = from != NULL && to != NULL;
+    while (whole && (bytes = fread(piece, 1, sizeof piece, from)) > 0)
+        whole = fwrite(piece, 1, bytes, to) == bytes;
+    if (from != NULL) fclose(from);
+    if (to != NULL) whole = fclose(to) == 0 && whole;
+    return whole && chmod(path, 0755) == 0;
+}
+
+/* A file with a capability has the ids of its user, and more rights than the user. */
+static void the_environment_of_a_file_with_rights_is_not_read(void) {
+    static const uint32_t overrides[5] = { 0x02000001, 1u << 1, 0, 0, 0 }; /* dac_override */
+    const char *name = "core.the_environment_of_a_file_with_rights_is_not_read";
+    char folder[64], path[100], room[SPDL__OS_VARIABLE];
+    int status = 0;
+    pid_t child;
+    if (getenv(asked) != NULL)
+        _exit(getauxval(23) == 0 ? 77 : spdl__os_environment(asked, room) != NULL ? 1 : 0);
+    if (geteuid() != 0) TEST_SKIP("needs root");
+    test_folder(folder, sizeof folder);
+    snprintf(path, sizeof path, "%s/copy", folder);
+    REQUIRE(chmod(folder, 0755) == 0 && copy_of_myself(path));
+    if (setxattr(path, "security.capability", overrides, sizeof overrides, 0) != 0) {
+        test_folder_remove(folder);
+        TEST_SKIP("this file system has no capabilities");
+    }
+    child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        if (setgid(65534) != 0 || setuid(65534) != 0 || setenv(asked, "1", 1) != 0) _exit(77);
+        (void)execl(path, path, "--no-fork", name, (char *)NULL);
+        _exit(77);
+    }
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    test_folder_remove(folder);
+    if (WEXITSTATUS(status) == 77) TEST_SKIP("this file system gives no rights");
+    CHECK_EQ(WEXITSTATUS(status), 0);
+}
+#else
+static void the_environment_of_a_file_with_rights_is_not_read(void) {
+    TEST_SKIP("capabilities of files are Linux's");
+}
+#endif
+
 TEST_TABLE(core) {
+    TEST_CASE(writes_raise_no_signal),
+    TEST_CASE(the_environment_of_a_file_with_rights_is_not_read),
     TEST_CASE(room_that_cannot_be_counted),
     TEST_CASE(names_are_shortened),
     TEST_CASE(result_texts_are_told),

@@ -142,21 +142,25 @@ static void middle_parts(void) {
     files = files_of(path_of("*/*.tar"));
     CHECK_STR(names_of(files), "A/3.tar a/10.tar a/2.tar b/2.tar b/[1].tar link/10.tar link/2.tar");
     spdl_files_close(files);
-    CHECK_EQ(spdl_files_open(&files, path_of("d*"), &desc), SPDL_E_IO); /* the last part */
-    told("/dangling: No such file");
+    files = files_of(path_of("d*")); /* the last part */
+    CHECK_STR(names_of(files), "dangling");
+    CHECK_EQ(files->at[0].bytes, 0);
+    spdl_files_close(files);
+    CHECK_EQ(spdl_files_open(&files, path_of("dangling"), &desc), SPDL_E_IO);
+    told("/dangling': No such file");
     REQUIRE(symlink("self", path_of("self")) == 0); /* there may be a folder, for all one knows */
     CHECK_EQ(spdl_files_open(&files, path_of("*/*.tar"), &desc), SPDL_E_IO);
-    told("/self: ");
+    told("/self': ");
 }
 
 static void nothing_to_list(void) {
     static const struct { const char *path; spdl_result result; const char *told; } cases[] = {
-        { "none", SPDL_E_IO, "/none: No such file" },
-        { "*.none", SPDL_E_NOT_FOUND, "/*.none: no files" },
-        { "none/*.tar", SPDL_E_IO, "/none/: No such file" },
-        { "empty", SPDL_E_NOT_FOUND, "/empty: no files" },
-        { "pipe", SPDL_E_IO, "/pipe: a pipe" },
-        { "[a", SPDL_E_IO, "/[a: No such file" },
+        { "none", SPDL_E_IO, "/none': No such file" },
+        { "*.none", SPDL_E_NOT_FOUND, "/*.none': no files" },
+        { "none/*.tar", SPDL_E_IO, "/none/': No such file" },
+        { "empty", SPDL_E_NOT_FOUND, "/empty': no files" },
+        { "pipe", SPDL_E_IO, "/pipe': a pipe" },
+        { "[a", SPDL_E_IO, "/[a': No such file" },
     };
     spdl_files_desc desc = { .recursive = true, .error = &error };
     spdl_files *files = (spdl_files *)folder;
@@ -169,8 +173,9 @@ static void nothing_to_list(void) {
         CHECK(files == NULL);
         told(cases[i].told);
     }
-    CHECK_EQ(spdl_files_open(&files, path_of(""), &desc), SPDL_E_IO);
-    told("/pipe: a pipe or a device");
+    files = files_of(path_of("pip*")); /* what reads it fails */
+    CHECK_STR(names_of(files), "pipe");
+    spdl_files_close(files);
     REQUIRE(unlink(path_of("pipe")) == 0);
     put_text("1", "");
     REQUIRE(symlink(".", path_of("empty/loop")) == 0);
@@ -179,7 +184,7 @@ static void nothing_to_list(void) {
     memset(longer, 'x', sizeof longer);
     longer[sizeof longer - 1] = '\0';
     CHECK_EQ(spdl_files_open(&files, longer, &desc), SPDL_E_LIMIT);
-    told("...xxxx*x: a path has more than 4095 bytes");
+    told("...xxxx*x': a path has more than 4095 bytes");
     longer[4500] = '*';
     CHECK(spdl_files_open(&files, longer, &desc) != SPDL_OK);
     longer[10] = '/';
@@ -190,12 +195,12 @@ static void nothing_to_list(void) {
     REQUIRE(chdir(folder) == 0);
     put_text("a name", "");
     CHECK_EQ(spdl_files_open(&files, longer, &desc), SPDL_E_LIMIT);
-    told("/././: a path has more than 4095 bytes");
+    told("/././': a path has more than 4095 bytes");
     memset(longer, 'x', 4096);
     longer[4096] = '\0';
     put_text("list", longer);
     CHECK_EQ(spdl_files_open(&files, "@list", &desc), SPDL_E_LIMIT);
-    told("list: at byte 0: @list: a path has more than 4095 bytes");
+    told("list: at byte 0: '@list': a path has more than 4095 bytes");
     CHECK_EQ(spdl_files_open(&files, "", &desc), SPDL_E_INVALID);
     CHECK_EQ(spdl_files_open(&files, NULL, &desc), SPDL_E_INVALID);
     CHECK_EQ(spdl_files_open(NULL, "x", NULL), SPDL_E_INVALID);
@@ -228,14 +233,14 @@ static void lists_of_paths(void) {
     spdl_files_close(files);
     put_text("list", "a.tar\nb/none.tar\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
-    told("/list: at byte 6: */b/none.tar: No such file");
+    told("/list: at byte 6: '*/b/none.tar': No such file");
     CHECK_EQ(spdl_files_open(&files, path, NULL), SPDL_E_IO);
     put_text("list", "a.tar\nb\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO);
-    told("/list: at byte 6: */b: a folder, not a file");
+    told("/list: at byte 6: '*/b': a folder, not a file");
     put_file("list", "a.tar\0b\n", 8);
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_FORMAT);
-    told("/list: at byte 0: */a.tar: a path with a zero");
+    told("/list: at byte 0: '*/a.tar': a path with a zero");
     put_text("list", "\n\r\n");
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_NOT_FOUND);
     CHECK_EQ(spdl_files_open(&files, "@none", &desc), SPDL_E_IO);
@@ -247,7 +252,7 @@ static void lists_of_paths(void) {
     for (int i = 0; i < 10; ++i) memcpy(list, "a.tar\n", 6);
     put_text("list", list);
     CHECK_EQ(spdl_files_open(&files, path, &desc), SPDL_E_IO); /* a name too long for the system */
-    told("/list: at byte 6: ...*xxx: File name too long");
+    told("/list: at byte 6: '...*xxx': File*name too long");
 }
 
 /* Names, sizes and order count; where the folder lies does not. */
@@ -300,6 +305,20 @@ static void hash_of_the_manifest(void) {
     put_text("two/x", "54321");
     REQUIRE(rename("x", "w") == 0);
     CHECK(first != HASH("."));
+}
+
+/* Windows separates the parts of a path by both slashes. */
+static void hash_behind_backslashes(void) {
+    uint64_t first, hash;
+    spdl_files *files;
+    char list[300];
+    REQUIRE(mkdir(path_of("one"), 0700) == 0);
+    put_text("one/x", "12345");
+    put_text("list", "one\\x\n");
+    snprintf(list, sizeof list, "@%s", path_of("list"));
+    if (TEST_POSIX) TEST_SKIP("a backslash is a letter of a name");
+    first = HASH(path_of("one"));
+    CHECK(first == HASH(list));
 #undef HASH
 }
 
@@ -333,6 +352,27 @@ SPDL_FN(backwards, void, spdl_index) {
 }
 
 SPDL_FN(nothing, void, spdl_index) { return spdl_sequence(task) == 1 ? SPDL_END : SPDL_OK; }
+
+/* A dangling link in a folder fails where it is read, and a budget passes the rest. */
+static void a_dangling_link_is_one_failure(void) {
+    if (!TEST_POSIX) TEST_SKIP("Windows has no symbolic links for everybody");
+    put_text("a", "1");
+    put_text("c", "3");
+    REQUIRE(symlink("nowhere", path_of("b")) == 0);
+    for (int budget = 0; budget < 2; ++budget) {
+        spdl_files *files = files_of(path_of(""));
+        spdl_pipeline *p = START(SPDL_FILES(files), SPDL_READ(.max_failures = budget),
+                                 SPDL_SINK(3));
+        spdl_record *record;
+        spdl_result result;
+        int count = 0;
+        for (; (result = SPDL_NEXT(p, &record, SPDL_FOREVER)) == SPDL_OK; ++count)
+            spdl_record_free(record);
+        CHECK_EQ(count, 1 + budget);
+        ends(p, result, budget ? SPDL_END : SPDL_E_IO, budget ? "" : "/b: No such file");
+        spdl_files_close(files);
+    }
+}
 
 static void rows_of_files(void) {
     spdl_files *files;
@@ -915,8 +955,8 @@ static void tar_of_all_kinds(void) {
     ADD(&tar, .name = "seven", .size = 5, .kind = '7');
     ADD(&tar, .name = "blanks", .size = 6, .blanks = true);
     ADD(&tar, .name = "base256", .size = 7, .base256 = true);
-    for (char kind = '1'; kind < '7'; ++kind)
-        ADD(&tar, .name = "link", .size = 99, .kind = kind, .no_data = true);
+    for (char kind = '3'; kind < '7'; ++kind)
+        ADD(&tar, .name = "device", .size = 99, .kind = kind, .no_data = true);
     ADD(&tar, .name = "dumped", .size = 99, .kind = 'D');
     ADD(&tar, .name = "last", .size = 4);
     tar_end(&tar);
@@ -978,6 +1018,8 @@ static void bad_pax_headers(void) {
         { "28 size=9000000000000000000\n", 'x', SPDL_E_FORMAT,
           "at byte 2560: cut off: 9000000000000000000 bytes" },
         { "22 GNU.sparse.major=1\n", 'x', SPDL_E_UNSUPPORTED, "a sparse file" },
+        { "9 path=x\n", 'g', SPDL_E_UNSUPPORTED, "at byte 1536: a global pax header with a path" },
+        { "9 size=1\n", 'g', SPDL_E_UNSUPPORTED, "a global pax header with a size" },
     };
     static blob tar;
     char *name = (char *)malloc(100000);
@@ -1048,6 +1090,43 @@ static void bad_pax_headers(void) {
     free(name);
 }
 
+/* What is behind a link is missing. All plain files pass first, so a budget can leave links out. */
+static void links_are_missing_data(void) {
+    static const spdl_records_desc grouped = { .group = true };
+    static const char words[] = "x.tar: at byte 1024: 2 links, the first one here: pack with tar "
+                                "-h --hard-dereference, or leave links out with .max_failures = -1";
+    static blob tar;
+    spdl_result result;
+    tar.count = 0;
+    ADD(&tar, .name = "a.cls", .size = 1);
+    ADD(&tar, .name = "a.jpg", .kind = '1');
+    ADD(&tar, .name = "b.cls", .size = 2);
+    ADD(&tar, .name = "b.jpg", .kind = '2');
+    ADD(&tar, .name = "c.jpg", .size = 3);
+    tar_end(&tar);
+    tar_fails(&tar, "a.cls:1 b.cls:2 c.jpg:3", SPDL_E_UNSUPPORTED, words);
+    CHECK_STR(read_records(path_of("x.tar"), SPDL__RECORDS_TAR, grouped, &result),
+              "a.cls:1 b.cls:2 c.jpg:3");
+    CHECK_EQ(result, SPDL_E_UNSUPPORTED);
+    for (int budget = 0; budget >= -1; --budget) {
+        spdl_files *files = files_of(path_of("x.tar"));
+        spdl_pipeline *p = START(SPDL_FILES(files), SPDL_TAR(NULL, .max_failures = budget),
+                                 SPDL_SINK(3));
+        spdl_record *record;
+        spdl_stats stats;
+        int count = 0;
+        while ((result = SPDL_NEXT(p, &record, SPDL_FOREVER)) == SPDL_OK) {
+            spdl_record_free(record);
+            ++count;
+        }
+        CHECK_EQ(count, 3);
+        spdl_pipeline_stats(p, &stats);
+        CHECK_EQ(stats.stage[1].failures, 1);
+        ends(p, result, budget == 0 ? SPDL_E_UNSUPPORTED : SPDL_END, budget == 0 ? words : "");
+        spdl_files_close(files);
+    }
+}
+
 /* One archive behind another in a file; of a sample over the border, and what is no archive. */
 static void archives_in_a_row(void) {
     static const spdl_records_desc grouped = { .group = true };
@@ -1081,9 +1160,9 @@ static void bad_tars(void) {
     tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: cut off: it ends without an empty block");
     put_le(&tar, 0x8b1f, 2);
     tar.count = 40; /* less than a header */
-    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: gzip");
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: packed by gzip");
     tar.count = 600;
-    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: gzip");
+    tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: packed by gzip");
     tar.at[1] = 0x8c;
     tar_fails(&tar, "", SPDL_E_FORMAT, "at byte 0: no header of a tar file: its checksum is wrong");
     memset(tar.at, 'x', 600);
@@ -1558,6 +1637,66 @@ static void files_without_a_size(void) {
     spdl_files_close(files);
 }
 
+/* A file of another kind than its row reads is refused by name. A byte order mark is no text. */
+static void files_of_another_kind(void) {
+    static const struct {
+        const char *bytes;
+        size_t count;
+        const char *what;
+    } kinds[] = {
+        { "\x1f\x8b\x08", 3, "at byte 0: packed by gzip: gzip -d first" },
+        { "\x28\xb5\x2f\xfd$", 5, "packed by zstd: zstd -d first" },
+        { "\xfd\x37zXZ\0", 6, "packed by xz: xz -d first" },
+        { "BZh91AY&SY", 10, "packed by bzip2: bzip2 -d first" },
+        { "\x04\x22\x4d\x18", 4, "packed by lz4: lz4 -d first" },
+        { "PK\3\4", 4, "a ZIP archive: unzip first" },
+        { "\x93NUMPY\1\0", 8, "an array of NumPy: SPDL_NPZ reads it" },
+        { "\xff\xfe{\0\n\0", 6, "UTF-16: iconv -f UTF-16 -t UTF-8 first" },
+        { "\xfe\xff\0{\0\n", 6, "UTF-16: iconv -f UTF-16 -t UTF-8 first" },
+        { "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n", 63,
+          "a pointer of Git LFS, not the data: git lfs pull" },
+    };
+    static const char *const texts[] = { "BZh91 lines", "version https://", "PK\n", "\x1f\n" };
+    const spdl_records_desc desc = { .max_bytes = 0 };
+    spdl__records *records;
+    spdl_record *record;
+    spdl_result result;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; ++i)
+        for (int kind = 0; kind < 3; ++kind) {
+            spdl_files *files = files_of(put_file("x.bin", kinds[i].bytes, kinds[i].count));
+            const spdl_stage rows[3][3] = {
+                { SPDL_FILES(files), SPDL_LINES(NULL), SPDL_SINK(1) },
+                { SPDL_FILES(files), SPDL_TAR(NULL), SPDL_SINK(1) },
+                { SPDL_FILES(files), SPDL_READ(), SPDL_SINK(1) } };
+            spdl_pipeline *p = start_rows(SPDL_TABLE(rows[kind]));
+            const bool refused = kind < 2 || strstr(kinds[i].what, "LFS") != NULL;
+            result = SPDL_NEXT(p, &record, SPDL_FOREVER);
+            if (!refused) {
+                CHECK_EQ(result, SPDL_OK);
+                CHECK_EQ(record->bytes, kinds[i].count); /* SPDL_READ takes any bytes */
+                spdl_record_free(record);
+                spdl_pipeline_destroy(p);
+            } else {
+                ends(p, result, SPDL_E_FORMAT, kinds[i].what);
+            }
+            spdl_files_close(files);
+        }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; ++i) {
+        const size_t bytes = strlen(texts[i]);
+        lines_are(texts[i], bytes);
+    }
+    put_text("x.txt", "\xef\xbb\xbf" "ab\nc\n");
+    records = records_of(path_of("x.txt"), SPDL__RECORDS_LINES, desc);
+    REQUIRE(spdl__records_next(records, &record, &error) == SPDL_OK);
+    CHECK_STR((const char *)record->data, "ab");
+    CHECK_EQ(record->offset, 3);
+    spdl_record_free(record);
+    spdl__records_close(records);
+    put_text("x.txt", "\xef\xbb\xbf");
+    CHECK_STR(read_records(path_of("x.txt"), SPDL__RECORDS_LINES, desc, &result), "");
+    CHECK_EQ(result, SPDL_END);
+}
+
 static void rows_of_lines(void) {
     spdl_files *files;
     spdl_pipeline *p;
@@ -1713,7 +1852,10 @@ TEST_TABLE(files) {
     TEST_CASE(windows_in_batches), TEST_CASE(bad_windows_in_batches), TEST_CASE(windows_in_shards),
     TEST_CASE(archives_in_a_row),
     TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
-    TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest), TEST_CASE(rows_of_files),
+    TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest),
+    TEST_CASE(hash_behind_backslashes), TEST_CASE(rows_of_files),
+    TEST_CASE(a_dangling_link_is_one_failure), TEST_CASE(links_are_missing_data),
+    TEST_CASE(files_of_another_kind),
     TEST_CASE(a_position_is_of_its_files), TEST_CASE(windows_across_shards),
     TEST_CASE(bad_shards), TEST_CASE(tokens_over_4_gib), TEST_CASE(rows_of_tokens),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),

@@ -559,7 +559,9 @@ static void dropping_costs_the_same_in_any_window(void) {
     for (int passes = 0; passes < 2; ++passes) {
         const double small = dropping_ns(items, 8, passes);
         const double large = dropping_ns(items, 32768, passes);
-        if (!CHECK(large < 8 * small)) printf("    %.0f and %.0f ns an item\n", small, large);
+        const double tick = 16e6 / (double)items; /* Windows counts whole ones */
+        if (!CHECK(large < 8 * small + tick))
+            printf("    %.0f and %.0f ns an item\n", small, large);
     }
 }
 

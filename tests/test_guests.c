@@ -722,6 +722,94 @@ static void workers_and_guests_take_turns(void) {
     chaos_seed = 0;
 }
 
+/* --- destroy does not wait for a thread of the pool that is elsewhere --- */
+
+typedef enum place { A_JOB, A_CALL, A_PROFILER } place;
+
+/* A call of one pipeline. Its thread goes on to a job, to a call of another pipeline or to the
+   profiler, which waits for the destroy of the first one. */
+typedef struct elsewhere {
+    place place;
+    spdl_pool *pool;
+    spdl_pipeline *other;
+    int called, there, destroyed, late;
+} elsewhere;
+
+static void elsewhere_wait(elsewhere *e) {
+    const uint64_t start = spdl_time_ns();
+    set(&e->there, 1);
+    while (!get(&e->destroyed) && !get(&e->late)) {
+        if (spdl_time_ns() - start > 10000000000u) set(&e->late, 1);
+        test_sleep_us(100);
+    }
+}
+
+static void elsewhere_job(void *arg, int worker, void *local) {
+    (void)worker;
+    (void)local;
+    elsewhere_wait((elsewhere *)arg);
+}
+
+static void elsewhere_event(spdl_event event, const char *name, uint64_t number, void *user) {
+    elsewhere *e = (elsewhere *)user;
+    (void)name;
+    (void)number;
+    if (event == SPDL_EVENT_WAIT_BEGIN && get(&e->called) && !get(&e->there)) elsewhere_wait(e);
+}
+
+SPDL_FN(waits_there, int, int) {
+    elsewhere_wait((elsewhere *)spdl_ctx(task));
+    *out = in;
+    return SPDL_OK;
+}
+
+SPDL_FN(starts_it, int, int) {
+    elsewhere *e = (elsewhere *)spdl_ctx(task);
+    static int item;
+    *out = in;
+    if (e->place == A_CALL) CHECK_EQ(spdl_pipeline_push(e->other, &item, 0), SPDL_OK);
+    if (e->place == A_JOB) CHECK_EQ(spdl_pool_submit(e->pool, elsewhere_job, e, 0), SPDL_OK);
+    set(&e->called, 1);
+    return SPDL_OK;
+}
+
+/* There is one thread: a worker or a guest. */
+static void destroy_while_it_is_in(place where, bool guest) {
+    elsewhere e = { .place = where };
+    spdl_pool_desc pool_desc = { .workers = !guest, .guests = guest };
+    spdl_pipeline_desc desc = { 0 };
+    spdl_pipeline *p;
+    crew c;
+    pool_desc.profiler.event_fn = where == A_PROFILER ? elsewhere_event : NULL;
+    pool_desc.profiler.user = &e;
+    REQUIRE(spdl_pool_create(&e.pool, &pool_desc) == SPDL_OK);
+    desc.pool = e.pool;
+    if (where == A_CALL)
+        REQUIRE(spdl_pipeline_create(&e.other, &desc, SPDL_STAGES(
+            SPDL_FEED(int), SPDL_PIPE(waits_there, .ctx = &e), SPDL_SINK(1))) == SPDL_OK);
+    crew_start(&c, e.pool, guest, 1000000);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+        ITEMS(1), SPDL_PIPE(starts_it, .ctx = &e), SPDL_SINK(1))) == SPDL_OK);
+    await(&e.there, 1);
+    spdl_pipeline_destroy(p);
+    set(&e.destroyed, 1);
+    CHECK_EQ(get(&e.late), 0);
+    CHECK_EQ(alive, 0);
+    spdl_pipeline_destroy(e.other);
+    crew_end(&c);
+    spdl_pool_destroy(e.pool);
+}
+
+static void destroy_waits_for_no_job(void) {
+    for (int guest = 0; guest < 2; ++guest) destroy_while_it_is_in(A_JOB, guest);
+}
+
+static void destroy_waits_for_no_other_pipeline(void) {
+    for (int guest = 0; guest < 2; ++guest) destroy_while_it_is_in(A_CALL, guest);
+}
+
+static void destroy_waits_for_no_profiler(void) { destroy_while_it_is_in(A_PROFILER, false); }
+
 static void desc_is_checked(void) {
     static const int bad[][2] = { { 0, 0 }, { 1, -1 }, { -1, 1 }, { 0, 257 }, { 200, 57 } };
     for (int i = 0; i < 5; ++i) {
@@ -832,6 +920,9 @@ TEST_TABLE(guests) {
     TEST_CASE(stop_at_any_time),
     TEST_CASE(what_a_guest_leaves_wakes_a_worker),
     TEST_CASE(workers_and_guests_take_turns),
+    TEST_CASE(destroy_waits_for_no_job),
+    TEST_CASE(destroy_waits_for_no_other_pipeline),
+    TEST_CASE(destroy_waits_for_no_profiler),
     TEST_CASE(desc_is_checked),
     TEST_CASE(profilers_see_all),
     TEST_END,

@@ -110,8 +110,8 @@ static const uint8_t length_extra[29] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2,
                                           2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0 };
 
 /* A match, if the codes have symbols for one that fits what is there. */
-static bool put_match(stream *s, const code *litlen, const code *dist, unsigned near) {
-    const unsigned length_symbol = below(29), dist_symbol = below(near);
+static bool put_match(stream *s, const code *litlen, const code *dist, unsigned reach) {
+    const unsigned length_symbol = below(29), dist_symbol = below(reach);
     const unsigned dist_extra = dist_symbol < 4 ? 0 : dist_symbol / 2 - 1;
     const unsigned dist_base =
         dist_symbol < 4 ? dist_symbol + 1 : ((2 + dist_symbol % 2) << dist_extra) + 1;
@@ -137,10 +137,10 @@ static void put_literal(stream *s, const code *litlen, unsigned kinds) {
 }
 
 static void put_tokens(stream *s, const code *litlen, const code *dist, unsigned tokens) {
-    const unsigned matches = below(101), near = below(4) == 0 ? 4 : 30;
+    const unsigned matches = below(101), reach = below(4) == 0 ? 4 : 30;
     const unsigned kinds = below(2) == 0 ? 256 : 1 + below(8);
     for (; tokens > 0; --tokens)
-        if (below(100) >= matches || !put_match(s, litlen, dist, near))
+        if (below(100) >= matches || !put_match(s, litlen, dist, reach))
             put_literal(s, litlen, kinds);
     put_symbol(s, litlen, 256);
 }

@@ -10,11 +10,8 @@
 
 #include <math.h>
 
-#include <pthread.h>
-#include <unistd.h>
-
-typedef struct A { long a[3]; } A;
-typedef struct B { long b; } B;
+typedef struct A { int64_t a[3]; } A;
+typedef struct B { int64_t b; } B;
 
 /* --- what the log says --- */
 
@@ -55,11 +52,31 @@ SPDL_FN(passes_b, B, B) {
     return SPDL_OK;
 }
 SPDL_FN(forgets, A, A) { return SPDL_OK; }
+static A kept[8];
+SPDL_FN(lists_a, void, A) {
+    if (spdl_sequence(task) == 8) return SPDL_END;
+    *out = &kept[spdl_sequence(task)];
+    return SPDL_OK;
+}
 SPDL_FN(makes_index, void, spdl_index) { return SPDL_END; }
 SPDL_FN(makes_path, void, char) { return SPDL_END; }
 SPDL_FN(ends, A, A) { return SPDL_END; }
 SPDL_FN(pends, A, A) { return SPDL_PENDING; }
-SPDL_FN(returns_77, A, A) { return (spdl_result)77; }
+static int own_number;
+SPDL_FN(returns_a_number, A, A) { return (spdl_result)own_number; }
+SPDL_FN(returns_true_at_once, void, A) { return (spdl_result)true; }
+SPDL_FN(forgets_return, A, A) {
+    const spdl_result ignored = spdl_fail(task, "value %d is odd", 7);
+    (void)ignored;
+    *out = in;
+    return SPDL_OK;
+}
+static spdl_task *of_the_call;
+SPDL_FN(keeps_the_task, A, A) {
+    of_the_call = task;
+    *out = in;
+    return SPDL_OK;
+}
 SPDL_FN(fails, A, A) { return spdl_fail(task, "no good"); }
 SPDL_FN(asks_for_a_buffer, A, A) {
     *out = (A *)spdl_buffer(task);
@@ -125,6 +142,32 @@ static void types_that_do_not_fit(void) {
             "yields 'A *'");
 }
 
+struct tagged { int number; };
+typedef struct tagged tagged;
+SPDL_FN(makes_tagged, void, struct tagged) { return SPDL_END; }
+SPDL_FN(takes_tagged, const tagged, void) { return SPDL_SKIP; }
+
+/* "struct tagged" and "tagged" are one type. */
+static void types_with_a_tag(void) {
+    char text[SPDL_TEXT_BYTES];
+    CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(makes_tagged), SPDL_PIPE(takes_tagged),
+                                   SPDL_SINK(1))), SPDL_END);
+    refused(WORKERS(1), SPDL_STAGES(SPDL_SOURCE(makes_tagged), SPDL_PIPE(passes_a), SPDL_SINK(1)),
+            SPDL_E_TYPE, "takes 'A *' but stage 0 'makes_tagged'");
+}
+
+/* Items of another pipeline. */
+static void types_of_another_pipeline(void) {
+    spdl_pipeline *inner;
+    spdl_error error;
+    REQUIRE(created(&inner, &error, WORKERS(1), SPDL_STAGES(SOURCE, SPDL_BATCH(4), SPDL_SINK(1))) ==
+            SPDL_OK);
+    refused(WORKERS(1), SPDL_STAGES(SPDL_FROM(A, spdl_pipeline_next, inner), SPDL_SINK(1)),
+            SPDL_E_TYPE, "stage 0 'from' is SPDL_FROM of 'A *', but that pipeline yields "
+                         "'spdl_batch *'");
+    spdl_pipeline_destroy(inner);
+}
+
 static void numbers_out_of_range(void) {
     spdl_pool_desc small = { .workers = 1 };
     spdl_pool *pool;
@@ -166,6 +209,8 @@ static void rows_in_the_wrong_place(void) {
     REFUSED("the last row must be SPDL_SINK", SOURCE, SPDL_PIPE(passes_a));
     REFUSED("the first row must be SPDL_SOURCE", SPDL_PIPE(passes_a), SPDL_SINK(1));
     REFUSED("only the last row may be SPDL_SINK", SOURCE, SPDL_SINK(1), SPDL_PIPE(passes_a));
+    REFUSED("SPDL_SINK(0): write how many results can wait, such as SPDL_SINK(3)", SOURCE,
+            SPDL_SINK(0));
 }
 
 static void fields_in_the_wrong_place(void) {
@@ -224,8 +269,56 @@ static void results_that_are_none(void) {
           SPDL_PIPE(ends), SPDL_SINK(1));
     FAILS(SPDL_E_STAGE, "returned SPDL_PENDING without .deferred in its row", SOURCE,
           SPDL_PIPE(pends), SPDL_SINK(1));
-    FAILS(SPDL_E_STAGE, "returned 77, which is not a result of a stage function", SOURCE,
-          SPDL_PIPE(returns_77), SPDL_SINK(1));
+    /* also those of `return errno`, `return true` and `return -1` */
+    for (own_number = -3; own_number < 134; own_number += own_number == -1 ? 2 : 1) {
+        char words[80];
+        snprintf(words, sizeof words, "returned %d, which is not a result of a stage function",
+                 own_number);
+        FAILS(own_number < 0 ? (spdl_result)own_number : SPDL_E_STAGE, words, SOURCE,
+              SPDL_PIPE(returns_a_number), SPDL_SINK(1));
+    }
+    FAILS(SPDL_E_STAGE, "returned 1, which is not a result of a stage function",
+          SPDL_SOURCE(returns_true_at_once), SPDL_SINK(1));
+}
+
+/* With SPDL_DEBUG: `return` is missing before spdl_fail. */
+static void a_reason_without_a_failure(void) {
+    FAILS(SPDL_E_INVALID, "item 0: recorded a reason and returned SPDL_OK: value 7 is odd", SOURCE,
+          SPDL_PIPE(forgets_return), SPDL_SINK(1));
+}
+
+static void a_source_without_items(void) {
+    char text[SPDL_TEXT_BYTES];
+    CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(makes_index), SPDL_SINK(1))), SPDL_END);
+    CHECK_EQ(said.count, 1);
+    says(said.text[0], "stage 0 'makes_index' ended without an item, in epoch 0");
+}
+
+/* Every function of a task says that its call is over. */
+static void a_task_after_its_call(void) {
+    static const char *const names[] = { "spdl_ctx", "spdl_local", "spdl_sequence", "spdl_epoch",
+                                         "spdl_stopping", "spdl_flushing", "spdl_item_key" };
+    spdl_pipeline *p;
+    spdl_error error;
+    A *a;
+    REQUIRE(created(&p, &error, WORKERS(1),
+                    SPDL_STAGES(SPDL_SOURCE(lists_a), SPDL_PIPE(keeps_the_task), SPDL_SINK(8))) ==
+            SPDL_OK);
+    while (SPDL_NEXT(p, &a, SPDL_SECONDS(15)) == SPDL_OK) {}
+    CHECK_EQ(said.count, 0);
+    (void)spdl_ctx(of_the_call);
+    (void)spdl_local(of_the_call);
+    (void)spdl_sequence(of_the_call);
+    (void)spdl_epoch(of_the_call);
+    (void)spdl_stopping(of_the_call);
+    (void)spdl_flushing(of_the_call);
+    (void)spdl_item_key(of_the_call);
+    for (int i = 0; i < 7; ++i) {
+        char words[80];
+        snprintf(words, sizeof words, "%s: not inside of a call of this stage", names[i]);
+        says(said.text[i], words);
+    }
+    spdl_pipeline_destroy(p);
 }
 
 /* Also when nobody asks spdl_pipeline_failed. */
@@ -239,7 +332,11 @@ static void what_was_forgotten(void) {
     char text[SPDL_TEXT_BYTES];
     CHECK_EQ(ran(text, SPDL_STAGES(SOURCE, SPDL_PIPE(forgets), SPDL_SINK(1))), SPDL_END);
     CHECK_EQ(said.count, 1);
-    says(said.text[0], "stage 1 'forgets' has returned only NULL, 100 times: is *out set?");
+    says(said.text[0], "stage 1 'forgets' has returned only NULL (100 times): is *out set?");
+    CHECK_EQ(ran(text, SPDL_STAGES(SOURCE, SPDL_PIPE(forgets, .free_item = free), SPDL_SINK(1))),
+             SPDL_END);
+    CHECK_EQ(said.count, 1);
+    says(said.text[0], "stage 1 'forgets' has returned only NULL (1 times): is *out set?");
     FAILS(SPDL_E_INVALID, "spdl_buffer in a stage without .item_bytes", SOURCE,
           SPDL_PIPE(asks_for_a_buffer), SPDL_SINK(1));
 }
@@ -248,12 +345,6 @@ SPDL_FN(drops_all, A, A) { return SPDL_SKIP; }
 
 SPDL_FN(drops_batches, spdl_batch, void) { return SPDL_SKIP; }
 
-static A kept[8];
-SPDL_FN(lists_a, void, A) {
-    if (spdl_sequence(task) == 8) return SPDL_END;
-    *out = &kept[spdl_sequence(task)];
-    return SPDL_OK;
-}
 
 static void a_free_item_that_is_not_there(void) {
     char text[SPDL_TEXT_BYTES];
@@ -262,7 +353,7 @@ static void a_free_item_that_is_not_there(void) {
     says(said.text[0], "stage 0 'lists_a' leaked 8 items: write .free_item in its row");
     CHECK_EQ(ran(text, SPDL_STAGES(SPDL_SOURCE(lists_a), SPDL_PIPE(forgets), SPDL_SINK(1))),
              SPDL_END); /* also when it ends before the hundredth */
-    says(said.text[1], "stage 1 'forgets' has returned only NULL, 8 times: is *out set?");
+    says(said.text[1], "stage 1 'forgets' has returned only NULL (8 times): is *out set?");
 }
 
 SPDL_FN(drops_paths, char, void) { return SPDL_SKIP; }
@@ -354,16 +445,16 @@ static void two_threads_at_one_end(void) {
         static const char *const name[] = { "spdl_pipeline_next", "spdl_pipeline_push" };
         spdl_result result = SPDL_OK;
         spdl_pipeline *p;
-        pthread_t thread;
+        test_thread thread;
         void *item;
         char text[64];
         REQUIRE(created(&p, NULL, WORKERS(push ? SPDL_INLINE : 1),
                         SPDL_STAGES(SPDL_FEED(A, .buffer_size = 1), SPDL_PIPE(passes_a),
                                     SPDL_SINK(1))) == SPDL_OK);
         if (push) CHECK_EQ(spdl_pipeline_push(p, kept, 0), SPDL_OK); /* it is full */
-        REQUIRE(pthread_create(&thread, NULL, push ? waits_in_push : waits_in_next, p) == 0);
+        REQUIRE(test_thread_start(&thread, push ? waits_in_push : waits_in_next, p));
         while (result != SPDL_E_INVALID) {
-            usleep(1000);
+            test_sleep_us(1000);
             result = push ? spdl_pipeline_push(p, kept, 0) : spdl_pipeline_next(p, &item, 0);
         }
         snprintf(text, sizeof text, "%s: another thread is inside", name[push]);
@@ -374,7 +465,7 @@ static void two_threads_at_one_end(void) {
                      SPDL_E_INVALID);
         CHECK_EQ(said.count, 1);
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
-        pthread_join(thread, NULL);
+        test_join(thread);
         spdl_pipeline_destroy(p);
         says(said.text[said.count - 1], "100 more calls were refused for the reasons above");
     }
@@ -676,6 +767,11 @@ static void texts_have_one_style(void) {
 
 TEST_TABLE(mistakes) {
     TEST_CASE(types_that_do_not_fit),
+    TEST_CASE(types_with_a_tag),
+    TEST_CASE(types_of_another_pipeline),
+    TEST_CASE(a_reason_without_a_failure),
+    TEST_CASE(a_source_without_items),
+    TEST_CASE(a_task_after_its_call),
     TEST_CASE(numbers_out_of_range),
 #ifndef SPDL_NO_REPORT
     TEST_CASE(seconds_out_of_range),

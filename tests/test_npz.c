@@ -1498,7 +1498,26 @@ static void what_is_no_array_is_left_out(void) {
     CHECK_EQ(load_mixed(true, none, &error), 0);
     CHECK_EQ(load_mixed(true, missing, &error), SPDL_E_NOT_FOUND);
     CHECK_STR(error.text, "it: no array 'c'");
-    CHECK_EQ(load_mixed(true, text, &error), SPDL_E_FORMAT); /* wanted, and no array */
+    CHECK_EQ(load_mixed(true, text, &error), SPDL_E_NOT_FOUND); /* a member, and no array */
+    CHECK_STR(error.text, "it: no array 'notes.md'");
+}
+
+/* A model of PyTorch, a jar, the wrong file. */
+static void an_archive_without_arrays_is_the_wrong_file(void) {
+    spdl_npz_bundle *bundle = NULL;
+    spdl_error error = { 0 };
+    sizes s;
+    const spdl_npz_desc desc = sizes_desc(&s, &error);
+    zip z;
+    memset(&z, 0, sizeof z);
+    zip_add_text(&z, "archive/data.pkl", "a pickle of something");
+    zip_add_text(&z, "archive/data/0", "numbers of something");
+    zip_end(&z, 0);
+    CHECK_EQ(spdl_npz_load_memory(&bundle, z.file.at, z.file.count, "it", &desc), SPDL_E_FORMAT);
+    CHECK_STR(error.text, "it: no array in it, but 'archive/data.pkl'");
+    CHECK(bundle == NULL);
+    CHECK_EQ(s.out, 0);
+    zip_free(&z);
 }
 
 /* A small file as the writer makes it; `change` is added to a byte of its last array. */
@@ -2289,6 +2308,7 @@ TEST_TABLE(npz) {
     TEST_CASE(every_allocation_fails), TEST_CASE(read_by_several_threads),
     TEST_CASE(crc_is_the_one_of_zip), TEST_CASE(sizes_that_are_claimed),
     TEST_CASE(what_is_no_array_is_left_out),
+    TEST_CASE(an_archive_without_arrays_is_the_wrong_file),
     TEST_CASE(small_files_are_not_copied), TEST_CASE(small_files_that_were_changed),
     TEST_CASE(two_failures_at_a_time), TEST_CASE(large_bundles),
     TEST_CASE(offsets_that_wrap), TEST_END

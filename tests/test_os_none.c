@@ -275,7 +275,7 @@ static void files_without_folders(void) {
     remove(path);
     CHECK(spdl_files_open(&files, "/tmp", &desc) == SPDL_E_IO);
     CHECK_EQ(spdl_files_open(&files, "/tmp/*", &desc), SPDL_E_IO);
-    CHECK_STR(error.text, "/tmp/: there are no folders with SPDL_NO_THREADS");
+    CHECK_STR(error.text, "'/tmp/': there are no folders with SPDL_NO_THREADS");
 }
 
 SPDL_FN(ten_numbers, void, int) {

@@ -658,8 +658,8 @@ static void results_that_are_none_are_failures(void) {
         const char *text;
     } cases[] = {
         { SPDL_END, SPDL_E_STAGE, "SPDL_END, which only a source may" },
-        { SPDL_TIMEOUT, SPDL_E_STAGE, "3, which is not a result of a stage function" },
-        { SPDL_CLOSED, SPDL_E_STAGE, "6, which is not a result of a stage function" },
+        { SPDL_TIMEOUT, SPDL_E_STAGE, "1003, which is not a result of a stage function" },
+        { SPDL_CLOSED, SPDL_E_STAGE, "1006, which is not a result of a stage function" },
         { 77, SPDL_E_STAGE, "77, which is not a result of a stage function" },
         { -99, -99, "-99, which is not a result of a stage function" },
     };

@@ -972,10 +972,10 @@ static void policy_refused(spdl_policy policy, spdl_result result, const char *t
 
 static void a_policy_that_is_refused_is_told(void) {
     TEST_NEEDS_LINUX();
-    static const int nowhere[] = { -1 }, missing[] = { 1023 }, far[] = { 5000 };
+    static const int nowhere[] = { -1 }, missing[] = { 1023 }, beyond[] = { 5000 };
     const char *const by_the_system = "the system refuses the policy of ";
     policy_refused((spdl_policy){ .cpus = missing, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
-    policy_refused((spdl_policy){ .cpus = far, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
+    policy_refused((spdl_policy){ .cpus = beyond, .cpu_count = 1 }, SPDL_E_THREAD, by_the_system);
     policy_refused((spdl_policy){ .cpus = nowhere, .cpu_count = 1 }, SPDL_E_INVALID,
                    "policy.cpus[0] is -1, must be at least 0");
     policy_refused((spdl_policy){ .nice = 20 }, SPDL_E_INVALID,

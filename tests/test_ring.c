@@ -73,8 +73,8 @@ static int64_t ms(double n) { return (int64_t)(n * 1e6); }
 
 /* Seconds until a wait gives up that ought to be ended by another thread, and what is too late for
    that: half of it, as threads of a busy machine may have to wait for a processor. */
-enum { LONG = 20 };
-#define LATE_NS ((uint64_t)SPDL_SECONDS(LONG) / 2)
+enum { LONG_S = 20 };
+#define LATE_NS ((uint64_t)SPDL_SECONDS(LONG_S) / 2)
 
 /* Makes a new ring one of a system without membarrier: full barriers, and no quick paths. */
 static void without_membarrier(spdl_ring *ring) {
@@ -592,7 +592,7 @@ static void close_wakes_sleepers(void) {
             uint64_t left;
             if (push) CHECK_EQ(spdl_ring_try_push(ring, &item), SPDL_OK);
             for (uint32_t i = 0; i < sleepers; ++i) {
-                const call c = { ring, push != 0, NULL, i, SPDL_SECONDS(LONG), SPDL_OK };
+                const call c = { ring, push != 0, NULL, i, SPDL_SECONDS(LONG_S), SPDL_OK };
                 calls[i] = c;
                 threads[i] = thread_of(call_once, &calls[i]);
             }
@@ -614,13 +614,13 @@ static void close_wakes_sleepers(void) {
 static void close_wakes_sleepers_behind_a_slow_push(void) {
     spdl_ring *ring = ring_of(4, 8, SPDL_RING_MPMC);
     uint32_t open = 0;
-    call slow = { ring, true, &open, 42, SPDL_SECONDS(LONG), SPDL_TIMEOUT };
+    call slow = { ring, true, &open, 42, SPDL_SECONDS(LONG_S), SPDL_TIMEOUT };
     call calls[3];
     test_thread producer = thread_of(call_once, &slow), threads[3];
     uint64_t start;
     int items = 0, closed = 0;
     for (int i = 0; i < 3; ++i) {
-        const call c = { ring, false, NULL, 0, SPDL_SECONDS(LONG), SPDL_OK };
+        const call c = { ring, false, NULL, 0, SPDL_SECONDS(LONG_S), SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
@@ -648,12 +648,12 @@ static void close_wakes_sleepers_behind_a_slow_push(void) {
 static void wake_ups_pass_a_slow_push(void) {
     spdl_ring *ring = ring_of(4, 8, SPDL_RING_MPMC);
     uint32_t open = 0;
-    call slow = { ring, true, &open, 0, SPDL_SECONDS(LONG), SPDL_TIMEOUT };
+    call slow = { ring, true, &open, 0, SPDL_SECONDS(LONG_S), SPDL_TIMEOUT };
     call calls[2];
     test_thread producer = thread_of(call_once, &slow), threads[2];
     uint64_t second = 1, start;
     for (int i = 0; i < 2; ++i) {
-        const call c = { ring, false, NULL, 9, SPDL_SECONDS(LONG), SPDL_OK };
+        const call c = { ring, false, NULL, 9, SPDL_SECONDS(LONG_S), SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }
@@ -689,7 +689,7 @@ static void *race_produce(void *arg) {
     while (result != SPDL_CLOSED) {
         const bool late = __atomic_load_n(&r->closed, __ATOMIC_ACQUIRE) != 0;
         const uint64_t item = 1;
-        result = spdl_ring_push(r->ring, &item, SPDL_SECONDS(LONG));
+        result = spdl_ring_push(r->ring, &item, SPDL_SECONDS(LONG_S));
         CHECK(result == SPDL_CLOSED || (result == SPDL_OK && !late));
         if (result == SPDL_OK) __atomic_fetch_add(&r->accepted, 1, __ATOMIC_RELAXED);
         if (result == SPDL_TIMEOUT) break;
@@ -703,7 +703,7 @@ static void *race_consume(void *arg) {
     uint64_t item;
     chaos = r->seed + 1;
     while (result == SPDL_OK) {
-        result = spdl_ring_pop(r->ring, &item, SPDL_SECONDS(LONG));
+        result = spdl_ring_pop(r->ring, &item, SPDL_SECONDS(LONG_S));
         if (result == SPDL_OK) __atomic_fetch_add(&r->arrived, 1, __ATOMIC_RELAXED);
     }
     CHECK_EQ(result, SPDL_CLOSED);
@@ -740,7 +740,7 @@ static void *race_produce_and_close(void *arg) {
     uint64_t state = r->seed, left = test_random(&state) % 40, item = 0;
     chaos = r->seed;
     for (; left > 0; --left, ++item)
-        if (CHECK_EQ(spdl_ring_push(r->ring, &item, SPDL_SECONDS(LONG)), SPDL_OK)) ++r->accepted;
+        if (CHECK_EQ(spdl_ring_push(r->ring, &item, SPDL_SECONDS(LONG_S)), SPDL_OK)) ++r->accepted;
     spdl_ring_close(r->ring);
     CHECK_EQ(spdl_ring_push(r->ring, &item, SPDL_FOREVER), SPDL_CLOSED);
     CHECK_EQ(spdl_ring_try_push(r->ring, &item), SPDL_CLOSED);
@@ -933,7 +933,7 @@ static void batches_wait(void) {
     call calls[4];
     test_thread threads[4];
     for (int i = 0; i < 4; ++i) {
-        const call c = { ring, false, NULL, 0, SPDL_SECONDS(LONG), SPDL_OK };
+        const call c = { ring, false, NULL, 0, SPDL_SECONDS(LONG_S), SPDL_OK };
         calls[i] = c;
         threads[i] = thread_of(call_once, &calls[i]);
     }

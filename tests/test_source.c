@@ -399,7 +399,7 @@ static void any_next_function_is_a_source(void) {
         h = (hand){ .says = closed };
         p = START(crowds[i], SPDL_FROM(item, hand_next, &h), SPDL_SINK(1));
         TAKE_ALL(p, "0 1", SPDL_E_STAGE);
-        failed_with(p, 0, "stage 0 'from', item 2: its next function returned 6 (closed)");
+        failed_with(p, 0, "stage 0 'from', item 2: its next function returned 1006 (closed)");
         DONE(p);
         h = (hand){ .says = now_and_then };
         RUN(START(crowds[i], SPDL_FROM(item, hand_next, &h, .max_failures = 1), SPDL_SINK(1)),

@@ -921,7 +921,16 @@ static void texts_of_other_ranks_are_refused(void) {
                        "spdl_state_load: text 2 is the second one of rank 1");
             CHECK_EQ(spdl_state_load(r[1].p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
             CHECK_EQ(rank_take(&r[1], 0, &value, 1), 1);
-            CHECK_EQ(value, 4); /* its own, whatever the others have */
+            CHECK_EQ(value, 4); /* its own */
+            (void)rank_take(&r[2], 0, &value, 2); /* the ranks are at different steps */
+            save(r[2].p, r[2].text);
+            refused_of(r[1].p, texts, 3, SPDL_E_INVALID,
+                       "spdl_state_load: text 2 is of epoch 0 after 3 items, and that of this rank "
+                       "of epoch 0 after 1: they are not of the same step. To load it anyway pass "
+                       "the text of this rank alone");
+            load(r[1].p, r[1].text);
+            CHECK_EQ(rank_take(&r[1], 0, &value, 1), 1);
+            CHECK_EQ(value, 4);
             while (r[2].ended == 0) (void)rank_take(&r[2], 0, &value, 1);
             save(r[2].p, r[2].text);
             refused_of(other.p, texts, 3, SPDL_E_INVALID,

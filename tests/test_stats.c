@@ -125,10 +125,10 @@ static double reference_take(spdl_pipeline *p, const reference *r, int items) {
 /* Within 15 %, and a little that a machine with other things to do may add, or a sanitizer. */
 static bool is_near(const char *what, int edge, double is, double expected, double slack,
                     bool tell) {
-    const bool near = fabs(is - expected) <= 0.15 * expected + slack;
-    if (!near && tell)
+    const bool fits = fabs(is - expected) <= 0.15 * expected + slack;
+    if (!fits && tell)
         fprintf(stderr, "    %s of edge %d is %.2f, not %.2f\n", what, edge, is, expected);
-    return near;
+    return fits;
 }
 
 static bool reference_holds(const reference *r, const spdl_stats *from, const spdl_stats *to,
