@@ -1144,6 +1144,8 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    SPDL_UNBATCH() passes the items of each batch one by one, except NULL.
 
+   All results of one input have its spdl_sequence. Each has an spdl_item_key of its own.
+
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
    call, and `in` is NULL. The stage can gather items and pass the rest then. */
 
@@ -1253,9 +1255,11 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const 
                                      int64_t timeout_ns, spdl_error *error);
 
 /* A seed for the random numbers of this call: a hash of desc.seed, the epoch and spdl_sequence.
-   With SPDL_INDEX it includes the sampler's seed and the position. A load and the number of workers
-   do not change it, nor does the number of ranks before the first SPDL_BATCH. All results of one
-   item share it.
+   Each result of an .again row, SPDL_LINES, SPDL_TAR and SPDL_UNBATCH has a key of its own, and so
+   has each call of such a row. With SPDL_INDEX the key includes the sampler's seed and the position.
+   A load and the number of workers do not change it, nor does the number of ranks before the first
+   SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your
+   own, as in spdl_hash(spdl_item_key(task), &number, sizeof number).
    Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
@@ -6982,8 +6986,9 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
        an item   with the row that made it, which frees it
        a hole    an input without a result; its reader passes it without a call
        a mark    END, EPOCH or FAIL of a row; each row passes it in order (>>row-impl)
-   `range` is the source's number of the item, or where a run goes on (>>position-impl). Behind a
-   feed it is the time when the oldest part of the item was pushed.
+   `range` is the source's number of the item and the number of the result behind rows with .again,
+   or where a run goes on (>>position-impl). Behind a feed it has the time when the oldest part of
+   the item was pushed in place of the number of the item.
 
    The word of an edge's reader is {head, SHUT, active}. `head` is the next ticket to take, `active`
    counts the calls inside of the row, SHUT means that no call enters. **One compare-and-swap of
@@ -7024,8 +7029,8 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__HEAD_BITS 17
 #define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
 
-/* A range behind the row that marks: the low bits are a number of results. Behind a feed: when
-   items were pushed, in units of 256 ns. */
+/* The low bits of a range are a number of results, the others the number of the item in its source,
+   or behind a feed the time of the push in units of 256 ns. */
 #define SPDL__SPAN_BITS 28
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
@@ -7117,12 +7122,22 @@ SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
 }
 
 /* The range of an item that is pushed now. */
-SPDL__INLINE uint64_t spdl__range_pushed(uint64_t now) { return now >> SPDL__PUSHED_BITS; }
+SPDL__INLINE uint64_t spdl__range_pushed(uint64_t now) {
+    return now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
+}
 
-/* Age of the oldest item in a range of a feed. */
+/* Age of the oldest item in a range of a feed, up to 2 hours. */
 SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
-    const uint64_t pushed = range << SPDL__PUSHED_BITS;
-    return now > pushed ? now - pushed : 0; /* the clock of the producer may be ahead */
+    const uint64_t age = (spdl__range_pushed(now) - (range & ~SPDL__SPAN_MAX)) >> SPDL__SPAN_BITS;
+    const uint64_t ahead = (uint64_t)1 << (63 - SPDL__SPAN_BITS); /* the clock of the producer */
+    return age < ahead ? age << SPDL__PUSHED_BITS : 0;
+}
+
+/* The range of result `k` of the calls of .again for an input with this range. The results of an
+   item have the numbers 1, 2, ...; those of a second such row have hashes. */
+SPDL__INLINE uint64_t spdl__range_result(uint64_t range, uint64_t k) {
+    const uint64_t number = (range & SPDL__SPAN_MAX) * 0x9e3779b1u + k + 1;
+    return (range & ~SPDL__SPAN_MAX) | (number & SPDL__SPAN_MAX);
 }
 
 typedef struct spdl__item {
@@ -8070,10 +8085,12 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
    passes the same results. A tally is {item, results}: start the source at this item, and drop the
    first `results` results. Without .again in front of the point it is {next item, 0}.
 
-   Slots carry the tally to the consumer. Up to the counting row, the range of a slot is the item's
-   source number; behind it the range is item << SPDL__SPAN_BITS | results. If later rows make
-   several results of a batch, it is the tally before the batch. The batch is made again, and the
-   consumer counts its results. With .flush, or batches of batches, the epoch is made again.
+   Slots carry the tally to the consumer. Up to the counting row, the range of a slot has the item's
+   source number and the number of the result. Behind it the range is item << SPDL__SPAN_BITS |
+   results. If later rows make several results of a batch, `item` is of the tally before the batch,
+   and `results` the number of the result. The batch is made again, and the consumer counts its
+   results. With .flush, with batches of batches, or with .again before and behind the batch, the
+   epoch is made again.
 
    Threads: a row's tally belongs to the thread inside it; the sink's tally and `at` belong to the
             consumer. The hand-over of a slot orders them. */
@@ -8102,7 +8119,8 @@ SPDL__PRIVATE void spdl__tally_begin(spdl__tally *tally, uint64_t item) {
 
 /* The consumer took or dropped `got`. */
 SPDL__INLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
-    if (p->many || p->remakes) spdl__tally_pass(&p->tally, got->range, true);
+    if (p->many || p->remakes)
+        spdl__tally_pass(&p->tally, got->range >> SPDL__SPAN_BITS, true);
 }
 
 SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
@@ -8135,10 +8153,10 @@ SPDL__PRIVATE const char *spdl__position_read(const spdl_pipeline *p, spdl__posi
     } else if (p->counting != NULL) {
         at->number = (p->last_item.origin >> 8) + !p->remakes;
         at->source = range >> SPDL__SPAN_BITS;
-        at->results = range & SPDL__SPAN_MAX;
+        at->results = p->remakes ? 0 : range & SPDL__SPAN_MAX;
         at->drops = p->remakes ? p->tally.results : 0;
     } else {
-        at->source = p->many ? p->tally.item : range + 1;
+        at->source = p->many ? p->tally.item : (range >> SPDL__SPAN_BITS) + 1;
         at->results = p->many ? p->tally.results : 0;
     }
     if (spdl__load_relaxed(&p->node[0].made) >> (64 - SPDL__SPAN_BITS) != 0)
@@ -8201,6 +8219,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
         p->unsaved = "its order is not always the same: a row has completion order, or a merge "
                      "takes what is ready";
     if (p->tokens != NULL) p->unsaved = "its doctor replays items";
+    if (p->many && p->remakes) p->replays = true; /* a range has one number of results */
     if (p->replays || p->unsaved != NULL) {
         p->counting = NULL;
         p->many = p->remakes = false;
@@ -8332,7 +8351,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     if (!inside) s->inside = s->done = true;
     spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, first);
     if (in == NULL) {
-        what.range = node->made;
+        what.range = node->made << SPDL__SPAN_BITS;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
     } else if (timed || first || (!plain && SPDL__TRACED(in->track))) {
         s->waited += spdl__edge_put_wait(in, head, s->now);
@@ -9285,6 +9304,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
         what.item = out;
         spdl__count(&counters->made, 1);
     }
+    if (node->row.again) what.range = spdl__range_result(what.range, task->parked->handed_on);
     if (task->call.buffer != NULL) spdl__task_give_back(task);
     if (result == SPDL_OK) {
         spdl__settle_put(task, &what, now);
@@ -9393,6 +9413,7 @@ SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *co
     what.item = out;
     what.origin = spdl__task_origin(task, out);
     if (task->call.buffer != NULL) spdl__task_give_back(task);
+    what.range = spdl__range_result(what.range, parked->handed_on);
     spdl__put(task->node, 0, &what, now);
     spdl__count(&counters->made, 1);
     ++parked->handed_on;
@@ -9777,7 +9798,7 @@ SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t
     task->node = node;
     task->call.flushing = true;
     task->call.in.item = NULL;
-    task->call.in.range = p->feed != NULL ? spdl__range_pushed(now) : 0;
+    task->call.in.range = (p->feed != NULL ? spdl__range_pushed(now) : 0) | SPDL__SPAN_MAX;
     task->call.in.origin = spdl__origin(0, SPDL__HOLE);
     spdl__store_relaxed(&task->sequence, 0);
     task->call.ticket = at;
@@ -10157,10 +10178,10 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     }
     first = batch->shown.count == 0;
     if (node != p->counting) {
-        if (first) batch->range = task->call.in.range; /* of a feed: the oldest */
+        if (first) batch->range = task->call.in.range & ~SPDL__SPAN_MAX; /* of a feed: the oldest */
     } else {
         if (first && p->remakes) batch->range = spdl__tally_range(&node->tally);
-        spdl__tally_pass(&node->tally, task->call.in.range, p->many);
+        spdl__tally_pass(&node->tally, task->call.in.range >> SPDL__SPAN_BITS, p->many);
         if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
             ++node->placeless;
@@ -22219,6 +22240,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const spdl_sampler *sampler = p->sampler;
     const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
+    uint64_t range = task->call.in.range;
     if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
@@ -22228,7 +22250,11 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
                                (uint64_t)sampler->desc.ranks.rank;
     }
     key = spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) ^ (epoch * 0x9e3779b97f4a7c15u + kind));
-    return spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
+    key = spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
+    if (p->counting != NULL && !p->remakes && kind == 2) range = 0; /* a number of items */
+    if (task->node->row.again) range = spdl__range_result(range, task->parked->handed_on);
+    range &= SPDL__SPAN_MAX;
+    return range == 0 ? key : spdl__mix(key ^ range * 0x9e3779b97f4a7c15u);
 }
 
 /* ============================================================================================= */

@@ -87,6 +87,46 @@ static void requests(void) {
     is(spdl_time_ns() - since > 90000000, 1, "rate: 100 items take 99 ms");
 }
 
+SPDL_FN(ten_of_each, Job, Job) { /* as the lines of a file */
+    intptr_t *made = (intptr_t *)(void *)spdl_call_state(task);
+    *out = job_new(in->id * 10 + (int)*made);
+    return ++*made < 10 ? SPDL_AGAIN : SPDL_OK;
+}
+SPDL_FN(all_of_one, Job, Job) { /* as the lines of one file */
+    intptr_t *made = (intptr_t *)(void *)spdl_call_state(task);
+    if (in->id > 0) return SPDL_SKIP;
+    *out = job_new((int)*made);
+    return ++*made < 1000 ? SPDL_AGAIN : SPDL_OK;
+}
+
+/* The reservoir behind each kind of row: few items still follow their neighbour. */
+static void shuffles(void) {
+    for (int kind = 0; kind < 4; kind++) {
+        static Reservoir reservoir;
+        const spdl_stage spread = SPDL_PIPE(ten_of_each, .again = true, .free_item = free);
+        const spdl_stage one = SPDL_PIPE(all_of_one, .again = true, .free_item = free);
+        spdl_pipeline *p =
+            kind == 0   ? start(SPDL_STAGES(JOBS, SHUFFLE(&reservoir), SPDL_SINK(3)))
+            : kind == 1 ? start(SPDL_STAGES(JOBS, spread, SHUFFLE(&reservoir), SPDL_SINK(3)))
+            : kind == 2 ? start(SPDL_STAGES(JOBS, one, SHUFFLE(&reservoir), SPDL_SINK(3)))
+                        : start(SPDL_STAGES(JOBS, spread, SPDL_BATCH(100), SPDL_UNBATCH(),
+                                            SHUFFLE(&reservoir), SPDL_SINK(3)));
+        int count = 0, follow = 0, last = -1;
+        long sum = 0;
+        Job *job;
+        for (; SPDL_NEXT(p, &job, SPDL_FOREVER) == SPDL_OK; free(job)) {
+            follow += job->id == last + 1;
+            last = job->id;
+            sum += job->id;
+            count++;
+        }
+        is(count, kind == 0 ? 100 : 1000, "shuffle: all items");
+        is(sum == (long)count * (count - 1) / 2, 1, "shuffle: each once");
+        is(follow * 10 < count, 1, "shuffle: neighbours are apart");
+        spdl_pipeline_destroy(p);
+    }
+}
+
 static void groups(void) {
     static Pack *bucket[BUCKETS];
     static Reservoir reservoir;
@@ -118,6 +158,7 @@ static void groups(void) {
     is(count, 100, "shuffle");
     is(moved > 50 && seen[0] == UINT64_MAX && seen[1] == ((uint64_t)1 << 36) - 1, 1, "shuffle");
     spdl_pipeline_destroy(p);
+    shuffles();
     p = start(SPDL_STAGES(JOBS, PIECES, SPDL_SINK(3)));
     for (count = 0; SPDL_NEXT(p, &piece, SPDL_FOREVER) == SPDL_OK; count++) {
         is(piece->bytes[PIECE - 1], count / 10, "pieces");

@@ -285,10 +285,15 @@ static void each_of_many_answers_its_input(void) {
 static void the_age_of_a_push_is_exact(void) {
     static const struct {
         uint64_t pushed, now, age;
-    } rows[] = { { 0, 0, 0 }, { 512, 1024, 512 }, { 300, 1000, 744 }, { 1024, 512, 0 },
-                 { (uint64_t)1 << 62, ((uint64_t)1 << 62) + 256, 256 } };
+    } rows[] = { { 0, 0, 0 }, { 512, 1024, 512 }, { 300, 1000, 512 }, { 1024, 512, 0 },
+                 { (uint64_t)1 << 62, ((uint64_t)1 << 62) + 256, 256 },
+                 { ((uint64_t)1 << 44) - 256, ((uint64_t)1 << 44) + 512, 768 }, /* it wraps */
+                 { 0, (uint64_t)7200 * 1000000000, (uint64_t)7200 * 1000000000 } };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i)
-        CHECK_EQ(spdl__range_age(rows[i].pushed >> SPDL__PUSHED_BITS, rows[i].now), rows[i].age);
+        for (uint64_t result = 0; result < 3; ++result) {
+            const uint64_t range = spdl__range_pushed(rows[i].pushed);
+            CHECK_EQ(spdl__range_age(spdl__range_result(range, result), rows[i].now), rows[i].age);
+        }
 }
 
 /* A pipeline with a source has no answers. */

@@ -1585,6 +1585,103 @@ static void keys_are_those_of_the_items(void) {
     for (int i = 1; i < 4 * 123; ++i) CHECK(keys[0][i] != keys[0][i - 1]);
 }
 
+/* Seven results of each item; of those that are told to, each has the key of its call. */
+SPDL_FN(seven, item, item) {
+    intptr_t *made = (intptr_t *)(void *)spdl_call_state(task);
+    *out = item_make(in->value < 0 ? (long)(spdl_item_key(task) >> 1) : in->value * 7 + *made);
+    return ++*made < 7 ? SPDL_AGAIN : SPDL_OK;
+}
+SPDL_FN(drops_thirds, item, item) {
+    *out = in;
+    return in->value % 3 == 0 ? SPDL_SKIP : SPDL_OK;
+}
+SPDL_FN(negated, item, item) {
+    in->value = -1 - in->value;
+    *out = in;
+    return SPDL_OK;
+}
+/* Passes all in reverse at the end, each with the key of its call. */
+typedef struct pile {
+    item *kept[200];
+    int count;
+} pile;
+SPDL_FN(piles_up, item, item) {
+    pile *p = (pile *)spdl_ctx(task);
+    if (!spdl_flushing(task)) {
+        spdl_take(task);
+        p->kept[p->count++] = in;
+        return SPDL_SKIP;
+    }
+    if (p->count == 0) return SPDL_SKIP;
+    *out = p->kept[--p->count];
+    (*out)->value = (long)(spdl_item_key(task) >> 1);
+    return SPDL_AGAIN;
+}
+
+#define SEVEN SPDL_PIPE(seven, .again = true, .free_item = item_free)
+#define SEVENS_KEYED SPDL_PIPE(keyed, .concurrency = 3)
+
+static spdl_pipeline *keys_of_results(int shape, int workers, pile *p) {
+    p->count = 0;
+    switch (shape) {
+    case 0: return START(workers, FROM(12), SEVEN, SEVENS_KEYED, SPDL_SINK(2));
+    case 1: return START(workers, FROM(4), SEVEN, SEVEN, SEVENS_KEYED, SPDL_SINK(2));
+    case 2: return START(workers, FROM(40), SPDL_BATCH(4), SPDL_UNBATCH(), SEVENS_KEYED,
+                         SPDL_SINK(2));
+    case 3: return START(workers, FROM(12), SEVEN, SPDL_BATCH(3),
+                         SPDL_PIPE(keyed_batch, .concurrency = 3, .free_item = item_free),
+                         SPDL_SINK(2));
+    case 4: return START(workers, FROM(12), SEVEN, SPDL_BATCH(3), SPDL_UNBATCH(), SEVENS_KEYED,
+                         SPDL_SINK(2));
+    case 5: return START(workers, FROM(12), SPDL_PIPE(negated), SEVEN, SPDL_SINK(2));
+    case 6: return START(workers, FROM(12), SEVEN,
+                         SPDL_PIPE(piles_up, .ctx = p, .flush = true, .again = true,
+                                   .free_item = item_free), SPDL_SINK(2));
+    default: return START(workers, FROM(12), SEVEN,
+                          SPDL_PIPE(drops_thirds), SEVENS_KEYED, SPDL_SINK(2));
+    }
+}
+
+static size_t keys_take(spdl_pipeline *p, long *keys, size_t most) {
+    item *it = NULL;
+    size_t count = 0;
+    while (count < most && SPDL_NEXT(p, &it, SPDL_SECONDS(15)) == SPDL_OK) {
+        keys[count++] = it->value;
+        item_free(it);
+    }
+    return count;
+}
+
+/* Each result of one item has a key of its own, the same with any workers and after a load. */
+static void results_of_one_item_have_keys_of_their_own(void) {
+    static const size_t counts[] = { 84, 196, 40, 28, 84, 84, 84, 56 };
+    static long keys[2][200], sorted[200];
+    static pile p;
+    many_epochs = 0;
+    for (int shape = 0; shape < 8; ++shape)
+        for (int crowd = 0; crowd < CROWDS; ++crowd) {
+            spdl_pipeline *run = keys_of_results(shape, crowds[crowd], &p);
+            const size_t count = keys_take(run, keys[crowd > 0], 200);
+            DONE(run);
+            CHECK_EQ(count, counts[shape]);
+            CHECK(memcmp(keys[0], keys[crowd > 0], count * sizeof keys[0][0]) == 0);
+            memcpy(sorted, keys[0], sizeof sorted);
+            qsort(sorted, count, sizeof sorted[0], by_value_of);
+            for (size_t i = 1; i < count; ++i)
+                CHECK(sorted[i] != sorted[i - 1]);
+            for (size_t at = 0; at < count && shape != 6; at += 5) {
+                char text[SPDL_STATE_BYTES];
+                run = keys_of_results(shape, crowds[crowd], &p);
+                CHECK_EQ(keys_take(run, keys[1], at), at);
+                save(run, text);
+                load(run, text);
+                CHECK_EQ(keys_take(run, keys[1], 200), count - at);
+                CHECK(memcmp(keys[0] + at, keys[1], (count - at) * sizeof keys[0][0]) == 0);
+                DONE(run);
+            }
+        }
+}
+
 /* What is wrong is told, not how the pipeline failed before. */
 static void a_failed_pipeline_after_a_fork(void) {
     char text[SPDL_STATE_BYTES];
@@ -1663,5 +1760,6 @@ TEST_TABLE(state) {
     TEST_CASE(a_damaged_text_is_refused),
     TEST_CASE(some_tables_have_no_position),
     TEST_CASE(keys_are_those_of_the_items),
+    TEST_CASE(results_of_one_item_have_keys_of_their_own),
     TEST_END
 };

@@ -189,7 +189,7 @@ static void wild_begin(wild *w) {
     w->feed = which < 2;
     if (which == 10) { /* another pipeline makes the items */
         w->inner_rows[0] = source;
-        w->inner_rows[1] = (spdl_stage)SPDL_SINK((int)draw(w, 4));
+        w->inner_rows[1] = (spdl_stage)SPDL_SINK(1 + (int)draw(w, 3));
         d = wild_add(w, from, PLAIN);
         w->inner_rows[0].ctx = d;
         d->count = (long)draw(w, WILD_ITEMS);
@@ -319,7 +319,7 @@ static void wild_make(wild *w, uint64_t seed, spdl_pool *pool) {
     wild_line(w, w->feed + draw(w, 5), first);
     if (w->count < 2 || (w->feed && w->count == 2)) wild_pipe(w, first);
     wild_last(w)->buffer_size = 0;
-    w->rows[w->count++] = (spdl_stage)SPDL_SINK((int)draw(w, 5));
+    w->rows[w->count++] = (spdl_stage)SPDL_SINK(1 + (int)draw(w, 4));
     if (chance(w, 10))
         for (size_t i = 0; i < w->count; ++i)
             if (w->rows[i].fn != NULL) {
