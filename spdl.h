@@ -919,14 +919,14 @@ spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *t
 
 /* Ends the flow early. No stage function is called again. next returns the items in the sink, then
    SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items.
-   Items after a failure are freed by destroy or a rewind. A second stop, or a stop after the end,
-   does nothing.
+   Items after a failure are freed by destroy or a rewind. A second stop waits for the first. A stop
+   after the end does nothing.
 
    Ctrl-C. On Linux a signal handler may call it with a timeout of 0, while the pipeline exists.
    desc.ready_fn then runs in the handler: see Event loops above. On other systems set a flag in the
    handler, and give next a timeout.
 
-   Returns: SPDL_OK, SPDL_TIMEOUT (calls or a rewind still run; the stop goes on).
+   Returns: SPDL_OK, SPDL_TIMEOUT (calls, another stop or a rewind still run; the stop goes on).
    Blocks:  until running calls have returned and every deferred call was completed, and then in
             free_item. It does not wait inside of a stage or on a worker of its pool. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout_ns);
@@ -5052,12 +5052,20 @@ SPDL__PRIVATE bool spdl__turn(uint64_t *barred) {
     return true;
 }
 
-/* One step of a wait loop with at most `yields` turns. Returns false when it is time to sleep. */
-SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
-    if (*round >= SPDL_SPINS + yields) return false;
-    if ((*round)++ >= SPDL_SPINS) return spdl__turn(barred);
+/* One step of a wait loop. Returns false when it is time to sleep. */
+SPDL__PRIVATE bool spdl__spin(int *round) {
+    if (*round >= SPDL_SPINS) return false;
+    ++*round;
     spdl__pause();
     return true;
+}
+
+/* The same with at most `yields` turns after the pauses. */
+SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
+    if (spdl__spin(round)) return true;
+    if (*round >= SPDL_SPINS + yields) return false;
+    ++*round;
+    return spdl__turn(barred);
 }
 
 /* Asymmetric barriers. A thread that publishes passes a light barrier, then reads whether another
@@ -5094,7 +5102,7 @@ SPDL__PRIVATE void spdl__lock(uint32_t *lock, spdl__os_event *parked) {
     do {
         uint32_t open = 0;
         if (spdl__cas32(lock, &open, 1)) return;
-    } while (spdl__backoff(&round, 0, NULL));
+    } while (spdl__spin(&round));
     for (;;) {
         const uint32_t word = spdl__load32(&parked->word); /* acquire: before the exchange */
         if (spdl__exchange32(lock, 2) == 0) return;
@@ -6448,6 +6456,9 @@ SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
 
 /* --- guests --- */
 
+/* No event reports a free place: a thread that waits for one looks this often. */
+#define SPDL__GUEST_LOOKS_NS 1000000
+
 /* NULL: no free place. */
 SPDL__PRIVATE spdl__worker *spdl__guest_enter(spdl_pool *pool, uint64_t until) {
     int i;
@@ -6484,16 +6495,13 @@ SPDL_API spdl_result spdl_pool_run(spdl_pool *pool, int64_t budget_ns) {
     return result;
 }
 
-/* A pool without workers: runs a queued job as a guest. */
+/* A pool without workers: runs a queued job as a guest, if a place is free. */
 SPDL__PRIVATE bool spdl__pool_help(spdl_pool *pool) {
     spdl__worker *guest;
     bool found;
     if (pool->desc.workers > 0 || spdl_ring_count(pool->jobs) == 0) return false;
     guest = spdl__guest_enter(pool, SPDL__NEVER);
-    if (guest == NULL) {
-        spdl__os_yield(); /* a guest leaves, or runs the jobs */
-        return true;
-    }
+    if (guest == NULL) return false;
     found = spdl__pool_job(pool, guest);
     spdl__guest_leave(guest);
     return found;
@@ -6519,15 +6527,17 @@ SPDL_API spdl_result spdl_pool_submit(spdl_pool *pool, spdl_job_fn fn, void *arg
 
 SPDL_API spdl_result spdl_pool_drain(spdl_pool *pool, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
-    spdl_result slept = SPDL_OK;
+    bool late = false;
     if (pool == NULL || spdl__pool_is_worker(pool)) return SPDL_E_INVALID;
-    for (;;) {
+    for (;; late = spdl__late(deadline)) {
         const uint32_t ticket = spdl__load32(&pool->idle.word);
+        uint64_t until = deadline;
         if (spdl__load(&pool->pending) == 0) return SPDL_OK;
-        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
-        if (spdl__pool_help(pool))
-            slept = spdl__late(deadline) ? SPDL_TIMEOUT : SPDL_OK;
-        else slept = spdl__os_event_sleep(&pool->idle, ticket, deadline);
+        if (late) return SPDL_TIMEOUT;
+        if (spdl__pool_help(pool)) continue;
+        if (pool->desc.workers == 0) until = spdl__min(until, spdl__deadline(SPDL__GUEST_LOOKS_NS));
+        SPDL_TEST_POINT("pool drain sleeps");
+        (void)spdl__os_event_sleep(&pool->idle, ticket, until);
     }
 }
 
@@ -6996,6 +7006,7 @@ SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
     return spdl__origin_tag(spdl__load_relaxed(&slot->origin));
 }
 
+/* The range of an item that is pushed now. */
 SPDL__INLINE uint64_t spdl__range_pushed(uint64_t now) {
     return now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
 }
@@ -7164,7 +7175,8 @@ struct spdl__batch {
     spdl_batch shown; /* first: the public part */
     spdl__batch_pool *pool;
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
-    uint64_t range;   /* of its items: see >>position-impl; of a buffer: see SPDL__LENT */
+    uint64_t range;   /* of its items: see >>position-impl */
+    uint32_t lent;    /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
     spdl__batch *next; /* the next spare one; in place: the older one. Under place_lock, like newer,
                           sequence and epoch, which say what batch it becomes */
     spdl__batch *newer;
@@ -7180,7 +7192,7 @@ SPDL__PRIVATE size_t spdl__batch_head_bytes(size_t size) {
 }
 
 #define SPDL__CANARY 0xc5 /* value of these bytes */
-/* SPDL_DEBUG, the range of a buffer: its call is inside; or has freed it, which is a mistake. */
+/* The call of this buffer is inside; or has freed it, which is a mistake. */
 #define SPDL__LENT 1
 #define SPDL__LENT_FREED 2
 
@@ -7260,6 +7272,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
     }
     batch->shown.count = 0;
     batch->range = 0;
+    batch->lent = 0;
     return batch;
 }
 
@@ -7283,7 +7296,7 @@ SPDL_API void spdl_buffer_free(void *buffer) {
     spdl__batch *batch;
     if (buffer == NULL) return;
     batch = (spdl__batch *)(void *)((char *)buffer - head);
-    if (SPDL__DEBUGS && batch->range != 0) batch->range = SPDL__LENT_FREED;
+    if (SPDL__DEBUGS && batch->lent != 0) batch->lent = SPDL__LENT_FREED;
     else spdl_batch_free(batch);
 }
 
@@ -7342,7 +7355,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
    names its writer. */
 
-#define SPDL__BLOCKING 2u /* `active` of a source with .threads in its call: destroy may leave it */
+#define SPDL__BLOCKING 0x8000u /* bit of `active` above all counts: a source with .threads is in its
+                                  call, which destroy may leave */
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
@@ -7411,7 +7425,11 @@ typedef struct spdl__call {
     uint64_t ticket; /* of the result, if promised with the input */
     uint64_t since;
     bool flushing;   /* .flush: without an input, alone in the row, before a mark */
+    /* what the function requests; cleared before each call, in one store */
     bool taken;      /* the library no longer owns the input */
+    bool misused;    /* the call fails whatever it returns */
+    bool row_error;  /* each later call would fail as well */
+    bool cut_short;  /* a stop came: no result and no failure */
     void *buffer;    /* from spdl_buffer, not passed yet; or NULL */
     spdl__batch *holder; /* owner of `buffer` */
 } spdl__call;
@@ -7467,8 +7485,6 @@ typedef struct spdl__node {
     bool places;     /* its calls write into the batches of the next row */
     bool own_thread; /* a source with .threads */
     uint32_t upstream;  /* bit i: results of row i can reach this row */
-    uint32_t neighbours; /* bit i: row i shares an edge with this row */
-    uint32_t vicinity; /* the neighbours, and this row */
     int paths;       /* branch: edges it writes; merge: edges it reads */
     uint8_t path[SPDL_MAX_STAGES];
     struct spdl__node *merge;  /* the merge of a branch, the branch of a merge */
@@ -7504,6 +7520,7 @@ typedef struct spdl__node {
     uint64_t epoch;    /* of the current items */
     uint64_t first;    /* ticket of the first result of this epoch */
     uint64_t dropped;  /* batch in place: in->dropped when the epoch began */
+    uint64_t placeless; /* batch in place: items of this epoch that took no place */
     uint64_t tokens;   /* batch: tokens so far */
     uint64_t made;     /* source: items made in this epoch */
     uint64_t turns_put;   /* branch: entries of `turns` */
@@ -7548,11 +7565,7 @@ struct spdl_task {
     int worker;
     spdl__node *node;
     uint64_t thread;  /* the thread that runs the function, or 0; others read it to detect misuse */
-    /* what the call requests; cleared before each */
-    bool call_error;  /* the call fails whatever it returns */
-    bool row_error;   /* each later call would fail as well */
-    bool cut_short;   /* a stop came: no result and no failure */
-    uint8_t path;
+    uint8_t path;     /* what the call requests */
     uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
     spdl__call call;
     uint64_t sequence; /* of the call; of a batch, its number */
@@ -7613,7 +7626,7 @@ struct spdl_pipeline {
     const char *yields;    /* type of its items */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
-    uint32_t stopping;
+    uint32_t stopping;     /* SPDL__STOP and the like; 0: it runs */
     uint32_t leaving;      /* destroy has workers run fini */
     uint32_t fini_done;    /* pool threads that ran fini */
     uint32_t joined;       /* pool threads that ran an init */
@@ -7622,11 +7635,9 @@ struct spdl_pipeline {
     uint64_t references;   /* destroy, and the thread of a source */
     uint32_t completing;   /* threads in spdl_complete */
     uint32_t error_lock;
-    uint32_t purge_lock;
-    uint32_t stops;        /* threads in spdl_pipeline_stop */
-    uint64_t rewinder;     /* thread in spdl_pipeline_rewind, or 0 */
-    uint32_t stop_stays;   /* a stop did not wait for the rewind: the rows stay shut */
-    spdl__os_event quiet;  /* a call has ended while stopping, or a worker ran fini */
+    uint64_t keeper;       /* thread that stops and frees, rewinds or destroys; or 0 */
+    spdl__os_event quiet;  /* a call has ended while stopping, the keeper has left, or a worker ran
+                              fini */
     spdl__os_event locks;  /* where threads wait for a lock */
     char pad1[SPDL_CACHE_LINE];
     /* written by the producer: of a feed, or its own thread */
@@ -7836,15 +7847,17 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
 
 /* --- who is woken --- */
 
+#define SPDL__ALL_ROWS UINT32_MAX
+
 /* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
    then looks for sleepers: without the barrier both could miss each other. Events are a take, a
    leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
    failure. After the first take of a sitting a worker checks all rows of its pool, because it may
-   have been woken for another one. After other events it checks its row and those that share an
-   edge. After it has left, it looks for work in all rows. With a large buffer the consumer's take
-   checks the last row only while at most half of the buffer is filled or promised. A woken worker
-   then makes several items. A consumer that is about to sleep or reads the statistics checks
-   without this low watermark. */
+   have been woken for another one. After other events it checks the rows of its pipeline; when it
+   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
+   consumer's take checks the last row only while at most half of the buffer is filled or promised.
+   A woken worker then makes several items. A consumer that is about to sleep or reads the
+   statistics checks without this low watermark. */
 
 /* After an event that the consumer may sleep for, and a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
@@ -7887,7 +7900,7 @@ SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
 
 SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
-    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, UINT32_MAX);
+    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, SPDL__ALL_ROWS);
 }
 
 SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
@@ -7905,14 +7918,14 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
     } else if (p->pool != NULL && spdl__pool_has_sleepers(p->pool)) {
         if (spdl__pool_runnable(p->pool, -1, &p->client)) spdl__pool_wake_one(p->pool);
     } else {
-        spdl__wake_rows(p, UINT32_MAX);
+        spdl__wake_rows(p, SPDL__ALL_ROWS);
     }
 }
 
 /* Returns true if a thread sleeps, or the pipeline counts as quiet. */
 SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
-    return spdl__load_relaxed32(&beacon->sleepers) != 0 ||
-           (spdl__load_relaxed(&beacon->quiet) & bit) != 0;
+    return SPDL__UNLIKELY(spdl__load_relaxed32(&beacon->sleepers) != 0) ||
+           SPDL__UNLIKELY((spdl__load_relaxed(&beacon->quiet) & bit) != 0);
 }
 
 /* After a read-modify-write that changed this row, before code that may take long. Checks the
@@ -7945,12 +7958,12 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
 /* From a thread that does not look for work itself. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
-    spdl__wake_look(p, node, node->vicinity, false);
+    spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
 }
 
 SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
     spdl__full_barrier();
-    spdl__wake_look(p, p->last, UINT32_MAX, false);
+    spdl__wake_look(p, p->last, SPDL__ALL_ROWS, false);
     spdl__wake_producer(p);
 }
 
@@ -8126,7 +8139,8 @@ typedef enum spdl__outcome {
     SPDL__OVER,    /* failed for good: no call of this row follows */
     SPDL__NO_CALL, /* the source has ended, or nobody waits for the result */
     SPDL__LATER,   /* SPDL_AGAIN: one result is put, and another call follows */
-    SPDL__PENDING  /* SPDL_PENDING: it keeps the place in the row; or destroy has left it */
+    SPDL__PENDING, /* SPDL_PENDING: it keeps the place in the row */
+    SPDL__ABANDONED /* destroy has left the call, and freed its place */
 } spdl__outcome;
 
 typedef enum spdl__taken {
@@ -8169,7 +8183,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
                                              uint64_t *now);
 SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s);
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task);
-SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__outcome *outcome);
+SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s);
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task);
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call);
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node);
@@ -8225,7 +8239,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
     SPDL_TEST_POINT("pipeline takes");
     if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
     if (!inside) s->inside = s->done = true;
-    spdl__wake_hint(s->p, node, node->vicinity, first);
+    spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, first);
     if (in == NULL) {
         what.range = node->made << SPDL__SPAN_BITS;
         what.origin = spdl__origin(node->made, SPDL__HOLE);
@@ -8268,19 +8282,23 @@ SPDL__INLINE bool spdl__is_input(const spdl__call *call, const void *out) {
     return out == call->in.item && !call->taken;
 }
 
+SPDL__INLINE void spdl__call_clear(spdl__call *call) {
+    call->taken = call->misused = call->row_error = call->cut_short = false;
+}
+
 SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *task, spdl_fn call,
                                                  const bool timed) {
     spdl__node *const node = s->node;
     const bool source = node->in == NULL;
     spdl_result result;
     void *out = NULL;
-    task->call.taken = task->call_error = task->row_error = task->cut_short = false;
+    spdl__call_clear(&task->call);
     task->text[0] = '\0';
     SPDL__PROBE(task_begin, node->row.name, task->sequence);
     result = call(task, task->call.in.item, &out);
     SPDL__PROBE(task_end, node->row.name, task->sequence);
     if (timed) s->now = spdl_time_ns();
-    if (SPDL__LIKELY(result == SPDL_OK && !task->call_error && task->call.buffer == NULL) &&
+    if (SPDL__LIKELY(result == SPDL_OK && !task->call.misused && task->call.buffer == NULL) &&
         !SPDL__DEBUGS) {
         spdl__item what = task->call.in;
         if (source || !spdl__is_input(&task->call, out)) {
@@ -8300,7 +8318,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
         return SPDL__GOES_ON;
     }
     if (SPDL__DEBUGS) spdl__call_debug(task, result);
-    if (task->call_error) result = spdl__call_misused(task, result, out);
+    if (task->call.misused) result = spdl__call_misused(task, result, out);
     return spdl__flow_over(task, s->counters, result, out, s->now);
 }
 
@@ -8396,7 +8414,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     if (s->inside) {
         if (node->in != NULL) spdl__gap_idle(node->in, s->now);
         spdl__word_move(p, node, (uint64_t)0 - s->change);
-        spdl__wake_hint(p, node, node->neighbours, false);
+        spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
     }
     if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
@@ -8443,14 +8461,14 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
 SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
                                  const bool timed) {
     const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
-    spdl__outcome outcome = SPDL__GOES_ON;
+    spdl__outcome outcome;
     spdl__sitting s;
     uint64_t since;
     bool first = true;
     spdl__flow_enter(&s, task, node);
     s.timed = timed;
-    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s, &outcome);
-    while (outcome != SPDL__OVER && (!timed || s.now < late)) {
+    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s);
+    while (s.calls < s.most && (!timed || s.now < late)) {
         if (plain || !s.again) {
             const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, timed, true)
                                             : spdl__flow_take(&s, task, plain, timed, false);
@@ -8463,13 +8481,17 @@ SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t lat
         since = s.now;
         outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
                         : spdl__flow_call(task, s.counters, &s.now);
-        if (outcome == SPDL__NO_CALL) break;
+        if (SPDL__UNLIKELY(outcome != SPDL__GOES_ON)) {
+            if (outcome == SPDL__ABANDONED) s.inside = false;
+            if (outcome == SPDL__NO_CALL || outcome == SPDL__ABANDONED) break;
+            if (outcome == SPDL__OVER) s.most = 0; /* the last call */
+        }
         ++s.calls;
         first = false;
         if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
         if (!plain && outcome == SPDL__PENDING) s.inside = false; /* the call keeps the place */
         if (!plain) s.again = outcome == SPDL__LATER;
-        if (s.calls >= s.most || (!plain && s.again && !spdl__flow_again(task))) break;
+        if (!plain && s.again && !spdl__flow_again(task)) break;
         s.word = spdl__load(node->word);
     }
     if (!plain && s.again) {
@@ -8650,10 +8672,12 @@ SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_
 
 /* A call fails for good: FAIL takes the place of its result, and the row and those that feed it are
    shut. Of several failures of a row the first in order is recorded. So a table in input order
-   without a budget fails the same way at any number of workers. */
-SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised, uint64_t item,
-                              spdl_result result, const char *text, spdl__thrown_what *thrown) {
-    spdl__thrown_what other;
+   without a budget fails the same way at any number of workers. Returns the exception of the other
+   failure, `thrown` or the one before. */
+SPDL__PRIVATE spdl__thrown_what spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised,
+                                           uint64_t item, spdl_result result, const char *text,
+                                           spdl__thrown_what thrown) {
+    spdl__thrown_what other = thrown;
     const uint32_t row = (uint32_t)1 << node->index;
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
     const uint64_t now = spdl_time_ns();
@@ -8670,8 +8694,7 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
         node->error = error;
         node->fail_ticket = ticket;
         other = node->thrown;
-        node->thrown = *thrown;
-        *thrown = other;
+        node->thrown = thrown;
     }
     spdl__store32(&p->failed, p->failed | row);
     spdl__unlock(&p->error_lock, &p->locks);
@@ -8680,6 +8703,7 @@ SPDL__PRIVATE void spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promi
     if (branch) spdl__put_mark(p, node, 0, &mark, now);
     else spdl__put_at(&node->out, ticket, &mark, now); /* the stamp publishes the record */
     spdl__word_shut(p, node->upstream | row);
+    return other;
 }
 
 /* The pipeline has ended, or is quiet after a stop: logs one line per stage with tolerated
@@ -8741,13 +8765,13 @@ SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, .
 
 /* The request of a call is impossible: the call fails with the reason just recorded. */
 SPDL__PRIVATE spdl_result spdl__task_call_error(spdl_task *task, spdl_result failed) {
-    task->call_error = failed != SPDL_OK;
+    task->call.misused = failed != SPDL_OK;
     return SPDL_E_INVALID;
 }
 
 /* The same for a request that is impossible in every call of the row. */
 SPDL__PRIVATE spdl_result spdl__task_row_error(spdl_task *task, const char *what) {
-    task->row_error = true;
+    task->call.row_error = true;
     return spdl__task_call_error(task, spdl__task_fail(task, "%s", what));
 }
 
@@ -8865,7 +8889,7 @@ SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     result = node->row.init(node->row.ctx, spdl__task_worker(task),
                             &p->local[task->worker * p->count + node->index]);
     if (result != SPDL_OK) {
-        task->row_error = true; /* no budget covers that */
+        task->call.row_error = true; /* no budget covers that */
         (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl__task_worker(task),
                               spdl_result_text(result));
         return result < 0 ? result : SPDL_E_STAGE;
@@ -8883,7 +8907,7 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
     if (result == SPDL_PENDING && row->deferred) {
         spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "stage %d '%s', item %llu: %s",
                    task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
-        task->call_error = task->row_error = false;
+        task->call.misused = task->call.row_error = false;
     }
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
     if (result == SPDL_OK || again) {
@@ -8899,7 +8923,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     spdl__batch *holder = task->call.holder;
     char reason[SPDL_TEXT_BYTES];
     bool freed;
-    if (task->text[0] != '\0' && !task->call_error &&
+    if (task->text[0] != '\0' && !task->call.misused &&
         (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
         memcpy(reason, task->text, sizeof(reason));
         (void)spdl__task_row_error(task, "");
@@ -8909,8 +8933,8 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     }
     if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
         return;
-    freed = holder->range == SPDL__LENT_FREED;
-    holder->range = 0;
+    freed = holder->lent == SPDL__LENT_FREED;
+    holder->lent = 0;
     if (!spdl__batch_overrun(holder) && !freed) return;
     if (freed)
         (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
@@ -8918,7 +8942,7 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     else
         (void)spdl__task_fail(task, "wrote more than the %llu bytes that spdl_buffer gave: "
                                     ".item_bytes is too small", (spdl__llu)node->row.item_bytes);
-    task->row_error = true;
+    task->call.row_error = true;
     (void)spdl__task_call_error(task, SPDL_E_STAGE);
 }
 
@@ -8928,7 +8952,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     const spdl__node *node = task->node;
     spdl_result result = SPDL_OK;
     *out = NULL;
-    task->call.taken = task->call_error = task->row_error = task->cut_short = false;
+    spdl__call_clear(&task->call);
     task->path = 0;
     task->owner = (uint8_t)node->index;
     task->text[0] = '\0';
@@ -8946,7 +8970,7 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     }
     spdl__store_relaxed(&task->thread, 0);
     if (SPDL__DEBUGS) spdl__call_debug(task, result);
-    if (SPDL__UNLIKELY(task->call_error)) result = spdl__call_misused(task, result, *out);
+    if (SPDL__UNLIKELY(task->call.misused)) result = spdl__call_misused(task, result, *out);
     return result;
 }
 
@@ -8981,7 +9005,7 @@ SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
     uint64_t word = spdl__load(node->word);
     SPDL_TEST_POINT("source about to block");
     while (!(word & SPDL__SHUT))
-        if (spdl__cas(node->word, &word, word + SPDL__BLOCKING - 1)) return true;
+        if (spdl__cas(node->word, &word, word | SPDL__BLOCKING)) return true;
     return false;
 }
 
@@ -8989,8 +9013,8 @@ SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
    may be freed. */
 SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
     uint64_t *word = task->node->word, old = spdl__load(word);
-    while (old & SPDL__ACTIVE)
-        if (spdl__cas(word, &old, old - SPDL__BLOCKING + 1)) return true;
+    while (old & SPDL__BLOCKING)
+        if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
     if (result == SPDL_OK && out != task->call.buffer) /* else it is given back */
         spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
     spdl__task_give_back(task);
@@ -9031,11 +9055,12 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     if (result >= 0) result = SPDL_E_STAGE;
     if (p->delivers && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
     spdl__count(&counters->failures, 1);
-    if (over || task->row_error) {
+    if (over || task->call.row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
-        spdl__fail(p, node, task->call.ticket, task->sequence, result, text, &task->thrown);
-        spdl__thrown_drop(&task->thrown); /* of a replaced error */
+        task->thrown = spdl__fail(p, node, task->call.ticket, task->sequence, result, text,
+                                  task->thrown);
+        spdl__thrown_drop(&task->thrown);
         return true;
     }
     spdl__thrown_drop(&task->thrown);
@@ -9048,13 +9073,13 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     return false;
 }
 
-/* A call failed, and its row has .on_drop, which gets the input unless a call took it. */
+/* A call failed, and its row has .on_drop (user code), which gets the input unless a call took
+   it. */
 SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     const spdl_stage *row = &task->node->row;
     /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
-    if (result == SPDL_SKIP) return;
     spdl__settle_explain(task, result);
     spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
                      &error);
@@ -9075,25 +9100,6 @@ SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     spdl__store_relaxed(&node->empty, calls == SPDL__EMPTY_CALLS &&
                                               now - node->empty_since >= SPDL__EMPTY_NS
                                           ? 0 : calls);
-}
-
-/* A call without a result. Returns false if its failure ends the pipeline. */
-SPDL__NOINLINE bool spdl__settle_nothing(spdl_task *task, spdl__counters *counters,
-                                         spdl_result result, uint64_t now) {
-    spdl__node *node = task->node;
-    const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
-    bool fatal = false;
-    if (task->cut_short)
-        spdl__count(&counters->freed, spdl__origin_tag(task->call.in.origin) != SPDL__HOLE);
-    else if (result == SPDL_SKIP)
-        spdl__count(&counters->skips, !handed_on && !node->builtin);
-    else
-        fatal = spdl__settle_failed(task, counters, result);
-    if (SPDL__DEBUGS && result == SPDL_SKIP && node->row.kind == SPDL_KIND_SOURCE)
-        spdl__source_debug(task, now);
-    /* a call that a stop cut short leaves its ticket empty: nothing behind it is delivered */
-    if (!fatal && !task->cut_short) spdl__put_nothing(task->pipeline, node, task->call.ticket, now);
-    return !fatal;
 }
 
 /* Returns: how many NULL results at the start are a mistake. The row of an item that needs memory
@@ -9141,15 +9147,11 @@ SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uin
     spdl__put_at(edge, ticket, what, now);
 }
 
-/* .deliver_failures: a failed call puts a failure, not a hole. Returns true if it did. */
-SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
-                                      spdl_result result, uint64_t now) {
+/* .deliver_failures: a failed call puts a failure, which has its input. */
+SPDL__COLD void spdl__settle_failure(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                     uint64_t now) {
     const unsigned owner = spdl__origin_tag(task->call.in.origin);
     spdl__item what = task->call.in;
-    if (result == SPDL_OK || result == SPDL_SKIP) return false;
-    if (task->row_error) return false; /* not a failure of one item */
-    if (task->node->row.on_drop != NULL) spdl__settle_on_drop(task, result); /* user code */
-    if (task->call.buffer != NULL) spdl__task_give_back(task);
     spdl__settle_explain(task, result);
     spdl__thrown_drop(&task->thrown);
     spdl__count(&counters->failures, 1);
@@ -9158,40 +9160,55 @@ SPDL__COLD bool spdl__settle_delivers(spdl_task *task, spdl__counters *counters,
     if (task->call.taken) what.item = NULL;
     what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
     spdl__settle_put(task, &what, now);
-    return true;
 }
 
-/* After a call: frees or passes on the input, and puts the result. Returns false if the failure of
-   the call ends the pipeline. */
+/* A call was skipped. */
+SPDL__NOINLINE void spdl__settle_skip(spdl_task *task, spdl__counters *counters, uint64_t now) {
+    const spdl__node *node = task->node;
+    const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
+    spdl__count(&counters->skips, !handed_on && !node->builtin);
+    if (SPDL__DEBUGS && node->row.kind == SPDL_KIND_SOURCE) spdl__source_debug(task, now);
+}
+
+/* After a call: frees the input, unless it is passed on, and puts a result, a failure or nothing.
+   Returns false if the failure of the call ends the pipeline. */
 SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
                                  void *out, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
     spdl__item what = task->call.in;
-    bool goes_on = true;
+    const bool has_input = spdl__origin_tag(what.origin) != SPDL__HOLE;
+    const bool made = result == SPDL_OK && !(has_input && spdl__is_input(&task->call, out));
+    const bool failed = result != SPDL_OK && result != SPDL_SKIP;
+    const bool delivers = failed && p->delivers && !task->call.row_error; /* of one item */
     if (SPDL__UNLIKELY(result == SPDL_AGAIN) && !spdl__is_input(&task->call, out) &&
         out != task->call.buffer)
-        spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
-    if (SPDL__UNLIKELY(task->pipeline->delivers) &&
-        spdl__settle_delivers(task, counters, result, now))
-        return true;
+        spdl__item_free(p, out, spdl__origin(task->sequence, task->owner));
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
         spdl__settle_debug(task, out);
-    if (result != SPDL_OK || !spdl__is_input(&task->call, out) ||
-        spdl__origin_tag(what.origin) == SPDL__HOLE) {
-        if (result != SPDL_OK && node->row.on_drop != NULL)
-            spdl__settle_on_drop(task, result); /* user code */
-        if (what.item != NULL && !task->call.taken)
-            spdl__item_free(task->pipeline, what.item, what.origin);
-        what.origin = result == SPDL_OK ? spdl__task_origin(task, out) : 0;
+    if (failed && node->row.on_drop != NULL) spdl__settle_on_drop(task, result);
+    if ((made || result != SPDL_OK) && !delivers && what.item != NULL && !task->call.taken)
+        spdl__item_free(p, what.item, what.origin);
+    if (made) {
+        what.origin = spdl__task_origin(task, out);
         what.item = out;
-        what.range = task->call.in.range;
-        if (result == SPDL_OK) spdl__count(&counters->made, 1);
-    } /* else the input is the result */
+        spdl__count(&counters->made, 1);
+    }
     if (node->row.again) what.range = spdl__range_result(what.range, task->parked->handed_on);
     if (task->call.buffer != NULL) spdl__task_give_back(task);
-    if (result != SPDL_OK) goes_on = spdl__settle_nothing(task, counters, result, now);
-    else spdl__settle_put(task, &what, now);
-    return goes_on;
+    if (result == SPDL_OK) {
+        spdl__settle_put(task, &what, now);
+    } else if (delivers) {
+        spdl__settle_failure(task, counters, result, now);
+    } else if (task->call.cut_short) { /* nothing behind its ticket is delivered */
+        spdl__count(&counters->freed, has_input);
+    } else if (failed && spdl__settle_failed(task, counters, result)) {
+        return false;
+    } else {
+        if (!failed) spdl__settle_skip(task, counters, now);
+        spdl__put_nothing(p, node, task->call.ticket, now);
+    }
+    return true;
 }
 
 /* --- calls that go on later ---
@@ -9614,7 +9631,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     }
     result = spdl__call_run(task, &out);
     if (node->row.flush && (result == SPDL_OK || result == SPDL_AGAIN)) node->unflushed = false;
-    if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__PENDING;
+    if (node->own_thread && !spdl__call_is_back(task, result, out)) return SPDL__ABANDONED;
     if (node->row.deferred && !spdl__parked_returned(task, &result, &out)) return SPDL__PENDING;
     if (!node->builtin) *now = spdl_time_ns();
     if (node->row.again && result == SPDL_AGAIN) {
@@ -9629,10 +9646,10 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
 SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call,
                                              spdl__counters *counters, uint64_t now) {
     spdl__parked_resume(task, call);
-    task->call_error = task->row_error = task->cut_short = false;
+    task->call.misused = task->call.row_error = task->call.cut_short = false;
     memcpy(task->text, call->text, sizeof(task->text));
     if (SPDL__DEBUGS) spdl__call_debug(task, call->result);
-    if (task->call_error)
+    if (task->call.misused)
         call->result = spdl__call_misused(task, call->result, call->completed);
     return spdl__flow_over(task, counters, call->result, call->completed, now);
 }
@@ -9645,25 +9662,54 @@ SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
     spdl__node *node = task->node;
     spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
     /* There may be room since the last look. The unlock of the list is the read-modify-write. */
-    spdl__wake_hint(p, node, node->vicinity, false);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
     if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
 }
 
 /* Returns true if the call can go on at once. Its result was put, which may wake sleepers. */
 SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
     const spdl__node *node = task->node;
-    spdl__wake_hint_stored(task->pipeline, node, node->vicinity, false);
+    spdl__wake_hint_stored(task->pipeline, node, SPDL__ALL_ROWS, false);
     return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
+}
+
+/* The thread is alone in the row, at a mark: makes the call of .flush. Returns true if the call
+   waits for room, and stays inside. */
+SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t at, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__counters *counters = &node->counters[task->worker];
+    const uint64_t failed = spdl__load_relaxed(&counters->failures);
+    spdl__outcome outcome;
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
+    node->flushed = true;
+    node->gathered = false;
+    task->node = node;
+    task->call.flushing = true;
+    task->call.in.item = NULL;
+    task->call.in.range = (p->feed != NULL ? spdl__range_pushed(now) : 0) | SPDL__SPAN_MAX;
+    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
+    spdl__store_relaxed(&task->sequence, 0);
+    task->call.ticket = at;
+    task->call.since = now;
+    if (!node->builtin) spdl__flow_opens(task, now);
+    outcome = spdl__flow_call(task, counters, &now);
+    spdl__store_relaxed(&task->open, 0);
+    if (!node->builtin)
+        spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
+                            now - task->call.since);
+    if (outcome != SPDL__LATER) return false;
+    spdl__flow_park(task, task->parked);
+    task->parked = NULL;
+    return true;
 }
 
 /* Passes the mark at the head, or makes the call of .flush before it. Returns true if it did. */
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[task->worker];
-    uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now, failed;
+    uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now;
     const uint64_t head = spdl__head(word);
     const spdl__slot *slot = spdl__edge_slot(node->in, head);
-    spdl__outcome outcome;
+    bool room, flushes;
     spdl__item mark;
     unsigned tag;
     if ((word & SPDL__BUSY) != 0 || !spdl__slot_has(slot, head)) return false;
@@ -9677,40 +9723,18 @@ SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
     SPDL_TEST_POINT("pipeline passes");
     now = spdl_time_ns();
     at = spdl__row_at(node, word);
-    if (node->row.flush && !node->flushed && spdl__row_room(p, node, word)) {
-        spdl__wake_hint(p, node, node->vicinity, true);
-        node->flushed = true;
-        node->gathered = false;
-        task->node = node;
-        task->call.flushing = true;
-        mark.item = NULL;
-        mark.range = (p->feed != NULL ? spdl__range_pushed(now) : 0) | SPDL__SPAN_MAX;
-        mark.origin = spdl__origin(0, SPDL__HOLE);
-        task->call.in = mark;
-        spdl__store_relaxed(&task->sequence, 0);
-        task->call.ticket = at;
-        task->call.since = now;
-        failed = spdl__load_relaxed(&counters->failures);
-        if (!node->builtin) spdl__flow_opens(task, now);
-        outcome = spdl__flow_call(task, counters, &now);
-        spdl__store_relaxed(&task->open, 0);
-        if (!node->builtin)
-            spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
-                                now - task->call.since);
-        if (outcome == SPDL__LATER) {
-            spdl__flow_park(task, task->parked); /* the call stays inside, alone */
-            task->parked = NULL;
-            return true;
-        }
-    } else if (spdl__row_room(p, node, word)) {
+    room = spdl__row_room(p, node, word) > 0;
+    flushes = room && node->row.flush && !node->flushed;
+    if (flushes && spdl__flow_flush(task, node, at, now)) return true;
+    if (room && !flushes) {
         spdl__row_pass(p, node, at, &mark, now);
         if (tag != SPDL__EPOCH) spdl__edge_ended(node->in, now);
         spdl__store_relaxed(&node->in->marks, node->in->marks + 1);
         change += SPDL__HEAD_ONE;
     }
     spdl__word_move(p, node, change);
-    if (tag == SPDL__EPOCH && change >> 63 == 0) spdl__edge_took(node->in, head + 1, now, true);
-    spdl__wake_hint(p, node, node->vicinity, false);
+    if (room && !flushes && tag == SPDL__EPOCH) spdl__edge_took(node->in, head + 1, now, true);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
     return true;
 }
 
@@ -9733,11 +9757,11 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
     if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
         spdl__sub(&node->in->dropped, 1);
         /* others may have seen too little room */
-        spdl__wake_hint(p, node, node->neighbours, false);
+        spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
         return false;
     }
     spdl__put_nothing(p, node, at, s->now);
-    spdl__wake_hint(p, node, node->vicinity, false);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
     s->word = spdl__load(node->word);
     return true;
 }
@@ -9759,13 +9783,13 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
 }
 
 /* Settles a DONE call, or resumes one that waits. Returns true if a call is next. */
-SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__outcome *outcome) {
+SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     spdl__node *node = s->node;
     spdl__parked *call = spdl__parked_pop(node, &node->parked_done);
     const bool settles = call != NULL;
     if (settles) {
-        spdl__wake_hint(s->p, node, node->vicinity, true); /* on_drop may take long */
-        *outcome = spdl__flow_done(task, call, s->counters, s->now);
+        spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* on_drop may take long */
+        if (spdl__flow_done(task, call, s->counters, s->now) == SPDL__OVER) s->most = 0;
         spdl__flow_book(s, task, task->call.since);
     } else if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 &&
                !(s->word & SPDL__SHUT) && spdl__row_room(s->p, node, 0)) {
@@ -9778,7 +9802,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
     }
     s->done = s->inside = true; /* with the call's place */
     if (settles) return false;
-    spdl__wake_hint(s->p, node, node->vicinity, true); /* as after a take */
+    spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, true); /* as after a take */
     spdl__parked_resume(task, call);
     task->call.since = s->now;
     if (task->call.flushing) s->change = SPDL__PASSING; /* alone, at a mark */
@@ -9788,7 +9812,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s, spdl__o
 /* A taken failure of an earlier row goes on without a call. */
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
-    if (node->builtin) --node->dropped; /* it takes no place in a batch */
+    ++node->placeless;
     task->path = 0;
     spdl__settle_put(task, &task->call.in, s->now);
     s->done = true;
@@ -9887,7 +9911,7 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
     } else if (node->buffers != NULL) {
         task->call.holder = spdl__batch_get(node->buffers);
         if (task->call.holder != NULL) task->call.buffer = task->call.holder->shown.data;
-        if (SPDL__DEBUGS && task->call.holder != NULL) task->call.holder->range = SPDL__LENT;
+        if (SPDL__DEBUGS && task->call.holder != NULL) task->call.holder->lent = SPDL__LENT;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
                                          "or in a SPDL_BATCH after it");
@@ -9902,7 +9926,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     spdl__batch *empty = NULL;
     if (node->row.item_bytes == 0) return;
     spdl__lock(&node->place_lock, node->locks);
-    node->place_dropped = dropped - node->dropped;
+    node->place_dropped = dropped - node->dropped + node->placeless;
     if (done != NULL) spdl__place_unlink(node, done);
     while (done == NULL && node->place_oldest != NULL &&
            node->place_oldest->shown.epoch == epoch) { /* every call with a part dropped it */
@@ -9915,6 +9939,7 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
         node->place_epoch = epoch + 1;
         node->place_dropped = 0;
         node->dropped = dropped;
+        node->placeless = 0;
     }
     spdl__unlock(&node->place_lock, node->locks);
     while (empty != NULL) {
@@ -10002,7 +10027,7 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
 /* A token takes no room in a batch. One token is passed for every `size` of them. */
 SPDL__COLD spdl_result spdl__batch_token(spdl_task *task, void *token, void **out) {
     spdl__node *node = task->node;
-    --node->dropped; /* counted like a dropped item */
+    ++node->placeless;
     *out = token;
     return ++node->tokens % (uint64_t)node->row.size == 0 ? SPDL_OK : SPDL_SKIP;
 }
@@ -10047,7 +10072,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
         spdl__tally_pass(&node->tally, task->call.in.range >> SPDL__SPAN_BITS, p->many);
         if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
-            --node->dropped; /* it takes no room */
+            ++node->placeless;
             spdl__count(&node->counters[task->worker].freed, 1);
             return SPDL_SKIP;
         }
@@ -10229,10 +10254,10 @@ SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
         }
         if (node->merge->turns != NULL)
             spdl__store_relaxed(&node->merge->turns_taken, node->merge->turns_taken + 1);
-        spdl__wake_hint_stored(p, node, node->vicinity, taken == 0);
+        spdl__wake_hint_stored(p, node, SPDL__ALL_ROWS, taken == 0);
     }
     spdl__word_move(p, node, (uint64_t)0 - 1);
-    spdl__wake_hint(p, node, node->neighbours, false);
+    spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
     return taken > 0;
 }
 
@@ -10290,7 +10315,7 @@ SPDL__PRIVATE spdl_result spdl__from_call(spdl_task *task, void *in, void **out)
     (void)in;
     do {
         if (spdl_stopping(task) || (spdl__load(node->word) & SPDL__SHUT) != 0) {
-            task->cut_short = true; /* no item and no end */
+            task->call.cut_short = true; /* no item and no end */
             return SPDL_SKIP;
         }
         result = row->next(row->ctx, out, SPDL__FROM_NS);
@@ -10537,8 +10562,6 @@ SPDL__PRIVATE void spdl__next_leave(spdl__next_work *work) {
     work->worker = -1;
 }
 
-#define SPDL__NEXT_LOOKS_NS 1000000 /* to become a guest, while all are taken and there is work */
-
 /* Sleeps until the sink has an entry, or if the consumer works a row can run. A later put, take or
    leave is followed by a full barrier and a look at `waiting`. An earlier put is seen after the
    barrier here. A guest of a shared pool leaves before it sleeps, and no event reports a free
@@ -10561,7 +10584,7 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
         result = spdl__misused(p, SPDL__NEXT_FORKED);
     } else if (result == SPDL_EMPTY && !(can_run && could)) {
         if (p->pool != NULL && !p->own_pool) spdl__next_leave(work);
-        if (could) until = spdl__min(deadline, spdl_time_ns() + SPDL__NEXT_LOOKS_NS);
+        if (could) until = spdl__min(deadline, spdl__deadline(SPDL__GUEST_LOOKS_NS));
         *late = spdl__os_event_sleep(&p->fed, word, until) == SPDL_TIMEOUT && until == deadline;
         result = spdl__sink_take(p, item);
     }
@@ -10652,6 +10675,35 @@ SPDL__PRIVATE spdl_result spdl__next_ready(spdl_pipeline *p, void **item, spdl_r
     return result;
 }
 
+/* The sink is empty, and the caller does not wait. */
+SPDL__NOINLINE spdl_result spdl__next_poll(spdl_pipeline *p) {
+    spdl__store_relaxed(&p->polls, p->polls + 1);
+    spdl__wake_passed(p, false);
+    return SPDL_TIMEOUT;
+}
+
+/* The sink is empty: waits, and reports the wait. */
+SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_t timeout_ns) {
+    const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
+    const uint64_t waited_for = p->delivered;
+    const bool nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
+    spdl_result result = SPDL_E_INVALID;
+    spdl__store_relaxed(&p->wait_since, since);
+    SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
+    spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
+    if (!nests || spdl__next_nests(p)) {
+        result = spdl__next_wait(p, item, deadline);
+        if (nests) spdl__sub32(&p->pool->nested, 1);
+    }
+    spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, "next", waited_for);
+    SPDL__PROBE(next_wait_end, p->last->name, p->delivered);
+    if (SPDL__TRACED(p->trace))
+        spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1, (int)result,
+                        since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
+    spdl__next_waited(p);
+    return result;
+}
+
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
     spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
@@ -10659,28 +10711,9 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     if (SPDL__UNLIKELY(spdl__exchange32(&p->consumer_inside, 1) != 0))
         return spdl__misused(p, SPDL__NEXT_INSIDE);
     result = spdl__sink_take(p, item);
-    if (result == SPDL_EMPTY && timeout_ns == 0 && p->pool != NULL) {
-        spdl__store_relaxed(&p->polls, p->polls + 1);
-        spdl__wake_passed(p, false);
-        result = SPDL_TIMEOUT;
-    } else if (result == SPDL_EMPTY) {
-        const uint64_t deadline = spdl__deadline(timeout_ns), since = spdl_time_ns();
-        const uint64_t waited_for = p->delivered;
-        bool nests;
-        spdl__store_relaxed(&p->wait_since, since);
-        SPDL__PROBE(next_wait_begin, p->last->name, p->delivered);
-        spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, "next", waited_for);
-        nests = p->pool != NULL && spdl__pool_is_worker(p->pool);
-        if (nests && !spdl__next_nests(p)) nests = false, result = SPDL_E_INVALID;
-        else result = spdl__next_wait(p, item, deadline);
-        if (nests) spdl__sub32(&p->pool->nested, 1);
-        spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, "next", waited_for);
-        SPDL__PROBE(next_wait_end, p->last->name, p->delivered);
-        if (SPDL__TRACED(p->trace))
-            spdl__trace_add(&p->trace->track[p->workers], SPDL__RECORD_NEXT, p->count - 1,
-                            (int)result, since, spdl_time_ns(), p->delivered - (result == SPDL_OK));
-        spdl__next_waited(p);
-    }
+    if (result == SPDL_EMPTY)
+        result = timeout_ns == 0 && p->pool != NULL ? spdl__next_poll(p)
+                                                    : spdl__next_slow(p, item, timeout_ns);
     if (SPDL__UNLIKELY(p->ready_fn != NULL)) result = spdl__next_ready(p, item, result);
     if (!SPDL__NO_STATS && result == SPDL_OK && p->step_left-- <= 1) spdl__next_step(p);
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
@@ -10894,11 +10927,20 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 /* ============================================================================================= */
 /* >>stop-impl
    Changes of a running pipeline, stop, rewind and destroy. Any thread may stop. It sets `stopping`
-   and SHUT in every word, so no call enters, and the calls inside end. The thread that waited for
-   them frees all items but those in the sink. The owner destroys.
+   and SHUT in every word, so no call enters, and the calls inside end. One thread at a time is the
+   keeper: it waits for these calls and frees all items but those in the sink, or rewinds. Other
+   stops and a rewind wait for it. The owner destroys.
+
+   A rewind replaces `stopping` by REWIND: stops before that are over. A stop after it adds STOP,
+   and the rewind leaves the rows shut. A stop inside of a call or on a worker adds INSIDE, which
+   the rewind clears before it opens the first row. (tests/model/rewind.pml)
 
    A rewind moves every head on to the next ticket, never back. A thread that slept between its copy
    of a slot and its swap must fail. */
+
+#define SPDL__STOP 1u
+#define SPDL__INSIDE 2u
+#define SPDL__REWIND 4u
 
 #ifndef SPDL__DESTROY_WARN_NS
 #define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* first report of a wait in destroy */
@@ -10953,11 +10995,10 @@ SPDL__PRIVATE bool spdl__pipeline_drained(spdl_pipeline *p) {
     return spdl__pipeline_quiet(p);
 }
 
-/* The pipeline is quiet: frees open batches and all edges except the last `keep`. Another stop, or
-   this one inside a free_item, may be doing it. */
+/* The keeper, when the pipeline is quiet: frees open batches and all edges except the last
+   `keep`. */
 SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     int i;
-    if (!spdl__try_lock(&p->purge_lock)) return;
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__counters *counters = &node->counters[p->workers];
@@ -10984,49 +11025,54 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             spdl__item_free(p, spdl__load_pointer(&slot->item), origin);
         }
     }
-    spdl__unlock(&p->purge_lock, &p->locks);
 }
 
 /* No worker enters a row any more, and those inside take no further item. */
-SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p) {
+SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p, uint32_t why) {
     do { /* again if a rewind has cleared `stopping` meanwhile */
-        spdl__store32(&p->stopping, 1);
+        (void)spdl__or32(&p->stopping, why);
         SPDL_TEST_POINT("stop shuts");
-        spdl__word_shut(p, UINT32_MAX); /* a full barrier, and wakes the producer */
+        spdl__word_shut(p, SPDL__ALL_ROWS); /* a full barrier, and wakes the producer */
     } while (!spdl__load32(&p->stopping));
     spdl__wake_consumer(p);
 }
 
-SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline); }
+SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline, SPDL__INSIDE); }
 
-SPDL__PRIVATE bool spdl__rewind_over(spdl_pipeline *p) { return spdl__load(&p->rewinder) == 0; }
+/* Becomes the keeper if there is none. */
+SPDL__PRIVATE bool spdl__keeper_enter(spdl_pipeline *p) {
+    uint64_t none = 0;
+    return spdl__cas(&p->keeper, &none, spdl__os_thread_id());
+}
+
+SPDL__PRIVATE void spdl__keeper_leave(spdl_pipeline *p) {
+    spdl__store(&p->keeper, 0); /* pairs with keeper_enter: else items could be freed twice */
+    spdl__os_event_wake(&p->quiet, SPDL__ALL);
+}
 
 /* With timeout 0 this may be a signal handler: no lock, no free, no log. */
 SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *p, int64_t timeout_ns) {
     const uint64_t deadline = spdl__deadline(timeout_ns);
     spdl_result result;
+    bool inside;
     if (p == NULL || spdl__pipeline_forked(p)) return SPDL_E_INVALID;
-    if (spdl__pipeline_inside(p)) {
-        spdl__pipeline_halt(p);
-        return SPDL_OK;
-    }
-    spdl__add32(&p->stops, 1); /* pairs with rewind: one of them sees the other */
-    spdl__full_barrier();
-    result = spdl__load(&p->rewinder) == spdl__os_thread_id() /* in a free_item or signal handler */
-                 ? SPDL_TIMEOUT
-                 : spdl__pipeline_await(p, spdl__rewind_over, deadline);
-    if (result != SPDL_OK) (void)spdl__exchange32(&p->stop_stays, 1); /* pairs with rewind_all */
-    spdl__pipeline_halt(p);
-    if (timeout_ns == 0) {
-        if (!spdl__pipeline_quiet(p)) result = SPDL_TIMEOUT;
-    } else if (result == SPDL_OK) {
+    inside = spdl__pipeline_inside(p);
+    spdl__pipeline_halt(p, inside ? SPDL__INSIDE : SPDL__STOP);
+    if (inside) return SPDL_OK;
+    if (timeout_ns == 0)
+        return spdl__load(&p->keeper) == 0 && spdl__pipeline_quiet(p) ? SPDL_OK : SPDL_TIMEOUT;
+    if (spdl__load(&p->keeper) == spdl__os_thread_id()) /* in a free_item */
+        return spdl__load32(&p->stopping) & SPDL__REWIND ? SPDL_TIMEOUT : SPDL_OK;
+    result = spdl__pipeline_await(p, spdl__keeper_enter, deadline);
+    if (result != SPDL_OK) return result;
+    if (spdl__load32(&p->stopping) & SPDL__STOP) { /* else a rewind has come since */
+        spdl__word_shut(p, SPDL__ALL_ROWS); /* the stop that set it may not have done so yet */
         result = spdl__pipeline_await(p, spdl__pipeline_drained, deadline);
         if (result != SPDL_OK) spdl__store32(&p->stop_timed_out, 1);
         if (result == SPDL_OK) spdl__pipeline_purge(p, 1);
         if (result == SPDL_OK) spdl__fail_log(p);
     }
-    spdl__sub32(&p->stops, 1);
-    spdl__os_event_wake(&p->quiet, SPDL__ALL);
+    spdl__keeper_leave(p);
     return result;
 }
 
@@ -11076,6 +11122,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__store_relaxed(&node->epoch, at->epoch);
     spdl__store_relaxed(&node->made, at->source);
     node->dropped = node->in != NULL ? node->in->dropped : 0;
+    node->placeless = 0;
     node->place_epoch = at->epoch;
     node->place_dropped = 0;
     spdl__store_relaxed(&node->failures, 0);
@@ -11104,6 +11151,7 @@ SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
     uint64_t ticket[SPDL_MAX_STAGES];
+    uint32_t why = SPDL__REWIND;
     int i;
     spdl__pipeline_purge(p, 0);
     for (i = 0; i < p->count; ++i) ticket[i] = spdl__rewind_ticket(&p->node[i]);
@@ -11117,35 +11165,15 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     p->told.result = SPDL_OK;
     spdl__position_begin(p, &start->at);
     spdl__store_relaxed(&p->ended_ns, 0);
-    if (spdl__load32(&p->stop_stays)) return;
-    (void)spdl__exchange32(&p->stopping, 0);
+    while (!spdl__cas32(&p->stopping, &why, why & SPDL__STOP)) {}
+    if (why & SPDL__STOP) return; /* the rows stay shut */
     for (i = p->count - 1; i >= 0; --i) { /* the source last: no row is called before it */
         SPDL_TEST_POINT("rewind opens");
         spdl__word_open(&p->node[i].out.word);
         spdl__word_open(&p->node[i].own);
     }
-    /* a stop that came meanwhile left stop_stays, as `stopping` may be cleared above */
-    if (spdl__exchange32(&p->stop_stays, 0) != 0) spdl__store32(&p->stopping, 1);
-    if (spdl__load32(&p->stopping)) spdl__word_shut(p, UINT32_MAX);
+    if (spdl__load32(&p->stopping)) spdl__word_shut(p, SPDL__ALL_ROWS); /* a stop came meanwhile */
     spdl__wake_all(p);
-}
-
-/* Becomes the rewinder when no other thread is in stop. A later stop waits. */
-SPDL__PRIVATE spdl_result spdl__rewind_await_stops(spdl_pipeline *p, uint64_t deadline) {
-    spdl_result slept = SPDL_OK;
-    for (;;) {
-        uint32_t word;
-        spdl__store32(&p->stop_stays, 0); /* of a stop that has ended */
-        spdl__store(&p->rewinder, spdl__os_thread_id());
-        spdl__full_barrier(); /* pairs with stop */
-        SPDL_TEST_POINT("rewind before the stops");
-        if (spdl__load32(&p->stops) == 0) return SPDL_OK;
-        spdl__store(&p->rewinder, 0);
-        spdl__os_event_wake(&p->quiet, SPDL__ALL);
-        word = spdl__load32(&p->quiet.word);
-        if (slept == SPDL_TIMEOUT) return SPDL_TIMEOUT;
-        if (spdl__load32(&p->stops) != 0) slept = spdl__os_event_sleep(&p->quiet, word, deadline);
-    }
 }
 
 /* Takes both ends of the pipeline before it stops anything. */
@@ -11153,17 +11181,19 @@ SPDL__PRIVATE spdl_result spdl__pipeline_go(spdl_pipeline *p, const spdl__start 
                                             uint64_t deadline) {
     spdl_result result = SPDL_E_INVALID;
     if (p == NULL || start->at.source >> (64 - SPDL__SPAN_BITS) != 0 || spdl__pipeline_forked(p) ||
-        spdl__pipeline_inside(p) || spdl__load(&p->rewinder) != 0)
+        spdl__pipeline_inside(p) || spdl__load(&p->keeper) == spdl__os_thread_id())
         return SPDL_E_INVALID;
     if (spdl__exchange32(&p->consumer_inside, 1) != 0) return SPDL_E_INVALID;
     if (p->feed == NULL || spdl__exchange32(&p->producer_inside, 1) == 0) {
-        result = spdl__rewind_await_stops(p, deadline);
+        result = spdl__pipeline_await(p, spdl__keeper_enter, deadline);
         if (result == SPDL_OK) {
-            spdl__pipeline_halt(p);
+            SPDL_TEST_POINT("rewind is the keeper");
+            (void)spdl__exchange32(&p->stopping, SPDL__REWIND);
+            spdl__pipeline_halt(p, SPDL__REWIND);
             result = spdl__pipeline_await(p, spdl__pipeline_drained, deadline);
             if (result == SPDL_OK) spdl__rewind_all(p, start);
-            spdl__store(&p->rewinder, 0);
-            spdl__os_event_wake(&p->quiet, SPDL__ALL);
+            else (void)spdl__exchange32(&p->stopping, SPDL__STOP); /* the rows stay shut */
+            spdl__keeper_leave(p);
         }
         if (p->feed != NULL) spdl__store32(&p->producer_inside, 0);
     }
@@ -11272,8 +11302,8 @@ SPDL__PRIVATE void spdl__pipeline_drop(spdl_pipeline *p) {
 SPDL__PRIVATE bool spdl__destroy_leaves(spdl_pipeline *p, bool long_ago) {
     uint64_t *word = p->node[0].word, old = spdl__load(word);
     if (p->producer == NULL || (p->producer->row.next != NULL && !long_ago)) return false;
-    while ((old & SPDL__ACTIVE) == SPDL__BLOCKING)
-        if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
+    while (old & SPDL__BLOCKING)
+        if (spdl__cas(word, &old, old - SPDL__BLOCKING - 1)) return true;
     return false;
 }
 
@@ -11312,7 +11342,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__ready_end(p);
     if (p->producer != NULL) spdl__add(&p->references, 1); /* its thread drops it when it quits */
     spdl__store32(&p->producer_quits, 1); /* first: it may be left, and the pool is freed then */
-    spdl__pipeline_halt(p); /* wakes it */
+    spdl__pipeline_halt(p, SPDL__STOP); /* wakes it */
+    (void)spdl__keeper_enter(p); /* a free_item may stop */
     if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     if (p->producer != NULL) spdl__os_thread_end(&p->producer_thread, !left);
@@ -11810,24 +11841,15 @@ SPDL__COLD void spdl__node_name(const spdl_pipeline *p, spdl__node *node, const 
 
 SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spdl__node *node) {
     const int i = node->index;
-    const bool merge = node->row.kind == SPDL_KIND_MERGE;
-    int k;
     node->word = &node->own;
     if (plan->before[i] >= 0) node->before = &p->node[plan->before[i]];
     if (node->before != NULL && node->row.kind != SPDL_KIND_PATH) {
         node->in = &node->before->out;
         node->word = &node->in->word;
     }
-    for (k = 0; k < (merge ? node->paths : node->in != NULL); ++k) {
-        spdl__node *from = merge ? &p->node[node->path[k]] : node->before;
-        if (from->row.kind == SPDL_KIND_PATH) from = from->before; /* it writes for its paths */
-        from->neighbours |= (uint32_t)1 << i;
-        node->neighbours |= (uint32_t)1 << from->index;
-    }
-    if (merge) node->merge = &p->node[plan->branch[i]];
+    if (node->row.kind == SPDL_KIND_MERGE) node->merge = &p->node[plan->branch[i]];
     if (node->row.kind == SPDL_KIND_BRANCH) node->merge = &p->node[plan->merge[i]];
     node->at_end = node == p->last || i == 1;
-    for (k = 0; k <= i; ++k) p->node[k].vicinity = p->node[k].neighbours | (uint32_t)1 << k;
 }
 
 /* Compares names: the address of SPDL_INDEX would link the sampler into each program. */
@@ -12212,7 +12234,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
     if (result == SPDL_OK) return result;
     *pipeline = NULL;
     if (p->slot != NULL) { /* workers may look at p, but no source has been called */
-        spdl__pipeline_halt(p);
+        spdl__pipeline_halt(p, SPDL__STOP);
         (void)spdl__pipeline_await(p, spdl__pipeline_drained, SPDL__NEVER);
         spdl__destroy_part(p);
     }
@@ -14761,7 +14783,7 @@ SPDL__COLD void spdl__kept_look(spdl_task *task, spdl__hand *hand, const void *o
     const bool passed = spdl__is_input(&task->call, out) && tag < SPDL_MAX_STAGES;
     spdl__item copy, old;
     uint64_t place;
-    if (task->call_error || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
+    if (task->call.misused || out == NULL || !spdl__load_relaxed32(&probe->replays)) return;
     place = spdl__kept_place(probe);
     if (place == SPDL__KEPT) return;
     memset(&copy, 0, sizeof(copy));

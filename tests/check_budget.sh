@@ -22,7 +22,7 @@ budgets="
 "
 pairs=6400
 row_goal=160
-row_limit=180
+row_limit=176
 # Workers that sleep are woken more often on a machine with other load: 12 to 23 writes. A count of
 # all workers in one line, which each look would change, makes 32 to 48.
 writes_goal=16

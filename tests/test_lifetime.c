@@ -851,6 +851,40 @@ static void a_free_item_may_stop(void) {
     DONE(p);
 }
 
+static int free_gate, frees;
+
+static void free_at_the_gate(void *it) {
+    __atomic_add_fetch(&frees, 1, __ATOMIC_RELEASE);
+    await(&free_gate, 1);
+    item_free(it);
+}
+
+static void *stops_it(void *arg) {
+    CHECK_EQ(spdl_pipeline_stop((spdl_pipeline *)arg, SPDL_FOREVER), SPDL_OK);
+    return NULL;
+}
+
+/* The first stop is inside of a free_item: the second returns when all items are freed. */
+static void a_second_stop_waits_for_the_first(void) {
+    int freed;
+    spdl_pipeline *p = START(2, SPDL_SOURCE(count_up, SCRIPT(.count = -1),
+                                            .free_item = free_at_the_gate, .buffer_size = 8),
+                             SPDL_PIPE(follow, SCRIPT(.sleep_us = 2000)), SPDL_SINK(1));
+    test_thread first;
+    sleep_us(20000);
+    first = thread_of(stops_it, p);
+    await(&frees, 1);
+    CHECK_EQ(spdl_pipeline_stop(p, 0), SPDL_TIMEOUT);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_SECONDS(0.02)), SPDL_TIMEOUT);
+    open_gate(&free_gate);
+    CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+    freed = __atomic_load_n(&frees, __ATOMIC_ACQUIRE);
+    CHECK(freed > 1);
+    test_join(first);
+    CHECK_EQ(frees, freed);
+    DONE(p);
+}
+
 /* Dropped items give their room back, and are no items that could be taken. */
 static void gaps_are_not_told_as_depth(void) {
     spdl_pipeline *p = START(2, COUNT_TO(-1),
@@ -936,6 +970,7 @@ TEST_TABLE(lifetime) {
     TEST_CASE(no_call_follows_the_failure_that_ends_it),
     TEST_CASE(a_stop_frees_the_batch_that_is_filled),
     TEST_CASE(a_free_item_may_stop),
+    TEST_CASE(a_second_stop_waits_for_the_first),
     TEST_CASE(gaps_are_not_told_as_depth),
     TEST_CASE(the_clock_stops_with_the_flow),
     TEST_CASE(a_busy_pipeline_shares_its_pool),

@@ -29,8 +29,11 @@ static bool thread_refused(void) { return threads_made++ == thread_to_fail; }
 static __thread uint64_t chaos; /* 0: none, else a random state */
 static uint64_t chaos_seed;     /* the start of it on threads that have none */
 
+static int drain_sleeps;
+
 static void pool_point(const char *id) {
-    (void)id;
+    if (strcmp(id, "pool drain sleeps") == 0)
+        __atomic_add_fetch(&drain_sleeps, 1, __ATOMIC_RELEASE);
     if (chaos_seed == 0) return;
     if (chaos == 0) chaos = (chaos_seed ^ (uint64_t)(uintptr_t)&chaos) | 1;
     switch (test_random(&chaos) % 16) {
@@ -373,6 +376,33 @@ static void drain_waits_for_guests(void) {
     CHECK_EQ(ran, 0);
     set(&h.go, 1);
     CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK_EQ(ran, 1);
+    test_join(guest);
+    spdl_pool_destroy(pool);
+}
+
+/* It ends after two sleeps of the drain. */
+static void until_the_drain_sleeps(void *arg, int worker, void *local) {
+    (void)worker;
+    (void)local;
+    set((int *)arg, 1);
+    for (int tries = 0; tries < 10000 && get(&drain_sleeps) < 2; ++tries) test_sleep_us(1000);
+}
+
+/* The only place is taken, and a job waits: the drain has nothing to do, and sleeps. */
+static void a_drain_that_cannot_help_sleeps(void) {
+    spdl_pool_desc desc = { 0 };
+    spdl_pool *pool;
+    test_thread guest;
+    int running = 0, ran = 0;
+    desc.guests = 1;
+    REQUIRE(spdl_pool_create(&pool, &desc) == SPDL_OK);
+    CHECK_EQ(spdl_pool_submit(pool, until_the_drain_sleeps, &running, 0), SPDL_OK);
+    REQUIRE(test_thread_start(&guest, run_as_guest, pool));
+    await(&running, 1);
+    CHECK_EQ(spdl_pool_submit(pool, count_job, &ran, 0), SPDL_OK);
+    CHECK_EQ(spdl_pool_drain(pool, SPDL_FOREVER), SPDL_OK);
+    CHECK(drain_sleeps >= 2);
     CHECK_EQ(ran, 1);
     test_join(guest);
     spdl_pool_destroy(pool);
@@ -1324,6 +1354,7 @@ TEST_TABLE(pool) {
     TEST_CASE(stop_refuses_later_jobs),
     TEST_CASE(no_pool_is_refused),
     TEST_CASE(drain_waits_for_guests),
+    TEST_CASE(a_drain_that_cannot_help_sleeps),
     TEST_CASE(stop_wakes_who_submits),
     TEST_CASE(destroy_runs_what_was_accepted),
     TEST_CASE(destroy_leaves_a_pool_that_is_in_use),

@@ -235,7 +235,7 @@ static void stops_there(int number) {
     (void)number;
     if (stopped != NULL) {
         came = 1;
-        in_rewind = spdl__load(&stopped->rewinder) != 0;
+        in_rewind = (spdl__load32(&stopped->stopping) & SPDL__REWIND) != 0;
         (void)spdl_pipeline_stop(stopped, 0);
     }
     errno = kept;

@@ -3,11 +3,12 @@
    spdl__pipeline_await of >>stop-impl.
 
    One source on a thread of its own. `active` in the word of its row, here `inside`, is 2 during a
-   call, 1 before and after it, and else 0. The call returns at any moment, or never. Between calls
-   the thread sleeps while the row is shut. One thread stops and destroys at any moment: it adds a
-   reference for the source, has it quit, shuts the row, and wakes it. At some later moment it tries
-   once to leave the source in its call: `inside` from 2 to 0. Then it waits until the row is quiet,
-   joins a thread that it has not left, and frees the pool. Each thread drops a reference.
+   call (1 and SPDL__BLOCKING), 1 before and after it, and else 0. The call returns at any moment,
+   or never. Between calls the thread sleeps while the row is shut. One thread stops and destroys
+   at any moment: it adds a reference for the source, has it quit, shuts the row, and wakes it. At
+   some later moment it tries once to leave the source in its call: `inside` from 2 to 0. Then it
+   waits until the row is quiet, joins a thread that it has not left, and frees the pool. Each
+   thread drops a reference.
 
    Checked: when nothing moves any more destroy has returned, whatever the call does; no call begins
    after it has; what a call returns that was left is freed, not settled (which may log); nobody

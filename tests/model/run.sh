@@ -156,6 +156,7 @@ model holds branch -DITEMS=2
 model holds branch -DITEMS=2 -DCOMPLETION
 model holds rewind -DREWINDS=2
 large holds rewind -DINSIDE
+large holds rewind -DSTOPS=2
 large holds parked -DITEMS=1
 large holds parked -DAGAIN -DITEMS=1
 model holds leave
@@ -192,6 +193,7 @@ if [ "$long" = yes ]; then
     large holds branch
     large holds branch -DCOMPLETION
     large holds rewind -DREWINDS=2 -DINSIDE
+    large holds rewind -DREWINDS=2 -DSTOPS=2
     large holds push -DDROP -DITEMS=2
     large holds parked -DAGAIN -DROOMS=1 -DLIM=2
     large holds parked
@@ -250,12 +252,11 @@ for mutant in ONE_MARK ABOVE_ALONE LATE_FAIL BY_NUMBER; do
 done
 model breaks branch -DLATE_FAIL
 model breaks branch -DNO_WAIT
-for mutant in NO_LAST_LOOK NO_STAYS STAYS_KEPT EARLY_LOOK NO_FENCE NO_COUNT SILENT_END SILENT_STOP \
-    LATE_WORD; do
-    small rewind -DREWINDS=2 "-D$mutant"
+for mutant in NO_AGAIN NO_LAST_LOOK CLEARS_STOP KEEPS_STOP NO_KEEPER NO_LOOK SHUT_FIRST SILENT \
+    EARLY_WAKE LATE_WORD; do
+    small rewind "-D$mutant"
 done
-small rewind -DINSIDE -DNO_AGAIN
-small rewind -DINSIDE -DSHUT_FIRST
+small rewind -DSTOPS=2 -DNO_SHUT
 for mutant in NO_ROOM_LOOK NO_PARK_QUIET NO_DROP LATE_RELEASE; do
     model breaks parked -DAGAIN "-D$mutant"
 done
