@@ -9812,7 +9812,7 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
 /* A taken failure of an earlier row goes on without a call. */
 SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
     spdl__node *node = s->node;
-    ++node->placeless;
+    if (node->builtin) ++node->placeless; /* a batch: this thread is alone */
     task->path = 0;
     spdl__settle_put(task, &task->call.in, s->now);
     s->done = true;
