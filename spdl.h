@@ -6272,7 +6272,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__sub32(&beacon->sleepers, 1);
     spdl__store32(&worker->asleep, 0);
     (void)spdl__exchange32(&beacon->waking, 0);
-    spdl__barrier_after_rmw();
+    spdl__barrier_after_rmw(); /* the next look finds what a thread left to a woken worker */
     if (slept) (void)spdl__turn(&worker->barred[0]);
 }
 

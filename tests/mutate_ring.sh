@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 # FUNCTION | TEXT | REPLACEMENT: the first place of the text in the function
 logic='
-spdl__os_event_wake | spdl__add32(&event->word, 1); | (void)0;
+spdl__os_futex_wake | spdl__add32(word, 1); | (void)0;
 spdl__ring_wake | waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n | (int)n
 spdl__ring_wake | waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n | 1
 spdl_ring_close | &ring->pushes, SPDL__RING_WAITING | &ring->pushes, 1
@@ -37,8 +37,7 @@ spdl__ring_quick_pop | head + ring->index_mask + 1 | head + 1
 spdl__ring_sleep | &side->event, word, | &side->event, spdl__load32(&side->event.word),
 spdl__ring_sleep | result = spdl__ring_attempt(call); | result = SPDL_EMPTY;
 spdl__ring_sleep | spdl__sub32(side->waiting, 1); | (void)0;
-spdl_ring_try_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
-spdl_ring_push | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
+spdl__ring_one | if (SPDL__UNLIKELY(waiting != 0)) | if (false)
 '
 
 # KEY | REASON
@@ -47,7 +46,7 @@ spdl__mpmc_claim: load 2 | only compared; a claim loads the stamp again
 spdl__mpmc_claim: logic 2 | full or empty a moment ago; one about to sleep looks after a barrier
 spdl__mpmc_pop_n: load 1 | only compared, and acquired with CLOSED
 spdl__ring_core_close: or 1 | the release of CLOSED comes after it
-spdl__os_event_wake: add32 1 | a thread that reads it does a heavy barrier before the next look
+spdl__os_futex_wake: add32 1 | a thread that reads it does a heavy barrier before the next look
 spdl__ring_inside: load 1 | counts are bounded whatever the pair; this one is only closer
 spdl__ring_inside: load 2 | counts are bounded whatever the pair; this one is only closer
 spdl__ring_inside: load 3 | only compared
@@ -86,7 +85,7 @@ SPDL__WEAK(uint64_t, )
 region() { # the sections, with the functions of the event they use
     awk '/^\/\* >>os-linux/ { posix = 1 }
          /^\/\* >>ring-core/ { on = 1 } /^\/\* >>pool-impl/ { on = 0 }
-         /^SPDL__PRIVATE void spdl__os_event_wake\(.*{$/ && posix { wake = 1; posix = 0 }
+         /^SPDL__PRIVATE void spdl__os_futex_wake\(.*{$/ && posix { wake = 1; posix = 0 }
          { print (on || wake) + 0 } /^}/ { wake = 0 }' spdl.h
 }
 
