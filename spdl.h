@@ -918,7 +918,8 @@ spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *t
 #endif
 
 /* Ends the flow early. No stage function is called again. next returns the items in the sink, then
-   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items.
+   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items,
+   also those that rows with .flush have gathered.
    Items after a failure are freed by destroy or a rewind. A second stop waits for the first. A stop
    after the end does nothing.
 
@@ -1147,7 +1148,12 @@ SPDL_API void spdl_stop(spdl_task *task);
    All results of one input have its spdl_sequence. Each has an spdl_item_key of its own.
 
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
-   call, and `in` is NULL. The stage can gather items and pass the rest then. */
+   call, and `in` is NULL. The stage can gather items and pass the rest then.
+
+   What such a stage has gathered ends with its run. A stop that waits, a rewind, a load and destroy
+   call it with spdl_flushing until it returns SPDL_SKIP or SPDL_OK, or without .again once, and free
+   the results. These calls are on the thread that stops, with the number of one of the workers. A
+   failed call of a series ends it: the rest is freed the same way. */
 
 /* ============================================================================================= */
 /* >>branches
@@ -1212,7 +1218,7 @@ SPDL_API void spdl_stop(spdl_task *task);
        not follow the last one.
      - Results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key.
      - Results do not depend on what a stage keeps in its ctx. Only a row with .flush may keep
-       items: a load first calls it with spdl_flushing, and frees the results.
+       items: see >>one-to-many.
    An item that a cache, a GPU or another thread took in advance counts as delivered.
 
    A load repeats calls for items in flight. Rows that make several results, or gather, begin again
@@ -9216,8 +9222,9 @@ SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
             ++failures;
             spdl__add(&counters->failures, 1);
             spdl__settle_explain(task, result);
-            spdl__logf(&p->logger, SPDL_LOG_INFO, "stage %d '%s', flushing: %.300s (its results are "
-                       "freed)", node->index, node->name, task->text);
+            spdl__logf(&p->logger, SPDL_LOG_INFO,
+                       "stage %d '%s', flushing: %.300s (its results are freed)", node->index,
+                       node->name, task->text);
         }
         if (task->call.buffer != NULL) spdl__task_give_back(task);
         ++series.handed_on;
@@ -11018,16 +11025,20 @@ SPDL__PRIVATE bool spdl__pipeline_drained(spdl_pipeline *p) {
     return spdl__pipeline_quiet(p);
 }
 
-/* The keeper, when the pipeline is quiet: frees what rows with .flush have gathered. A call uses the
-   place of a worker that has run the row's init, which no other thread uses now. */
+/* The keeper, when the pipeline is quiet: frees what rows with .flush have gathered. Its task has
+   the number of a worker that has run the row's init, and whose own task may still be in use. */
 SPDL__PRIVATE void spdl__pipeline_shed(spdl_pipeline *p) {
-    int i, worker;
+    spdl_task *task = &p->task[p->workers];
+    int i;
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         if (!node->gathered) continue;
-        for (worker = 0; node->row.init != NULL && worker < p->workers - 1; ++worker)
-            if ((p->task[worker].inits >> i & 1) != 0) break;
-        spdl__call_shed(&p->task[worker], node);
+        task->worker = 0;
+        while (node->row.init != NULL && task->worker < p->workers - 1 &&
+               (p->task[task->worker].inits >> i & 1) == 0)
+            ++task->worker;
+        task->inits = p->task[task->worker].inits;
+        spdl__call_shed(task, node);
     }
 }
 
@@ -11318,7 +11329,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
-    spdl__free(&allocator, p->task, workers * sizeof(*p->task));
+    spdl__free(&allocator, p->task, (workers + 1) * sizeof(*p->task));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
@@ -12037,13 +12048,13 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     return spdl__node_pools(p, node);
 }
 
-/* A task for each worker, and the results of init of each row. */
+/* A task for each worker and the keeper, and the results of init of each row. */
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = SPDL__NEW(&p->allocator, spdl_task, workers);
+    p->task = SPDL__NEW(&p->allocator, spdl_task, workers + 1);
     if (p->task == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < p->workers; ++i) {
+    for (i = 0; i <= p->workers; ++i) {
         p->task[i].pipeline = p;
         p->task[i].worker = i;
         p->task[i].meter.file = SPDL__NO_FILE;
