@@ -918,7 +918,8 @@ spdl__next(spdl_pipeline *pipeline, void *out, int64_t timeout_ns, const char *t
 #endif
 
 /* Ends the flow early. No stage function is called again. next returns the items in the sink, then
-   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items.
+   SPDL_CLOSED, even while a source blocks. A stop that waited, or destroy, frees all other items,
+   also those that rows with .flush have gathered.
    Items after a failure are freed by destroy or a rewind. A second stop waits for the first. A stop
    after the end does nothing.
 
@@ -1147,7 +1148,12 @@ SPDL_API void spdl_stop(spdl_task *task);
    All results of one input have its spdl_sequence. Each has an spdl_item_key of its own.
 
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
-   call, and `in` is NULL. The stage can gather items and pass the rest then. */
+   call, and `in` is NULL. The stage can gather items and pass the rest then.
+
+   What such a stage has gathered ends with its run. A stop that waits, a rewind, a load and destroy
+   call it with spdl_flushing until it returns SPDL_SKIP or SPDL_OK, or without .again once, and free
+   the results. These calls are on the thread that stops, with the number of one of the workers. A
+   failed call of a series ends it: the rest is freed the same way. */
 
 /* ============================================================================================= */
 /* >>branches
@@ -1212,7 +1218,7 @@ SPDL_API void spdl_stop(spdl_task *task);
        not follow the last one.
      - Results depend only on the input, spdl_sequence, spdl_epoch and spdl_item_key.
      - Results do not depend on what a stage keeps in its ctx. Only a row with .flush may keep
-       items: a load first calls it with spdl_flushing, and frees the results.
+       items: see >>one-to-many.
    An item that a cache, a GPU or another thread took in advance counts as delivered.
 
    A load repeats calls for items in flight. Rows that make several results, or gather, begin again
@@ -7404,7 +7410,6 @@ typedef struct spdl__position {
 
 typedef struct spdl__start {
     spdl__position at;
-    bool loads; /* rows with .flush forget what they gathered */
     const spdl_sampler *sampler; /* NULL, or the new state of the sampler */
 } spdl__start;
 
@@ -7506,10 +7511,9 @@ typedef struct spdl__node {
     uint64_t base;
     /* written by the one thread inside */
     bool flushed;      /* the call without input was made in this epoch */
-    bool gathered;     /* .flush: a call with input was made since */
+    bool gathered;     /* .flush: it may have items of calls with input */
     bool unflushed;    /* .flush behind a feed: gathered without a result yet */
     uint64_t held_range; /* push time of the oldest of these */
-    bool sheds;        /* gathered in another run: its next result is freed */
     uint32_t turn;     /* merge in completion order: first path to look at */
     uint64_t number;   /* batch: next number in this epoch */
     uint64_t number_first; /* batch: first number of this run in this epoch */
@@ -8575,6 +8579,7 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
 
 #define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
 #define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
+#define SPDL__SHED_FAILURES 100 /* a .flush row that fails so often keeps the rest */
 #define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake in every row */
 
 /* Destroys an item with the free_item of the stage that made it. */
@@ -8974,31 +8979,6 @@ SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     return result;
 }
 
-/* The first call of a .flush row after a load: frees what the row has gathered. */
-SPDL__COLD void spdl__call_shed(spdl_task *task) {
-    spdl__node *node = task->node;
-    spdl__parked *parked = task->parked, none;
-    const spdl__call call = task->call;
-    spdl_result result;
-    void *out;
-    node->sheds = false;
-    memset(&none, 0, sizeof(none));
-    if (node->row.again) task->parked = &none;
-    task->call.flushing = true;
-    task->call.in.item = NULL;
-    task->call.in.origin = SPDL__HOLE;
-    do {
-        result = spdl__call_run(task, &out);
-        if ((result == SPDL_OK || result == SPDL_AGAIN) && out != task->call.buffer)
-            spdl__item_free(task->pipeline, out, spdl__origin(0, task->owner));
-        spdl__task_give_back(task);
-    } while (result == SPDL_AGAIN && node->row.again);
-    if (none.user != NULL && node->row.free_state != NULL) node->row.free_state(none.user);
-    spdl__thrown_drop(&task->thrown);
-    task->parked = parked;
-    task->call = call;
-}
-
 /* A source with its own thread is about to be called. Returns false in a row that is shut: no call
    begins after destroy has looked for one. (tests/model/leave.pml) */
 SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
@@ -9209,6 +9189,52 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
         spdl__put_nothing(p, node, task->call.ticket, now);
     }
     return true;
+}
+
+/* Calls a row with .flush until it has nothing left of what it gathered, and frees the results. No
+   other call of the row is inside. A failed call counts, and ends no pipeline. */
+SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__counters *counters = &node->counters[p->workers];
+    spdl__parked *parked = task->parked, series;
+    const spdl__call call = task->call;
+    int failures = 0;
+    spdl_result result;
+    void *out;
+    memset(&series, 0, sizeof(series));
+    memset(&task->call, 0, sizeof(task->call));
+    task->node = node;
+    task->parked = node->row.again ? &series : NULL;
+    task->call.flushing = true;
+    task->call.in.range = SPDL__SPAN_MAX;
+    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
+    spdl__store_relaxed(&task->sequence, 0);
+    do {
+        result = spdl__call_run(task, &out);
+        spdl__add(&counters->tasks, 1);
+        if (result == SPDL_OK || result == SPDL_AGAIN) {
+            spdl__add(&counters->made, 1);
+            spdl__add(&counters->freed, 1);
+            if (out != task->call.buffer) spdl__item_free(p, out, spdl__origin(0, task->owner));
+        } else if (result == SPDL_SKIP) {
+            spdl__add(&counters->skips, 1);
+        } else {
+            ++failures;
+            spdl__add(&counters->failures, 1);
+            spdl__settle_explain(task, result);
+            spdl__logf(&p->logger, SPDL_LOG_INFO,
+                       "stage %d '%s', flushing: %.300s (its results are freed)", node->index,
+                       node->name, task->text);
+        }
+        if (task->call.buffer != NULL) spdl__task_give_back(task);
+        ++series.handed_on;
+    } while (node->row.again && result != SPDL_OK && result != SPDL_SKIP &&
+             failures < SPDL__SHED_FAILURES);
+    if (series.user != NULL && node->row.free_state != NULL) node->row.free_state(series.user);
+    spdl__thrown_drop(&task->thrown);
+    node->gathered = node->unflushed = false;
+    task->parked = parked;
+    task->call = call;
 }
 
 /* --- calls that go on later ---
@@ -9618,12 +9644,12 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
                                              uint64_t *now) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
+    spdl__outcome outcome;
     spdl_result result;
     void *out;
     if (node->own_thread && !spdl__call_begins(node)) return SPDL__NO_CALL;
-    if (node->sheds) spdl__call_shed(task);
     if (node->parked != NULL && task->parked == NULL) spdl__parked_begin(task);
-    if (node->row.flush && !task->call.flushing) node->gathered = true;
+    if (node->row.flush && !task->call.flushing && !node->builtin) node->gathered = true;
     if (node->row.flush && p->feed != NULL && !node->builtin) { /* as old as its oldest input */
         if (!node->unflushed) node->held_range = task->call.in.range;
         node->unflushed = true;
@@ -9639,7 +9665,12 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
         if (result == SPDL_AGAIN) return SPDL__LATER;
         out = NULL;
     }
-    return spdl__flow_over(task, counters, result, out, *now);
+    outcome = spdl__flow_over(task, counters, result, out, *now);
+    if (node->row.flush && task->call.flushing) { /* the series is over */
+        node->gathered = node->row.again && result != SPDL_OK && result != SPDL_SKIP;
+        if (node->gathered && outcome == SPDL__GOES_ON) spdl__call_shed(task, node);
+    }
+    return outcome;
 }
 
 /* A DONE call is settled as if its function had returned now. */
@@ -9682,7 +9713,6 @@ SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t
     spdl__outcome outcome;
     spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
     node->flushed = true;
-    node->gathered = false;
     task->node = node;
     task->call.flushing = true;
     task->call.in.item = NULL;
@@ -10995,10 +11025,28 @@ SPDL__PRIVATE bool spdl__pipeline_drained(spdl_pipeline *p) {
     return spdl__pipeline_quiet(p);
 }
 
+/* The keeper, when the pipeline is quiet: frees what rows with .flush have gathered. Its task has
+   the number of a worker that has run the row's init, and whose own task may still be in use. */
+SPDL__PRIVATE void spdl__pipeline_shed(spdl_pipeline *p) {
+    spdl_task *task = &p->task[p->workers];
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        spdl__node *node = &p->node[i];
+        if (!node->gathered) continue;
+        task->worker = 0;
+        while (node->row.init != NULL && task->worker < p->workers - 1 &&
+               (p->task[task->worker].inits >> i & 1) == 0)
+            ++task->worker;
+        task->inits = p->task[task->worker].inits;
+        spdl__call_shed(task, node);
+    }
+}
+
 /* The keeper, when the pipeline is quiet: frees open batches and all edges except the last
    `keep`. */
 SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     int i;
+    spdl__pipeline_shed(p);
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__counters *counters = &node->counters[p->workers];
@@ -11111,9 +11159,6 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     spdl__store_relaxed(&node->base, node->out.tail - spdl__head(spdl__load(node->word)));
     node->first = node->out.tail;
     node->flushed = false;
-    node->sheds = start->loads && node->row.flush && !node->builtin &&
-                  (node->gathered || node->sheds);
-    node->gathered = node->unflushed = false;
     spdl__store_relaxed32(&node->turn, 0);
     spdl__store_relaxed(&node->turns_put, 0);
     spdl__store_relaxed(&node->turns_taken, 0);
@@ -11284,7 +11329,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
-    spdl__free(&allocator, p->task, workers * sizeof(*p->task));
+    spdl__free(&allocator, p->task, (workers + 1) * sizeof(*p->task));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
@@ -11347,6 +11392,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     if (!spdl__destroy_await(p, &left)) return;
     while (spdl__load32(&p->completing) != 0) spdl__os_yield(); /* on its last steps */
     if (p->producer != NULL) spdl__os_thread_end(&p->producer_thread, !left);
+    spdl__pipeline_shed(p); /* before fini */
     spdl__destroy_part(p); /* last: its bit may belong to another client next */
     spdl__pipeline_purge(p, 0);
     spdl__doctor_empty(p);
@@ -12002,13 +12048,13 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     return spdl__node_pools(p, node);
 }
 
-/* A task for each worker, and the results of init of each row. */
+/* A task for each worker and the keeper, and the results of init of each row. */
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = SPDL__NEW(&p->allocator, spdl_task, workers);
+    p->task = SPDL__NEW(&p->allocator, spdl_task, workers + 1);
     if (p->task == NULL) return SPDL_E_NOMEM;
-    for (i = 0; i < p->workers; ++i) {
+    for (i = 0; i <= p->workers; ++i) {
         p->task[i].pipeline = p;
         p->task[i].worker = i;
         p->task[i].meter.file = SPDL__NO_FILE;
@@ -21511,7 +21557,6 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *p, const char *const *texts,
     l.error = error;
     result = spdl__state_start(&l, &start.at);
     if (result != SPDL_OK) return result;
-    start.loads = true;
     if (p->sampler != NULL) start.sampler = &l.sampler;
     result = spdl__pipeline_go(p, &start, deadline);
     if (result == SPDL_OK) return SPDL_OK;

@@ -340,18 +340,20 @@ static void a_flush_may_fail(void) {
     }
 }
 
-/* A pipeline that is cut short flushes nothing. */
+/* What a pipeline that is cut short flushes is not delivered: it is freed at a stop or destroy. */
 static void nothing_is_flushed_behind_a_failure(void) {
     for (int i = 0; i < CROWDS; ++i) {
         scale s = { .limit = 10 };
         spdl_pipeline *p = START(crowds[i], COUNT_TO(20), WEIGH(&s, .buffer_size = 1),
                                  FOLLOW(.every = 11, .result = SPDL_E_IO), SPDL_SINK(1));
         RUN(p, "10", SPDL_E_IO);
-        CHECK_EQ(s.flushes, 0);
-        p = START(crowds[i], COUNT_TO(-1), WEIGH(&s), SPDL_SINK(1));
+        CHECK_EQ(s.flushes, 1);
+        p = START(crowds[i], COUNT_TO(-1), FOLLOW(.plus = 0), WEIGH(&s), SPDL_SINK(1));
+        TAKE(p, 1, "10");
         CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(s.flushes, 2);
         DONE(p);
-        CHECK_EQ(s.flushes, 0);
+        CHECK_EQ(s.flushes, 2);
     }
 }
 
@@ -382,6 +384,95 @@ static void a_flush_may_hand_on_many(void) {
         RUN(START(crowds[i], COUNT_TO(7), REVERSE(&s), FOLLOW(.plus = 0), SPDL_SINK(1)),
             "6 5 4 3 2 1 0", SPDL_END);
         RUN(START(crowds[i], COUNT_TO(0), REVERSE(&s), SPDL_SINK(1)), "", SPDL_END);
+    }
+}
+
+/* As reverse, but a call with three left fails, once in each even epoch. */
+typedef struct shaky_stack {
+    stack stack;
+    bool fails;
+    uint64_t slipped;
+    int inits, finis, gathered; /* atomic */
+} shaky_stack;
+
+static spdl_result shaky_init(void *ctx, int worker, void **local) {
+    (void)worker;
+    __atomic_add_fetch(&((shaky_stack *)ctx)->inits, 1, __ATOMIC_RELAXED);
+    *local = ctx;
+    return SPDL_OK;
+}
+
+static void shaky_fini(void *ctx, int worker, void *local) {
+    (void)worker;
+    CHECK(local == ctx && ((shaky_stack *)ctx)->stack.count == 0);
+    __atomic_add_fetch(&((shaky_stack *)ctx)->finis, 1, __ATOMIC_RELAXED);
+}
+
+SPDL_FN(reverse_badly, item, item) {
+    shaky_stack *s = (shaky_stack *)spdl_ctx(task);
+    CHECK(spdl_local(task) == s);
+    if (!spdl_flushing(task)) {
+        __atomic_add_fetch(&s->gathered, 1, __ATOMIC_RELAXED);
+        if (s->stack.count == 100) return SPDL_SKIP;
+        spdl_take(task);
+        s->stack.kept[s->stack.count++] = in;
+        return SPDL_SKIP;
+    }
+    if (s->stack.count == 0) return SPDL_SKIP;
+    if (s->fails && s->stack.count == 3 && spdl_epoch(task) % 2 == 0 &&
+        s->slipped != spdl_epoch(task) + 1) {
+        s->slipped = spdl_epoch(task) + 1;
+        return spdl_fail(task, "it slipped");
+    }
+    *out = s->stack.kept[--s->stack.count];
+    return SPDL_AGAIN;
+}
+
+#define REVERSE_BADLY(stack_)                                                                      \
+    SPDL_PIPE(reverse_badly, .ctx = (stack_), .again = true, .flush = true, .max_failures = -1,    \
+              .init = shaky_init, .fini = shaky_fini, .free_item = item_free)
+
+/* What a row has gathered is freed by a stop that waited, a rewind, a load and destroy: while it
+   gathers, in the middle of its series, and behind a failure. */
+static void what_is_gathered_ends_with_its_run(void) {
+    enum { STOPS, REWINDS, LOADS, DESTROYS, WAYS };
+    for (int i = 0; i < CROWDS * WAYS * 3; ++i) {
+        const int way = i / 3 % WAYS, when = i % 3, workers = crowds[i / (3 * WAYS)];
+        shaky_stack s = { .fails = when == 2 };
+        char text[SPDL_STATE_BYTES];
+        const char *texts[] = { text };
+        spdl_pipeline *p = START(workers, COUNT_TO(when == 0 ? -1 : 20), FOLLOW(.plus = 0),
+                                 REVERSE_BADLY(&s), SPDL_SINK(1));
+        if (way == LOADS) CHECK(spdl_state_save(p, text, sizeof text) > 0);
+        if (when == 0) {
+            void *none;
+            while (__atomic_load_n(&s.gathered, __ATOMIC_RELAXED) < 5)
+                CHECK_EQ(spdl_pipeline_next(p, &none, 1000000), SPDL_TIMEOUT);
+        } else {
+            TAKE(p, 2, "19 18");
+        }
+        if (way == STOPS) CHECK_EQ(spdl_pipeline_stop(p, SPDL_FOREVER), SPDL_OK);
+        if (way == REWINDS) CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_FOREVER), SPDL_OK);
+        if (way == LOADS) CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, NULL), SPDL_OK);
+        if (way == STOPS) CHECK_EQ(s.stack.count, 0);
+        if ((way == REWINDS || way == LOADS) && when > 0)
+            TAKE_ALL(p, "19 18 17 16 15 14 13 12 11 10 9 8 7 6 5 4 3 2 1 0", SPDL_END);
+        DONE(p);
+        CHECK_EQ(s.stack.count, 0);
+        CHECK(s.inits > 0 && s.inits == s.finis);
+    }
+}
+
+/* A failed call ends a series: the rest is freed, and no item of it is in the next epoch. */
+static void the_rest_of_a_failed_series_is_freed(void) {
+    for (int i = 0; i < CROWDS; ++i) {
+        shaky_stack s = { .fails = true };
+        spdl_pipeline *p = START(crowds[i], CONTINUOUS(.count = 5), REVERSE_BADLY(&s),
+                                 SPDL_SINK(1));
+        for (int epoch = 0; epoch < 4; ++epoch) {
+            TAKE_EPOCH(p, epoch % 2 == 0 ? "4 3" : "4 3 2 1 0");
+        }
+        DONE(p);
     }
 }
 
@@ -1167,6 +1258,8 @@ TEST_TABLE(flow) {
     TEST_CASE(a_flush_may_fail),
     TEST_CASE(nothing_is_flushed_behind_a_failure),
     TEST_CASE(a_flush_may_hand_on_many),
+    TEST_CASE(what_is_gathered_ends_with_its_run),
+    TEST_CASE(the_rest_of_a_failed_series_is_freed),
     TEST_CASE(epochs_are_alike),
     TEST_CASE(epochs_may_be_empty),
     TEST_CASE(no_batch_spans_two_epochs),

@@ -408,6 +408,8 @@ static spdl_result call_gathers(dice *d, spdl_task *task, void *in, uint64_t num
         d->held[d->held_count++] = in;
     }
     HOLDS(d->w, spdl_flushing(task) ? in == NULL : in != NULL || *next > 0);
+    if (spdl_flushing(task)) /* a stop can have ended a series: the rest is asked for again */
+        while ((int)*next < d->held_count && d->held[*next] == NULL) ++*next;
     if (!spdl_flushing(task) && *next == 0 && d->held_count < d->hold)
         return dice_leave(d, NULL, SPDL_SKIP, OTHERWISE);
     if ((int)*next == d->held_count) return dice_leave(d, NULL, SPDL_SKIP, OTHERWISE);

@@ -273,18 +273,14 @@ static void wild_make_desc(wild *w, spdl_pool *pool) {
     w->allocator.user = w;
 }
 
-/* What it remembers of a run is forgotten. */
+/* What it remembers of a run is forgotten. Rows with .flush have nothing left of what they gathered:
+   a stop that waited, a rewind, a load and destroy call them until then. */
 static void wild_forget(wild *w) {
     for (size_t i = 0; i < w->count; ++i) {
         dice *d = &w->dice[i];
-        for (; d->held_count > 0; --d->held_count) {
-            void *held = d->held[d->held_count - 1];
-            if (held == NULL) continue;
-            doom(held, d->depth, KEPT);
-            if (d->depth) spdl_batch_free(held);
-            else thing_free(held);
-        }
-        d->sum = d->turn = d->epoch = 0;
+        for (; d->held_count > 0; --d->held_count) HOLDS(w, d->held[d->held_count - 1] == NULL);
+        HOLDS(w, d->sum == 0);
+        d->turn = d->epoch = 0;
         d->value = d->way == ASKED ? w->rewound * w->begins : UINT64_MAX;
     }
 }

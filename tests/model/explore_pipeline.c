@@ -313,6 +313,26 @@ SPDL_FN(gather, item, item) {
     return SPDL_OK;
 }
 
+/* Keeps all items, and passes them one by one at the end of the epoch. */
+struct pile {
+    item *kept[8];
+    int count;
+};
+
+SPDL_FN(pile_up, item, item) {
+    struct pile *pile = (struct pile *)spdl_ctx(task);
+    change_places();
+    if (!spdl_flushing(task)) {
+        spdl_take(task);
+        pile->kept[pile->count++] = in;
+        return SPDL_SKIP;
+    }
+    if (pile->count == 0) return SPDL_SKIP;
+    *out = pile->kept[--pile->count];
+    (*out)->value = 2;
+    return SPDL_AGAIN;
+}
+
 SPDL_FN(in_place, item, item) {
     work(task, in);
     *out = (item *)spdl_buffer(task);
@@ -479,6 +499,15 @@ static void flush(spdl_pipeline_desc *desc) {
     create(&pipeline, desc,
            SPDL_STAGES(COUNT, ROW_1(pass, IN_ORDER),
                        SPDL_PIPE(gather, .ctx = zero_new(), .flush = true, .free_item = item_free),
+                       SPDL_SINK(1)));
+}
+
+static void series(spdl_pipeline_desc *desc) {
+    struct pile *pile = (struct pile *)explore_alloc(sizeof(*pile));
+    memset(pile, 0, sizeof(*pile));
+    create(&pipeline, desc,
+           SPDL_STAGES(COUNT, SPDL_PIPE(pile_up, .ctx = pile, .flush = true, .again = true,
+                                        .free_item = item_free),
                        SPDL_SINK(1)));
 }
 
@@ -882,6 +911,10 @@ static const plan plans[] = {
     { "epochs", row, .items = 2, .epochs = 2 },
     { "flush", flush, .items = 2, .epochs = 2 },
     { "flush next works", flush, .workers = 1, .works_ns = -1, .items = 2, .epochs = 2 },
+    { "flush series", series, .items = 3, .epochs = 2, .completion = true },
+    { "flush series stopped", series, .items = 4, .completion = true, .others = { stopper } },
+    { "flush series rewound", series, .items = 3, .completion = true, .then = REWINDS, .after = 1 },
+    { "flush series left", series, .items = 3, .completion = true, .then = STOPS, .after = 1 },
     { "init and fini", row, .inits = true },
     { "init and fini next works", row, .inits = true, .works_ns = -1, .workers = 1 },
     { "init and fini on a pool", row, .inits = true, .items = 3, .pipelines = 2,
