@@ -1150,10 +1150,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    A stage with .flush is called once more after its last input. spdl_flushing(task) is true in that
    call, and `in` is NULL. The stage can gather items and pass the rest then.
 
-   What such a stage has gathered ends with its run. A stop that waits, a rewind, a load and destroy
-   call it with spdl_flushing until it returns SPDL_SKIP or SPDL_OK, or without .again once, and free
-   the results. These calls are on the thread that stops, with the number of one of the workers. A
-   failed call of a series ends it: the rest is freed the same way. */
+   Gathered items end with the run of the pipeline. A stop that waits, a rewind, a load and destroy
+   call the stage with spdl_flushing, and free the results. They call it once, or with .again until
+   it returns SPDL_SKIP or SPDL_OK. These calls are on the thread that stops, with the number of one
+   of the workers. If a call of a series fails, the rest is freed the same way. */
 
 /* ============================================================================================= */
 /* >>branches
@@ -1265,7 +1265,8 @@ SPDL_API spdl_result spdl_state_load(spdl_pipeline *pipeline, const char *const 
    has each call of such a row. With SPDL_INDEX it includes the sampler's seed and the position.
    A load and the number of workers do not change it, nor does the number of ranks before the first
    SPDL_BATCH. All rows have the same key for an item: for more numbers hash it with one of your
-   own, as in spdl_hash(spdl_item_key(task), &number, sizeof number).
+   own, as in spdl_hash(spdl_item_key(task), &number, sizeof number). The number of a result counts
+   modulo 2^28, and behind a second row that makes several results it is a hash of 28 bits.
    Returns: 64 random bits.
    Threads: a stage. */
 SPDL_API uint64_t spdl_item_key(const spdl_task *task);
@@ -21584,7 +21585,8 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     key = spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) ^ (epoch * 0x9e3779b97f4a7c15u + kind));
     key = spdl__mix(key ^ (item * 0x9e3779b97f4a7c15u + 1));
     if (p->counting != NULL && !p->remakes && kind == 2) range = 0; /* a number of items */
-    if (task->node->row.again) range = spdl__range_result(range, task->parked->handed_on);
+    if (task->node->row.again && task->parked != NULL)
+        range = spdl__range_result(range, task->parked->handed_on);
     range &= SPDL__SPAN_MAX;
     return range == 0 ? key : spdl__mix(key ^ range * 0x9e3779b97f4a7c15u);
 }

@@ -273,8 +273,8 @@ static void wild_make_desc(wild *w, spdl_pool *pool) {
     w->allocator.user = w;
 }
 
-/* What it remembers of a run is forgotten. Rows with .flush have nothing left of what they gathered:
-   a stop that waited, a rewind, a load and destroy call them until then. */
+/* What it remembers of a run is forgotten. Rows with .flush have nothing left of what they
+   gathered: a stop that waited, a rewind, a load and destroy call them until then. */
 static void wild_forget(wild *w) {
     for (size_t i = 0; i < w->count; ++i) {
         dice *d = &w->dice[i];
