@@ -344,6 +344,10 @@ check-numpy: ## NumPy reads what examples/npz_writer.h writes (NumPy from PyPI, 
 check-bindings: ## tools that make bindings read the header (cffi from PyPI)
 	@tests/check_bindings.sh
 
+.PHONY: check-pages
+check-pages: ## programs that were written from the pages for users alone
+	@tests/check_pages.sh
+
 .PHONY: check-report
 check-report: ## the page of the reports in a browser (needs chromium)
 	@tests/check_report.sh

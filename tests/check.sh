@@ -134,6 +134,7 @@ beside readme "$make" -s check-readme CC=gcc
 beside packages "$make" -s check-packages CC=gcc
 beside budget "$make" -s check-budget
 beside numpy "$make" -s check-numpy CC=gcc
+beside pages "$make" -s check-pages CC=gcc CXX=g++
 beside bindings "$make" -s check-bindings CC=gcc
 beside perf "$make" -s check-perf
 beside report "$make" -s check-report CC=clang
