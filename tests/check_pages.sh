@@ -12,8 +12,8 @@ for program in tests/pages/*.c tests/pages/*.cpp; do
     *) compile="${CC:-cc} -std=gnu11" ;;
     esac
     # shellcheck disable=SC2086 # a compiler and its options
-    if ! $compile -Wall -Wextra -Werror -O1 -I. "$program" "$scratch/library.o" -o "$scratch/program" \
-        -lpthread -lm; then
+    if ! $compile -Wall -Wextra -Werror -O1 -I. "$program" "$scratch/library.o" \
+        -o "$scratch/program" -lpthread -lm; then
         not_ok "$name does not compile"
         continue
     fi
