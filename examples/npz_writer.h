@@ -10,6 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#include <windows.h>
+#include <fcntl.h>
+#include <io.h>
+#include <sys/stat.h>
+#endif
 
 typedef struct npz_writer {
     FILE *file;
@@ -93,15 +102,17 @@ static inline spdl_result npz_writer_itemsize(const npz_writer *w, const char *n
    there only where needed. An extra field (0xd935) aligns the data, as zipalign does. */
 static inline void npz_writer_member(npz_writer *w, const char *name, uint32_t crc,
                                      uint64_t bytes) {
-    const bool wide = bytes >= 0xffffffffu, far = w->at >= 0xffffffffu;
+    const bool wide = bytes >= 0xffffffffu, beyond = w->at >= 0xffffffffu;
     const uint64_t key = strlen(name) + 4, sizes = wide ? 20 : 0, date = 0x21; /* 1 January 1980 */
-    const uint64_t places = (wide ? 16u : 0) + (far ? 8u : 0), least = wide ? 0xffffffffu : bytes;
+    const uint64_t places = (wide ? 16u : 0) + (beyond ? 8u : 0);
+    const uint64_t least = wide ? 0xffffffffu : bytes;
     const uint64_t pad = 63 - (w->at + 35 + key + sizes) % 64, start = w->at;
     const uint64_t version = places > 0 ? 45 : 20, utf8 = npz_writer_ascii(name) ? 0 : 0x0800;
     const uint64_t local[] = { 0x04034b50, version, utf8, 0, 0, date, crc, least, least, key,
                                sizes + 6 + pad };
     const uint64_t entry[] = { 0x02014b50, 45, version, utf8, 0, 0, date, crc, least, least, key,
-                               places > 0 ? 4 + places : 0, 0, 0, 0, 0, far ? 0xffffffffu : start };
+                               places > 0 ? 4 + places : 0, 0, 0, 0, 0,
+                               beyond ? 0xffffffffu : start };
     const uint64_t zip64[] = { 1, 16, bytes, bytes }, align[] = { 0xd935, 2 + pad, 64 };
     const uint64_t place[] = { 1, places, wide ? bytes : start, bytes, start };
     uint8_t head[30], extra[20 + 6 + 64] = { 0 }, *at, *named;
@@ -111,11 +122,49 @@ static inline void npz_writer_member(npz_writer *w, const char *name, uint32_t c
     memcpy(named, name, (size_t)key - 4);
     memcpy(named + key - 4, ".npy", 4);
     at = npz_writer_put(named + key, places == 0 ? "" : places == 8 ? "228" : "2288", place);
-    at = npz_writer_put(at, wide && far ? "8" : "", &start);
+    at = npz_writer_put(at, wide && beyond ? "8" : "", &start);
     w->used = (size_t)(at - w->directory);
     w->at += fwrite(head, 1, 30, w->file) + fwrite(named, 1, (size_t)key, w->file);
     w->at += fwrite(extra, 1, (size_t)(sizes + 6 + pad), w->file);
 }
+
+#ifdef _WIN32
+enum { NPZ_WRITER_WIDE = 1024 };
+
+/* On Windows paths are UTF-8, as in spdl.h. A path that has no UTF-16 of this size becomes "". */
+static inline const wchar_t *npz_writer_wide(wchar_t *wide, const char *path) {
+    if (!MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, NPZ_WRITER_WIDE))
+        wide[0] = 0;
+    return wide;
+}
+
+static inline FILE *npz_writer_create(const char *path) {
+    wchar_t wide[NPZ_WRITER_WIDE];
+    const int file = _wopen(npz_writer_wide(wide, path),
+                            _O_CREAT | _O_EXCL | _O_WRONLY | _O_BINARY, _S_IREAD | _S_IWRITE);
+    return file < 0 ? NULL : _fdopen(file, "wb");
+}
+
+static inline bool npz_writer_rename(const char *from, const char *to) {
+    wchar_t wide[NPZ_WRITER_WIDE], wide_to[NPZ_WRITER_WIDE];
+    errno = EACCES; /* of a folder, or a file in use */
+    return MoveFileExW(npz_writer_wide(wide, from), npz_writer_wide(wide_to, to),
+                       MOVEFILE_REPLACE_EXISTING) != 0;
+}
+
+static inline void npz_writer_remove(const char *path) {
+    wchar_t wide[NPZ_WRITER_WIDE];
+    _wremove(npz_writer_wide(wide, path));
+}
+#else
+static inline FILE *npz_writer_create(const char *path) { return fopen(path, "wbx"); }
+
+static inline bool npz_writer_rename(const char *from, const char *to) {
+    return rename(from, to) == 0;
+}
+
+static inline void npz_writer_remove(const char *path) { remove(path); }
+#endif
 
 static inline spdl_result npz_writer_open(npz_writer **writer, const char *path,
                                           spdl_error *error) {
@@ -125,13 +174,16 @@ static inline spdl_result npz_writer_open(npz_writer **writer, const char *path,
     if (w == NULL) return npz_writer_fail(error, SPDL_E_NOMEM, path, NULL, "no memory");
     w->path = (char *)memcpy(w + 1, path, length);
     w->temporary = w->path + length + 1;
-    snprintf(w->temporary, length + 30, "%s.%llx.tmp", path, (unsigned long long)spdl_time_ns());
     w->npy = length >= 4 && strcmp(path + length - 4, ".npy") == 0;
     for (uint32_t i = 0; i < 256; i++) {
         w->crc[i] = i;
         for (int k = 0; k < 8; k++) w->crc[i] = w->crc[i] >> 1 ^ (w->crc[i] & 1 ? 0xedb88320u : 0);
     }
-    w->file = fopen(w->temporary, "wb");
+    do { /* another writer may have the name of this moment */
+        const unsigned long long now = spdl_time_ns();
+        snprintf(w->temporary, length + 30, "%s.%llx.tmp", path, now);
+        w->file = npz_writer_create(w->temporary);
+    } while (w->file == NULL && errno == EEXIST);
     if (w->file != NULL) {
         *writer = w;
         return SPDL_OK;
@@ -215,10 +267,7 @@ static inline spdl_result npz_writer_finish(npz_writer *w, spdl_error *error) {
         result = npz_writer_fail(error, SPDL_E_INVALID, w->path, NULL, "two arrays have one name");
     spdl_npz_close(npz);
     if (result != SPDL_OK) return result;
-#ifdef _WIN32
-    remove(w->path); /* its rename replaces nothing */
-#endif
-    w->renamed = rename(w->temporary, w->path) == 0;
+    w->renamed = npz_writer_rename(w->temporary, w->path);
     return w->renamed ? SPDL_OK : npz_writer_fail(error, SPDL_E_IO, w->path, NULL, strerror(errno));
 }
 
@@ -226,7 +275,7 @@ static inline spdl_result npz_writer_finish(npz_writer *w, spdl_error *error) {
 static inline void npz_writer_close(npz_writer *w) {
     if (w == NULL) return;
     if (w->file != NULL) fclose(w->file);
-    if (!w->renamed) remove(w->temporary);
+    if (!w->renamed) npz_writer_remove(w->temporary);
     free(w->directory);
     free(w);
 }

@@ -59,6 +59,21 @@ static inline void tokens_close(Tokens *t) {
     t->shards = t->count = 0;
 }
 
+/* Reads `bytes`, or fewer at the end of the file. Returns how many, or -1: see errno. */
+static inline ssize_t tokens_pread(int file, void *to, size_t bytes, off_t at) {
+    size_t used = 0;
+    while (used < bytes) {
+        const size_t most = 1 << 30, left = bytes - used; /* macOS refuses more than 2 GiB */
+        const ssize_t got = pread(file, (char *)to + used, left < most ? left : most,
+                                  at + (off_t)used);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        used += (size_t)got;
+    }
+    return (ssize_t)used;
+}
+
 static inline spdl_result tokens_npy(Shard *s, spdl_error *error) {
     const spdl_npz_desc desc = { 0, false, NULL, { NULL, NULL, NULL }, error };
     spdl_npy_info info;
@@ -88,7 +103,8 @@ static inline spdl_result tokens_shard(Shard *s, size_t raw_bytes, spdl_error *e
     uint32_t word[3];
     struct stat about;
     s->file = open(s->path, O_RDONLY | O_CLOEXEC);
-    if (s->file < 0 || fstat(s->file, &about) != 0 || pread(s->file, head, sizeof head, 0) < 0)
+    if (s->file < 0 || fstat(s->file, &about) != 0 ||
+        tokens_pread(s->file, head, sizeof head, 0) < 0)
         return tokens_fail(error, SPDL_E_IO, s->path, "%s", strerror(errno));
     if (memcmp(head, "\x93NUMPY", 6) == 0) return tokens_npy(s, error);
     if (tokens_foreign(head) != NULL)
@@ -117,7 +133,7 @@ static inline spdl_result tokens_open(Tokens *t, const spdl_files *files, size_t
     const uint64_t count = spdl_files_count(files);
     spdl_result result = SPDL_OK;
     t->shards = t->count = 0;
-    t->shard = (Shard *)calloc((size_t)count, sizeof(Shard));
+    t->shard = (Shard *)calloc((size_t)count + 1, sizeof(Shard)); /* not 0 bytes */
     if (t->shard == NULL) return tokens_fail(error, SPDL_E_NOMEM, "tokens", "no memory");
     while (result == SPDL_OK && t->shards < count) {
         Shard *s = &t->shard[t->shards];
@@ -151,8 +167,13 @@ static inline spdl_result tokens_read(const Tokens *t, uint64_t first, size_t co
         if (s->npy != NULL) {
             spdl_result result = spdl_npz_read_rows(s->npy, 0, at, part, into, bytes, error);
             if (result != SPDL_OK) return result;
-        } else if (pread(s->file, into, bytes, s->head + (off_t)(at * s->width)) != (ssize_t)bytes)
-            return tokens_fail(error, SPDL_E_IO, s->path, "it ended while it was read");
+        } else {
+            const off_t from = s->head + (off_t)(at * s->width);
+            const ssize_t got = tokens_pread(s->file, into, bytes, from);
+            if (got != (ssize_t)bytes)
+                return tokens_fail(error, SPDL_E_IO, s->path, "%s",
+                                   got < 0 ? strerror(errno) : "it ended while it was read");
+        }
         for (size_t i = 0; s->width == 2 && i < part; i++) to[i] = piece[i];
         to += part;
         first += part;

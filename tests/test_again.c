@@ -439,7 +439,7 @@ SPDL_FN(takes_and_makes_two, item, item) {
     return SPDL_AGAIN;
 }
 
-static void what_lies_where_a_taken_input_was_is_a_result(void) {
+static void a_result_at_the_address_of_a_taken_input(void) {
     for (int i = 0; i < CROWDS; ++i)
         RUN(START(crowds[i], COUNT_TO(3),
                   SPDL_PIPE(takes_and_makes_two, .again = true, .free_item = item_free),
@@ -464,7 +464,7 @@ static void misuse_is_a_failure(void) {
                   SPDL_SINK(1)); /* and what it made is freed */
         ENDS(p, SPDL_E_STAGE, (void)0);
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(takes_and_again, .free_item = item_free),
-                  SPDL_SINK(1)); /* and where it lies was an input */
+                  SPDL_SINK(1)); /* and at its address was an input */
         ENDS(p, SPDL_E_STAGE, (void)0);
         p = START(crowds[i], COUNT_TO(2), SPDL_PIPE(again_with_its_input, .again = true),
                   SPDL_SINK(1));
@@ -600,7 +600,7 @@ TEST_TABLE(again) {
     TEST_CASE(a_flush_may_stream),
     TEST_CASE(paths_may_stream),
     TEST_CASE(an_item_may_be_null),
-    TEST_CASE(what_lies_where_a_taken_input_was_is_a_result),
+    TEST_CASE(a_result_at_the_address_of_a_taken_input),
     TEST_CASE(misuse_is_a_failure),
     TEST_CASE(what_nobody_asked_for_is_freed),
     TEST_CASE(a_buffer_may_be_left),

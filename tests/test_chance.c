@@ -624,15 +624,17 @@ static void pipelines_keep_their_promises(void) {
     const long rounds = wanted ? atol(wanted) : only ? 1 : usual;
     const uint64_t first = only ? strtoull(only, NULL, 0) : test_seed() >> 1;
     const uint64_t start = spdl_time_ns();
+    long ran;
     wild_faulty = getenv("FAULT") != NULL;
     test_folder(wild_folder, sizeof wild_folder);
     wild_watch();
     chaos_on();
-    for (long i = 0; i < rounds && !wilds[0].broken && !wilds[1].broken; ++i) {
+    for (ran = 0; ran < rounds && !wilds[0].broken && !wilds[1].broken; ++ran) {
         /* on a machine that does much else, so many as leave a hang time to be noticed */
         if (rounds == usual && spdl_time_ns() - start > 25000000000u) break;
-        wild_round(only ? first : first + (uint64_t)i);
+        wild_round(only ? first : first + (uint64_t)ran);
     }
+    fprintf(stderr, "chance: %ld programs\n", ran);
     test_folder_remove(wild_folder);
 }
 

@@ -597,14 +597,14 @@ static void deferred_calls_count_in_the_concurrency(void) {
     }
 }
 
-/* It takes its input, and is completed with what lies there then, at times after a stop. */
+/* It takes its input. The result of the call has that address, and comes at times after a stop. */
 SPDL_FN(takes_and_hands_in, item, item) {
     spdl_take(task);
     desk_add((desk *)spdl_ctx(task), spdl_defer(task), in);
     return SPDL_PENDING;
 }
 
-static void what_lies_where_a_taken_input_was_completes_a_call(void) {
+static void a_completion_at_the_address_of_a_taken_input(void) {
     for (int stops = 0; stops < 2; ++stops) {
         desk d = { .count = 0 };
         letter l;
@@ -1038,7 +1038,7 @@ TEST_TABLE(defer) {
     TEST_CASE(only_the_call_itself_defers),
     TEST_CASE(a_worker_may_have_very_many_under_way),
     TEST_CASE(deferred_calls_count_in_the_concurrency),
-    TEST_CASE(what_lies_where_a_taken_input_was_completes_a_call),
+    TEST_CASE(a_completion_at_the_address_of_a_taken_input),
     TEST_CASE(destroy_waits_for_deferred_calls),
     TEST_CASE(destroy_tells_what_it_waits_for),
     TEST_CASE(destroy_leaves_a_next_function_in_the_end),

@@ -103,8 +103,9 @@ static void test_unpoison(test_block *block, size_t bytes) {
 static test_block *test_block_new(size_t head, size_t bytes, int stack) {
     const size_t room = stack < TEST_STACKS ? test_room(stack) : bytes;
     char *start = (char *)test_system_memory(head, head + room);
-    test_block *block = (test_block *)(void *)(start + head) - 1;
+    test_block *block;
     if (start == NULL) return NULL;
+    block = (test_block *)(void *)(start + head) - 1;
     block->start = start;
     block->stack = stack;
     block->place = 0;
@@ -132,10 +133,11 @@ void *test_memory(size_t align, size_t bytes) {
 }
 
 void test_memory_free(void *memory) {
-    test_block *block = (test_block *)memory - 1;
+    test_block *block;
     int state;
     bool keep;
     if (memory == NULL) return;
+    block = (test_block *)memory - 1;
     state = __atomic_exchange_n(&block->state, TEST_FREED, __ATOMIC_RELAXED);
     if (!test_check(state == TEST_USED, __FILE__, __LINE__, "CHECK(memory is freed once)")) return;
     keep = !TEST_ASAN || __atomic_fetch_add(&test_frees, 1, __ATOMIC_RELAXED) % 2 == 0;

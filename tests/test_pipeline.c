@@ -474,7 +474,7 @@ SPDL_FN(makes_it_anew, item, item) {
     return SPDL_OK;
 }
 
-static void what_lies_where_a_taken_input_was_is_a_result(void) {
+static void a_result_at_the_address_of_a_taken_input(void) {
     for (int i = 0; i < 6; ++i) {
         freed_by[0] = freed_by[1] = 0;
         RUN_BATCHES(START(i / 2, SPDL_SOURCE(count_up, SCRIPT(.count = 6), .free_item = free_as_0),
@@ -523,7 +523,7 @@ SPDL_FN(hoards, long, long) {
 }
 
 /* Each buffer is that of one result. */
-static void what_lies_where_a_taken_buffer_was_is_a_result(void) {
+static void a_result_at_the_address_of_a_taken_buffer(void) {
     for (int w = 0; w < 3; ++w) {
         hoard h = { .count = 0 };
         spdl_pipeline_desc desc = { .workers = TEST_WORKERS(w) };
@@ -778,8 +778,8 @@ TEST_TABLE(pipeline) {
     TEST_CASE(a_stage_may_take_its_input),
     TEST_CASE(inputs_are_freed_once),
     TEST_CASE(items_are_freed_by_their_maker),
-    TEST_CASE(what_lies_where_a_taken_input_was_is_a_result),
-    TEST_CASE(what_lies_where_a_taken_buffer_was_is_a_result),
+    TEST_CASE(a_result_at_the_address_of_a_taken_input),
+    TEST_CASE(a_result_at_the_address_of_a_taken_buffer),
     TEST_CASE(any_number_of_failures_can_be_allowed),
     TEST_CASE(one_failure_more_than_allowed_ends_it),
     TEST_CASE(the_first_failure_ends_it_by_default),

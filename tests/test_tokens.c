@@ -3,7 +3,21 @@
 #include "items.h"
 
 #if TEST_POSIX && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#include <unistd.h>
+
+static bool interrupted; /* each second pread is; the others read at most 1,000 bytes */
+
+static ssize_t pread_in_parts(int file, void *to, size_t bytes, off_t at) {
+    static int calls;
+    if (interrupted && ++calls % 2) {
+        errno = EINTR;
+        return -1;
+    }
+    return pread(file, to, interrupted && bytes > 1000 ? 1000 : bytes, at);
+}
+#define pread pread_in_parts
 #include "../examples/tokens.h"
+#undef pread
 
 static char folder[64];
 static spdl_error error;
@@ -105,6 +119,24 @@ static void shards_of_all_kinds(void) {
     }
     CHECK_EQ(tokens_read(&t, UINT64_MAX, 1, got, &error), SPDL_E_INVALID);
     CHECK_EQ(tokens_read(&t, 1, SIZE_MAX, got, &error), SPDL_E_INVALID);
+    tokens_close(&t);
+    spdl_files_close(files);
+}
+
+/* A read that is interrupted, or returns less than it should, goes on. */
+static void reads_in_parts(void) {
+    static uint32_t got[20000];
+    spdl_files *files;
+    Tokens t;
+    put_shard("a.bin", 0, 3000, 2, 0);
+    put_shard("b.bin", 3000, 17000, 4, 1);
+    files = files_of("*.bin");
+    interrupted = true;
+    REQUIRE(tokens_open(&t, files, 2, &error) == SPDL_OK);
+    CHECK_EQ(tokens_read(&t, 0, 20000, got, &error), SPDL_OK);
+    interrupted = false;
+    for (uint32_t i = 0; i < 20000; ++i)
+        if (!CHECK_EQ(got[i], token_of(i, i < 3000 ? 2 : 4))) break;
     tokens_close(&t);
     spdl_files_close(files);
 }
@@ -261,7 +293,7 @@ static void tokens_over_4_gib(void) {
 }
 
 TEST_TABLE(tokens) {
-    TEST_CASE(shards_of_all_kinds), TEST_CASE(windows_of_a_length),
+    TEST_CASE(shards_of_all_kinds), TEST_CASE(reads_in_parts), TEST_CASE(windows_of_a_length),
     TEST_CASE(shards_that_are_damaged), TEST_CASE(files_that_are_no_shards),
     TEST_CASE(arrays_of_numpy), TEST_CASE(tokens_over_4_gib), TEST_END
 };
