@@ -969,11 +969,12 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
             still returns the items before the failure. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
-/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy; of a
-   failed request until the next call of next.
+/* The failure that ended the pipeline: stage, item and text. It is the first in order if next has
+   returned it before the first call of this function. Otherwise it is one of those so far, and next
+   then ends with the same one. It does not change until a rewind or destroy. The failure of a
+   request is valid until the next call of next.
    Returns: never NULL; result is SPDL_OK without a failure.
-   Threads: the consumer, after next has returned the failure: before that an earlier item may fail
-            and replace it; any thread, after a stop outside of stages returned SPDL_OK. */
+   Threads: the consumer; any thread, after a stop outside of stages returned SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
 /* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
@@ -2298,8 +2299,8 @@ static spdl_result spdl__thrown(spdl_task *task, long) {
     return spdl_fail(task, "threw; to see what, include <exception> before the stage");
 }
 
-/* After next has returned the failure: throws the exception of its stage, if that file had included
-   <exception> before the stage. Otherwise, and after spdl_fail, it returns.
+/* Throws the exception of the failure that spdl_pipeline_error returns, if the file of its stage
+   had included <exception> before the stage. Otherwise, and after spdl_fail, it returns.
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
        spdl_rethrow(p); */
 inline void spdl_rethrow(const spdl_pipeline *pipeline) {
@@ -7631,6 +7632,7 @@ struct spdl_pipeline {
     uint32_t fini_done;    /* pool threads that ran fini */
     uint32_t joined;       /* pool threads that ran an init */
     uint32_t failed;       /* under error_lock: bit i: row i failed too often */
+    uint32_t told_row;     /* under error_lock: 1 + the row whose failure the consumer has, or 0 */
     uint32_t stop_timed_out;
     uint64_t references;   /* destroy, and the thread of a source */
     uint32_t completing;   /* threads in spdl_complete */
@@ -8670,10 +8672,25 @@ SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_
     spdl__name_copy(error->stage_name, node->name);
 }
 
+/* The consumer gets the failure of row `stage`, or with -1 of the last failed row. The first call
+   decides. From then on the record of that row does not change, and its exception is kept. */
+SPDL__COLD const spdl_error *spdl__fail_tell(spdl_pipeline *p, int stage) {
+    spdl__lock(&p->error_lock, &p->locks);
+    if (p->told_row == 0) {
+        if (stage < 0)
+            for (stage = p->count - 1; !(p->failed >> stage & 1);) --stage;
+        p->told_row = (uint32_t)stage + 1;
+    }
+    stage = (int)p->told_row - 1;
+    spdl__unlock(&p->error_lock, &p->locks);
+    return &p->node[stage].error;
+}
+
 /* A call fails for good: FAIL takes the place of its result, and the row and those that feed it are
-   shut. Of several failures of a row the first in order is recorded. So a table in input order
-   without a budget fails the same way at any number of workers. Returns the exception of the other
-   failure, `thrown` or the one before. */
+   shut. Of several failures of a row the first in order is recorded, until the consumer has one. So
+   a table in input order without a budget fails the same way at any number of workers, for a
+   consumer that waits for the mark. Returns the exception of the other failure, `thrown` or the one
+   before. */
 SPDL__PRIVATE spdl__thrown_what spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised,
                                            uint64_t item, spdl_result result, const char *text,
                                            spdl__thrown_what thrown) {
@@ -8689,7 +8706,8 @@ SPDL__PRIVATE spdl__thrown_what spdl__fail(spdl_pipeline *p, spdl__node *node, u
     spdl__lock(&p->error_lock, &p->locks);
     /* under the lock, so exactly one failure in completion order is the first */
     ticket = branch ? 0 : spdl__put_ticket(node, promised);
-    first = !(p->failed & row) || ticket < node->fail_ticket;
+    first = !(p->failed & row) ||
+            (ticket < node->fail_ticket && p->told_row != (uint32_t)node->index + 1);
     if (first) {
         node->error = error;
         node->fail_ticket = ticket;
@@ -10481,7 +10499,8 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
         spdl__store_relaxed(&p->ended_ns, now);
     }
     if (p->told.result != SPDL_OK) p->told.result = SPDL_OK; /* others may ask for the error */
-    if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
+    if (spdl__origin_tag(origin) == SPDL__FAIL)
+        return spdl__fail_tell(p, (int)(origin >> 8))->result;
     if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
 }
@@ -10787,21 +10806,10 @@ SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
 
-/* The error of the mark at the consumer, or before that of the last failed row. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
-    const uint32_t failed = spdl__load32(&p->failed);
-    const uint64_t head = spdl__head(spdl__load(&p->sink->word));
-    const spdl__slot *slot = spdl__edge_slot(p->sink, head);
-    const bool has = spdl__slot_has(slot, head); /* first: the rest may be of an old item */
-    const uint64_t origin = spdl__load_relaxed(&slot->origin);
-    int i = p->count - 1;
     if (p->told.result != SPDL_OK) return &p->told;
-    if (failed == 0) return &p->no_error;
-    if (has && spdl__origin_tag(origin) == SPDL__FAIL)
-        i = (int)(origin >> 8);
-    else
-        while (!(failed >> i & 1)) --i;
-    return &p->node[i].error;
+    if (!spdl_pipeline_failed(p)) return &p->no_error;
+    return spdl__fail_tell((spdl_pipeline *)SPDL__UNCONST(p), -1);
 }
 
 /* --- the producer --- */
@@ -11160,6 +11168,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
     if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
+    p->told_row = 0;
     spdl__store32(&p->stop_timed_out, 0);
     p->closed_returned = false;
     p->told.result = SPDL_OK;

@@ -465,6 +465,43 @@ static void a_call_completed_elsewhere_ends_it_now(void) {
     }
 }
 
+/* The item of `at_once` fails, and that of `later` when the consumer has looked. */
+typedef struct late_call {
+    int *looked;
+    long at_once, later;
+} late_call;
+
+SPDL_FN(fail_in_turn, item, item) {
+    const late_call *w = (const late_call *)spdl_ctx(task);
+    *out = in;
+    if (in->value == w->at_once) return SPDL_E_IO;
+    if (in->value != w->later) return SPDL_OK;
+    await(w->looked, 1);
+    return spdl_fail(task, "a text that is written over the other one");
+}
+
+/* Of an earlier item of the same row, and of a later row. */
+static void what_was_told_stays(void) {
+    for (int i = 0; i < 20; ++i) {
+        const bool one = i % 2;
+        int looked = 0;
+        late_call first = { &looked, 1, one ? 0 : -1 }, second = { &looked, -1, one ? -1 : 0 };
+        spdl_pipeline *p = START(3, COUNT_TO(9),
+                                 SPDL_PIPE(fail_in_turn, .ctx = &first, .concurrency = 2),
+                                 SPDL_PIPE(fail_in_turn, .ctx = &second), SPDL_SINK(3));
+        while (!spdl_pipeline_failed(p)) sleep_us(100);
+        const spdl_error *told = spdl_pipeline_error(p);
+        const spdl_error before = *told;
+        CHECK_STR(before.text, "stage 1 'fail_in_turn', item 1: input or output error");
+        open_gate(&looked);
+        for (int k = 0; k < 1000; ++k) CHECK_EQ(memcmp(&before, told, sizeof before), 0);
+        TAKE_ALL(p, "", SPDL_E_IO);
+        CHECK(spdl_pipeline_error(p) == told);
+        CHECK_EQ(memcmp(&before, told, sizeof before), 0);
+        DONE(p);
+    }
+}
+
 /* A thread that completes calls, one of five as failed, while the trainer rewinds: rows that it
    ends may have begun anew. */
 typedef struct clerk {
@@ -666,6 +703,7 @@ TEST_TABLE(fail) {
     TEST_CASE(deferred_calls_are_seen),
     TEST_CASE(a_blocked_source_holds_no_failure_back),
     TEST_CASE(a_call_completed_elsewhere_ends_it_now),
+    TEST_CASE(what_was_told_stays),
     TEST_CASE(rows_that_were_ended_begin_anew),
     TEST_CASE(all_that_fail_are_logged),
     TEST_CASE(a_stage_is_logged_once),
