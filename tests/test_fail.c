@@ -111,6 +111,31 @@ static void what_was_dropped_is_one_line_at_the_end(void) {
     }
 }
 
+/* Item 0 fails after item 2 has begun, and that begins after item 1 has failed. */
+SPDL_FN(fail_last, item, item) {
+    int *begun = (int *)spdl_ctx(task);
+    *out = in;
+    if (in->value == 2) open_gate(begun);
+    if (in->value == 0) await(begun, 1);
+    return in->value < 2 ? SPDL_E_IO : SPDL_OK;
+}
+
+static void the_first_is_the_first_in_order(void) {
+    for (int i = 0; i < 10; ++i) {
+        kept k;
+        int begun = 0;
+        spdl_pipeline *p = start_kept(&k, 2, SPDL_STAGES(
+            COUNT_TO(5), SPDL_PIPE(fail_last, .ctx = &begun, .concurrency = 2, .max_failures = -1,
+                                   .output_order = i % 2 ? SPDL_ORDER_COMPLETION
+                                                         : SPDL_ORDER_INPUT), SPDL_SINK(3)));
+        CHECK_EQ(take_from_any(p), 3);
+        DONE(p);
+        CHECK_EQ(k.warnings, 1);
+        CHECK_STR(k.warning[0], "2 of 5 items of stage 1 'fail_last' were dropped, the first: "
+                                "item 0: input or output error");
+    }
+}
+
 static void a_source_drops_calls(void) {
     kept k;
     spdl_pipeline *p = start_kept(&k, 1, SPDL_STAGES(
@@ -228,6 +253,56 @@ static void the_input_is_seen_before_it_is_freed(void) {
         CHECK_STR(q.error.text, "stage 1 'follow', item 7: value 7 is bad");
         DONE(p);
     }
+}
+
+static void bad(quarantine *q, int value) {
+    memset(q, 0, sizeof *q);
+    q->s.every = 1000000;
+    q->s.rest = value;
+    q->s.result = SPDL_E_STAGE;
+    q->lock = (test_mutex)TEST_MUTEX;
+}
+
+/* The number of a result among those of its item. */
+static void a_result_has_a_number(void) {
+    const spdl_pipeline_desc desc = { .workers = 1, .deliver_failures = true };
+    quarantine q;
+    item *got;
+    bad(&q, 102);
+    spdl_pipeline *p = START(2, COUNT_TO(3), SCATTER(BURST(.plus = 4)), FOLLOW(.plus = 0),
+                             SPDL_PIPE(follow, .ctx = &q, .on_drop = keep_dropped), SPDL_SINK(3));
+    TAKE_ALL(p, "0 1 2 3 100 101", SPDL_E_STAGE);
+    CHECK_STR(spdl_pipeline_error(p)->text, "stage 3 'follow#2', item 1, result 3: value 102 "
+                                             "is bad");
+    CHECK_EQ(spdl_pipeline_error(p)->result_number, 3);
+    CHECK_EQ(q.error.result_number, 3);
+    DONE(p);
+    bad(&q, 10201); /* behind two rows that make several, there is none */
+    p = START(2, COUNT_TO(3), SCATTER(BURST(.plus = 4)), SCATTER(BURST(.plus = 2)),
+              SPDL_PIPE(follow, .ctx = &q, .on_drop = keep_dropped, .max_failures = -1),
+              SPDL_SINK(3));
+    CHECK_EQ(take_from_any(p), 3 * 4 * 2 - 1);
+    DONE(p);
+    CHECK_STR(q.error.text, "stage 3 'follow', item 1: value 10201 is bad");
+    CHECK_EQ(q.error.result_number, 0);
+    bad(&q, 3); /* what .flush makes is of no item */
+    p = START(1, COUNT_TO(3), SCATTER(BURST(.plus = 1)), WEIGH(&(scale){ .limit = 1000 }),
+              SPDL_PIPE(follow, .ctx = &q, .on_drop = keep_dropped), SPDL_SINK(3));
+    q.s.rest = 0 + 100 + 200;
+    RUN(p, "", SPDL_E_STAGE);
+    CHECK_STR(q.error.text, "stage 3 'follow', item 0: value 300 is bad");
+    CHECK_EQ(q.error.result_number, 0);
+    bad(&q, 2);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                SPDL_FEED(item, .free_item = item_free), SCATTER(BURST(.plus = 3)),
+                SPDL_PIPE(follow, .ctx = &q), SPDL_SINK(3))) == SPDL_OK);
+    REQUIRE(spdl_pipeline_push(p, item_make(0), 0) == SPDL_OK);
+    for (int k = 0; k < 3; ++k) {
+        CHECK_EQ(SPDL_NEXT(p, &got, SPDL_FOREVER), k < 2 ? SPDL_OK : SPDL_E_STAGE);
+        CHECK_EQ(spdl_pipeline_error(p)->result_number, k < 2 ? 0 : 3);
+        item_free(got);
+    }
+    DONE(p);
 }
 
 /* A result that a stage may not return is SPDL_E_STAGE. */
@@ -690,11 +765,13 @@ TEST_TABLE(fail) {
     TEST_CASE(a_source_that_fails_is_an_error),
     TEST_CASE(a_message_is_one_line),
     TEST_CASE(what_was_dropped_is_one_line_at_the_end),
+    TEST_CASE(the_first_is_the_first_in_order),
     TEST_CASE(a_source_drops_calls),
     TEST_CASE(a_stop_reports_what_was_dropped),
     TEST_CASE(epochs_are_one_run),
     TEST_CASE(a_rewind_is_another_run),
     TEST_CASE(the_input_is_seen_before_it_is_freed),
+    TEST_CASE(a_result_has_a_number),
     TEST_CASE(results_that_are_none_are_failures),
     TEST_CASE(nothing_else_is_dropped),
     TEST_CASE(where_there_is_no_input),
