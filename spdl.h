@@ -9084,7 +9084,8 @@ SPDL__COLD void spdl__settle_place(spdl_task *task) {
     if (record == NULL || record->name == NULL) return;
     spdl__label(name, sizeof(name), record->name);
     spdl__text_add(&text, " (%s", name);
-    if (task->result_number > 0 && maker->row.fn == &spdl__own_rows[3] && /* SPDL_LINES */
+    if (task->result_number > 0 && maker->row.free_state == spdl__records_close &&
+        strcmp(maker->row.fn->name, "lines") == 0 && /* a doctor can replace the function */
         spdl__origin_tag(call->in.origin) == (unsigned)maker->index)
         spdl__text_add(&text, ":%llu", (spdl__llu)task->result_number);
     spdl__text_add(&text, ")");

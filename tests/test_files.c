@@ -1411,6 +1411,33 @@ static void records_in_messages(void) {
     }
 }
 
+/* NULL, one without a name, and one that the call takes and frees. */
+SPDL_FN(make_record, void, spdl_record) {
+    const int *kind = (const int *)spdl_ctx(task);
+    if (*kind == 0) return SPDL_OK;
+    *out = (spdl_record *)calloc(1, sizeof **out);
+    if (*out != NULL && *kind == 2) (*out)->name = "freed";
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+SPDL_FN(refuse, spdl_record, void) {
+    *out = NULL;
+    if (in == NULL || in->name == NULL) return spdl_fail(task, "bad");
+    spdl_take(task);
+    free(in);
+    return spdl_fail(task, "bad");
+}
+
+static void records_without_names(void) {
+    for (int kind = 0; kind < 3; ++kind) {
+        void *none;
+        spdl_pipeline *p = START(SPDL_SOURCE(make_record, .ctx = &kind, .free_item = free),
+                                 SPDL_PIPE(refuse), SPDL_SINK(1));
+        const spdl_result result = spdl_pipeline_next(p, &none, SPDL_FOREVER);
+        ends(p, result, SPDL_E_STAGE, "stage 1 'refuse', item 0: bad");
+    }
+}
+
 /* --- memory --- */
 
 /* All of it with memory for so many allocations only: what fails says so, and nothing is lost. */
@@ -1519,7 +1546,7 @@ static void no_memory(void) {
 }
 
 TEST_TABLE(files) {
-    TEST_CASE(records_in_messages),
+    TEST_CASE(records_in_messages), TEST_CASE(records_without_names),
     TEST_CASE(numbers_in_order), TEST_CASE(archives_in_a_row),
     TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
     TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest),
