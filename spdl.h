@@ -240,11 +240,14 @@ SPDL_API const char *spdl_result_text(spdl_result result);
 
 /* An error and its place. `text` is a sentence that names the file, array, stage or argument.
    `stage` is the number of the row, from 0 (the source), or -1 for none. With a stage, `item` is
-   the number of the item in its source, from 0; behind SPDL_BATCH that of the batch. */
+   the number of the item in its source, from 0; behind SPDL_BATCH that of the batch. Behind a row
+   that makes several results of an item, `result_number` is the number of the result, from 1. It
+   is 0 elsewhere, and behind a second such row or .flush. */
 typedef struct spdl_error {
     spdl_result result;
     int stage;
     uint64_t item;
+    uint64_t result_number;
     char stage_name[SPDL_NAME_BYTES];
     char text[SPDL_TEXT_BYTES];
 } spdl_error;
@@ -970,11 +973,12 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *pipeline, int 
             still returns the items before the failure. */
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *pipeline);
 
-/* The failure that ended the pipeline: stage, item and text. Valid until a rewind or destroy; of a
-   failed request until the next call of next.
+/* The failure that ended the pipeline: stage, item and text. It is the first in order if next has
+   returned it before the first call of this function. Otherwise it is one of those so far, and next
+   then ends with the same one. It does not change until a rewind or destroy. The failure of a
+   request is valid until the next call of next.
    Returns: never NULL; result is SPDL_OK without a failure.
-   Threads: the consumer, after next has returned the failure: before that an earlier item may fail
-            and replace it; any thread, after a stop outside of stages returned SPDL_OK. */
+   Threads: the consumer; any thread, after a stop outside of stages returned SPDL_OK. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *pipeline);
 
 /* Memory for the result of this call: see >>memory. A buffer that the call does not return in *out
@@ -2305,8 +2309,8 @@ static spdl_result spdl__thrown(spdl_task *task, long) {
     return spdl_fail(task, "threw; to see what, include <exception> before the stage");
 }
 
-/* After next has returned the failure: throws the exception of its stage, if that file had included
-   <exception> before the stage. Otherwise, and after spdl_fail, it returns.
+/* Throws the exception of the failure that spdl_pipeline_error returns, if the file of its stage
+   had included <exception> before the stage. Otherwise, and after spdl_fail, it returns.
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
        spdl_rethrow(p); */
 inline void spdl_rethrow(const spdl_pipeline *pipeline) {
@@ -7541,7 +7545,9 @@ typedef struct spdl__node {
     uint64_t unfreed; /* SPDL_DEBUG: items to free without free_item */
     uint64_t empty;   /* source: SPDL_SKIP since the last result */
     uint64_t empty_since;
-    char first_text[SPDL_TEXT_BYTES / 2]; /* text of the first failure, by its thread */
+    /* under error_lock: the first tolerated failure; its place is 0 in later epochs and runs */
+    char first_text[SPDL_TEXT_BYTES];
+    uint64_t first_item, first_number;
     uint64_t fail_ticket; /* under error_lock: ticket of `error` */
     spdl_error error;   /* under error_lock: failure of its first FAIL */
     spdl__thrown_what thrown; /* exception of `error` */
@@ -7574,6 +7580,7 @@ struct spdl_task {
     uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
     spdl__call call;
     uint64_t sequence; /* of the call; of a batch, its number */
+    uint64_t result_number; /* of a failed call's input, as in spdl_error */
     spdl__parked *parked; /* rows with .again or .deferred */
     void *no_state;      /* spdl_call_state of other rows */
     spdl__thrown_what thrown; /* of the last call that threw */
@@ -7581,7 +7588,8 @@ struct spdl_task {
     uint64_t open;       /* read by snapshots, like sequence: 0, or the begin of calls not booked
                             yet, with the row in its lowest bits */
     spdl__meter meter;
-    char text[SPDL_TEXT_BYTES];
+    char text[SPDL_TEXT_BYTES];      /* of a failed call: why ... */
+    char place[SPDL_TEXT_BYTES / 2]; /* ... and where */
     spdl_error failure; /* .deliver_failures: record of the failure that is put */
     char pad[SPDL_CACHE_LINE];
 };
@@ -7636,6 +7644,7 @@ struct spdl_pipeline {
     uint32_t fini_done;    /* pool threads that ran fini */
     uint32_t joined;       /* pool threads that ran an init */
     uint32_t failed;       /* under error_lock: bit i: row i failed too often */
+    uint32_t told_row;     /* under error_lock: 1 + the row whose failure the consumer has, or 0 */
     uint32_t stop_timed_out;
     uint64_t references;   /* destroy, and the thread of a source */
     uint32_t completing;   /* threads in spdl_complete */
@@ -8658,6 +8667,7 @@ SPDL__PRIVATE void spdl__row_pass(spdl_pipeline *p, spdl__node *node, uint64_t p
     if (tag == SPDL__FAIL) spdl__word_shut(p, node->upstream | (uint32_t)1 << node->index);
     if (tag != SPDL__EPOCH) return;
     node->flushed = false;
+    node->first_item = node->first_number = 0;
     node->number = node->number_first = 0;
     node->tally.item = node->tally.results = 0;
     node->first = node->tickets == SPDL__TICKET_AT_TAKE ? promised + 1
@@ -8667,40 +8677,58 @@ SPDL__PRIVATE void spdl__row_pass(spdl_pipeline *p, spdl__node *node, uint64_t p
 
 /* --- fail --- */
 
-SPDL__PRIVATE void spdl__fail_error(const spdl__node *node, uint64_t item, spdl_result result,
-                                    const char *text, spdl_error *error) {
-    spdl__error_set(error, result, "stage %d '%s', item %llu: %s", node->index, node->name,
-                    (spdl__llu)item, text);
+SPDL__PRIVATE void spdl__fail_error(const spdl_task *task, spdl_result result, const char *text,
+                                    spdl_error *error) {
+    const spdl__node *node = task->node;
+    spdl__error_set(error, result, "stage %d '%s', %s: %s", node->index, node->name, task->place,
+                    text);
     error->stage = node->index;
-    error->item = item;
+    error->item = task->sequence;
+    error->result_number = task->result_number;
     spdl__name_copy(error->stage_name, node->name);
 }
 
+/* The consumer gets the failure of row `stage`, or with -1 of the last failed row. The first call
+   decides. From then on the record of that row does not change, and its exception is kept. */
+SPDL__COLD const spdl_error *spdl__fail_tell(spdl_pipeline *p, int stage) {
+    spdl__lock(&p->error_lock, &p->locks);
+    if (p->told_row == 0) {
+        if (stage < 0)
+            for (stage = p->count - 1; !(p->failed >> stage & 1);) --stage;
+        p->told_row = (uint32_t)stage + 1;
+    }
+    stage = (int)p->told_row - 1;
+    spdl__unlock(&p->error_lock, &p->locks);
+    return &p->node[stage].error;
+}
+
 /* A call fails for good: FAIL takes the place of its result, and the row and those that feed it are
-   shut. Of several failures of a row the first in order is recorded. So a table in input order
-   without a budget fails the same way at any number of workers. Returns the exception of the other
-   failure, `thrown` or the one before. */
-SPDL__PRIVATE spdl__thrown_what spdl__fail(spdl_pipeline *p, spdl__node *node, uint64_t promised,
-                                           uint64_t item, spdl_result result, const char *text,
-                                           spdl__thrown_what thrown) {
-    spdl__thrown_what other = thrown;
+   shut. Of several failures of a row the first in order is recorded, until the consumer has one. So
+   a table in input order without a budget fails the same way at any number of workers, for a
+   consumer that waits for the mark. The task then has the exception of the other failure. */
+SPDL__PRIVATE void spdl__fail(spdl_task *task, spdl_result result, const char *text) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
     const uint32_t row = (uint32_t)1 << node->index;
     const bool branch = node->row.kind == SPDL_KIND_BRANCH;
     const uint64_t now = spdl_time_ns();
     spdl__item mark = { NULL, 0, 0 };
+    spdl__thrown_what other;
     spdl_error error;
     uint64_t ticket;
     bool first;
-    spdl__fail_error(node, item, result, text, &error);
+    spdl__fail_error(task, result, text, &error);
     spdl__lock(&p->error_lock, &p->locks);
     /* under the lock, so exactly one failure in completion order is the first */
-    ticket = branch ? 0 : spdl__put_ticket(node, promised);
-    first = !(p->failed & row) || ticket < node->fail_ticket;
+    ticket = branch ? 0 : spdl__put_ticket(node, task->call.ticket);
+    first = !(p->failed & row) ||
+            (ticket < node->fail_ticket && p->told_row != (uint32_t)node->index + 1);
     if (first) {
         node->error = error;
         node->fail_ticket = ticket;
         other = node->thrown;
-        node->thrown = thrown;
+        node->thrown = task->thrown;
+        task->thrown = other;
     }
     spdl__store32(&p->failed, p->failed | row);
     spdl__unlock(&p->error_lock, &p->locks);
@@ -8709,7 +8737,6 @@ SPDL__PRIVATE spdl__thrown_what spdl__fail(spdl_pipeline *p, spdl__node *node, u
     if (branch) spdl__put_mark(p, node, 0, &mark, now);
     else spdl__put_at(&node->out, ticket, &mark, now); /* the stamp publishes the record */
     spdl__word_shut(p, node->upstream | row);
-    return other;
 }
 
 /* The pipeline has ended, or is quiet after a stop: logs one line per stage with tolerated
@@ -9004,6 +9031,47 @@ SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void 
 
 /* --- settle --- */
 
+/* The row that makes several results of an item, in front of this one. Behind a batch the items are
+   batches. NULL: none, or more than one, or .flush: numbers of results are not 1, 2, ... */
+SPDL__COLD const spdl__node *spdl__settle_maker(const spdl_pipeline *p, const spdl__node *node) {
+    const spdl__node *maker = NULL;
+    uint32_t rows = node->upstream;
+    int i;
+    for (i = 0; i < node->index; ++i)
+        if ((node->upstream >> i & 1) && p->node[i].row.kind == SPDL_KIND_BATCH)
+            rows &= ~(p->node[i].upstream | (uint32_t)1 << i);
+    for (i = 0; i < node->index; ++i) {
+        if (!(rows >> i & 1) || !(p->node[i].row.again || p->node[i].row.flush)) continue;
+        if (maker != NULL || p->node[i].row.flush) return NULL;
+        maker = &p->node[i];
+    }
+    return node->row.flush && p->feed != NULL ? NULL : maker; /* its calls have another range */
+}
+
+/* The place of a failed call, while it has its input. */
+SPDL__COLD void spdl__settle_place(spdl_task *task) {
+    const spdl__node *node = task->node, *maker = spdl__settle_maker(task->pipeline, node);
+    const spdl__call *call = &task->call;
+    const char *type = node->row.fn != NULL ? node->row.fn->in_type : NULL;
+    const spdl_record *record = (const spdl_record *)call->in.item;
+    spdl__text text = spdl__text_start(task->place, sizeof(task->place));
+    char name[SPDL_TEXT_BYTES / 4];
+    task->result_number = maker != NULL && !call->flushing ? call->in.range & SPDL__SPAN_MAX : 0;
+    spdl__text_add(&text, "item %llu", (spdl__llu)task->sequence);
+    if (task->result_number > 0)
+        spdl__text_add(&text, ", result %llu", (spdl__llu)task->result_number);
+    if (type == NULL || spdl__type_any(type) || !spdl__types_fit(type, "spdl_record")) return;
+    if (call->taken || spdl__origin_tag(call->in.origin) == SPDL__TOKEN) return;
+    if (record == NULL || record->name == NULL) return;
+    spdl__label(name, sizeof(name), record->name);
+    spdl__text_add(&text, " (%s", name);
+    if (task->result_number > 0 && maker->row.free_state == spdl__records_close &&
+        strcmp(maker->row.fn->name, "lines") == 0 && /* a doctor can replace the function */
+        spdl__origin_tag(call->in.origin) == (unsigned)maker->index)
+        spdl__text_add(&text, ":%llu", (spdl__llu)task->result_number);
+    spdl__text_add(&text, ")");
+}
+
 /* The reason, if the function has not set one. */
 SPDL__PRIVATE void spdl__settle_explain(spdl_task *task, spdl_result result) {
     const char *text = spdl_result_text(result);
@@ -9023,6 +9091,22 @@ SPDL__PRIVATE void spdl__settle_explain(spdl_task *task, spdl_result result) {
                        "returned %d, which is not a result of a stage function", (int)result);
 }
 
+/* Counts a tolerated failure. Keeps the text of the first one in order, for the end. */
+SPDL__COLD void spdl__settle_first(spdl_task *task) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
+    const uint64_t item = task->sequence, number = task->result_number;
+    spdl__lock(&p->error_lock, &p->locks);
+    if (spdl__add(&node->tolerated, 1) == 0 || item < node->first_item ||
+        (item == node->first_item && number < node->first_number)) {
+        node->first_item = item;
+        node->first_number = number;
+        (void)snprintf(node->first_text, sizeof(node->first_text), "%s: %.220s", task->place,
+                       task->text);
+    }
+    spdl__unlock(&p->error_lock, &p->locks);
+}
+
 /* Counts a failed call, and logs it or ends the pipeline. Returns true if it ends. No budget covers
    an error of the row. */
 SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters,
@@ -9032,25 +9116,21 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     const uint64_t failures = spdl__add(&node->failures, 1) + 1;
     const bool over = node->row.max_failures >= 0 && failures > (uint64_t)node->row.max_failures;
     char text[SPDL_TEXT_BYTES];
-    spdl__settle_explain(task, result);
     if (result >= 0) result = SPDL_E_STAGE;
     if (p->delivers && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
     spdl__count(&counters->failures, 1);
     if (over || task->call.row_error) {
         (void)snprintf(text, sizeof(text), "%.470s%s", task->text,
                        over && node->row.max_failures > 0 ? " (one more than max_failures)" : "");
-        task->thrown = spdl__fail(p, node, task->call.ticket, task->sequence, result, text,
-                                  task->thrown);
+        spdl__fail(task, result, text);
         spdl__thrown_drop(&task->thrown);
         return true;
     }
     spdl__thrown_drop(&task->thrown);
-    if (spdl__add(&node->tolerated, 1) == 0)
-        (void)snprintf(node->first_text, sizeof(node->first_text), "item %llu: %.220s",
-                       (spdl__llu)task->sequence, task->text);
+    spdl__settle_first(task);
     if (p->logger.log_fn != NULL)
-        spdl__logf(&p->logger, SPDL_LOG_INFO, "stage %d '%s', item %llu: %.300s (tolerated)",
-                   node->index, node->name, (spdl__llu)task->sequence, task->text);
+        spdl__logf(&p->logger, SPDL_LOG_INFO, "stage %d '%s', %s: %.300s (tolerated)",
+                   node->index, node->name, task->place, task->text);
     return false;
 }
 
@@ -9061,9 +9141,7 @@ SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
-    spdl__settle_explain(task, result);
-    spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
-                     &error);
+    spdl__fail_error(task, result < 0 ? result : SPDL_E_STAGE, task->text, &error);
     row->on_drop(row->ctx, is_there ? task->call.in.item : NULL, &error);
 }
 
@@ -9133,11 +9211,9 @@ SPDL__COLD void spdl__settle_failure(spdl_task *task, spdl__counters *counters, 
                                      uint64_t now) {
     const unsigned owner = spdl__origin_tag(task->call.in.origin);
     spdl__item what = task->call.in;
-    spdl__settle_explain(task, result);
     spdl__thrown_drop(&task->thrown);
     spdl__count(&counters->failures, 1);
-    spdl__fail_error(task->node, task->sequence, result < 0 ? result : SPDL_E_STAGE, task->text,
-                     &task->failure);
+    spdl__fail_error(task, result < 0 ? result : SPDL_E_STAGE, task->text, &task->failure);
     if (task->call.taken) what.item = NULL;
     what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
     spdl__settle_put(task, &what, now);
@@ -9167,7 +9243,11 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
         spdl__item_free(p, out, spdl__origin(task->sequence, task->owner));
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
         spdl__settle_debug(task, out);
-    if (failed && node->row.on_drop != NULL) spdl__settle_on_drop(task, result);
+    if (SPDL__UNLIKELY(failed)) {
+        spdl__settle_explain(task, result);
+        spdl__settle_place(task);
+        if (node->row.on_drop != NULL) spdl__settle_on_drop(task, result);
+    }
     if ((made || result != SPDL_OK) && !delivers && what.item != NULL && !task->call.taken)
         spdl__item_free(p, what.item, what.origin);
     if (made) {
@@ -10512,7 +10592,8 @@ SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
         spdl__store_relaxed(&p->ended_ns, now);
     }
     if (p->told.result != SPDL_OK) p->told.result = SPDL_OK; /* others may ask for the error */
-    if (spdl__origin_tag(origin) == SPDL__FAIL) return p->node[origin >> 8].error.result;
+    if (spdl__origin_tag(origin) == SPDL__FAIL)
+        return spdl__fail_tell(p, (int)(origin >> 8))->result;
     if (spdl__origin_tag(origin) == SPDL__END) spdl__fail_log(p); /* else calls may still run */
     return SPDL_END;
 }
@@ -10818,21 +10899,10 @@ SPDL__PRIVATE uint64_t spdl__wait_sum(const spdl_pipeline *p, uint64_t now) {
 
 SPDL_API bool spdl_pipeline_failed(const spdl_pipeline *p) { return spdl__load32(&p->failed) != 0; }
 
-/* The error of the mark at the consumer, or before that of the last failed row. */
 SPDL_API const spdl_error *spdl_pipeline_error(const spdl_pipeline *p) {
-    const uint32_t failed = spdl__load32(&p->failed);
-    const uint64_t head = spdl__head(spdl__load(&p->sink->word));
-    const spdl__slot *slot = spdl__edge_slot(p->sink, head);
-    const bool has = spdl__slot_has(slot, head); /* first: the rest may be of an old item */
-    const uint64_t origin = spdl__load_relaxed(&slot->origin);
-    int i = p->count - 1;
     if (p->told.result != SPDL_OK) return &p->told;
-    if (failed == 0) return &p->no_error;
-    if (has && spdl__origin_tag(origin) == SPDL__FAIL)
-        i = (int)(origin >> 8);
-    else
-        while (!(failed >> i & 1)) --i;
-    return &p->node[i].error;
+    if (!spdl_pipeline_failed(p)) return &p->no_error;
+    return spdl__fail_tell((spdl_pipeline *)SPDL__UNCONST(p), -1);
 }
 
 /* --- the producer --- */
@@ -11172,6 +11242,7 @@ SPDL__PRIVATE void spdl__rewind_node(spdl_pipeline *p, spdl__node *node, const s
     node->place_epoch = at->epoch;
     node->place_dropped = 0;
     spdl__store_relaxed(&node->failures, 0);
+    node->first_item = node->first_number = 0;
     spdl__thrown_drop(&node->thrown);
 }
 
@@ -11206,6 +11277,7 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
     for (i = 0; i < p->count; ++i) spdl__rewind_node(p, &p->node[i], start);
     if (p->sampler != NULL) spdl__state_edit(p->sampler, start->sampler);
     spdl__store32(&p->failed, 0);
+    p->told_row = 0;
     spdl__store32(&p->stop_timed_out, 0);
     p->closed_returned = false;
     p->told.result = SPDL_OK;

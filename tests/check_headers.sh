@@ -255,6 +255,7 @@ check "throws, lambdas and owners in c++20" runs_in_cpp cpp c++20
 [ -n "$BRIEF" ] || check "rows in c++20" runs_in_cpp rows c++20
 [ -n "$BRIEF" ] || check "throws, lambdas and owners in c++11" runs_in_cpp cpp c++11
 check "lambdas and owners without exceptions" runs_in_cpp cpp c++17 -fno-exceptions
+check "throws and lambdas, and no data race" runs_in_cpp cpp c++17 -fsanitize=thread
 
 # statement CODE OPTION ...: compiles it in a function that has pointers of all kinds
 statement() {

@@ -18,6 +18,7 @@ SPDL_FN(throws_before_exception, int, int) {
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 static int failures;
 static std::atomic<int> alive(0);
@@ -187,6 +188,42 @@ static void an_exception_is_thrown_again(int workers, int tolerated) {
             caught = thrown.value;
         }
         CHECK(caught == (tolerated < 10 ? 3 + 10 * tolerated : -1));
+    }
+}
+
+/* Item 1 throws, and item 0 after the consumer has caught that. */
+static void what_was_thrown_stays() {
+    for (int i = 0; i < 20; ++i) {
+        spdl_pipeline_desc desc = with_workers(2);
+        spdl_pipeline *p = nullptr;
+        std::atomic<bool> caught(false);
+        std::string text;
+        auto bad = [&caught](spdl_task *, Number *in, Number **out) -> spdl_result {
+            while (in->value == 0 && !caught) std::this_thread::yield();
+            if (in->value < 2)
+                throw std::runtime_error("a text on the heap of " + std::to_string(in->value));
+            *out = in;
+            return SPDL_OK;
+        };
+        CHECK(spdl_pipeline_create(
+                  &p, &desc,
+                  SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                              spdl_pipe<Number, Number>("bad", bad).with_concurrency(2),
+                              SPDL_SINK(2))) == SPDL_OK);
+        while (!spdl_pipeline_failed(p)) std::this_thread::yield();
+        for (int k = 0; k < 300; ++k) {
+            try {
+                spdl_rethrow(p);
+            } catch (const std::runtime_error &thrown) {
+                caught = true; /* `thrown` is in use */
+                text = thrown.what();
+            }
+            CHECK(text == "a text on the heap of 1");
+        }
+        CHECK(take(p).end == SPDL_E_STAGE);
+        CHECK(std::strstr(spdl_pipeline_error(p)->text, "item 1: a text on the heap of 1"));
+        spdl_pipeline_destroy(p);
+        CHECK(alive == 0);
     }
 }
 
@@ -735,6 +772,9 @@ int main() {
         fields_by_spdl_set(workers);
         failures_are_delivered(workers);
     }
+#ifdef __cpp_exceptions
+    what_was_thrown_stays();
+#endif
     functions_fit_too();
     a_lambda_may_have_a_ctx();
     rows_have_their_own_lines();

@@ -111,6 +111,31 @@ static void what_was_dropped_is_one_line_at_the_end(void) {
     }
 }
 
+/* Item 0 fails after item 2 has begun, and that begins after item 1 has failed. */
+SPDL_FN(fail_last, item, item) {
+    int *begun = (int *)spdl_ctx(task);
+    *out = in;
+    if (in->value == 2) open_gate(begun);
+    if (in->value == 0) await(begun, 1);
+    return in->value < 2 ? SPDL_E_IO : SPDL_OK;
+}
+
+static void the_first_is_the_first_in_order(void) {
+    for (int i = 0; i < 10; ++i) {
+        kept k;
+        int begun = 0;
+        spdl_pipeline *p = start_kept(&k, 2, SPDL_STAGES(
+            COUNT_TO(5), SPDL_PIPE(fail_last, .ctx = &begun, .concurrency = 2, .max_failures = -1,
+                                   .output_order = i % 2 ? SPDL_ORDER_COMPLETION
+                                                         : SPDL_ORDER_INPUT), SPDL_SINK(3)));
+        CHECK_EQ(take_from_any(p), 3);
+        DONE(p);
+        CHECK_EQ(k.warnings, 1);
+        CHECK_STR(k.warning[0], "2 of 5 items of stage 1 'fail_last' were dropped, the first: "
+                                "item 0: input or output error");
+    }
+}
+
 static void a_source_drops_calls(void) {
     kept k;
     spdl_pipeline *p = start_kept(&k, 1, SPDL_STAGES(
@@ -228,6 +253,56 @@ static void the_input_is_seen_before_it_is_freed(void) {
         CHECK_STR(q.error.text, "stage 1 'follow', item 7: value 7 is bad");
         DONE(p);
     }
+}
+
+static void bad(quarantine *q, int value) {
+    memset(q, 0, sizeof *q);
+    q->s.every = 1000000;
+    q->s.rest = value;
+    q->s.result = SPDL_E_STAGE;
+    q->lock = (test_mutex)TEST_MUTEX;
+}
+
+/* The number of a result among those of its item. */
+static void a_result_has_a_number(void) {
+    const spdl_pipeline_desc desc = { .workers = 1, .deliver_failures = true };
+    quarantine q;
+    item *got;
+    bad(&q, 102);
+    spdl_pipeline *p = START(2, COUNT_TO(3), SCATTER(BURST(.plus = 4)), FOLLOW(.plus = 0),
+                             SPDL_PIPE(follow, .ctx = &q, .on_drop = keep_dropped), SPDL_SINK(3));
+    TAKE_ALL(p, "0 1 2 3 100 101", SPDL_E_STAGE);
+    CHECK_STR(spdl_pipeline_error(p)->text, "stage 3 'follow#2', item 1, result 3: value 102 "
+                                             "is bad");
+    CHECK_EQ(spdl_pipeline_error(p)->result_number, 3);
+    CHECK_EQ(q.error.result_number, 3);
+    DONE(p);
+    bad(&q, 10201); /* behind two rows that make several, there is none */
+    p = START(2, COUNT_TO(3), SCATTER(BURST(.plus = 4)), SCATTER(BURST(.plus = 2)),
+              SPDL_PIPE(follow, .ctx = &q, .on_drop = keep_dropped, .max_failures = -1),
+              SPDL_SINK(3));
+    CHECK_EQ(take_from_any(p), 3 * 4 * 2 - 1);
+    DONE(p);
+    CHECK_STR(q.error.text, "stage 3 'follow', item 1: value 10201 is bad");
+    CHECK_EQ(q.error.result_number, 0);
+    bad(&q, 3); /* what .flush makes is of no item */
+    p = START(1, COUNT_TO(3), SCATTER(BURST(.plus = 1)), WEIGH(&(scale){ .limit = 1000 }),
+              SPDL_PIPE(follow, .ctx = &q, .on_drop = keep_dropped), SPDL_SINK(3));
+    q.s.rest = 0 + 100 + 200;
+    RUN(p, "", SPDL_E_STAGE);
+    CHECK_STR(q.error.text, "stage 3 'follow', item 0: value 300 is bad");
+    CHECK_EQ(q.error.result_number, 0);
+    bad(&q, 2);
+    REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                SPDL_FEED(item, .free_item = item_free), SCATTER(BURST(.plus = 3)),
+                SPDL_PIPE(follow, .ctx = &q), SPDL_SINK(3))) == SPDL_OK);
+    REQUIRE(spdl_pipeline_push(p, item_make(0), 0) == SPDL_OK);
+    for (int k = 0; k < 3; ++k) {
+        CHECK_EQ(SPDL_NEXT(p, &got, SPDL_FOREVER), k < 2 ? SPDL_OK : SPDL_E_STAGE);
+        CHECK_EQ(spdl_pipeline_error(p)->result_number, k < 2 ? 0 : 3);
+        item_free(got);
+    }
+    DONE(p);
 }
 
 /* A result that a stage may not return is SPDL_E_STAGE. */
@@ -465,6 +540,43 @@ static void a_call_completed_elsewhere_ends_it_now(void) {
     }
 }
 
+/* The item of `at_once` fails, and that of `later` when the consumer has looked. */
+typedef struct late_call {
+    int *looked;
+    long at_once, later;
+} late_call;
+
+SPDL_FN(fail_in_turn, item, item) {
+    const late_call *w = (const late_call *)spdl_ctx(task);
+    *out = in;
+    if (in->value == w->at_once) return SPDL_E_IO;
+    if (in->value != w->later) return SPDL_OK;
+    await(w->looked, 1);
+    return spdl_fail(task, "a text that is written over the other one");
+}
+
+/* Of an earlier item of the same row, and of a later row. */
+static void what_was_told_stays(void) {
+    for (int i = 0; i < 20; ++i) {
+        const bool one = i % 2;
+        int looked = 0;
+        late_call first = { &looked, 1, one ? 0 : -1 }, second = { &looked, -1, one ? -1 : 0 };
+        spdl_pipeline *p = START(3, COUNT_TO(9),
+                                 SPDL_PIPE(fail_in_turn, .ctx = &first, .concurrency = 2),
+                                 SPDL_PIPE(fail_in_turn, .ctx = &second), SPDL_SINK(3));
+        while (!spdl_pipeline_failed(p)) sleep_us(100);
+        const spdl_error *told = spdl_pipeline_error(p);
+        const spdl_error before = *told;
+        CHECK_STR(before.text, "stage 1 'fail_in_turn', item 1: input or output error");
+        open_gate(&looked);
+        for (int k = 0; k < 1000; ++k) CHECK_EQ(memcmp(&before, told, sizeof before), 0);
+        TAKE_ALL(p, "", SPDL_E_IO);
+        CHECK(spdl_pipeline_error(p) == told);
+        CHECK_EQ(memcmp(&before, told, sizeof before), 0);
+        DONE(p);
+    }
+}
+
 /* A thread that completes calls, one of five as failed, while the trainer rewinds: rows that it
    ends may have begun anew. */
 typedef struct clerk {
@@ -653,11 +765,13 @@ TEST_TABLE(fail) {
     TEST_CASE(a_source_that_fails_is_an_error),
     TEST_CASE(a_message_is_one_line),
     TEST_CASE(what_was_dropped_is_one_line_at_the_end),
+    TEST_CASE(the_first_is_the_first_in_order),
     TEST_CASE(a_source_drops_calls),
     TEST_CASE(a_stop_reports_what_was_dropped),
     TEST_CASE(epochs_are_one_run),
     TEST_CASE(a_rewind_is_another_run),
     TEST_CASE(the_input_is_seen_before_it_is_freed),
+    TEST_CASE(a_result_has_a_number),
     TEST_CASE(results_that_are_none_are_failures),
     TEST_CASE(nothing_else_is_dropped),
     TEST_CASE(where_there_is_no_input),
@@ -666,6 +780,7 @@ TEST_TABLE(fail) {
     TEST_CASE(deferred_calls_are_seen),
     TEST_CASE(a_blocked_source_holds_no_failure_back),
     TEST_CASE(a_call_completed_elsewhere_ends_it_now),
+    TEST_CASE(what_was_told_stays),
     TEST_CASE(rows_that_were_ended_begin_anew),
     TEST_CASE(all_that_fail_are_logged),
     TEST_CASE(a_stage_is_logged_once),

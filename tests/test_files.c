@@ -1364,6 +1364,80 @@ static void rows_of_lines(void) {
     spdl_files_close(files);
 }
 
+/* Leaves out what begins with '-', and fails at the last member and at what begins with 'x'. */
+SPDL_FN(leave_out, spdl_record, spdl_record) {
+    (void)task;
+    *out = in;
+    return in == NULL || in->data[0] == '-' ? SPDL_SKIP : SPDL_OK;
+}
+
+SPDL_FN(parse, const spdl_record, void) {
+    *out = NULL;
+    if (in->data[0] == 'x' || strstr(in->name, "last") != NULL) return spdl_fail(task, "bad");
+    return SPDL_OK;
+}
+
+/* A failure names the record, and its number if that is known. */
+static void records_in_messages(void) {
+    static blob tar;
+    put_text("a.txt", "1\n-\n\nx\n5");
+    put_text("x.txt", "xyz");
+    tar.count = 0;
+    ADD(&tar, .name = "d/1", .size = 5);
+    ADD(&tar, .name = "d/last\n", .size = 5);
+    tar_end(&tar);
+    put_bytes("b.tar", &tar);
+    for (int i = 0; i < 5; ++i) {
+        static const struct { const char *file, *words; uint64_t number; } kinds[] = {
+            { "a.txt", "stage 3 'parse', item 0, result 4 (*a.txt:4): bad", 4 },
+            { "b.tar", "stage 3 'parse', item 0, result 2 (d/last?): bad", 2 },
+            { "x.txt", "stage 3 'parse', item 0 (*x.txt): bad", 0 },
+            { "a.txt", "stage 4 'parse', item 1, result 2 (*a.txt): bad", 2 },
+            { "a.txt", "stage 3 'parse', item 0 (*a.txt): bad", 0 } };
+        const spdl_stage some = SPDL_PIPE(leave_out, .flush = i == 4);
+        spdl_files *files = files_of(path_of(kinds[i].file));
+        const spdl_stage source = SPDL_FILES(files), parses = SPDL_PIPE(parse);
+        const spdl_stage lines = SPDL_LINES(NULL), tars = SPDL_TAR(NULL), whole = SPDL_READ();
+        const spdl_stage reads = i == 1 ? tars : i == 2 ? whole : lines;
+        void *none;
+        spdl_result result;
+        spdl_pipeline *p = i == 3 ? START(source, lines, SPDL_BATCH(2), SPDL_UNBATCH(), parses,
+                                          SPDL_SINK(1))
+                                  : START(source, reads, some, parses, SPDL_SINK(1));
+        while ((result = spdl_pipeline_next(p, &none, SPDL_FOREVER)) == SPDL_OK) {}
+        CHECK_EQ(spdl_pipeline_error(p)->result_number, kinds[i].number);
+        ends(p, result, SPDL_E_STAGE, kinds[i].words);
+        spdl_files_close(files);
+    }
+}
+
+/* NULL, one without a name, and one that the call takes and frees. */
+SPDL_FN(make_record, void, spdl_record) {
+    const int *kind = (const int *)spdl_ctx(task);
+    if (*kind == 0) return SPDL_OK;
+    *out = (spdl_record *)calloc(1, sizeof **out);
+    if (*out != NULL && *kind == 2) (*out)->name = "freed";
+    return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
+}
+
+SPDL_FN(refuse, spdl_record, void) {
+    *out = NULL;
+    if (in == NULL || in->name == NULL) return spdl_fail(task, "bad");
+    spdl_take(task);
+    free(in);
+    return spdl_fail(task, "bad");
+}
+
+static void records_without_names(void) {
+    for (int kind = 0; kind < 3; ++kind) {
+        void *none;
+        spdl_pipeline *p = START(SPDL_SOURCE(make_record, .ctx = &kind, .free_item = free),
+                                 SPDL_PIPE(refuse), SPDL_SINK(1));
+        const spdl_result result = spdl_pipeline_next(p, &none, SPDL_FOREVER);
+        ends(p, result, SPDL_E_STAGE, "stage 1 'refuse', item 0: bad");
+    }
+}
+
 /* --- memory --- */
 
 /* All of it with memory for so many allocations only: what fails says so, and nothing is lost. */
@@ -1472,6 +1546,7 @@ static void no_memory(void) {
 }
 
 TEST_TABLE(files) {
+    TEST_CASE(records_in_messages), TEST_CASE(records_without_names),
     TEST_CASE(numbers_in_order), TEST_CASE(archives_in_a_row),
     TEST_CASE(folders_and_patterns), TEST_CASE(middle_parts), TEST_CASE(nothing_to_list),
     TEST_CASE(lists_of_paths), TEST_CASE(hash_of_the_manifest),

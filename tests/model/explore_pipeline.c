@@ -99,6 +99,7 @@ typedef struct plan {
     bool ready;        /* the consumer polls, and waits for ready_fn */
     bool counts;       /* the consumer compares the statistics at the end */
     bool delivers;     /* .deliver_failures */
+    bool asks;         /* the consumer reads the error as soon as there is one */
     bool drops;        /* the feed has .drop_oldest */
     int64_t push_ns;   /* longest wait of a push; 0: for ever */
     deed does;         /* what row 1 does with the items `at`. MEETS: their calls wait until all of
@@ -139,6 +140,7 @@ static struct {
     int completer;    /* a thread, or -1 */
     int pushed;       /* the next item of the producers */
     int producers;    /* that have not ended */
+    uint64_t failed;  /* item of the error that the consumer has read */
 } seen;
 
 static void change_places(void) { (void)spdl__load(spot); }
@@ -640,7 +642,9 @@ static void check_end(spdl_result result) {
         error = spdl_pipeline_error(pipeline);
         if (!spdl_pipeline_failed(pipeline) || error->result != SPDL_E_STAGE || error->stage != 1)
             explore_fail("another error");
-        if (!now->completion && now->budget == 0 && error->item != (uint64_t)first_deed())
+        if (now->asks ? error->item != seen.failed
+                      : !now->completion && now->budget == 0 &&
+                            error->item != (uint64_t)first_deed())
             explore_fail("the error of item %d", (int)error->item);
         return;
     }
@@ -653,6 +657,16 @@ static void check_end(spdl_result result) {
     if (seen.taken > seen.count - dropped ||
         (seen.taken < seen.count - dropped && !now->drops && now->push_ns == 0))
         explore_fail("%d items", seen.taken);
+}
+
+static void ask(void) {
+    const spdl_error *error;
+    while (!spdl_pipeline_failed(pipeline)) explore_yield();
+    error = spdl_pipeline_error(pipeline);
+    seen.failed = error->item;
+    if (error->result != SPDL_E_STAGE || !has_deed(error->item)) explore_fail("an early error");
+    change_places();
+    if (error->item != seen.failed) explore_fail("the error has changed");
 }
 
 static void check_counts(void) {
@@ -870,6 +884,7 @@ static const plan plans[] = {
     { "fail", row, .does = FAILS, .at = ITEM(2) },
     { "fail twice", row, .does = FAILS, .at = ITEM(1) | ITEM(2) },
     { "fail twice unordered", row, .does = FAILS, .at = ITEM(1) | ITEM(2), .completion = true },
+    { "fail twice, read early", row, .does = FAILS, .at = ITEM(1) | ITEM(2), .asks = true },
     { "fail within the budget", row, .does = FAILS, .at = ITEM(1) | ITEM(2), .budget = 2 },
     { "fail above the budget", row, .does = FAILS, .at = ITEM(1) | ITEM(2), .budget = 1 },
     { "fail next works", row, .workers = 1, .works_ns = -1, .does = FAILS,
@@ -1008,6 +1023,7 @@ void explore_thread(const void *of, int thread) {
     now->create(&desc);
     for (i = 0; i < OTHERS; i++)
         others[i] = now->others[i] != NULL ? explore_spawn(now->others[i], NULL) : -1;
+    if (now->asks) ask();
     if (now->after > 0) (void)take(now->after);
     if (now->then == STOPS && spdl_pipeline_stop(pipeline, -1) != SPDL_OK) explore_fail("stop");
     if (now->then == REWINDS) rewind_all();
