@@ -700,7 +700,7 @@ typedef struct spdl_batch {
 #ifdef __cplusplus /* fields have an order: .name is before .ctx */
 #define SPDL__BATCH_OF_ROW(type_, size_, ...) \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_, \
-              .file = __FILE__, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
+              .file = __FILE__, __VA_ARGS__ }.with_item_bytes(spdl__place_bytes<type_>())
 #define SPDL__FROM_ROW(type_, next_, source_, ...) \
     SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_, \
               .file = __FILE__, __VA_ARGS__ }.with_ctx(source_)
@@ -732,7 +732,7 @@ typedef struct spdl_batch {
     SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_OF_ROW(type_, size_, ...) \
     SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_, SPDL__TYPE(type_)), #__VA_ARGS__, \
-               __VA_ARGS__).with_item_bytes(sizeof(type_))
+               __VA_ARGS__).with_item_bytes(spdl__place_bytes<type_>())
 #define SPDL__FEED_ROW(type_, ...) \
     SPDL__MADE((SPDL_KIND_FEED, NULL, __FILE__, 0, SPDL__TYPE(type_)), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__FROM_ROW(type_, next_, source_, ...) \
@@ -2071,7 +2071,8 @@ typedef struct spdl_files spdl_files;
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc) SPDL__CHECKED;
 
-/* Frees a list and its paths. Nothing that was opened with it may be in use. */
+/* Frees a list and its paths. While a pipeline has a row of the list it logs an error and does
+   nothing. */
 SPDL_API void spdl_files_close(spdl_files *files);
 
 /* Returns: the number of files. */
@@ -2117,7 +2118,8 @@ typedef struct spdl_records_desc {
 } spdl_records_desc;
 
 /* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
-       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index)
+       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index); n is at most
+                               SIZE_MAX / 2
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_READ()             a pipe: the bytes of each path (char) as a spdl_record, up to 2^30
@@ -2332,6 +2334,13 @@ template <> struct spdl__type<uint16_t> {
 /* The size of a type; 0: not known. */
 template <class T, size_t bytes = sizeof(T)> constexpr size_t spdl__bytes(int) { return bytes; }
 template <class T> constexpr size_t spdl__bytes(long) { return 0; }
+
+/* The size of an item in place. */
+template <class T> constexpr size_t spdl__place_bytes() {
+    static_assert(__is_trivially_copyable(T),
+                  "SPDL_BATCH_OF copies items as bytes, which this type forbids: write SPDL_BATCH");
+    return sizeof(T);
+}
 
 /* A stage function of a class, and an object to call it with. */
 template <class Member, class Object> struct spdl__method {
@@ -7362,8 +7371,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__MAX_BATCH (1 << 24)
 #define SPDL__TURN_MARK 255u /* in `turns`: a mark is at the head of every path */
 #define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
-#define SPDL__LENDS 2u       /* its items need no free */
+#define SPDL__LENDS 2u       /* its items need no free: they belong to ctx, a spdl_files */
 #define SPDL__POINTS 4u      /* its items point to memory that a copy would not have */
+#define SPDL__COUNTS 8u      /* ctx is a number of items */
 
 /* Buckets of the histogram: exact below 8 ns, then 8 per power of two, up to 2^43 ns (2.4 h). */
 #define SPDL__SUB_BITS 3
@@ -11147,6 +11157,19 @@ SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
     if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
 }
 
+/* The first word of a list of files is the number of rows that read it. */
+SPDL__PRIVATE void spdl__lists_add(spdl_pipeline *p, uint32_t more) {
+    int i;
+    for (i = 0; i < p->count; ++i)
+        if (p->node[i].lends) spdl__add32((uint32_t *)p->node[i].row.ctx, more);
+}
+
+/* At the end of a pipeline: others may use what its rows have read. */
+SPDL__PRIVATE void spdl__pipeline_let_go(spdl_pipeline *p) {
+    spdl__sampler_let_go(p->sampler);
+    spdl__lists_add(p, (uint32_t)0 - 1);
+}
+
 /* No thread is inside: all rows start again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
@@ -11360,7 +11383,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__trace_close(p, left);
 #endif
     if (p->own_pool) spdl__pool_release(p->pool);
-    spdl__sampler_let_go(p->sampler);
+    spdl__pipeline_let_go(p);
     spdl__pipeline_drop(p);
 }
 
@@ -11522,6 +11545,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
           "fn is NULL" },
         { row->fn != NULL && (row->fn->is & SPDL__HAS_CTX) && row->ctx == NULL,
           "its first argument is NULL" },
+        { row->fn != NULL && (row->fn->is & SPDL__COUNTS) && (uintptr_t)row->ctx > SIZE_MAX / 2,
+          "SPDL_COUNT of a negative number" },
         { row->next != NULL && row->type == NULL, "next is set, but type is NULL" },
         { row->next != NULL && row->fn != NULL, "next and fn are both set" },
         { row->next != NULL && row->item_bytes != 0,
@@ -12151,6 +12176,7 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
 
 SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_sampler *sampler = (spdl_sampler *)plan->rows[0].ctx;
+    spdl__lists_add(p, 1);
     if (!spdl__row_is_index(&plan->rows[0])) return SPDL_OK;
     if (!spdl__sampler_claim(sampler))
         return spdl__row_error(plan, 0, "another pipeline or a mixture uses this sampler: make one "
@@ -12239,7 +12265,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         spdl__destroy_part(p);
     }
     if (p->own_pool) spdl__pool_release(p->pool);
-    spdl__sampler_let_go(p->sampler);
+    spdl__pipeline_let_go(p);
     spdl__pipeline_release(p);
     return result;
 }
@@ -20846,6 +20872,7 @@ typedef struct spdl__file {
 } spdl__file;
 
 struct spdl_files {
+    uint32_t readers; /* first: see lists_add */
     spdl_allocator allocator;
     spdl__file *at;
     char *text; /* paths with a zero each */
@@ -21078,8 +21105,14 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
 }
 
 SPDL_API void spdl_files_close(spdl_files *files) {
+    static const spdl_logger stderr_only = { NULL, NULL };
     spdl_allocator allocator;
     if (files == NULL) return;
+    if (spdl__load32(&files->readers) != 0) {
+        spdl__log(&stderr_only, SPDL_LOG_ERROR,
+                  "spdl_files_close: a pipeline still uses the list, nothing was done");
+        return;
+    }
     allocator = files->allocator;
     spdl__free(&allocator, files->at, files->room * sizeof(*files->at));
     spdl__free(&allocator, files->text, files->text_room);
@@ -21194,7 +21227,7 @@ const spdl_function spdl__own_rows[8] = {
     { spdl__tar_pipe, "tar", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },
-    { spdl__count_source, "count", "void", "spdl_index", sizeof(spdl_index), 0 },
+    { spdl__count_source, "count", "void", "spdl_index", sizeof(spdl_index), SPDL__COUNTS },
     { spdl__index_stage, "spdl_index", "void", "spdl_index", sizeof(spdl_index), SPDL__HAS_CTX },
 #ifndef SPDL_NO_NPZ
     { spdl__npz_stage, "spdl_npz_load", "char", "spdl_npz_bundle", 0, SPDL__POINTS },

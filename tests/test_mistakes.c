@@ -246,6 +246,11 @@ static void rows_that_read_from_nothing(void) {
     REFUSED("next is NULL", SPDL_FROM(A, NULL, &extra), SPDL_SINK(1));
 }
 
+static void a_count_below_zero(void) {
+    REFUSED("SPDL_COUNT of a negative number", SPDL_COUNT(-1), SPDL_SINK(1));
+    REFUSED("SPDL_COUNT of a negative number", SPDL_COUNT(SIZE_MAX / 2 + 1), SPDL_SINK(1));
+}
+
 /* A record in a batch in place would have lost its data. */
 static void records_in_place(void) {
     REFUSED("item_bytes is set, but a spdl_record of stage 1 'read' only points to its data",
@@ -782,6 +787,7 @@ TEST_TABLE(mistakes) {
     TEST_CASE(fields_in_the_wrong_place),
     TEST_CASE(values_without_a_field),
     TEST_CASE(rows_that_read_from_nothing),
+    TEST_CASE(a_count_below_zero),
     TEST_CASE(records_in_place),
     TEST_CASE(a_sampler_of_nothing),
     TEST_CASE(results_that_are_none),
