@@ -164,6 +164,7 @@ extern "C" {
        warning
        batches and buffers that are not freed at destroy: a warning for each row
        a source that returns SPDL_SKIP 1000 times in a row: a warning
+       100 timeouts in a row of a next without .ready_fn, except with a timeout of 0: a warning
    -fsanitize=address finds a stage that frees its input. */
 
 /* Limits that size plain structs. */
@@ -875,7 +876,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
-            SPDL_E_INVALID while another thread is inside.
+            SPDL_E_INVALID while another thread is inside, or where it would wait in a stage of
+            this pipeline.
    Threads: the consumer, one at a time. Wait-free when an item is ready.
    Blocks:  up to timeout_ns; stages that run inside of this call are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
@@ -950,7 +952,8 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequ
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
    Threads: the producer, one at a time.
-   Blocks:  until there is room; never with drop_oldest. */
+   Blocks:  until there is room; never with drop_oldest. With SPDL_FOREVER the log has one line
+            after 5 seconds in which nobody called next and no stage ran. */
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
 
 /* Ends the input: the pipeline ends after the items that it has.
@@ -1167,10 +1170,14 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* >>waiting
    Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
    in next while it would wait. A call that waits for the consumer would then wait for ever: write
-   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is
-   set: the thread in next then leaves out rows whose mean call is longer. While it is in a call,
-   one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
-   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is set: the
+   thread in next then leaves out rows whose mean call is longer. While it is in a call, one item
+   can be late by one call. With SPDL_INLINE only the thread in next calls stages. A consumer that
+   waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+
+   Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
+   SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
+   With SPDL_INLINE, or while no worker is free, nothing is written.
 
    Sources that block. With .threads = 1 a source has its own thread. SPDL_FROM(Type, next_fn,
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
@@ -4804,6 +4811,10 @@ SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
 }
 
+#ifndef SPDL__WARN_NS
+#define SPDL__WARN_NS SPDL_SECONDS(5) /* the log names a wait that takes so long */
+#endif
+
 SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
@@ -6039,6 +6050,7 @@ typedef struct spdl__client {
     bool (*step)(void *self, int worker);     /* runs one piece of work; false: none */
     bool (*runnable)(void *self, int worker); /* true if step has work; -1: any worker */
     void (*pass_on)(void *self); /* wakes a sleeping consumer that works, if it has work */
+    void (*watch)(void *self);   /* logs a guest that is late */
     void *self;
 } spdl__client;
 
@@ -6262,12 +6274,25 @@ SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
 
 /* --- workers --- */
 
+/* A worker that has slept for long looks after guests: a guest inside of a call cannot. */
+SPDL__COLD void spdl__pool_watch(spdl_pool *pool) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
+    uint32_t i;
+    for (i = 0; i < used; ++i) {
+        const spdl__client *client = spdl__client_enter(pool, &pool->slot[i]);
+        if (client == NULL) continue;
+        client->watch(client->self);
+        spdl__client_leave(pool, &pool->slot[i]);
+    }
+}
+
 /* Sleeps, unless there is work after all. A woken worker may be on the consumer's processor, and
    gives it back for one turn. */
 SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__beacon *beacon = &pool->beacon;
     const uint32_t word = spdl__load32(&worker->bell.word);
-    bool slept = false;
+    const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(SPDL__WARN_NS) : SPDL__NEVER;
+    spdl_result slept = SPDL_EMPTY;
     SPDL_TEST_POINT("pool found nothing");
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
@@ -6276,13 +6301,14 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__barrier_after_rmw(); /* pairs with the barrier after each publication */
     SPDL_TEST_POINT("pool about to sleep");
     if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker->index, NULL))
-        slept = spdl__os_event_sleep(&worker->bell, word, SPDL__NEVER) == SPDL_OK;
+        slept = spdl__os_event_sleep(&worker->bell, word, until);
     /* before `asleep`: a worker that is counted can still be woken, or was */
     spdl__sub32(&beacon->sleepers, 1);
     spdl__store32(&worker->asleep, 0);
     (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw();
-    if (slept) (void)spdl__turn(&worker->barred[0]);
+    if (slept == SPDL_OK) (void)spdl__turn(&worker->barred[0]);
+    if (slept == SPDL_TIMEOUT) spdl__pool_watch(pool);
 }
 
 /* Works for one client until it has no work, or others are due. Returns true if it had work. While
@@ -7664,8 +7690,11 @@ struct spdl_pipeline {
     uint64_t barred;       /* see spdl__turn */
     uint32_t consumer_inside;
     uint32_t misused;      /* kinds of misuse in the log */
+    uint32_t timeouts;     /* SPDL_DEBUG: results of next in a row that are SPDL_TIMEOUT */
     uint64_t misuses;      /* refused calls of these kinds that are not in the log */
     uint64_t consumer;     /* thread that waits in next, or 0 */
+    uint64_t wait_until;   /* its deadline; read by workers */
+    uint32_t watched;      /* the log has the line of next_watch; set by a worker */
     bool closed_returned;
     spdl__item last_item;
     void *asked; /* last type of spdl__next_as that fitted; relaxed, as a second thread in next is
@@ -10360,10 +10389,18 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 
 typedef enum spdl__misuse {
     SPDL__NEXT_INSIDE, SPDL__PUSH_INSIDE, SPDL__END_INSIDE, SPDL__PUSH_NO_FEED, SPDL__END_NO_FEED,
-    SPDL__NEXT_FORKED, SPDL__PUSH_FORKED, SPDL__NEXT_NESTED
+    SPDL__NEXT_FORKED, SPDL__PUSH_FORKED, SPDL__NEXT_NESTED, SPDL__NEXT_IN_STAGE
 } spdl__misuse;
 
-/* Refuses a call. The log has one line per kind, and destroy counts the others. */
+/* Returns true if the log gets a line. It has one per kind, and destroy counts the others. */
+SPDL__COLD bool spdl__misuse_logs(spdl_pipeline *p, spdl__misuse kind) {
+    const uint32_t bit = (uint32_t)1 << kind;
+    if (!(spdl__or32(&p->misused, bit) & bit)) return true;
+    spdl__add_relaxed(&p->misuses, 1);
+    return false;
+}
+
+/* Refuses a call. */
 SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
     static const char *const why[] = {
         "next: another thread is inside", "push: another thread is inside",
@@ -10374,14 +10411,28 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
         ("next: called on the last free worker of the pipeline's own pool, where it would wait "
          "for ever"),
     };
-    const uint32_t bit = (uint32_t)1 << kind;
-    if (spdl__or32(&p->misused, bit) & bit) spdl__add_relaxed(&p->misuses, 1);
-    else spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s", why[kind]);
+    if (spdl__misuse_logs(p, kind))
+        spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s", why[kind]);
     return SPDL_E_INVALID;
+}
+
+/* Returns true if this thread is inside of a stage of this pipeline, where next is refused. */
+SPDL__COLD bool spdl__next_in_stage(spdl_pipeline *p) {
+    const spdl__node *node;
+    int i = 0;
+    while (i < p->workers && !spdl__task_running(&p->task[i])) ++i;
+    if (i == p->workers) return false;
+    node = p->task[i].node;
+    if (spdl__misuse_logs(p, SPDL__NEXT_IN_STAGE))
+        spdl__logf(&p->logger, SPDL_LOG_ERROR,
+                   "spdl_pipeline_next: called in stage %d '%s' of its own pipeline", node->index,
+                   node->name);
+    return true;
 }
 
 /* A worker that waits for its own pool is missing there. The last free one would wait for ever. */
 SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
+    if (spdl__next_in_stage(p)) return false;
     if (spdl__add32(&p->pool->nested, 1) + 1 < (uint32_t)p->pool->places) return true;
     spdl__sub32(&p->pool->nested, 1);
     (void)spdl__misused(p, SPDL__NEXT_NESTED);
@@ -10602,6 +10653,30 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     return result;
 }
 
+/* A worker without work: logs a call that the thread in next runs and that takes too long. If the
+   call waits for the consumer, it never returns. */
+SPDL__COLD void spdl__next_watch(void *self) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    const uint64_t thread = spdl__load(&p->consumer), now = spdl_time_ns();
+    const uint64_t until = spdl__load_relaxed(&p->wait_until);
+    int i;
+    for (i = 0; thread != 0 && i < p->workers; ++i) {
+        const spdl_task *task = &p->task[i];
+        const uint64_t open = spdl__load_relaxed(&task->open);
+        const int row = (int)(open & (SPDL_MAX_STAGES - 1));
+        const uint64_t since = until == SPDL__NEVER ? open : spdl__max(open, until);
+        if (spdl__load_relaxed(&task->thread) != thread || open == 0 ||
+            spdl__grown(since, now) < (uint64_t)SPDL__WARN_NS ||
+            spdl__exchange32(&p->watched, 1) != 0)
+            continue;
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "spdl_pipeline_next waits for its own call of stage %d '%s', item %llu, to "
+                   "return. If the call waits for the consumer, write .workers = 2 or more, and no "
+                   ".next_works_ns", row, p->node[row].name,
+                   (spdl__llu)spdl__load_relaxed(&task->sequence));
+    }
+}
+
 /* Works, looks again, then sleeps, until there is a result. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
     spdl__next_work work = { false, SPDL__NEVER, NULL, 0 };
@@ -10613,7 +10688,8 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
         work.longest = p->works_ns;
         work.worker = -1;
     }
-    spdl__store(&p->consumer, spdl__os_thread_id());
+    spdl__store_relaxed(&p->wait_until, deadline);
+    spdl__store(&p->consumer, spdl__os_thread_id()); /* next_watch: else an old deadline */
     while (result == SPDL_EMPTY && !late) {
         spdl__next_enter(p, &work);
         if (!booked && p->pool != NULL && (work.worker >= 0 || round >= SPDL_SPINS)) {
@@ -10714,12 +10790,24 @@ SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_
     return result;
 }
 
+#define SPDL__TIMEOUTS 100 /* SPDL_DEBUG: so many in a row are a mistake */
+
+/* SPDL_DEBUG: warns about timeouts that are too short, or a loop that does not end with an item. */
+SPDL__NOINLINE void spdl__next_debug(spdl_pipeline *p, spdl_result result, int64_t timeout_ns) {
+    if (p->timeouts == SPDL__TIMEOUTS || p->ready_fn != NULL || timeout_ns == 0) return;
+    p->timeouts = result == SPDL_TIMEOUT ? p->timeouts + 1 : 0;
+    if (p->timeouts < SPDL__TIMEOUTS) return;
+    spdl__logf(&p->logger, SPDL_LOG_WARN,
+               "spdl_pipeline_next has returned SPDL_TIMEOUT %d times in a row. Timeouts are "
+               "nanoseconds: write SPDL_SECONDS(0.1)", SPDL__TIMEOUTS);
+}
+
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
     spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->consumer_inside, 1) != 0))
-        return spdl__misused(p, SPDL__NEXT_INSIDE);
+        return spdl__next_in_stage(p) ? SPDL_E_INVALID : spdl__misused(p, SPDL__NEXT_INSIDE);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY)
         result = timeout_ns == 0 && p->pool != NULL ? spdl__next_poll(p)
@@ -10727,6 +10815,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     if (SPDL__UNLIKELY(p->ready_fn != NULL)) result = spdl__next_ready(p, item, result);
     if (!SPDL__NO_STATS && result == SPDL_OK && p->step_left-- <= 1) spdl__next_step(p);
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
+    if (SPDL__DEBUGS) spdl__next_debug(p, result, timeout_ns);
     spdl__store32(&p->consumer_inside, 0);
     return result;
 }
@@ -10826,9 +10915,32 @@ SPDL__PRIVATE spdl_result spdl__room_look(const spdl_pipeline *p) {
     return p->producer != NULL && !spdl__load32(&p->producer_quits) ? SPDL_FULL : SPDL_CLOSED;
 }
 
+/* Pairs with word_move: else a call's last writes may be missed. */
+SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
+    int i = 0;
+    while (i < p->count && (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) ++i;
+    return i == p->count;
+}
+
+/* The sleep of a push without a deadline has ended, to look at the consumer. Returns true if the
+   wait is over: without threads a sleep ends at once. */
+SPDL__COLD bool spdl__push_looks(spdl_pipeline *p, uint64_t *look, uint64_t *delivered) {
+    const uint64_t early = spdl__grown(spdl_time_ns(), *look);
+    const uint64_t before = *delivered;
+    *delivered = spdl__load_relaxed(&p->delivered);
+    *look = spdl__deadline(SPDL__WARN_NS);
+    if (early > (uint64_t)SPDL__WARN_NS / 2) return true;
+    if (spdl__load32(&p->consumer_inside) || *delivered != before || !spdl__pipeline_quiet(p))
+        return false;
+    *look = SPDL__NEVER; /* one line for each wait */
+    spdl__log(&p->logger, SPDL_LOG_WARN, "spdl_pipeline_push waits: nobody calls next");
+    return false;
+}
+
 /* Waits for room in the first edge: a push, or the thread of a source. */
 SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
     const char *name = p->node[0].name;
+    uint64_t delivered = spdl__load_relaxed(&p->delivered), look = SPDL__NEVER;
     spdl_result result = spdl__room_look(p);
     bool late = false;
     int round = 0;
@@ -10837,6 +10949,7 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
     if (result != SPDL_FULL) return result;
     spdl__waiter_add(p, SPDL__WAITER);
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, name, 0);
+    if (p->feed != NULL && deadline == SPDL__NEVER) look = spdl__deadline(SPDL__WARN_NS);
     while (result == SPDL_FULL) {
         const uint32_t word = spdl__load32(&p->room.word);
         SPDL_TEST_POINT("producer found no room");
@@ -10846,7 +10959,8 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
         if (result != SPDL_FULL) break;
         if (late) result = SPDL_TIMEOUT;
         else if (spdl__pipeline_forked(p)) result = spdl__misused(p, SPDL__PUSH_FORKED);
-        else late = spdl__os_event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
+        else if (spdl__os_event_sleep(&p->room, word, spdl__min(deadline, look)) == SPDL_TIMEOUT)
+            late = look >= deadline || spdl__push_looks(p, &look, &delivered);
     }
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, name, 0);
     spdl__store32(&p->producer_waits, 0);
@@ -10952,10 +11066,6 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 #define SPDL__INSIDE 2u
 #define SPDL__REWIND 4u
 
-#ifndef SPDL__DESTROY_WARN_NS
-#define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* first report of a wait in destroy */
-#endif
-
 SPDL__PRIVATE int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
     int i;
     for (i = 0; name != NULL && i < p->count; ++i)
@@ -10978,13 +11088,6 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     if (p->pool != NULL && spdl__pool_is_worker(p->pool)) return true;
     if (p->producer != NULL && spdl__load(&p->producer_id) == thread) return true;
     return p->pool == NULL && spdl__load(&p->consumer) == thread;
-}
-
-/* Pairs with word_move: else a call's last writes may be missed. */
-SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
-    int i = 0;
-    while (i < p->count && (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) ++i;
-    return i == p->count;
 }
 
 /* Waits until `done`. Each change of it is followed by a wake of `quiet`. */
@@ -11345,7 +11448,7 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
 /* Waits until no call is inside. *left: the thread of a source was left in its call. Returns false
    if nobody can complete a call: without threads nothing is freed that it may use. */
 SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, bool *left) {
-    const uint64_t until = spdl__deadline(SPDL__DESTROY_WARN_NS);
+    const uint64_t until = spdl__deadline(SPDL__WARN_NS);
     *left = spdl__load32(&p->stop_timed_out) != 0 && spdl__destroy_leaves(p, false);
     if (spdl__pipeline_await(p, spdl__pipeline_drained, until) == SPDL_OK) return true;
     spdl__destroy_warn(p);
@@ -12138,6 +12241,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     p->client.step = spdl__step;
     p->client.runnable = spdl__pipeline_runnable;
     p->client.pass_on = spdl__pipeline_pass_on;
+    p->client.watch = spdl__next_watch;
     p->client.self = p;
     if (p->pool != NULL) {
         p->slot = spdl__pool_attach(p->pool, &p->client, &p->bit);
