@@ -164,6 +164,7 @@ extern "C" {
        warning
        batches and buffers that are not freed at destroy: a warning for each row
        a source that returns SPDL_SKIP 1000 times in a row: a warning
+       100 timeouts in a row of a next without .ready_fn, except with a timeout of 0: a warning
    -fsanitize=address finds a stage that frees its input. */
 
 /* Limits that size plain structs. */
@@ -703,7 +704,7 @@ typedef struct spdl_batch {
 #ifdef __cplusplus /* fields have an order: .name is before .ctx */
 #define SPDL__BATCH_OF_ROW(type_, size_, ...) \
     SPDL__ROW .kind = SPDL_KIND_BATCH, .type = SPDL__TYPE(type_), .size = size_, \
-              .file = __FILE__, __VA_ARGS__ }.with_item_bytes(sizeof(type_))
+              .file = __FILE__, __VA_ARGS__ }.with_item_bytes(spdl__place_bytes<type_>())
 #define SPDL__FROM_ROW(type_, next_, source_, ...) \
     SPDL__ROW .kind = SPDL_KIND_SOURCE, .type = SPDL__TYPE(type_), .next = next_, \
               .file = __FILE__, __VA_ARGS__ }.with_ctx(source_)
@@ -735,7 +736,7 @@ typedef struct spdl_batch {
     SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__BATCH_OF_ROW(type_, size_, ...) \
     SPDL__MADE((SPDL_KIND_BATCH, NULL, __FILE__, size_, SPDL__TYPE(type_)), #__VA_ARGS__, \
-               __VA_ARGS__).with_item_bytes(sizeof(type_))
+               __VA_ARGS__).with_item_bytes(spdl__place_bytes<type_>())
 #define SPDL__FEED_ROW(type_, ...) \
     SPDL__MADE((SPDL_KIND_FEED, NULL, __FILE__, 0, SPDL__TYPE(type_)), #__VA_ARGS__, __VA_ARGS__)
 #define SPDL__FROM_ROW(type_, next_, source_, ...) \
@@ -878,7 +879,8 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *pipeline);
    event take one. It may write to an eventfd or a pipe.
 
    Returns: SPDL_OK, SPDL_TIMEOUT, SPDL_END, SPDL_CLOSED, an error (see spdl_pipeline_error),
-            SPDL_E_INVALID while another thread is inside.
+            SPDL_E_INVALID while another thread is inside, or where it would wait in a stage of
+            this pipeline.
    Threads: the consumer, one at a time. Wait-free when an item is ready.
    Blocks:  up to timeout_ns; stages that run inside of this call are finished first. */
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns);
@@ -954,7 +956,8 @@ SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequ
    Returns: SPDL_OK; SPDL_FULL (timeout 0) or SPDL_TIMEOUT: no room; SPDL_CLOSED after the end, a
             stop or a failure; SPDL_E_INVALID without such a row, or while another thread is inside.
    Threads: the producer, one at a time.
-   Blocks:  until there is room; never with drop_oldest. */
+   Blocks:  until there is room; never with drop_oldest. With SPDL_FOREVER the log has one line
+            after 5 seconds in which nobody called next and no stage ran. */
 SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *pipeline, void *item, int64_t timeout_ns);
 
 /* Ends the input: the pipeline ends after the items that it has.
@@ -1177,10 +1180,14 @@ SPDL_API void spdl_stop(spdl_task *task);
 /* >>waiting
    Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
    in next while it would wait. A call that waits for the consumer would then wait for ever: write
-   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is
-   set: the thread in next then leaves out rows whose mean call is longer. While it is in a call,
-   one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
-   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is set: the
+   thread in next then leaves out rows whose mean call is longer. While it is in a call, one item
+   can be late by one call. With SPDL_INLINE only the thread in next calls stages. A consumer that
+   waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+
+   Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
+   SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
+   With SPDL_INLINE, or while no worker is free, nothing is written.
 
    Sources that block. With .threads = 1 a source has its own thread. SPDL_FROM(Type, next_fn,
    source) is such a source: its items are those of next_fn(source, &item, timeout), for example of
@@ -2082,7 +2089,8 @@ typedef struct spdl_files spdl_files;
 SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
                                      const spdl_files_desc *desc) SPDL__CHECKED;
 
-/* Frees a list and its paths. Nothing that was opened with it may be in use. */
+/* Frees a list and its paths. While a pipeline has a row of the list it logs an error and does
+   nothing. */
 SPDL_API void spdl_files_close(spdl_files *files);
 
 /* Returns: the number of files. */
@@ -2128,7 +2136,8 @@ typedef struct spdl_records_desc {
 } spdl_records_desc;
 
 /* Rows. Their first argument must outlive the pipeline; fields follow, as in all rows.
-       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index)
+       SPDL_COUNT(n)           a source of the indices 0 to n - 1 (spdl_index); n is at most
+                               SIZE_MAX / 2
        SPDL_FILES(files)       a source of the paths (char) of the list, which owns them
        SPDL_FILES_AT(files)    a pipe: the path for each spdl_index
        SPDL_READ()             a pipe: the bytes of each path (char) as a spdl_record, up to 2^30
@@ -2343,6 +2352,13 @@ template <> struct spdl__type<uint16_t> {
 /* The size of a type; 0: not known. */
 template <class T, size_t bytes = sizeof(T)> constexpr size_t spdl__bytes(int) { return bytes; }
 template <class T> constexpr size_t spdl__bytes(long) { return 0; }
+
+/* The size of an item in place. */
+template <class T> constexpr size_t spdl__place_bytes() {
+    static_assert(__is_trivially_copyable(T),
+                  "SPDL_BATCH_OF copies items as bytes, which this type forbids: write SPDL_BATCH");
+    return sizeof(T);
+}
 
 /* A stage function of a class, and an object to call it with. */
 template <class Member, class Object> struct spdl__method {
@@ -4806,6 +4822,10 @@ SPDL__PRIVATE uint64_t spdl__deadline(int64_t timeout_ns) {
     return timeout_ns < 0 ? SPDL__NEVER : spdl_time_ns() + (uint64_t)timeout_ns;
 }
 
+#ifndef SPDL__WARN_NS
+#define SPDL__WARN_NS SPDL_SECONDS(5) /* the log names a wait that takes so long */
+#endif
+
 SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
@@ -6041,6 +6061,7 @@ typedef struct spdl__client {
     bool (*step)(void *self, int worker);     /* runs one piece of work; false: none */
     bool (*runnable)(void *self, int worker); /* true if step has work; -1: any worker */
     void (*pass_on)(void *self); /* wakes a sleeping consumer that works, if it has work */
+    void (*watch)(void *self);   /* logs a guest that is late */
     void *self;
 } spdl__client;
 
@@ -6264,12 +6285,25 @@ SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
 
 /* --- workers --- */
 
+/* A worker that has slept for long looks after guests: a guest inside of a call cannot. */
+SPDL__COLD void spdl__pool_watch(spdl_pool *pool) {
+    const uint32_t used = spdl__load32(&pool->slots_used);
+    uint32_t i;
+    for (i = 0; i < used; ++i) {
+        const spdl__client *client = spdl__client_enter(pool, &pool->slot[i]);
+        if (client == NULL) continue;
+        client->watch(client->self);
+        spdl__client_leave(pool, &pool->slot[i]);
+    }
+}
+
 /* Sleeps, unless there is work after all. A woken worker may be on the consumer's processor, and
    gives it back for one turn. */
 SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__beacon *beacon = &pool->beacon;
     const uint32_t word = spdl__load32(&worker->bell.word);
-    bool slept = false;
+    const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(SPDL__WARN_NS) : SPDL__NEVER;
+    spdl_result slept = SPDL_EMPTY;
     SPDL_TEST_POINT("pool found nothing");
     spdl__store32(&worker->asleep, 1);
     spdl__add32(&beacon->sleepers, 1);
@@ -6278,13 +6312,14 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__barrier_after_rmw(); /* pairs with the barrier after each publication */
     SPDL_TEST_POINT("pool about to sleep");
     if (!spdl__load32(&pool->quit) && !spdl__pool_runnable(pool, worker->index, NULL))
-        slept = spdl__os_event_sleep(&worker->bell, word, SPDL__NEVER) == SPDL_OK;
+        slept = spdl__os_event_sleep(&worker->bell, word, until);
     /* before `asleep`: a worker that is counted can still be woken, or was */
     spdl__sub32(&beacon->sleepers, 1);
     spdl__store32(&worker->asleep, 0);
     (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw(); /* the next look finds what a thread left to a woken worker */
-    if (slept) (void)spdl__turn(&worker->barred[0]);
+    if (slept == SPDL_OK) (void)spdl__turn(&worker->barred[0]);
+    if (slept == SPDL_TIMEOUT) spdl__pool_watch(pool);
 }
 
 /* Works for one client until it has no work, or others are due. Returns true if it had work. While
@@ -7373,8 +7408,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__MAX_BATCH (1 << 24)
 #define SPDL__TURN_MARK 255u /* in `turns`: a mark is at the head of every path */
 #define SPDL__HAS_CTX 1u     /* spdl_function.is: ctx must not be NULL */
-#define SPDL__LENDS 2u       /* its items need no free */
+#define SPDL__LENDS 2u       /* its items need no free: they belong to ctx, a spdl_files */
 #define SPDL__POINTS 4u      /* its items point to memory that a copy would not have */
+#define SPDL__COUNTS 8u      /* ctx is a number of items */
 
 /* Buckets of the histogram: exact below 8 ns, then 8 per power of two, up to 2^43 ns (2.4 h). */
 #define SPDL__SUB_BITS 3
@@ -7668,8 +7704,11 @@ struct spdl_pipeline {
     uint64_t barred;       /* see spdl__turn */
     uint32_t consumer_inside;
     uint32_t misused;      /* kinds of misuse in the log */
+    uint32_t timeouts;     /* SPDL_DEBUG: results of next in a row that are SPDL_TIMEOUT */
     uint64_t misuses;      /* refused calls of these kinds that are not in the log */
     uint64_t consumer;     /* thread that waits in next, or 0 */
+    uint64_t wait_until;   /* its deadline; read by workers */
+    uint32_t watched;      /* the log has the line of next_watch; set by a worker */
     bool closed_returned;
     spdl__item last_item;
     void *asked; /* last type of spdl__next_as that fitted; relaxed, as a second thread in next is
@@ -10461,10 +10500,18 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 
 typedef enum spdl__misuse {
     SPDL__NEXT_INSIDE, SPDL__PUSH_INSIDE, SPDL__END_INSIDE, SPDL__PUSH_NO_FEED, SPDL__END_NO_FEED,
-    SPDL__NEXT_FORKED, SPDL__PUSH_FORKED, SPDL__NEXT_NESTED
+    SPDL__NEXT_FORKED, SPDL__PUSH_FORKED, SPDL__NEXT_NESTED, SPDL__NEXT_IN_STAGE
 } spdl__misuse;
 
-/* Refuses a call. The log has one line per kind, and destroy counts the others. */
+/* Returns true if the log gets a line. It has one per kind, and destroy counts the others. */
+SPDL__COLD bool spdl__misuse_logs(spdl_pipeline *p, spdl__misuse kind) {
+    const uint32_t bit = (uint32_t)1 << kind;
+    if (!(spdl__or32(&p->misused, bit) & bit)) return true;
+    spdl__add_relaxed(&p->misuses, 1);
+    return false;
+}
+
+/* Refuses a call. */
 SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
     static const char *const why[] = {
         "next: another thread is inside", "push: another thread is inside",
@@ -10475,14 +10522,28 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
         ("next: called on the last free worker of the pipeline's own pool, where it would wait "
          "for ever"),
     };
-    const uint32_t bit = (uint32_t)1 << kind;
-    if (spdl__or32(&p->misused, bit) & bit) spdl__add_relaxed(&p->misuses, 1);
-    else spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s", why[kind]);
+    if (spdl__misuse_logs(p, kind))
+        spdl__logf(&p->logger, SPDL_LOG_ERROR, "spdl_pipeline_%s", why[kind]);
     return SPDL_E_INVALID;
+}
+
+/* Returns true if this thread is inside of a stage of this pipeline, where next is refused. */
+SPDL__COLD bool spdl__next_in_stage(spdl_pipeline *p) {
+    const spdl__node *node;
+    int i = 0;
+    while (i < p->workers && !spdl__task_running(&p->task[i])) ++i;
+    if (i == p->workers) return false;
+    node = p->task[i].node;
+    if (spdl__misuse_logs(p, SPDL__NEXT_IN_STAGE))
+        spdl__logf(&p->logger, SPDL_LOG_ERROR,
+                   "spdl_pipeline_next: called in stage %d '%s' of its own pipeline", node->index,
+                   node->name);
+    return true;
 }
 
 /* A worker that waits for its own pool is missing there. The last free one would wait for ever. */
 SPDL__COLD bool spdl__next_nests(spdl_pipeline *p) {
+    if (spdl__next_in_stage(p)) return false;
     if (spdl__add32(&p->pool->nested, 1) + 1 < (uint32_t)p->pool->places) return true;
     spdl__sub32(&p->pool->nested, 1);
     (void)spdl__misused(p, SPDL__NEXT_NESTED);
@@ -10704,6 +10765,30 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
     return result;
 }
 
+/* A worker without work: logs a call that the thread in next runs and that takes too long. If the
+   call waits for the consumer, it never returns. */
+SPDL__COLD void spdl__next_watch(void *self) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    const uint64_t thread = spdl__load(&p->consumer), now = spdl_time_ns();
+    const uint64_t until = spdl__load_relaxed(&p->wait_until);
+    int i;
+    for (i = 0; thread != 0 && i < p->workers; ++i) {
+        const spdl_task *task = &p->task[i];
+        const uint64_t open = spdl__load_relaxed(&task->open);
+        const int row = (int)(open & (SPDL_MAX_STAGES - 1));
+        const uint64_t since = until == SPDL__NEVER ? open : spdl__max(open, until);
+        if (spdl__load_relaxed(&task->thread) != thread || open == 0 ||
+            spdl__grown(since, now) < (uint64_t)SPDL__WARN_NS ||
+            spdl__exchange32(&p->watched, 1) != 0)
+            continue;
+        spdl__logf(&p->logger, SPDL_LOG_WARN,
+                   "spdl_pipeline_next waits for its own call of stage %d '%s', item %llu, to "
+                   "return. If the call waits for the consumer, write .workers = 2 or more, and no "
+                   ".next_works_ns", row, p->node[row].name,
+                   (spdl__llu)spdl__load_relaxed(&task->sequence));
+    }
+}
+
 /* Works, looks again, then sleeps, until there is a result. */
 SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_t deadline) {
     spdl__next_work work = { false, SPDL__NEVER, NULL, 0 };
@@ -10715,7 +10800,8 @@ SPDL__PRIVATE spdl_result spdl__next_wait(spdl_pipeline *p, void **item, uint64_
         work.longest = p->works_ns;
         work.worker = -1;
     }
-    spdl__store(&p->consumer, spdl__os_thread_id());
+    spdl__store_relaxed(&p->wait_until, deadline);
+    spdl__store(&p->consumer, spdl__os_thread_id()); /* next_watch: else an old deadline */
     while (result == SPDL_EMPTY && !late) {
         spdl__next_enter(p, &work);
         if (!booked && p->pool != NULL && (work.worker >= 0 || round >= SPDL_SPINS)) {
@@ -10816,12 +10902,24 @@ SPDL__NOINLINE spdl_result spdl__next_slow(spdl_pipeline *p, void **item, int64_
     return result;
 }
 
+#define SPDL__TIMEOUTS 100 /* SPDL_DEBUG: so many in a row are a mistake */
+
+/* SPDL_DEBUG: warns about timeouts that are too short, or a loop that does not end with an item. */
+SPDL__NOINLINE void spdl__next_debug(spdl_pipeline *p, spdl_result result, int64_t timeout_ns) {
+    if (p->timeouts == SPDL__TIMEOUTS || p->ready_fn != NULL || timeout_ns == 0) return;
+    p->timeouts = result == SPDL_TIMEOUT ? p->timeouts + 1 : 0;
+    if (p->timeouts < SPDL__TIMEOUTS) return;
+    spdl__logf(&p->logger, SPDL_LOG_WARN,
+               "spdl_pipeline_next has returned SPDL_TIMEOUT %d times in a row. Timeouts are "
+               "nanoseconds: write SPDL_SECONDS(0.1)", SPDL__TIMEOUTS);
+}
+
 SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t timeout_ns) {
     spdl_pipeline *p = (spdl_pipeline *)pipeline;
     spdl_result result;
     if (p == NULL || item == NULL) return SPDL_E_INVALID;
     if (SPDL__UNLIKELY(spdl__exchange32(&p->consumer_inside, 1) != 0))
-        return spdl__misused(p, SPDL__NEXT_INSIDE);
+        return spdl__next_in_stage(p) ? SPDL_E_INVALID : spdl__misused(p, SPDL__NEXT_INSIDE);
     result = spdl__sink_take(p, item);
     if (result == SPDL_EMPTY)
         result = timeout_ns == 0 && p->pool != NULL ? spdl__next_poll(p)
@@ -10829,6 +10927,7 @@ SPDL_API spdl_result spdl_pipeline_next(void *pipeline, void **item, int64_t tim
     if (SPDL__UNLIKELY(p->ready_fn != NULL)) result = spdl__next_ready(p, item, result);
     if (!SPDL__NO_STATS && result == SPDL_OK && p->step_left-- <= 1) spdl__next_step(p);
     if (SPDL__UNLIKELY(p->doctor != NULL) && result == SPDL_OK) spdl__doctor_item(p->doctor);
+    if (SPDL__DEBUGS) spdl__next_debug(p, result, timeout_ns);
     spdl__store32(&p->consumer_inside, 0);
     return result;
 }
@@ -10917,9 +11016,32 @@ SPDL__PRIVATE spdl_result spdl__room_look(const spdl_pipeline *p) {
     return p->producer != NULL && !spdl__load32(&p->producer_quits) ? SPDL_FULL : SPDL_CLOSED;
 }
 
+/* Pairs with word_move: else a call's last writes may be missed. */
+SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
+    int i = 0;
+    while (i < p->count && (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) ++i;
+    return i == p->count;
+}
+
+/* The sleep of a push without a deadline has ended, to look at the consumer. Returns true if the
+   wait is over: without threads a sleep ends at once. */
+SPDL__COLD bool spdl__push_looks(spdl_pipeline *p, uint64_t *look, uint64_t *delivered) {
+    const uint64_t early = spdl__grown(spdl_time_ns(), *look);
+    const uint64_t before = *delivered;
+    *delivered = spdl__load_relaxed(&p->delivered);
+    *look = spdl__deadline(SPDL__WARN_NS);
+    if (early > (uint64_t)SPDL__WARN_NS / 2) return true;
+    if (spdl__load32(&p->consumer_inside) || *delivered != before || !spdl__pipeline_quiet(p))
+        return false;
+    *look = SPDL__NEVER; /* one line for each wait */
+    spdl__log(&p->logger, SPDL_LOG_WARN, "spdl_pipeline_push waits: nobody calls next");
+    return false;
+}
+
 /* Waits for room in the first edge: a push, or the thread of a source. */
 SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
     const char *name = p->node[0].name;
+    uint64_t delivered = spdl__load_relaxed(&p->delivered), look = SPDL__NEVER;
     spdl_result result = spdl__room_look(p);
     bool late = false;
     int round = 0;
@@ -10928,6 +11050,7 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
     if (result != SPDL_FULL) return result;
     spdl__waiter_add(p, SPDL__WAITER);
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_BEGIN, name, 0);
+    if (p->feed != NULL && deadline == SPDL__NEVER) look = spdl__deadline(SPDL__WARN_NS);
     while (result == SPDL_FULL) {
         const uint32_t word = spdl__load32(&p->room.word);
         SPDL_TEST_POINT("producer found no room");
@@ -10937,7 +11060,8 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
         if (result != SPDL_FULL) break;
         if (late) result = SPDL_TIMEOUT;
         else if (spdl__pipeline_forked(p)) result = spdl__misused(p, SPDL__PUSH_FORKED);
-        else late = spdl__os_event_sleep(&p->room, word, deadline) == SPDL_TIMEOUT;
+        else if (spdl__os_event_sleep(&p->room, word, spdl__min(deadline, look)) == SPDL_TIMEOUT)
+            late = look >= deadline || spdl__push_looks(p, &look, &delivered);
     }
     spdl__profile(&p->profiler, SPDL_EVENT_WAIT_END, name, 0);
     spdl__store32(&p->producer_waits, 0);
@@ -11043,10 +11167,6 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
 #define SPDL__INSIDE 2u
 #define SPDL__REWIND 4u
 
-#ifndef SPDL__DESTROY_WARN_NS
-#define SPDL__DESTROY_WARN_NS SPDL_SECONDS(5) /* first report of a wait in destroy */
-#endif
-
 SPDL__PRIVATE int spdl__pipeline_find(const spdl_pipeline *p, const char *name) {
     int i;
     for (i = 0; name != NULL && i < p->count; ++i)
@@ -11069,13 +11189,6 @@ SPDL__PRIVATE bool spdl__pipeline_inside(const spdl_pipeline *p) {
     if (p->pool != NULL && spdl__pool_is_worker(p->pool)) return true;
     if (p->producer != NULL && spdl__load(&p->producer_id) == thread) return true;
     return p->pool == NULL && spdl__load(&p->consumer) == thread;
-}
-
-/* Pairs with word_move: else a call's last writes may be missed. */
-SPDL__PRIVATE bool spdl__pipeline_quiet(const spdl_pipeline *p) {
-    int i = 0;
-    while (i < p->count && (spdl__load(p->node[i].word) & SPDL__ACTIVE) == 0) ++i;
-    return i == p->count;
 }
 
 /* Waits until `done`. Each change of it is followed by a wake of `quiet`. */
@@ -11264,6 +11377,19 @@ SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
     if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
 }
 
+/* The first word of a list of files is the number of rows that read it. */
+SPDL__PRIVATE void spdl__lists_add(spdl_pipeline *p, uint32_t more) {
+    int i;
+    for (i = 0; i < p->count; ++i)
+        if (p->node[i].lends) spdl__add32((uint32_t *)p->node[i].row.ctx, more);
+}
+
+/* At the end of a pipeline: others may use what its rows have read. */
+SPDL__PRIVATE void spdl__pipeline_let_go(spdl_pipeline *p) {
+    spdl__sampler_let_go(p->sampler);
+    spdl__lists_add(p, (uint32_t)0 - 1);
+}
+
 /* No thread is inside: all rows start again. */
 SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) {
     const uint64_t now = spdl_time_ns();
@@ -11440,7 +11566,7 @@ SPDL__PRIVATE void spdl__destroy_warn(spdl_pipeline *p) {
 /* Waits until no call is inside. *left: the thread of a source was left in its call. Returns false
    if nobody can complete a call: without threads nothing is freed that it may use. */
 SPDL__PRIVATE bool spdl__destroy_await(spdl_pipeline *p, bool *left) {
-    const uint64_t until = spdl__deadline(SPDL__DESTROY_WARN_NS);
+    const uint64_t until = spdl__deadline(SPDL__WARN_NS);
     *left = spdl__load32(&p->stop_timed_out) != 0 && spdl__destroy_leaves(p, false);
     if (spdl__pipeline_await(p, spdl__pipeline_drained, until) == SPDL_OK) return true;
     spdl__destroy_warn(p);
@@ -11479,7 +11605,7 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
     spdl__trace_close(p, left);
 #endif
     if (p->own_pool) spdl__pool_release(p->pool);
-    spdl__sampler_let_go(p->sampler);
+    spdl__pipeline_let_go(p);
     spdl__pipeline_drop(p);
 }
 
@@ -11641,6 +11767,8 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
           "fn is NULL" },
         { row->fn != NULL && (row->fn->is & SPDL__HAS_CTX) && row->ctx == NULL,
           "its first argument is NULL" },
+        { row->fn != NULL && (row->fn->is & SPDL__COUNTS) && (uintptr_t)row->ctx > SIZE_MAX / 2,
+          "SPDL_COUNT of a negative number" },
         { row->next != NULL && row->type == NULL, "next is set, but type is NULL" },
         { row->next != NULL && row->fn != NULL, "next and fn are both set" },
         { row->next != NULL && row->item_bytes != 0,
@@ -12232,6 +12360,7 @@ SPDL__COLD spdl_result spdl__pipeline_start(spdl_pipeline *p, const spdl_pipelin
     p->client.step = spdl__step;
     p->client.runnable = spdl__pipeline_runnable;
     p->client.pass_on = spdl__pipeline_pass_on;
+    p->client.watch = spdl__next_watch;
     p->client.self = p;
     if (p->pool != NULL) {
         p->slot = spdl__pool_attach(p->pool, &p->client, &p->bit);
@@ -12270,6 +12399,7 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
 
 SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_sampler *sampler = (spdl_sampler *)plan->rows[0].ctx;
+    spdl__lists_add(p, 1);
     if (!spdl__row_is_index(&plan->rows[0])) return SPDL_OK;
     if (!spdl__sampler_claim(sampler))
         return spdl__row_error(plan, 0, "another pipeline or a mixture uses this sampler: make one "
@@ -12358,7 +12488,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         spdl__destroy_part(p);
     }
     if (p->own_pool) spdl__pool_release(p->pool);
-    spdl__sampler_let_go(p->sampler);
+    spdl__pipeline_let_go(p);
     spdl__pipeline_release(p);
     return result;
 }
@@ -20965,6 +21095,7 @@ typedef struct spdl__file {
 } spdl__file;
 
 struct spdl_files {
+    uint32_t readers; /* first: see lists_add */
     spdl_allocator allocator;
     spdl__file *at;
     char *text; /* paths with a zero each */
@@ -21197,8 +21328,14 @@ SPDL_API spdl_result spdl_files_open(spdl_files **files, const char *path,
 }
 
 SPDL_API void spdl_files_close(spdl_files *files) {
+    static const spdl_logger stderr_only = { NULL, NULL };
     spdl_allocator allocator;
     if (files == NULL) return;
+    if (spdl__load32(&files->readers) != 0) {
+        spdl__log(&stderr_only, SPDL_LOG_ERROR,
+                  "spdl_files_close: a pipeline still uses the list, nothing was done");
+        return;
+    }
     allocator = files->allocator;
     spdl__free(&allocator, files->at, files->room * sizeof(*files->at));
     spdl__free(&allocator, files->text, files->text_room);
@@ -21313,7 +21450,7 @@ const spdl_function spdl__own_rows[8] = {
     { spdl__tar_pipe, "tar", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__lines_pipe, "lines", "char", "spdl_record", 0, SPDL__POINTS },
     { spdl__read_pipe, "read", "char", "spdl_record", 0, SPDL__POINTS },
-    { spdl__count_source, "count", "void", "spdl_index", sizeof(spdl_index), 0 },
+    { spdl__count_source, "count", "void", "spdl_index", sizeof(spdl_index), SPDL__COUNTS },
     { spdl__index_stage, "spdl_index", "void", "spdl_index", sizeof(spdl_index), SPDL__HAS_CTX },
 #ifndef SPDL_NO_NPZ
     { spdl__npz_stage, "spdl_npz_load", "char", "spdl_npz_bundle", 0, SPDL__POINTS },

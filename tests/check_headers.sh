@@ -324,6 +324,9 @@ EOF
         (void)spdl_pipe<some, some>(text, [=](spdl_task *, some *, some **to) {
             (void)last; *to = item; return SPDL_OK; })" \
         "let it outlive the pipeline, and write &name"
+    check "$cc -std=$std: SPDL_BATCH_OF a type with a destructor compiles" refused \
+        "struct gone { ~gone() {} }; (void)SPDL_BATCH_OF(gone, 4)" \
+        "SPDL_BATCH_OF copies items as bytes, which this type forbids"
     for row in "spdl_pipe<some, int>" "spdl_source<int>"; do
         check "$cc -std=$std: a lambda that $row cannot call" refused \
             "auto lambda = [&](spdl_task *, some *, some **to) { *to = item; return SPDL_OK; };

@@ -570,6 +570,7 @@ static void types_are_checked() {
     auto same = [](spdl_task *, Number *in, Number **out) { *out = in; return SPDL_OK; };
     auto keep = [](spdl_task *, const Number *, Number **) { return SPDL_SKIP; };
     auto else_ = [](spdl_task *, other::Number *, other::Number **) { return SPDL_OK; };
+    auto plain = [](spdl_task *, Number *, other::Number **) { return SPDL_SKIP; };
     auto batch = [](spdl_task *, spdl_batch *, spdl_batch **) { return SPDL_OK; };
     const spdl_stage number = spdl_pipe<Number, Number>("same", same);
     const spdl_stage stranger = spdl_pipe<other::Number, other::Number>("stranger", else_);
@@ -590,7 +591,8 @@ static void types_are_checked() {
     CHECK(created(number, batches, "takes 'spdl_batch *' but") == SPDL_E_TYPE);
     CHECK(created(SPDL_PIPE(spelled), stranger, "yields 'Number *'") == SPDL_E_TYPE);
     CHECK(created(number, SPDL_PIPE(other_spelled), "yields 'Number *'") == SPDL_E_TYPE);
-    CHECK(created(SPDL_BATCH_OF(Number, 2), batches, nullptr) == SPDL_OK);
+    CHECK(created(spdl_pipe<Number, other::Number>("plain", plain),
+                  SPDL_BATCH_OF(other::Number, 2), nullptr) == SPDL_OK);
     CHECK(created(SPDL_BATCH_OF(other::Number, 2), batches, "takes 'other::Number *' but") ==
           SPDL_E_TYPE);
     CHECK(created(SPDL_BATCH(2).with_item_bytes(2), batches,

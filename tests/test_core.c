@@ -230,7 +230,7 @@ static void writes_raise_no_signal(void) {
 
 /* --- what a user with fewer rights can say --- */
 
-#if defined(__linux__) && !TEST_SANITIZED
+#if defined(__linux__) && !TEST_SANITIZED && !defined(SPDL_OS_POSIX)
 #include <sys/wait.h>
 #include <sys/xattr.h>
 

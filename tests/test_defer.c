@@ -1,5 +1,5 @@
 /* Deferred calls, threads of a stage's own, and what exit and fork do to both. */
-#define SPDL__DESTROY_WARN_NS 50000000 /* after which destroy tells what it waits for */
+#define SPDL__WARN_NS 50000000 /* after which destroy tells what it waits for */
 #define ITEMS_PRIVATE
 #include "flow.h"
 

@@ -1438,6 +1438,51 @@ static void records_without_names(void) {
     }
 }
 
+/* --- lists in use --- */
+
+static long list_blocks;
+
+static void *list_alloc(size_t bytes, size_t align, void *user) {
+    (void)user;
+    ++list_blocks;
+    return test_memory(align, bytes);
+}
+
+static void list_free(void *memory, size_t bytes, void *user) {
+    (void)bytes, (void)user;
+    --list_blocks;
+    test_memory_free(memory);
+}
+
+/* Two pipelines share a list. A create that fails has no part in it. */
+static void a_list_in_use_is_not_closed(void) {
+    const spdl_files_desc by = { .allocator = { list_alloc, list_free, NULL }, .error = &error };
+    spdl_sampler *order = NULL;
+    spdl_files *files = NULL;
+    spdl_pipeline *one, *two, *none;
+    long blocks_of_list;
+    REQUIRE(spdl_sampler_create(&order, &(spdl_sampler_desc){ .count = 1 }) == SPDL_OK);
+    put_text("a.txt", "a");
+    REQUIRE(spdl_files_open(&files, path_of("a.txt"), &by) == SPDL_OK);
+    blocks_of_list = list_blocks;
+    one = START(SPDL_FILES(files), SPDL_SINK(3));
+    two = START(SPDL_INDEX(order), SPDL_FILES_AT(files), SPDL_SINK(3));
+    CHECK_EQ(spdl_pipeline_create(&none, &(spdl_pipeline_desc){ .error = &error }, SPDL_STAGES(
+                 SPDL_INDEX(order), SPDL_FILES_AT(files), SPDL_SINK(3))), SPDL_E_INVALID);
+    told("another pipeline or a mixture uses this sampler");
+    for (int left_over = 2; left_over > 0; --left_over) {
+        char *path;
+        spdl_files_close(files);
+        CHECK_EQ(list_blocks, blocks_of_list);
+        REQUIRE(SPDL_NEXT(left_over == 2 ? one : two, &path, SPDL_FOREVER) == SPDL_OK);
+        CHECK_STR(path, spdl_files_path(files, 0));
+        spdl_pipeline_destroy(left_over == 2 ? one : two);
+    }
+    spdl_files_close(files);
+    spdl_sampler_destroy(order);
+    CHECK_EQ(list_blocks, 0);
+}
+
 /* --- memory --- */
 
 /* All of it with memory for so many allocations only: what fails says so, and nothing is lost. */
@@ -1558,6 +1603,6 @@ TEST_TABLE(files) {
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
     TEST_CASE(lines_of_all_kinds), TEST_CASE(bad_lines), TEST_CASE(lines_grow),
     TEST_CASE(empty_paths), TEST_CASE(null_paths), TEST_CASE(files_without_a_size),
-    TEST_CASE(rows_of_lines),
+    TEST_CASE(rows_of_lines), TEST_CASE(a_list_in_use_is_not_closed),
     TEST_CASE(rows_without_memory), TEST_CASE(no_memory), TEST_END
 };

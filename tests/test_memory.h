@@ -86,12 +86,13 @@ static test_block *test_pop(int number) {
 static void test_poison(test_block *block) {
     const size_t room = test_room(block->stack);
     __asan_unpoison_memory_region(block + 1, room); /* the end, which nobody had asked for */
-    memset(block + 1, TEST_POISON, room < TEST_POISONED ? room : TEST_POISONED);
+    memset(block + 1, TEST_POISON, room < (size_t)TEST_POISONED ? room : (size_t)TEST_POISONED);
     __asan_poison_memory_region(block + 1, room);
 }
 
 static void test_unpoison(test_block *block, size_t bytes) {
-    const size_t room = test_room(block->stack), all = room < TEST_POISONED ? room : TEST_POISONED;
+    const size_t room = test_room(block->stack);
+    const size_t all = room < (size_t)TEST_POISONED ? room : (size_t)TEST_POISONED;
     const unsigned char *at = (const unsigned char *)(block + 1);
     size_t i = 0;
     __asan_unpoison_memory_region(block + 1, room);

@@ -246,6 +246,11 @@ static void rows_that_read_from_nothing(void) {
     REFUSED("next is NULL", SPDL_FROM(A, NULL, &extra), SPDL_SINK(1));
 }
 
+static void a_count_below_zero(void) {
+    REFUSED("SPDL_COUNT of a negative number", SPDL_COUNT(-1), SPDL_SINK(1));
+    REFUSED("SPDL_COUNT of a negative number", SPDL_COUNT(SIZE_MAX / 2 + 1), SPDL_SINK(1));
+}
+
 /* A record in a batch in place would have lost its data. */
 static void records_in_place(void) {
     REFUSED("item_bytes is set, but a spdl_record of stage 1 'read' only points to its data",
@@ -467,6 +472,51 @@ static void two_threads_at_one_end(void) {
         test_join(thread);
         spdl_pipeline_destroy(p);
         says(said.text[said.count - 1], "100 more calls were refused for the reasons above");
+    }
+}
+
+/* On the thread of the consumer, and on a worker while the consumer is outside. */
+static spdl_pipeline *of_the_stage;
+
+SPDL_FN(peek, A, A) {
+    A *other;
+    CHECK_EQ(SPDL_NEXT(of_the_stage, &other, SPDL_SECONDS(15)), SPDL_E_INVALID);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void next_in_a_stage_of_its_own(void) {
+    for (int workers = 0; workers < 3; ++workers) {
+        A *a;
+        REQUIRE(created(&of_the_stage, NULL, WORKERS(TEST_WORKERS(workers)),
+                        SPDL_STAGES(SPDL_FEED(A), SPDL_PIPE(peek), SPDL_SINK(1))) == SPDL_OK);
+        CHECK_EQ(spdl_pipeline_push(of_the_stage, kept, 0), SPDL_OK);
+        while (workers > 0 && __atomic_load_n(&said.count, __ATOMIC_ACQUIRE) == 0)
+            test_sleep_us(100);
+        CHECK_EQ(SPDL_NEXT(of_the_stage, &a, SPDL_SECONDS(15)), SPDL_OK);
+        CHECK_STR(said.text[0], "spdl_pipeline_next: called in stage 1 'peek' of its own pipeline");
+        CHECK_EQ(said.count, 1);
+        spdl_pipeline_destroy(of_the_stage);
+    }
+}
+
+/* Milliseconds for nanoseconds. A program that polls is right. */
+static void timeouts_in_a_row(void) {
+    for (int64_t timeout_ns = 0; timeout_ns < 2; ++timeout_ns) {
+        spdl_pipeline *p;
+        void *item;
+        REQUIRE(created(&p, NULL, WORKERS(1), SPDL_STAGES(SPDL_FEED(A), SPDL_PIPE(passes_a),
+                                                          SPDL_SINK(1))) == SPDL_OK);
+        for (int i = 0; i < 99; ++i)
+            CHECK_EQ(spdl_pipeline_next(p, &item, timeout_ns), SPDL_TIMEOUT);
+        CHECK_EQ(said.count, 0);
+        for (int i = 0; i < 300; ++i)
+            CHECK_EQ(spdl_pipeline_next(p, &item, timeout_ns), SPDL_TIMEOUT);
+        CHECK_EQ(said.count, timeout_ns);
+        if (timeout_ns > 0)
+            CHECK_STR(said.text[0], "spdl_pipeline_next has returned SPDL_TIMEOUT 100 times in a "
+                                    "row. Timeouts are nanoseconds: write SPDL_SECONDS(0.1)");
+        spdl_pipeline_destroy(p);
     }
 }
 
@@ -782,6 +832,7 @@ TEST_TABLE(mistakes) {
     TEST_CASE(fields_in_the_wrong_place),
     TEST_CASE(values_without_a_field),
     TEST_CASE(rows_that_read_from_nothing),
+    TEST_CASE(a_count_below_zero),
     TEST_CASE(records_in_place),
     TEST_CASE(a_sampler_of_nothing),
     TEST_CASE(results_that_are_none),
@@ -793,6 +844,8 @@ TEST_TABLE(mistakes) {
     TEST_CASE(items_of_a_batch_in_place_stay),
     TEST_CASE(destroy_in_a_stage),
     TEST_CASE(two_threads_at_one_end),
+    TEST_CASE(next_in_a_stage_of_its_own),
+    TEST_CASE(timeouts_in_a_row),
     TEST_CASE(a_push_without_a_feed),
     TEST_CASE(a_pipeline_in_a_forked_child),
     TEST_CASE(next_on_a_worker_of_its_pool),

@@ -1,5 +1,6 @@
 /* .next_works_ns: the thread in spdl_pipeline_next runs stages while it would wait. */
-#define ITEMS_PRIVATE /* whether the consumer sleeps */
+#define SPDL__WARN_NS 50000000 /* after which a worker names a call of next */
+#define ITEMS_PRIVATE          /* whether the consumer sleeps */
 #include "flow.h"
 
 static uint64_t trainer;
@@ -562,7 +563,69 @@ static void all_calls_are_those_of_the_threads(void) {
     spdl_pool_destroy(pool);
 }
 
+/* The consumer's call waits until the log has named it. The worker's waits until the consumer is
+   inside. */
+typedef struct lateness {
+    int inside, lines; /* atomic */
+    long value;        /* of the consumer's call */
+    char text[SPDL_TEXT_BYTES];
+} lateness;
+
+static void log_of_next(spdl_log_level level, const char *text, void *user) {
+    lateness *l = (lateness *)user;
+    CHECK_EQ(level, SPDL_LOG_WARN);
+    CHECK(!is_trainer());
+    if (__atomic_load_n(&l->lines, __ATOMIC_ACQUIRE) == 0)
+        snprintf(l->text, sizeof l->text, "%s", text);
+    __atomic_add_fetch(&l->lines, 1, __ATOMIC_RELEASE);
+}
+
+SPDL_FN(waits_in_next, item, item) {
+    lateness *l = (lateness *)spdl_ctx(task);
+    if (is_trainer() && l->inside == 0) {
+        l->value = in->value;
+        __atomic_store_n(&l->inside, 1, __ATOMIC_RELEASE);
+        await(&l->lines, 1);
+        sleep_us(120000); /* no second line */
+        CHECK_EQ(__atomic_load_n(&l->lines, __ATOMIC_ACQUIRE), 1);
+    }
+    await(&l->inside, 1);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_call_that_keeps_next_is_named(void) {
+    for (int i = 0; i < 4; ++i) {
+        lateness l = { 0 };
+        const spdl_pool_desc pool_desc = { .workers = 1, .guests = 1 };
+        spdl_pipeline_desc desc = { .workers = 1, .next_works_ns = SPDL_FOREVER };
+        spdl_pipeline *p = NULL;
+        item *it = NULL;
+        char text[SPDL_TEXT_BYTES];
+        trainer = test_thread_id();
+        desc.logger.log_fn = log_of_next;
+        desc.logger.user = &l;
+        if (i >= 2) {
+            desc.workers = 0;
+            REQUIRE(spdl_pool_create(&desc.pool, &pool_desc) == SPDL_OK);
+        }
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(
+                    COUNT_TO(9), SPDL_PIPE(waits_in_next, .ctx = &l, .concurrency = 2),
+                    SPDL_SINK(1))) == SPDL_OK);
+        while (l.lines == 0)
+            if (SPDL_NEXT(p, &it, i % 2 ? SPDL_FOREVER : 1000000) == SPDL_OK) item_free(it);
+        snprintf(text, sizeof text, "spdl_pipeline_next waits for its own call of stage 1 "
+                 "'waits_in_next', item %ld, to return. If the call waits for the consumer, write "
+                 ".workers = 2 or more, and no .next_works_ns", l.value);
+        CHECK_STR(l.text, text);
+        DONE(p);
+        CHECK_EQ(l.lines, 1);
+        if (i >= 2) spdl_pool_destroy(desc.pool);
+    }
+}
+
 TEST_TABLE(next){
+    TEST_CASE(a_call_that_keeps_next_is_named),
     TEST_CASE(the_trainer_is_one_thread_more),
     TEST_CASE(rows_of_long_calls_are_left_to_the_workers),
     TEST_CASE(without_it_no_call_runs_in_next),

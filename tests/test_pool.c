@@ -945,12 +945,15 @@ static bool idler_runnable(void *self, int worker) {
 
 static void idler_pass_on(void *self) { add(&((idler *)self)->passed_on, 1); }
 
+static void idler_watch(void *self) { (void)self; }
+
 static void idler_attach(idler *i, spdl_pool *pool, int steps) {
     memset(i, 0, sizeof *i);
     i->left = steps;
     i->client.step = idler_step;
     i->client.runnable = idler_runnable;
     i->client.pass_on = idler_pass_on;
+    i->client.watch = idler_watch;
     i->client.self = i;
     i->slot = spdl__pool_attach(pool, &i->client, &i->bit);
     REQUIRE(i->slot != NULL);

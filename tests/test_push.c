@@ -1,5 +1,6 @@
 /* Pipelines that are fed, changed while they run, and told how to be scheduled; and that the
    number of workers changes no result. */
+#define SPDL__WARN_NS 50000000 /* after which a push says that nobody calls next */
 #define ITEMS_PRIVATE
 #include "flow.h"
 
@@ -1079,7 +1080,70 @@ static void the_same_seed_gives_the_same_batches(void) {
     }
 }
 
+/* The consumer comes when the log has its line. */
+typedef struct latecomer {
+    spdl_pipeline *p;
+    int lines; /* atomic */
+} latecomer;
+
+static void log_of_push(spdl_log_level level, const char *text, void *user) {
+    latecomer *l = (latecomer *)user;
+    CHECK_EQ(level, SPDL_LOG_WARN);
+    CHECK_STR(text, "spdl_pipeline_push waits: nobody calls next");
+    __atomic_add_fetch(&l->lines, 1, __ATOMIC_RELEASE);
+}
+
+static void *take_late(void *arg) {
+    latecomer *l = (latecomer *)arg;
+    await(&l->lines, 1);
+    sleep_us(120000);
+    CHECK_EQ(__atomic_load_n(&l->lines, __ATOMIC_ACQUIRE), 1); /* one for each wait */
+    CHECK_EQ(take_from(l->p, 0, 100, SPDL_END), 9);
+    return NULL;
+}
+
+static void a_push_that_waits_for_nobody_says_it(void) {
+    for (int i = 0; i < 2; ++i) {
+        latecomer l = { 0 };
+        spdl_pipeline_desc desc = { .workers = i ? 1 : SPDL_INLINE };
+        test_thread thread;
+        desc.logger.log_fn = log_of_push;
+        desc.logger.user = &l;
+        REQUIRE(spdl_pipeline_create(&l.p, &desc, SPDL_STAGES(
+                    FEED(1), SPDL_PIPE(pass_on), SPDL_SINK(1))) == SPDL_OK);
+        CHECK_EQ(push(l.p, 0, SPDL_FOREVER), SPDL_OK);
+        thread = thread_of(take_late, &l);
+        for (long value = 1; value < 9; ++value)
+            CHECK_EQ(push(l.p, value, SPDL_FOREVER), SPDL_OK);
+        CHECK_EQ(spdl_pipeline_push_end(l.p), SPDL_OK);
+        test_join(thread);
+        DONE(l.p);
+    }
+}
+
+/* A call that runs is no reason for the line, nor is a timeout. */
+static void a_push_that_waits_for_a_call_is_silent(void) {
+    latecomer l = { 0 };
+    int gate = 0;
+    spdl_pipeline_desc desc = { .workers = 1 };
+    producer one = { .count = 3, .timeout_ns = SPDL_FOREVER, .end = true };
+    test_thread thread;
+    desc.logger.log_fn = log_of_push;
+    desc.logger.user = &l;
+    REQUIRE(spdl_pipeline_create(&one.p, &desc, SPDL_STAGES(
+                FEED(1), FOLLOW(.gate = &gate, .gate_at = 0), SPDL_SINK(3))) == SPDL_OK);
+    thread = thread_of(produce, &one);
+    sleep_us(200000);
+    open_gate(&gate);
+    test_join(thread);
+    CHECK_EQ(l.lines, 0);
+    CHECK_EQ(take_from(one.p, 0, 100, SPDL_END), 3);
+    DONE(one.p);
+}
+
 TEST_TABLE(push){
+    TEST_CASE(a_push_that_waits_for_nobody_says_it),
+    TEST_CASE(a_push_that_waits_for_a_call_is_silent),
     TEST_CASE(items_can_be_pushed),
     TEST_CASE(nothing_has_to_be_pushed),
     TEST_CASE(any_row_may_stand_behind_a_feed),

@@ -922,7 +922,7 @@ static void texts_of_other_ranks_are_refused(void) {
             CHECK_EQ(spdl_state_load(r[1].p, texts, 3, SPDL_FOREVER, NULL), SPDL_OK);
             CHECK_EQ(rank_take(&r[1], 0, &value, 1), 1);
             CHECK_EQ(value, 4); /* its own */
-            (void)rank_take(&r[2], 0, &value, 2); /* the ranks are at different steps */
+            for (int k = 0; k < 2; ++k) (void)rank_take(&r[2], 0, &value, 1); /* it goes ahead */
             save(r[2].p, r[2].text);
             refused_of(r[1].p, texts, 3, SPDL_E_INVALID,
                        "spdl_state_load: text 2 is of epoch 0 after 3 items, and that of this rank "

@@ -71,7 +71,7 @@ static int no_file(const char *path, int how, ...) {
 #define SPDL_CACHE_LINE 16
 #define SPDL_SPINS 0
 #define SPDL_YIELDS 0
-#define SPDL__DESTROY_WARN_NS (-1) /* a deadline would hide a lost wake */
+#define SPDL__WARN_NS (-1) /* a deadline would hide a lost wake */
 #define SPDL_NO_REPORT
 #define SPDL_NO_NPZ
 #define SPDL_STATIC
