@@ -3338,6 +3338,9 @@ SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_si
 /* Blocks the signals that any thread can receive: the program's handlers run on its own threads.
    Faults, refusals of a sandbox and profilers stay. */
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
+/* Returns true if a blocked signal waits for the thread or the process; and takes it. */
+SPDL__PRIVATE bool spdl__os_signal_waits(int number);
+SPDL__PRIVATE void spdl__os_signal_take(int number);
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy);
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole);
@@ -3474,24 +3477,18 @@ SPDL__PRIVATE const char *spdl__posix_claim(int file) {
 
 /* write() without a signal: SIGPIPE and SIGXFSZ would end the program. */
 SPDL__PRIVATE ssize_t spdl__posix_write(int file, const void *from, size_t bytes) {
-    sigset_t raised, before, now, old;
+    spdl__os_signals old;
+    bool waited[2];
     ssize_t put;
-    int error, number;
-    (void)sigemptyset(&raised);
-    (void)sigaddset(&raised, SIGPIPE);
-    (void)sigaddset(&raised, SIGXFSZ);
-    (void)sigpending(&before);
-    (void)pthread_sigmask(SIG_BLOCK, &raised, &old);
+    int error;
+    spdl__os_signals_block(&old);
+    waited[0] = spdl__os_signal_waits(SIGPIPE);
+    waited[1] = spdl__os_signal_waits(SIGXFSZ);
     put = write(file, from, bytes);
     error = errno;
-    number = error == EPIPE ? SIGPIPE : SIGXFSZ;
-    if (put < 0 && (error == EPIPE || error == EFBIG) && sigismember(&before, number) == 0 &&
-        sigpending(&now) == 0 && sigismember(&now, number) == 1) { /* takes it back */
-        (void)sigemptyset(&raised);
-        (void)sigaddset(&raised, number);
-        (void)sigwait(&raised, &number);
-    }
-    (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (put < 0 && !waited[0] && spdl__os_signal_waits(SIGPIPE)) spdl__os_signal_take(SIGPIPE);
+    if (put < 0 && !waited[1] && spdl__os_signal_waits(SIGXFSZ)) spdl__os_signal_take(SIGXFSZ);
+    spdl__os_signals_set(&old, NULL);
     errno = error;
     return put;
 }
@@ -3674,6 +3671,18 @@ SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
     spdl__os_signals_set(&set, old);
 }
 
+SPDL__PRIVATE bool spdl__os_signal_waits(int number) {
+    sigset_t set;
+    return sigpending(&set) == 0 && sigismember(&set, number) == 1;
+}
+
+SPDL__PRIVATE void spdl__os_signal_take(int number) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, number);
+    (void)sigwait(&set, &number);
+}
+
 /* POSIX has no priority of a thread that needs no privilege. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
 #if defined(__APPLE__)
@@ -3780,6 +3789,18 @@ SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_si
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old) {
     const spdl__os_signals set = ~(0x1full << 3 | 1ull << 10 | 1ull << 26 | 0xfull << 30);
     spdl__os_signals_set(&set, old);
+}
+
+SPDL__PRIVATE bool spdl__os_signal_waits(int number) {
+    spdl__os_signals set = 0;
+    (void)syscall(SYS_rt_sigpending, &set, (long)sizeof(set));
+    return (set >> (number - 1) & 1) != 0;
+}
+
+SPDL__PRIVATE void spdl__os_signal_take(int number) {
+    const spdl__os_signals set = (spdl__os_signals)1 << (number - 1);
+    const uint64_t no_time[2] = { 0, 0 }; /* a timespec of any width */
+    (void)syscall(SYS_rt_sigtimedwait, &set, NULL, no_time, (long)sizeof(set));
 }
 
 #define SPDL__CPUS_MAX 8192

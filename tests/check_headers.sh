@@ -284,23 +284,27 @@ for compiler in gcc:c:c99 clang:c:c99 g++:c++:c++17 clang++:c++:c++11; do
 $compiler
 EOF
     for right in '&item' out '&text'; do
-        check "$cc -std=$std: SPDL_NEXT of $right" statement "(void)SPDL_NEXT(p, $right, 0)" \
+        check "$cc -std=$std: SPDL_NEXT of $right" statement "if (SPDL_NEXT(p, $right, 0)) {}" \
             -O2 -Wall -Wextra -Wpedantic -Wcast-qual -Wstrict-aliasing=1 -Wstrict-aliasing=2 -Werror
     done
     for wrong in item number '&number' text; do
         check "$cc -std=$std: SPDL_NEXT of $wrong compiles" refused \
-            "(void)SPDL_NEXT(p, $wrong, 0)" error
+            "if (SPDL_NEXT(p, $wrong, 0)) {}" error
     done
     # Mistakes of newcomers that the compiler finds: what it shows them says what to write.
     check "$cc -std=$std: rows without SPDL_STAGES" refused \
         "(void)!spdl_pipeline_create(&p, NULL, SPDL_SOURCE(stage), SPDL_SINK(3))" "SPDL_STAGES("
     check "$cc -std=$std: SPDL_PIPE of what SPDL_FN did not make" refused \
         "spdl_stage rows[] = { SPDL_PIPE(number), SPDL_SINK(3) }" "number_is_no_SPDL_FN"
-    check "$cc -std=$std: SPDL_NEXT without an address" refused "(void)SPDL_NEXT(p, number, 0)" \
+    check "$cc -std=$std: SPDL_NEXT without an address" refused "if (SPDL_NEXT(p, number, 0)) {}" \
         "$([ "$language" = c ] && echo 'the address of a pointer' || echo 'no matching function')"
     check "$cc -std=$std: create's result is ignored without a warning" warned \
         "spdl_pipeline_create(&p, NULL, SPDL_STAGES(SPDL_SOURCE(stage), SPDL_SINK(3)))" \
         unused-result
+    check "$cc -std=$std: next's result is ignored without a warning" warned \
+        "SPDL_NEXT(p, &item, 0)" unused-result
+    check "$cc -std=$std: spdl_fail without return has no warning" warned \
+        "spdl_fail(NULL, \"no\")" unused-result
     [ "$language" = c ] && continue
     for row in "SPDL_PIPE(stage, .concurrency = 4)" "SPDL_SOURCE(stage, .ctx = p)" \
         "SPDL_BRANCH(stage, .name = 0)" "SPDL_BATCH(4, .drop_last = true)" \
