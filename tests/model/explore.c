@@ -19,7 +19,7 @@
    KEPT stores; after STALE old values in a row a load gives the newest. A load never gives a store
    that is yet to come. For words given to explore_watch such a load is looked for instead: see
    check_loads. A sequentially consistent load, store or change is only an acquire, a release or
-   both. No sleep ends without a wake, except by its timeout: condition variables may in fact do that.
+   both. A sleep ends by a wake or its timeout. Real condition variables may also end it without.
 
    usage: explore [--runs N] [--seconds N] [--seed N] [--first] [--replay N] [--list]
                   [--sites FILE] [--weaken ADDRESS,...] [NAME or =WHOLE_NAME ...]
