@@ -198,7 +198,8 @@ model: ## models of who sleeps and wakes (needs spin); rings, pipelines under a 
 .PHONY: explore
 explore: ## rings, pipelines under a model of memory, SECONDS (2) a scenario: ten minutes
 	@$(MAKE) $(EXPLORERS)
-	@for program in $(EXPLORERS); do $$program --seconds $(or $(SECONDS),2) || exit 1; done
+	@bad=0; for program in $(EXPLORERS); do \
+	    $$program --seconds $(or $(SECONDS),2) || bad=1; done; exit $$bad
 
 .PHONY: mutate
 mutate: ## would the tests notice a changed line? 300 by chance (ARGS="--count N --seed N"; an hour)

@@ -8003,7 +8003,8 @@ SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
 }
 
 /* After a read-modify-write that changed this row, before code that may take long. Checks the
-   consumer, the producer and `rows`, or with `all` the whole pool. */
+   consumer, the producer and `rows`, or with `all` the whole pool. Sequentially consistent loads of
+   the sleepers are not enough: C11 does not order the put of an item before them. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
     spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and room_wait: else a sleeper and

@@ -18,7 +18,8 @@
    Narrower than C11: stores enter the history in the order in which they were run; a history keeps
    KEPT stores; after STALE old values in a row a load gives the newest. A load never gives a store
    that is yet to come. For words given to explore_watch such a load is looked for instead: see
-   check_loads.
+   check_loads. A sequentially consistent load, store or change is only an acquire, a release or
+   both. A sleep ends by a wake or its timeout. Real condition variables may also end it without.
 
    usage: explore [--runs N] [--seconds N] [--seed N] [--first] [--replay N] [--list]
                   [--sites FILE] [--weaken ADDRESS,...] [NAME or =WHOLE_NAME ...]
@@ -26,7 +27,7 @@
    the first failure. --replay N takes the seed of a failure, runs that execution once more and
    prints its accesses with their places in the source. --sites writes a line for each atomic access
    of the program: its address in the file, its order, how often it ran, how often it gave an old
-   value, and how often its order told the thread something new. --weaken makes the accesses at
+   value, and how often its order gave the thread new knowledge. --weaken makes the accesses at
    these addresses relaxed; a fence there is left out. */
 #include "explore.h"
 
@@ -124,7 +125,7 @@ typedef struct lock {
 
 /* What became of an access of the program, by its address in the file. */
 typedef struct site {
-    uint32_t ran, old, told;
+    uint32_t ran, old, news;
     unsigned char order;
     bool weak;
 } site;
@@ -193,7 +194,7 @@ static bool next_choices(void) {
     return true;
 }
 
-/* ---- telling ---- */
+/* ---- messages ---- */
 
 extern char __executable_start;
 
@@ -291,12 +292,17 @@ static void set_view(view *to, const view *from) {
     memcpy(to, from, offsetof(view, word) + from->count * sizeof(from->word[0]));
 }
 
-/* Returns true if it told the thread anything new. */
+/* What the thread does next is unknown to those who learn what it knows up to here. */
+static void tick(thread *t) {
+    if (++t->now.clock[number(t)] == UINT16_MAX) explore_fail("the clock of a thread is full");
+}
+
+/* Returns true if the thread learned anything new. */
 static bool fence(thread *t) {
     const bool by_loads = learn(&t->now, &t->acquired), by_fences = learn(&t->now, &fences);
     set_view(&fences, &t->now);
     set_view(&t->fenced, &t->now);
-    t->now.clock[number(t)]++;
+    tick(t);
     return by_loads || by_fences;
 }
 
@@ -393,7 +399,7 @@ static long wake_sleepers(const void *address, long count, bool orders) {
         t->state = READY;
         if (orders) {
             (void)learn(&t->now, &self->now);
-            self->now.clock[number(self)]++;
+            tick(self);
         }
         trace("wakes", NULL, (uint64_t)number(t), "");
     }
@@ -479,6 +485,7 @@ static void set_memory(volatile void *address, int bytes, uint64_t value) {
 /* A store that nobody has released. */
 static store *push_store(word *w) {
     store *s = &w->history[++w->last % KEPT];
+    if (w->last > UINT16_MAX) explore_fail("the history of a word is full");
     set_view(&s->released, &nothing);
     memset(s->heard, 0, sizeof(s->heard));
     return s;
@@ -549,7 +556,7 @@ static uint64_t read_store(word *w, unsigned index, int order) {
     see(&self->now, w, index);
     if (acquires(order)) {
         later(self->heard, s->heard);
-        sites[at_site].told += learn(&self->now, &s->released);
+        sites[at_site].news += learn(&self->now, &s->released);
     } else {
         (void)learn(&self->acquired, &s->released);
     }
@@ -571,7 +578,8 @@ static void write_store(word *w, uint64_t value, int order, bool changes) {
     see(&self->now, w, w->last);
     set_view(&s->released, releases(order) ? &self->now : &self->fenced);
     if (changes) (void)learn(&s->released, &under->released);
-    w->stored[me] = self->now.clock[me]++;
+    w->stored[me] = self->now.clock[me];
+    tick(self);
     trace("store", w->address, value, releases(order) ? "release" : "");
 }
 
@@ -826,7 +834,7 @@ void __tsan_atomic_thread_fence(int order) {
     if (ORDER == 0) return;
     point();
     trace("fence", NULL, 0, "");
-    sites[at_site].told += fence(self);
+    sites[at_site].news += fence(self);
 }
 
 /* ---- what the system is asked for ---- */
@@ -917,7 +925,7 @@ int explore_spawn(void *(*entry)(void *arg), void *arg) {
     t = &threads[thread_count];
     start_thread(t, entry, arg);
     (void)learn(&t->now, &self->now);
-    self->now.clock[number(self)]++;
+    tick(self);
     trace("spawn", NULL, (uint64_t)thread_count, "");
     return thread_count++;
 }
@@ -978,7 +986,7 @@ static void unlock(const void *mutex) {
     if (l->owner != self) explore_fail("an unlock of what is not locked");
     l->owner = NULL;
     set_view(&l->released, &self->now);
-    self->now.clock[number(self)]++;
+    tick(self);
     (void)wake_sleepers(l, EXPLORE_THREADS, false);
 }
 
@@ -1112,7 +1120,7 @@ static void write_sites(const char *path) {
     for (i = 1; i < TEXT; i++)
         if (sites[i].ran > 0)
             fprintf(file, "%zx %d %u %u %u\n", i, sites[i].order, sites[i].ran, sites[i].old,
-                    sites[i].told);
+                    sites[i].news);
     fclose(file);
 }
 

@@ -6,7 +6,9 @@
    A scenario is a row of `plans`: a table of stages, what the consumer does, and which threads run
    beside it. Checked are: each item once, in order, with the work of each row; its memory and that
    of the library freed, and not used afterwards; calls up to the concurrency; the end; and what
-   explore.c checks. */
+   explore.c checks.
+
+   Not modelled are doctors, traces and reports (SPDL_NO_REPORT), and files (SPDL_NO_NPZ). */
 #include "explore.h"
 
 #include <dirent.h>
@@ -108,6 +110,8 @@ typedef struct plan {
     bool awaits;       /* .again: a second call waits until its first result is taken */
     int budget;        /* .max_failures of row 1 */
     int ahead;         /* the consumer waits until the source has made so many more than it took */
+    bool gated;        /* it waits for them first; then what a stop or a rewind frees waits for
+                          second_stopper, one of `others` */
     int epochs;        /* ends that it takes, default 1 */
     ending then;       /* what the consumer does ... */
     int after;         /* ... after so many items */
@@ -152,6 +156,8 @@ static struct box {
     bool ready;     /* ready_fn was called */
     bool quits;     /* no deferred call is yet to come, and a source may return */
     bool waits;     /* a source waits for that */
+    bool frees;     /* a stop or a rewind is inside of free_item */
+    bool opened;    /* it goes on */
     int met;        /* calls that have met */
     int firsts;     /* first results of .again that the consumer took, as bits */
     int deferred;
@@ -186,6 +192,21 @@ static void item_free(void *of) {
     ((item *)of)->value = 0;
     explore_free(of);
     seen.live--;
+}
+
+/* Of the source. */
+static void free_unused(void *of) {
+    if (now->gated) {
+        box_lock();
+        box->frees = true;
+        box_changed();
+        box_lock();
+        while (!box->opened) box_wait();
+        explore_unlock(box);
+        if (spdl_pipeline_stop(pipeline, -1) != (now->then == STOPS ? SPDL_OK : SPDL_TIMEOUT))
+            explore_fail("a stop by the thread that frees");
+    }
+    item_free(of);
 }
 
 static void *block_alloc(size_t bytes, size_t align, void *user) {
@@ -429,7 +450,7 @@ static void create(spdl_pipeline **p, const spdl_pipeline_desc *desc, const spdl
 #define ORDER .output_order = now->completion ? SPDL_ORDER_COMPLETION : SPDL_ORDER_INPUT
 #define COUNT \
     SPDL_SOURCE(count, .ctx = zero_new(), .threads = now->own_thread, .buffer_size = now->buffer, \
-                .continuous = now->epochs > 1, .free_item = item_free)
+                .continuous = now->epochs > 1, .free_item = free_unused)
 #define ROW_1(fn, ...) \
     SPDL_PIPE(fn, .ctx = &seen.inside[0], .concurrency = concurrency, .max_failures = now->budget, \
               .init = now->inits ? init_local : NULL, .fini = now->inits ? fini_local : NULL, \
@@ -604,17 +625,20 @@ static void take_failed(item *got) {
     item_free(got);
 }
 
+static void await_source(void) {
+    if (now->ahead == 0) return;
+    box_lock();
+    while (box->made < items && box->made < seen.taken + now->ahead) box_wait();
+    explore_unlock(box);
+}
+
 /* Takes up to `most` items, or until something else comes. Returns that. */
 static spdl_result take(int most) {
     spdl_result result = SPDL_OK;
     uint64_t next = 0;
     void *got;
     for (; most > 0; most--) {
-        if (now->ahead > 0) {
-            box_lock();
-            while (box->made < items && box->made < seen.taken + now->ahead) box_wait();
-            explore_unlock(box);
-        }
+        await_source();
         while ((result = next_item(&got)) == SPDL_E_INVALID) explore_yield(); /* one is inside */
         if (result == SPDL_E_STAGE && now->delivers) {
             take_failed((item *)got);
@@ -719,6 +743,23 @@ static void *brief_stopper(void *arg) {
 
 static void *timed_stopper(void *arg) {
     if (spdl_pipeline_stop(pipeline, 1000) < 0) explore_fail("stop");
+    return arg;
+}
+
+/* A stop while another stop or a rewind is inside of a free_item. */
+static void *second_stopper(void *arg) {
+    box_lock();
+    while (!box->frees) box_wait();
+    explore_unlock(box);
+    if (spdl_pipeline_stop(pipeline, 0) != SPDL_TIMEOUT ||
+        spdl_pipeline_stop(pipeline, 1000) != SPDL_TIMEOUT)
+        explore_fail("a stop that did not wait");
+    box_lock();
+    box->opened = true;
+    box_changed();
+    if (spdl_pipeline_stop(pipeline, -1) != SPDL_OK) explore_fail("stop");
+    if (seen.live > 2) /* in the sink, and with the consumer */
+        explore_fail("%d items behind a stop", seen.live);
     return arg;
 }
 
@@ -832,6 +873,8 @@ static const plan plans[] = {
     { "stop without waiting", row, .items = 3, .others = { brief_stopper } },
     { "stop with a timeout", row, .items = 3, .others = { timed_stopper } },
     { "stop by two", row, .items = 3, .others = { timed_stopper, stopper } },
+    { "stop by two, the first frees", row, .workers = 1, .concurrency = 1, .ahead = 4,
+      .gated = true, .then = STOPS, .others = { second_stopper } },
     { "stop by the consumer", row, .then = STOPS, .after = 1 },
     { "stop by a call", row, .does = STOPS_ALL, .at = ITEM(1) },
     { "stop by a call next works", row, .workers = 1, .works_ns = -1, .does = STOPS_ALL,
@@ -852,6 +895,10 @@ static const plan plans[] = {
       .others = { stopper, brief_stopper } },
     { "rewind and stop, two", row, .items = 2, .then = REWINDS, .after = 1,
       .others = { stopper, timed_stopper } },
+    { "rewind and stop, three", row, .workers = 1, .items = 2, .then = REWINDS, .after = 1,
+      .others = { stopper, stopper, brief_stopper } },
+    { "rewind and stop, it frees", row, .workers = 1, .concurrency = 1, .ahead = 4, .gated = true,
+      .then = REWINDS, .others = { second_stopper } },
     { "feed", feed, .workers = 1, .concurrency = 1, .items = 3, .others = { producer } },
     { "feed, two", feed, .items = 3, .others = { producer } },
     { "feed next works", feed, .workers = 1, .works_ns = -1, .items = 3, .others = { producer } },
@@ -988,7 +1035,7 @@ void explore_begin(const void *of) {
     seen.count = items;
     seen.completer = -1;
     seen.stops = now->then == STOPS || now->does == STOPS_ALL || count_of(stopper) > 0 ||
-                 count_of(brief_stopper) > 0 || count_of(timed_stopper) > 0;
+                 count_of(brief_stopper) > 0 || count_of(timed_stopper) > 0 || now->gated;
     seen.producers = count_of(producer);
     seen.may_log = now->does == FAILS || count_of(consumer) > 0 || seen.producers > 1;
     pool = NULL;
@@ -1024,6 +1071,7 @@ void explore_thread(const void *of, int thread) {
     for (i = 0; i < OTHERS; i++)
         others[i] = now->others[i] != NULL ? explore_spawn(now->others[i], NULL) : -1;
     if (now->asks) ask();
+    if (now->gated) await_source();
     if (now->after > 0) (void)take(now->after);
     if (now->then == STOPS && spdl_pipeline_stop(pipeline, -1) != SPDL_OK) explore_fail("stop");
     if (now->then == REWINDS) rewind_all();
