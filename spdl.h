@@ -11164,7 +11164,8 @@ SPDL_API spdl_result spdl_pipeline_push_end(spdl_pipeline *p) {
     if (p->feed == NULL) return spdl__misused(p, SPDL__END_NO_FEED);
     if (spdl__exchange32(&p->producer_inside, 1) != 0)
         return spdl__misused(p, SPDL__END_INSIDE);
-    if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0)
+    if ((spdl__or(&p->feed->own, SPDL__SHUT) & SPDL__SHUT) == 0 &&
+        !spdl__load32(&p->stopping)) /* else it would end as if no push had been refused */
         spdl__put(p->feed, 0, &end, spdl_time_ns());
     spdl__wake_changed(p, p->feed);
     spdl__store32(&p->producer_inside, 0);

@@ -118,7 +118,9 @@ static test_block *test_block_new(size_t head, size_t bytes, int stack) {
 }
 
 void *test_memory(size_t align, size_t bytes) {
-    const size_t head = align <= TEST_HEAD ? TEST_HEAD : align <= TEST_WIDE ? TEST_WIDE : align;
+    const size_t head = align <= TEST_HEAD   ? (size_t)TEST_HEAD
+                        : align <= TEST_WIDE ? (size_t)TEST_WIDE
+                                             : align;
     const int last = head == TEST_HEAD ? TEST_SIZES - 1 : TEST_STACKS - 1;
     test_block *block = NULL;
     int stack = head == TEST_HEAD ? 0 : TEST_SIZES;
