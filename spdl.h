@@ -13406,8 +13406,9 @@ SPDL__COLD void spdl__verdict_of_answers(spdl__text *t, const spdl_stats *s) {
     }
 }
 
+/* Nothing is known of a call that still runs. */
 SPDL__COLD const char *spdl__stage_does(const spdl_stage_stats *stage) {
-    if (stage->split_calls == 0) return "";
+    if (stage->split_calls == 0 || stage->call_ns > stage->busy_ns / 2) return "";
     return spdl__stage_sleeps(stage) ? ", asleep"
            : spdl__share(stage->cpu_ns, stage->busy_ns) > 0.5 ? ", computing" : "";
 }
@@ -13580,8 +13581,8 @@ SPDL__COLD void spdl__verdict_of_room(spdl__text *t, const spdl_stats *s,
     if (stage->kind == SPDL_KIND_FEED)
         spdl__text_add(t, "more came at once than its buffer_size.");
     else if (row == last && full >= SPDL__ROOM)
-        spdl__text_add(t, "at other times results waited for a place in the sink, %.0f %% of "
-                          "the time, as its steps take %s (p50) to %s.", 100 * full,
+        spdl__text_add(t, "at other times results waited for a place in the sink, as its steps "
+                          "take %s (p50) to %s.",
                        spdl__duration(t, (double)s->step_p50_ns),
                        spdl__duration(t, (double)s->step_max_ns));
     else

@@ -243,6 +243,9 @@ static void sleep_locks_serial_rows_and_sources(void) {
     CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "asleep. Write .concurrency = 2" SERIAL ": up to 1.9"));
     busy(&s, 1, 0.97, 0.51);
     CHECK(is(&s, SPDL_LIMIT_CONCURRENCY, 1, "computing"));
+    s.stage[1].call_ns = s.stage[1].busy_ns - 1; /* of a call that still runs nothing is known */
+    CHECK(lacks(&s, "computing"));
+    s.stage[1].call_ns = 0;
     s.stage[1].concurrency = 4;
     busy(&s, 1, 3.9, 0.25); /* one computes, three sleep */
     CHECK(is(&s, SPDL_LIMIT_LOCK, 1, "on one processor at a time. It may be a lock: "
@@ -932,7 +935,7 @@ static void programs_with_steps_in_bursts(void) {
     spdl_pipeline_stats(p, &stats);
     spdl_stats_verdict(&stats, text, sizeof text);
     spdl_pipeline_destroy(p);
-    said(text, "results waited for a place in the sink", &stats);
+    said(text, "results waited for a place in the sink, as its steps take", &stats);
     CHECK(stats.step_max_ns >= 90000000 && stats.step_p50_ns >= 1000000);
     stats.consumer_runnable_ns = 0;
     CHECK(spdl_stats_find(&stats, &f) == SPDL_LIMIT_ROOM && f.stage == 1 && f.buffer_size >= 6);
