@@ -193,7 +193,20 @@ SPDL_FN(tone, void, Block) {
     return SPDL_OK;
 }
 
+static void names(void) {
+    static const char *const good[] = { "a", "a/b.jpg", "..a", "a..", "a/..b", ".a/.", "\xc3\xa9" };
+    static const char *const bad[] = { "", "/a", "..", "../a", "a/..", "a/../b", "a\\b", "C:a",
+                                       "a\nb", "a-name-that-is-too-long-for-its-place" };
+    char path[24];
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        is(member_path(path, sizeof path, "to", good[i]) && strcmp(path + 3, good[i]) == 0, 1,
+           "a member of a tar");
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is(member_path(path, sizeof path, "to", bad[i]), 0, "a name that leaves the folder");
+}
+
 static void others(void) {
+    names();
     spdl_ring *home = ring_new(8);
     Audio audio = { start(SPDL_STAGES(SPDL_SOURCE(tone, .free_item = free), SPDL_SINK(4))),
                     ring_new(64), 0 };
