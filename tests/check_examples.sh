@@ -163,12 +163,14 @@ run_example() {
             check "tar on 3 formats lists what is there" \
                 sh -c './tar @tars.txt | cmp - members.txt'
             head -c 5000 gnu.tar >cut.tar
+            check "tar on links" fails_with 1 "at byte 512: 1 links, the first one here" \
+                ./tar links.tar
             check "tar on a cut file" fails_with 1 "cut.tar: at byte 5120: cut off" ./tar cut.tar
         else
             skip "run tar: no python3 to make files"
         fi
         check "tar on no tar file" fails_with 1 "no header of a tar file" ./tar "$root/spdl.h"
-        check "tar on no file" fails_with 1 "none.tar: No such file" ./tar none.tar
+        check "tar on no file" fails_with 1 "'none.tar': No such file" ./tar none.tar
         ;;
     webdataset)
         check "webdataset" fails_with 0 "1200 samples in 4 shards" ./webdataset

@@ -1,6 +1,6 @@
 """Writes ustar.tar, pax.tar and gnu.tar, and to members.txt what examples/tar.c prints of them, in
-this order: size, sum of the bytes and name of each file. There are folders and links between them,
-and names of up to 240 bytes."""
+this order: size, sum of the bytes and name of each file. There are folders between them, and names
+of up to 240 bytes. links.tar has a file and a link."""
 import io
 import tarfile
 
@@ -21,5 +21,12 @@ with open("members.txt", "w", encoding="utf-8") as listed:
                 print(len(data), sum(data), path, file=listed)
                 if i % 50 == 0:
                     member = tarfile.TarInfo("folder" + "/long" * (40 if name == "gnu" else 4))
-                    member.type = tarfile.SYMTYPE if i % 100 else tarfile.DIRTYPE
+                    member.type = tarfile.DIRTYPE
                     tar.addfile(member)
+
+with tarfile.open("links.tar", "w") as tar:
+    tar.addfile(tarfile.TarInfo("file"))
+    member = tarfile.TarInfo("link")
+    member.type = tarfile.SYMTYPE
+    member.linkname = "file"
+    tar.addfile(member)

@@ -14,7 +14,17 @@
 #ifndef TEST_MEMORY_H_INCLUDED
 #define TEST_MEMORY_H_INCLUDED
 
-#define TEST_ASAN (TEST_SANITIZED && !TEST_TSAN)
+/* Not TEST_SANITIZED, which slow builds set, too. */
+#if defined(__SANITIZE_ADDRESS__)
+#define TEST_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TEST_ASAN 1
+#endif
+#endif
+#ifndef TEST_ASAN
+#define TEST_ASAN 0
+#endif
 
 #if TEST_ASAN
 void __asan_poison_memory_region(void const volatile *memory, size_t bytes);
