@@ -1588,7 +1588,8 @@ static void keys_are_those_of_the_items(void) {
 /* Seven results of each item; of those that are told to, each has the key of its call. */
 SPDL_FN(seven, item, item) {
     intptr_t *made = (intptr_t *)(void *)spdl_call_state(task);
-    *out = item_make(in->value < 0 ? (long)(spdl_item_key(task) >> 1) : in->value * 7 + (long)*made);
+    *out = item_make(in->value < 0 ? (long)(spdl_item_key(task) >> 1)
+                                   : in->value * 7 + (long)*made);
     return ++*made < 7 ? SPDL_AGAIN : SPDL_OK;
 }
 SPDL_FN(drops_thirds, item, item) {
