@@ -1054,6 +1054,10 @@ static void a_thread_where_another_was_is_measured(void) {
         test_join(thread);
         spdl_pipeline_stats(p, i == 0 ? &first : &stats);
     }
+    if (!TEST_POSIX && first.stage[1].split_calls == 0) {
+        spdl_pipeline_destroy(p);
+        TEST_SKIP("Wine knows no times of a thread");
+    }
     CHECK(stats.stage[1].split_calls > first.stage[1].split_calls);
     CHECK_EQ(stats.stage[1].runnable_known, first.stage[1].runnable_known);
     spdl_pipeline_destroy(p);
