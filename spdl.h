@@ -22118,7 +22118,7 @@ SPDL__COLD bool spdl__trace_path(char to[SPDL__PATH_BYTES], const char *path, in
            SPDL__PATH_BYTES;
 }
 
-/* Opens the file, or while another pipeline has it one beside it. Returns NULL, or the failure. */
+/* Opens the file, or a numbered one while another pipeline has it. Returns NULL, or the error. */
 SPDL__COLD const char *spdl__trace_claim(const spdl_pipeline *p, const char *path) {
     const char *failure = spdl__os_in_use;
     int copy;
