@@ -2488,9 +2488,10 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
        >>platform-impl  >>atomics-impl  >>os  >>os-none  >>os-posix  >>os-linux  >>os-win32
        >>os-process                                                        platform
        >>core-impl  >>text-impl  >>ring-core  >>ring-impl  >>pool-impl
-       >>meter-impl  >>trace-core  >>edge-impl  >>row-impl  >>position-impl  >>flow-impl
-       >>rare-impl  >>batch-impl  >>merge-impl  >>producer-impl  >>next-impl  >>stop-impl
-       >>create-impl                                                       engine
+       >>meter-impl  >>trace-core  >>edge-impl  >>row-impl  >>position-impl
+       >>flow-impl  >>wake-impl  >>blame-impl  >>mark-impl  >>fail-impl  >>debug-impl  >>call-impl
+       >>again-impl  >>defer-impl  >>settle-impl  >>batch-impl  >>merge-impl  >>producer-impl
+       >>next-impl  >>stop-impl  >>create-impl                             engine
        >>stats-impl  >>report-impl                                         services
        >>cache-impl  >>compare-impl  >>headspace-impl
        >>probe-impl  >>doctor-impl  >>doctor-text-impl  >>sampler-impl  >>loader-impl
@@ -7047,32 +7048,6 @@ SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
 
-SPDL__INLINE uint64_t spdl__head(uint64_t word) { return word >> SPDL__HEAD_BITS; }
-
-SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
-    return &edge->slot[ticket & edge->mask];
-}
-
-/* Acquire: pairs with the release in spdl__put_at. Without it the slot could be read before it was
-   written. */
-SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
-    return ((spdl__load(&slot->stamp) ^ (ticket + 1)) & SPDL__STAMP_MASK) == 0;
-}
-
-SPDL__INLINE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
-    return spdl__slot_has(spdl__edge_slot(edge, ticket), ticket);
-}
-
-SPDL__INLINE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
-    return sequence << 8 | owner;
-}
-
-SPDL__INLINE unsigned spdl__origin_tag(uint64_t origin) { return (unsigned)(origin & 0xff); }
-
-SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
-    return spdl__origin_tag(spdl__load_relaxed(&slot->origin));
-}
-
 /* The range of an item that is pushed now. */
 SPDL__INLINE uint64_t spdl__range_pushed(uint64_t now) {
     return now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
@@ -7085,130 +7060,11 @@ SPDL__INLINE uint64_t spdl__range_age(uint64_t range, uint64_t now) {
     return age < ahead ? age << SPDL__PUSHED_BITS : 0;
 }
 
-/* The range of result `k` of the calls of .again for an input with this range. The results of an
-   item have the numbers 1, 2, ...; those of a second such row have hashes. */
-SPDL__INLINE uint64_t spdl__range_result(uint64_t range, uint64_t k) {
-    const uint64_t number = (range & SPDL__SPAN_MAX) * 0x9e3779b1u + k + 1;
-    return (range & ~SPDL__SPAN_MAX) | (number & SPDL__SPAN_MAX);
-}
-
 typedef struct spdl__item {
     void *item;
     uint64_t origin;
     uint64_t range;
 } spdl__item;
-
-/* Reads a slot. If the swap of the word fails afterwards, the copy is void: another thread has the
-   item, and the slot may have been written again. */
-SPDL__INLINE spdl__item spdl__slot_read(const spdl__slot *slot) {
-    spdl__item got;
-    got.item = spdl__load_pointer(&slot->item);
-    got.origin = spdl__load_relaxed(&slot->origin);
-    got.range = spdl__load_relaxed(&slot->range);
-    return got;
-}
-
-/* Results with tickets below the returned one have room, when `capacity` of them may wait or be
-   made. Never too high: a later read of a counter can only add room. */
-SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity) {
-    /* pairs with the swap of a take: else a slot could be written while it is read */
-    const uint64_t head = spdl__head(spdl__load(&edge->word));
-    const uint64_t dropped = spdl__load(&edge->dropped); /* after head: all holes before it */
-    const uint64_t until = head - dropped + capacity + spdl__load_relaxed(&edge->refunds);
-    return edge->holes && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
-}
-
-/* Writes the slot of a promised ticket, which is free. */
-SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
-                               uint64_t now) {
-    spdl__slot *slot = spdl__edge_slot(edge, ticket);
-    spdl__store_pointer(&slot->item, what->item);
-    spdl__store_relaxed(&slot->origin, what->origin);
-    spdl__store_relaxed(&slot->range, what->range);
-    spdl__store(&slot->stamp, now >> 10 << SPDL__STAMP_BITS |
-                                  ((ticket + 1) & SPDL__STAMP_MASK)); /* pairs with slot_has */
-    SPDL_TEST_POINT("pipeline put");
-}
-
-/* The record of a failure belongs to the slot of its ticket. Like a slot it counts only if the swap
-   that takes the ticket succeeds. */
-#define SPDL__FAILURE_WORDS (sizeof(spdl_error) / sizeof(uint64_t))
-
-SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl_error *error) {
-    const uint64_t *from = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
-    uint64_t copy[SPDL__FAILURE_WORDS];
-    size_t i;
-    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) copy[i] = spdl__load_relaxed(&from[i]);
-    memcpy(error, copy, sizeof(copy));
-}
-
-SPDL__COLD void spdl__failure_write(spdl__edge *edge, uint64_t ticket, const spdl_error *error) {
-    uint64_t *to = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
-    uint64_t copy[SPDL__FAILURE_WORDS];
-    size_t i;
-    memcpy(copy, error, sizeof(copy));
-    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) spdl__store_relaxed(&to[i], copy[i]);
-}
-
-SPDL__INLINE bool spdl__tag_failed(unsigned tag) {
-    return (tag & SPDL__FAILED) != 0 && tag < SPDL__HOLE;
-}
-
-/* --- waits --- */
-
-/* Age of a ready slot, in whole units of 1024 ns. */
-SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
-    const uint64_t put = spdl__load_relaxed(&slot->stamp) & ~SPDL__STAMP_MASK;
-    const int64_t ticks = (int64_t)((now >> 10 << SPDL__STAMP_BITS) - put);
-    return ticks > 0 ? (uint64_t)ticks >> SPDL__STAMP_BITS << 10 : 0;
-}
-
-/* For the thread that takes ticket `head`: that moves a waiting item into the buffer. Returns how
-   long this item has waited. */
-SPDL__PRIVATE uint64_t spdl__edge_put_wait(const spdl__edge *edge, uint64_t head, uint64_t now) {
-    const spdl__slot *slot = spdl__edge_slot(edge, head + edge->buffer_size);
-    if (SPDL__NO_STATS || !spdl__slot_has(slot, head + edge->buffer_size)) return 0;
-    return spdl__slot_tag(slot) >= SPDL__HOLE ? 0 : spdl__slot_age(slot, now);
-}
-
-/* A gap ends at `until`. Adds it to the sums, unless another thread has. */
-SPDL__NOINLINE void spdl__gap_close(spdl__edge *edge, uint64_t until) {
-    const uint64_t idle = spdl__load_relaxed(&edge->idle_since);
-    const uint64_t since = spdl__exchange(&edge->gap_since, 0);
-    if (since == 0 || until <= since) return;
-    spdl__add_relaxed(&edge->empty_ns, until - since);
-    if (idle != 0 && until > spdl__max(idle, since))
-        spdl__add_relaxed(&edge->get_wait_ns, until - spdl__max(idle, since));
-}
-
-/* A gap begins: no item at `head`. `idle`: the reader is free. */
-SPDL__PRIVATE void spdl__gap_open(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
-    if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* it is taken */
-    spdl__store_relaxed(&edge->idle_since, idle ? now : 0);
-    spdl__store_relaxed(&edge->gap_since, now);
-}
-
-/* The reader is free from now on: the rest of a gap is a wait. */
-SPDL__INLINE void spdl__gap_idle(spdl__edge *edge, uint64_t now) {
-    if (SPDL__NO_STATS || spdl__load_relaxed(&edge->gap_since) == 0) return;
-    if (spdl__load_relaxed(&edge->idle_since) == 0) spdl__store_relaxed(&edge->idle_since, now);
-}
-
-/* After a take of the ticket before `head`. A gap ended when that ticket was put. Another begins if
-   no item follows. `idle`: the reader is free. */
-SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
-    if (SPDL__TRACED(edge->track)) spdl__trace_taken(edge);
-    if (SPDL__NO_STATS || now == 0) return;
-    if (SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0))
-        spdl__gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, head - 1), now));
-    if (!spdl__edge_ready(edge, head)) spdl__gap_open(edge, head, now, idle);
-}
-
-SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
-    if (edge->ended_ns != 0) return;
-    spdl__gap_close(edge, now);
-    spdl__store_relaxed(&edge->ended_ns, now);
-}
 
 /* --- batches --- */
 
@@ -7279,16 +7135,6 @@ SPDL__PRIVATE spdl__batch *spdl__batch_make(spdl__batch_pool *pool) {
     batch->owner = (uint8_t *)(batch->shown.items + pool->size);
     memset((char *)batch + spdl__batch_bytes(pool) - pool->canary, SPDL__CANARY, pool->canary);
     return batch;
-}
-
-/* SPDL_DEBUG: returns true if a call wrote behind the block, and repairs the canary. */
-SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
-    const size_t bytes = batch->pool->canary;
-    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
-    size_t i = 0;
-    while (i < bytes && canary[i] == SPDL__CANARY) ++i;
-    memset(canary, SPDL__CANARY, bytes);
-    return i < bytes;
 }
 
 /* Under the lock, or alone. Takes the batch that returned last. Other threads only add to the list,
@@ -7475,7 +7321,7 @@ typedef struct spdl__start {
     const spdl_sampler *sampler; /* NULL, or the new state of the sampler */
 } spdl__start;
 
-/* A call that continues later, of a row with .again or .deferred. (>>rare-impl) */
+/* A call that continues later, of a row with .again or .deferred. (>>again-impl) */
 typedef enum spdl__parked_state {
     SPDL__PARKED_FREE,
     SPDL__PARKED_RUNNING, /* a worker runs it */
@@ -7544,7 +7390,7 @@ typedef struct spdl__node {
     int most;        /* its largest concurrency */
     spdl__tickets tickets;
     bool holes;      /* a dropped input leaves a hole */
-    bool plain;      /* its calls need none of >>rare-impl */
+    bool plain;      /* its calls need nothing rare (>>flow-impl) */
     bool builtin;    /* its function is a batch or a merge of the library */
     bool at_end;     /* the consumer or the producer may wait for it */
     bool alone;      /* one call at a time */
@@ -7790,113 +7636,6 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
            row->kind == SPDL_KIND_BRANCH;
 }
 
-/* --- what can run --- */
-
-/* Returns the ticket that the next take promises. */
-SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
-    if (node->tickets == SPDL__TICKET_ALONE || node->tickets == SPDL__TICKET_AGAIN)
-        return spdl__load_relaxed(&node->out.tail);
-    return spdl__head(word) + spdl__load_relaxed(&node->base);
-}
-
-/* Tickets below this have room. With TICKET_AGAIN a row is called while fewer than buffer_size
-   results wait. Each call inside may put one more, so there are slots for buffer_size +
-   concurrency. */
-SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
-    const uint64_t calls =
-        node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
-    return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
-}
-
-/* Returns true if the edge has a slot for this ticket. A hole takes a slot, but is not counted as
-   waiting. */
-SPDL__PRIVATE bool spdl__edge_has_slot(const spdl__edge *edge, uint64_t ticket) {
-    const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
-    return (int64_t)(head + edge->window - ticket) > 0;
-}
-
-/* Returns true if a branch may route one more result, or a mark can go down every path. */
-SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
-    uint64_t waiting = 0;
-    int i;
-    for (i = 0; i < node->paths; ++i) {
-        const spdl__edge *edge = spdl__path_edge(p, node, i);
-        const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
-        const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
-        if (over > 0) waiting += (uint64_t)over;
-        if (!spdl__edge_has_slot(edge, spdl__load_relaxed(&edge->tail))) return false;
-    }
-    return waiting < (uint64_t)node->row.buffer_size;
-}
-
-/* Returns the room for results; of a branch 1 or 0. Exact for a thread alone in the row, else an
-   estimate. */
-SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
-                                      uint64_t word) {
-    int64_t room;
-    if (node->row.kind == SPDL_KIND_BRANCH) return spdl__row_routes(p, node);
-    room = (int64_t)(spdl__row_until(node) - spdl__row_at(node, word));
-    return room > 0 ? (uint64_t)room : 0;
-}
-
-/* Returns true if a hole at the head can be passed: it needs a slot but no room. */
-SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
-                                         uint64_t word) {
-    const bool branch = node->row.kind == SPDL_KIND_BRANCH; /* it goes down the first path */
-    const spdl__edge *edge = branch ? spdl__path_edge(p, node, 0) : &node->out;
-    return !node->holes || spdl__edge_has_slot(edge, branch ? spdl__load_relaxed(&edge->tail)
-                                                            : spdl__row_at(node, word));
-}
-
-SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
-
-/* Returns true if a step of this row has work, for this value of its word. Any thread. */
-SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
-                                      uint64_t word) {
-    const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
-    const spdl_kind kind = node->row.kind;
-    const spdl__slot *slot;
-    unsigned tag;
-    if (node->own_thread || kind == SPDL_KIND_PATH) return false; /* the limit of a feed is 0 */
-    if (node->parked != NULL) {
-        if (spdl__load_relaxed32(&node->parked_done.count) > 0) return true;
-        if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 && !(word & SPDL__SHUT) &&
-            spdl__row_room(p, node, word))
-            return true;
-    }
-    if ((word & SPDL__BUSY) >= spdl__load_relaxed32(&node->limit)) return false;
-    if (kind == SPDL_KIND_MERGE) return spdl__merge_runnable(p, node);
-    if (node->in == NULL) return spdl__row_room(p, node, word) > 0;
-    slot = spdl__edge_slot(node->in, spdl__head(word));
-    if (!spdl__slot_has(slot, spdl__head(word))) return false;
-    tag = spdl__slot_tag(slot);
-    if (tag == SPDL__HOLE) return spdl__row_passes_hole(p, node, word);
-    return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
-}
-
-SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    return spdl__row_has_work(p, node, spdl__load(node->word));
-}
-
-/* Returns true if calls of this row take at most `longest` on average. A row without a time is for
-   workers, if the pool has any. */
-SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node,
-                                  uint64_t longest) {
-    uint64_t each;
-    if (longest == SPDL__NEVER || node->builtin) return true;
-    each = spdl__load_relaxed(&node->item_ns);
-    return each != 0 ? each <= longest : p->pool->desc.workers == 0;
-}
-
-/* Returns true if a row whose calls take at most `longest` can run. */
-SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest) {
-    int i;
-    for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
-        if (spdl__row_suits(p, &p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
-            return true;
-    return false;
-}
-
 /* Returns true for a thread of the pool: no guest, producer or consumer. The producer may outlive
    the pool. */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
@@ -7907,139 +7646,6 @@ SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
 /* Returns true if this thread of the pool has an init to undo. */
 SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
     return spdl__is_pool_thread(p, worker) && p->task[worker].inits != 0;
-}
-
-/* Returns true if `worker`, or with -1 any worker, has work. */
-SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
-    const spdl_pipeline *p = (const spdl_pipeline *)self;
-    if (p->has_hooks && spdl__load32(&p->leaving) &&
-        (worker >= 0 ? spdl__task_leaves(p, worker)
-                     : spdl__load32(&p->fini_done) < spdl__load32(&p->joined)))
-        return true;
-    return spdl__rows_runnable(p, SPDL__NEVER);
-}
-
-/* --- who is woken --- */
-
-#define SPDL__ALL_ROWS UINT32_MAX
-
-/* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
-   then looks for sleepers: without the barrier both could miss each other. Events are a take, a
-   leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
-   failure. After the first take of a sitting a worker checks all rows of its pool, because it may
-   have been woken for another one. After other events it checks the rows of its pipeline; when it
-   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
-   consumer's take checks the last row only while at most half of the buffer is filled or promised.
-   A woken worker then makes several items. A consumer that is about to sleep or reads the
-   statistics checks without this low watermark. */
-
-/* After an event that the consumer may sleep for, and a full barrier. */
-SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
-    uint32_t asleep = spdl__load_relaxed32(&p->waiting);
-    if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
-    if (asleep == 1) spdl__os_event_wake(&p->fed, 1);
-    else p->ready_fn(p->ready_user); /* user code */
-}
-
-/* Returns true if a sleeping consumer has work: an item, a mark, or a hole that hides one or blocks
-   the last row. */
-SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
-    const spdl__edge *sink = p->sink;
-    const uint64_t head = spdl__head(spdl__load(&sink->word));
-    if (!spdl__edge_ready(sink, head)) return false;
-    if (spdl__slot_tag(spdl__edge_slot(sink, head)) != SPDL__HOLE) return true;
-    return spdl__edge_ready(sink, head + 1) ||
-           !spdl__row_room(p, p->last, spdl__load(p->last->word));
-}
-
-SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
-    uint32_t one = 1;
-    if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
-        spdl__os_event_wake(&p->room, 1);
-}
-
-/* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
-SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
-    const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
-    const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
-    int i;
-    if (!sleepers && !helps) return;
-    for (i = p->count - 1; i >= 0; --i) {
-        if (!(rows >> i & 1) || !spdl__row_runnable(p, &p->node[i])) continue;
-        if (sleepers) spdl__pool_wake_one(p->pool);
-        else spdl__wake_consumer(p);
-        return;
-    }
-}
-
-SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
-    spdl_pipeline *p = (spdl_pipeline *)self;
-    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, SPDL__ALL_ROWS);
-}
-
-SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
-                                    bool all) {
-    spdl__client_stir(p->beacon, p->bit);
-    if (!node->at_end && p->works_ns == 0 && p->pool != NULL && !spdl__pool_has_sleepers(p->pool))
-        return; /* another row wakes the consumer or the producer */
-    if (spdl__load_relaxed32(&p->waiting) != 0 &&
-        (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
-        spdl__wake_consumer(p);
-    if (node->at_end) spdl__wake_producer(p);
-    if (spdl__load32(&p->stopping)) return;
-    if (!all) {
-        spdl__wake_rows(p, rows);
-    } else if (p->pool != NULL && spdl__pool_has_sleepers(p->pool)) {
-        if (spdl__pool_runnable(p->pool, -1, &p->client)) spdl__pool_wake_one(p->pool);
-    } else {
-        spdl__wake_rows(p, SPDL__ALL_ROWS);
-    }
-}
-
-/* Returns true if a thread sleeps, or the pipeline counts as quiet. */
-SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
-    return SPDL__UNLIKELY(spdl__load_relaxed32(&beacon->sleepers) != 0) ||
-           SPDL__UNLIKELY((spdl__load_relaxed(&beacon->quiet) & bit) != 0);
-}
-
-/* After a read-modify-write that changed this row, before code that may take long. Checks the
-   consumer, the producer and `rows`, or with `all` the whole pool. Sequentially consistent loads of
-   the sleepers are not enough: C11 does not order the put of an item before them. */
-SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
-                                  bool all) {
-    spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and room_wait: else a sleeper and
-                                  this look could both miss */
-    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
-}
-
-/* The same after a store. No processor orders that before the look at the sleepers. */
-SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
-                                         bool all) {
-    spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
-    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
-}
-
-/* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
-   `works` may have left rows whose calls are too long for it, so it checks the whole pool. */
-SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
-    spdl__full_barrier();
-    spdl__client_stir(p->beacon, p->bit);
-    if (!works)
-        spdl__wake_rows(p, (uint32_t)1 << p->last->index);
-    else if (spdl__pool_has_sleepers(p->pool) && spdl__pool_runnable(p->pool, -1, &p->client))
-        spdl__pool_wake_one(p->pool);
-}
-
-/* From a thread that does not look for work itself. */
-SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
-    spdl__full_barrier();
-    spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
-}
-
-SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
-    spdl__full_barrier();
-    spdl__wake_look(p, p->last, SPDL__ALL_ROWS, false);
-    spdl__wake_producer(p);
 }
 
 /* ============================================================================================= */
@@ -8195,10 +7801,11 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
 
 /* ============================================================================================= */
 /* >>flow-impl
-   An item's way through a row, and what a worker does: a step looks for the row furthest downstream
-   that has something to do, and sits there. A sitting takes an item, calls the function, puts the
-   result, and so on; then it leaves the row. A worker never keeps an item that it has not begun,
-   and never waits in a row. All that is rare is in >>rare-impl.
+   The way of an item through a row, and what a worker does: a step looks for the row furthest
+   downstream that has something to do, and sits there. A sitting takes an item, calls the function,
+   puts the result, and so on; then it leaves the row. A worker never keeps an item that it has not
+   begun, and never waits in a row. At the end of the way the consumer takes from the sink. All that
+   is rare is in the sections behind this one.
 
    Threads: the worker (or with SPDL_INLINE the consumer) whose task it is. User functions run here,
    never under a lock. An input is the call's until the function returns, and the library's again
@@ -8208,6 +7815,8 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
 #define SPDL__SITTING_ITEMS 32 /* calls of a sitting at most */
 #define SPDL__TIMED_NS 1000    /* calls of this average are timed one by one */
 #define SPDL__SLOW_NS 1000000  /* a sitting that is longer by this had a slow call */
+#define SPDL__WATERMARK_BUFFER 8 /* smallest sink with a low watermark, see sink_hint */
+#define SPDL__TAKER_ITEMS 16 /* with reports: items between two reads of schedstat */
 
 typedef enum spdl__outcome {
     SPDL__GOES_ON,
@@ -8246,8 +7855,22 @@ typedef struct spdl__sitting {
     bool again;  /* the call has returned SPDL_AGAIN */
 } spdl__sitting;
 
-/* --- what is rare, of >>rare-impl and >>merge-impl --- */
+/* --- what is rare, of the sections behind --- */
 
+SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node);
+SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word);
+SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word);
+SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                    bool all);
+SPDL__PRIVATE uint64_t spdl__edge_put_wait(const spdl__edge *edge, uint64_t head, uint64_t now);
+SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now, bool idle);
+SPDL__PRIVATE void spdl__gap_open(spdl__edge *edge, uint64_t head, uint64_t now, bool idle);
+SPDL__INLINE void spdl__gap_idle(spdl__edge *edge, uint64_t now);
+SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl_error *error);
+SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
+                                       uint64_t ns);
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin);
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task);
 SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out);
@@ -8268,6 +7891,99 @@ SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counter
 SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over);
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node);
 SPDL__PRIVATE void spdl__step_fini(spdl_pipeline *p, spdl_task *task);
+SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now);
+SPDL__COLD void spdl__sink_starts(spdl_pipeline *p, uint64_t now);
+SPDL__COLD void spdl__taker_look(spdl_pipeline *p);
+SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__item *got);
+SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin);
+
+/* --- an edge --- */
+
+SPDL__INLINE uint64_t spdl__head(uint64_t word) { return word >> SPDL__HEAD_BITS; }
+
+SPDL__INLINE spdl__slot *spdl__edge_slot(const spdl__edge *edge, uint64_t ticket) {
+    return &edge->slot[ticket & edge->mask];
+}
+
+/* Acquire: pairs with the release in spdl__put_at. Without it the slot could be read before it was
+   written. */
+SPDL__INLINE bool spdl__slot_has(const spdl__slot *slot, uint64_t ticket) {
+    return ((spdl__load(&slot->stamp) ^ (ticket + 1)) & SPDL__STAMP_MASK) == 0;
+}
+
+SPDL__INLINE bool spdl__edge_ready(const spdl__edge *edge, uint64_t ticket) {
+    return spdl__slot_has(spdl__edge_slot(edge, ticket), ticket);
+}
+
+SPDL__INLINE uint64_t spdl__origin(uint64_t sequence, unsigned owner) {
+    return sequence << 8 | owner;
+}
+
+SPDL__INLINE unsigned spdl__origin_tag(uint64_t origin) { return (unsigned)(origin & 0xff); }
+
+SPDL__INLINE unsigned spdl__slot_tag(const spdl__slot *slot) {
+    return spdl__origin_tag(spdl__load_relaxed(&slot->origin));
+}
+
+SPDL__INLINE bool spdl__tag_failed(unsigned tag) {
+    return (tag & SPDL__FAILED) != 0 && tag < SPDL__HOLE;
+}
+
+/* Reads a slot. If the swap of the word fails afterwards, the copy is void: another thread has the
+   item, and the slot may have been written again. */
+SPDL__INLINE spdl__item spdl__slot_read(const spdl__slot *slot) {
+    spdl__item got;
+    got.item = spdl__load_pointer(&slot->item);
+    got.origin = spdl__load_relaxed(&slot->origin);
+    got.range = spdl__load_relaxed(&slot->range);
+    return got;
+}
+
+/* Results with tickets below the returned one have room, when `capacity` of them may wait or be
+   made. Never too high: a later read of a counter can only add room. */
+SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity) {
+    /* pairs with the swap of a take: else a slot could be written while it is read */
+    const uint64_t head = spdl__head(spdl__load(&edge->word));
+    const uint64_t dropped = spdl__load(&edge->dropped); /* after head: all holes before it */
+    const uint64_t until = head - dropped + capacity + spdl__load_relaxed(&edge->refunds);
+    return edge->holes && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
+}
+
+/* Returns the ticket that the next take promises. */
+SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
+    if (node->tickets == SPDL__TICKET_ALONE || node->tickets == SPDL__TICKET_AGAIN)
+        return spdl__load_relaxed(&node->out.tail);
+    return spdl__head(word) + spdl__load_relaxed(&node->base);
+}
+
+/* Tickets below this have room. With TICKET_AGAIN a row is called while fewer than buffer_size
+   results wait. Each call inside may put one more, so there are slots for buffer_size +
+   concurrency. */
+SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
+    const uint64_t calls =
+        node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
+    return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
+}
+
+/* --- a wake --- */
+
+#define SPDL__ALL_ROWS UINT32_MAX
+
+/* Returns true if a thread sleeps, or the pipeline counts as quiet. */
+SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
+    return SPDL__UNLIKELY(spdl__load_relaxed32(&beacon->sleepers) != 0) ||
+           SPDL__UNLIKELY((spdl__load_relaxed(&beacon->quiet) & bit) != 0);
+}
+
+/* After a read-modify-write that changed this row, before code that may take long. Checks the
+   consumer, the producer and `rows`, or with `all` the whole pool. Sequentially consistent loads of
+   the sleepers are not enough: C11 does not order the put of an item before them. */
+SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                  bool all) {
+    spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and room_wait: else a sleeper and
+                                  this look could both miss */
+    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
+}
 
 /* --- take --- */
 
@@ -8332,6 +8048,18 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
 }
 
 /* --- put --- */
+
+/* Writes the slot of a promised ticket, which is free. */
+SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
+                               uint64_t now) {
+    spdl__slot *slot = spdl__edge_slot(edge, ticket);
+    spdl__store_pointer(&slot->item, what->item);
+    spdl__store_relaxed(&slot->origin, what->origin);
+    spdl__store_relaxed(&slot->range, what->range);
+    spdl__store(&slot->stamp, now >> 10 << SPDL__STAMP_BITS |
+                                  ((ticket + 1) & SPDL__STAMP_MASK)); /* pairs with slot_has */
+    SPDL_TEST_POINT("pipeline put");
+}
 
 /* Ticket of a result, a hole or a mark. */
 SPDL__INLINE uint64_t spdl__put_ticket(spdl__node *node, uint64_t promised) {
@@ -8398,36 +8126,6 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
 }
 
 /* --- leave --- */
-
-SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
-    unsigned power;
-    if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
-    if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
-    power = spdl__highest(ns);
-    return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
-           (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
-}
-
-/* Counts durations of `each`, `ns` together. */
-SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times, uint64_t each,
-                                       uint64_t ns) {
-    spdl__count(&counters->timed_ns, ns);
-    spdl__count(&counters->bucket[spdl__bucket(each)], times);
-    if (each > spdl__load_relaxed(&counters->max_ns)) spdl__store_relaxed(&counters->max_ns, each);
-}
-
-/* Counts `calls` calls of `ns` together; `failed` of them have failed. */
-SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
-                                       uint64_t ns) {
-    const uint64_t each = calls > 1 ? ns / calls : ns;
-    spdl__count(&counters->tasks, calls);
-    if (SPDL__NO_STATS) return;
-    if (SPDL__UNLIKELY(failed > 0)) {
-        spdl__count(&counters->failed_ns, each * failed);
-        ns -= each * failed;
-    }
-    if (calls > failed) spdl__counters_time(counters, calls - failed, each, ns);
-}
 
 /* A moving average: fast upwards, slow downwards. */
 SPDL__PRIVATE void spdl__counters_learn(spdl__node *node, uint64_t calls, uint64_t ns) {
@@ -8607,6 +8305,16 @@ SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t l
 
 /* --- step --- */
 
+/* Returns true if calls of this row take at most `longest` on average. A row without a time is for
+   workers, if the pool has any. */
+SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node,
+                                  uint64_t longest) {
+    uint64_t each;
+    if (longest == SPDL__NEVER || node->builtin) return true;
+    each = spdl__load_relaxed(&node->item_ns);
+    return each != 0 ? each <= longest : p->pool->desc.workers == 0;
+}
+
 /* One sitting, as far downstream as possible: first in empty rows, as two threads in one row
    contend for its word. Leaves out rows whose calls take longer than `longest`. */
 SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
@@ -8641,28 +8349,524 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
     return false;
 }
 
+/* --- the consumer takes --- */
+
+SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
+    const uint64_t since = spdl__load_relaxed(&p->wait_since);
+    spdl__store_relaxed(&p->wait_since, 0);
+    spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
+}
+
+/* After a take: wakes a worker for the last row. A large buffer has a low watermark: it wakes only
+   while at most half is filled or promised. A feed has none, as the producer may be the consumer.
+   The worker may take this processor, which counts as a wait. */
+SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
+    const spdl__node *last = p->last;
+    const spdl__edge *sink = p->sink;
+    uint64_t there;
+    bool opens;
+    spdl__barrier_after_rmw();
+    if (!spdl__wake_wanted(p->beacon, p->bit)) return;
+    there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
+            spdl__head(spdl__load_relaxed(&sink->word)) + spdl__load_relaxed(&sink->dropped);
+    if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
+        2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
+        return;
+    opens = !SPDL__NO_STATS && spdl__load_relaxed(&p->wait_since) == 0;
+    if (opens) spdl__store_relaxed(&p->wait_since, spdl_time_ns());
+    spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
+    if (opens) spdl__next_waited(p);
+}
+
+/* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
+   the rest, so it is read only where a time begins or ends. */
+SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
+    spdl__edge *sink = p->sink;
+    const uint64_t waits = spdl__load_relaxed(&p->wait_since);
+    const bool timed = !SPDL__NO_STATS && (p->delivered < 2 || p->feed != NULL || waits != 0 ||
+                                           spdl__load_relaxed(&sink->gap_since) != 0 ||
+                                           !spdl__edge_ready(sink, head) ||
+                                           spdl__edge_ready(sink, head + sink->buffer_size - 1));
+    const uint64_t now = timed ? spdl_time_ns() : 0;
+    const uint64_t waited = timed ? spdl__edge_put_wait(sink, head - 1, now) : 0;
+    if (item != NULL && timed) {
+        if (p->feed != NULL) spdl__sink_answer(p, item, now);
+        if (p->delivered < 2) spdl__sink_starts(p, now);
+    }
+    if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
+    (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
+    spdl__edge_took(sink, head, now, waits != 0);
+    if (item != NULL) spdl__store_relaxed(&p->delivered, p->delivered + 1);
+    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
+    spdl__sink_hint(p);
+}
+
+/* Returns SPDL_OK with the next item, SPDL_EMPTY, or how the run ended. */
+SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
+    /* read before the items: those put before the stop are delivered */
+    const bool halted = spdl__load32(&p->stopping) != 0;
+    spdl__edge *sink = p->sink;
+    uint64_t head = spdl__head(spdl__load_relaxed(&sink->word));
+    for (; !p->closed_returned; ++head) {
+        const spdl__slot *slot = spdl__edge_slot(sink, head);
+        spdl__item got;
+        unsigned tag;
+        bool failed;
+        if (!spdl__slot_has(slot, head)) {
+            if (!halted) return SPDL_EMPTY;
+            p->closed_returned = true;
+            (void)spdl__sink_over(p, 0);
+            break;
+        }
+        got = spdl__slot_read(slot);
+        tag = spdl__origin_tag(got.origin);
+        if (SPDL__LIKELY(tag < SPDL__HOLE)) {
+            if (SPDL__UNLIKELY(p->skip > 0)) {
+                spdl__sink_drop(p, head, &got);
+                continue;
+            }
+            failed = spdl__tag_failed(tag); /* its input is the item */
+            if (SPDL__UNLIKELY(failed)) spdl__failure_read(sink, head, &p->told);
+            spdl__position_watch(p, &got);
+            p->last_item = got;
+            memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
+            spdl__sink_moves(p, head + 1, slot);
+            return failed ? SPDL_E_STAGE : SPDL_OK;
+        }
+        if (tag == SPDL__END || tag == SPDL__FAIL) return spdl__sink_over(p, got.origin);
+        if (tag == SPDL__HOLE) spdl__store(&sink->dropped, sink->dropped + 1); /* before the head */
+        else spdl__store_relaxed(&sink->marks, sink->marks + 1);
+        if (tag == SPDL__EPOCH) spdl__position_epoch(p);
+        spdl__sink_moves(p, head + 1, NULL);
+        if (tag == SPDL__EPOCH) return SPDL_END;
+    }
+    return SPDL_CLOSED;
+}
+
 /* ============================================================================================= */
-/* >>rare-impl
-   What is rare on an item's way: failures and marks, what a call may ask for, calls in rows that
-   may have anything, calls that go on later, and where the time of the consumer goes.
+/* >>wake-impl
+   What can run, and who is woken. Threads: any. */
+
+/* --- what can run --- */
+
+/* Returns true if the edge has a slot for this ticket. A hole takes a slot, but is not counted as
+   waiting. */
+SPDL__PRIVATE bool spdl__edge_has_slot(const spdl__edge *edge, uint64_t ticket) {
+    const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
+    return (int64_t)(head + edge->window - ticket) > 0;
+}
+
+/* Returns true if a branch may route one more result, or a mark can go down every path. */
+SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
+    uint64_t waiting = 0;
+    int i;
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
+        const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
+        if (over > 0) waiting += (uint64_t)over;
+        if (!spdl__edge_has_slot(edge, spdl__load_relaxed(&edge->tail))) return false;
+    }
+    return waiting < (uint64_t)node->row.buffer_size;
+}
+
+/* Returns the room for results; of a branch 1 or 0. Exact for a thread alone in the row, else an
+   estimate. */
+SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word) {
+    int64_t room;
+    if (node->row.kind == SPDL_KIND_BRANCH) return spdl__row_routes(p, node);
+    room = (int64_t)(spdl__row_until(node) - spdl__row_at(node, word));
+    return room > 0 ? (uint64_t)room : 0;
+}
+
+/* Returns true if a hole at the head can be passed: it needs a slot but no room. */
+SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
+                                         uint64_t word) {
+    const bool branch = node->row.kind == SPDL_KIND_BRANCH; /* it goes down the first path */
+    const spdl__edge *edge = branch ? spdl__path_edge(p, node, 0) : &node->out;
+    return !node->holes || spdl__edge_has_slot(edge, branch ? spdl__load_relaxed(&edge->tail)
+                                                            : spdl__row_at(node, word));
+}
+
+SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
+
+/* Returns true if a step of this row has work, for this value of its word. Any thread. */
+SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word) {
+    const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
+    const spdl_kind kind = node->row.kind;
+    const spdl__slot *slot;
+    unsigned tag;
+    if (node->own_thread || kind == SPDL_KIND_PATH) return false; /* the limit of a feed is 0 */
+    if (node->parked != NULL) {
+        if (spdl__load_relaxed32(&node->parked_done.count) > 0) return true;
+        if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 && !(word & SPDL__SHUT) &&
+            spdl__row_room(p, node, word))
+            return true;
+    }
+    if ((word & SPDL__BUSY) >= spdl__load_relaxed32(&node->limit)) return false;
+    if (kind == SPDL_KIND_MERGE) return spdl__merge_runnable(p, node);
+    if (node->in == NULL) return spdl__row_room(p, node, word) > 0;
+    slot = spdl__edge_slot(node->in, spdl__head(word));
+    if (!spdl__slot_has(slot, spdl__head(word))) return false;
+    tag = spdl__slot_tag(slot);
+    if (tag == SPDL__HOLE) return spdl__row_passes_hole(p, node, word);
+    return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
+}
+
+SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *node) {
+    return spdl__row_has_work(p, node, spdl__load(node->word));
+}
+
+/* Returns true if a row whose calls take at most `longest` can run. */
+SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest) {
+    int i;
+    for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
+        if (spdl__row_suits(p, &p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
+            return true;
+    return false;
+}
+
+/* Returns true if `worker`, or with -1 any worker, has work. */
+SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
+    const spdl_pipeline *p = (const spdl_pipeline *)self;
+    if (p->has_hooks && spdl__load32(&p->leaving) &&
+        (worker >= 0 ? spdl__task_leaves(p, worker)
+                     : spdl__load32(&p->fini_done) < spdl__load32(&p->joined)))
+        return true;
+    return spdl__rows_runnable(p, SPDL__NEVER);
+}
+
+/* --- who is woken --- */
+
+/* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
+   then looks for sleepers: without the barrier both could miss each other. Events are a take, a
+   leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
+   failure. After the first take of a sitting a worker checks all rows of its pool, because it may
+   have been woken for another one. After other events it checks the rows of its pipeline; when it
+   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
+   consumer's take checks the last row only while at most half of the buffer is filled or promised.
+   A woken worker then makes several items. A consumer that is about to sleep or reads the
+   statistics checks without this low watermark. */
+
+/* After an event that the consumer may sleep for, and a full barrier. */
+SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
+    uint32_t asleep = spdl__load_relaxed32(&p->waiting);
+    if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
+    if (asleep == 1) spdl__os_event_wake(&p->fed, 1);
+    else p->ready_fn(p->ready_user); /* user code */
+}
+
+/* Returns true if a sleeping consumer has work: an item, a mark, or a hole that hides one or blocks
+   the last row. */
+SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
+    const spdl__edge *sink = p->sink;
+    const uint64_t head = spdl__head(spdl__load(&sink->word));
+    if (!spdl__edge_ready(sink, head)) return false;
+    if (spdl__slot_tag(spdl__edge_slot(sink, head)) != SPDL__HOLE) return true;
+    return spdl__edge_ready(sink, head + 1) ||
+           !spdl__row_room(p, p->last, spdl__load(p->last->word));
+}
+
+SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
+    uint32_t one = 1;
+    if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
+        spdl__os_event_wake(&p->room, 1);
+}
+
+/* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
+SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
+    const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
+    const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
+    int i;
+    if (!sleepers && !helps) return;
+    for (i = p->count - 1; i >= 0; --i) {
+        if (!(rows >> i & 1) || !spdl__row_runnable(p, &p->node[i])) continue;
+        if (sleepers) spdl__pool_wake_one(p->pool);
+        else spdl__wake_consumer(p);
+        return;
+    }
+}
+
+SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, SPDL__ALL_ROWS);
+}
+
+SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                    bool all) {
+    spdl__client_stir(p->beacon, p->bit);
+    if (!node->at_end && p->works_ns == 0 && p->pool != NULL && !spdl__pool_has_sleepers(p->pool))
+        return; /* another row wakes the consumer or the producer */
+    if (spdl__load_relaxed32(&p->waiting) != 0 &&
+        (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
+        spdl__wake_consumer(p);
+    if (node->at_end) spdl__wake_producer(p);
+    if (spdl__load32(&p->stopping)) return;
+    if (!all) {
+        spdl__wake_rows(p, rows);
+    } else if (p->pool != NULL && spdl__pool_has_sleepers(p->pool)) {
+        if (spdl__pool_runnable(p->pool, -1, &p->client)) spdl__pool_wake_one(p->pool);
+    } else {
+        spdl__wake_rows(p, SPDL__ALL_ROWS);
+    }
+}
+
+/* The same after a store. No processor orders that before the look at the sleepers. */
+SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                         bool all) {
+    spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
+    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
+}
+
+/* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
+   `works` may have left rows whose calls are too long for it, so it checks the whole pool. */
+SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
+    spdl__full_barrier();
+    spdl__client_stir(p->beacon, p->bit);
+    if (!works)
+        spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+    else if (spdl__pool_has_sleepers(p->pool) && spdl__pool_runnable(p->pool, -1, &p->client))
+        spdl__pool_wake_one(p->pool);
+}
+
+/* From a thread that does not look for work itself. */
+SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
+    spdl__full_barrier();
+    spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
+}
+
+SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
+    spdl__full_barrier();
+    spdl__wake_look(p, p->last, SPDL__ALL_ROWS, false);
+    spdl__wake_producer(p);
+}
+
+/* ============================================================================================= */
+/* >>blame-impl
+   Where time goes: waits on edges, the row that the consumer waits for, and how much of its calls
+   a processor computes.
+
+   Threads: workers that take, put and leave, and the consumer. */
+
+/* --- waits on edges --- */
+
+/* Age of a ready slot, in whole units of 1024 ns. */
+SPDL__PRIVATE uint64_t spdl__slot_age(const spdl__slot *slot, uint64_t now) {
+    const uint64_t put = spdl__load_relaxed(&slot->stamp) & ~SPDL__STAMP_MASK;
+    const int64_t ticks = (int64_t)((now >> 10 << SPDL__STAMP_BITS) - put);
+    return ticks > 0 ? (uint64_t)ticks >> SPDL__STAMP_BITS << 10 : 0;
+}
+
+/* For the thread that takes ticket `head`: that moves a waiting item into the buffer. Returns how
+   long this item has waited. */
+SPDL__PRIVATE uint64_t spdl__edge_put_wait(const spdl__edge *edge, uint64_t head, uint64_t now) {
+    const spdl__slot *slot = spdl__edge_slot(edge, head + edge->buffer_size);
+    if (SPDL__NO_STATS || !spdl__slot_has(slot, head + edge->buffer_size)) return 0;
+    return spdl__slot_tag(slot) >= SPDL__HOLE ? 0 : spdl__slot_age(slot, now);
+}
+
+/* A gap ends at `until`. Adds it to the sums, unless another thread has. */
+SPDL__NOINLINE void spdl__gap_close(spdl__edge *edge, uint64_t until) {
+    const uint64_t idle = spdl__load_relaxed(&edge->idle_since);
+    const uint64_t since = spdl__exchange(&edge->gap_since, 0);
+    if (since == 0 || until <= since) return;
+    spdl__add_relaxed(&edge->empty_ns, until - since);
+    if (idle != 0 && until > spdl__max(idle, since))
+        spdl__add_relaxed(&edge->get_wait_ns, until - spdl__max(idle, since));
+}
+
+/* A gap begins: no item at `head`. `idle`: the reader is free. */
+SPDL__PRIVATE void spdl__gap_open(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
+    if (spdl__head(spdl__load_relaxed(&edge->word)) != head) return; /* it is taken */
+    spdl__store_relaxed(&edge->idle_since, idle ? now : 0);
+    spdl__store_relaxed(&edge->gap_since, now);
+}
+
+/* The reader is free from now on: the rest of a gap is a wait. */
+SPDL__INLINE void spdl__gap_idle(spdl__edge *edge, uint64_t now) {
+    if (SPDL__NO_STATS || spdl__load_relaxed(&edge->gap_since) == 0) return;
+    if (spdl__load_relaxed(&edge->idle_since) == 0) spdl__store_relaxed(&edge->idle_since, now);
+}
+
+/* After a take of the ticket before `head`. A gap ended when that ticket was put. Another begins if
+   no item follows. `idle`: the reader is free. */
+SPDL__INLINE void spdl__edge_took(spdl__edge *edge, uint64_t head, uint64_t now, bool idle) {
+    if (SPDL__TRACED(edge->track)) spdl__trace_taken(edge);
+    if (SPDL__NO_STATS || now == 0) return;
+    if (SPDL__UNLIKELY(spdl__load_relaxed(&edge->gap_since) != 0))
+        spdl__gap_close(edge, now - spdl__slot_age(spdl__edge_slot(edge, head - 1), now));
+    if (!spdl__edge_ready(edge, head)) spdl__gap_open(edge, head, now, idle);
+}
+
+SPDL__PRIVATE void spdl__edge_ended(spdl__edge *edge, uint64_t now) {
+    if (edge->ended_ns != 0) return;
+    spdl__gap_close(edge, now);
+    spdl__store_relaxed(&edge->ended_ns, now);
+}
+
+/* --- why the consumer waits --- */
+
+SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node);
+
+/* Finds the item that the consumer waits for: upwards from the sink, the first row that has it,
+   runs it or could run it. *idle: its input is ready, and no worker takes it. */
+SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
+    spdl__node *node = p->last;
+    for (;;) {
+        const uint64_t word = spdl__load(node->word), active = word & SPDL__ACTIVE;
+        const spdl__edge *in = node->in;
+        *idle = false;
+        if (node->row.kind == SPDL_KIND_MERGE) {
+            node = spdl__merge_awaits(p, node);
+            continue;
+        }
+        if (node->row.kind == SPDL_KIND_PATH) {
+            node = node->before;
+            continue;
+        }
+        if (node->tickets == SPDL__TICKET_AT_TAKE
+                ? (int64_t)(spdl__row_at(node, word) - spdl__head(spdl__load(&node->out.word))) > 0
+                : active > 0)
+            return node;
+        if (in == NULL) {
+            *idle = node->row.kind == SPDL_KIND_SOURCE && !node->own_thread;
+            return node;
+        }
+        if (spdl__edge_ready(in, spdl__head(word))) {
+            *idle = active < spdl__load_relaxed32(&node->limit);
+            return node;
+        }
+        node = node->before;
+    }
+}
+
+/* Books the time since the last look at the row of that look, and looks again. Workers look when
+   they enter and leave a row with calls of a microsecond or more, unless another thread is looking.
+   `over`: the last look, by the consumer. */
+SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
+    uint64_t now;
+    if (over)
+        spdl__lock(&p->blame_lock, &p->locks);
+    else if (!spdl__try_lock(&p->blame_lock))
+        return;
+    now = spdl_time_ns();
+    if (p->blame_since != 0) {
+        spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
+                    spdl__grown(p->blame_since, now));
+        spdl__store_relaxed(&p->blame_since, over ? 0 : now);
+        if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
+    }
+    spdl__unlock(&p->blame_lock, &p->locks);
+}
+
+/* A wait of the consumer begins. */
+SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
+    spdl__lock(&p->blame_lock, &p->locks);
+    p->blame = spdl__blame_find(p, &p->blame_idle);
+    spdl__store_relaxed(&p->blame_since, since);
+    spdl__unlock(&p->blame_lock, &p->locks);
+}
+
+/* --- times of calls --- */
+
+SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
+    unsigned power;
+    if (ns < (1u << SPDL__SUB_BITS)) return (unsigned)ns;
+    if (ns >> SPDL__TOP_BITS != 0) return SPDL__BUCKETS - 1;
+    power = spdl__highest(ns);
+    return ((power - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS) |
+           (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
+}
+
+/* Counts durations of `each`, `ns` together. */
+SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times, uint64_t each,
+                                       uint64_t ns) {
+    spdl__count(&counters->timed_ns, ns);
+    spdl__count(&counters->bucket[spdl__bucket(each)], times);
+    if (each > spdl__load_relaxed(&counters->max_ns)) spdl__store_relaxed(&counters->max_ns, each);
+}
+
+/* Counts `calls` calls of `ns` together; `failed` of them have failed. */
+SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
+                                       uint64_t ns) {
+    const uint64_t each = calls > 1 ? ns / calls : ns;
+    spdl__count(&counters->tasks, calls);
+    if (SPDL__NO_STATS) return;
+    if (SPDL__UNLIKELY(failed > 0)) {
+        spdl__count(&counters->failed_ns, each * failed);
+        ns -= each * failed;
+    }
+    if (calls > failed) spdl__counters_time(counters, calls - failed, each, ns);
+}
+
+/* Ends a sitting of `ns` that was measured, and draws how many are not: on average, those of its
+   length take SPDL__METER_NS. Of many threads, which mostly sleep, all together are measured that
+   often: one by one, meters would cost 15 % of what calls that wait take of the processors. (Weyl's
+   sequence.) The meter is read before and after the clock, so its times may be longer. */
+SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, int threads,
+                                     uint64_t calls, uint64_t ns) {
+    const uint64_t each = SPDL__METER_NS * (threads > SPDL__METER_THREADS ? (uint64_t)threads : 1);
+    uint64_t cpu, wait, cpu_ns, counts;
+    bool cpu_known, wait_known;
+    spdl__os_thread_times(NULL, &cpu, NULL);
+    spdl__os_thread_times(&meter->file, NULL, &wait);
+    cpu_known = meter->cpu_ns != SPDL__NEVER && cpu != SPDL__NEVER;
+    wait_known = meter->wait_ns != SPDL__NEVER && wait != SPDL__NEVER;
+    spdl__meter_waited(meter, wait);
+    cpu_ns = cpu_known ? spdl__min(cpu - meter->cpu_ns, ns) : ns;
+    counts = cpu_ns + (ns - cpu_ns) / SPDL__METER_SLEEP + 1; /* without the clock: all of it */
+    meter->lot += 0x9e3779b97f4a7c15u;
+    counters->meter_due =
+        (int64_t)((meter->lot >> 32) * (2 * (each / counts) + 1) >> 32);
+    if (!cpu_known) return;
+    meter->cpu_ns = cpu;
+    spdl__count(&counters->metered_ns, ns);
+    spdl__count(&counters->metered_cpu_ns, cpu_ns);
+    spdl__count(&counters->metered, calls);
+    if (wait_known)
+        spdl__count(&counters->metered_wait_ns, spdl__min(wait - meter->wait_ns, ns - cpu_ns));
+    else spdl__count(&counters->metered_blind, calls);
+}
+
+/* A rare slow call, of `ns`, is booked apart: a sample would miss most of these. It used no more of
+   a processor than its thread has since the meter was read last. */
+SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, uint64_t ns) {
+    const uint64_t cpu_before = meter->cpu_ns, wait_before = meter->last_wait_ns;
+    uint64_t cpu_ns;
+    if (meter->thread != spdl__os_thread_number() || cpu_before == SPDL__NEVER) return;
+    spdl__meter_start(meter);
+    if (meter->cpu_ns == SPDL__NEVER) return;
+    cpu_ns = spdl__min(meter->cpu_ns - cpu_before, ns);
+    spdl__count(&counters->metered, 1);
+    spdl__count(&counters->slow_ns, ns);
+    spdl__count(&counters->slow_cpu_ns, cpu_ns);
+    if (wait_before != SPDL__NEVER && meter->wait_ns != SPDL__NEVER)
+        spdl__count(&counters->slow_wait_ns, spdl__min(meter->wait_ns - wait_before, ns - cpu_ns));
+}
+
+/* A long sitting of `ns`. Returns true if one call was slow: then every call is booked here, the
+   others with the usual time. */
+SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
+    const uint64_t usual = spdl__load_relaxed(&s->node->item_ns), others = s->calls - 1;
+    const uint64_t failed = spdl__load_relaxed(&s->counters->failures) - s->failures;
+    if (usual == 0 || s->node->builtin || s->node->row.deferred ||
+        ns < 8 * usual * s->calls + SPDL__SLOW_NS)
+        return false;
+    if (!s->timed && others > 0)
+        spdl__counters_book(s->counters, others, spdl__min(failed, others), usual * others);
+    if (!s->timed)
+        spdl__counters_book(s->counters, 1, spdl__grown(others, failed), ns - usual * others);
+    spdl__meter_slow(&task->meter, s->counters, ns - usual * others);
+    return true;
+}
+
+/* ============================================================================================= */
+/* >>mark-impl
+   What else than a result is put: holes and marks, and how they pass a row.
 
    Threads: as in >>flow-impl. */
-
-#define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
-#define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
-#define SPDL__SHED_FAILURES 100 /* a .flush row that fails so often keeps the rest */
-#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake in every row */
-
-/* Destroys an item with the free_item of the stage that made it. */
-SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
-    const unsigned owner = spdl__origin_tag(origin) & ~SPDL__FAILED;
-    if (owner == SPDL__BUFFER) spdl_buffer_free(item);
-    if (item == NULL || owner >= SPDL_MAX_STAGES) return;
-    if (p->node[owner].row.free_item != NULL)
-        p->node[owner].row.free_item(item);
-    else if (SPDL__DEBUGS)
-        spdl__add(&p->node[owner].unfreed, 1);
-}
 
 /* No call enters these rows any more. */
 SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
@@ -8672,8 +8876,6 @@ SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
     spdl__full_barrier();
     spdl__wake_producer(p);
 }
-
-/* --- what else is put --- */
 
 SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int path,
                                   const spdl__item *what, uint64_t now) {
@@ -8736,7 +8938,182 @@ SPDL__PRIVATE void spdl__row_pass(spdl_pipeline *p, spdl__node *node, uint64_t p
     spdl__store_relaxed(&node->epoch, node->epoch + 1);
 }
 
-/* --- fail --- */
+/* The end of the epoch, or of all. The room for one result is the mark's. */
+SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
+    spdl__node *node = task->node;
+    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+    spdl__item mark = { NULL, 0, 0 };
+    if (SPDL__DEBUGS && node->made == 0)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
+                   "stage %d '%s' ended without an item, in epoch %llu", node->index, node->name,
+                   (spdl__llu)epoch);
+    spdl__store_relaxed(&task->open, 0); /* a thread that sees the end sees no call */
+    mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
+    spdl__row_pass(task->pipeline, node, 0, &mark, now);
+    if (node->row.continuous) spdl__store_relaxed(&node->made, 0);
+}
+
+/* --- pass --- */
+
+/* The thread is alone in the row, at a mark: makes the call of .flush. Returns true if the call
+   waits for room, and stays inside. */
+SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t at, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__counters *counters = &node->counters[task->worker];
+    const uint64_t failed = spdl__load_relaxed(&counters->failures);
+    spdl__outcome outcome;
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
+    node->flushed = true;
+    task->node = node;
+    task->call.flushing = true;
+    task->call.in.item = NULL;
+    task->call.in.range = (p->feed != NULL ? spdl__range_pushed(now) : 0) | SPDL__SPAN_MAX;
+    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
+    spdl__store_relaxed(&task->sequence, 0);
+    task->call.ticket = at;
+    task->call.since = now;
+    if (!node->builtin) spdl__flow_opens(task, now);
+    outcome = spdl__flow_call(task, counters, &now);
+    spdl__store_relaxed(&task->open, 0);
+    if (!node->builtin)
+        spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
+                            now - task->call.since);
+    if (outcome != SPDL__LATER) return false;
+    spdl__flow_park(task, task->parked);
+    task->parked = NULL;
+    return true;
+}
+
+/* Passes the mark at the head, or makes the call of .flush before it. Returns true if it did. */
+SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
+    spdl_pipeline *p = task->pipeline;
+    uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now;
+    const uint64_t head = spdl__head(word);
+    const spdl__slot *slot = spdl__edge_slot(node->in, head);
+    bool room, flushes;
+    spdl__item mark;
+    unsigned tag;
+    if ((word & SPDL__BUSY) != 0 || !spdl__slot_has(slot, head)) return false;
+    mark = spdl__slot_read(slot);
+    tag = spdl__origin_tag(mark.origin);
+    if (tag <= SPDL__HOLE || !spdl__row_room(p, node, word)) return false;
+    SPDL_TEST_POINT("pipeline about to pass");
+    if (!spdl__cas(node->word, &word, word + SPDL__PASSING)) return false;
+    /* Alone, and the head is the same. Another thread may have been inside since the word was read,
+       so `flushed` and the room are read again. */
+    SPDL_TEST_POINT("pipeline passes");
+    now = spdl_time_ns();
+    at = spdl__row_at(node, word);
+    room = spdl__row_room(p, node, word) > 0;
+    flushes = room && node->row.flush && !node->flushed;
+    if (flushes && spdl__flow_flush(task, node, at, now)) return true;
+    if (room && !flushes) {
+        spdl__row_pass(p, node, at, &mark, now);
+        if (tag != SPDL__EPOCH) spdl__edge_ended(node->in, now);
+        spdl__store_relaxed(&node->in->marks, node->in->marks + 1);
+        change += SPDL__HEAD_ONE;
+    }
+    spdl__word_move(p, node, change);
+    if (room && !flushes && tag == SPDL__EPOCH) spdl__edge_took(node->in, head + 1, now, true);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
+    return true;
+}
+
+/* Passes a hole at the head without a call. Returns true if it did; the word is up to date. It
+   enters first: `dropped` changes before the head, and a rewind must not run in between. */
+SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
+    spdl_pipeline *p = s->p;
+    spdl__node *node = s->node;
+    const uint64_t at = spdl__row_at(node, s->word);
+    if (!spdl__row_passes_hole(p, node, s->word)) return false;
+    if (!s->inside) {
+        if (!spdl__cas(node->word, &s->word, s->word + 1)) return false;
+        ++s->word;
+        s->inside = s->done = true; /* leaves */
+    }
+    spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
+    SPDL_TEST_POINT("pipeline passes a hole");
+    if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
+        spdl__sub(&node->in->dropped, 1);
+        /* others may have seen too little room */
+        spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
+        return false;
+    }
+    spdl__put_nothing(p, node, at, s->now);
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
+    s->word = spdl__load(node->word);
+    return true;
+}
+
+/* ============================================================================================= */
+/* >>fail-impl
+   Calls that fail: the reason and the place, failures that a row tolerates or delivers, and the one
+   that ends the pipeline.
+
+   Threads: as in >>flow-impl. */
+
+/* --- the reason --- */
+
+SPDL__PRINTF(2, 3)
+SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(task->text, sizeof(task->text), format, args);
+    va_end(args);
+    return SPDL_E_STAGE;
+}
+
+/* The request of a call is impossible: the call fails with the reason just recorded. */
+SPDL__PRIVATE spdl_result spdl__task_call_error(spdl_task *task, spdl_result failed) {
+    task->call.misused = failed != SPDL_OK;
+    return SPDL_E_INVALID;
+}
+
+/* The same for a request that is impossible in every call of the row. */
+SPDL__PRIVATE spdl_result spdl__task_row_error(spdl_task *task, const char *what) {
+    task->call.row_error = true;
+    return spdl__task_call_error(task, spdl__task_fail(task, "%s", what));
+}
+
+/* Returns true on the thread that runs the call. Another thread never sees its own id: it has
+   written 0 after its last call here. */
+SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
+    return spdl__load_relaxed(&task->thread) == spdl__os_thread_id();
+}
+
+/* The same; logs a misuse of `function`. */
+SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
+    if (spdl__task_running(task)) return true;
+    spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
+               "%s: not inside of a call of this stage", function);
+    return false;
+}
+
+SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
+    const bool running = spdl__task_running(task);
+    char text[SPDL_TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(running ? task->text : text, sizeof(text), format, args);
+    va_end(args);
+    if (!running)
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
+                   "spdl_fail: not inside of a call of this stage: %s", text);
+    return SPDL_E_STAGE;
+}
+
+SPDL__PRIVATE void spdl__thrown_drop(spdl__thrown_what *thrown) {
+    if (thrown->kept != NULL) thrown->act(thrown->kept, false);
+    thrown->kept = NULL;
+}
+
+SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *kept, bool rethrow)) {
+    spdl__thrown_drop(&task->thrown);
+    task->thrown.kept = kept;
+    task->thrown.act = act;
+}
+
+/* --- the failure that ends the pipeline --- */
 
 SPDL__PRIVATE void spdl__fail_error(const spdl_task *task, spdl_result result, const char *text,
                                     spdl_error *error) {
@@ -8818,100 +9195,6 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
     }
 }
 
-/* --- what a call may ask for --- */
-
-/* Frees the buffer of a call that is not its result. */
-SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
-    char *buffer = (char *)task->call.buffer;
-    task->call.buffer = NULL;
-    if (spdl__token_row(task->pipeline, buffer) >= 0) return;
-    if (buffer != NULL && task->node->places) {
-        spdl__node *row = task->node + 1;
-        spdl__lock(&row->place_lock, row->locks);
-        task->call.holder->owner[(size_t)(buffer - (char *)task->call.holder->shown.data) /
-                            row->row.item_bytes] = 0;
-        spdl__unlock(&row->place_lock, row->locks);
-    } else {
-        spdl_buffer_free(buffer);
-    }
-}
-
-/* The origin of a result. A buffer that is the result is not the call's any more. */
-SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
-    unsigned owner = task->owner;
-    if (SPDL__UNLIKELY(task->call.buffer != NULL) && item == task->call.buffer) {
-        owner = spdl__token_row(task->pipeline, item) >= 0 ? SPDL__TOKEN
-                : task->node->places                       ? SPDL__IN_PLACE
-                                                           : SPDL__BUFFER;
-        task->call.buffer = NULL;
-    }
-    return spdl__origin(task->sequence, owner);
-}
-
-SPDL__PRINTF(2, 3)
-SPDL__PRIVATE spdl_result spdl__task_fail(spdl_task *task, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(task->text, sizeof(task->text), format, args);
-    va_end(args);
-    return SPDL_E_STAGE;
-}
-
-/* The request of a call is impossible: the call fails with the reason just recorded. */
-SPDL__PRIVATE spdl_result spdl__task_call_error(spdl_task *task, spdl_result failed) {
-    task->call.misused = failed != SPDL_OK;
-    return SPDL_E_INVALID;
-}
-
-/* The same for a request that is impossible in every call of the row. */
-SPDL__PRIVATE spdl_result spdl__task_row_error(spdl_task *task, const char *what) {
-    task->call.row_error = true;
-    return spdl__task_call_error(task, spdl__task_fail(task, "%s", what));
-}
-
-/* Returns true on the thread that runs the call. Another thread never sees its own id: it has
-   written 0 after its last call here. */
-SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
-    return spdl__load_relaxed(&task->thread) == spdl__os_thread_id();
-}
-
-/* The same; logs a misuse of `function`. */
-SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
-    if (spdl__task_running(task)) return true;
-    spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-               "%s: not inside of a call of this stage", function);
-    return false;
-}
-
-/* SPDL_DEBUG: logs a task that is used after its call. Threads of the call itself may read it. */
-SPDL__NOINLINE void spdl__task_debug(const spdl_task *task, const char *function) {
-    if (spdl__load_relaxed(&task->thread) == 0) (void)spdl__task_allows(task, function);
-}
-
-SPDL_API spdl_result spdl_fail(spdl_task *task, const char *format, ...) {
-    const bool running = spdl__task_running(task);
-    char text[SPDL_TEXT_BYTES];
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(running ? task->text : text, sizeof(text), format, args);
-    va_end(args);
-    if (!running)
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
-                   "spdl_fail: not inside of a call of this stage: %s", text);
-    return SPDL_E_STAGE;
-}
-
-SPDL__PRIVATE void spdl__thrown_drop(spdl__thrown_what *thrown) {
-    if (thrown->kept != NULL) thrown->act(thrown->kept, false);
-    thrown->kept = NULL;
-}
-
-SPDL_API void spdl__thrown_set(spdl_task *task, void *kept, void (*act)(void *kept, bool rethrow)) {
-    spdl__thrown_drop(&task->thrown);
-    task->thrown.kept = kept;
-    task->thrown.act = act;
-}
-
 SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept, bool rethrow)) {
     const int stage = spdl_pipeline_error(p)->stage;
     if (stage < 0 || p->told.result != SPDL_OK) return NULL;
@@ -8919,178 +9202,7 @@ SPDL_API void *spdl__thrown_get(const spdl_pipeline *p, void (**act)(void *kept,
     return p->node[stage].thrown.kept;
 }
 
-SPDL_API void *spdl__lambda(const spdl_task *task) { return task->node->row.lambda_; }
-
-SPDL_API void *spdl_ctx(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_ctx");
-    return task->node->row.ctx;
-}
-
-SPDL_API void *spdl_local(const spdl_task *task) {
-    const spdl_pipeline *p = task->pipeline;
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_local");
-    return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
-}
-
-SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
-    return task->sequence;
-}
-
-SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
-    return task->node->own_thread ? 0 : task->worker;
-}
-
-SPDL_API bool spdl_stopping(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stopping");
-    return spdl__load32(&task->pipeline->stopping) != 0;
-}
-
-SPDL_API void spdl_take(spdl_task *task) {
-    if (spdl__task_allows(task, "spdl_take")) task->call.taken = task->call.in.item != NULL;
-}
-
-SPDL_API bool spdl_flushing(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_flushing");
-    return task->call.flushing;
-}
-
-SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_epoch");
-    return spdl__load_relaxed(&task->node->epoch);
-}
-
-SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
-    if (!spdl__task_allows(task, "spdl_route")) return SPDL_E_INVALID;
-    if (task->node->row.kind != SPDL_KIND_BRANCH)
-        return spdl__task_row_error(task, "spdl_route in a stage that is no SPDL_BRANCH");
-    if (path < 0 || path >= task->node->paths)
-        return spdl__task_call_error(task, spdl__task_fail(task, "path %d, but there are %d paths",
-                                                           path, task->node->paths));
-    task->path = (uint8_t)path;
-    return SPDL_OK;
-}
-
-/* --- call --- */
-
-/* Calls init of the row once per worker. */
-SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
-    spdl_pipeline *p = task->pipeline;
-    const spdl__node *node = task->node;
-    const uint32_t bit = (uint32_t)1 << node->index;
-    spdl_result result;
-    if ((task->inits & bit) != 0) return SPDL_OK;
-    result = node->row.init(node->row.ctx, spdl__task_worker(task),
-                            &p->local[task->worker * p->count + node->index]);
-    if (result != SPDL_OK) {
-        task->call.row_error = true; /* no budget covers that */
-        (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl__task_worker(task),
-                              spdl_result_text(result));
-        return result < 0 ? result : SPDL_E_STAGE;
-    }
-    if (task->inits == 0 && spdl__is_pool_thread(p, task->worker)) spdl__add32(&p->joined, 1);
-    task->inits |= bit;
-    return SPDL_OK;
-}
-
-/* A call has ignored the error of spdl_route or the like: it must not lose items silently. The
-   completion judges a deferred call. */
-SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out) {
-    const spdl_stage *row = &task->node->row;
-    const bool again = result == SPDL_AGAIN && row->again;
-    if (result == SPDL_PENDING && row->deferred) {
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "stage %d '%s', item %llu: %s",
-                   task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
-        task->call.misused = task->call.row_error = false;
-    }
-    if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
-    if (result == SPDL_OK || again) {
-        if (!spdl__is_input(&task->call, out) && out != task->call.buffer)
-            spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
-    }
-    return SPDL_E_INVALID;
-}
-
-/* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
-SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
-    const spdl__node *node = task->node;
-    spdl__batch *holder = task->call.holder;
-    char reason[SPDL_TEXT_BYTES];
-    bool freed;
-    if (task->text[0] != '\0' && !task->call.misused &&
-        (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
-        memcpy(reason, task->text, sizeof(reason));
-        (void)spdl__task_row_error(task, "");
-        (void)spdl__task_fail(task, "recorded a reason and returned SPDL_%s: %s",
-                              result == SPDL_OK ? "OK" : "AGAIN", reason);
-        return;
-    }
-    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
-        return;
-    freed = holder->lent == SPDL__LENT_FREED;
-    holder->lent = 0;
-    if (!spdl__batch_overrun(holder) && !freed) return;
-    if (freed)
-        (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
-                                    "buffer that is not returned");
-    else
-        (void)spdl__task_fail(task, "wrote more than the %llu bytes that spdl_buffer gave: "
-                                    ".item_bytes is too small", (spdl__llu)node->row.item_bytes);
-    task->call.row_error = true;
-    (void)spdl__task_call_error(task, SPDL_E_STAGE);
-}
-
-/* Calls the function, in any row. */
-SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
-    const spdl_profiler *profiler = &task->pipeline->profiler;
-    const spdl__node *node = task->node;
-    spdl_result result = SPDL_OK;
-    *out = NULL;
-    spdl__call_clear(&task->call);
-    task->path = 0;
-    task->owner = (uint8_t)node->index;
-    task->text[0] = '\0';
-    if (node->row.init != NULL) result = spdl__call_init(task);
-    if (result != SPDL_OK) return result;
-    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
-    if (!node->builtin) {
-        SPDL__PROBE(task_begin, node->row.name, task->sequence);
-        spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
-    }
-    result = spdl__load_fn(&node->row.fn->call)(task, task->call.in.item, out);
-    if (!node->builtin) {
-        spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
-        SPDL__PROBE(task_end, node->row.name, task->sequence);
-    }
-    spdl__store_relaxed(&task->thread, 0);
-    if (SPDL__DEBUGS) spdl__call_debug(task, result);
-    if (SPDL__UNLIKELY(task->call.misused)) result = spdl__call_misused(task, result, *out);
-    return result;
-}
-
-/* A source with its own thread is about to be called. Returns false in a row that is shut: no call
-   begins after destroy has looked for one. (tests/model/leave.pml) */
-SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
-    uint64_t word = spdl__load(node->word);
-    SPDL_TEST_POINT("source about to block");
-    while (!(word & SPDL__SHUT))
-        if (spdl__cas(node->word, &word, word | SPDL__BLOCKING)) return true;
-    return false;
-}
-
-/* Such a call has returned. Returns false if destroy has left it: its result is freed, and the pool
-   may be freed. */
-SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
-    uint64_t *word = task->node->word, old = spdl__load(word);
-    while (old & SPDL__BLOCKING)
-        if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
-    if (result == SPDL_OK && out != task->call.buffer) /* else it is given back */
-        spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
-    spdl__task_give_back(task);
-    return false;
-}
-
-/* --- settle --- */
+/* --- a failed call --- */
 
 /* The row that makes several results of an item, in front of this one. Behind a batch the items are
    batches. NULL: none, or more than one, or .flush: numbers of results are not 1, 2, ... */
@@ -9206,6 +9318,122 @@ SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     row->on_drop(row->ctx, is_there ? task->call.in.item : NULL, &error);
 }
 
+/* --- failures that are delivered --- */
+
+/* The record of a failure belongs to the slot of its ticket. Like a slot it counts only if the swap
+   that takes the ticket succeeds. */
+#define SPDL__FAILURE_WORDS (sizeof(spdl_error) / sizeof(uint64_t))
+
+SPDL__COLD void spdl__failure_read(const spdl__edge *edge, uint64_t ticket, spdl_error *error) {
+    const uint64_t *from = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
+    uint64_t copy[SPDL__FAILURE_WORDS];
+    size_t i;
+    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) copy[i] = spdl__load_relaxed(&from[i]);
+    memcpy(error, copy, sizeof(copy));
+}
+
+SPDL__COLD void spdl__failure_write(spdl__edge *edge, uint64_t ticket, const spdl_error *error) {
+    uint64_t *to = &edge->failures[(ticket & edge->mask) * SPDL__FAILURE_WORDS];
+    uint64_t copy[SPDL__FAILURE_WORDS];
+    size_t i;
+    memcpy(copy, error, sizeof(copy));
+    for (i = 0; i < SPDL__FAILURE_WORDS; ++i) spdl__store_relaxed(&to[i], copy[i]);
+}
+
+/* Puts a result, from a branch on its path. The task has the record of a failure. */
+SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uint64_t now) {
+    spdl__node *node = task->node;
+    spdl__edge *edge = &node->out;
+    uint64_t ticket;
+    if (node->row.kind == SPDL_KIND_BRANCH) {
+        edge = spdl__path_edge(task->pipeline, node, task->path);
+        spdl__put_turn(node, task->path);
+        ticket = spdl__load_relaxed(&edge->tail);
+        spdl__store_relaxed(&edge->tail, ticket + 1);
+    } else {
+        ticket = spdl__put_ticket(node, task->call.ticket);
+    }
+    if (SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what->origin))))
+        spdl__failure_write(edge, ticket, &task->failure);
+    spdl__put_at(edge, ticket, what, now);
+}
+
+/* .deliver_failures: a failed call puts a failure, which has its input. */
+SPDL__COLD void spdl__settle_failure(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                     uint64_t now) {
+    const unsigned owner = spdl__origin_tag(task->call.in.origin);
+    spdl__item what = task->call.in;
+    spdl__thrown_drop(&task->thrown);
+    spdl__count(&counters->failures, 1);
+    spdl__fail_error(task, result < 0 ? result : SPDL_E_STAGE, task->text, &task->failure);
+    if (task->call.taken) what.item = NULL;
+    what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
+    spdl__settle_put(task, &what, now);
+}
+
+/* A taken failure of an earlier row goes on without a call. */
+SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
+    spdl__node *node = s->node;
+    if (node->builtin) ++node->placeless; /* a batch: this thread is alone */
+    task->path = 0;
+    spdl__settle_put(task, &task->call.in, s->now);
+    s->done = true;
+    s->word = spdl__load(node->word);
+    return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
+}
+
+/* ============================================================================================= */
+/* >>debug-impl
+   SPDL_DEBUG: mistakes of a program that the library can notice. */
+
+#define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
+#define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
+#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake in every row */
+
+/* SPDL_DEBUG: logs a task that is used after its call. Threads of the call itself may read it. */
+SPDL__NOINLINE void spdl__task_debug(const spdl_task *task, const char *function) {
+    if (spdl__load_relaxed(&task->thread) == 0) (void)spdl__task_allows(task, function);
+}
+
+/* SPDL_DEBUG: returns true if a call wrote behind the block, and repairs the canary. */
+SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
+    const size_t bytes = batch->pool->canary;
+    uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
+    size_t i = 0;
+    while (i < bytes && canary[i] == SPDL__CANARY) ++i;
+    memset(canary, SPDL__CANARY, bytes);
+    return i < bytes;
+}
+
+/* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
+SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
+    const spdl__node *node = task->node;
+    spdl__batch *holder = task->call.holder;
+    char reason[SPDL_TEXT_BYTES];
+    bool freed;
+    if (task->text[0] != '\0' && !task->call.misused &&
+        (result == SPDL_OK || result == SPDL_AGAIN)) { /* `return` is missing before spdl_fail */
+        memcpy(reason, task->text, sizeof(reason));
+        (void)spdl__task_row_error(task, "");
+        (void)spdl__task_fail(task, "recorded a reason and returned SPDL_%s: %s",
+                              result == SPDL_OK ? "OK" : "AGAIN", reason);
+        return;
+    }
+    if (task->call.buffer == NULL || spdl__token_row(task->pipeline, task->call.buffer) >= 0)
+        return;
+    freed = holder->lent == SPDL__LENT_FREED;
+    holder->lent = 0;
+    if (!spdl__batch_overrun(holder) && !freed) return;
+    if (freed)
+        (void)spdl__task_fail(task, "freed the buffer that spdl_buffer gave: the library frees a "
+                                    "buffer that is not returned");
+    else
+        (void)spdl__task_fail(task, "wrote more than the %llu bytes that spdl_buffer gave: "
+                                    ".item_bytes is too small", (spdl__llu)node->row.item_bytes);
+    task->call.row_error = true;
+    (void)spdl__task_call_error(task, SPDL_E_STAGE);
+}
+
 /* SPDL_DEBUG: warns about a source that polls by SPDL_SKIP. */
 SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
@@ -9249,137 +9477,199 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
         spdl__nulls_log(task->pipeline, node, (int)spdl__nulls_most(node));
 }
 
-/* Puts a result, from a branch on its path. The task has the record of a failure. */
-SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uint64_t now) {
-    spdl__node *node = task->node;
-    spdl__edge *edge = &node->out;
-    uint64_t ticket;
-    if (node->row.kind == SPDL_KIND_BRANCH) {
-        edge = spdl__path_edge(task->pipeline, node, task->path);
-        spdl__put_turn(node, task->path);
-        ticket = spdl__load_relaxed(&edge->tail);
-        spdl__store_relaxed(&edge->tail, ticket + 1);
+/* ============================================================================================= */
+/* >>call-impl
+   What a call may ask for, and the call of a function in any row.
+
+   Threads: as in >>flow-impl. */
+
+/* --- what a call may ask for --- */
+
+SPDL_API void *spdl__lambda(const spdl_task *task) { return task->node->row.lambda_; }
+
+SPDL_API void *spdl_ctx(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_ctx");
+    return task->node->row.ctx;
+}
+
+SPDL_API void *spdl_local(const spdl_task *task) {
+    const spdl_pipeline *p = task->pipeline;
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_local");
+    return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
+}
+
+SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
+    return task->sequence;
+}
+
+SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
+    return task->node->own_thread ? 0 : task->worker;
+}
+
+SPDL_API bool spdl_stopping(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stopping");
+    return spdl__load32(&task->pipeline->stopping) != 0;
+}
+
+SPDL_API void spdl_take(spdl_task *task) {
+    if (spdl__task_allows(task, "spdl_take")) task->call.taken = task->call.in.item != NULL;
+}
+
+SPDL_API bool spdl_flushing(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_flushing");
+    return task->call.flushing;
+}
+
+SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_epoch");
+    return spdl__load_relaxed(&task->node->epoch);
+}
+
+SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
+    if (!spdl__task_allows(task, "spdl_route")) return SPDL_E_INVALID;
+    if (task->node->row.kind != SPDL_KIND_BRANCH)
+        return spdl__task_row_error(task, "spdl_route in a stage that is no SPDL_BRANCH");
+    if (path < 0 || path >= task->node->paths)
+        return spdl__task_call_error(task, spdl__task_fail(task, "path %d, but there are %d paths",
+                                                           path, task->node->paths));
+    task->path = (uint8_t)path;
+    return SPDL_OK;
+}
+
+/* --- call --- */
+
+/* Destroys an item with the free_item of the stage that made it. */
+SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
+    const unsigned owner = spdl__origin_tag(origin) & ~SPDL__FAILED;
+    if (owner == SPDL__BUFFER) spdl_buffer_free(item);
+    if (item == NULL || owner >= SPDL_MAX_STAGES) return;
+    if (p->node[owner].row.free_item != NULL)
+        p->node[owner].row.free_item(item);
+    else if (SPDL__DEBUGS)
+        spdl__add(&p->node[owner].unfreed, 1);
+}
+
+/* Frees the buffer of a call that is not its result. */
+SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
+    char *buffer = (char *)task->call.buffer;
+    task->call.buffer = NULL;
+    if (spdl__token_row(task->pipeline, buffer) >= 0) return;
+    if (buffer != NULL && task->node->places) {
+        spdl__node *row = task->node + 1;
+        spdl__lock(&row->place_lock, row->locks);
+        task->call.holder->owner[(size_t)(buffer - (char *)task->call.holder->shown.data) /
+                            row->row.item_bytes] = 0;
+        spdl__unlock(&row->place_lock, row->locks);
     } else {
-        ticket = spdl__put_ticket(node, task->call.ticket);
+        spdl_buffer_free(buffer);
     }
-    if (SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what->origin))))
-        spdl__failure_write(edge, ticket, &task->failure);
-    spdl__put_at(edge, ticket, what, now);
 }
 
-/* .deliver_failures: a failed call puts a failure, which has its input. */
-SPDL__COLD void spdl__settle_failure(spdl_task *task, spdl__counters *counters, spdl_result result,
-                                     uint64_t now) {
-    const unsigned owner = spdl__origin_tag(task->call.in.origin);
-    spdl__item what = task->call.in;
-    spdl__thrown_drop(&task->thrown);
-    spdl__count(&counters->failures, 1);
-    spdl__fail_error(task, result < 0 ? result : SPDL_E_STAGE, task->text, &task->failure);
-    if (task->call.taken) what.item = NULL;
-    what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
-    spdl__settle_put(task, &what, now);
+/* The origin of a result. A buffer that is the result is not the call's any more. */
+SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
+    unsigned owner = task->owner;
+    if (SPDL__UNLIKELY(task->call.buffer != NULL) && item == task->call.buffer) {
+        owner = spdl__token_row(task->pipeline, item) >= 0 ? SPDL__TOKEN
+                : task->node->places                       ? SPDL__IN_PLACE
+                                                           : SPDL__BUFFER;
+        task->call.buffer = NULL;
+    }
+    return spdl__origin(task->sequence, owner);
 }
 
-/* A call was skipped. */
-SPDL__NOINLINE void spdl__settle_skip(spdl_task *task, spdl__counters *counters, uint64_t now) {
+/* Calls init of the row once per worker. */
+SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
+    spdl_pipeline *p = task->pipeline;
     const spdl__node *node = task->node;
-    const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
-    spdl__count(&counters->skips, !handed_on && !node->builtin);
-    if (SPDL__DEBUGS && node->row.kind == SPDL_KIND_SOURCE) spdl__source_debug(task, now);
-}
-
-/* After a call: frees the input, unless it is passed on, and puts a result, a failure or nothing.
-   Returns false if the failure of the call ends the pipeline. */
-SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
-                                 void *out, uint64_t now) {
-    spdl_pipeline *p = task->pipeline;
-    spdl__node *node = task->node;
-    spdl__item what = task->call.in;
-    const bool has_input = spdl__origin_tag(what.origin) != SPDL__HOLE;
-    const bool made = result == SPDL_OK && !(has_input && spdl__is_input(&task->call, out));
-    const bool failed = result != SPDL_OK && result != SPDL_SKIP;
-    const bool delivers = failed && p->delivers && !task->call.row_error; /* of one item */
-    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && !spdl__is_input(&task->call, out) &&
-        out != task->call.buffer)
-        spdl__item_free(p, out, spdl__origin(task->sequence, task->owner));
-    if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
-        spdl__settle_debug(task, out);
-    if (SPDL__UNLIKELY(failed)) {
-        spdl__settle_explain(task, result);
-        spdl__settle_place(task);
-        if (node->row.on_drop != NULL) spdl__settle_on_drop(task, result);
-    }
-    if ((made || result != SPDL_OK) && !delivers && what.item != NULL && !task->call.taken)
-        spdl__item_free(p, what.item, what.origin);
-    if (made) {
-        what.origin = spdl__task_origin(task, out);
-        what.item = out;
-        spdl__count(&counters->made, 1);
-    }
-    if (node->row.again) what.range = spdl__range_result(what.range, task->parked->handed_on);
-    if (task->call.buffer != NULL) spdl__task_give_back(task);
-    if (result == SPDL_OK) {
-        spdl__settle_put(task, &what, now);
-    } else if (delivers) {
-        spdl__settle_failure(task, counters, result, now);
-    } else if (task->call.cut_short) { /* nothing behind its ticket is delivered */
-        spdl__count(&counters->freed, has_input);
-    } else if (failed && spdl__settle_failed(task, counters, result)) {
-        return false;
-    } else {
-        if (!failed) spdl__settle_skip(task, counters, now);
-        spdl__put_nothing(p, node, task->call.ticket, now);
-    }
-    return true;
-}
-
-/* Calls a row with .flush until it has nothing left of what it gathered, and frees the results. No
-   other call of the row is inside. A failed call counts, and ends no pipeline. */
-SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
-    spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[p->workers];
-    spdl__parked *parked = task->parked, series;
-    const spdl__call call = task->call;
-    int failures = 0;
+    const uint32_t bit = (uint32_t)1 << node->index;
     spdl_result result;
-    void *out;
-    memset(&series, 0, sizeof(series));
-    memset(&task->call, 0, sizeof(task->call));
-    task->node = node;
-    task->parked = node->row.again ? &series : NULL;
-    task->call.flushing = true;
-    task->call.in.range = SPDL__SPAN_MAX;
-    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
-    spdl__store_relaxed(&task->sequence, 0);
-    do {
-        result = spdl__call_run(task, &out);
-        spdl__add(&counters->tasks, 1);
-        if (result == SPDL_OK || result == SPDL_AGAIN) {
-            spdl__add(&counters->made, 1);
-            spdl__add(&counters->freed, 1);
-            if (out != task->call.buffer) spdl__item_free(p, out, spdl__origin(0, task->owner));
-        } else if (result == SPDL_SKIP) {
-            spdl__add(&counters->skips, 1);
-        } else {
-            ++failures;
-            spdl__add(&counters->failures, 1);
-            spdl__settle_explain(task, result);
-            spdl__logf(&p->logger, SPDL_LOG_INFO,
-                       "stage %d '%s', flushing: %.300s (its results are freed)", node->index,
-                       node->name, task->text);
-        }
-        if (task->call.buffer != NULL) spdl__task_give_back(task);
-        ++series.handed_on;
-    } while (node->row.again && result != SPDL_OK && result != SPDL_SKIP &&
-             failures < SPDL__SHED_FAILURES);
-    if (series.user != NULL && node->row.free_state != NULL) node->row.free_state(series.user);
-    spdl__thrown_drop(&task->thrown);
-    node->gathered = node->unflushed = false;
-    task->parked = parked;
-    task->call = call;
+    if ((task->inits & bit) != 0) return SPDL_OK;
+    result = node->row.init(node->row.ctx, spdl__task_worker(task),
+                            &p->local[task->worker * p->count + node->index]);
+    if (result != SPDL_OK) {
+        task->call.row_error = true; /* no budget covers that */
+        (void)spdl__task_fail(task, "init on worker %d failed: %s", spdl__task_worker(task),
+                              spdl_result_text(result));
+        return result < 0 ? result : SPDL_E_STAGE;
+    }
+    if (task->inits == 0 && spdl__is_pool_thread(p, task->worker)) spdl__add32(&p->joined, 1);
+    task->inits |= bit;
+    return SPDL_OK;
 }
 
-/* --- calls that go on later ---
+/* A call has ignored the error of spdl_route or the like: it must not lose items silently. The
+   completion judges a deferred call. */
+SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result result, void *out) {
+    const spdl_stage *row = &task->node->row;
+    const bool again = result == SPDL_AGAIN && row->again;
+    if (result == SPDL_PENDING && row->deferred) {
+        spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR, "stage %d '%s', item %llu: %s",
+                   task->node->index, task->node->name, (spdl__llu)task->sequence, task->text);
+        task->call.misused = task->call.row_error = false;
+    }
+    if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
+    if (result == SPDL_OK || again) {
+        if (!spdl__is_input(&task->call, out) && out != task->call.buffer)
+            spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
+    }
+    return SPDL_E_INVALID;
+}
+
+/* Calls the function, in any row. */
+SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
+    const spdl_profiler *profiler = &task->pipeline->profiler;
+    const spdl__node *node = task->node;
+    spdl_result result = SPDL_OK;
+    *out = NULL;
+    spdl__call_clear(&task->call);
+    task->path = 0;
+    task->owner = (uint8_t)node->index;
+    task->text[0] = '\0';
+    if (node->row.init != NULL) result = spdl__call_init(task);
+    if (result != SPDL_OK) return result;
+    spdl__store_relaxed(&task->thread, spdl__os_thread_id());
+    if (!node->builtin) {
+        SPDL__PROBE(task_begin, node->row.name, task->sequence);
+        spdl__profile(profiler, SPDL_EVENT_TASK_BEGIN, node->row.name, task->sequence);
+    }
+    result = spdl__load_fn(&node->row.fn->call)(task, task->call.in.item, out);
+    if (!node->builtin) {
+        spdl__profile(profiler, SPDL_EVENT_TASK_END, node->row.name, task->sequence);
+        SPDL__PROBE(task_end, node->row.name, task->sequence);
+    }
+    spdl__store_relaxed(&task->thread, 0);
+    if (SPDL__DEBUGS) spdl__call_debug(task, result);
+    if (SPDL__UNLIKELY(task->call.misused)) result = spdl__call_misused(task, result, *out);
+    return result;
+}
+
+/* A source with its own thread is about to be called. Returns false in a row that is shut: no call
+   begins after destroy has looked for one. (tests/model/leave.pml) */
+SPDL__PRIVATE bool spdl__call_begins(const spdl__node *node) {
+    uint64_t word = spdl__load(node->word);
+    SPDL_TEST_POINT("source about to block");
+    while (!(word & SPDL__SHUT))
+        if (spdl__cas(node->word, &word, word | SPDL__BLOCKING)) return true;
+    return false;
+}
+
+/* Such a call has returned. Returns false if destroy has left it: its result is freed, and the pool
+   may be freed. */
+SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void *out) {
+    uint64_t *word = task->node->word, old = spdl__load(word);
+    while (old & SPDL__BLOCKING)
+        if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
+    if (result == SPDL_OK && out != task->call.buffer) /* else it is given back */
+        spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
+    spdl__task_give_back(task);
+    return false;
+}
+
+/* ============================================================================================= */
+/* >>again-impl
+   Calls that go on later: their places, and SPDL_AGAIN. SPDL_PENDING is in >>defer-impl.
+
    Such a call has a place in its row from the first call of its function until its end. It counts
    as a call inside of the row all that time.
 
@@ -9397,6 +9687,8 @@ SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
 
    Threads: states and lists are under the row's parked_lock. The rest of a place belongs to the
    worker that has the call, or while it is ARMED to spdl_complete. */
+
+/* --- places --- */
 
 /* Under the lock. */
 SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, uint32_t place) {
@@ -9452,35 +9744,6 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
     parked->call.buffer = NULL;
 }
 
-/* --- SPDL_AGAIN --- */
-
-SPDL_API void **spdl_call_state(spdl_task *task) {
-    if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
-    if (task->node->row.again && task->parked != NULL) return &task->parked->user;
-    (void)spdl__task_row_error(task, "spdl_call_state in a stage without .again in its row");
-    return &task->no_state;
-}
-
-/* SPDL_AGAIN: puts a result. Returns SPDL_AGAIN, or the error of the call. */
-SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *counters, void *out,
-                                             uint64_t now) {
-    spdl__parked *parked = task->parked;
-    spdl__item what = task->call.in;
-    if (out != NULL && spdl__is_input(&task->call, out))
-        return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
-    what.item = out;
-    what.origin = spdl__task_origin(task, out);
-    if (task->call.buffer != NULL) spdl__task_give_back(task);
-    what.range = spdl__range_result(what.range, parked->handed_on);
-    spdl__put(task->node, 0, &what, now);
-    spdl__count(&counters->made, 1);
-    ++parked->handed_on;
-    if (task->call.taken) parked->call.in.origin = spdl__origin(task->sequence, SPDL__HOLE);
-    if (task->call.taken) parked->call.in.item = NULL;
-    task->call.in = parked->call.in;
-    return SPDL_AGAIN;
-}
-
 /* Drops a call that waits or is DONE, and frees what it has. */
 SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__parked *parked,
                                      bool done) {
@@ -9513,7 +9776,63 @@ SPDL__PRIVATE void spdl__parked_drop_all(spdl_pipeline *p) {
     }
 }
 
-/* --- SPDL_PENDING --- */
+/* --- SPDL_AGAIN --- */
+
+SPDL_API void **spdl_call_state(spdl_task *task) {
+    if (!spdl__task_allows(task, "spdl_call_state")) return &task->no_state;
+    if (task->node->row.again && task->parked != NULL) return &task->parked->user;
+    (void)spdl__task_row_error(task, "spdl_call_state in a stage without .again in its row");
+    return &task->no_state;
+}
+
+/* The range of result `k` of the calls of .again for an input with this range. The results of an
+   item have the numbers 1, 2, ...; those of a second such row have hashes. */
+SPDL__INLINE uint64_t spdl__range_result(uint64_t range, uint64_t k) {
+    const uint64_t number = (range & SPDL__SPAN_MAX) * 0x9e3779b1u + k + 1;
+    return (range & ~SPDL__SPAN_MAX) | (number & SPDL__SPAN_MAX);
+}
+
+/* SPDL_AGAIN: puts a result. Returns SPDL_AGAIN, or the error of the call. */
+SPDL__PRIVATE spdl_result spdl__parked_again(spdl_task *task, spdl__counters *counters, void *out,
+                                             uint64_t now) {
+    spdl__parked *parked = task->parked;
+    spdl__item what = task->call.in;
+    if (out != NULL && spdl__is_input(&task->call, out))
+        return spdl__task_fail(task, "returned SPDL_AGAIN with its input in *out");
+    what.item = out;
+    what.origin = spdl__task_origin(task, out);
+    if (task->call.buffer != NULL) spdl__task_give_back(task);
+    what.range = spdl__range_result(what.range, parked->handed_on);
+    spdl__put(task->node, 0, &what, now);
+    spdl__count(&counters->made, 1);
+    ++parked->handed_on;
+    if (task->call.taken) parked->call.in.origin = spdl__origin(task->sequence, SPDL__HOLE);
+    if (task->call.taken) parked->call.in.item = NULL;
+    task->call.in = parked->call.in;
+    return SPDL_AGAIN;
+}
+
+/* No room for the next result: any worker may resume the call later. */
+SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__node *node = task->node;
+    spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
+    /* There may be room since the last look. The unlock of the list is the read-modify-write. */
+    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
+    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
+}
+
+/* Returns true if the call can go on at once. Its result was put, which may wake sleepers. */
+SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
+    const spdl__node *node = task->node;
+    spdl__wake_hint_stored(task->pipeline, node, SPDL__ALL_ROWS, false);
+    return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
+}
+
+/* ============================================================================================= */
+/* >>defer-impl
+   SPDL_PENDING: calls that spdl_complete ends. Threads: spdl_complete on any, the rest as in
+   >>flow-impl. */
 
 /* A number: generation, row, place. */
 #define SPDL__ID_PLACE_BITS 16
@@ -9636,129 +9955,77 @@ SPDL_API spdl_result spdl_complete_fail(spdl_deferred deferred, const char *form
     return spdl__complete(deferred, SPDL_E_STAGE, NULL, text);
 }
 
-/* --- why the consumer waits --- */
-
-SPDL__PRIVATE spdl__node *spdl__merge_awaits(const spdl_pipeline *p, const spdl__node *node);
-
-/* Finds the item that the consumer waits for: upwards from the sink, the first row that has it,
-   runs it or could run it. *idle: its input is ready, and no worker takes it. */
-SPDL__PRIVATE spdl__node *spdl__blame_find(const spdl_pipeline *p, bool *idle) {
-    spdl__node *node = p->last;
-    for (;;) {
-        const uint64_t word = spdl__load(node->word), active = word & SPDL__ACTIVE;
-        const spdl__edge *in = node->in;
-        *idle = false;
-        if (node->row.kind == SPDL_KIND_MERGE) {
-            node = spdl__merge_awaits(p, node);
-            continue;
-        }
-        if (node->row.kind == SPDL_KIND_PATH) {
-            node = node->before;
-            continue;
-        }
-        if (node->tickets == SPDL__TICKET_AT_TAKE
-                ? (int64_t)(spdl__row_at(node, word) - spdl__head(spdl__load(&node->out.word))) > 0
-                : active > 0)
-            return node;
-        if (in == NULL) {
-            *idle = node->row.kind == SPDL_KIND_SOURCE && !node->own_thread;
-            return node;
-        }
-        if (spdl__edge_ready(in, spdl__head(word))) {
-            *idle = active < spdl__load_relaxed32(&node->limit);
-            return node;
-        }
-        node = node->before;
-    }
+/* A DONE call is settled as if its function had returned now. */
+SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call,
+                                             spdl__counters *counters, uint64_t now) {
+    spdl__parked_resume(task, call);
+    task->call.misused = task->call.row_error = task->call.cut_short = false;
+    memcpy(task->text, call->text, sizeof(task->text));
+    if (SPDL__DEBUGS) spdl__call_debug(task, call->result);
+    if (task->call.misused)
+        call->result = spdl__call_misused(task, call->result, call->completed);
+    return spdl__flow_over(task, counters, call->result, call->completed, now);
 }
 
-/* Books the time since the last look at the row of that look, and looks again. Workers look when
-   they enter and leave a row with calls of a microsecond or more, unless another thread is looking.
-   `over`: the last look, by the consumer. */
-SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
-    uint64_t now;
-    if (over)
-        spdl__lock(&p->blame_lock, &p->locks);
-    else if (!spdl__try_lock(&p->blame_lock))
-        return;
-    now = spdl_time_ns();
-    if (p->blame_since != 0) {
-        spdl__count(p->blame_idle ? &p->blame->exposed_idle_ns : &p->blame->exposed_ns,
-                    spdl__grown(p->blame_since, now));
-        spdl__store_relaxed(&p->blame_since, over ? 0 : now);
-        if (!over) p->blame = spdl__blame_find(p, &p->blame_idle);
-    }
-    spdl__unlock(&p->blame_lock, &p->locks);
+/* ============================================================================================= */
+/* >>settle-impl
+   The end of a call in rows that may have anything, and what goes on after it.
+
+   Threads: as in >>flow-impl. */
+
+#define SPDL__SHED_FAILURES 100 /* a .flush row that fails so often keeps the rest */
+
+/* A call was skipped. */
+SPDL__NOINLINE void spdl__settle_skip(spdl_task *task, spdl__counters *counters, uint64_t now) {
+    const spdl__node *node = task->node;
+    const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
+    spdl__count(&counters->skips, !handed_on && !node->builtin);
+    if (SPDL__DEBUGS && node->row.kind == SPDL_KIND_SOURCE) spdl__source_debug(task, now);
 }
 
-/* A wait of the consumer begins. */
-SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
-    spdl__lock(&p->blame_lock, &p->locks);
-    p->blame = spdl__blame_find(p, &p->blame_idle);
-    spdl__store_relaxed(&p->blame_since, since);
-    spdl__unlock(&p->blame_lock, &p->locks);
-}
-
-/* Ends a sitting of `ns` that was measured, and draws how many are not: on average, those of its
-   length take SPDL__METER_NS. Of many threads, which mostly sleep, all together are measured that
-   often: one by one, meters would cost 15 % of what calls that wait take of the processors. (Weyl's
-   sequence.) The meter is read before and after the clock, so its times may be longer. */
-SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, int threads,
-                                     uint64_t calls, uint64_t ns) {
-    const uint64_t each = SPDL__METER_NS * (threads > SPDL__METER_THREADS ? (uint64_t)threads : 1);
-    uint64_t cpu, wait, cpu_ns, counts;
-    bool cpu_known, wait_known;
-    spdl__os_thread_times(NULL, &cpu, NULL);
-    spdl__os_thread_times(&meter->file, NULL, &wait);
-    cpu_known = meter->cpu_ns != SPDL__NEVER && cpu != SPDL__NEVER;
-    wait_known = meter->wait_ns != SPDL__NEVER && wait != SPDL__NEVER;
-    spdl__meter_waited(meter, wait);
-    cpu_ns = cpu_known ? spdl__min(cpu - meter->cpu_ns, ns) : ns;
-    counts = cpu_ns + (ns - cpu_ns) / SPDL__METER_SLEEP + 1; /* without the clock: all of it */
-    meter->lot += 0x9e3779b97f4a7c15u;
-    counters->meter_due =
-        (int64_t)((meter->lot >> 32) * (2 * (each / counts) + 1) >> 32);
-    if (!cpu_known) return;
-    meter->cpu_ns = cpu;
-    spdl__count(&counters->metered_ns, ns);
-    spdl__count(&counters->metered_cpu_ns, cpu_ns);
-    spdl__count(&counters->metered, calls);
-    if (wait_known)
-        spdl__count(&counters->metered_wait_ns, spdl__min(wait - meter->wait_ns, ns - cpu_ns));
-    else spdl__count(&counters->metered_blind, calls);
-}
-
-/* A rare slow call, of `ns`, is booked apart: a sample would miss most of these. It used no more of
-   a processor than its thread has since the meter was read last. */
-SPDL__COLD void spdl__meter_slow(spdl__meter *meter, spdl__counters *counters, uint64_t ns) {
-    const uint64_t cpu_before = meter->cpu_ns, wait_before = meter->last_wait_ns;
-    uint64_t cpu_ns;
-    if (meter->thread != spdl__os_thread_number() || cpu_before == SPDL__NEVER) return;
-    spdl__meter_start(meter);
-    if (meter->cpu_ns == SPDL__NEVER) return;
-    cpu_ns = spdl__min(meter->cpu_ns - cpu_before, ns);
-    spdl__count(&counters->metered, 1);
-    spdl__count(&counters->slow_ns, ns);
-    spdl__count(&counters->slow_cpu_ns, cpu_ns);
-    if (wait_before != SPDL__NEVER && meter->wait_ns != SPDL__NEVER)
-        spdl__count(&counters->slow_wait_ns, spdl__min(meter->wait_ns - wait_before, ns - cpu_ns));
-}
-
-/* --- a call in a row that may have anything --- */
-
-/* The end of the epoch, or of all. The room for one result is the mark's. */
-SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
+/* After a call: frees the input, unless it is passed on, and puts a result, a failure or nothing.
+   Returns false if the failure of the call ends the pipeline. */
+SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl_result result,
+                                 void *out, uint64_t now) {
+    spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
-    spdl__item mark = { NULL, 0, 0 };
-    if (SPDL__DEBUGS && node->made == 0)
-        spdl__logf(&task->pipeline->logger, SPDL_LOG_WARN,
-                   "stage %d '%s' ended without an item, in epoch %llu", node->index, node->name,
-                   (spdl__llu)epoch);
-    spdl__store_relaxed(&task->open, 0); /* a thread that sees the end sees no call */
-    mark.origin = spdl__origin(epoch, node->row.continuous ? SPDL__EPOCH : SPDL__END);
-    spdl__row_pass(task->pipeline, node, 0, &mark, now);
-    if (node->row.continuous) spdl__store_relaxed(&node->made, 0);
+    spdl__item what = task->call.in;
+    const bool has_input = spdl__origin_tag(what.origin) != SPDL__HOLE;
+    const bool made = result == SPDL_OK && !(has_input && spdl__is_input(&task->call, out));
+    const bool failed = result != SPDL_OK && result != SPDL_SKIP;
+    const bool delivers = failed && p->delivers && !task->call.row_error; /* of one item */
+    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && !spdl__is_input(&task->call, out) &&
+        out != task->call.buffer)
+        spdl__item_free(p, out, spdl__origin(task->sequence, task->owner));
+    if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
+        spdl__settle_debug(task, out);
+    if (SPDL__UNLIKELY(failed)) {
+        spdl__settle_explain(task, result);
+        spdl__settle_place(task);
+        if (node->row.on_drop != NULL) spdl__settle_on_drop(task, result);
+    }
+    if ((made || result != SPDL_OK) && !delivers && what.item != NULL && !task->call.taken)
+        spdl__item_free(p, what.item, what.origin);
+    if (made) {
+        what.origin = spdl__task_origin(task, out);
+        what.item = out;
+        spdl__count(&counters->made, 1);
+    }
+    if (node->row.again) what.range = spdl__range_result(what.range, task->parked->handed_on);
+    if (task->call.buffer != NULL) spdl__task_give_back(task);
+    if (result == SPDL_OK) {
+        spdl__settle_put(task, &what, now);
+    } else if (delivers) {
+        spdl__settle_failure(task, counters, result, now);
+    } else if (task->call.cut_short) { /* nothing behind its ticket is delivered */
+        spdl__count(&counters->freed, has_input);
+    } else if (failed && spdl__settle_failed(task, counters, result)) {
+        return false;
+    } else {
+        if (!failed) spdl__settle_skip(task, counters, now);
+        spdl__put_nothing(p, node, task->call.ticket, now);
+    }
+    return true;
 }
 
 /* Settles the result; the call is over. */
@@ -9779,6 +10046,52 @@ SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *co
     if (call != NULL) spdl__parked_push(node, &node->parked_free, call, SPDL__PARKED_FREE);
     task->parked = NULL;
     return goes_on ? SPDL__GOES_ON : SPDL__OVER;
+}
+
+/* Calls a row with .flush until it has nothing left of what it gathered, and frees the results. No
+   other call of the row is inside. A failed call counts, and ends no pipeline. */
+SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
+    spdl_pipeline *p = task->pipeline;
+    spdl__counters *counters = &node->counters[p->workers];
+    spdl__parked *parked = task->parked, series;
+    const spdl__call call = task->call;
+    int failures = 0;
+    spdl_result result;
+    void *out;
+    memset(&series, 0, sizeof(series));
+    memset(&task->call, 0, sizeof(task->call));
+    task->node = node;
+    task->parked = node->row.again ? &series : NULL;
+    task->call.flushing = true;
+    task->call.in.range = SPDL__SPAN_MAX;
+    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
+    spdl__store_relaxed(&task->sequence, 0);
+    do {
+        result = spdl__call_run(task, &out);
+        spdl__add(&counters->tasks, 1);
+        if (result == SPDL_OK || result == SPDL_AGAIN) {
+            spdl__add(&counters->made, 1);
+            spdl__add(&counters->freed, 1);
+            if (out != task->call.buffer) spdl__item_free(p, out, spdl__origin(0, task->owner));
+        } else if (result == SPDL_SKIP) {
+            spdl__add(&counters->skips, 1);
+        } else {
+            ++failures;
+            spdl__add(&counters->failures, 1);
+            spdl__settle_explain(task, result);
+            spdl__logf(&p->logger, SPDL_LOG_INFO,
+                       "stage %d '%s', flushing: %.300s (its results are freed)", node->index,
+                       node->name, task->text);
+        }
+        if (task->call.buffer != NULL) spdl__task_give_back(task);
+        ++series.handed_on;
+    } while (node->row.again && result != SPDL_OK && result != SPDL_SKIP &&
+             failures < SPDL__SHED_FAILURES);
+    if (series.user != NULL && node->row.free_state != NULL) node->row.free_state(series.user);
+    spdl__thrown_drop(&task->thrown);
+    node->gathered = node->unflushed = false;
+    task->parked = parked;
+    task->call = call;
 }
 
 /* One call on a taken item, or one more of a parked call. *now: the clock, if it was read. */
@@ -9815,145 +10128,6 @@ SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *co
     return outcome;
 }
 
-/* A DONE call is settled as if its function had returned now. */
-SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call,
-                                             spdl__counters *counters, uint64_t now) {
-    spdl__parked_resume(task, call);
-    task->call.misused = task->call.row_error = task->call.cut_short = false;
-    memcpy(task->text, call->text, sizeof(task->text));
-    if (SPDL__DEBUGS) spdl__call_debug(task, call->result);
-    if (task->call.misused)
-        call->result = spdl__call_misused(task, call->result, call->completed);
-    return spdl__flow_over(task, counters, call->result, call->completed, now);
-}
-
-/* --- calls that wait for room, and marks --- */
-
-/* No room for the next result: any worker may resume the call later. */
-SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call) {
-    spdl_pipeline *p = task->pipeline;
-    spdl__node *node = task->node;
-    spdl__parked_push(node, &node->parked_waiting, call, SPDL__PARKED_WAITING);
-    /* There may be room since the last look. The unlock of the list is the read-modify-write. */
-    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
-    if (spdl__load32(&p->stopping)) spdl__os_event_wake(&p->quiet, SPDL__ALL);
-}
-
-/* Returns true if the call can go on at once. Its result was put, which may wake sleepers. */
-SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
-    const spdl__node *node = task->node;
-    spdl__wake_hint_stored(task->pipeline, node, SPDL__ALL_ROWS, false);
-    return !(spdl__load(node->word) & SPDL__SHUT) && spdl__row_room(task->pipeline, node, 0);
-}
-
-/* The thread is alone in the row, at a mark: makes the call of .flush. Returns true if the call
-   waits for room, and stays inside. */
-SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t at, uint64_t now) {
-    spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[task->worker];
-    const uint64_t failed = spdl__load_relaxed(&counters->failures);
-    spdl__outcome outcome;
-    spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
-    node->flushed = true;
-    task->node = node;
-    task->call.flushing = true;
-    task->call.in.item = NULL;
-    task->call.in.range = (p->feed != NULL ? spdl__range_pushed(now) : 0) | SPDL__SPAN_MAX;
-    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
-    spdl__store_relaxed(&task->sequence, 0);
-    task->call.ticket = at;
-    task->call.since = now;
-    if (!node->builtin) spdl__flow_opens(task, now);
-    outcome = spdl__flow_call(task, counters, &now);
-    spdl__store_relaxed(&task->open, 0);
-    if (!node->builtin)
-        spdl__counters_book(counters, 1, spdl__load_relaxed(&counters->failures) - failed,
-                            now - task->call.since);
-    if (outcome != SPDL__LATER) return false;
-    spdl__flow_park(task, task->parked);
-    task->parked = NULL;
-    return true;
-}
-
-/* Passes the mark at the head, or makes the call of .flush before it. Returns true if it did. */
-SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node) {
-    spdl_pipeline *p = task->pipeline;
-    uint64_t word = spdl__load(node->word), change = (uint64_t)0 - SPDL__PASSING, at, now;
-    const uint64_t head = spdl__head(word);
-    const spdl__slot *slot = spdl__edge_slot(node->in, head);
-    bool room, flushes;
-    spdl__item mark;
-    unsigned tag;
-    if ((word & SPDL__BUSY) != 0 || !spdl__slot_has(slot, head)) return false;
-    mark = spdl__slot_read(slot);
-    tag = spdl__origin_tag(mark.origin);
-    if (tag <= SPDL__HOLE || !spdl__row_room(p, node, word)) return false;
-    SPDL_TEST_POINT("pipeline about to pass");
-    if (!spdl__cas(node->word, &word, word + SPDL__PASSING)) return false;
-    /* Alone, and the head is the same. Another thread may have been inside since the word was read,
-       so `flushed` and the room are read again. */
-    SPDL_TEST_POINT("pipeline passes");
-    now = spdl_time_ns();
-    at = spdl__row_at(node, word);
-    room = spdl__row_room(p, node, word) > 0;
-    flushes = room && node->row.flush && !node->flushed;
-    if (flushes && spdl__flow_flush(task, node, at, now)) return true;
-    if (room && !flushes) {
-        spdl__row_pass(p, node, at, &mark, now);
-        if (tag != SPDL__EPOCH) spdl__edge_ended(node->in, now);
-        spdl__store_relaxed(&node->in->marks, node->in->marks + 1);
-        change += SPDL__HEAD_ONE;
-    }
-    spdl__word_move(p, node, change);
-    if (room && !flushes && tag == SPDL__EPOCH) spdl__edge_took(node->in, head + 1, now, true);
-    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
-    return true;
-}
-
-/* --- what a sitting seldom has --- */
-
-/* Passes a hole at the head without a call. Returns true if it did; the word is up to date. It
-   enters first: `dropped` changes before the head, and a rewind must not run in between. */
-SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
-    spdl_pipeline *p = s->p;
-    spdl__node *node = s->node;
-    const uint64_t at = spdl__row_at(node, s->word);
-    if (!spdl__row_passes_hole(p, node, s->word)) return false;
-    if (!s->inside) {
-        if (!spdl__cas(node->word, &s->word, s->word + 1)) return false;
-        ++s->word;
-        s->inside = s->done = true; /* leaves */
-    }
-    spdl__add(&node->in->dropped, 1); /* before the head: see edge_until */
-    SPDL_TEST_POINT("pipeline passes a hole");
-    if (!spdl__cas(node->word, &s->word, s->word + SPDL__HEAD_ONE)) {
-        spdl__sub(&node->in->dropped, 1);
-        /* others may have seen too little room */
-        spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
-        return false;
-    }
-    spdl__put_nothing(p, node, at, s->now);
-    spdl__wake_hint(p, node, SPDL__ALL_ROWS, false);
-    s->word = spdl__load(node->word);
-    return true;
-}
-
-/* A long sitting of `ns`. Returns true if one call was slow: then every call is booked here, the
-   others with the usual time. */
-SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns) {
-    const uint64_t usual = spdl__load_relaxed(&s->node->item_ns), others = s->calls - 1;
-    const uint64_t failed = spdl__load_relaxed(&s->counters->failures) - s->failures;
-    if (usual == 0 || s->node->builtin || s->node->row.deferred ||
-        ns < 8 * usual * s->calls + SPDL__SLOW_NS)
-        return false;
-    if (!s->timed && others > 0)
-        spdl__counters_book(s->counters, others, spdl__min(failed, others), usual * others);
-    if (!s->timed)
-        spdl__counters_book(s->counters, 1, spdl__grown(others, failed), ns - usual * others);
-    spdl__meter_slow(&task->meter, s->counters, ns - usual * others);
-    return true;
-}
-
 /* Settles a DONE call, or resumes one that waits. Returns true if a call is next. */
 SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     spdl__node *node = s->node;
@@ -9979,17 +10153,6 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     task->call.since = s->now;
     if (task->call.flushing) s->change = SPDL__PASSING; /* alone, at a mark */
     return true;
-}
-
-/* A taken failure of an earlier row goes on without a call. */
-SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
-    spdl__node *node = s->node;
-    if (node->builtin) ++node->placeless; /* a batch: this thread is alone */
-    task->path = 0;
-    spdl__settle_put(task, &task->call.in, s->now);
-    s->done = true;
-    s->word = spdl__load(node->word);
-    return ++s->holes > SPDL__SITTING_ITEMS ? SPDL__LEFT : SPDL__PASSED;
 }
 
 /* ============================================================================================= */
@@ -10509,14 +10672,11 @@ static const spdl_function spdl__from = { spdl__from_call, "from", "void", NULL,
 /* ============================================================================================= */
 /* >>next-impl
    The consumer takes from the sink, the producer pushes into the feed. Both look a few times, then
-   sleep until a worker wakes them (>>row-impl). With .next_works_ns or SPDL_INLINE the consumer
+   sleep until a worker wakes them (>>wake-impl). With .next_works_ns or SPDL_INLINE the consumer
    runs rows instead of a wait: as a guest, or as worker 0.
 
    Threads: next is the consumer's, push the producer's. next returns ownership of an item; push
    takes it with SPDL_OK. */
-
-#define SPDL__WATERMARK_BUFFER 8 /* smallest sink with a low watermark, see sink_hint */
-#define SPDL__TAKER_ITEMS 16 /* with reports: items between two reads of schedstat */
 
 /* --- the consumer --- */
 
@@ -10577,33 +10737,6 @@ SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
     return p->threaded && p->process != spdl__os_process_id();
 }
 
-SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
-    const uint64_t since = spdl__load_relaxed(&p->wait_since);
-    spdl__store_relaxed(&p->wait_since, 0);
-    spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
-}
-
-/* After a take: wakes a worker for the last row. A large buffer has a low watermark: it wakes only
-   while at most half is filled or promised. A feed has none, as the producer may be the consumer.
-   The worker may take this processor, which counts as a wait. */
-SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
-    const spdl__node *last = p->last;
-    const spdl__edge *sink = p->sink;
-    uint64_t there;
-    bool opens;
-    spdl__barrier_after_rmw();
-    if (!spdl__wake_wanted(p->beacon, p->bit)) return;
-    there = spdl__row_at(last, spdl__load(last->word)) - spdl__load_relaxed(&sink->refunds) -
-            spdl__head(spdl__load_relaxed(&sink->word)) + spdl__load_relaxed(&sink->dropped);
-    if (p->feed == NULL && sink->buffer_size >= SPDL__WATERMARK_BUFFER &&
-        2 * there > sink->buffer_size + (uint64_t)spdl__load_relaxed32(&last->limit))
-        return;
-    opens = !SPDL__NO_STATS && spdl__load_relaxed(&p->wait_since) == 0;
-    if (opens) spdl__store_relaxed(&p->wait_since, spdl_time_ns());
-    spdl__wake_look(p, last, (uint32_t)1 << last->index, false);
-    if (opens) spdl__next_waited(p);
-}
-
 /* With a feed: the time from the push to this take is booked in the feed's row, which has no
    calls. */
 SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now) {
@@ -10643,29 +10776,6 @@ SPDL__COLD void spdl__sink_starts(spdl_pipeline *p, uint64_t now) {
     spdl__store(&p->taker, spdl__os_thread_number());
 }
 
-/* Moves the head of the sink; `item`: slot of the taken item, or NULL. The clock costs more than
-   the rest, so it is read only where a time begins or ends. */
-SPDL__PRIVATE void spdl__sink_moves(spdl_pipeline *p, uint64_t head, const spdl__slot *item) {
-    spdl__edge *sink = p->sink;
-    const uint64_t waits = spdl__load_relaxed(&p->wait_since);
-    const bool timed = !SPDL__NO_STATS && (p->delivered < 2 || p->feed != NULL || waits != 0 ||
-                                           spdl__load_relaxed(&sink->gap_since) != 0 ||
-                                           !spdl__edge_ready(sink, head) ||
-                                           spdl__edge_ready(sink, head + sink->buffer_size - 1));
-    const uint64_t now = timed ? spdl_time_ns() : 0;
-    const uint64_t waited = timed ? spdl__edge_put_wait(sink, head - 1, now) : 0;
-    if (item != NULL && timed) {
-        if (p->feed != NULL) spdl__sink_answer(p, item, now);
-        if (p->delivered < 2) spdl__sink_starts(p, now);
-    }
-    if (waited != 0) spdl__count(&sink->put_wait_ns, waited); /* only the consumer adds here */
-    (void)spdl__exchange(&sink->word, head << SPDL__HEAD_BITS);
-    spdl__edge_took(sink, head, now, waits != 0);
-    if (item != NULL) spdl__store_relaxed(&p->delivered, p->delivered + 1);
-    if (p->reporter != NULL && p->delivered % SPDL__TAKER_ITEMS == 0) spdl__taker_look(p);
-    spdl__sink_hint(p);
-}
-
 /* The head has an end, which stays there. */
 SPDL__PRIVATE spdl_result spdl__sink_over(spdl_pipeline *p, uint64_t origin) {
     const uint64_t now = spdl_time_ns();
@@ -10688,48 +10798,6 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     spdl__sink_moves(p, head + 1, NULL);
     spdl__add(&p->last->counters[p->workers].freed, 1);
     spdl__item_free(p, got->item, got->origin); /* user code */
-}
-
-/* Returns SPDL_OK with the next item, SPDL_EMPTY, or how the run ended. */
-SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
-    /* read before the items: those put before the stop are delivered */
-    const bool halted = spdl__load32(&p->stopping) != 0;
-    spdl__edge *sink = p->sink;
-    uint64_t head = spdl__head(spdl__load_relaxed(&sink->word));
-    for (; !p->closed_returned; ++head) {
-        const spdl__slot *slot = spdl__edge_slot(sink, head);
-        spdl__item got;
-        unsigned tag;
-        bool failed;
-        if (!spdl__slot_has(slot, head)) {
-            if (!halted) return SPDL_EMPTY;
-            p->closed_returned = true;
-            (void)spdl__sink_over(p, 0);
-            break;
-        }
-        got = spdl__slot_read(slot);
-        tag = spdl__origin_tag(got.origin);
-        if (SPDL__LIKELY(tag < SPDL__HOLE)) {
-            if (SPDL__UNLIKELY(p->skip > 0)) {
-                spdl__sink_drop(p, head, &got);
-                continue;
-            }
-            failed = spdl__tag_failed(tag); /* its input is the item */
-            if (SPDL__UNLIKELY(failed)) spdl__failure_read(sink, head, &p->told);
-            spdl__position_watch(p, &got);
-            p->last_item = got;
-            memcpy(item, &got.item, sizeof(*item)); /* *item may be any object pointer */
-            spdl__sink_moves(p, head + 1, slot);
-            return failed ? SPDL_E_STAGE : SPDL_OK;
-        }
-        if (tag == SPDL__END || tag == SPDL__FAIL) return spdl__sink_over(p, got.origin);
-        if (tag == SPDL__HOLE) spdl__store(&sink->dropped, sink->dropped + 1); /* before the head */
-        else spdl__store_relaxed(&sink->marks, sink->marks + 1);
-        if (tag == SPDL__EPOCH) spdl__position_epoch(p);
-        spdl__sink_moves(p, head + 1, NULL);
-        if (tag == SPDL__EPOCH) return SPDL_END;
-    }
-    return SPDL_CLOSED;
 }
 
 /* While a waiter is counted, threads that take or put look for it. */

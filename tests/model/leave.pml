@@ -1,4 +1,4 @@
-/* Leaving a source that blocks: spdl__call_begins and spdl__call_is_back of >>rare-impl, and
+/* Leaving a source that blocks: spdl__call_begins and spdl__call_is_back of >>call-impl, and
    spdl__producer_main of >>producer-impl, against spdl_pipeline_destroy, spdl__destroy_leaves and
    spdl__pipeline_await of >>stop-impl.
 

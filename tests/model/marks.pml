@@ -1,6 +1,6 @@
 /* Marks: how END, EPOCH and FAIL travel from row to row, and what a stop and a rewind do to them:
-   spdl__flow_sit, spdl__flow_pass and spdl__fail of >>flow-impl and >>rare-impl,
-   spdl__sink_take of >>next-impl, spdl__pipeline_halt, spdl__pipeline_purge, spdl__rewind_edge,
+   spdl__flow_sit and spdl__sink_take of >>flow-impl, spdl__flow_pass of >>mark-impl, spdl__fail of
+   >>fail-impl, spdl__pipeline_halt, spdl__pipeline_purge, spdl__rewind_edge,
    spdl__rewind_node and spdl__rewind_all of >>stop-impl.
 
    Rows 0 (a source), 1 (input order, two calls, result at the ticket of its input + base1) and 2

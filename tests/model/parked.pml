@@ -1,6 +1,6 @@
-/* Calls that go on later: spdl__parked_returned, spdl__parked_drop_all and spdl__complete, and
-   spdl__flow_again, spdl__flow_park and spdl__flow_resume of >>rare-impl, and spdl__pool_park of
-   >>pool-impl, against stop and destroy.
+/* Calls that go on later: spdl__parked_returned and spdl__complete of >>defer-impl,
+   spdl__parked_drop_all, spdl__flow_again and spdl__flow_park of >>again-impl, spdl__flow_resume of
+   >>settle-impl, and spdl__pool_park of >>pool-impl, against stop and destroy.
 
    One row of LIM calls with ITEMS inputs, in completion order or one call at a time, and a place
    for each call. Two workers that sleep when there is nothing to do, the first of them a guest

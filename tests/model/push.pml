@@ -1,6 +1,6 @@
 /* A producer that waits for room: spdl__push_try and spdl__room_wait of >>next-impl, with
-   the hints of >>row-impl, against the takes of the row behind the feed, a failure or a stop, and
-   with drop_oldest: spdl__push_drop_oldest of >>next-impl, spdl__flow_pass of >>rare-impl,
+   the hints of >>flow-impl, against the takes of the row behind the feed, a failure or a stop, and
+   with drop_oldest: spdl__push_drop_oldest of >>next-impl, spdl__flow_pass of >>mark-impl,
    spdl__pipeline_halt and spdl__pipeline_purge of >>stop-impl.
 
    One producer pushes ITEMS items into an edge with room for CAPACITY, then a mark, END, for which

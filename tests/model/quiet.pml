@@ -1,5 +1,5 @@
 /* Quiet clients: spdl__client_stir, spdl__client_settle, spdl__pool_park of >>pool-impl and
-   spdl__wake_look of >>row-impl, for a pool of two workers with several clients.
+   spdl__wake_look of >>wake-impl, for a pool of two workers with several clients.
 
    A worker that finds nothing in a client sets its bit in `quiet` and looks once more; from then on
    no worker looks at the client. A thread puts ITEMS items, one after the other: it stores, passes

@@ -1,7 +1,7 @@
 /* A stop beside a rewind, without a lock: spdl_pipeline_stop, spdl__pipeline_await,
    spdl__pipeline_drained, spdl__pipeline_halt, spdl__keeper_enter, spdl__keeper_leave,
    spdl__pipeline_go, spdl__rewind_all and spdl__word_open of >>stop-impl, spdl__word_shut of
-   >>rare-impl, spdl__word_move of >>flow-impl.
+   >>mark-impl, spdl__word_move of >>flow-impl.
 
    Two rows, each of them a word {inside, shut}, which one worker enters and leaves as it likes. One
    thread rewinds REWINDS times. STOPS threads stop, once each. Each wait may time out, and a stop

@@ -1,6 +1,6 @@
 /* Who wakes whom: spdl__flow_sit, spdl__flow_hole, spdl__wake_hint and spdl__pool_park of
-   >>flow-impl, >>rare-impl, >>row-impl, >>edge-impl and >>pool-impl, with the trainer that
-   takes and waits (spdl__next_wait of >>next-impl).
+   >>flow-impl, >>mark-impl, >>wake-impl and >>pool-impl, with the trainer that takes and waits
+   (spdl__next_wait of >>next-impl).
 
    Rows 0 (a source, limit 1), 1 (limit LIM1) and 2 (limit LIM2), in input order, room for CAP0,
    CAP1 and CAP2 (buffer and limit) behind them; WORKERS workers; a trainer that takes ROOMS items

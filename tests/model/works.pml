@@ -1,6 +1,6 @@
 /* The consumer that works: spdl__next_wait and spdl__next_sleep of >>next-impl, with whoever else
    runs rows and goes elsewhere (spdl__pool_visit, spdl__pool_job, spdl__guest_leave,
-   spdl__pool_pass_on of >>pool-impl; spdl__wake_rows of >>row-impl).
+   spdl__pool_pass_on of >>pool-impl; spdl__wake_rows of >>wake-impl).
 
    One row with one call at a time. A feeder puts ITEMS inputs, and submits a job at some moment.
    All inputs but the last are dropped: nothing of them reaches the sink, which alone would wake
@@ -299,7 +299,7 @@ done:
     fi
 }
 
-/* Puts are looked at by spdl__wake_changed of >>row-impl, the job by spdl_pool_submit. */
+/* Puts are looked at by spdl__wake_changed of >>wake-impl, the job by spdl_pool_submit. */
 proctype Feeder() {
     byte put;
     bool found, submitted;
