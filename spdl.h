@@ -7852,12 +7852,10 @@ typedef struct spdl__sitting {
     bool done;   /* some work was done */
     bool empty;  /* ended by an empty edge */
     bool mark;   /* ended by a mark */
-    bool again;  /* the call has returned SPDL_AGAIN */
 } spdl__sitting;
 
 /* --- what is rare, of the sections behind --- */
 
-SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node);
 SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
                                       uint64_t word);
 SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
@@ -7880,9 +7878,8 @@ SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *co
 SPDL__NOINLINE spdl__outcome spdl__flow_call(spdl_task *task, spdl__counters *counters,
                                              uint64_t *now);
 SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s);
-SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task);
-SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s);
-SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task);
+SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late,
+                                       bool timed);
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call);
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node);
 SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns);
@@ -7987,63 +7984,73 @@ SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint
 
 /* --- take --- */
 
-/* Takes the slot at the head by one compare-and-swap. When this fails, other threads take here, and
-   the worker looks elsewhere. `first`: before the first call of a sitting. After it the thread is
-   inside of a plain row. */
-SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool plain,
-                                         const bool timed, const bool first) {
-    spdl__node *const node = s->node;
-    spdl__edge *const in = node->in;
-    const bool inside = (plain && !first) || s->inside;
+/* Returns true if the row's limit lets this thread take. `inside`: it is counted in `active`. */
+SPDL__INLINE bool spdl__take_may(const spdl__sitting *s, bool inside) {
     const uint64_t busy = s->word & SPDL__BUSY;
-    const uint64_t head = spdl__head(s->word), next = s->word + SPDL__HEAD_ONE + !inside;
-    const bool routes = !plain && node->paths > 0;
+    return inside ? busy <= s->limit : busy < s->limit; /* PASSING is larger */
+}
+
+/* Reads the item at the head, which only a swap of the word takes. */
+SPDL__INLINE spdl__taken spdl__take_look(spdl__sitting *s, spdl__item *what) {
+    const uint64_t head = spdl__head(s->word);
+    const spdl__slot *slot = spdl__edge_slot(s->node->in, head);
+    unsigned tag;
+    if (!spdl__slot_has(slot, head)) {
+        s->empty = true;
+        return SPDL__LEFT;
+    }
+    *what = spdl__slot_read(slot);
+    tag = spdl__origin_tag(what->origin);
+    if (SPDL__LIKELY(tag < SPDL__HOLE)) return SPDL__TOOK;
+    s->mark = tag > SPDL__HOLE;
+    if (s->mark || s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
+    return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
+}
+
+/* Takes the head by one compare-and-swap. When this fails, other threads take here, and the worker
+   looks elsewhere. `first`: before the first call of a sitting. */
+SPDL__INLINE bool spdl__take_swap(spdl__sitting *s, bool inside, bool first) {
+    const uint64_t next = s->word + SPDL__HEAD_ONE + !inside;
+    SPDL_TEST_POINT("pipeline takes");
+    if (!spdl__cas(s->node->word, &s->word, next)) return false;
+    s->word = next;
+    if (!inside) s->inside = s->done = true;
+    spdl__wake_hint(s->p, s->node, SPDL__ALL_ROWS, first);
+    return true;
+}
+
+/* The task gets what was taken: of a source the right to call it. `books`: with the waits. */
+SPDL__INLINE void spdl__take_ends(spdl__sitting *s, spdl_task *task, spdl__item *what, uint64_t at,
+                                  bool books) {
+    spdl__node *const node = s->node;
+    if (node->in == NULL) {
+        what->range = node->made << SPDL__SPAN_BITS;
+        what->origin = spdl__origin(node->made, SPDL__HOLE);
+    } else if (books) {
+        const uint64_t head = spdl__head(s->word);
+        s->waited += spdl__edge_put_wait(node->in, head - 1, s->now);
+        spdl__edge_took(node->in, head, s->now, (s->word & SPDL__ACTIVE) < s->limit);
+    }
+    task->call.in = *what;
+    spdl__store_relaxed(&task->sequence, what->origin >> 8);
+    task->call.ticket = at;
+}
+
+/* Takes an item in a plain row. */
+SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool timed,
+                                         const bool first) {
+    const bool inside = !first || s->inside;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
     uint64_t at;
-    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT; /* PASSING is larger */
-    if (in != NULL) {
-        const spdl__slot *slot = spdl__edge_slot(in, head);
-        unsigned tag;
-        if (!spdl__slot_has(slot, head)) {
-            s->empty = true;
-            return SPDL__LEFT;
-        }
-        what = spdl__slot_read(slot);
-        tag = spdl__origin_tag(what.origin);
-        if (SPDL__UNLIKELY(tag > SPDL__HOLE)) {
-            s->mark = true;
-            return SPDL__LEFT;
-        }
-        if (SPDL__UNLIKELY(tag == SPDL__HOLE)) {
-            if (s->holes++ == SPDL__SITTING_ITEMS) return SPDL__LEFT;
-            return spdl__flow_hole(s) ? SPDL__PASSED : SPDL__LEFT;
-        }
-        if (!plain && SPDL__UNLIKELY(spdl__tag_failed(tag)))
-            spdl__failure_read(in, head, &task->failure);
+    if (!spdl__take_may(s, inside)) return SPDL__LEFT;
+    if (s->node->in != NULL) {
+        const spdl__taken taken = spdl__take_look(s, &what);
+        if (taken != SPDL__TOOK) return taken;
     }
-    at = spdl__row_at(node, s->word);
-    if (routes) s->until = at + spdl__row_routes(s->p, node);
-    if ((int64_t)(s->until - at) <= 0) { /* the room is used up; look again */
-        if (!routes) s->until = spdl__row_until(node);
-        if ((int64_t)(s->until - at) <= 0) return SPDL__LEFT;
-    }
-    SPDL_TEST_POINT("pipeline takes");
-    if (!spdl__cas(node->word, &s->word, next)) return SPDL__LEFT;
-    if (!inside) s->inside = s->done = true;
-    spdl__wake_hint(s->p, node, SPDL__ALL_ROWS, first);
-    if (in == NULL) {
-        what.range = node->made << SPDL__SPAN_BITS;
-        what.origin = spdl__origin(node->made, SPDL__HOLE);
-    } else if (timed || first || (!plain && SPDL__TRACED(in->track))) {
-        s->waited += spdl__edge_put_wait(in, head, s->now);
-        spdl__edge_took(in, head + 1, s->now, (next & SPDL__ACTIVE) < s->limit);
-    }
-    task->call.in = what;
-    spdl__store_relaxed(&task->sequence, what.origin >> 8);
-    task->call.ticket = at;
-    if (!plain) task->call.since = s->now;
-    if (!plain && SPDL__UNLIKELY(spdl__tag_failed(spdl__origin_tag(what.origin))))
-        return spdl__flow_failure(s, task);
+    at = spdl__row_at(s->node, s->word);
+    if ((int64_t)(s->until - at) <= 0) s->until = spdl__row_until(s->node); /* looks again */
+    if ((int64_t)(s->until - at) <= 0 || !spdl__take_swap(s, inside, first)) return SPDL__LEFT;
+    spdl__take_ends(s, task, &what, at, timed || first);
     return SPDL__TOOK;
 }
 
@@ -8211,7 +8218,7 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
-    s->inside = s->done = s->empty = s->mark = s->again = false;
+    s->inside = s->done = s->empty = s->mark = false;
     s->p = task->pipeline;
     s->node = node;
     s->counters = &node->counters[task->worker];
@@ -8228,68 +8235,46 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     task->call.flushing = false;
 }
 
-/* A sitting: takes items one by one, calls, puts, leaves. Returns true if some work was done.
-   Compiled three times: `plain` is for rows without rare features (node_is_plain in >>create-impl).
-   `late`: no call begins after it. */
-SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late, const bool plain,
+/* A sitting in a plain row (node_is_plain in >>create-impl): takes items one by one, calls, puts,
+   leaves. Returns true if some work was done. `late`: no call begins after it. */
+SPDL__INLINE bool spdl__flow_sit(spdl_task *task, spdl__node *node, uint64_t late,
                                  const bool timed) {
-    const spdl_fn call = plain ? spdl__load_fn(&node->row.fn->call) : NULL;
+    const spdl_fn call = spdl__load_fn(&node->row.fn->call);
     spdl__outcome outcome;
     spdl__sitting s;
     uint64_t since;
     bool first = true;
     spdl__flow_enter(&s, task, node);
     s.timed = timed;
-    if (!plain && node->parked != NULL) s.again = spdl__flow_resume(task, &s);
     while (s.calls < s.most && (!timed || s.now < late)) {
-        if (plain || !s.again) {
-            const spdl__taken taken = first ? spdl__flow_take(&s, task, plain, timed, true)
-                                            : spdl__flow_take(&s, task, plain, timed, false);
-            if (taken == SPDL__LEFT) break;
-            if (taken == SPDL__PASSED) continue;
-        }
-        if (first && (plain || !node->builtin) && spdl__flow_first(task, s.counters, timed, s.now))
+        const spdl__taken taken = first ? spdl__flow_take(&s, task, timed, true)
+                                        : spdl__flow_take(&s, task, timed, false);
+        if (taken == SPDL__LEFT) break;
+        if (taken == SPDL__PASSED) continue;
+        if (first && spdl__flow_first(task, s.counters, timed, s.now))
             s.begun = s.now = spdl_time_ns();
-        if (plain && first) spdl__store_relaxed(&task->thread, spdl__os_thread_id());
-        since = s.now;
-        outcome = plain ? spdl__flow_call_plain(&s, task, call, timed)
-                        : spdl__flow_call(task, s.counters, &s.now);
-        if (SPDL__UNLIKELY(outcome != SPDL__GOES_ON)) {
-            if (outcome == SPDL__ABANDONED) s.inside = false;
-            if (outcome == SPDL__NO_CALL || outcome == SPDL__ABANDONED) break;
-            if (outcome == SPDL__OVER) s.most = 0; /* the last call */
-        }
-        ++s.calls;
+        if (first) spdl__store_relaxed(&task->thread, spdl__os_thread_id());
         first = false;
-        if (timed && (plain || outcome != SPDL__PENDING)) spdl__flow_book(&s, task, since);
-        if (!plain && outcome == SPDL__PENDING) s.inside = false; /* the call keeps the place */
-        if (!plain) s.again = outcome == SPDL__LATER;
-        if (!plain && s.again && !spdl__flow_again(task)) break;
+        since = s.now;
+        outcome = spdl__flow_call_plain(&s, task, call, timed);
+        if (SPDL__UNLIKELY(outcome == SPDL__NO_CALL)) break;
+        if (SPDL__UNLIKELY(outcome == SPDL__OVER)) s.most = 0; /* the last call */
+        ++s.calls;
+        if (timed) spdl__flow_book(&s, task, since);
         s.word = spdl__load(node->word);
     }
-    if (!plain && s.again) {
-        spdl__store_relaxed(&task->open, 0); /* before another thread resumes it */
-        spdl__flow_park(task, task->parked);
-        task->parked = NULL;
-        s.inside = false;
-    }
-    if (plain) spdl__store_relaxed(&task->thread, 0);
+    spdl__store_relaxed(&task->thread, 0);
     if (s.done) spdl__flow_leave(task, &s);
     if (s.mark) s.done = spdl__flow_pass(task, node) || s.done;
     return s.done;
 }
 
 SPDL__NOINLINE bool spdl__flow_sit_plain(spdl_task *task, spdl__node *node) {
-    return spdl__flow_sit(task, node, SPDL__NEVER, true, false);
+    return spdl__flow_sit(task, node, SPDL__NEVER, false);
 }
 
 SPDL__NOINLINE bool spdl__flow_sit_timed(spdl_task *task, spdl__node *node, uint64_t late) {
-    return spdl__flow_sit(task, node, late, true, true);
-}
-
-SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late,
-                                       bool timed) {
-    return spdl__flow_sit(task, node, late, false, timed);
+    return spdl__flow_sit(task, node, late, true);
 }
 
 /* One sitting in a row. Long calls, and calls with a deadline, are timed one by one. Calls that may
@@ -10153,6 +10138,75 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     task->call.since = s->now;
     if (task->call.flushing) s->change = SPDL__PASSING; /* alone, at a mark */
     return true;
+}
+
+/* Takes an item in any row. */
+SPDL__PRIVATE spdl__taken spdl__flow_take_any(spdl__sitting *s, spdl_task *task, bool timed,
+                                              bool first) {
+    spdl__node *const node = s->node;
+    spdl__edge *const in = node->in;
+    const bool inside = s->inside, routes = node->paths > 0;
+    spdl__item what = { NULL, SPDL__HOLE, 0 };
+    bool failed;
+    uint64_t at;
+    if (!spdl__take_may(s, inside)) return SPDL__LEFT;
+    if (in != NULL) {
+        const spdl__taken taken = spdl__take_look(s, &what);
+        if (taken != SPDL__TOOK) return taken;
+    }
+    failed = spdl__tag_failed(spdl__origin_tag(what.origin));
+    if (SPDL__UNLIKELY(failed)) spdl__failure_read(in, spdl__head(s->word), &task->failure);
+    at = spdl__row_at(node, s->word);
+    if (routes) s->until = at + spdl__row_routes(s->p, node);
+    else if ((int64_t)(s->until - at) <= 0) s->until = spdl__row_until(node);
+    if ((int64_t)(s->until - at) <= 0 || !spdl__take_swap(s, inside, first)) return SPDL__LEFT;
+    spdl__take_ends(s, task, &what, at,
+                    timed || first || (in != NULL && SPDL__TRACED(in->track)));
+    task->call.since = s->now;
+    return SPDL__UNLIKELY(failed) ? spdl__flow_failure(s, task) : SPDL__TOOK;
+}
+
+/* A sitting in any row, as in flow_sit. It may begin with a call that waited for room, and end with
+   one that waits. */
+SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64_t late,
+                                       bool timed) {
+    spdl__outcome outcome;
+    spdl__sitting s;
+    uint64_t since;
+    bool first = true, again = false;
+    spdl__flow_enter(&s, task, node);
+    s.timed = timed;
+    if (node->parked != NULL) again = spdl__flow_resume(task, &s);
+    while (s.calls < s.most && (!timed || s.now < late)) {
+        if (!again) {
+            const spdl__taken taken = spdl__flow_take_any(&s, task, timed, first);
+            if (taken == SPDL__LEFT) break;
+            if (taken == SPDL__PASSED) continue;
+        }
+        if (first && !node->builtin && spdl__flow_first(task, s.counters, timed, s.now))
+            s.begun = s.now = spdl_time_ns();
+        first = false;
+        since = s.now;
+        outcome = spdl__flow_call(task, s.counters, &s.now);
+        if (outcome == SPDL__ABANDONED || outcome == SPDL__PENDING)
+            s.inside = false; /* the place is the call's */
+        if (outcome == SPDL__ABANDONED || outcome == SPDL__NO_CALL) break;
+        if (outcome == SPDL__OVER) s.most = 0; /* the last call */
+        ++s.calls;
+        if (timed && outcome != SPDL__PENDING) spdl__flow_book(&s, task, since);
+        again = outcome == SPDL__LATER;
+        if (again && !spdl__flow_again(task)) break;
+        s.word = spdl__load(node->word);
+    }
+    if (again) {
+        spdl__store_relaxed(&task->open, 0); /* before another thread resumes it */
+        spdl__flow_park(task, task->parked);
+        task->parked = NULL;
+        s.inside = false;
+    }
+    if (s.done) spdl__flow_leave(task, &s);
+    if (s.mark) s.done = spdl__flow_pass(task, node) || s.done;
+    return s.done;
 }
 
 /* ============================================================================================= */
