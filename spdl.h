@@ -6939,9 +6939,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
        an item   with the row that made it, which frees it
        a hole    an input without a result; its reader passes it without a call
        a mark    END, EPOCH or FAIL of a row; each row passes it in order (>>row-impl)
-   `range` is the source's number of the item and the number of the result behind rows with .again,
-   or where a run goes on (>>position-impl). Behind a feed it has the time when the oldest part of
-   the item was pushed in place of the number of the item.
+   Its `range` is explained at SPDL__SPAN_BITS.
 
    The word of an edge's reader is {head, SHUT, active}. `head` is the next ticket to take, `active`
    counts the calls inside of the row, SHUT means that no call enters. **One compare-and-swap of
@@ -6949,9 +6947,8 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
    from 0 to PASSING passes a mark. A source and a merge have a word of their own. An edge that a
    merge or the consumer reads has one reader, and its word is only the head.
 
-   Tickets. A row in input order with a concurrency above 1 promises the ticket of a result with its
-   input: ticket = head + base. In completion order, or with one call at a time, a result gets its
-   ticket when it is put (`tail`).
+   Tickets. The ticket of a result is promised with its input (head + base), or is the `tail` when
+   the result is put: see spdl__tickets.
 
    Room is known before the call, so no result waits for room:
        promised - refunds - (head - dropped) < buffer_size + concurrency
@@ -6960,7 +6957,7 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
    The reader raises `dropped` before it moves its head. A writer reads the head first, and so never
    sees too much room.
 
-   Threads: each field names its writer. The pipeline owns the edges and every item on them. */
+   The pipeline owns the edges and every item on them. */
 
 #define SPDL__BUFFER SPDL_MAX_STAGES /* owner: an item from spdl_buffer */
 #define SPDL__IN_PLACE (SPDL_MAX_STAGES + 1) /* owner: a part of a batch, which nobody frees */
@@ -6972,9 +6969,9 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__END 0xfdu
 #define SPDL__FAIL 0xfeu  /* its sequence is the index of the failed row */
 #define SPDL__WINDOW 64   /* slots for holes, in addition to items */
-#define SPDL__AHEAD_BYTES ((uint64_t)256 << 20) /* blocks of one row that create makes at most */
+#define SPDL__AHEAD_BYTES ((uint64_t)256 << 20) /* of blocks of a row: create makes no more */
 
-/* A word: head, SHUT, active. */
+/* A word */
 #define SPDL__ACTIVE 0xffffu /* calls inside, with parked ones */
 #define SPDL__PASSING 0xffffu /* value of `active`: one thread is inside alone, at a mark */
 #define SPDL__SHUT 0x10000u  /* no call enters */
@@ -6982,8 +6979,9 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__HEAD_BITS 17
 #define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
 
-/* The low bits of a range are a number of results, the others the number of the item in its source,
-   or behind a feed the time of the push in units of 256 ns. */
+/* A range: the low bits are the number of the result behind rows with .again, the others the number
+   of the item in its source. Behind a feed they are the time when the oldest part of the item was
+   pushed, in units of 256 ns. Behind the counting row a range is a tally (>>position-impl). */
 #define SPDL__SPAN_BITS 28
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
@@ -7005,9 +7003,9 @@ typedef struct spdl__edge {
     uint64_t mask;        /* slots - 1: a power of two */
     uint64_t window;      /* tickets that may be promised beyond head */
     uint64_t buffer_size;
-    spdl__track *track; /* of the trace, or NULL */
+    spdl__track *track; /* or NULL */
     uint64_t *failures; /* .deliver_failures: a record per slot; or NULL */
-    bool holes;         /* holes are possible */
+    bool holes;
     char pad0[SPDL_CACHE_LINE];
     /* written by the row that writes the edge */
     uint64_t tail;    /* next ticket, where results get one at the put */
@@ -7016,10 +7014,10 @@ typedef struct spdl__edge {
     /* written by the reader */
     uint64_t word;
     uint64_t dropped; /* passed holes, and tickets that a rewind left out; before the head */
-    uint64_t marks;   /* passed marks */
+    uint64_t marks;   /* passed */
     char pad2[SPDL_CACHE_LINE];
     uint64_t put_wait_ns; /* time that results waited for a place in the buffer */
-    uint64_t ended_ns;    /* time of the end */
+    uint64_t ended_ns;
     uint64_t gap_since;   /* start of the gap, in which the edge is empty; or 0. The closing thread
                              exchanges it for 0 */
     uint64_t idle_since;  /* time in the gap from which the reader was free; or 0 */
@@ -7048,7 +7046,6 @@ SPDL__PRIVATE void spdl__doctor_close(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_empty(spdl_pipeline *p);
 SPDL__PRIVATE void spdl__doctor_free(spdl_pipeline *p);
 
-/* The range of an item that is pushed now. */
 SPDL__INLINE uint64_t spdl__range_pushed(uint64_t now) {
     return now >> SPDL__PUSHED_BITS << SPDL__SPAN_BITS;
 }
@@ -7068,10 +7065,9 @@ typedef struct spdl__item {
 
 /* --- batches --- */
 
-/* Buffers are batches without items, with a block. Create makes both, and they return to its pool,
-   which grows for a consumer that keeps many. The last one to return is used first: a cache may
-   still hold it. Returning one never blocks. The pool lives as long as the pipeline and every
-   batch. */
+/* Buffers are batches without items, with a block. Create makes both. The pool grows for a consumer
+   that keeps many, and lives as long as the pipeline and every batch. The last one to return is used
+   first, as a cache may still hold it. Returning one never blocks. */
 typedef struct spdl__batch spdl__batch;
 typedef struct spdl__batch_pool {
     /* written by create */
@@ -7082,7 +7078,7 @@ typedef struct spdl__batch_pool {
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
     /* written by any thread. Only the holder of the lock takes from the list */
-    uint64_t returned;   /* list of returned batches, the last one first */
+    uint64_t returned;   /* a list, the last one first */
     uint64_t spares;     /* batches in both lists */
     uint64_t references; /* the pipeline, and each batch in use */
     /* under the lock, by workers */
@@ -7153,7 +7149,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_pool_pop(spdl__batch_pool *pool) {
     return got;
 }
 
-/* Drops one reference: that of the pipeline, or of `batch`, which is kept or freed. */
+/* Drops the reference of the pipeline, or of `batch`, which is kept or freed. */
 SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *batch) {
     const spdl_allocator allocator = pool->allocator;
     const size_t bytes = spdl__batch_bytes(pool);
@@ -7171,7 +7167,6 @@ SPDL__PRIVATE void spdl__batch_pool_drop(spdl__batch_pool *pool, spdl__batch *ba
     spdl__free(&allocator, pool, sizeof(*pool));
 }
 
-/* An empty batch; NULL: no memory. */
 SPDL__PRIVATE spdl__batch *spdl__batch_get(spdl__batch_pool *pool) {
     spdl__batch *batch;
     spdl__add(&pool->references, 1);
@@ -7213,7 +7208,6 @@ SPDL_API void spdl_buffer_free(void *buffer) {
     else spdl_batch_free(batch);
 }
 
-/* Makes `ahead` batches, but at most SPDL__AHEAD_BYTES of blocks. Keeps up to `keep`. */
 SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allocator, size_t size,
                                                       size_t block_bytes, size_t ahead,
                                                       size_t keep, size_t canary) {
@@ -7246,9 +7240,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 /* >>row-impl
    Rows (nodes), the calls of their functions (tasks) and the threads that run them.
 
-   A worker enters a row by taking an item. It then calls, puts and takes again for up to
-   SPDL__SITTING_NS (a sitting). No item is taken without a call, so calls begin in the order of the
-   inputs. A worker that leaves takes 1 from `active` in the row's word.
+   A worker enters a row by taking an item, and leaves after a sitting (>>flow-impl). No item is
+   taken without a call, so calls begin in the order of the inputs.
 
    Marks. A source that ends puts END or EPOCH. A call that fails for good puts FAIL at the ticket
    promised to its result. A row passes the mark at its head when no call is inside: one swap moves
@@ -7265,11 +7258,11 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    beyond the buffer_size of a path wait. A branch is called while fewer than its own buffer_size
    wait on all paths. One path may hold them all, so its edge has slots for both.
 
-   Threads: workers run rows. The producer of a source with .threads runs that row only. Each field
-   names its writer. */
+   Threads: workers run rows. The producer of a source with .threads runs that row only. */
 
-#define SPDL__BLOCKING 0x8000u /* bit of `active` above all counts: a source with .threads is in its
-                                  call, which destroy may leave */
+/* A bit of `active` above all counts: a source with .threads is in its call, which destroy may
+   leave. */
+#define SPDL__BLOCKING 0x8000u
 #define SPDL__MAX_CONCURRENCY 4096
 #define SPDL__MAX_BUFFER (1 << 20)
 #define SPDL__MAX_BATCH (1 << 24)
@@ -7292,8 +7285,8 @@ typedef struct spdl__counters {
     uint64_t tasks; /* from here to `bucket`: numbers that snapshots add up */
     uint64_t failures, skips, freed;
     uint64_t made;     /* items passed that were not the input */
-    uint64_t timed_ns; /* of the calls in the histogram */
-    uint64_t failed_ns; /* of failed calls, which are not in it */
+    uint64_t timed_ns; /* of `bucket` */
+    uint64_t failed_ns;
     uint64_t metered, metered_blind; /* measured calls; those without schedstat */
     uint64_t metered_ns, metered_cpu_ns, metered_wait_ns;
     uint64_t slow_ns, slow_cpu_ns, slow_wait_ns; /* of all rare slow calls */
@@ -7301,8 +7294,7 @@ typedef struct spdl__counters {
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
 
-/* See >>position-impl. */
-typedef struct spdl__tally {
+typedef struct spdl__tally { /* >>position-impl */
     uint64_t item, results;
 } spdl__tally;
 
@@ -7324,15 +7316,14 @@ typedef struct spdl__start {
 /* A call that continues later, of a row with .again or .deferred. (>>again-impl) */
 typedef enum spdl__parked_state {
     SPDL__PARKED_FREE,
-    SPDL__PARKED_RUNNING, /* a worker runs it */
+    SPDL__PARKED_RUNNING,
     SPDL__PARKED_ARMED,   /* running; spdl_defer has returned its number */
     SPDL__PARKED_EARLY,   /* running; already completed */
-    SPDL__PARKED_PENDING, /* its function has returned SPDL_PENDING */
+    SPDL__PARKED_PENDING, /* its function has returned that */
     SPDL__PARKED_DONE,    /* completed; a worker settles it */
     SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN and there is no room */
 } spdl__parked_state;
 
-/* A call of a stage. Its sequence is that of its input's origin. */
 typedef struct spdl__call {
     spdl__item in;   /* its range is that of the result */
     uint64_t ticket; /* of the result, if promised with the input */
@@ -7367,7 +7358,7 @@ typedef struct spdl__parked_list {
     uint32_t count;
 } spdl__parked_list;
 
-/* A thrown exception; `act` frees or rethrows it. See spdl__thrown_set. */
+/* A thrown exception; `act` frees or rethrows it. */
 typedef struct spdl__thrown_what {
     void *kept;
     void (*act)(void *kept, bool rethrow);
@@ -7387,14 +7378,14 @@ typedef struct spdl__node {
     spdl_stage row;
     int index;
     char name[SPDL_NAME_BYTES];
-    int most;        /* its largest concurrency */
+    int most;        /* largest concurrency */
     spdl__tickets tickets;
     bool holes;      /* a dropped input leaves a hole */
     bool plain;      /* its calls need nothing rare (>>flow-impl) */
-    bool builtin;    /* its function is a batch or a merge of the library */
+    bool builtin;    /* a batch or a merge */
     bool at_end;     /* the consumer or the producer may wait for it */
     bool alone;      /* one call at a time */
-    bool lends;      /* its items need no free */
+    bool lends;      /* SPDL__LENDS */
     bool places;     /* its calls write into the batches of the next row */
     bool own_thread; /* a source with .threads */
     uint32_t upstream;  /* bit i: results of row i can reach this row */
@@ -7433,7 +7424,7 @@ typedef struct spdl__node {
     uint64_t first;    /* ticket of the first result of this epoch */
     uint64_t dropped;  /* batch in place: in->dropped when the epoch began */
     uint64_t placeless; /* batch in place: items of this epoch that took no place */
-    uint64_t tokens;   /* batch: tokens so far */
+    uint64_t tokens;   /* batch: of the doctor */
     uint64_t made;     /* source: items made in this epoch */
     uint64_t turns_put;   /* branch: entries of `turns` */
     char pad1[SPDL_CACHE_LINE];
@@ -7472,8 +7463,7 @@ typedef struct spdl__node {
     uint64_t seen_busy_ns; /* reported by snapshots, their own */
 } spdl__node;
 
-/* A worker in a pipeline: its sitting in a row and its current call. One per worker, written by
-   that worker. */
+/* A worker in a pipeline and its current call, written by that worker. */
 struct spdl_task {
     spdl_pipeline *pipeline;
     int worker;
@@ -7486,7 +7476,7 @@ struct spdl_task {
     uint64_t result_number; /* of a failed call's input, as in spdl_error */
     spdl__parked *parked; /* rows with .again or .deferred */
     void *no_state;      /* spdl_call_state of other rows */
-    spdl__thrown_what thrown; /* of the last call that threw */
+    spdl__thrown_what thrown;
     uint32_t inits;      /* bit i: init of row i has run here */
     uint64_t open;       /* read by snapshots, like sequence: 0, or the begin of calls not booked
                             yet, with the row in its lowest bits */
@@ -7532,14 +7522,14 @@ struct spdl_pipeline {
     spdl_task *task;  /* [worker] */
     uint64_t process;
     uint64_t start_ns;
-    struct spdl__reporter *reporter; /* NULL without reports */
-    struct spdl__doctor *doctor; /* both NULL without the doctor */
+    struct spdl__reporter *reporter; /* or NULL */
+    struct spdl__doctor *doctor; /* or NULL, as the next */
     struct spdl__hand *hand;
     const char *tokens;    /* [count], addresses of token items */
-    spdl__trace *trace;    /* NULL without a trace */
+    spdl__trace *trace;    /* or NULL */
     void **local;          /* [worker * count + row], by each worker */
     bool delivers;         /* .deliver_failures */
-    const char *yields;    /* type of its items */
+    const char *yields;    /* the type */
     spdl__beacon own_beacon;
     /* written rarely, by any thread */
     uint32_t stopping;     /* SPDL__STOP and the like; 0: it runs */
@@ -7560,7 +7550,7 @@ struct spdl_pipeline {
     /* written by the producer: of a feed, or its own thread */
     uint32_t producer_inside;
     uint32_t producer_waits; /* set before it sleeps, cleared by its waker */
-    spdl__os_event room;   /* the first edge has room */
+    spdl__os_event room;   /* in the first edge */
     spdl__os_thread producer_thread; /* by create and destroy */
     spdl_policy policy;              /* by create, read when the thread starts */
     uint32_t producer_quits; /* by destroy */
@@ -7643,7 +7633,6 @@ SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
     return p->pool != NULL && worker < p->pool->desc.workers;
 }
 
-/* Returns true if this thread of the pool has an init to undo. */
 SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
     return spdl__is_pool_thread(p, worker) && p->task[worker].inits != 0;
 }
@@ -7809,7 +7798,7 @@ SPDL__COLD void spdl__position_plan(spdl_pipeline *p, const spdl_stage *rows) {
 
    Threads: the worker (or with SPDL_INLINE the consumer) whose task it is. User functions run here,
    never under a lock. An input is the call's until the function returns, and the library's again
-   after that unless it was taken; a result is the library's. */
+   after that unless it was taken; a result is the library's. The same holds up to >>settle-impl. */
 
 #define SPDL__SITTING_NS 40000 /* time of a sitting, after which a worker looks downstream */
 #define SPDL__SITTING_ITEMS 32 /* calls of a sitting at most */
@@ -7822,8 +7811,8 @@ typedef enum spdl__outcome {
     SPDL__GOES_ON,
     SPDL__OVER,    /* failed for good: no call of this row follows */
     SPDL__NO_CALL, /* the source has ended, or nobody waits for the result */
-    SPDL__LATER,   /* SPDL_AGAIN: one result is put, and another call follows */
-    SPDL__PENDING, /* SPDL_PENDING: it keeps the place in the row */
+    SPDL__LATER,   /* SPDL_AGAIN: another call follows */
+    SPDL__PENDING, /* the call keeps the place in the row */
     SPDL__ABANDONED /* destroy has left the call, and freed its place */
 } spdl__outcome;
 
@@ -7833,13 +7822,12 @@ typedef enum spdl__taken {
     SPDL__PASSED /* a hole, or a failure */
 } spdl__taken;
 
-/* A worker in a row, from the first item until it leaves; on its stack. */
 typedef struct spdl__sitting {
     spdl_pipeline *p;
     spdl__node *node;
     spdl__counters *counters;
     uint64_t begun, now; /* clock at the start, and at the last reading */
-    uint64_t word;       /* last known word of the row */
+    uint64_t word;       /* last known */
     uint64_t change;     /* subtracted from the word at the end */
     uint64_t until;      /* tickets below had room at the last look */
     uint64_t waited;     /* waits of items that entered the buffer by our takes */
@@ -7847,11 +7835,10 @@ typedef struct spdl__sitting {
     uint32_t calls, most, holes;
     uint32_t made; /* new results that are not booked yet */
     uint32_t limit;
-    bool inside; /* this thread is counted in `active` */
+    bool inside; /* counted in `active` */
     bool timed;  /* calls are timed one by one */
     bool done;   /* some work was done */
-    bool empty;  /* ended by an empty edge */
-    bool mark;   /* ended by a mark */
+    bool empty, mark; /* what ended it */
 } spdl__sitting;
 
 /* --- what is rare, of the sections behind --- */
@@ -7946,7 +7933,7 @@ SPDL__INLINE uint64_t spdl__edge_until(const spdl__edge *edge, uint64_t capacity
     return edge->holes && (int64_t)(until - head - edge->window) > 0 ? head + edge->window : until;
 }
 
-/* Returns the ticket that the next take promises. */
+/* The ticket that the next take promises. */
 SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
     if (node->tickets == SPDL__TICKET_ALONE || node->tickets == SPDL__TICKET_AGAIN)
         return spdl__load_relaxed(&node->out.tail);
@@ -7966,7 +7953,6 @@ SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
 
 #define SPDL__ALL_ROWS UINT32_MAX
 
-/* Returns true if a thread sleeps, or the pipeline counts as quiet. */
 SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
     return SPDL__UNLIKELY(spdl__load_relaxed32(&beacon->sleepers) != 0) ||
            SPDL__UNLIKELY((spdl__load_relaxed(&beacon->quiet) & bit) != 0);
@@ -8036,7 +8022,6 @@ SPDL__INLINE void spdl__take_ends(spdl__sitting *s, spdl_task *task, spdl__item 
     task->call.ticket = at;
 }
 
-/* Takes an item in a plain row. */
 SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, const bool timed,
                                          const bool first) {
     const bool inside = !first || s->inside;
@@ -8056,7 +8041,6 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
 
 /* --- put --- */
 
-/* Writes the slot of a promised ticket, which is free. */
 SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__item *what,
                                uint64_t now) {
     spdl__slot *slot = spdl__edge_slot(edge, ticket);
@@ -8068,14 +8052,17 @@ SPDL__INLINE void spdl__put_at(spdl__edge *edge, uint64_t ticket, const spdl__it
     SPDL_TEST_POINT("pipeline put");
 }
 
-/* Ticket of a result, a hole or a mark. */
+/* For the only thread that puts. */
+SPDL__INLINE uint64_t spdl__tail_next(spdl__edge *edge) {
+    const uint64_t ticket = spdl__load_relaxed(&edge->tail);
+    spdl__store_relaxed(&edge->tail, ticket + 1);
+    return ticket;
+}
+
 SPDL__INLINE uint64_t spdl__put_ticket(spdl__node *node, uint64_t promised) {
     spdl__edge *edge = &node->out;
     if (node->tickets == SPDL__TICKET_AT_TAKE) return promised;
-    if (node->tickets != SPDL__TICKET_ALONE) return spdl__add(&edge->tail, 1);
-    promised = spdl__load_relaxed(&edge->tail);
-    spdl__store_relaxed(&edge->tail, promised + 1);
-    return promised;
+    return node->tickets == SPDL__TICKET_ALONE ? spdl__tail_next(edge) : spdl__add(&edge->tail, 1);
 }
 
 /* Puts one result. The next take, or the end of the sitting, wakes sleepers. */
@@ -8119,12 +8106,7 @@ SPDL__INLINE spdl__outcome spdl__flow_call_plain(spdl__sitting *s, spdl_task *ta
             ++s->made;
             if (source) spdl__store_relaxed(&node->made, node->made + 1);
         }
-        if (node->tickets == SPDL__TICKET_ALONE) { /* the tail of the take */
-            spdl__store_relaxed(&node->out.tail, task->call.ticket + 1);
-            spdl__put_at(&node->out, task->call.ticket, &what, s->now);
-        } else {
-            spdl__put(node, task->call.ticket, &what, s->now);
-        }
+        spdl__put(node, task->call.ticket, &what, s->now);
         return SPDL__GOES_ON;
     }
     if (SPDL__DEBUGS) spdl__call_debug(task, result);
@@ -8159,7 +8141,6 @@ SPDL__INLINE void spdl__flow_opens(spdl_task *task, uint64_t now) {
                         (now & ~(uint64_t)(SPDL_MAX_STAGES - 1)) | (uint64_t)task->node->index);
 }
 
-/* A timed call is over, or has put one result. */
 SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t since) {
     const uint64_t failures = spdl__load_relaxed(&s->counters->failures);
     spdl__store_relaxed(&task->open, 0); /* first: else a snapshot would count the call twice */
@@ -8215,7 +8196,7 @@ SPDL__INLINE bool spdl__flow_first(spdl_task *task, const spdl__counters *counte
 }
 
 SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node *node) {
-    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* 0: not known yet */
     s->until = s->waited = 0;
     s->calls = s->holes = s->made = 0;
     s->inside = s->done = s->empty = s->mark = false;
@@ -8280,7 +8261,7 @@ SPDL__NOINLINE bool spdl__flow_sit_timed(spdl_task *task, spdl__node *node, uint
 /* One sitting in a row. Long calls, and calls with a deadline, are timed one by one. Calls that may
    park are timed too: they are booked before they park. */
 SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t late) {
-    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* of a call; 0: not known yet */
+    const uint64_t each = spdl__load_relaxed(&node->item_ns); /* 0: not known yet */
     const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
     if (!node->plain)
         return spdl__flow_sit_any(task, node, late,
@@ -8432,10 +8413,7 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
 /* >>wake-impl
    What can run, and who is woken. Threads: any. */
 
-/* --- what can run --- */
-
-/* Returns true if the edge has a slot for this ticket. A hole takes a slot, but is not counted as
-   waiting. */
+/* A hole takes a slot, but is not counted as waiting. */
 SPDL__PRIVATE bool spdl__edge_has_slot(const spdl__edge *edge, uint64_t ticket) {
     const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
     return (int64_t)(head + edge->window - ticket) > 0;
@@ -8465,7 +8443,6 @@ SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *
     return room > 0 ? (uint64_t)room : 0;
 }
 
-/* Returns true if a hole at the head can be passed: it needs a slot but no room. */
 SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
                                          uint64_t word) {
     const bool branch = node->row.kind == SPDL_KIND_BRANCH; /* it goes down the first path */
@@ -8476,7 +8453,7 @@ SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__nod
 
 SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
 
-/* Returns true if a step of this row has work, for this value of its word. Any thread. */
+/* Returns true if a step of this row has work, for this value of its word. */
 SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
                                       uint64_t word) {
     const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
@@ -8504,7 +8481,6 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
-/* Returns true if a row whose calls take at most `longest` can run. */
 SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest) {
     int i;
     for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
@@ -8513,7 +8489,7 @@ SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest)
     return false;
 }
 
-/* Returns true if `worker`, or with -1 any worker, has work. */
+/* `worker`: -1 is any. */
 SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
     const spdl_pipeline *p = (const spdl_pipeline *)self;
     if (p->has_hooks && spdl__load32(&p->leaving) &&
@@ -8746,7 +8722,6 @@ SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over) {
     spdl__unlock(&p->blame_lock, &p->locks);
 }
 
-/* A wait of the consumer begins. */
 SPDL__PRIVATE void spdl__blame_begin(spdl_pipeline *p, uint64_t since) {
     spdl__lock(&p->blame_lock, &p->locks);
     p->blame = spdl__blame_find(p, &p->blame_idle);
@@ -8765,7 +8740,6 @@ SPDL__PRIVATE unsigned spdl__bucket(uint64_t ns) {
            (unsigned)((ns >> (power - SPDL__SUB_BITS)) & ((1u << SPDL__SUB_BITS) - 1));
 }
 
-/* Counts durations of `each`, `ns` together. */
 SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times, uint64_t each,
                                        uint64_t ns) {
     spdl__count(&counters->timed_ns, ns);
@@ -8773,7 +8747,6 @@ SPDL__PRIVATE void spdl__counters_time(spdl__counters *counters, uint64_t times,
     if (each > spdl__load_relaxed(&counters->max_ns)) spdl__store_relaxed(&counters->max_ns, each);
 }
 
-/* Counts `calls` calls of `ns` together; `failed` of them have failed. */
 SPDL__PRIVATE void spdl__counters_book(spdl__counters *counters, uint64_t calls, uint64_t failed,
                                        uint64_t ns) {
     const uint64_t each = calls > 1 ? ns / calls : ns;
@@ -8849,11 +8822,8 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
 
 /* ============================================================================================= */
 /* >>mark-impl
-   What else than a result is put: holes and marks, and how they pass a row.
+   What else than a result is put: holes and marks, and how they pass a row. */
 
-   Threads: as in >>flow-impl. */
-
-/* No call enters these rows any more. */
 SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
     int i;
     for (i = 0; i < p->count; ++i)
@@ -8865,9 +8835,7 @@ SPDL__PRIVATE void spdl__word_shut(spdl_pipeline *p, uint32_t rows) {
 SPDL__PRIVATE void spdl__put_path(const spdl_pipeline *p, spdl__node *node, int path,
                                   const spdl__item *what, uint64_t now) {
     spdl__edge *edge = spdl__path_edge(p, node, path);
-    const uint64_t ticket = spdl__load_relaxed(&edge->tail);
-    spdl__store_relaxed(&edge->tail, ticket + 1);
-    spdl__put_at(edge, ticket, what, now);
+    spdl__put_at(edge, spdl__tail_next(edge), what, now);
 }
 
 /* A branch whose merge is in input order records the path of its next result. `turns` has an entry
@@ -8923,7 +8891,7 @@ SPDL__PRIVATE void spdl__row_pass(spdl_pipeline *p, spdl__node *node, uint64_t p
     spdl__store_relaxed(&node->epoch, node->epoch + 1);
 }
 
-/* The end of the epoch, or of all. The room for one result is the mark's. */
+/* The room for one result is the mark's. */
 SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
@@ -8940,6 +8908,16 @@ SPDL__PRIVATE void spdl__flow_source_end(spdl_task *task, uint64_t now) {
 
 /* --- pass --- */
 
+/* The next call is without an input. */
+SPDL__PRIVATE void spdl__call_flushes(spdl_task *task, spdl__node *node, uint64_t range) {
+    task->node = node;
+    task->call.flushing = true;
+    task->call.in.item = NULL;
+    task->call.in.range = range | SPDL__SPAN_MAX;
+    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
+    spdl__store_relaxed(&task->sequence, 0);
+}
+
 /* The thread is alone in the row, at a mark: makes the call of .flush. Returns true if the call
    waits for room, and stays inside. */
 SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t at, uint64_t now) {
@@ -8949,12 +8927,7 @@ SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t
     spdl__outcome outcome;
     spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
     node->flushed = true;
-    task->node = node;
-    task->call.flushing = true;
-    task->call.in.item = NULL;
-    task->call.in.range = (p->feed != NULL ? spdl__range_pushed(now) : 0) | SPDL__SPAN_MAX;
-    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
-    spdl__store_relaxed(&task->sequence, 0);
+    spdl__call_flushes(task, node, p->feed != NULL ? spdl__range_pushed(now) : 0);
     task->call.ticket = at;
     task->call.since = now;
     if (!node->builtin) spdl__flow_opens(task, now);
@@ -9033,9 +9006,7 @@ SPDL__NOINLINE bool spdl__flow_hole(spdl__sitting *s) {
 /* ============================================================================================= */
 /* >>fail-impl
    Calls that fail: the reason and the place, failures that a row tolerates or delivers, and the one
-   that ends the pipeline.
-
-   Threads: as in >>flow-impl. */
+   that ends the pipeline. */
 
 /* --- the reason --- */
 
@@ -9066,7 +9037,6 @@ SPDL__PRIVATE bool spdl__task_running(const spdl_task *task) {
     return spdl__load_relaxed(&task->thread) == spdl__os_thread_id();
 }
 
-/* The same; logs a misuse of `function`. */
 SPDL__PRIVATE bool spdl__task_allows(const spdl_task *task, const char *function) {
     if (spdl__task_running(task)) return true;
     spdl__logf(&task->pipeline->logger, SPDL_LOG_ERROR,
@@ -9162,8 +9132,7 @@ SPDL__PRIVATE void spdl__fail(spdl_task *task, spdl_result result, const char *t
     spdl__word_shut(p, node->upstream | row);
 }
 
-/* The pipeline has ended, or is quiet after a stop: logs one line per stage with tolerated
-   failures. */
+/* At the end, or quiet after a stop: a line for each stage with tolerated failures. */
 SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
     int i, k;
     for (i = 0; i < p->count; ++i) {
@@ -9249,7 +9218,6 @@ SPDL__PRIVATE void spdl__settle_explain(spdl_task *task, spdl_result result) {
                        "returned %d, which is not a result of a stage function", (int)result);
 }
 
-/* Counts a tolerated failure. Keeps the text of the first one in order, for the end. */
 SPDL__COLD void spdl__settle_first(spdl_task *task) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
@@ -9292,15 +9260,13 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     return false;
 }
 
-/* A call failed, and its row has .on_drop (user code), which gets the input unless a call took
-   it. */
 SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     const spdl_stage *row = &task->node->row;
     /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
     spdl__fail_error(task, result < 0 ? result : SPDL_E_STAGE, task->text, &error);
-    row->on_drop(row->ctx, is_there ? task->call.in.item : NULL, &error);
+    row->on_drop(row->ctx, is_there ? task->call.in.item : NULL, &error); /* user code */
 }
 
 /* --- failures that are delivered --- */
@@ -9325,7 +9291,6 @@ SPDL__COLD void spdl__failure_write(spdl__edge *edge, uint64_t ticket, const spd
     for (i = 0; i < SPDL__FAILURE_WORDS; ++i) spdl__store_relaxed(&to[i], copy[i]);
 }
 
-/* Puts a result, from a branch on its path. The task has the record of a failure. */
 SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uint64_t now) {
     spdl__node *node = task->node;
     spdl__edge *edge = &node->out;
@@ -9333,8 +9298,7 @@ SPDL__PRIVATE void spdl__settle_put(spdl_task *task, const spdl__item *what, uin
     if (node->row.kind == SPDL_KIND_BRANCH) {
         edge = spdl__path_edge(task->pipeline, node, task->path);
         spdl__put_turn(node, task->path);
-        ticket = spdl__load_relaxed(&edge->tail);
-        spdl__store_relaxed(&edge->tail, ticket + 1);
+        ticket = spdl__tail_next(edge);
     } else {
         ticket = spdl__put_ticket(node, task->call.ticket);
     }
@@ -9371,16 +9335,16 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 /* >>debug-impl
    SPDL_DEBUG: mistakes of a program that the library can notice. */
 
-#define SPDL__EMPTY_CALLS 1000    /* SPDL_DEBUG: a source with so many calls without a result */
+#define SPDL__EMPTY_CALLS 1000    /* a source with so many calls without a result */
 #define SPDL__EMPTY_NS 1000000000 /* in less than this time polls for data */
-#define SPDL__NULLS 100 /* SPDL_DEBUG: so many at the start are a mistake in every row */
+#define SPDL__NULLS 100 /* so many at the start are a mistake in every row */
 
-/* SPDL_DEBUG: logs a task that is used after its call. Threads of the call itself may read it. */
+/* Logs a task that is used after its call. Threads of the call itself may read it. */
 SPDL__NOINLINE void spdl__task_debug(const spdl_task *task, const char *function) {
     if (spdl__load_relaxed(&task->thread) == 0) (void)spdl__task_allows(task, function);
 }
 
-/* SPDL_DEBUG: returns true if a call wrote behind the block, and repairs the canary. */
+/* Returns true if a call wrote behind the block, and repairs the canary. */
 SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     const size_t bytes = batch->pool->canary;
     uint8_t *canary = (uint8_t *)batch + spdl__batch_bytes(batch->pool) - bytes;
@@ -9390,7 +9354,7 @@ SPDL__PRIVATE bool spdl__batch_overrun(spdl__batch *batch) {
     return i < bytes;
 }
 
-/* SPDL_DEBUG: a call fails if it wrote behind its buffer, or freed it. */
+/* A call fails if it wrote behind its buffer, or freed it. */
 SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     const spdl__node *node = task->node;
     spdl__batch *holder = task->call.holder;
@@ -9419,7 +9383,6 @@ SPDL__PRIVATE void spdl__call_debug(spdl_task *task, spdl_result result) {
     (void)spdl__task_call_error(task, SPDL_E_STAGE);
 }
 
-/* SPDL_DEBUG: warns about a source that polls by SPDL_SKIP. */
 SPDL__NOINLINE void spdl__source_debug(const spdl_task *task, uint64_t now) {
     spdl__node *node = task->node;
     const uint64_t calls = spdl__load_relaxed(&node->empty) + 1;
@@ -9447,7 +9410,6 @@ SPDL__COLD void spdl__nulls_log(const spdl_pipeline *p, const spdl__node *node, 
                node->index, node->name, times);
 }
 
-/* SPDL_DEBUG: warns about results that are all NULL. */
 SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
     spdl__node *node = task->node;
     const char *type = node->row.fn->out_type;
@@ -9464,9 +9426,7 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
 
 /* ============================================================================================= */
 /* >>call-impl
-   What a call may ask for, and the call of a function in any row.
-
-   Threads: as in >>flow-impl. */
+   What a call may ask for, and the call of a function in any row. */
 
 /* --- what a call may ask for --- */
 
@@ -9524,7 +9484,6 @@ SPDL_API spdl_result spdl_route(spdl_task *task, int path) {
 
 /* --- call --- */
 
-/* Destroys an item with the free_item of the stage that made it. */
 SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin) {
     const unsigned owner = spdl__origin_tag(origin) & ~SPDL__FAILED;
     if (owner == SPDL__BUFFER) spdl_buffer_free(item);
@@ -9533,6 +9492,13 @@ SPDL__PRIVATE void spdl__item_free(spdl_pipeline *p, void *item, uint64_t origin
         p->node[owner].row.free_item(item);
     else if (SPDL__DEBUGS)
         spdl__add(&p->node[owner].unfreed, 1);
+}
+
+/* Frees a result that is not put. An input or a buffer is freed elsewhere. */
+SPDL__PRIVATE void spdl__result_free(spdl_pipeline *p, const spdl__call *call, void *out,
+                                     unsigned owner) {
+    if (!spdl__is_input(call, out) && out != call->buffer)
+        spdl__item_free(p, out, spdl__origin(0, owner));
 }
 
 /* Frees the buffer of a call that is not its result. */
@@ -9563,7 +9529,6 @@ SPDL__PRIVATE uint64_t spdl__task_origin(spdl_task *task, const void *item) {
     return spdl__origin(task->sequence, owner);
 }
 
-/* Calls init of the row once per worker. */
 SPDL__COLD spdl_result spdl__call_init(spdl_task *task) {
     spdl_pipeline *p = task->pipeline;
     const spdl__node *node = task->node;
@@ -9594,14 +9559,11 @@ SPDL__NOINLINE spdl_result spdl__call_misused(spdl_task *task, spdl_result resul
         task->call.misused = task->call.row_error = false;
     }
     if (result != SPDL_OK && result != SPDL_SKIP && result != SPDL_END && !again) return result;
-    if (result == SPDL_OK || again) {
-        if (!spdl__is_input(&task->call, out) && out != task->call.buffer)
-            spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
-    }
+    if (result == SPDL_OK || again)
+        spdl__result_free(task->pipeline, &task->call, out, task->owner);
     return SPDL_E_INVALID;
 }
 
-/* Calls the function, in any row. */
 SPDL__NOINLINE spdl_result spdl__call_run(spdl_task *task, void **out) {
     const spdl_profiler *profiler = &task->pipeline->profiler;
     const spdl__node *node = task->node;
@@ -9645,8 +9607,7 @@ SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void 
     uint64_t *word = task->node->word, old = spdl__load(word);
     while (old & SPDL__BLOCKING)
         if (spdl__cas(word, &old, old - SPDL__BLOCKING)) return true;
-    if (result == SPDL_OK && out != task->call.buffer) /* else it is given back */
-        spdl__item_free(task->pipeline, out, spdl__origin(task->sequence, task->owner));
+    if (result == SPDL_OK) spdl__result_free(task->pipeline, &task->call, out, task->owner);
     spdl__task_give_back(task);
     return false;
 }
@@ -9675,7 +9636,6 @@ SPDL__PRIVATE bool spdl__call_is_back(spdl_task *task, spdl_result result, void 
 
 /* --- places --- */
 
-/* Under the lock. */
 SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, uint32_t place) {
     node->parked[place].next = 0;
     if (list->count == 0)
@@ -9686,7 +9646,6 @@ SPDL__PRIVATE void spdl__parked_add(spdl__node *node, spdl__parked_list *list, u
     spdl__store_relaxed32(&list->count, list->count + 1);
 }
 
-/* Takes the first call of a list, now RUNNING; NULL: none. */
 SPDL__PRIVATE spdl__parked *spdl__parked_pop(spdl__node *node, spdl__parked_list *list) {
     spdl__parked *call = NULL;
     if (spdl__load_relaxed32(&list->count) == 0) return NULL;
@@ -9701,7 +9660,6 @@ SPDL__PRIVATE spdl__parked *spdl__parked_pop(spdl__node *node, spdl__parked_list
     return call;
 }
 
-/* Moves a call into a list. */
 SPDL__PRIVATE void spdl__parked_push(spdl__node *node, spdl__parked_list *list, spdl__parked *call,
                                      spdl__parked_state state) {
     spdl__lock(&node->parked_lock, node->locks);
@@ -9711,7 +9669,7 @@ SPDL__PRIVATE void spdl__parked_push(spdl__node *node, spdl__parked_list *list, 
     spdl__unlock(&node->parked_lock, node->locks);
 }
 
-/* A call begins. Each call that may be inside has a place. */
+/* Each call that may be inside has a place. */
 SPDL__PRIVATE void spdl__parked_begin(spdl_task *task) {
     spdl__parked *parked = spdl__parked_pop(task->node, &task->node->parked_free);
     task->call.taken = false;
@@ -9734,12 +9692,11 @@ SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__p
                                      bool done) {
     const spdl__call call = parked->call;
     const spdl__item in = call.in;
-    void *user = parked->user, *completed = parked->completed;
+    void *user = parked->user;
     const uint64_t change = call.flushing ? SPDL__PASSING : 1;
     spdl__add(&node->counters[p->workers].freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
-    if (done && parked->result == SPDL_OK && !spdl__is_input(&call, completed) &&
-        completed != call.buffer)
-        spdl__item_free(p, completed, spdl__origin(0, (unsigned)node->index));
+    if (done && parked->result == SPDL_OK)
+        spdl__result_free(p, &call, parked->completed, (unsigned)node->index);
     spdl__parked_push(node, &node->parked_free, parked, SPDL__PARKED_FREE);
     spdl__word_move(p, node, (uint64_t)0 - change); /* before user code, which may stop */
     if (user != NULL && node->row.free_state != NULL) node->row.free_state(user);
@@ -9747,7 +9704,6 @@ SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__p
     if (in.item != NULL && !call.taken) spdl__item_free(p, in.item, in.origin);
 }
 
-/* A stop: drops them all. */
 SPDL__PRIVATE void spdl__parked_drop_all(spdl_pipeline *p) {
     spdl__parked *call;
     int i;
@@ -9816,8 +9772,7 @@ SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
 
 /* ============================================================================================= */
 /* >>defer-impl
-   SPDL_PENDING: calls that spdl_complete ends. Threads: spdl_complete on any, the rest as in
-   >>flow-impl. */
+   SPDL_PENDING: calls that spdl_complete ends, on any thread. */
 
 /* A number: generation, row, place. */
 #define SPDL__ID_PLACE_BITS 16
@@ -9841,14 +9796,12 @@ SPDL_API spdl_deferred spdl_defer(spdl_task *task) {
     return deferred;
 }
 
-/* A deferred call was completed, but its function did not return PENDING. */
 SPDL__COLD void spdl__parked_twice(spdl_task *task, const void *out) {
     spdl__parked *call = task->parked;
     spdl__log(&task->pipeline->logger, SPDL_LOG_ERROR,
               "a call that did not return SPDL_PENDING was completed with spdl_complete");
-    if (call->result == SPDL_OK && !spdl__is_input(&task->call, call->completed) &&
-        call->completed != out && call->completed != task->call.buffer)
-        spdl__item_free(task->pipeline, call->completed, spdl__origin(0, task->owner));
+    if (call->result == SPDL_OK && call->completed != out)
+        spdl__result_free(task->pipeline, &task->call, call->completed, task->owner);
 }
 
 /* The function has returned. Returns true if the call is over, with *result and *out. False: it is
@@ -9954,13 +9907,10 @@ SPDL__NOINLINE spdl__outcome spdl__flow_done(spdl_task *task, spdl__parked *call
 
 /* ============================================================================================= */
 /* >>settle-impl
-   The end of a call in rows that may have anything, and what goes on after it.
-
-   Threads: as in >>flow-impl. */
+   The end of a call in rows that may have anything, and what goes on after it. */
 
 #define SPDL__SHED_FAILURES 100 /* a .flush row that fails so often keeps the rest */
 
-/* A call was skipped. */
 SPDL__NOINLINE void spdl__settle_skip(spdl_task *task, spdl__counters *counters, uint64_t now) {
     const spdl__node *node = task->node;
     const bool handed_on = task->parked != NULL && task->parked->handed_on > 0;
@@ -9979,9 +9929,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     const bool made = result == SPDL_OK && !(has_input && spdl__is_input(&task->call, out));
     const bool failed = result != SPDL_OK && result != SPDL_SKIP;
     const bool delivers = failed && p->delivers && !task->call.row_error; /* of one item */
-    if (SPDL__UNLIKELY(result == SPDL_AGAIN) && !spdl__is_input(&task->call, out) &&
-        out != task->call.buffer)
-        spdl__item_free(p, out, spdl__origin(task->sequence, task->owner));
+    if (SPDL__UNLIKELY(result == SPDL_AGAIN)) spdl__result_free(p, &task->call, out, task->owner);
     if (SPDL__DEBUGS && result == SPDL_OK && !node->row.again && !node->builtin)
         spdl__settle_debug(task, out);
     if (SPDL__UNLIKELY(failed)) {
@@ -10013,7 +9961,6 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     return true;
 }
 
-/* Settles the result; the call is over. */
 SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *counters,
                                              spdl_result result, void *out, uint64_t now) {
     spdl__node *node = task->node;
@@ -10045,19 +9992,15 @@ SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
     void *out;
     memset(&series, 0, sizeof(series));
     memset(&task->call, 0, sizeof(task->call));
-    task->node = node;
+    spdl__call_flushes(task, node, 0);
     task->parked = node->row.again ? &series : NULL;
-    task->call.flushing = true;
-    task->call.in.range = SPDL__SPAN_MAX;
-    task->call.in.origin = spdl__origin(0, SPDL__HOLE);
-    spdl__store_relaxed(&task->sequence, 0);
     do {
         result = spdl__call_run(task, &out);
         spdl__add(&counters->tasks, 1);
         if (result == SPDL_OK || result == SPDL_AGAIN) {
             spdl__add(&counters->made, 1);
             spdl__add(&counters->freed, 1);
-            if (out != task->call.buffer) spdl__item_free(p, out, spdl__origin(0, task->owner));
+            spdl__result_free(p, &task->call, out, task->owner);
         } else if (result == SPDL_SKIP) {
             spdl__add(&counters->skips, 1);
         } else {
@@ -10140,7 +10083,6 @@ SPDL__NOINLINE bool spdl__flow_resume(spdl_task *task, spdl__sitting *s) {
     return true;
 }
 
-/* Takes an item in any row. */
 SPDL__PRIVATE spdl__taken spdl__flow_take_any(spdl__sitting *s, spdl_task *task, bool timed,
                                               bool first) {
     spdl__node *const node = s->node;
