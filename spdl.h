@@ -2489,7 +2489,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
        >>os-process                                                        platform
        >>core-impl  >>text-impl  >>ring-core  >>ring-impl  >>pool-impl
        >>meter-impl  >>trace-core  >>edge-impl  >>row-impl  >>position-impl
-       >>flow-impl  >>wake-impl  >>blame-impl  >>mark-impl  >>fail-impl  >>debug-impl  >>call-impl
+       >>flow-impl  >>blame-impl  >>wake-impl  >>mark-impl  >>fail-impl  >>debug-impl  >>call-impl
        >>again-impl  >>defer-impl  >>settle-impl  >>batch-impl  >>merge-impl  >>producer-impl
        >>next-impl  >>stop-impl  >>create-impl                             engine
        >>stats-impl  >>report-impl                                         services
@@ -6990,8 +6990,7 @@ typedef struct spdl__slot { /* half a cache line; written by the owner of the ti
     void *item;
     uint64_t origin; /* sequence << 8 | owner: the row that made it, or one of the owners above */
     uint64_t range;
-    uint64_t stamp; /* low bits: of ticket + 1 when ready; above: time of the put in units of 1024
-                       ns, for ages up to six days */
+    uint64_t stamp; /* low bits: of ticket + 1 when ready; above: time of the put, in 1024 ns */
 } spdl__slot;
 
 #define SPDL__STAMP_BITS 24 /* more than the tickets between two puts into a slot */
@@ -7018,10 +7017,9 @@ typedef struct spdl__edge {
     char pad2[SPDL_CACHE_LINE];
     uint64_t put_wait_ns; /* time that results waited for a place in the buffer */
     uint64_t ended_ns;
-    uint64_t gap_since;   /* start of the gap, in which the edge is empty; or 0. The closing thread
-                             exchanges it for 0 */
-    uint64_t idle_since;  /* time in the gap from which the reader was free; or 0 */
-    uint64_t empty_ns, get_wait_ns; /* sums of gaps, and of their parts with a free reader */
+    uint64_t gap_since;   /* the edge is empty since; or 0, by an exchange of the closing thread */
+    uint64_t idle_since;  /* the reader is free since; or 0 */
+    uint64_t empty_ns, get_wait_ns; /* sums of both */
     char pad3[SPDL_CACHE_LINE];
     uint64_t seen[6]; /* values of the last snapshot; written by snapshots */
 } spdl__edge;
@@ -7066,8 +7064,8 @@ typedef struct spdl__item {
 /* --- batches --- */
 
 /* Buffers are batches without items, with a block. Create makes both. The pool grows for a consumer
-   that keeps many, and lives as long as the pipeline and every batch. The last one to return is used
-   first, as a cache may still hold it. Returning one never blocks. */
+   that keeps many, and lives as long as the pipeline and every batch. The last one to return is
+   used first, as a cache may still hold it. Returning one never blocks. */
 typedef struct spdl__batch spdl__batch;
 typedef struct spdl__batch_pool {
     /* written by create */
@@ -7096,9 +7094,9 @@ struct spdl__batch {
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
     uint64_t range;   /* of its items: see >>position-impl */
     uint32_t lent;    /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
-    spdl__batch *next; /* the next spare one; in place: the older one. Under place_lock, like newer,
-                          sequence and epoch, which say what batch it becomes */
-    spdl__batch *newer;
+    /* the next spare one. In place: the older one, under place_lock; like sequence and epoch, which
+       say what batch it becomes */
+    spdl__batch *next, *newer;
 };
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
@@ -7277,8 +7275,8 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* Counts of one worker for one stage: one writer, read by snapshots. The last cell is for other
-   threads: all add to `freed`, a feed's producer counts pushes, the consumer times answers. */
+/* Counts of one worker for one stage, its writer. The last cell is for other threads: all add to
+   `freed`, the consumer times answers. A feed's producer counts pushes in the first one. */
 typedef struct spdl__counters {
     int64_t meter_due; /* sittings until the next measurement */
     uint64_t max_ns;
@@ -7383,7 +7381,6 @@ typedef struct spdl__node {
     bool holes;      /* a dropped input leaves a hole */
     bool plain;      /* its calls need nothing rare (>>flow-impl) */
     bool builtin;    /* a batch or a merge */
-    bool at_end;     /* the consumer or the producer may wait for it */
     bool alone;      /* one call at a time */
     bool lends;      /* SPDL__LENDS */
     bool places;     /* its calls write into the batches of the next row */
@@ -7457,8 +7454,7 @@ typedef struct spdl__node {
     uint64_t place_epoch;   /* epoch of the row's inputs */
     uint64_t place_dropped; /* lower bound of this epoch's dropped items that the row has passed */
     char pad3[SPDL_CACHE_LINE];
-    /* under blame_lock: time the consumer waited while a call ran here, and while no worker took
-       the input */
+    /* under blame_lock: waits of the consumer for a call, and for a worker that takes the input */
     uint64_t exposed_ns, exposed_idle_ns;
     uint64_t seen_busy_ns; /* reported by snapshots, their own */
 } spdl__node;
@@ -7468,7 +7464,7 @@ struct spdl_task {
     spdl_pipeline *pipeline;
     int worker;
     spdl__node *node;
-    uint64_t thread;  /* the thread that runs the function, or 0; others read it to detect misuse */
+    uint64_t thread;  /* that runs the function, or 0; others read it to detect misuse */
     uint8_t path;     /* what the call requests */
     uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
     spdl__call call;
@@ -7478,8 +7474,7 @@ struct spdl_task {
     void *no_state;      /* spdl_call_state of other rows */
     spdl__thrown_what thrown;
     uint32_t inits;      /* bit i: init of row i has run here */
-    uint64_t open;       /* read by snapshots, like sequence: 0, or the begin of calls not booked
-                            yet, with the row in its lowest bits */
+    uint64_t open;       /* begin of calls not booked yet, with the row in its lowest bits; or 0 */
     spdl__meter meter;
     char text[SPDL_TEXT_BYTES];      /* of a failed call: why ... */
     char place[SPDL_TEXT_BYTES / 2]; /* ... and where */
@@ -7543,13 +7538,12 @@ struct spdl_pipeline {
     uint32_t completing;   /* threads in spdl_complete */
     uint32_t error_lock;
     uint64_t keeper;       /* thread that stops and frees, rewinds or destroys; or 0 */
-    spdl__os_event quiet;  /* a call has ended while stopping, the keeper has left, or a worker ran
-                              fini */
+    spdl__os_event quiet;  /* at a stop: a call has ended, the keeper has left, a fini has run */
     spdl__os_event locks;  /* where threads wait for a lock */
     char pad1[SPDL_CACHE_LINE];
     /* written by the producer: of a feed, or its own thread */
     uint32_t producer_inside;
-    uint32_t producer_waits; /* set before it sleeps, cleared by its waker */
+    uint32_t producer_waits; /* cleared by its waker */
     spdl__os_event room;   /* in the first edge */
     spdl__os_thread producer_thread; /* by create and destroy */
     spdl_policy policy;              /* by create, read when the thread starts */
@@ -7568,8 +7562,7 @@ struct spdl_pipeline {
     uint32_t watched;      /* the log has the line of next_watch; set by a worker */
     bool closed_returned;
     spdl__item last_item;
-    void *asked; /* last type of spdl__next_as that fitted; relaxed, as a second thread in next is
-                    no race */
+    void *asked; /* last type that fitted; relaxed, as a second thread in next is no race */
     spdl_error told;       /* failure of one item that next returned last */
     spdl__position at;     /* when `delivered` was `begun` */
     uint64_t begun;
@@ -7577,13 +7570,13 @@ struct spdl_pipeline {
     uint64_t skip;         /* items of the sink delivered before this run */
     uint64_t data_hash;    /* by create */
     uint64_t delivered;
-    uint64_t polls;        /* calls of next with timeout 0 and no result */
+    uint64_t polls;        /* with timeout 0 and no result */
     spdl__counters steps;  /* durations of steps; short ones in groups of step_group */
-    uint64_t step_since, step_waited; /* clock and wait_ns of the last measurement */
-    uint32_t step_group, step_left;   /* steps of this group, and those to come */
+    uint64_t step_since, step_waited; /* clock and wait_ns at the last of them */
+    uint32_t step_group, step_left;
     uint64_t first_item_ns;
     uint64_t ended_ns;
-    uint64_t wait_since;   /* begin of the wait in next, or 0 */
+    uint64_t wait_since;   /* in next, or 0 */
     uint64_t wait_ns;
     uint64_t first_wait_ns; /* wait_ns at the first item */
     uint64_t taker;        /* thread that took the second item */
@@ -7948,8 +7941,6 @@ SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
         node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
     return spdl__edge_until(&node->out, spdl__load_relaxed(&node->out.buffer_size) + calls);
 }
-
-/* --- a wake --- */
 
 #define SPDL__ALL_ROWS UINT32_MAX
 
@@ -8410,201 +8401,6 @@ SPDL__PRIVATE spdl_result spdl__sink_take(spdl_pipeline *p, void **item) {
 }
 
 /* ============================================================================================= */
-/* >>wake-impl
-   What can run, and who is woken. Threads: any. */
-
-/* A hole takes a slot, but is not counted as waiting. */
-SPDL__PRIVATE bool spdl__edge_has_slot(const spdl__edge *edge, uint64_t ticket) {
-    const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
-    return (int64_t)(head + edge->window - ticket) > 0;
-}
-
-/* Returns true if a branch may route one more result, or a mark can go down every path. */
-SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
-    uint64_t waiting = 0;
-    int i;
-    for (i = 0; i < node->paths; ++i) {
-        const spdl__edge *edge = spdl__path_edge(p, node, i);
-        const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
-        const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
-        if (over > 0) waiting += (uint64_t)over;
-        if (!spdl__edge_has_slot(edge, spdl__load_relaxed(&edge->tail))) return false;
-    }
-    return waiting < (uint64_t)node->row.buffer_size;
-}
-
-/* Returns the room for results; of a branch 1 or 0. Exact for a thread alone in the row, else an
-   estimate. */
-SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
-                                      uint64_t word) {
-    int64_t room;
-    if (node->row.kind == SPDL_KIND_BRANCH) return spdl__row_routes(p, node);
-    room = (int64_t)(spdl__row_until(node) - spdl__row_at(node, word));
-    return room > 0 ? (uint64_t)room : 0;
-}
-
-SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
-                                         uint64_t word) {
-    const bool branch = node->row.kind == SPDL_KIND_BRANCH; /* it goes down the first path */
-    const spdl__edge *edge = branch ? spdl__path_edge(p, node, 0) : &node->out;
-    return !node->holes || spdl__edge_has_slot(edge, branch ? spdl__load_relaxed(&edge->tail)
-                                                            : spdl__row_at(node, word));
-}
-
-SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
-
-/* Returns true if a step of this row has work, for this value of its word. */
-SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
-                                      uint64_t word) {
-    const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
-    const spdl_kind kind = node->row.kind;
-    const spdl__slot *slot;
-    unsigned tag;
-    if (node->own_thread || kind == SPDL_KIND_PATH) return false; /* the limit of a feed is 0 */
-    if (node->parked != NULL) {
-        if (spdl__load_relaxed32(&node->parked_done.count) > 0) return true;
-        if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 && !(word & SPDL__SHUT) &&
-            spdl__row_room(p, node, word))
-            return true;
-    }
-    if ((word & SPDL__BUSY) >= spdl__load_relaxed32(&node->limit)) return false;
-    if (kind == SPDL_KIND_MERGE) return spdl__merge_runnable(p, node);
-    if (node->in == NULL) return spdl__row_room(p, node, word) > 0;
-    slot = spdl__edge_slot(node->in, spdl__head(word));
-    if (!spdl__slot_has(slot, spdl__head(word))) return false;
-    tag = spdl__slot_tag(slot);
-    if (tag == SPDL__HOLE) return spdl__row_passes_hole(p, node, word);
-    return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
-}
-
-SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *node) {
-    return spdl__row_has_work(p, node, spdl__load(node->word));
-}
-
-SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest) {
-    int i;
-    for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
-        if (spdl__row_suits(p, &p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
-            return true;
-    return false;
-}
-
-/* `worker`: -1 is any. */
-SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
-    const spdl_pipeline *p = (const spdl_pipeline *)self;
-    if (p->has_hooks && spdl__load32(&p->leaving) &&
-        (worker >= 0 ? spdl__task_leaves(p, worker)
-                     : spdl__load32(&p->fini_done) < spdl__load32(&p->joined)))
-        return true;
-    return spdl__rows_runnable(p, SPDL__NEVER);
-}
-
-/* --- who is woken --- */
-
-/* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
-   then looks for sleepers: without the barrier both could miss each other. Events are a take, a
-   leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
-   failure. After the first take of a sitting a worker checks all rows of its pool, because it may
-   have been woken for another one. After other events it checks the rows of its pipeline; when it
-   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
-   consumer's take checks the last row only while at most half of the buffer is filled or promised.
-   A woken worker then makes several items. A consumer that is about to sleep or reads the
-   statistics checks without this low watermark. */
-
-/* After an event that the consumer may sleep for, and a full barrier. */
-SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
-    uint32_t asleep = spdl__load_relaxed32(&p->waiting);
-    if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
-    if (asleep == 1) spdl__os_event_wake(&p->fed, 1);
-    else p->ready_fn(p->ready_user); /* user code */
-}
-
-/* Returns true if a sleeping consumer has work: an item, a mark, or a hole that hides one or blocks
-   the last row. */
-SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
-    const spdl__edge *sink = p->sink;
-    const uint64_t head = spdl__head(spdl__load(&sink->word));
-    if (!spdl__edge_ready(sink, head)) return false;
-    if (spdl__slot_tag(spdl__edge_slot(sink, head)) != SPDL__HOLE) return true;
-    return spdl__edge_ready(sink, head + 1) ||
-           !spdl__row_room(p, p->last, spdl__load(p->last->word));
-}
-
-SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
-    uint32_t one = 1;
-    if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
-        spdl__os_event_wake(&p->room, 1);
-}
-
-/* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
-SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
-    const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
-    const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
-    int i;
-    if (!sleepers && !helps) return;
-    for (i = p->count - 1; i >= 0; --i) {
-        if (!(rows >> i & 1) || !spdl__row_runnable(p, &p->node[i])) continue;
-        if (sleepers) spdl__pool_wake_one(p->pool);
-        else spdl__wake_consumer(p);
-        return;
-    }
-}
-
-SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
-    spdl_pipeline *p = (spdl_pipeline *)self;
-    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, SPDL__ALL_ROWS);
-}
-
-SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
-                                    bool all) {
-    spdl__client_stir(p->beacon, p->bit);
-    if (!node->at_end && p->works_ns == 0 && p->pool != NULL && !spdl__pool_has_sleepers(p->pool))
-        return; /* another row wakes the consumer or the producer */
-    if (spdl__load_relaxed32(&p->waiting) != 0 &&
-        (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
-        spdl__wake_consumer(p);
-    if (node->at_end) spdl__wake_producer(p);
-    if (spdl__load32(&p->stopping)) return;
-    if (!all) {
-        spdl__wake_rows(p, rows);
-    } else if (p->pool != NULL && spdl__pool_has_sleepers(p->pool)) {
-        if (spdl__pool_runnable(p->pool, -1, &p->client)) spdl__pool_wake_one(p->pool);
-    } else {
-        spdl__wake_rows(p, SPDL__ALL_ROWS);
-    }
-}
-
-/* The same after a store. No processor orders that before the look at the sleepers. */
-SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
-                                         bool all) {
-    spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
-    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
-}
-
-/* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
-   `works` may have left rows whose calls are too long for it, so it checks the whole pool. */
-SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
-    spdl__full_barrier();
-    spdl__client_stir(p->beacon, p->bit);
-    if (!works)
-        spdl__wake_rows(p, (uint32_t)1 << p->last->index);
-    else if (spdl__pool_has_sleepers(p->pool) && spdl__pool_runnable(p->pool, -1, &p->client))
-        spdl__pool_wake_one(p->pool);
-}
-
-/* From a thread that does not look for work itself. */
-SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
-    spdl__full_barrier();
-    spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
-}
-
-SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
-    spdl__full_barrier();
-    spdl__wake_look(p, p->last, SPDL__ALL_ROWS, false);
-    spdl__wake_producer(p);
-}
-
-/* ============================================================================================= */
 /* >>blame-impl
    Where time goes: waits on edges, the row that the consumer waits for, and how much of its calls
    a processor computes.
@@ -8818,6 +8614,196 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
         spdl__counters_book(s->counters, 1, spdl__grown(others, failed), ns - usual * others);
     spdl__meter_slow(&task->meter, s->counters, ns - usual * others);
     return true;
+}
+
+/* ============================================================================================= */
+/* >>wake-impl
+   What can run, and who is woken. Threads: any. */
+
+/* A hole takes a slot, but is not counted as waiting. */
+SPDL__PRIVATE bool spdl__edge_has_slot(const spdl__edge *edge, uint64_t ticket) {
+    const uint64_t head = spdl__head(spdl__load(&edge->word)); /* as in edge_until */
+    return (int64_t)(head + edge->window - ticket) > 0;
+}
+
+/* Returns true if a branch may route one more result, or a mark can go down every path. */
+SPDL__PRIVATE bool spdl__row_routes(const spdl_pipeline *p, const spdl__node *node) {
+    uint64_t waiting = 0;
+    int i;
+    for (i = 0; i < node->paths; ++i) {
+        const spdl__edge *edge = spdl__path_edge(p, node, i);
+        const uint64_t until = spdl__edge_until(edge, edge->buffer_size);
+        const int64_t over = (int64_t)(spdl__load_relaxed(&edge->tail) - until);
+        if (over > 0) waiting += (uint64_t)over;
+        if (!spdl__edge_has_slot(edge, spdl__load_relaxed(&edge->tail))) return false;
+    }
+    return waiting < (uint64_t)node->row.buffer_size;
+}
+
+/* Returns the room for results; of a branch 1 or 0. Exact for a thread alone in the row, else an
+   estimate. */
+SPDL__PRIVATE uint64_t spdl__row_room(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word) {
+    int64_t room;
+    if (node->row.kind == SPDL_KIND_BRANCH) return spdl__row_routes(p, node);
+    room = (int64_t)(spdl__row_until(node) - spdl__row_at(node, word));
+    return room > 0 ? (uint64_t)room : 0;
+}
+
+SPDL__PRIVATE bool spdl__row_passes_hole(const spdl_pipeline *p, const spdl__node *node,
+                                         uint64_t word) {
+    const bool branch = node->row.kind == SPDL_KIND_BRANCH; /* it goes down the first path */
+    const spdl__edge *edge = branch ? spdl__path_edge(p, node, 0) : &node->out;
+    return !node->holes || spdl__edge_has_slot(edge, branch ? spdl__load_relaxed(&edge->tail)
+                                                            : spdl__row_at(node, word));
+}
+
+SPDL__PRIVATE bool spdl__merge_runnable(const spdl_pipeline *p, const spdl__node *node);
+
+/* Returns true if a step of this row has work, for this value of its word. */
+SPDL__PRIVATE bool spdl__row_has_work(const spdl_pipeline *p, const spdl__node *node,
+                                      uint64_t word) {
+    const uint32_t active = (uint32_t)(word & SPDL__ACTIVE);
+    const spdl_kind kind = node->row.kind;
+    const spdl__slot *slot;
+    unsigned tag;
+    if (node->own_thread || kind == SPDL_KIND_PATH) return false; /* the limit of a feed is 0 */
+    if (node->parked != NULL) {
+        if (spdl__load_relaxed32(&node->parked_done.count) > 0) return true;
+        if (spdl__load_relaxed32(&node->parked_waiting.count) > 0 && !(word & SPDL__SHUT) &&
+            spdl__row_room(p, node, word))
+            return true;
+    }
+    if ((word & SPDL__BUSY) >= spdl__load_relaxed32(&node->limit)) return false;
+    if (kind == SPDL_KIND_MERGE) return spdl__merge_runnable(p, node);
+    if (node->in == NULL) return spdl__row_room(p, node, word) > 0;
+    slot = spdl__edge_slot(node->in, spdl__head(word));
+    if (!spdl__slot_has(slot, spdl__head(word))) return false;
+    tag = spdl__slot_tag(slot);
+    if (tag == SPDL__HOLE) return spdl__row_passes_hole(p, node, word);
+    return (tag < SPDL__HOLE || active == 0) && spdl__row_room(p, node, word);
+}
+
+SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *node) {
+    return spdl__row_has_work(p, node, spdl__load(node->word));
+}
+
+SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest) {
+    int i;
+    for (i = p->count - 1; i >= 0 && !spdl__load32(&p->stopping); --i)
+        if (spdl__row_suits(p, &p->node[i], longest) && spdl__row_runnable(p, &p->node[i]))
+            return true;
+    return false;
+}
+
+/* `worker`: -1 is any. */
+SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
+    const spdl_pipeline *p = (const spdl_pipeline *)self;
+    if (p->has_hooks && spdl__load32(&p->leaving) &&
+        (worker >= 0 ? spdl__task_leaves(p, worker)
+                     : spdl__load32(&p->fini_done) < spdl__load32(&p->joined)))
+        return true;
+    return spdl__rows_runnable(p, SPDL__NEVER);
+}
+
+/* --- who is woken --- */
+
+/* The wake rule. Each event is a read-modify-write or is followed by a full barrier. The thread
+   then looks for sleepers: without the barrier both could miss each other. Events are a take, a
+   leave, a passed mark, the consumer's take, a push, spdl_complete, a new concurrency and a
+   failure. After the first take of a sitting a worker checks all rows of its pool, because it may
+   have been woken for another one. After other events it checks the rows of its pipeline; when it
+   leaves a row, all but that one, as it looks for work there itself. With a large buffer the
+   consumer's take checks the last row only while at most half of the buffer is filled or promised.
+   A woken worker then makes several items. A consumer that is about to sleep or reads the
+   statistics checks without this low watermark. */
+
+/* After an event that the consumer may sleep for, and a full barrier. */
+SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
+    uint32_t asleep = spdl__load_relaxed32(&p->waiting);
+    if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
+    if (asleep == 1) spdl__os_event_wake(&p->fed, 1);
+    else p->ready_fn(p->ready_user); /* user code */
+}
+
+/* Returns true if a sleeping consumer has work: an item, a mark, or a hole that hides one or blocks
+   the last row. */
+SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
+    const spdl__edge *sink = p->sink;
+    const uint64_t head = spdl__head(spdl__load(&sink->word));
+    if (!spdl__edge_ready(sink, head)) return false;
+    if (spdl__slot_tag(spdl__edge_slot(sink, head)) != SPDL__HOLE) return true;
+    return spdl__edge_ready(sink, head + 1) ||
+           !spdl__row_room(p, p->last, spdl__load(p->last->word));
+}
+
+SPDL__PRIVATE void spdl__wake_producer(spdl_pipeline *p) {
+    uint32_t one = 1;
+    if (spdl__load_relaxed32(&p->producer_waits) && spdl__cas32(&p->producer_waits, &one, 0))
+        spdl__os_event_wake(&p->room, 1);
+}
+
+/* Wakes a worker if one of these rows can run, or without sleepers the consumer that works. */
+SPDL__PRIVATE void spdl__wake_rows(spdl_pipeline *p, uint32_t rows) {
+    const bool sleepers = p->pool != NULL && spdl__pool_has_sleepers(p->pool);
+    const bool helps = p->works_ns != 0 && spdl__load_relaxed32(&p->waiting) == 1;
+    int i;
+    if (!sleepers && !helps) return;
+    for (i = p->count - 1; i >= 0; --i) {
+        if (!(rows >> i & 1) || !spdl__row_runnable(p, &p->node[i])) continue;
+        if (sleepers) spdl__pool_wake_one(p->pool);
+        else spdl__wake_consumer(p);
+        return;
+    }
+}
+
+SPDL__PRIVATE void spdl__pipeline_pass_on(void *self) {
+    spdl_pipeline *p = (spdl_pipeline *)self;
+    if (p->works_ns != 0 && !spdl__load32(&p->stopping)) spdl__wake_rows(p, SPDL__ALL_ROWS);
+}
+
+SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                    bool all) {
+    spdl__client_stir(p->beacon, p->bit);
+    if (spdl__load_relaxed32(&p->waiting) != 0 &&
+        (p->pool == NULL || (node == p->last && spdl__wake_sink_has(p))))
+        spdl__wake_consumer(p);
+    if (node->index <= 1) spdl__wake_producer(p); /* of the edge that row 1, or the sink, reads */
+    if (spdl__load32(&p->stopping)) return;
+    if (!all || p->pool == NULL || !spdl__pool_has_sleepers(p->pool))
+        spdl__wake_rows(p, rows);
+    else if (spdl__pool_runnable(p->pool, -1, &p->client))
+        spdl__pool_wake_one(p->pool);
+}
+
+/* The same after a store. No processor orders that before the look at the sleepers. */
+SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
+                                         bool all) {
+    spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
+    if (SPDL__UNLIKELY(spdl__wake_wanted(p->beacon, p->bit))) spdl__wake_look(p, node, rows, all);
+}
+
+/* The consumer, around a sleep: checks the rows that the watermark passed over. A consumer that
+   `works` may have left rows whose calls are too long for it, so it checks the whole pool. */
+SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
+    spdl__full_barrier();
+    spdl__client_stir(p->beacon, p->bit);
+    if (!works)
+        spdl__wake_rows(p, (uint32_t)1 << p->last->index);
+    else if (spdl__pool_has_sleepers(p->pool) && spdl__pool_runnable(p->pool, -1, &p->client))
+        spdl__pool_wake_one(p->pool);
+}
+
+/* From a thread that does not look for work itself. */
+SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
+    spdl__full_barrier();
+    spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
+}
+
+SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
+    spdl__full_barrier();
+    spdl__wake_look(p, p->last, SPDL__ALL_ROWS, false);
+    spdl__wake_producer(p);
 }
 
 /* ============================================================================================= */
@@ -12183,7 +12169,6 @@ SPDL__COLD void spdl__node_connect(spdl_pipeline *p, const spdl__plan *plan, spd
     }
     if (node->row.kind == SPDL_KIND_MERGE) node->merge = &p->node[plan->branch[i]];
     if (node->row.kind == SPDL_KIND_BRANCH) node->merge = &p->node[plan->merge[i]];
-    node->at_end = node == p->last || i == 1;
 }
 
 /* Compares names: the address of SPDL_INDEX would link the sampler into each program. */
