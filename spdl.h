@@ -6931,9 +6931,9 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 
 /* ============================================================================================= */
 /* >>edge-impl
-   Edges, and what travels on them. An edge is a ring of slots addressed by tickets, the numbers of
-   its results. A slot is ready when its stamp is its ticket + 1. A writer may fill any ticket that
-   was promised to it, so the ring is also the reorder buffer. The reader takes tickets in order.
+   An edge is a ring of slots addressed by tickets, the numbers of its results. A slot is ready when
+   its stamp is its ticket + 1. A writer may fill any ticket that was promised to it, so the ring is
+   also the reorder buffer. The reader takes tickets in order.
 
    A slot holds one of three:
        an item   with the row that made it, which frees it
@@ -6941,11 +6941,10 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
        a mark    END, EPOCH or FAIL of a row; each row passes it in order (>>row-impl)
    Its `range` is explained at SPDL__SPAN_BITS.
 
-   The word of an edge's reader is {head, SHUT, active}. `head` is the next ticket to take, `active`
-   counts the calls inside of the row, SHUT means that no call enters. **One compare-and-swap of
-   this word takes an item**: it moves `head` and counts the call. The thread that moves `active`
-   from 0 to PASSING passes a mark. A source and a merge have a word of their own. An edge that a
-   merge or the consumer reads has one reader, and its word is only the head.
+   The word of an edge's reader is {head, SHUT, active}. `head` is the next ticket to take. **One
+   compare-and-swap of this word takes an item**: it moves `head` and counts the call in `active`. A
+   source and a merge have a word of their own. An edge that a merge or the consumer reads has one
+   reader, and its word is only the head.
 
    Tickets. The ticket of a result is promised with its input (head + base), or is the `tail` when
    the result is put: see spdl__tickets.
@@ -6953,9 +6952,8 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
    Room is known before the call, so no result waits for room:
        promised - refunds - (head - dropped) < buffer_size + concurrency
        ticket < head + window, where holes are possible
-   `refunds` counts promises without an item, `dropped` those of them that the reader has passed.
-   The reader raises `dropped` before it moves its head. A writer reads the head first, and so never
-   sees too much room.
+   `dropped` are those refunds that the reader has passed. It raises `dropped` before it moves its
+   head. A writer reads the head first, and so never sees too much room.
 
    The pipeline owns the edges and every item on them. */
 
@@ -6971,7 +6969,6 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__WINDOW 64   /* slots for holes, in addition to items */
 #define SPDL__AHEAD_BYTES ((uint64_t)256 << 20) /* of blocks of a row: create makes no more */
 
-/* A word */
 #define SPDL__ACTIVE 0xffffu /* calls inside, with parked ones */
 #define SPDL__PASSING 0xffffu /* value of `active`: one thread is inside alone, at a mark */
 #define SPDL__SHUT 0x10000u  /* no call enters */
@@ -7012,7 +7009,7 @@ typedef struct spdl__edge {
     char pad1[SPDL_CACHE_LINE];
     /* written by the reader */
     uint64_t word;
-    uint64_t dropped; /* passed holes, and tickets that a rewind left out; before the head */
+    uint64_t dropped; /* passed holes, and tickets that a rewind left out */
     uint64_t marks;   /* passed */
     char pad2[SPDL_CACHE_LINE];
     uint64_t put_wait_ns; /* time that results waited for a place in the buffer */
@@ -7241,10 +7238,10 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    A worker enters a row by taking an item, and leaves after a sitting (>>flow-impl). No item is
    taken without a call, so calls begin in the order of the inputs.
 
-   Marks. A source that ends puts END or EPOCH. A call that fails for good puts FAIL at the ticket
-   promised to its result. A row passes the mark at its head when no call is inside: one swap moves
-   `active` from 0 to SPDL__PASSING. The worker then makes the call of .flush, or puts the mark.
-   Items before a mark precede it in every edge, so an epoch is a barrier.
+   Marks. A source that ends puts END or EPOCH. A call that fails for good puts FAIL in place of its
+   result. A row passes the mark at its head when no call is inside: one swap moves `active` from 0
+   to SPDL__PASSING. The worker then makes the call of .flush, or puts the mark. Items before a mark
+   precede it in every edge, so an epoch is a barrier.
        END passed: SHUT in this row. EPOCH: no row is shut.
        FAIL put or passed: SHUT in this row and all above it. Calls still inside put their results
        behind the mark, where they are freed.
@@ -7252,9 +7249,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
    more call in behind the mark. The consumer takes EPOCH. END and FAIL stay in the sink, so next
    repeats its result. A FAIL names the row that has the error. (tests/model/marks.pml)
 
-   Branches. A branch writes the edges of its path rows. It puts a routed result at once. Results
-   beyond the buffer_size of a path wait. A branch is called while fewer than its own buffer_size
-   wait on all paths. One path may hold them all, so its edge has slots for both.
+   Branches. A branch writes the edges of its path rows. Results beyond the buffer_size of a path
+   wait. A branch is called while fewer than its own buffer_size wait on all paths. One path may
+   hold them all, so its edge has slots for both.
 
    Threads: workers run rows. The producer of a source with .threads runs that row only. */
 
@@ -7934,8 +7931,7 @@ SPDL__INLINE uint64_t spdl__row_at(const spdl__node *node, uint64_t word) {
 }
 
 /* Tickets below this have room. With TICKET_AGAIN a row is called while fewer than buffer_size
-   results wait. Each call inside may put one more, so there are slots for buffer_size +
-   concurrency. */
+   results wait, as each call inside may put one more. */
 SPDL__INLINE uint64_t spdl__row_until(const spdl__node *node) {
     const uint64_t calls =
         node->tickets == SPDL__TICKET_AGAIN ? 0 : spdl__load_relaxed32(&node->limit);
@@ -7949,9 +7945,9 @@ SPDL__INLINE bool spdl__wake_wanted(const spdl__beacon *beacon, uint64_t bit) {
            SPDL__UNLIKELY((spdl__load_relaxed(&beacon->quiet) & bit) != 0);
 }
 
-/* After a read-modify-write that changed this row, before code that may take long. Checks the
-   consumer, the producer and `rows`, or with `all` the whole pool. Sequentially consistent loads of
-   the sleepers are not enough: C11 does not order the put of an item before them. */
+/* After a read-modify-write that changed this row, before code that may take long (>>wake-impl).
+   `all`: the whole pool. Sequentially consistent loads of the sleepers are not enough: C11 does not
+   order the put of an item before them. */
 SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                   bool all) {
     spdl__barrier_after_rmw(); /* pairs with pool_park, next_sleep and room_wait: else a sleeper and
@@ -7967,7 +7963,7 @@ SPDL__INLINE bool spdl__take_may(const spdl__sitting *s, bool inside) {
     return inside ? busy <= s->limit : busy < s->limit; /* PASSING is larger */
 }
 
-/* Reads the item at the head, which only a swap of the word takes. */
+/* Returns SPDL__TOOK with the item at the head. Only a swap of the word takes it. */
 SPDL__INLINE spdl__taken spdl__take_look(spdl__sitting *s, spdl__item *what) {
     const uint64_t head = spdl__head(s->word);
     const spdl__slot *slot = spdl__edge_slot(s->node->in, head);
@@ -7996,7 +7992,7 @@ SPDL__INLINE bool spdl__take_swap(spdl__sitting *s, bool inside, bool first) {
     return true;
 }
 
-/* The task gets what was taken: of a source the right to call it. `books`: with the waits. */
+/* Gives the task what was taken, of a source the right to call it. `books`: counts the waits. */
 SPDL__INLINE void spdl__take_ends(spdl__sitting *s, spdl_task *task, spdl__item *what, uint64_t at,
                                   bool books) {
     spdl__node *const node = s->node;
@@ -8024,7 +8020,7 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
         if (taken != SPDL__TOOK) return taken;
     }
     at = spdl__row_at(s->node, s->word);
-    if ((int64_t)(s->until - at) <= 0) s->until = spdl__row_until(s->node); /* looks again */
+    if ((int64_t)(s->until - at) <= 0) s->until = spdl__row_until(s->node); /* used up */
     if ((int64_t)(s->until - at) <= 0 || !spdl__take_swap(s, inside, first)) return SPDL__LEFT;
     spdl__take_ends(s, task, &what, at, timed || first);
     return SPDL__TOOK;
@@ -8140,8 +8136,8 @@ SPDL__INLINE void spdl__flow_book(spdl__sitting *s, spdl_task *task, uint64_t si
     spdl__flow_opens(task, s->now);
 }
 
-/* The end of a sitting. Every call except a deferred one is booked before the worker leaves the
-   row: a thread that sees the end of the row sees the counts. */
+/* Every call except a deferred one is booked before the worker leaves the row: a thread that sees
+   the end of the row sees the counts. */
 SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
@@ -8249,8 +8245,7 @@ SPDL__NOINLINE bool spdl__flow_sit_timed(spdl_task *task, spdl__node *node, uint
     return spdl__flow_sit(task, node, late, true);
 }
 
-/* One sitting in a row. Long calls, and calls with a deadline, are timed one by one. Calls that may
-   park are timed too: they are booked before they park. */
+/* Calls that may park are timed, as they are booked before they park. */
 SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t late) {
     const uint64_t each = spdl__load_relaxed(&node->item_ns); /* 0: not known yet */
     const bool timed = each == 0 || each >= SPDL__TIMED_NS || late != SPDL__NEVER;
@@ -8314,9 +8309,9 @@ SPDL__INLINE void spdl__next_waited(spdl_pipeline *p) {
     spdl__store(&p->wait_ns, p->wait_ns + (spdl_time_ns() - since)); /* pairs with wait_sum */
 }
 
-/* After a take: wakes a worker for the last row. A large buffer has a low watermark: it wakes only
-   while at most half is filled or promised. A feed has none, as the producer may be the consumer.
-   The worker may take this processor, which counts as a wait. */
+/* Wakes a worker for the last row, with a large buffer only at the low watermark (>>wake-impl). A
+   feed has none, as the producer may be the consumer. The worker may take this processor, which
+   counts as a wait. */
 SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
     const spdl__node *last = p->last;
     const spdl__edge *sink = p->sink;
@@ -8714,9 +8709,9 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
    failure. After the first take of a sitting a worker checks all rows of its pool, because it may
    have been woken for another one. After other events it checks the rows of its pipeline; when it
    leaves a row, all but that one, as it looks for work there itself. With a large buffer the
-   consumer's take checks the last row only while at most half of the buffer is filled or promised.
-   A woken worker then makes several items. A consumer that is about to sleep or reads the
-   statistics checks without this low watermark. */
+   consumer's take checks the last row only while at most half of the buffer is filled or promised
+   (the low watermark), so a woken worker makes several items. A consumer that is about to sleep or
+   reads the statistics checks in any case. */
 
 /* After an event that the consumer may sleep for, and a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
@@ -8726,8 +8721,7 @@ SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
     else p->ready_fn(p->ready_user); /* user code */
 }
 
-/* Returns true if a sleeping consumer has work: an item, a mark, or a hole that hides one or blocks
-   the last row. */
+/* A hole is work for the consumer if it hides an item or a mark, or blocks the last row. */
 SPDL__PRIVATE bool spdl__wake_sink_has(const spdl_pipeline *p) {
     const spdl__edge *sink = p->sink;
     const uint64_t head = spdl__head(spdl__load(&sink->word));
@@ -8798,12 +8792,6 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
     spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
-}
-
-SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
-    spdl__full_barrier();
-    spdl__wake_look(p, p->last, SPDL__ALL_ROWS, false);
-    spdl__wake_producer(p);
 }
 
 /* ============================================================================================= */
@@ -9228,7 +9216,6 @@ SPDL__PRIVATE bool spdl__settle_failed(spdl_task *task, spdl__counters *counters
     const uint64_t failures = spdl__add(&node->failures, 1) + 1;
     const bool over = node->row.max_failures >= 0 && failures > (uint64_t)node->row.max_failures;
     char text[SPDL_TEXT_BYTES];
-    if (result >= 0) result = SPDL_E_STAGE;
     if (p->delivers && result == SPDL_E_STAGE) result = SPDL_E_INVALID; /* ends all */
     spdl__count(&counters->failures, 1);
     if (over || task->call.row_error) {
@@ -9251,7 +9238,7 @@ SPDL__NOINLINE void spdl__settle_on_drop(spdl_task *task, spdl_result result) {
     /* with SPDL_AGAIN an earlier call may have taken it */
     const bool is_there = !task->call.taken && spdl__origin_tag(task->call.in.origin) != SPDL__HOLE;
     spdl_error error;
-    spdl__fail_error(task, result < 0 ? result : SPDL_E_STAGE, task->text, &error);
+    spdl__fail_error(task, result, task->text, &error);
     row->on_drop(row->ctx, is_there ? task->call.in.item : NULL, &error); /* user code */
 }
 
@@ -9300,7 +9287,7 @@ SPDL__COLD void spdl__settle_failure(spdl_task *task, spdl__counters *counters, 
     spdl__item what = task->call.in;
     spdl__thrown_drop(&task->thrown);
     spdl__count(&counters->failures, 1);
-    spdl__fail_error(task, result < 0 ? result : SPDL_E_STAGE, task->text, &task->failure);
+    spdl__fail_error(task, result, task->text, &task->failure);
     if (task->call.taken) what.item = NULL;
     what.origin = spdl__origin(task->sequence, SPDL__FAILED | (owner < SPDL__HOLE ? owner : 0));
     spdl__settle_put(task, &what, now);
@@ -9326,8 +9313,9 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 #define SPDL__NULLS 100 /* so many at the start are a mistake in every row */
 
 /* Logs a task that is used after its call. Threads of the call itself may read it. */
-SPDL__NOINLINE void spdl__task_debug(const spdl_task *task, const char *function) {
-    if (spdl__load_relaxed(&task->thread) == 0) (void)spdl__task_allows(task, function);
+SPDL__INLINE void spdl__task_debug(const spdl_task *task, const char *function) {
+    if (SPDL__DEBUGS && spdl__load_relaxed(&task->thread) == 0)
+        (void)spdl__task_allows(task, function);
 }
 
 /* Returns true if a call wrote behind the block, and repairs the canary. */
@@ -9419,18 +9407,18 @@ SPDL__NOINLINE void spdl__settle_debug(spdl_task *task, const void *out) {
 SPDL_API void *spdl__lambda(const spdl_task *task) { return task->node->row.lambda_; }
 
 SPDL_API void *spdl_ctx(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_ctx");
+    spdl__task_debug(task, "spdl_ctx");
     return task->node->row.ctx;
 }
 
 SPDL_API void *spdl_local(const spdl_task *task) {
     const spdl_pipeline *p = task->pipeline;
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_local");
+    spdl__task_debug(task, "spdl_local");
     return p->local != NULL ? p->local[task->worker * p->count + task->node->index] : NULL;
 }
 
 SPDL_API uint64_t spdl_sequence(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_sequence");
+    spdl__task_debug(task, "spdl_sequence");
     return task->sequence;
 }
 
@@ -9439,7 +9427,7 @@ SPDL__PRIVATE int spdl__task_worker(const spdl_task *task) {
 }
 
 SPDL_API bool spdl_stopping(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stopping");
+    spdl__task_debug(task, "spdl_stopping");
     return spdl__load32(&task->pipeline->stopping) != 0;
 }
 
@@ -9448,12 +9436,12 @@ SPDL_API void spdl_take(spdl_task *task) {
 }
 
 SPDL_API bool spdl_flushing(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_flushing");
+    spdl__task_debug(task, "spdl_flushing");
     return task->call.flushing;
 }
 
 SPDL_API uint64_t spdl_epoch(const spdl_task *task) {
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_epoch");
+    spdl__task_debug(task, "spdl_epoch");
     return spdl__load_relaxed(&task->node->epoch);
 }
 
@@ -9921,6 +9909,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
     if (SPDL__UNLIKELY(failed)) {
         spdl__settle_explain(task, result);
         spdl__settle_place(task);
+        if (result > 0) result = SPDL_E_STAGE;
         if (node->row.on_drop != NULL) spdl__settle_on_drop(task, result);
     }
     if ((made || result != SPDL_OK) && !delivers && what.item != NULL && !task->call.taken)
@@ -11490,7 +11479,8 @@ SPDL__PRIVATE void spdl__rewind_all(spdl_pipeline *p, const spdl__start *start) 
         spdl__word_open(&p->node[i].own);
     }
     if (spdl__load32(&p->stopping)) spdl__word_shut(p, SPDL__ALL_ROWS); /* a stop came meanwhile */
-    spdl__wake_all(p);
+    spdl__wake_changed(p, p->last);
+    spdl__wake_producer(p);
 }
 
 /* Takes both ends of the pipeline before it stops anything. */
@@ -11693,17 +11683,17 @@ SPDL_API void spdl_pipeline_destroy(spdl_pipeline *p) {
 
 /* --- checks of the rows --- */
 
-/* The work of create. spdl__plan_connect writes the arrays. */
+/* The work of create. spdl__plan_connect writes the arrays, as in spdl__node; -1: no row. */
 typedef struct spdl__plan {
     const spdl_pipeline_desc *desc; /* its error is always set */
     const spdl_stage *rows;
     int count; /* rows, with the sink */
-    int before[SPDL_MAX_STAGES + 1]; /* row whose edge it reads; path: its branch; or -1 */
-    uint32_t upstream[SPDL_MAX_STAGES + 1]; /* bit k: items of row k can arrive */
+    int before[SPDL_MAX_STAGES + 1];
+    uint32_t upstream[SPDL_MAX_STAGES + 1];
     int paths[SPDL_MAX_STAGES + 1];      /* branch, merge: number of paths */
-    uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES]; /* rows written, or read */
-    int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends; or -1 */
-    int merge[SPDL_MAX_STAGES + 1];  /* branch: its merge */
+    uint8_t path[SPDL_MAX_STAGES + 1][SPDL_MAX_STAGES];
+    int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends */
+    int merge[SPDL_MAX_STAGES + 1];
     const spdl__doctor_plan *doctor; /* or NULL */
 } spdl__plan;
 
@@ -11871,10 +11861,10 @@ SPDL__COLD spdl_result spdl__check_rules(const spdl__plan *plan, int i, int bran
         { merge && branch < 0, "SPDL_MERGE without SPDL_BRANCH above" },
         { merge && branch >= 0 && plan->paths[branch] < 2, "SPDL_MERGE of fewer than 2 paths" },
     };
-    size_t k = 0;
-    while (k < sizeof(rules) / sizeof(rules[0]) && !rules[k].broken) ++k;
-    if (k == sizeof(rules) / sizeof(rules[0])) return SPDL_OK;
-    return spdl__row_error(plan, i, "%s", rules[k].why);
+    size_t k;
+    for (k = 0; k < sizeof(rules) / sizeof(rules[0]); ++k)
+        if (rules[k].broken) return spdl__row_error(plan, i, "%s", rules[k].why);
+    return SPDL_OK;
 }
 
 /* Checks each row, and finds the row that reads each edge. `open`: branches without their merge
@@ -21856,7 +21846,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task) {
     const uint64_t epoch = spdl__load_relaxed(&task->node->epoch);
     uint64_t item = task->sequence, key = p->seed, kind = task->call.flushing ? 3 : 1;
     uint64_t range = task->call.in.range;
-    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_item_key");
+    spdl__task_debug(task, "spdl_item_key");
     if (task->node->in_batches && !task->call.flushing) kind = 2;
     if (sampler != NULL) {
         key += spdl__mix(sampler->desc.seed + 1);
