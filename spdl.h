@@ -7957,17 +7957,16 @@ SPDL__INLINE void spdl__wake_hint(spdl_pipeline *p, const spdl__node *node, uint
 
 /* --- take --- */
 
-/* Returns true if the row's limit lets this thread take. `inside`: it is counted in `active`. */
-SPDL__INLINE bool spdl__take_may(const spdl__sitting *s, bool inside) {
-    const uint64_t busy = s->word & SPDL__BUSY;
-    return inside ? busy <= s->limit : busy < s->limit; /* PASSING is larger */
-}
-
-/* Returns SPDL__TOOK with the item at the head. Only a swap of the word takes it. */
-SPDL__INLINE spdl__taken spdl__take_look(spdl__sitting *s, spdl__item *what) {
-    const uint64_t head = spdl__head(s->word);
-    const spdl__slot *slot = spdl__edge_slot(s->node->in, head);
+/* Returns SPDL__TOOK if this thread may take, with the item at the head. Only a swap of the word
+   takes it. `inside`: the thread is counted in `active`. */
+SPDL__INLINE spdl__taken spdl__take_look(spdl__sitting *s, bool inside, spdl__item *what) {
+    const uint64_t head = spdl__head(s->word), busy = s->word & SPDL__BUSY;
+    const spdl__edge *const in = s->node->in;
+    const spdl__slot *slot;
     unsigned tag;
+    if (inside ? busy > s->limit : busy >= s->limit) return SPDL__LEFT; /* PASSING is larger */
+    if (in == NULL) return SPDL__TOOK;
+    slot = spdl__edge_slot(in, head);
     if (!spdl__slot_has(slot, head)) {
         s->empty = true;
         return SPDL__LEFT;
@@ -8013,12 +8012,9 @@ SPDL__INLINE spdl__taken spdl__flow_take(spdl__sitting *s, spdl_task *task, cons
                                          const bool first) {
     const bool inside = !first || s->inside;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
+    const spdl__taken taken = spdl__take_look(s, inside, &what);
     uint64_t at;
-    if (!spdl__take_may(s, inside)) return SPDL__LEFT;
-    if (s->node->in != NULL) {
-        const spdl__taken taken = spdl__take_look(s, &what);
-        if (taken != SPDL__TOOK) return taken;
-    }
+    if (taken != SPDL__TOOK) return taken;
     at = spdl__row_at(s->node, s->word);
     if ((int64_t)(s->until - at) <= 0) s->until = spdl__row_until(s->node); /* used up */
     if ((int64_t)(s->until - at) <= 0 || !spdl__take_swap(s, inside, first)) return SPDL__LEFT;
@@ -8613,7 +8609,9 @@ SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t 
 
 /* ============================================================================================= */
 /* >>wake-impl
-   What can run, and who is woken. Threads: any. */
+   What can run, and who is woken.
+
+   Threads: any. */
 
 /* A hole takes a slot, but is not counted as waiting. */
 SPDL__PRIVATE bool spdl__edge_has_slot(const spdl__edge *edge, uint64_t ticket) {
@@ -8770,7 +8768,7 @@ SPDL__NOINLINE void spdl__wake_look(spdl_pipeline *p, const spdl__node *node, ui
         spdl__pool_wake_one(p->pool);
 }
 
-/* The same after a store. No processor orders that before the look at the sleepers. */
+/* wake_hint after a store. No processor orders that before the look at the sleepers. */
 SPDL__INLINE void spdl__wake_hint_stored(spdl_pipeline *p, const spdl__node *node, uint32_t rows,
                                          bool all) {
     spdl__full_barrier(); /* pairs with pool_park, next_sleep and room_wait */
@@ -10064,13 +10062,10 @@ SPDL__PRIVATE spdl__taken spdl__flow_take_any(spdl__sitting *s, spdl_task *task,
     spdl__edge *const in = node->in;
     const bool inside = s->inside, routes = node->paths > 0;
     spdl__item what = { NULL, SPDL__HOLE, 0 };
+    const spdl__taken taken = spdl__take_look(s, inside, &what);
     bool failed;
     uint64_t at;
-    if (!spdl__take_may(s, inside)) return SPDL__LEFT;
-    if (in != NULL) {
-        const spdl__taken taken = spdl__take_look(s, &what);
-        if (taken != SPDL__TOOK) return taken;
-    }
+    if (taken != SPDL__TOOK) return taken;
     failed = spdl__tag_failed(spdl__origin_tag(what.origin));
     if (SPDL__UNLIKELY(failed)) spdl__failure_read(in, spdl__head(s->word), &task->failure);
     at = spdl__row_at(node, s->word);
