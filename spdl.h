@@ -6977,8 +6977,8 @@ SPDL__PRIVATE void spdl__trace_free(spdl_pipeline *p);
 #define SPDL__HEAD_ONE ((uint64_t)1 << SPDL__HEAD_BITS)
 
 /* A range: the low bits are the number of the result behind rows with .again, the others the number
-   of the item in its source. Behind a feed they are the time when the oldest part of the item was
-   pushed, in units of 256 ns. Behind the counting row a range is a tally (>>position-impl). */
+   of the item in its source, or behind a feed the time when the oldest part of the item was pushed,
+   in units of 256 ns. Behind the counting row a range is a tally (>>position-impl). */
 #define SPDL__SPAN_BITS 28
 #define SPDL__SPAN_MAX (((uint64_t)1 << SPDL__SPAN_BITS) - 1)
 #define SPDL__PUSHED_BITS 8
@@ -7635,12 +7635,10 @@ SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
    passes the same results. A tally is {item, results}: start the source at this item, and drop the
    first `results` results. Without .again in front of the point it is {next item, 0}.
 
-   Slots carry the tally to the consumer. Up to the counting row, the range of a slot has the item's
-   source number and the number of the result. Behind it the range is item << SPDL__SPAN_BITS |
-   results. If later rows make several results of a batch, `item` is of the tally before the batch,
-   and `results` the number of the result. The batch is made again, and the consumer counts its
-   results. With .flush, with batches of batches, or with .again before and behind the batch, the
-   epoch is made again.
+   Behind the counting row the range of a slot is the tally. If later rows make several results of a
+   batch, `item` is of the tally before the batch, and `results` the number of the result. The batch
+   is made again, and the consumer counts its results. With .flush, with batches of batches, or with
+   .again before and behind the batch, the epoch is made again.
 
    Threads: a row's tally belongs to the thread inside it; the sink's tally and `at` belong to the
             consumer. The hand-over of a slot orders them. */
