@@ -7073,7 +7073,7 @@ typedef struct spdl__batch_pool {
     size_t canary;      /* SPDL_DEBUG: bytes behind each block, written by nobody */
     spdl_free_fn free_item[SPDL__IN_PLACE + 1];
     /* written by any thread. Only the holder of the lock takes from the list */
-    uint64_t returned;   /* a list, the last one first */
+    uint64_t returned;   /* a list */
     uint64_t spares;     /* batches in both lists */
     uint64_t references; /* the pipeline, and each batch in use */
     /* under the lock, by workers */
@@ -7305,18 +7305,18 @@ typedef struct spdl__position {
 
 typedef struct spdl__start {
     spdl__position at;
-    const spdl_sampler *sampler; /* NULL, or the new state of the sampler */
+    const spdl_sampler *sampler; /* its new state, or NULL */
 } spdl__start;
 
 /* A call that continues later, of a row with .again or .deferred. (>>again-impl) */
 typedef enum spdl__parked_state {
     SPDL__PARKED_FREE,
     SPDL__PARKED_RUNNING,
-    SPDL__PARKED_ARMED,   /* running; spdl_defer has returned its number */
-    SPDL__PARKED_EARLY,   /* running; already completed */
-    SPDL__PARKED_PENDING, /* its function has returned that */
-    SPDL__PARKED_DONE,    /* completed; a worker settles it */
-    SPDL__PARKED_WAITING  /* its function has returned SPDL_AGAIN and there is no room */
+    SPDL__PARKED_ARMED, /* running, with a number */
+    SPDL__PARKED_EARLY, /* running, and completed */
+    SPDL__PARKED_PENDING,
+    SPDL__PARKED_DONE,   /* completed, to be settled */
+    SPDL__PARKED_WAITING /* for room */
 } spdl__parked_state;
 
 typedef struct spdl__call {
@@ -7463,7 +7463,7 @@ struct spdl_task {
     spdl__node *node;
     uint64_t thread;  /* that runs the function, or 0; others read it to detect misuse */
     uint8_t path;     /* what the call requests */
-    uint8_t owner;    /* row that made the results: its own, except with SPDL_UNBATCH */
+    uint8_t owner;    /* row that made the results */
     spdl__call call;
     uint64_t sequence; /* of the call; of a batch, its number */
     uint64_t result_number; /* of a failed call's input, as in spdl_error */
@@ -8709,7 +8709,7 @@ SPDL__PRIVATE bool spdl__pipeline_runnable(void *self, int worker) {
    (the low watermark), so a woken worker makes several items. A consumer that is about to sleep or
    reads the statistics checks in any case. */
 
-/* After an event that the consumer may sleep for, and a full barrier. */
+/* After a full barrier. */
 SPDL__PRIVATE void spdl__wake_consumer(spdl_pipeline *p) {
     uint32_t asleep = spdl__load_relaxed32(&p->waiting);
     if (asleep == 0 || !spdl__cas32(&p->waiting, &asleep, 0)) return;
@@ -8784,7 +8784,6 @@ SPDL__PRIVATE void spdl__wake_passed(spdl_pipeline *p, bool works) {
         spdl__pool_wake_one(p->pool);
 }
 
-/* From a thread that does not look for work itself. */
 SPDL__PRIVATE void spdl__wake_changed(spdl_pipeline *p, const spdl__node *node) {
     spdl__full_barrier();
     spdl__wake_look(p, node, SPDL__ALL_ROWS, false);
@@ -8816,7 +8815,6 @@ SPDL__PRIVATE void spdl__put_turn(spdl__node *node, unsigned turn) {
     spdl__store(&node->turns_put, node->turns_put + 1); /* pairs with merge_look */
 }
 
-/* An input made no result: another may have its place. */
 SPDL__PRIVATE void spdl__put_nothing(const spdl_pipeline *p, spdl__node *node, uint64_t promised,
                                      uint64_t now) {
     const spdl__item hole = { NULL, SPDL__HOLE, 0 };
@@ -8831,7 +8829,7 @@ SPDL__PRIVATE void spdl__put_nothing(const spdl_pipeline *p, spdl__node *node, u
     if (node->holes) spdl__put(node, promised, &hole, now);
 }
 
-/* A mark, in the place of a result; from a branch down every path. */
+/* From a branch down every path. */
 SPDL__PRIVATE void spdl__put_mark(spdl_pipeline *p, spdl__node *node, uint64_t promised,
                                   const spdl__item *mark, uint64_t now) {
     int i;
@@ -9471,7 +9469,7 @@ SPDL__PRIVATE void spdl__result_free(spdl_pipeline *p, const spdl__call *call, v
         spdl__item_free(p, out, spdl__origin(0, owner));
 }
 
-/* Frees the buffer of a call that is not its result. */
+/* Frees the buffer of a call. */
 SPDL__PRIVATE void spdl__task_give_back(spdl_task *task) {
     char *buffer = (char *)task->call.buffer;
     task->call.buffer = NULL;
@@ -9657,7 +9655,6 @@ SPDL__PRIVATE void spdl__parked_resume(spdl_task *task, spdl__parked *parked) {
     parked->call.buffer = NULL;
 }
 
-/* Drops a call that waits or is DONE, and frees what it has. */
 SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__parked *parked,
                                      bool done) {
     const spdl__call call = parked->call;
