@@ -2554,8 +2554,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #if defined(_MSC_VER) && !SPDL__GNU
 #define SPDL__MSVC 1
 #include <intrin.h>
-/* until the end of the file: constant conditions, unused functions, initial values that are not
-   constant, getenv and fopen */
+/* constant conditions, unused functions, initial values that are not constant, getenv and fopen */
 #pragma warning(push)
 #pragma warning(disable : 4127 4505 4204 4221 4996)
 #else
@@ -2606,8 +2605,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #define SPDL__RARE __attribute__((noinline)) SPDL__COLD
 #define SPDL__INLINE SPDL__UNUSED static inline __attribute__((always_inline))
 
-/* For a public function: inlined where its body is visible. C still emits it for other files,
-   because its declaration has no inline. */
+/* For public functions: inlined, and still emitted for other files. */
 #ifdef __cplusplus
 #define SPDL__HOT inline __attribute__((used, always_inline))
 #elif defined(__clang__) /* it warns of static functions in an inline one */
@@ -2633,7 +2631,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #define SPDL__RARE SPDL__NOINLINE
 #endif
 
-/* For functions with instructions that some processors lack; a check precedes each call. */
+/* Some processors lack the instructions: a check precedes each call. */
 #if SPDL__GNU
 #define SPDL__TARGET(features) __attribute__((target(features)))
 #endif
@@ -2658,19 +2656,17 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #define SPDL__BIG_ENDIAN 0
 #endif
 
-/* Returns true if an arm64 processor has carry-less products. */
+/* Carry-less products of arm64. */
 #if SPDL__LINUX
 #include <sys/auxv.h>
-#endif
-#if SPDL__ARM64 && SPDL__LINUX
-SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
-#elif SPDL__ARM64 && defined(__APPLE__)
-SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
-#elif SPDL__ARM64
-SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
+#define SPDL__ARM_PMULL ((getauxval(16) >> 4 & 1) != 0) /* HWCAP */
+#elif defined(__APPLE__)
+#define SPDL__ARM_PMULL true
+#else
+#define SPDL__ARM_PMULL false
 #endif
 
-/* The number of the highest bit that is set, and of the lowest. n is not 0. */
+/* n is not 0. */
 #if SPDL__GNU
 SPDL__INLINE unsigned spdl__highest(uint64_t n) { return 63 - (unsigned)__builtin_clzll(n); }
 SPDL__INLINE unsigned spdl__lowest(unsigned n) { return (unsigned)__builtin_ctz(n); }
@@ -2708,7 +2704,7 @@ SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - 
 #error "spdl.h: this compiler or processor has no 64-bit atomics; define SPDL_NO_THREADS"
 #endif
 /* For fields. Some 32-bit processors align a uint64_t in a struct to 4, others fault on such an
-   atomic word. spdl__alloc aligns to 8. */
+   atomic word. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
 #define SPDL__CHANGE(type, word, name, builtin, order) \
@@ -2773,8 +2769,8 @@ SPDL__INLINE void spdl__full_barrier(void) {
 #endif
 }
 
-/* Fetches the line at p for a write. x86 compilers emit prefetchw only in a function with this
-   target; every 64-bit x86 has or ignores it. */
+/* x86 compilers emit prefetchw only in a function with this target; every 64-bit x86 has or ignores
+   it. */
 #if defined(__x86_64__)
 #define SPDL__PREFETCHES SPDL__TARGET("prfchw")
 #else
@@ -2917,7 +2913,7 @@ struct spdl__aligned {
 };
 typedef char spdl__aligned_words[offsetof(struct spdl__aligned, word) == 8 || SPDL__ALONE ? 1 : -1];
 
-/* A full barrier after a read-modify-write, which is one on x86. */
+/* A read-modify-write is a full barrier on x86. */
 SPDL__INLINE void spdl__barrier_after_rmw(void) {
 #if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
     spdl__compiler_barrier();
@@ -2926,12 +2922,12 @@ SPDL__INLINE void spdl__barrier_after_rmw(void) {
 #endif
 }
 
-/* A counter that one thread writes and others read: it needs no read-modify-write. */
+/* One thread writes the counter: it needs no read-modify-write. */
 SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
     if (!SPDL__NO_STATS) spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
-/* Raises *word to at least `value`. Returns the new word. */
+/* Returns the new word. */
 SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
     uint64_t old = spdl__load_relaxed(word);
     while (old < value && !spdl__cas_relaxed(word, &old, value)) {}
@@ -2970,7 +2966,7 @@ typedef enum spdl__os_access {
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-/* REPLACE returns this very pointer. */
+/* The pointer that REPLACE returns. */
 SPDL__UNUSED static const char spdl__os_in_use[] = "it is in use";
 
 /* --- time and waits --- */
@@ -3111,6 +3107,7 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
 #define SPDL__OS_ZERO_EVENT
+#define SPDL__OS_PLAIN
 
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
@@ -3133,16 +3130,8 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)thread, (void)wait;
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
-SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return 1; }
+SPDL__PRIVATE uint64_t spdl__os_thread_cpu(void) { return SPDL__NEVER; }
 SPDL__PRIVATE void spdl__os_yield(void) {}
-
-SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
-                                         uint64_t *queued_ns) {
-    (void)file;
-    if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
-}
-
 SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return 1; }
 
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
@@ -3226,8 +3215,6 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     (void)memory, (void)bytes;
 }
-
-SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 #endif
 
 /* ============================================================================================= */
@@ -3263,8 +3250,8 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 #define SPDL_PTHREAD_CREATE pthread_create
 #endif
 
-/* Strict modes of the C library hide these, but they exist. glibc obeys macros defined before its
-   first header, others those defined now. */
+/* Strict modes of the C library hide these. glibc obeys macros defined before its first header,
+   others those defined now. */
 #if SPDL__LINUX
 typedef int spdl__os_clock_id;
 typedef uint64_t spdl__os_signals; /* as the kernel has them */
@@ -3421,7 +3408,7 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
 
 /* --- files --- */
 
-/* Avoids descriptors 0 to 2, which the program can have closed. */
+/* The program can have closed descriptors 0 to 2. */
 SPDL__PRIVATE spdl__os_file spdl__os_file_own(int file) {
     const int low = file;
     if (low < 0 || low > STDERR_FILENO) return low;
@@ -3560,8 +3547,8 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
 
 /* --- stderr --- */
 
-/* stderr is the program's, and can block: each piece is small enough for a pipe, and written only
-   after poll reports room. A signal can end a poll early. */
+/* stderr can block: each piece is small enough for a pipe, and written only after poll reports
+   room. A signal can end a poll early. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     struct pollfd ready = { STDERR_FILENO, POLLOUT, 0 };
@@ -3590,6 +3577,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 #include <pthread/qos.h>
 #endif
 #define SPDL__OS_BARRIER 0
+#define SPDL__OS_PLAIN
 
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
@@ -3704,20 +3692,13 @@ SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     (void)name;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
-
-SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
-                                         uint64_t *queued_ns) {
-    (void)file;
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
-    if (cpu_ns != NULL) *cpu_ns = spdl__os_clock_read(CLOCK_THREAD_CPUTIME_ID);
+SPDL__PRIVATE uint64_t spdl__os_thread_cpu(void) {
+    return spdl__os_clock_read(CLOCK_THREAD_CPUTIME_ID);
 }
 
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     (void)stats, (void)whole;
 }
-
-SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 #endif
 #endif
 
@@ -3745,7 +3726,7 @@ struct spdl__os_event {
 };
 #define SPDL__OS_ZERO_EVENT
 
-/* The time of these system calls on every Linux. */
+/* of these system calls on every Linux */
 typedef struct spdl__os_time {
     long seconds, nanoseconds;
 } spdl__os_time;
@@ -3815,7 +3796,7 @@ SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
     return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
 }
 
-/* Linux has priorities of threads. `polite` is SCHED_BATCH and nice 10. */
+/* `polite` is SCHED_BATCH and nice 10. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     const bool batch = policy->sched == SPDL_SCHED_BATCH || policy->polite;
     const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice, priority = 0;
@@ -3831,8 +3812,7 @@ SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     (void)syscall(SYS_prctl, pr_set_name, name, 0L, 0L, 0L);
 }
 
-/* Reads the first bytes of a small file as a text, and returns its length. *file: see
-   spdl__os_thread_times. */
+/* Returns the length of the text. *file: see spdl__os_thread_times. */
 SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *text,
                                       size_t bytes) {
     spdl__os_file once = SPDL__NO_FILE;
@@ -4027,7 +4007,7 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
            (uint64_t)(now.QuadPart % frequency.QuadPart) * second / (uint64_t)frequency.QuadPart;
 }
 
-/* Returns a function that some versions of Windows lack, or NULL. */
+/* Some versions of Windows lack the function: NULL. */
 SPDL__PRIVATE FARPROC spdl__win_find(const wchar_t *library, const char *name) {
     const HMODULE module = GetModuleHandleW(library);
     return module != NULL ? GetProcAddress(module, name) : NULL;
@@ -4047,8 +4027,9 @@ struct spdl__os_event {
 };
 
 #define SPDL__OS_ZERO_EVENT
+#define SPDL__OS_PLAIN
 
-/* ms until a deadline, rounded up: no sleep ends early. */
+/* Rounded up: no sleep ends early. */
 SPDL__PRIVATE DWORD spdl__win_ms_left(uint64_t deadline) {
     uint64_t now, left;
     if (deadline == SPDL__NEVER) return INFINITE;
@@ -4097,7 +4078,7 @@ SPDL__PRIVATE DWORD WINAPI spdl__win_thread_main(void *arg) {
     return 0;
 }
 
-/* For debuggers and profilers, since Windows 10. */
+/* Since Windows 10. */
 SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
     union {
         FARPROC any;
@@ -4146,12 +4127,11 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
-SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
 SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
 
 /* x86 counts ticks of one clock, whose rate Windows has measured. Cycles of other processors vary
    in length, and the times of Windows have steps of 16 ms. */
-SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
+SPDL__PRIVATE uint64_t spdl__os_thread_cpu(void) {
 #if defined(_M_IX86) || defined(_M_X64) || defined(__i386__) || defined(__x86_64__)
     const wchar_t processor[] = L"HARDWARE\\DESCRIPTION\\System\\CentralProcessor\\0";
     DWORD mhz = 0, bytes = sizeof(mhz);
@@ -4162,13 +4142,6 @@ SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
         return ticks / mhz * 1000 + ticks % mhz * 1000 / mhz;
 #endif
     return SPDL__NEVER;
-}
-
-SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
-                                         uint64_t *queued_ns) {
-    (void)file;
-    if (cpu_ns != NULL) *cpu_ns = spdl__win_thread_ns();
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
 }
 
 /* --- the process --- */
@@ -4212,30 +4185,25 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL_
 
 /* --- files --- */
 
-/* The text of the C library for an error of Windows. */
 SPDL__PRIVATE const char *spdl__win_why(DWORD error) {
-    static const struct {
-        DWORD error;
-        int number;
-    } known[] = {
-        { ERROR_FILE_NOT_FOUND, ENOENT }, { ERROR_PATH_NOT_FOUND, ENOENT },
-        { ERROR_TOO_MANY_OPEN_FILES, EMFILE }, { ERROR_ACCESS_DENIED, EACCES },
-        { ERROR_INVALID_HANDLE, EBADF }, { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
-        { ERROR_OUTOFMEMORY, ENOMEM }, { ERROR_WRITE_PROTECT, EROFS },
-        { ERROR_HANDLE_DISK_FULL, ENOSPC }, { ERROR_BAD_NETPATH, ENOENT },
-        { ERROR_FILE_EXISTS, EEXIST }, { ERROR_BROKEN_PIPE, EPIPE }, { ERROR_DISK_FULL, ENOSPC },
-        { ERROR_INVALID_NAME, ENOENT }, { ERROR_ALREADY_EXISTS, EEXIST },
-        { ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG }, { ERROR_NO_DATA, EPIPE },
-        { ERROR_DIRECTORY, ENOTDIR }
-    };
-    size_t i;
-    if (error == ERROR_SHARING_VIOLATION || error == ERROR_LOCK_VIOLATION)
-        return "another process has it open";
-    if (error == ERROR_NO_UNICODE_TRANSLATION) return "its path is not UTF-8";
-    if (error == ERROR_USER_MAPPED_FILE) return "it is mapped";
-    for (i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
-        if (known[i].error == error) return strerror(known[i].number);
-    return strerror(EIO);
+    switch (error) {
+    case ERROR_SHARING_VIOLATION: case ERROR_LOCK_VIOLATION: return "another process has it open";
+    case ERROR_NO_UNICODE_TRANSLATION: return "its path is not UTF-8";
+    case ERROR_USER_MAPPED_FILE: return "it is mapped";
+    case ERROR_FILE_NOT_FOUND: case ERROR_PATH_NOT_FOUND: case ERROR_INVALID_NAME:
+    case ERROR_BAD_NETPATH: return strerror(ENOENT);
+    case ERROR_FILE_EXISTS: case ERROR_ALREADY_EXISTS: return strerror(EEXIST);
+    case ERROR_NOT_ENOUGH_MEMORY: case ERROR_OUTOFMEMORY: return strerror(ENOMEM);
+    case ERROR_HANDLE_DISK_FULL: case ERROR_DISK_FULL: return strerror(ENOSPC);
+    case ERROR_BROKEN_PIPE: case ERROR_NO_DATA: return strerror(EPIPE);
+    case ERROR_TOO_MANY_OPEN_FILES: return strerror(EMFILE);
+    case ERROR_ACCESS_DENIED: return strerror(EACCES);
+    case ERROR_INVALID_HANDLE: return strerror(EBADF);
+    case ERROR_WRITE_PROTECT: return strerror(EROFS);
+    case ERROR_FILENAME_EXCED_RANGE: return strerror(ENAMETOOLONG);
+    case ERROR_DIRECTORY: return strerror(ENOTDIR);
+    default: return strerror(EIO);
+    }
 }
 
 /* Returns a short path unchanged. Makes a long one absolute, and marks it as literal: "\\?\C:\...",
@@ -4419,8 +4387,6 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     if (memory != NULL) (void)UnmapViewOfFile(memory);
 }
 
-SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-
 /* --- stderr --- */
 
 /* For this one call a pipe does not wait, and accepts as much as it has room for. */
@@ -4456,6 +4422,17 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 }
 #endif
 
+#ifdef SPDL__OS_PLAIN /* a twin without what only Linux has */
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    (void)file;
+    if (cpu_ns != NULL) *cpu_ns = spdl__os_thread_cpu();
+    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
+}
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+#endif
+
 #ifdef SPDL__OS_ZERO_EVENT /* a twin whose events are ready when they are zero */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
     memset(event, 0, sizeof(*event));
@@ -4477,7 +4454,7 @@ SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 #define SPDL_FORK fork
 #endif
 
-/* Blocks while *word is `was`, until the deadline. Any process can change the word. */
+/* Any process can change the word. */
 SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
     const long wait_bitset = 9;
     (void)spdl__os_futex_wait(word, wait_bitset, was, deadline);
@@ -4487,7 +4464,7 @@ SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     spdl__os_futex_wake(word, 1, SPDL__ALL);
 }
 
-/* Writes the number 1, as an eventfd takes it, to a descriptor of an event loop. */
+/* An eventfd takes a number of 64 bits. */
 SPDL__PRIVATE void spdl__os_descriptor_wake(int descriptor) {
     const uint64_t one = 1;
     if (write(descriptor, &one, sizeof(one)) < 0) return; /* closed: nobody waits */
@@ -4505,7 +4482,6 @@ SPDL__PRIVATE uint64_t spdl__os_threads(void) {
 
 /* --- memory --- */
 
-/* The limit of one kind of memory, and the bytes left. */
 typedef struct spdl__os_room {
     const char *what;
     uint64_t limit, left;
@@ -4638,8 +4614,8 @@ SPDL__PRIVATE void spdl__os_signals_leave(void) {
 extern int ftrylockfile(FILE *file);
 extern void funlockfile(FILE *file);
 #endif
-/* Flushes FILEs. If other threads run, one of them can hold a FILE for ever: only stdout and stderr
-   are flushed, if nobody holds them. */
+/* If other threads run, one of them can hold a FILE for ever: only stdout and stderr are flushed,
+   if nobody holds them. */
 SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     FILE *const files[] = { stdout, stderr };
     size_t i;
@@ -4710,7 +4686,6 @@ SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
 
-/* Removes a variable of the environment. */
 extern char **environ;
 SPDL__PRIVATE void spdl__os_forget(const char *name) {
     const size_t length = strlen(name);
@@ -4722,18 +4697,16 @@ SPDL__PRIVATE void spdl__os_forget(const char *name) {
 
 /* NULL: no name is known. */
 SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
-    static const struct {
-        int number;
-        const char *name;
-    } names[] = { { SIGHUP, "SIGHUP" },   { SIGINT, "SIGINT" },   { SIGQUIT, "SIGQUIT" },
-                  { SIGILL, "SIGILL" },   { SIGABRT, "SIGABRT" }, { SIGFPE, "SIGFPE" },
-                  { SIGKILL, "SIGKILL" }, { SIGSEGV, "SIGSEGV" }, { SIGPIPE, "SIGPIPE" },
-                  { SIGALRM, "SIGALRM" }, { SIGTERM, "SIGTERM" }, { SIGBUS, "SIGBUS" },
-                  { SIGTRAP, "SIGTRAP" }, { SIGXCPU, "SIGXCPU" }, { SIGSYS, "SIGSYS" } };
-    size_t i;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); ++i)
-        if (names[i].number == number) return names[i].name;
-    return NULL;
+    switch (number) {
+#define SPDL__CASE(name) \
+    case name: return #name;
+        SPDL__CASE(SIGHUP) SPDL__CASE(SIGINT) SPDL__CASE(SIGQUIT) SPDL__CASE(SIGILL)
+        SPDL__CASE(SIGABRT) SPDL__CASE(SIGFPE) SPDL__CASE(SIGKILL) SPDL__CASE(SIGSEGV)
+        SPDL__CASE(SIGPIPE) SPDL__CASE(SIGALRM) SPDL__CASE(SIGTERM) SPDL__CASE(SIGBUS)
+        SPDL__CASE(SIGTRAP) SPDL__CASE(SIGXCPU) SPDL__CASE(SIGSYS)
+#undef SPDL__CASE
+    default: return NULL;
+    }
 }
 
 /* --- the thread of a fault --- */
@@ -4760,7 +4733,7 @@ SPDL__PRIVATE void spdl__os_fault(int number) {
     (void)raise(number); /* delivered on return */
 }
 
-/* Notes faults whose action is the default, which then follows. */
+/* Notes faults whose action is the default. */
 SPDL__PRIVATE void spdl__os_faults_watch(void) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
     size_t i;
@@ -4919,11 +4892,11 @@ SPDL__PRIVATE void spdl__error_add(spdl_error *error, const char *format, va_lis
     (void)vsnprintf(error->text + length, sizeof(error->text) - length, format, args);
 }
 
-/* The same with the arguments of the calling function. None of them is in the error. */
+/* With the arguments of the calling function. None of them is in the error. */
 #define SPDL__ERROR_ADD(to, format) \
     do { va_list a; va_start(a, format); spdl__error_add(to, format, a); va_end(a); } while (0)
 
-/* Fills in an error without a stage, and returns its result. error can be NULL. */
+/* Returns the result. error can be NULL. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
                                           ...) {
@@ -4940,7 +4913,7 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                            "%s: set both functions of the allocator or none", what);
 }
 
-/* Copies a name for a message. Replaces control characters, and shortens to `bytes`. */
+/* Copies a name for a message: without control characters, and cut. */
 SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
     size_t i, length = strlen(name);
     for (i = 0; i < length && i + 1 < bytes; i++)
@@ -4984,21 +4957,21 @@ SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from)
 
 SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
 
-/* The smallest power of two that is at least n. */
+/* At least n. */
 SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     uint64_t power = 1;
     while (power < n) power <<= 1;
     return power;
 }
 
-/* Mixes 64 bits, one to one (the end of splitmix64). */
+/* One to one: the end of splitmix64. */
 SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
 }
 
-/* Returns random number `n` of a key. */
+/* Random number `n` of a key. */
 SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
     return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
 }
@@ -5061,7 +5034,7 @@ SPDL__PRIVATE bool spdl__type_any(const char *type) {
     return strcmp(name.text, "void") == 0 || strcmp(name.text, "const void") == 0;
 }
 
-/* Returns true if a stage can take what another yields; it may add a const. */
+/* A stage may add a const to what another yields. */
 SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
     const spdl__type_name taken = spdl__type_named(takes), made = spdl__type_named(yields);
     const bool promises = strncmp(taken.text, "const ", 6) == 0;
@@ -5070,11 +5043,10 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
            strcmp(taken.text + skip, made.text) == 0;
 }
 
-/* How long a thread looks for work before it sleeps: SPDL_SPINS pauses, then turns. A turn gives up
-   the processor once. If more threads than processors have work, turns save most sleeps. Measured
-   on 2 processors:
-       64 turns of a ring   16 made 0.65 of the items of four producers of 5 us
-       2 turns elsewhere    8 made 18 context switches for a rare item instead of 4 to 7 */
+/* A thread looks for work for SPDL_SPINS pauses, then turns, before it sleeps. A turn gives up the
+   processor once. If more threads than processors have work, turns save most sleeps: 64 turns of a
+   ring instead of 16 moved 1.5 times as many items of 5 us. 2 turns elsewhere instead of 8 made 4
+   to 7 context switches for a rare item, not 18. */
 #ifndef SPDL_SPINS
 #define SPDL_SPINS 16
 #endif
@@ -5104,7 +5076,7 @@ SPDL__PRIVATE bool spdl__turn(uint64_t *barred) {
     return true;
 }
 
-/* One step of a wait loop. Returns false when it is time to sleep. */
+/* Returns false when it is time to sleep. */
 SPDL__PRIVATE bool spdl__spin(int *round) {
     if (*round >= SPDL_SPINS) return false;
     ++*round;
@@ -5112,7 +5084,6 @@ SPDL__PRIVATE bool spdl__spin(int *round) {
     return true;
 }
 
-/* The same with at most `yields` turns after the pauses. */
 SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
     if (spdl__spin(round)) return true;
     if (*round >= SPDL_SPINS + yields) return false;
@@ -5238,7 +5209,7 @@ SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
     return t;
 }
 
-/* Appends bytes. snprintf takes five times as long. */
+/* snprintf takes five times as long. */
 SPDL__PRIVATE void spdl__text_put(spdl__text *t, const char *bytes, size_t length) {
     if (t->length < t->bytes) {
         const size_t fits = (size_t)spdl__min(length, t->bytes - t->length - 1);
@@ -5265,7 +5236,7 @@ SPDL__PRIVATE void spdl__text_put_hex(spdl__text *t, const char *before, uint32_
     spdl__text_put(t, digits, sizeof(digits));
 }
 
-/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
+/* Bytes of the character; 0: invalid (RFC 3629). */
 SPDL__COLD int spdl__utf8(const char *at) {
     const unsigned char *c = (const unsigned char *)at;
     const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
@@ -5364,7 +5335,7 @@ SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
 
 /* --- reading --- */
 
-/* Returns the value of the field "name=value" between spaces, or NULL. */
+/* The value of the field "name=value" between spaces, or NULL. */
 SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     const size_t length = strlen(name);
     const char *at;
@@ -5478,12 +5449,12 @@ SPDL__PRIVATE bool spdl__ring_closed(const spdl__ring_core *ring) {
 
 /* ---- SPSC ---- */
 
-/* How many of n items from `at` on are contiguous. */
+/* Contiguous items from `at` on. */
 SPDL__PRIVATE uint64_t spdl__spsc_run(const spdl__ring_core *ring, uint64_t at, uint64_t n) {
     return spdl__min(n, ring->index_mask + 1 - (at & ring->index_mask));
 }
 
-/* Producer. Returns how many of n items fit. */
+/* Producer. */
 SPDL__PRIVATE uint64_t spdl__spsc_room(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
     if (ring->head_seen + ring->capacity - tail < n)
         ring->head_seen = spdl__load(&ring->head); /* pairs with pops: the slot was read */
@@ -5690,7 +5661,6 @@ SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode m
     ring->quick = quick && item_bytes == sizeof(uint64_t);
 }
 
-/* Sets the first stamps, and selects a quick path. */
 SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     const bool stamped = ring->mode == SPDL_RING_MPMC, cells = stamped && ring->quick;
     uint64_t i;
@@ -5702,7 +5672,7 @@ SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     ring->cell_mask = cells ? ring->index_mask : 0;
 }
 
-/* All of close except the wakes. MPMC: any thread; SPSC: the producer. */
+/* MPMC: any thread; SPSC: the producer. */
 SPDL__PRIVATE void spdl__ring_core_close(spdl__ring_core *ring) {
     if (ring->mode == SPDL_RING_MPMC)
         (void)spdl__or(&ring->tail, SPDL__RING_MARK);
@@ -5737,7 +5707,6 @@ SPDL__PRIVATE uint64_t spdl__ring_inside(const spdl__ring_core *ring) {
 #define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
 #define SPDL__RING_MAX_ITEM 4096
 
-/* The threads that wait on one side. */
 typedef struct spdl__ring_side {
     uint32_t *waiting;    /* their number, in the core; written by create */
     spdl__os_event event; /* written by the threads that wake them */
@@ -5773,15 +5742,13 @@ SPDL__NOINLINE void spdl__ring_wake(spdl__ring_side *side, uint64_t n) {
     spdl__os_event_wake(&side->event, waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n);
 }
 
-/* Wakes threads that wait for the n new items or slots. Its barrier pairs with the heavy one in
-   spdl__ring_sleep. */
+/* Its barrier pairs with the heavy one in spdl__ring_sleep. */
 SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64_t n) {
     spdl__barrier_light(ring->core.asymmetric);
     if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(side, n);
 }
 
-/* One attempt to move up to n items; *moved is their number. Out of line to keep the quick paths
-   small. */
+/* Out of line to keep the quick paths small. */
 SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *items, uint64_t n,
                                           uint64_t *moved) {
     spdl__ring_core *core = &ring->core;
@@ -5878,8 +5845,8 @@ SPDL__PRIVATE bool spdl__ring_backoff(spdl_ring *ring, int *round) {
     return true;
 }
 
-/* Pauses, gives turns, then sleeps until an attempt succeeds. The deadline is read after a turn,
-   which can be long, and after progress, which can keep the call from its sleep. */
+/* The deadline is read after a turn, which can be long, and after progress, which can keep the call
+   from its sleep. */
 SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
     spdl_result result = spdl__ring_attempt(call);
     uint64_t deadline, moved = call->moved;
@@ -5920,7 +5887,6 @@ SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, u
     return spdl__ring_many(ring, false, items, n, moved, timeout_ns);
 }
 
-/* Moves one item. */
 SPDL__INLINE spdl_result spdl__ring_one(spdl_ring *ring, const bool push, void *item,
                                         const bool waits, int64_t timeout_ns) {
     spdl__ring_core *core = &ring->core;
@@ -17983,7 +17949,7 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
 
 #elif SPDL__ARM64 && !SPDL__BIG_ENDIAN
 #define SPDL__CRC_TARGET
-#define SPDL__CRC_FOLDS spdl__arm_has_pmull()
+#define SPDL__CRC_FOLDS SPDL__ARM_PMULL
 
 SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
     spdl__v128 low, high;
@@ -20268,53 +20234,36 @@ SPDL__PRIVATE bool spdl__load_is_large(const spdl__zip_member *m) {
     return m->method == SPDL__ZIP_STORED && m->usize >= SPDL__LOAD_LEND;
 }
 
-/* Returns true if a checked member seems aligned; its header is not parsed. */
-SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl__loading *load, const spdl__zip_member *m) {
-    const uint8_t *at = load->lender;
-    uint64_t left = load->npz->zip.size - m->offset, skip = 0;
-    if (at == NULL || m->method != SPDL__ZIP_STORED) return false;
-    at += m->offset;
-    if (!load->npz->is_npy)
-        skip = (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + 28);
-    if (skip + 12 > left) return false;
-    at += skip;
-    at += at[6] == 1 ? spdl__le16(at + 8) + 10u : spdl__le32(at + 8) + 12u;
-    return ((uintptr_t)at & 63) == 0;
-}
-
-/* Makes an array a view. Returns false if it needs a copy, or fails as the copy will. */
+/* Makes an array a view. Returns false if it needs a copy, or fails as the copy will. Most are not
+   aligned: their headers are not parsed here. */
 SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
     spdl__npz_reader *r = &load->lane[0].r;
+    const spdl__zip_member *m = &load->npz->zip.members[index];
     const uint8_t *from;
     r->info = &array->info;
-    if (!spdl__npz_start(r, index) || r->swap || r->turn) return false;
+    if (m->method != SPDL__ZIP_STORED || (load->mapped && !spdl__load_is_large(m)) ||
+        !spdl__npz_locate(r, index) || m->usize < 12)
+        return false;
     from = load->lender + r->payload;
-    array->data = SPDL__UNCONST(from + r->head_bytes);
-    return ((uintptr_t)array->data & 63) == 0 &&
-           (!r->verify || spdl__crc_add(&load->npz->crc, 0, from, (size_t)r->member->usize) ==
-                              r->member->crc);
+    array->data = SPDL__UNCONST(from + (from[6] == 1 ? spdl__le16(from + 8) + 10u
+                                                     : spdl__le32(from + 8) + 12u));
+    return ((uintptr_t)array->data & 63) == 0 && spdl__npz_parse(r) && !r->swap && !r->turn &&
+           (!r->verify || spdl__crc_add(&load->npz->crc, 0, from, (size_t)m->usize) == m->crc);
 }
 
-/* Adds up the data of members that are not lent. Members without overlap make less than 1033 times
-   the bytes of the file. */
-SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
+/* Members without overlap make less than 1033 times the bytes of the file. */
+SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load) {
     const spdl_npz *npz = load->npz;
-    const uint64_t heads = npz->zip.count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
     uint64_t whole = 0;
     size_t i;
     for (i = 0; i < npz->zip.count; i++) {
-        spdl__zip_member *m = &npz->zip.members[i];
-        load->where.member = m;
+        const spdl__zip_member *m = load->where.member = &npz->zip.members[i];
         if (!npz->is_npy && !spdl__zip_check(&load->where)) return false;
         if (m->usize > SIZE_MAX / 4 - whole) break;
         whole += m->usize;
-        m->copied = m->copied || (load->mapped && !spdl__load_is_large(m)) ||
-                    !spdl__load_seems_aligned(load, m);
-        if (m->copied) *data += spdl__load_room(m);
     }
     load->where.member = NULL;
-    if (i < npz->zip.count || spdl__grown(heads, *data) > npz->desc.max_bytes)
-        return spdl__load_too_large(load);
+    if (i < npz->zip.count) return spdl__load_too_large(load);
     return whole / 1033 <= npz->zip.size ||
            spdl__zip_fail(&load->where, SPDL_E_FORMAT, "members overlap");
 }
@@ -20386,37 +20335,42 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
-/* Returns false without a failure if an array that seemed aligned is to be copied next time. Each
-   call leaves fewer such arrays, however a mapped file changes. */
+/* Lends what can be lent, and makes the bundle with room for the rest. A mapped file may change: no
+   header is read a second time. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
-    spdl_npz_array *array;
-    spdl__zip_member *m;
+    const uint64_t heads = zip->count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
+    const uint64_t bytes = load->lender != NULL ? zip->count * sizeof(spdl_npz_array) : 0;
+    spdl_npz_array *lent = NULL, *array;
     uint64_t data = 0;
-    size_t lent = 0;
-    bool again = false;
+    size_t i;
     char *at;
-    if (!spdl__load_measure(load, &data) || !spdl__load_make(load, data, &at)) return false;
-    for (m = zip->members, array = load->bundle->arrays; m < zip->members + zip->count;
-         m++, array++) {
-        if (m->copied) {
-            array->data = at;
-            at += spdl__load_room(m);
-        } else if (spdl__load_lend(load, (size_t)(m - zip->members), array)) {
-            lent++;
-        } else {
-            m->copied = again = true;
+    if (!spdl__load_measure(load)) return false;
+    if (bytes > 0) lent = (spdl_npz_array *)spdl__zip_alloc(&load->where, bytes, "its arrays");
+    if (bytes > 0 && lent == NULL) return false;
+    for (i = 0; i < zip->count; i++) {
+        spdl__zip_member *m = &zip->members[i];
+        m->copied = lent == NULL || !spdl__load_lend(load, i, &lent[i]);
+        if (m->copied) data += spdl__load_room(m);
+    }
+    if (spdl__grown(heads, data) > load->npz->desc.max_bytes) spdl__load_too_large(load);
+    else if (spdl__load_make(load, data, &at)) {
+        for (i = 0; i < zip->count; i++) {
+            array = &load->bundle->arrays[i];
+            if (zip->members[i].copied) {
+                array->data = at;
+                at += spdl__load_room(&zip->members[i]);
+                continue;
+            }
+            array->data = lent[i].data;
+            array->info = lent[i].info;
+            load->bundle->mapping_ = load->lender;
+            load->bundle->mapped_ = zip->size;
+            load->npz->file_bytes = NULL;
         }
     }
-    if (again) {
-        spdl_npz_bundle_free(load->bundle);
-        load->bundle = NULL;
-    } else if (lent > 0) {
-        load->bundle->mapping_ = load->lender;
-        load->bundle->mapped_ = zip->size;
-        load->npz->file_bytes = NULL;
-    }
-    return !again;
+    spdl__free(&zip->allocator, lent, (size_t)bytes);
+    return load->bundle != NULL;
 }
 
 /* A lane without `more` has its result. The failure of the first array counts, and none is begun
@@ -20484,17 +20438,20 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     load->mapped = zip->data != NULL;
 }
 
-SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
+/* `result`: of the open. */
+SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_result result,
+                                         spdl_npz_bundle **bundle) {
     spdl__loading load;
     uint64_t bytes = 0;
     bool ready;
     size_t i;
+    if (bundle != NULL) *bundle = NULL;
+    if (result != SPDL_OK) return result;
     memset(&load, 0, offsetof(spdl__loading, lane));
     load.npz = npz;
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
-    ready = spdl__load_select(&load);
-    while (ready && !spdl__load_place(&load)) ready = load.where.result == SPDL_OK;
+    ready = spdl__load_select(&load) && spdl__load_place(&load);
     if (load.mapped && (!ready || load.bundle->mapping_ == NULL)) { /* reading is faster */
         spdl__os_file_unmap(load.lender, npz->zip.size);
         npz->zip.data = NULL;
@@ -20517,8 +20474,7 @@ SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
     const spdl_result result = spdl_npz_open(bundle != NULL ? &npz : NULL, path, desc);
-    if (bundle != NULL) *bundle = NULL;
-    return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
+    return spdl__load_all(npz, result, bundle);
 }
 
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
@@ -20526,8 +20482,7 @@ SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *
     spdl_npz *npz = NULL;
     const spdl_result result =
         spdl_npz_open_memory(bundle != NULL ? &npz : NULL, data, bytes, name, desc);
-    if (bundle != NULL) *bundle = NULL;
-    return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
+    return spdl__load_all(npz, result, bundle);
 }
 
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name) {
