@@ -2971,12 +2971,12 @@ SPDL__UNUSED static const char spdl__os_in_use[] = "it is in use";
 
 /* --- time and waits --- */
 
-/* A monotonic time with any origin, equal for all threads; or the time since 1970. */
+/* Monotonic with any origin, equal for all threads; or since 1970. */
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which);
 /* A full barrier in all threads of the process: the others need only compiler barriers. Takes some
    microseconds. False: never available. */
 SPDL__PRIVATE bool spdl__os_barrier(void);
-/* An event has a word that threads wait for. False: no memory. fini: nobody sleeps on it now. */
+/* False: no memory. fini: nobody sleeps on it. */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event);
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event);
 /* Blocks while event->word is `word`. SPDL_TIMEOUT: the deadline of the monotonic clock has passed.
@@ -2997,7 +2997,7 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
                                          void *(*entry)(void *), void *arg);
 /* Blocks until the thread has ended. With wait false it detaches: the thread may free *thread. */
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait);
-/* The number of the calling thread, not 0, unique among those that run. Some nanoseconds. */
+/* Of the calling thread, not 0, unique among those that run. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
 /* The same, but on Linux no new thread gets the number of one that has ended. A system call. */
 SPDL__PRIVATE uint64_t spdl__os_thread_number(void);
@@ -3010,7 +3010,6 @@ SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
 
-/* The process at one moment. */
 typedef struct spdl__process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
     uint64_t cpu_ns;         /* processor time of all threads of the process */
@@ -3023,10 +3022,9 @@ typedef struct spdl__process_stats {
 } spdl__process_stats;
 
 SPDL__PRIVATE uint64_t spdl__os_process_id(void);
-/* spdl__process_read, with *stats zeroed. Without `whole`: only the times, in a tenth of 100 us. */
+/* *stats is zeroed. Without `whole`: only the times, in a tenth of the time. */
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole);
-/* An environment variable. NULL: empty, absent, too long, or set by a user with fewer rights. The
-   text can be in `room`. */
+/* NULL: empty, absent, too long, or set by a user with fewer rights. The text can be in `room`. */
 #define SPDL__OS_VARIABLE 2048
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]);
 /* Blocks up to patience_ns for each piece. A piece that stderr does not accept is lost with the
@@ -3043,19 +3041,19 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                              spdl__os_access access, uint64_t *bytes);
 /* Can report a failed earlier write. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
-/* The length of a plain file, or a folder. After a failure *folder: a folder may exist. */
+/* After a failure *folder: a folder may exist. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
 /* Calls each(ctx, name) for each entry of a folder, in any order, until it returns false. */
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx);
-/* Reads `bytes` bytes at a position. *have: bytes read, all on success. */
+/* *have: bytes read, all on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
 /* Writes after the last write. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes);
-/* Maps a file, which may then be closed. `own`: with private writes. NULL: not possible. */
+/* The file may then be closed. `own`: with private writes. NULL: not possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes);
-/* Requests large pages for memory that will be filled: its first use takes a third of the time. */
+/* Large pages: the first use of the memory takes a third of the time. */
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
 
 /* ============================================================================================= */
@@ -3083,7 +3081,6 @@ struct spdl__os_thread {
 };
 
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
-/* the best declared clock; the last is the processor's */
 #if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
     struct timespec now;
     (void)clock_gettime(which == SPDL__OS_UNIX ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
@@ -3320,12 +3317,12 @@ struct spdl__os_thread {
 
 /* --- threads and the process --- */
 
-/* Defined below, or in >>os-linux. They apply to the calling thread. */
+/* Below, or in >>os-linux. For the calling thread. */
 SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old);
 /* Blocks the signals that any thread can receive: the program's handlers run on its own threads.
    Faults, refusals of a sandbox and profilers stay. */
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
-/* Returns true if a blocked signal waits for the thread or the process; and takes it. */
+/* A blocked signal that waits for the thread or the process. */
 SPDL__PRIVATE bool spdl__os_signal_waits(int number);
 SPDL__PRIVATE void spdl__os_signal_take(int number);
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
@@ -3671,7 +3668,6 @@ SPDL__PRIVATE void spdl__os_signal_take(int number) {
     (void)sigwait(&set, &number);
 }
 
-/* POSIX has no priority of a thread that needs no privilege. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
 #if defined(__APPLE__)
     qos_class_t qos = QOS_CLASS_DEFAULT;
@@ -3825,7 +3821,7 @@ SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *
     return length > 0 ? (size_t)length : 0;
 }
 
-/* Returns the number behind the first `name` in a file of a folder, or SPDL__NEVER. */
+/* The number behind the first `name` in a file, or SPDL__NEVER. */
 SPDL__PRIVATE uint64_t spdl__os_number(const char *folder, const char *file, const char *name) {
     char path[640], text[8192];
     const char *at;
@@ -3856,18 +3852,16 @@ SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
 /* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has one
    file, "quota period" or "max period"; version 1 has two files, and -1 for no quota. */
 SPDL__PRIVATE void spdl__os_quota_at(const char *at, void *most) {
-    static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
-    char path[640], text[192], *end;
-    double quota, period;
-    size_t i, length = 0;
-    for (i = 0; i < 3; ++i) {
-        (void)snprintf(path, sizeof(path), "%s/%s", at, files[i]);
-        length += spdl__os_text(NULL, path, text + length, 64);
+    uint64_t quota = spdl__os_number(at, "cpu.max", "");
+    uint64_t period = spdl__os_number(at, "cpu.max", " ");
+    double cores;
+    if (period == SPDL__NEVER) {
+        quota = spdl__os_number(at, "cpu.cfs_quota_us", "");
+        period = spdl__os_number(at, "cpu.cfs_period_us", "");
     }
-    quota = strtod(text, &end);
-    period = strtod(end, NULL); /* "max" reads as quota 0 */
-    if (quota > 0 && period > 0 && quota / period < *(double *)most)
-        *(double *)most = quota / period;
+    if (quota == SPDL__NEVER || period == SPDL__NEVER) return;
+    cores = (double)quota / (double)period;
+    if (cores > 0 && cores < *(double *)most) *(double *)most = cores;
 }
 
 /* Calls look(folder, data) for the cgroups of the process and their parents, as each can have a
@@ -3896,8 +3890,7 @@ SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const ch
     }
 }
 
-/* Busy time of all cores: "cpu  user nice system idle iowait irq softirq steal ..." without the
-   fourth and fifth column. */
+/* "cpu  user nice system idle iowait irq softirq steal ..." without the fourth and fifth column. */
 SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
     const long tick = sysconf(_SC_CLK_TCK);
     char text[256], *at = text + 4;
@@ -4107,7 +4100,6 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
     return priority == 0 || SetThreadPriority(thread, priority) != 0;
 }
 
-/* The thread starts suspended, until its name and policy are set. */
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
@@ -4172,7 +4164,7 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
     stats->time_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
 }
 
-/* getenv would return the code page of the system. */
+/* getenv has the code page of the system. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     wchar_t wide[SPDL__OS_VARIABLE];
     DWORD length;
@@ -4206,8 +4198,7 @@ SPDL__PRIVATE const char *spdl__win_why(DWORD error) {
     }
 }
 
-/* Returns a short path unchanged. Makes a long one absolute, and marks it as literal: "\\?\C:\...",
-   or "\\?\UNC\server\...". */
+/* A long path becomes absolute, and literal: "\\?\C:\...", or "\\?\UNC\server\...". */
 SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
     const DWORD room = GetFullPathNameW(wide, 0, NULL, NULL);
     wchar_t *full, *path;
@@ -4223,7 +4214,7 @@ SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
     return full;
 }
 
-/* Returns a path for Windows with `more` appended; free it. NULL: see *reason. */
+/* With `more` appended; free it. NULL: see *reason. */
 SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, const char **reason) {
     const size_t extra = wcslen(more);
     const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, NULL, 0);
@@ -4470,14 +4461,10 @@ SPDL__PRIVATE void spdl__os_descriptor_wake(int descriptor) {
     if (write(descriptor, &one, sizeof(one)) < 0) return; /* closed: nobody waits */
 }
 
-/* Field 20 of the stat of the process; field 2 is a name in brackets. */
+/* 0: unknown. */
 SPDL__PRIVATE uint64_t spdl__os_threads(void) {
-    char stat[1024], *at;
-    int field;
-    (void)spdl__os_text(NULL, "/proc/self/stat", stat, sizeof(stat));
-    at = strrchr(stat, ')');
-    for (field = 2; at != NULL && field < 20; ++field) at = strchr(at + 1, ' ');
-    return at != NULL ? strtoull(at, NULL, 10) : 0;
+    const uint64_t threads = spdl__os_number("/proc/self", "status", "\nThreads:\t");
+    return threads != SPDL__NEVER ? threads : 0;
 }
 
 /* --- memory --- */
@@ -4531,7 +4518,7 @@ SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
     return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
-/* A page that a forked child shares, or one that is zero in the child; or NULL. */
+/* A forked child shares the page, or has zeros in it. Or NULL. */
 SPDL__PRIVATE void *spdl__os_page(bool shared) {
     const int anonymous = 0x20; /* C99 hides the name */
     const long wipe_on_fork = 18;
@@ -4583,19 +4570,19 @@ SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* Sends SIGKILL, or SIGCHLD, which ends a signal_wait. A negative number is a process group. */
+/* SIGKILL, or SIGCHLD, which ends a signal_wait. A negative number is a process group. */
 SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
     if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
 /* Programs that this process starts would inherit SIG_IGN, but not a handler. In strict C modes a
-   signal removes its handler. */
+   signal removes it. */
 SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
     (void)signal(number, spdl__os_signal_nothing);
 }
 
-/* Ignores the signals that are meant for the program, whose end also ends the child. No handler of
-   the program runs in the child, except for faults. */
+/* Signals for the program are ignored: its end also ends the child. No handler of the program runs
+   in the child, except for faults. */
 SPDL__PRIVATE void spdl__os_signals_leave(void) {
     int number;
     for (number = 1; number <= 64; ++number) {
@@ -4627,7 +4614,7 @@ SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     }
 }
 
-/* An exit of the child runs no exit function of the program: those belong to its parent. */
+/* The exit functions of the program belong to its parent. */
 #ifdef __GLIBC__
 #ifndef __cplusplus
 extern int on_exit(void (*fn)(int code, void *data), void *data);
@@ -4643,9 +4630,9 @@ SPDL__PRIVATE void spdl__os_exit_now(void) { _exit(0); }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) == 0; }
 #endif
 
-/* Runs in a new process. The end of `parent` ends it, or wakes the supervisor, which blocks all
-   signals; *signal_set is the set blocked before. A child has its own session, because a terminal
-   would stop the programs of a mere group. */
+/* In a new process. The end of `parent` ends it, or wakes the supervisor, which blocks all signals;
+   *signal_set is the set blocked before. A child has its own session: a terminal would stop the
+   programs of a mere group. */
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
@@ -4665,7 +4652,7 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
     return getppid() == (pid_t)parent ? NULL : "its parent has ended";
 }
 
-/* Sleeps until a child or the parent has ended, a SIGCHLD was sent, or `ns` have passed. */
+/* Until a child or the parent has ended, a SIGCHLD was sent, or `ns` have passed. */
 SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
     const spdl__os_signals child = (uint64_t)1 << (SIGCHLD - 1);
     const spdl__os_time most = spdl__os_time_of(ns);
@@ -4715,7 +4702,6 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
 #define SPDL__OS_STACK_BYTES 65536
 #define SPDL__OS_STACK_OURS 0x7370646c20737461u
 
-/* The first words of a stack made here. */
 typedef struct spdl__os_stack {
     uint64_t ours; /* absent from a stack of the program */
     uint32_t *to, value;
@@ -4747,8 +4733,7 @@ SPDL__PRIVATE void spdl__os_faults_watch(void) {
     }
 }
 
-/* From now on a fault of this thread stores `value` in *to. Does nothing if the thread has a signal
-   stack of its own. */
+/* A fault of this thread stores `value` in *to, unless the thread has a signal stack of its own. */
 SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     stack_t now;
     spdl__os_stack *stack;
@@ -4800,7 +4785,7 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
-/* Takes 50 to 200 microseconds. Unknown numbers are 0. */
+/* 50 to 200 us. Unknown numbers are 0. */
 SPDL__PRIVATE void spdl__process_read(spdl__process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
@@ -4824,8 +4809,8 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
-/* Memory of `bytes` bytes, or NULL. Aligned to 8 at least, which atomic 64-bit words need on 32-bit
-   processors. malloc cannot align: the start of its block is stored before the result. */
+/* Aligned to 8 at least, which atomic 64-bit words need on 32-bit processors. malloc cannot align:
+   the start of its block is stored before the result. */
 SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
@@ -4850,7 +4835,7 @@ SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, siz
     SPDL_FREE(block);
 }
 
-/* `count` zeroed elements. NULL: no memory, or a product that overflows. */
+/* NULL: no memory, or a product that overflows. */
 #define SPDL__NEW(allocator, type, count) \
     ((type *)spdl__alloc_zeroed(allocator, (size_t)(count), sizeof(type)))
 SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count,
@@ -4862,8 +4847,8 @@ SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t c
     return memory;
 }
 
-/* The block of `count` elements, or a larger copy that replaces it, with room for `more`. *room:
-   capacity. NULL: no memory, and the block is unchanged. */
+/* The block of `count` elements, or a larger copy, with room for `more`. NULL: no memory, and the
+   block is unchanged. */
 SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
                                    size_t count, size_t more, size_t each) {
     const size_t wanted = (size_t)spdl__max(count + more, count * 2 + 64);
@@ -4884,7 +4869,7 @@ SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     error->stage = -1;
 }
 
-/* Appends to the text of an error, which can be NULL. */
+/* error can be NULL. */
 SPDL__PRINTF(2, 0)
 SPDL__PRIVATE void spdl__error_add(spdl_error *error, const char *format, va_list args) {
     const size_t length = error != NULL ? strlen(error->text) : 0;
@@ -4922,7 +4907,7 @@ SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
     if (i < length) memcpy(to + bytes - 4, "...", 3);
 }
 
-/* Logs a message as printf would write it, on one line. */
+/* On one line. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
                               ...) {
@@ -5004,7 +4989,7 @@ SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     return value;
 }
 
-/* spdl__printable for a path: a long one loses its start. */
+/* A long path loses its start. */
 SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     const size_t length = strlen(path);
     if (length >= bytes) path += length - (bytes - 1);
@@ -5055,9 +5040,9 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
 #endif
 #define SPDL__IDLE_YIELDS 2
 
-/* A longer turn went to a thread that can keep the processor for milliseconds, as those of other
-   programs do. No turns follow for that many times as long. With one busy loop on each processor
-   this rule makes an item of 12 us take 40 us instead of 584 us. */
+/* A longer turn went to a thread that can keep the processor for milliseconds. No turns follow for
+   that many times as long. With one busy loop on each processor an item of 12 us takes 40 us
+   instead of 584 us. */
 #define SPDL__TURN_LONG_NS 100000
 #define SPDL__TURN_BARS 32
 
@@ -5147,8 +5132,8 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
 
 /* --- files of another kind --- */
 
-/* Returns: what to do with a file that begins with `head`, if it is a pointer of Git LFS; with
-            `text` also if it is packed, binary or UTF-16. NULL: nothing speaks against it. */
+/* What to do with a pointer of Git LFS; with `text` also with files that are packed, binary or
+   UTF-16. NULL: nothing speaks against the file. */
 SPDL__PRIVATE const char *spdl__foreign(const uint8_t *head, size_t have, bool text) {
     static const struct {
         const char *magic;
@@ -5188,7 +5173,7 @@ typedef struct spdl__text {
     char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
 } spdl__text;
 
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL__PRINTF(2, 3)
 SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
     const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
     va_list args;
@@ -5263,8 +5248,7 @@ SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
 }
 
 /* A word for the next text_add. */
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
-    SPDL__PRINTF(2, 3);
+SPDL__PRINTF(2, 3)
 SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
     char *cell = t->cell[t->cells++ % 8];
     va_list args;
@@ -5344,8 +5328,7 @@ SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     return NULL;
 }
 
-/* Reads digits, up to `end` or the first other character. Returns false without a digit, or above
-   64 bits. */
+/* Up to `end` or the first other character. False: no digit, or above 64 bits. */
 SPDL__INLINE bool spdl__digits(const char **at, const char *end, unsigned base, uint64_t *number) {
     const char *const begin = *at;
     for (*number = 0; *at != end; ++*at) {
@@ -5358,7 +5341,7 @@ SPDL__INLINE bool spdl__digits(const char **at, const char *end, unsigned base, 
     return *at != begin;
 }
 
-/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
+/* Returns the end, where the text ends or one of `after` follows; or NULL. */
 SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
                                             uint64_t *number) {
     return spdl__digits(&at, NULL, base, number) && strchr(after, *at) != NULL ? at : NULL;
@@ -5461,8 +5444,7 @@ SPDL__PRIVATE uint64_t spdl__spsc_room(spdl__ring_core *ring, uint64_t tail, uin
     return spdl__min(n, ring->head_seen + ring->capacity - tail);
 }
 
-/* Producer. Fetches the lines of free slots for a write: the other core read them last. Rings
-   larger than a near cache lose by it. */
+/* The other core read the lines of free slots last. Rings larger than a near cache lose by it. */
 SPDL__PREFETCHES
 SPDL__NOINLINE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uint64_t to) {
     if (ring->index_mask * ring->stride > SPDL__RING_FETCHED) return;
@@ -5644,8 +5626,8 @@ SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32
 
 /* ---- both modes ---- */
 
-/* Sets sizes in a zeroed ring. `quick`: spdl__barrier_quick is a barrier. The caller then sets
-   `store` to slot_count slots of `stride` bytes. */
+/* `ring` is zeroed. `quick`: spdl__barrier_quick is a barrier. The caller then sets `store` to
+   slot_count slots of `stride` bytes. */
 SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode mode,
                                          uint64_t capacity, size_t item_bytes, bool quick) {
     const bool spsc = mode == SPDL_RING_SPSC;
@@ -5700,9 +5682,8 @@ SPDL__PRIVATE uint64_t spdl__ring_inside(const spdl__ring_core *ring) {
 
 /* ============================================================================================= */
 /* >>ring-impl
-   Create, waits, wakes, public calls. A thread that is about to sleep counts itself in pops_waiting
-   or pushes_waiting, passes a heavy barrier and tries once more. A thread that has moved an item
-   passes a light barrier and reads that count. One of the two sees the other. */
+   Create, waits, wakes, public calls. Threads that sleep count themselves in pops_waiting or
+   pushes_waiting, between the barriers of >>core-impl. */
 
 #define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
 #define SPDL__RING_MAX_ITEM 4096
@@ -5721,7 +5702,7 @@ struct spdl_ring {
     spdl_allocator allocator; /* written by create */
 };
 
-/* Debug builds detect a second thread on a side of SPSC, except in the quick paths. */
+/* Not in the quick paths. */
 SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side) {
     const bool entered = !SPDL__DEBUGS || ring->core.mode != SPDL_RING_SPSC ||
                          spdl__exchange32(&side->inside, 1) == 0;
@@ -5793,16 +5774,15 @@ SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
     return result == SPDL_FULL || result == SPDL_EMPTY;
 }
 
-/* A wake can be too early: an earlier move was still in progress, and the woken thread slept again.
-   So a thread that wakes and succeeds wakes the next if there is more. */
+/* A wake can be too early, while an earlier move is in progress: the woken thread sleeps again. So
+   a thread that wakes and succeeds wakes the next if there is more. */
 SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__ring_side *side) {
     const uint64_t count = spdl_ring_count(ring);
     if (side == &ring->pops ? count > 0 : count < ring->core.capacity)
         spdl__ring_hint(ring, side, 1);
 }
 
-/* Sleeps until an attempt succeeds. Tries once more after the deadline, to use a wake that arrived
-   with it. */
+/* Tries once more after the deadline, to use a wake that arrived with it. */
 SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadline) {
     spdl__ring_side *side = call->push ? &call->ring->pushes : &call->ring->pops;
     spdl_result slept = SPDL_OK, result;
@@ -5833,9 +5813,9 @@ SPDL__PRIVATE uint64_t spdl__ring_moves(const spdl__ring_core *core) {
     return spdl__load_relaxed(&core->head) + spdl__load_relaxed(&core->tail);
 }
 
-/* One step before the sleep. If RING_MOVES items moved in a turn, threads of the ring had it, and
-   it was not lost. With more threads than processors, four producers and an idle consumer moved 9.6
-   million items a second with this exception, and 2.2 without. */
+/* If RING_MOVES items moved in a turn, threads of the ring had it, and it was not lost. With more
+   threads than processors, four producers and an idle consumer moved 9.6 million items a second
+   instead of 2.2. */
 SPDL__PRIVATE bool spdl__ring_backoff(spdl_ring *ring, int *round) {
     const bool turn = *round >= SPDL_SPINS;
     const uint64_t moves = turn ? spdl__ring_moves(&ring->core) : 0;
@@ -18025,7 +18005,7 @@ SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, u
 #endif
 
 #if SPDL__X86_WIDE
-/* Folds multiples of 4 n bytes. It also copies the bytes, unless `copy` is NULL. */
+/* Takes multiples of 4 n bytes. */
 /* clang-format off */
 #define SPDL__CRC_BY(n, target, product, ...) \
     typedef long long spdl__v##n __attribute__((vector_size(n), aligned(1), may_alias)); \
@@ -18131,7 +18111,6 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_FAST_OUT 32  /* may be written past the output */
 #define SPDL__INFLATE_LANES 2      /* a third one gained nothing */
 
-/* The state of a decoder, or the end of a run. */
 typedef enum spdl__inflate_mode {
     SPDL__INFLATE_BLOCK,
     SPDL__INFLATE_STORED,
@@ -18147,7 +18126,6 @@ typedef enum spdl__inflate_alphabet {
     SPDL__INFLATE_PRECODE
 } spdl__inflate_alphabet;
 
-/* Read-only once filled. */
 typedef struct spdl__inflate_tables {
     uint32_t dist[SPDL__INFLATE_DIST_ENTRIES];
     uint32_t litlen[SPDL__INFLATE_LITLEN_ENTRIES];
@@ -18195,7 +18173,7 @@ SPDL__PRIVATE bool spdl__inflate_cut_off(spdl__inflate *s) {
     return spdl__inflate_fail(s, "the deflate stream is cut off");
 }
 
-/* Loads 56 bits, or all that are left. Bits above `count` are loaded again. */
+/* Loads at least 56 bits. Bits above `count` are loaded again. */
 SPDL__INLINE const uint8_t *spdl__inflate_load(const uint8_t *in, const uint8_t *end,
                                                uint64_t *bits, unsigned *count) {
     if (SPDL__LIKELY(end - in >= 8)) {
@@ -18251,9 +18229,8 @@ SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, 
     for (i = 0; i < symbols; i++) count[lengths[i]]++;
 }
 
-/* Sorts the entries of the symbols, shorter codes first, those without a code last. Returns the
-   number of codes. Two updates of one place in a row would wait for each other: literals come from
-   both ends. */
+/* Shorter codes first, those without a code last. Returns the number of codes. Two updates of one
+   place in a row would wait for each other: literals come from both ends. */
 SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
                                          const uint8_t *lengths, unsigned symbols,
                                          const unsigned *count) {
@@ -18283,8 +18260,8 @@ SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, un
     return code ^ ((1u << length) - ((1u << length) >> (spdl__lowest(number) + 1)));
 }
 
-/* Fills the subtables with the codes longer than `root`, from `code` on. A subtable has room for
-   all codes with the same first `root` bits. count[]: codes without a place. */
+/* Codes longer than `root`. A subtable has room for all codes with the same first `root` bits.
+   count[]: codes without a place. */
 SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsigned longest,
                                             const uint32_t *sorted, unsigned used, unsigned *count,
                                             unsigned code, unsigned number) {
@@ -18351,7 +18328,6 @@ SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     return root;
 }
 
-/* Returns NULL or why the lengths make no codes. */
 SPDL__PRIVATE const char *spdl__inflate_build_both(spdl__inflate_tables *tables,
                                                    const uint8_t *lengths, unsigned litlens,
                                                    unsigned dists, unsigned *count) {
@@ -18396,9 +18372,9 @@ SPDL__INLINE size_t spdl__inflate_value(uint32_t entry, uint64_t bits) {
            (size_t)((bits & (((uint64_t)1 << (entry & 63)) - 1)) >> (entry >> 8 & 63));
 }
 
-/* Reads the coded lengths of both codes to lengths[total + 7], and counts them. Every symbol counts
-   as a run and writes 8 bytes: longer runs are of zeros, which are there already. Four symbols fit
-   the loaded bits; `left` above 64: the input ended. */
+/* lengths[] has room for total + 7. Every symbol counts as a run and writes 8 bytes: longer runs
+   are of zeros, which are there already. Four symbols fit the loaded bits; `left` above 64: the
+   input ended. */
 SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
                                          uint8_t *lengths, unsigned total, unsigned *count) {
     const uint8_t *in = s->in, *const end = s->in_end;
@@ -18561,7 +18537,7 @@ typedef struct spdl__inflate_lane {
     uint64_t litlen_mask;
 } spdl__inflate_lane;
 
-/* Room before the limit for bytes past the output or, with slack, for two more literals. */
+/* For bytes past the output or, with slack, for two more literals. */
 SPDL__INLINE ptrdiff_t spdl__inflate_out_left(const spdl__inflate *s) {
     return s->slack ? 2 : SPDL__INFLATE_FAST_OUT;
 }
@@ -18616,9 +18592,8 @@ SPDL__INLINE void spdl__inflate_fill(uint8_t *out, const uint8_t *end, uint64_t 
     } while (out < end);
 }
 
-/* Copies a match inside the output; writes at most FAST_OUT bytes past it. Most are short: three
-   words without a branch cost less than a wrong guess. Distances 1 and 4 are runs of a byte or a
-   float. */
+/* Writes at most FAST_OUT bytes past the output. Most matches are short: three words without a
+   branch cost less than a wrong guess. Distances 1 and 4 are runs of a byte or a float. */
 SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t length) {
     const uint8_t *from = out - distance;
     const uint8_t *const end = out + length;
@@ -18772,7 +18747,7 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
     return s->mode == SPDL__INFLATE_FAILED ? s->mode : SPDL__INFLATE_FULL;
 }
 
-/* Decodes streams in turn until one ends or is at its limit: returns its index and *ended. */
+/* Until a stream ends or is at its limit: returns its index. */
 SPDL__PRIVATE unsigned spdl__inflate_run_lanes(spdl__inflate *const *lanes, unsigned count,
                                                spdl__inflate_mode *ended) {
     unsigned i;
@@ -18843,7 +18818,6 @@ typedef struct spdl__zip {
     bool deflates, bare; /* any member; is no .npy */
 } spdl__zip;
 
-/* What is read, and its first failure. */
 typedef struct spdl__zip_where {
     const spdl__zip *zip;
     const spdl__zip_member *member; /* NULL: the archive */
@@ -18851,7 +18825,7 @@ typedef struct spdl__zip_where {
     spdl_result result;
 } spdl__zip_where;
 
-/* Records "file: member 'name': reason"; returns false. */
+/* Returns false. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__zip_fail(spdl__zip_where *where, spdl_result result, const char *format,
                                   ...) {
@@ -18874,7 +18848,7 @@ SPDL__PRIVATE void *spdl__zip_alloc(spdl__zip_where *where, uint64_t bytes, cons
     return made;
 }
 
-/* Reads up to `bytes` bytes of the file. Returns how many; fewer than `need` is a failure. */
+/* Fewer than `need` bytes is a failure. */
 SPDL__PRIVATE size_t spdl__zip_read(spdl__zip_where *where, void *to, size_t bytes, size_t need,
                                     uint64_t at) {
     size_t have;
@@ -18940,8 +18914,7 @@ SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
                           "%llu bytes", (spdl__llu)size);
 }
 
-/* Reads the ZIP64 end record, if there is a locator. Fields of the end record that are not all ones
-   must be the same. */
+/* Fields of the end record that are not all ones must be the same. */
 SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
     const spdl__llu end = o->stop, at = end - SPDL__ZIP_LOCATOR_BYTES;
@@ -19147,7 +19120,7 @@ SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
     }
 }
 
-/* Keeps the last of members with the same name. Returns true if any was dropped. */
+/* Keeps the last of members with the same name. */
 SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     spdl__zip_member *member, *next;
     size_t i, kept = 0, count = zip->count;
@@ -19254,8 +19227,8 @@ SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     return true;
 }
 
-/* Compares a member's header with the directory, and finds its payload: csize bytes before the
-   limit. `local` has as much of the name as fits before the limit. */
+/* The payload is csize bytes before the limit. `local` has as much of the name as fits before the
+   limit. */
 SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *local,
                                          uint64_t *payload) {
     const spdl__zip_member *m = where->member;
@@ -19283,21 +19256,21 @@ SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *
 #define SPDL__NPY_MOST ((uint64_t)INT64_MAX) /* NumPy's bound for the bytes of an array */
 
 typedef struct spdl__npy_text {
+    spdl__zip_where *where;
     const char *begin, *at, *end;
     bool foreign; /* not this machine's byte order */
     bool fortran; /* the first index varies fastest */
-    spdl_result result;
-    char reason[120]; /* at `at` */
 } spdl__npy_text;
 
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__npy_fail(spdl__npy_text *t, spdl_result result, const char *format, ...) {
+    char reason[120];
     va_list args;
     va_start(args, format);
-    vsnprintf(t->reason, sizeof(t->reason), format, args);
+    (void)vsnprintf(reason, sizeof(reason), format, args);
     va_end(args);
-    t->result = result;
-    return false;
+    return spdl__zip_fail(t->where, result, "%s, at byte %u of its header", reason,
+                          (unsigned)(t->at - t->begin));
 }
 
 SPDL__PRIVATE const char *spdl__npy_skip_blanks(const char *at, const char *end) {
@@ -19360,7 +19333,7 @@ SPDL__PRIVATE bool spdl__npy_multiply(uint64_t *product, uint64_t factor) {
     return true;
 }
 
-/* Checks the product of dimensions and element against NumPy's bound, even in empty arrays. */
+/* NumPy has this bound even for empty arrays. */
 SPDL__PRIVATE bool spdl__npy_product(const uint64_t *shape, int ndim, uint64_t itemsize,
                                      uint64_t *count) {
     uint64_t product = spdl__max(itemsize, 1);
@@ -19438,16 +19411,16 @@ SPDL__PRIVATE bool spdl__npy_field_name(spdl__npy_text *t) {
                        spdl__npy_need(t, ','));
 }
 
-/* An optional shape. Adds the field to the size of its struct. */
+/* After an optional shape. */
 SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uint64_t *total) {
     uint64_t shape[SPDL_NPY_MAX_DIMS], count = 1;
     int ndim = 0;
-    if (spdl__npy_take(t, ',') && !spdl__npy_take(t, ')')) {
+    if (!spdl__npy_take(t, ',')) {
+        if (!spdl__npy_need(t, ')')) return false;
+    } else if (!spdl__npy_take(t, ')')) {
         if (!spdl__npy_shape(t, shape, &ndim)) return false;
         spdl__npy_take(t, ',');
         if (!spdl__npy_need(t, ')')) return false;
-    } else if (t->at[-1] != ')' && !spdl__npy_need(t, ')')) {
-        return false;
     }
     if (!spdl__npy_product(shape, ndim, itemsize, &count) ||
         itemsize * count > SPDL__NPY_MOST - *total)
@@ -19456,7 +19429,7 @@ SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uin
     return true;
 }
 
-/* Fields after a '[', which may be structured. Leaves the size in info. */
+/* Leaves the size in info. */
 SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, spdl_npy_info *info) {
     uint64_t total[SPDL__NPY_NESTING]; /* bytes of each open struct */
     int depth = 0;
@@ -19635,7 +19608,6 @@ struct spdl_npz {
     spdl__crc crc;    /* filled by open, unless nothing is verified */
 };
 
-/* A member in use, on the stack of the call. */
 typedef struct spdl__npz_reader {
     spdl_npz *npz;
     spdl__zip_where where;
@@ -19690,7 +19662,7 @@ SPDL__PRIVATE void spdl__npz_drop_window(spdl__npz_reader *r) {
     r->have = 0;
 }
 
-/* Returns `bytes` bytes of the archive, which it has; reads those of a file to the window. */
+/* The archive has the bytes; those of a file go to the window. */
 SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes) {
     const spdl__zip *zip = &r->npz->zip;
     const size_t most = (size_t)spdl__min(spdl__max(bytes, r->ahead), zip->size - at);
@@ -19778,7 +19750,6 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     return local != NULL && spdl__zip_check_local(&r->where, local, &r->payload);
 }
 
-/* Prepares the first run of the decoder. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
     spdl__inflate *s = &r->inflate;
     const uint8_t *in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
@@ -19790,7 +19761,7 @@ SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) 
     return true;
 }
 
-/* Makes r->head have the first `bytes` of the member. */
+/* r->head gets the first `bytes` of the member. */
 SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl__inflate *s = &r->inflate;
     spdl__inflate_mode ended;
@@ -19839,9 +19810,8 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "a header of %lu bytes; %d at most",
                               (unsigned long)length, SPDL__NPY_HEAD_BYTES);
     if (!spdl__npz_need_head(r, text + length)) return false;
-    if (!spdl__npy_read(&t, r->head + text, length, info))
-        return spdl__zip_fail(&r->where, t.result, "%s, at byte %u of its header", t.reason,
-                              (unsigned)(t.at - t.begin));
+    t.where = &r->where;
+    if (!spdl__npy_read(&t, r->head + text, length, info)) return false;
     left = r->member->usize - r->head_bytes;
     if (info->bytes > left)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu "
@@ -19871,7 +19841,6 @@ SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
     return spdl__npz_head(r, index) && spdl__npz_parse(r);
 }
 
-/* Compares the CRC of a complete array and converts its data. */
 SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
     if (r->verify && r->crc != r->member->crc)
         return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
@@ -19907,7 +19876,6 @@ SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     return spdl__npz_complete(r);
 }
 
-/* After the header: checks the caller's memory, and sets where the data go. */
 SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     const spdl__llu bytes = r->info->bytes, room = r->to_bytes;
     const uint64_t after = r->verify && !r->stored ? r->member->usize - r->head_bytes - bytes : 0;
@@ -19926,7 +19894,7 @@ SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     return r->held != NULL;
 }
 
-/* Takes the data of the first run, and directs the decoder to the caller's memory. */
+/* The first run had data, too. The next ones write to the caller's memory. */
 SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     spdl__inflate *s = &r->inflate;
     size_t have = (size_t)(s->out - s->base);
@@ -19982,7 +19950,6 @@ SPDL__PRIVATE bool spdl__npz_begin(spdl__npz_reader *r, size_t index, void *to, 
     return false;
 }
 
-/* Presents a .npy file as an archive of one stored member. */
 SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->only.key = (const uint8_t *)"arr_0.npy";
     npz->only.key_bytes = 9;
@@ -20307,7 +20274,7 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     return true;
 }
 
-/* Makes the bundle, with names and room for `data` bytes from *at on. */
+/* `data` bytes from *at on. */
 SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at) {
     const spdl__zip *zip = &load->npz->zip;
     uint64_t bytes = sizeof(spdl_npz_bundle) + zip->count * sizeof(spdl_npz_array) + 63;
@@ -20367,6 +20334,7 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
             load->bundle->mapping_ = load->lender;
             load->bundle->mapped_ = zip->size;
             load->npz->file_bytes = NULL;
+            load->npz->mapping = 0;
         }
     }
     spdl__free(&zip->allocator, lent, (size_t)bytes);
@@ -20435,6 +20403,7 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     if (zip->data != NULL || !load->npz->desc.no_crc) return;
     for (i = 0; i < zip->count && !spdl__load_is_large(&zip->members[i]); i++) continue;
     if (i < zip->count) zip->data = load->lender = spdl__os_file_map(zip->file, zip->size, true);
+    load->npz->mapping = (uint64_t)(uintptr_t)zip->data;
     load->mapped = zip->data != NULL;
 }
 
@@ -20452,10 +20421,7 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_result result,
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
     ready = spdl__load_select(&load) && spdl__load_place(&load);
-    if (load.mapped && (!ready || load.bundle->mapping_ == NULL)) { /* reading is faster */
-        spdl__os_file_unmap(load.lender, npz->zip.size);
-        npz->zip.data = NULL;
-    }
+    if (npz->mapping != 0) npz->zip.data = NULL; /* nothing was lent: reading is faster */
     if (ready) {
         spdl__load_read(&load);
         for (i = 0; i < load.bundle->count; i++) bytes += load.bundle->arrays[i].info.bytes;
@@ -20620,7 +20586,7 @@ SPDL__PRIVATE size_t spdl__reader_ready(const spdl__reader *r, uint64_t at) {
     return r->have - (size_t)(at - r->window_at);
 }
 
-/* Returns `bytes` bytes, at most r->room; or NULL, with r->result. */
+/* At most r->room; or NULL, with r->result. */
 SPDL__PRIVATE const uint8_t *spdl__reader_need(spdl__reader *r, uint64_t at, size_t bytes) {
     const char *reason;
     r->result = spdl__reader_has(r, at, bytes);
@@ -20647,7 +20613,6 @@ SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, s
     return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
 }
 
-/* Refuses a file of another kind. */
 SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
     const size_t bytes = (size_t)spdl__min(r->bytes, 32);
     const uint8_t *head = spdl__reader_need(r, 0, bytes);
@@ -20656,7 +20621,7 @@ SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
     return what != NULL ? spdl__reader_fail(r, SPDL_E_FORMAT, 0, "%s", what) : SPDL_OK;
 }
 
-/* Checks that the file has not grown. In /proc sizes are 0. */
+/* In /proc sizes are 0. */
 SPDL__PRIVATE spdl_result spdl__reader_ends(const spdl__reader *r) {
     uint8_t byte;
     size_t have = 0;
@@ -20685,7 +20650,7 @@ SPDL_API void spdl_record_free(void *record) {
     }
 }
 
-/* Copies existing bytes of a file into a record: header, data, zero, name and zero in one block. */
+/* Header, data, zero, name and zero in one block. */
 SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_allocator *allocator,
                                               const char *name, uint64_t at, uint64_t bytes,
                                               spdl_record **record) {
@@ -20720,8 +20685,7 @@ SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_alloca
     return r->result;
 }
 
-/* Returns the extension, after the first dot of a name's last part. The text before it is a
-   sample's key. */
+/* After the first dot of a name's last part. The text before it is a sample's key. */
 SPDL__PRIVATE const char *spdl__extension(const char *name) {
     const char *dot = strchr(spdl__path_name(name), '.');
     return dot != NULL ? dot + 1 : name + strlen(name);
@@ -20753,7 +20717,7 @@ typedef struct spdl__tar_member {
     char name[SPDL__LISTED_BYTES]; /* of pax or GNU; else empty before the own header */
 } spdl__tar_member;
 
-/* Reads a number in base 256 (first bit) or octal. */
+/* In base 256 (first bit) or octal. */
 SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *number) {
     const char *at = (const char *)field, *const end = at + bytes;
     int i;
@@ -20815,7 +20779,7 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
     return SPDL_OK;
 }
 
-/* Reads a header. Returns SPDL_END for an empty block. */
+/* SPDL_END: an empty block. */
 SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
@@ -20867,7 +20831,7 @@ SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m
     return result;
 }
 
-/* Combines a member's header with those in front. Only ustar has a prefix field. */
+/* Only ustar has a prefix field. */
 SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
     const char *name = (const char *)head, *prefix = name + 345;
     size_t length;
@@ -20882,8 +20846,7 @@ SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
     if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* links and folders have no data */
 }
 
-/* Finds the next plain file. After an empty block the file ends, or another block or archive
-   follows. */
+/* The next plain file. After an empty block the file ends, or another block or archive follows. */
 SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint8_t *head = NULL;
@@ -20969,7 +20932,7 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **recor
     }
 }
 
-/* At the end of the file: links are missing data, and an error after all plain files. */
+/* Links are missing data: an error after all plain files. */
 SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
     if (s->links == 0) return SPDL_END;
     return spdl__reader_fail(&s->reader, SPDL_E_UNSUPPORTED, s->link_at,
@@ -20977,13 +20940,13 @@ SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
                              "or leave links out with .max_failures = -1", (spdl__llu)s->links);
 }
 
-/* Returns: where the first line begins, behind a byte order mark. Its bytes are in the window. */
+/* Behind a byte order mark. */
 SPDL__PRIVATE uint64_t spdl__lines_begin(spdl__reader *r) {
     const uint8_t *mark = r->bytes >= 3 ? spdl__reader_need(r, 0, 3) : NULL;
     return mark != NULL && memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
-/* Finds a line without its end, and the start of the next one. */
+/* *bytes: without the end of the line. */
 SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t most,
                                           uint64_t *bytes, uint64_t *next) {
     const uint8_t *from, *end = NULL;
@@ -21169,7 +21132,7 @@ SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool entry, uint64_t *byte
     return reason == NULL || (entry && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
-/* Handles one entry of the folder at f->path. Returns false to end the search. */
+/* Returns false to end the search. */
 SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     spdl__search *f = (spdl__search *)finding;
     const char *pattern = f->pattern;
@@ -21337,7 +21300,7 @@ SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
     return result;
 }
 
-/* The path of an index. A source uses its sequence number. */
+/* A source uses its sequence number. */
 SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, bool source, void **out) {
     const spdl_files *files = (const spdl_files *)spdl_ctx(task);
     uint64_t index;
@@ -21395,24 +21358,22 @@ SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, 
 
 SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out) {
     static const spdl_allocator by_malloc = { NULL, NULL, NULL };
+    const char *what;
     spdl_record *record = NULL;
     spdl__reader reader;
     spdl_error error;
     spdl_result result;
     if (in == NULL) return spdl_fail(task, "NULL, not a path");
     result = spdl__reader_open(&reader, (const char *)in, &error);
-    if (result == SPDL_OK) {
-        result = reader.bytes > SPDL__RECORD_MOST
-                     ? spdl__reader_fail(&reader, SPDL_E_LIMIT, SPDL__RECORD_MOST, "more than 2^30 "
-                                                                                   "bytes")
-                     : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
-                                           &record);
-        if (result == SPDL_OK) result = spdl__reader_ends(&reader);
-        if (result == SPDL_OK && spdl__foreign(record->data, record->bytes, false) != NULL)
-            result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s",
-                                       spdl__foreign(record->data, record->bytes, false));
-        (void)spdl__os_file_close(reader.file);
-    }
+    if (result == SPDL_OK && reader.bytes > SPDL__RECORD_MOST)
+        result = spdl__reader_fail(&reader, SPDL_E_LIMIT, SPDL__RECORD_MOST,
+                                   "more than 2^30 bytes");
+    if (result == SPDL_OK)
+        result = spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes, &record);
+    if (result == SPDL_OK) result = spdl__reader_ends(&reader);
+    what = result == SPDL_OK ? spdl__foreign(record->data, record->bytes, false) : NULL;
+    if (what != NULL) result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s", what);
+    (void)spdl__os_file_close(reader.file);
     if (result == SPDL_OK) *out = record;
     else spdl_record_free(record);
     return spdl__row_result(task, result, &error);
@@ -21503,7 +21464,7 @@ SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result
     return result;
 }
 
-/* Reads a field that must exist. */
+/* The field must exist. */
 SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char *name,
                                           uint64_t most, uint64_t *number) {
     const char *at = spdl__text_field(l->texts[l->at], name);
@@ -21513,7 +21474,7 @@ SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char
                              at == NULL ? "has no" : "has an invalid", name);
 }
 
-/* Compares a field, if it exists. */
+/* The field may be absent. */
 SPDL__COLD spdl_result spdl__state_same(const spdl__state_loads *l, const char *name, unsigned base,
                                         uint64_t ours, const char *what) {
     const char *at = spdl__text_field(l->texts[l->at], name);
@@ -21550,7 +21511,7 @@ SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
                              "anyway, end it with sum=none");
 }
 
-/* Checks the sampler's fields and sets l->sampler.from. */
+/* Sets l->sampler.from. */
 SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
     const char *from = spdl__text_field(l->texts[l->at], "from");
     spdl_sampler *s = &l->sampler;
