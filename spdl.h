@@ -20201,36 +20201,53 @@ SPDL__PRIVATE bool spdl__load_is_large(const spdl__zip_member *m) {
     return m->method == SPDL__ZIP_STORED && m->usize >= SPDL__LOAD_LEND;
 }
 
-/* Makes an array a view. Returns false if it needs a copy, or fails as the copy will. Most are not
-   aligned: their headers are not parsed here. */
-SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
-    spdl__npz_reader *r = &load->lane[0].r;
-    const spdl__zip_member *m = &load->npz->zip.members[index];
-    const uint8_t *from;
-    r->info = &array->info;
-    if (m->method != SPDL__ZIP_STORED || (load->mapped && !spdl__load_is_large(m)) ||
-        !spdl__npz_locate(r, index) || m->usize < 12)
-        return false;
-    from = load->lender + r->payload;
-    array->data = SPDL__UNCONST(from + (from[6] == 1 ? spdl__le16(from + 8) + 10u
-                                                     : spdl__le32(from + 8) + 12u));
-    return ((uintptr_t)array->data & 63) == 0 && spdl__npz_parse(r) && !r->swap && !r->turn &&
-           (!r->verify || spdl__crc_add(&load->npz->crc, 0, from, (size_t)m->usize) == m->crc);
+/* Returns true if a checked member seems aligned; its header is not parsed. */
+SPDL__PRIVATE bool spdl__load_seems_aligned(const spdl__loading *load, const spdl__zip_member *m) {
+    const uint8_t *at = load->lender;
+    uint64_t left = load->npz->zip.size - m->offset, skip = 0;
+    if (at == NULL || m->method != SPDL__ZIP_STORED) return false;
+    at += m->offset;
+    if (!load->npz->is_npy)
+        skip = (uint64_t)SPDL__ZIP_LOCAL_BYTES + m->key_bytes + spdl__le16(at + 28);
+    if (skip + 12 > left) return false;
+    at += skip;
+    at += at[6] == 1 ? spdl__le16(at + 8) + 10u : spdl__le32(at + 8) + 12u;
+    return ((uintptr_t)at & 63) == 0;
 }
 
-/* Members without overlap make less than 1033 times the bytes of the file. */
-SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load) {
+/* Makes an array a view. Returns false if it needs a copy, or fails as the copy will. */
+SPDL__PRIVATE bool spdl__load_lend(spdl__loading *load, size_t index, spdl_npz_array *array) {
+    spdl__npz_reader *r = &load->lane[0].r;
+    const uint8_t *from;
+    r->info = &array->info;
+    if (!spdl__npz_start(r, index) || r->swap || r->turn) return false;
+    from = load->lender + r->payload;
+    array->data = SPDL__UNCONST(from + r->head_bytes);
+    return ((uintptr_t)array->data & 63) == 0 &&
+           (!r->verify || spdl__crc_add(&load->npz->crc, 0, from, (size_t)r->member->usize) ==
+                              r->member->crc);
+}
+
+/* Adds up the data of members that are not lent. Members without overlap make less than 1033 times
+   the bytes of the file. */
+SPDL__PRIVATE bool spdl__load_measure(spdl__loading *load, uint64_t *data) {
     const spdl_npz *npz = load->npz;
+    const uint64_t heads = npz->zip.count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
     uint64_t whole = 0;
     size_t i;
     for (i = 0; i < npz->zip.count; i++) {
-        const spdl__zip_member *m = load->where.member = &npz->zip.members[i];
+        spdl__zip_member *m = &npz->zip.members[i];
+        load->where.member = m;
         if (!npz->is_npy && !spdl__zip_check(&load->where)) return false;
         if (m->usize > SIZE_MAX / 4 - whole) break;
         whole += m->usize;
+        m->copied = m->copied || (load->mapped && !spdl__load_is_large(m)) ||
+                    !spdl__load_seems_aligned(load, m);
+        if (m->copied) *data += spdl__load_room(m);
     }
     load->where.member = NULL;
-    if (i < npz->zip.count) return spdl__load_too_large(load);
+    if (i < npz->zip.count || spdl__grown(heads, *data) > npz->desc.max_bytes)
+        return spdl__load_too_large(load);
     return whole / 1033 <= npz->zip.size ||
            spdl__zip_fail(&load->where, SPDL_E_FORMAT, "members overlap");
 }
@@ -20302,43 +20319,38 @@ SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at
     return true;
 }
 
-/* Lends what can be lent, and makes the bundle with room for the rest. A mapped file may change: no
-   header is read a second time. */
+/* Returns false without a failure if an array that seemed aligned is to be copied next time. Each
+   call leaves fewer such arrays, however a mapped file changes. */
 SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
     spdl__zip *zip = &load->npz->zip;
-    const uint64_t heads = zip->count * (uint64_t)SPDL__NPY_HEAD_BYTES * 2;
-    const uint64_t bytes = load->lender != NULL ? zip->count * sizeof(spdl_npz_array) : 0;
-    spdl_npz_array *lent = NULL, *array;
+    spdl_npz_array *array;
+    spdl__zip_member *m;
     uint64_t data = 0;
-    size_t i;
+    size_t lent = 0;
+    bool again = false;
     char *at;
-    if (!spdl__load_measure(load)) return false;
-    if (bytes > 0) lent = (spdl_npz_array *)spdl__zip_alloc(&load->where, bytes, "its arrays");
-    if (bytes > 0 && lent == NULL) return false;
-    for (i = 0; i < zip->count; i++) {
-        spdl__zip_member *m = &zip->members[i];
-        m->copied = lent == NULL || !spdl__load_lend(load, i, &lent[i]);
-        if (m->copied) data += spdl__load_room(m);
-    }
-    if (spdl__grown(heads, data) > load->npz->desc.max_bytes) spdl__load_too_large(load);
-    else if (spdl__load_make(load, data, &at)) {
-        for (i = 0; i < zip->count; i++) {
-            array = &load->bundle->arrays[i];
-            if (zip->members[i].copied) {
-                array->data = at;
-                at += spdl__load_room(&zip->members[i]);
-                continue;
-            }
-            array->data = lent[i].data;
-            array->info = lent[i].info;
-            load->bundle->mapping_ = load->lender;
-            load->bundle->mapped_ = zip->size;
-            load->npz->file_bytes = NULL;
-            load->npz->mapping = 0;
+    if (!spdl__load_measure(load, &data) || !spdl__load_make(load, data, &at)) return false;
+    for (m = zip->members, array = load->bundle->arrays; m < zip->members + zip->count;
+         m++, array++) {
+        if (m->copied) {
+            array->data = at;
+            at += spdl__load_room(m);
+        } else if (spdl__load_lend(load, (size_t)(m - zip->members), array)) {
+            lent++;
+        } else {
+            m->copied = again = true;
         }
     }
-    spdl__free(&zip->allocator, lent, (size_t)bytes);
-    return load->bundle != NULL;
+    if (again) {
+        spdl_npz_bundle_free(load->bundle);
+        load->bundle = NULL;
+    } else if (lent > 0) {
+        load->bundle->mapping_ = load->lender;
+        load->bundle->mapped_ = zip->size;
+        load->npz->file_bytes = NULL;
+        load->npz->mapping = 0;
+    }
+    return !again;
 }
 
 /* A lane without `more` has its result. The failure of the first array counts, and none is begun
@@ -20420,7 +20432,8 @@ SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_result result,
     load.npz = npz;
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
-    ready = spdl__load_select(&load) && spdl__load_place(&load);
+    ready = spdl__load_select(&load);
+    while (ready && !spdl__load_place(&load)) ready = load.where.result == SPDL_OK;
     if (npz->mapping != 0) npz->zip.data = NULL; /* nothing was lent: reading is faster */
     if (ready) {
         spdl__load_read(&load);
