@@ -2605,7 +2605,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #define SPDL__RARE __attribute__((noinline)) SPDL__COLD
 #define SPDL__INLINE SPDL__UNUSED static inline __attribute__((always_inline))
 
-/* For public functions: inlined, and still emitted for other files. */
+/* For public functions: inlined where the body is visible, and still emitted for other files. */
 #ifdef __cplusplus
 #define SPDL__HOT inline __attribute__((used, always_inline))
 #elif defined(__clang__) /* it warns of static functions in an inline one */
@@ -2927,7 +2927,7 @@ SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
     if (!SPDL__NO_STATS) spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
-/* Returns the new word. */
+/* *word is then at least `value`. Returns it. */
 SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
     uint64_t old = spdl__load_relaxed(word);
     while (old < value && !spdl__cas_relaxed(word, &old, value)) {}
@@ -3184,15 +3184,12 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each e
     return "there are no folders with SPDL_NO_THREADS";
 }
 
-SPDL__PRIVATE bool spdl__os_file_seek(FILE *stream, uint64_t at) {
-    return at <= (uint64_t)LONG_MAX && fseek(stream, (long)at, SEEK_SET) == 0;
-}
-
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
     FILE *stream = (FILE *)file;
     *have = 0;
-    if (!spdl__os_file_seek(stream, at)) return "it cannot seek there";
+    if (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0)
+        return "it cannot seek there";
     *have = fread(to, 1, bytes, stream);
     if (*have == bytes) return NULL;
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
@@ -3722,7 +3719,7 @@ struct spdl__os_event {
 };
 #define SPDL__OS_ZERO_EVENT
 
-/* of these system calls on every Linux */
+/* As these system calls have it on every Linux. */
 typedef struct spdl__os_time {
     long seconds, nanoseconds;
 } spdl__os_time;
@@ -4321,14 +4318,6 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return reason;
 }
 
-SPDL__PRIVATE OVERLAPPED spdl__win_at(uint64_t at) {
-    OVERLAPPED place;
-    memset(&place, 0, sizeof(place));
-    place.Offset = (DWORD)at;
-    place.OffsetHigh = (DWORD)(at >> 32);
-    return place;
-}
-
 /* Windows counts bytes in 32 bits. */
 SPDL__PRIVATE DWORD spdl__win_piece(size_t bytes) {
     return bytes < 1u << 30 ? (DWORD)bytes : 1u << 30;
@@ -4337,8 +4326,11 @@ SPDL__PRIVATE DWORD spdl__win_piece(size_t bytes) {
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
     for (*have = 0; *have < bytes;) {
-        OVERLAPPED place = spdl__win_at(at + *have);
+        OVERLAPPED place;
         DWORD got = 0;
+        memset(&place, 0, sizeof(place));
+        place.Offset = (DWORD)(at + *have);
+        place.OffsetHigh = (DWORD)((at + *have) >> 32);
         if (!ReadFile((void *)file, (char *)to + *have, spdl__win_piece(bytes - *have), &got,
                       &place) && GetLastError() != ERROR_HANDLE_EOF)
             return spdl__win_why(GetLastError());
@@ -4907,7 +4899,7 @@ SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
     if (i < length) memcpy(to + bytes - 4, "...", 3);
 }
 
-/* On one line. */
+/* The message is on one line. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
                               ...) {
@@ -4934,15 +4926,12 @@ SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event,
 }
 
 SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from) {
-    size_t length = strlen(from);
-    if (length >= SPDL_NAME_BYTES) length = SPDL_NAME_BYTES - 1;
-    memcpy(name, from, length);
-    name[length] = '\0';
+    (void)snprintf(name, SPDL_NAME_BYTES, "%s", from);
 }
 
 SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
 
-/* At least n. */
+/* The least one that is at least n. */
 SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     uint64_t power = 1;
     while (power < n) power <<= 1;
@@ -20582,7 +20571,8 @@ SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result r
                                             const char *format, ...) {
     char label[208];
     spdl__label(label, sizeof(label), r->path);
-    (void)spdl__error_set(r->error, result, "%s: at byte %llu: ", label, (spdl__llu)at);
+    (void)spdl__error_set(r->error, result, at == SPDL__NEVER ? "%s: " : "%s: at byte %llu: ",
+                          label, (spdl__llu)at);
     SPDL__ERROR_ADD(r->error, format);
     return result;
 }
@@ -20615,15 +20605,12 @@ SPDL__PRIVATE const uint8_t *spdl__reader_need(spdl__reader *r, uint64_t at, siz
 }
 
 SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, spdl_error *error) {
-    char label[208];
     const char *reason;
     memset(r, 0, sizeof(*r));
     r->path = path;
     r->error = error;
     reason = spdl__os_file_open(&r->file, path, SPDL__OS_READ, &r->bytes);
-    if (reason == NULL) return SPDL_OK;
-    spdl__label(label, sizeof(label), path);
-    return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
+    return reason == NULL ? SPDL_OK : spdl__reader_fail(r, SPDL_E_IO, SPDL__NEVER, "%s", reason);
 }
 
 SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
@@ -20953,12 +20940,6 @@ SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
                              "or leave links out with .max_failures = -1", (spdl__llu)s->links);
 }
 
-/* Behind a byte order mark. */
-SPDL__PRIVATE uint64_t spdl__lines_begin(spdl__reader *r) {
-    const uint8_t *mark = r->bytes >= 3 ? spdl__reader_need(r, 0, 3) : NULL;
-    return mark != NULL && memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-}
-
 /* *bytes: without the end of the line. */
 SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t most,
                                           uint64_t *bytes, uint64_t *next) {
@@ -21020,7 +21001,8 @@ SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *s, spdl_record **rec
     if (s->at == 0) {
         result = spdl__reader_kind(&s->reader);
         if (result != SPDL_OK) return result;
-        s->at = next = spdl__lines_begin(&s->reader);
+        if (s->reader.bytes >= 3 && memcmp(s->window, "\xef\xbb\xbf", 3) == 0)
+            s->at = next = 3; /* a byte order mark */
     }
     if (s->at < s->reader.bytes)
         result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
