@@ -3905,7 +3905,7 @@ SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     uint64_t mask[SPDL__CPUS_MAX / 64];
     const uint64_t busy = spdl__os_machine_busy();
-    char statm[128], *resident;
+    uint64_t pages;
     int cores = 0;
     long i, bytes;
     stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
@@ -3916,9 +3916,8 @@ SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole)
     if (cores > 0) stats->cores_allowed = cores;
     spdl__os_cgroups("/sys/fs/cgroup", "/proc/self/cgroup", "cpu", spdl__os_quota_at,
                      &stats->cores_allowed);
-    if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
-    (void)strtoull(statm, &resident, 10);
-    stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+    pages = spdl__os_number("/proc/self", "statm", " "); /* the second number */
+    if (pages != SPDL__NEVER) stats->resident_bytes = pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
@@ -20784,7 +20783,6 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
     size_t i;
-    bool empty = true;
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
@@ -20794,12 +20792,9 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     }
     *head = spdl__reader_need(r, m->at, 512);
     if (*head == NULL) return r->result;
-    for (i = 0; i < 512; ++i) {
-        const uint8_t byte = i >= 148 && i < 156 ? ' ' : (*head)[i];
-        empty = empty && (*head)[i] == 0;
-        sum += byte;
-    }
-    if (empty) return SPDL_END;
+    for (i = 0; i < 512; ++i) sum += (*head)[i];
+    if (sum == 0) return SPDL_END;
+    for (i = 148; i < 156; ++i) sum = sum + 32u - (*head)[i]; /* its field counts as blanks */
     if (!spdl__tar_number(*head + 148, 8, &told) || told != sum)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "no header of a tar file: its checksum is wrong");
