@@ -2555,8 +2555,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #if defined(_MSC_VER) && !SPDL__GNU
 #define SPDL__MSVC 1
 #include <intrin.h>
-/* until the end of the file: constant conditions, unused functions, initial values that are not
-   constant, getenv and fopen */
+/* constant conditions, unused functions, initial values that are not constant, getenv and fopen */
 #pragma warning(push)
 #pragma warning(disable : 4127 4505 4204 4221 4996)
 #else
@@ -2607,8 +2606,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #define SPDL__RARE __attribute__((noinline)) SPDL__COLD
 #define SPDL__INLINE SPDL__UNUSED static inline __attribute__((always_inline))
 
-/* For a public function: inlined where its body is visible. C still emits it for other files,
-   because its declaration has no inline. */
+/* For public functions: inlined where the body is visible, and still emitted for other files. */
 #ifdef __cplusplus
 #define SPDL__HOT inline __attribute__((used, always_inline))
 #elif defined(__clang__) /* it warns of static functions in an inline one */
@@ -2634,7 +2632,7 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #define SPDL__RARE SPDL__NOINLINE
 #endif
 
-/* For functions with instructions that some processors lack; a check precedes each call. */
+/* Some processors lack the instructions: a check precedes each call. */
 #if SPDL__GNU
 #define SPDL__TARGET(features) __attribute__((target(features)))
 #endif
@@ -2659,19 +2657,17 @@ SPDL__CHECKED static spdl_result spdl__next(spdl_pipeline *pipeline, T **out, in
 #define SPDL__BIG_ENDIAN 0
 #endif
 
-/* Returns true if an arm64 processor has carry-less products. */
+/* Carry-less products of arm64. */
 #if SPDL__LINUX
 #include <sys/auxv.h>
-#endif
-#if SPDL__ARM64 && SPDL__LINUX
-SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return (getauxval(16) >> 4 & 1) != 0; } /* HWCAP */
-#elif SPDL__ARM64 && defined(__APPLE__)
-SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return true; }
-#elif SPDL__ARM64
-SPDL__PRIVATE bool spdl__arm_has_pmull(void) { return false; }
+#define SPDL__ARM_PMULL ((getauxval(16) >> 4 & 1) != 0) /* HWCAP */
+#elif defined(__APPLE__)
+#define SPDL__ARM_PMULL true
+#else
+#define SPDL__ARM_PMULL false
 #endif
 
-/* The number of the highest bit that is set, and of the lowest. n is not 0. */
+/* n is not 0. */
 #if SPDL__GNU
 SPDL__INLINE unsigned spdl__highest(uint64_t n) { return 63 - (unsigned)__builtin_clzll(n); }
 SPDL__INLINE unsigned spdl__lowest(unsigned n) { return (unsigned)__builtin_ctz(n); }
@@ -2709,7 +2705,7 @@ SPDL__INLINE unsigned spdl__lowest(unsigned n) { return spdl__highest(n & (0u - 
 #error "spdl.h: this compiler or processor has no 64-bit atomics; define SPDL_NO_THREADS"
 #endif
 /* For fields. Some 32-bit processors align a uint64_t in a struct to 4, others fault on such an
-   atomic word. spdl__alloc aligns to 8. */
+   atomic word. */
 typedef uint64_t spdl__word64 __attribute__((aligned(8)));
 
 #define SPDL__CHANGE(type, word, name, builtin, order) \
@@ -2774,8 +2770,8 @@ SPDL__INLINE void spdl__full_barrier(void) {
 #endif
 }
 
-/* Fetches the line at p for a write. x86 compilers emit prefetchw only in a function with this
-   target; every 64-bit x86 has or ignores it. */
+/* x86 compilers emit prefetchw only in a function with this target; every 64-bit x86 has or ignores
+   it. */
 #if defined(__x86_64__)
 #define SPDL__PREFETCHES SPDL__TARGET("prfchw")
 #else
@@ -2918,7 +2914,7 @@ struct spdl__aligned {
 };
 typedef char spdl__aligned_words[offsetof(struct spdl__aligned, word) == 8 || SPDL__ALONE ? 1 : -1];
 
-/* A full barrier after a read-modify-write, which is one on x86. */
+/* A read-modify-write is a full barrier on x86. */
 SPDL__INLINE void spdl__barrier_after_rmw(void) {
 #if defined(__x86_64__) || defined(__i386__) || defined(_M_X64) || defined(_M_IX86)
     spdl__compiler_barrier();
@@ -2927,12 +2923,12 @@ SPDL__INLINE void spdl__barrier_after_rmw(void) {
 #endif
 }
 
-/* A counter that one thread writes and others read: it needs no read-modify-write. */
+/* One thread writes the counter: it needs no read-modify-write. */
 SPDL__INLINE void spdl__count(uint64_t *counter, uint64_t more) {
     if (!SPDL__NO_STATS) spdl__store_relaxed(counter, spdl__load_relaxed(counter) + more);
 }
 
-/* Raises *word to at least `value`. Returns the new word. */
+/* *word is then at least `value`. Returns it. */
 SPDL__PRIVATE uint64_t spdl__atomic_max(uint64_t *word, uint64_t value) {
     uint64_t old = spdl__load_relaxed(word);
     while (old < value && !spdl__cas_relaxed(word, &old, value)) {}
@@ -2971,17 +2967,17 @@ typedef enum spdl__os_access {
     SPDL__OS_APPEND   /* to write at the end */
 } spdl__os_access;
 
-/* REPLACE returns this very pointer. */
+/* The pointer that REPLACE returns. */
 SPDL__UNUSED static const char spdl__os_in_use[] = "it is in use";
 
 /* --- time and waits --- */
 
-/* A monotonic time with any origin, equal for all threads; or the time since 1970. */
+/* Monotonic with any origin, equal for all threads; or since 1970. */
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which);
 /* A full barrier in all threads of the process: the others need only compiler barriers. Takes some
    microseconds. False: never available. */
 SPDL__PRIVATE bool spdl__os_barrier(void);
-/* An event has a word that threads wait for. False: no memory. fini: nobody sleeps on it now. */
+/* False: no memory. fini: nobody sleeps on it. */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event);
 SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event);
 /* Blocks while event->word is `word`. SPDL_TIMEOUT: the deadline of the monotonic clock has passed.
@@ -3002,7 +2998,7 @@ SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *na
                                          void *(*entry)(void *), void *arg);
 /* Blocks until the thread has ended. With wait false it detaches: the thread may free *thread. */
 SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait);
-/* The number of the calling thread, not 0, unique among those that run. Some nanoseconds. */
+/* Of the calling thread, not 0, unique among those that run. Some nanoseconds. */
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void);
 /* The same, but on Linux no new thread gets the number of one that has ended. A system call. */
 SPDL__PRIVATE uint64_t spdl__os_thread_number(void);
@@ -3015,7 +3011,6 @@ SPDL__PRIVATE void spdl__os_yield(void);
 
 /* --- the process --- */
 
-/* The process at one moment. */
 typedef struct spdl__process_stats {
     uint64_t time_ns;        /* spdl_time_ns of the reading */
     uint64_t cpu_ns;         /* processor time of all threads of the process */
@@ -3028,10 +3023,9 @@ typedef struct spdl__process_stats {
 } spdl__process_stats;
 
 SPDL__PRIVATE uint64_t spdl__os_process_id(void);
-/* spdl__process_read, with *stats zeroed. Without `whole`: only the times, in a tenth of 100 us. */
+/* *stats is zeroed. Without `whole`: only the times, in a tenth of the time. */
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole);
-/* An environment variable. NULL: empty, absent, too long, or set by a user with fewer rights. The
-   text can be in `room`. */
+/* NULL: empty, absent, too long, or set by a user with fewer rights. The text can be in `room`. */
 #define SPDL__OS_VARIABLE 2048
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]);
 /* Blocks up to patience_ns for each piece. A piece that stderr does not accept is lost with the
@@ -3048,19 +3042,19 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
                                              spdl__os_access access, uint64_t *bytes);
 /* Can report a failed earlier write. Does nothing with SPDL__NO_FILE. */
 SPDL__PRIVATE const char *spdl__os_file_close(spdl__os_file file);
-/* The length of a plain file, or a folder. After a failure *folder: a folder may exist. */
+/* After a failure *folder: a folder may exist. */
 SPDL__PRIVATE const char *spdl__os_file_look(const char *path, uint64_t *bytes, bool *folder);
 /* Calls each(ctx, name) for each entry of a folder, in any order, until it returns false. */
 SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each each, void *ctx);
-/* Reads `bytes` bytes at a position. *have: bytes read, all on success. */
+/* *have: bytes read, all on success. */
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have);
 /* Writes after the last write. */
 SPDL__PRIVATE const char *spdl__os_file_write(spdl__os_file file, const void *from, size_t bytes);
-/* Maps a file, which may then be closed. `own`: with private writes. NULL: not possible. */
+/* The file may then be closed. `own`: with private writes. NULL: not possible. */
 SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t bytes, bool own);
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes);
-/* Requests large pages for memory that will be filled: its first use takes a third of the time. */
+/* Large pages: the first use of the memory takes a third of the time. */
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes);
 
 /* ============================================================================================= */
@@ -3088,7 +3082,6 @@ struct spdl__os_thread {
 };
 
 SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
-/* the best declared clock; the last is the processor's */
 #if defined(CLOCK_MONOTONIC) && (!defined(__STRICT_ANSI__) || defined(_POSIX_C_SOURCE))
     struct timespec now;
     (void)clock_gettime(which == SPDL__OS_UNIX ? CLOCK_REALTIME : CLOCK_MONOTONIC, &now);
@@ -3112,6 +3105,7 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
 #define SPDL__OS_ZERO_EVENT
+#define SPDL__OS_PLAIN
 
 SPDL__PRIVATE spdl_result spdl__os_event_sleep(spdl__os_event *event, uint32_t word,
                                                uint64_t deadline) {
@@ -3134,16 +3128,8 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)thread, (void)wait;
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return 1; }
-SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return 1; }
+SPDL__PRIVATE uint64_t spdl__os_thread_cpu(void) { return SPDL__NEVER; }
 SPDL__PRIVATE void spdl__os_yield(void) {}
-
-SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
-                                         uint64_t *queued_ns) {
-    (void)file;
-    if (cpu_ns != NULL) *cpu_ns = SPDL__NEVER;
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
-}
-
 SPDL__PRIVATE uint64_t spdl__os_process_id(void) { return 1; }
 
 SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole) {
@@ -3199,15 +3185,12 @@ SPDL__PRIVATE const char *spdl__os_folder_read(const char *path, spdl__os_each e
     return "there are no folders with SPDL_NO_THREADS";
 }
 
-SPDL__PRIVATE bool spdl__os_file_seek(FILE *stream, uint64_t at) {
-    return at <= (uint64_t)LONG_MAX && fseek(stream, (long)at, SEEK_SET) == 0;
-}
-
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
     FILE *stream = (FILE *)file;
     *have = 0;
-    if (!spdl__os_file_seek(stream, at)) return "it cannot seek there";
+    if (at > (uint64_t)LONG_MAX || fseek(stream, (long)at, SEEK_SET) != 0)
+        return "it cannot seek there";
     *have = fread(to, 1, bytes, stream);
     if (*have == bytes) return NULL;
     return ferror(stream) ? "it could not be read" : "it ended while it was read";
@@ -3227,8 +3210,6 @@ SPDL__PRIVATE const uint8_t *spdl__os_file_map(spdl__os_file file, uint64_t byte
 SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     (void)memory, (void)bytes;
 }
-
-SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 #endif
 
 /* ============================================================================================= */
@@ -3264,8 +3245,8 @@ SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memor
 #define SPDL_PTHREAD_CREATE pthread_create
 #endif
 
-/* Strict modes of the C library hide these, but they exist. glibc obeys macros defined before its
-   first header, others those defined now. */
+/* Strict modes of the C library hide these. glibc obeys macros defined before its first header,
+   others those defined now. */
 #if SPDL__LINUX
 typedef int spdl__os_clock_id;
 typedef uint64_t spdl__os_signals; /* as the kernel has them */
@@ -3334,12 +3315,12 @@ struct spdl__os_thread {
 
 /* --- threads and the process --- */
 
-/* Defined below, or in >>os-linux. They apply to the calling thread. */
+/* Below, or in >>os-linux. For the calling thread. */
 SPDL__PRIVATE void spdl__os_signals_set(const spdl__os_signals *set, spdl__os_signals *old);
 /* Blocks the signals that any thread can receive: the program's handlers run on its own threads.
    Faults, refusals of a sandbox and profilers stay. */
 SPDL__PRIVATE void spdl__os_signals_block(spdl__os_signals *old);
-/* Returns true if a blocked signal waits for the thread or the process; and takes it. */
+/* A blocked signal that waits for the thread or the process. */
 SPDL__PRIVATE bool spdl__os_signal_waits(int number);
 SPDL__PRIVATE void spdl__os_signal_take(int number);
 SPDL__PRIVATE void spdl__os_thread_set_name(const char *name);
@@ -3422,7 +3403,7 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
 
 /* --- files --- */
 
-/* Avoids descriptors 0 to 2, which the program can have closed. */
+/* The program can have closed descriptors 0 to 2. */
 SPDL__PRIVATE spdl__os_file spdl__os_file_own(int file) {
     const int low = file;
     if (low < 0 || low > STDERR_FILENO) return low;
@@ -3561,8 +3542,8 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
 
 /* --- stderr --- */
 
-/* stderr is the program's, and can block: each piece is small enough for a pipe, and written only
-   after poll reports room. A signal can end a poll early. */
+/* stderr can block: each piece is small enough for a pipe, and written only after poll reports
+   room. A signal can end a poll early. */
 SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
                                                 int64_t patience_ns) {
     struct pollfd ready = { STDERR_FILENO, POLLOUT, 0 };
@@ -3591,6 +3572,7 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 #include <pthread/qos.h>
 #endif
 #define SPDL__OS_BARRIER 0
+#define SPDL__OS_PLAIN
 
 SPDL__PRIVATE bool spdl__os_barrier(void) { return false; }
 
@@ -3684,7 +3666,6 @@ SPDL__PRIVATE void spdl__os_signal_take(int number) {
     (void)sigwait(&set, &number);
 }
 
-/* POSIX has no priority of a thread that needs no privilege. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
 #if defined(__APPLE__)
     qos_class_t qos = QOS_CLASS_DEFAULT;
@@ -3705,20 +3686,13 @@ SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     (void)name;
 }
 
-SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
-
-SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
-                                         uint64_t *queued_ns) {
-    (void)file;
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
-    if (cpu_ns != NULL) *cpu_ns = spdl__os_clock_read(CLOCK_THREAD_CPUTIME_ID);
+SPDL__PRIVATE uint64_t spdl__os_thread_cpu(void) {
+    return spdl__os_clock_read(CLOCK_THREAD_CPUTIME_ID);
 }
 
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     (void)stats, (void)whole;
 }
-
-SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 #endif
 #endif
 
@@ -3746,7 +3720,7 @@ struct spdl__os_event {
 };
 #define SPDL__OS_ZERO_EVENT
 
-/* The time of these system calls on every Linux. */
+/* As these system calls have it on every Linux. */
 typedef struct spdl__os_time {
     long seconds, nanoseconds;
 } spdl__os_time;
@@ -3816,7 +3790,7 @@ SPDL__PRIVATE bool spdl__os_thread_set_cpus(const int *cpus, int count) {
     return count == 0 || syscall(SYS_sched_setaffinity, 0L, (long)sizeof(mask), mask) == 0;
 }
 
-/* Linux has priorities of threads. `polite` is SCHED_BATCH and nice 10. */
+/* `polite` is SCHED_BATCH and nice 10. */
 SPDL__PRIVATE bool spdl__os_thread_set_policy(const spdl_policy *policy) {
     const bool batch = policy->sched == SPDL_SCHED_BATCH || policy->polite;
     const int nice = policy->polite && policy->nice == 0 ? 10 : policy->nice, priority = 0;
@@ -3832,8 +3806,7 @@ SPDL__PRIVATE void spdl__os_thread_set_name(const char *name) {
     (void)syscall(SYS_prctl, pr_set_name, name, 0L, 0L, 0L);
 }
 
-/* Reads the first bytes of a small file as a text, and returns its length. *file: see
-   spdl__os_thread_times. */
+/* Returns the length of the text. *file: see spdl__os_thread_times. */
 SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *text,
                                       size_t bytes) {
     spdl__os_file once = SPDL__NO_FILE;
@@ -3846,7 +3819,7 @@ SPDL__PRIVATE size_t spdl__os_text(spdl__os_file *file, const char *path, char *
     return length > 0 ? (size_t)length : 0;
 }
 
-/* Returns the number behind the first `name` in a file of a folder, or SPDL__NEVER. */
+/* The number behind the first `name` in a file, or SPDL__NEVER. */
 SPDL__PRIVATE uint64_t spdl__os_number(const char *folder, const char *file, const char *name) {
     char path[640], text[8192];
     const char *at;
@@ -3877,18 +3850,16 @@ SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
 /* Lowers *most to the cores that the quota of the cgroup in folder `at` allows. Version 2 has one
    file, "quota period" or "max period"; version 1 has two files, and -1 for no quota. */
 SPDL__PRIVATE void spdl__os_quota_at(const char *at, void *most) {
-    static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
-    char path[640], text[192], *end;
-    double quota, period;
-    size_t i, length = 0;
-    for (i = 0; i < 3; ++i) {
-        (void)snprintf(path, sizeof(path), "%s/%s", at, files[i]);
-        length += spdl__os_text(NULL, path, text + length, 64);
+    uint64_t quota = spdl__os_number(at, "cpu.max", "");
+    uint64_t period = spdl__os_number(at, "cpu.max", " ");
+    double cores;
+    if (period == SPDL__NEVER) {
+        quota = spdl__os_number(at, "cpu.cfs_quota_us", "");
+        period = spdl__os_number(at, "cpu.cfs_period_us", "");
     }
-    quota = strtod(text, &end);
-    period = strtod(end, NULL); /* "max" reads as quota 0 */
-    if (quota > 0 && period > 0 && quota / period < *(double *)most)
-        *(double *)most = quota / period;
+    if (quota == SPDL__NEVER || period == SPDL__NEVER) return;
+    cores = (double)quota / (double)period;
+    if (cores > 0 && cores < *(double *)most) *(double *)most = cores;
 }
 
 /* Calls look(folder, data) for the cgroups of the process and their parents, as each can have a
@@ -3917,8 +3888,7 @@ SPDL__PRIVATE void spdl__os_cgroups(const char *root, const char *self, const ch
     }
 }
 
-/* Busy time of all cores: "cpu  user nice system idle iowait irq softirq steal ..." without the
-   fourth and fifth column. */
+/* "cpu  user nice system idle iowait irq softirq steal ..." without the fourth and fifth column. */
 SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
     const long tick = sysconf(_SC_CLK_TCK);
     char text[256], *at = text + 4;
@@ -3936,7 +3906,7 @@ SPDL__PRIVATE uint64_t spdl__os_machine_busy(void) {
 SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole) {
     uint64_t mask[SPDL__CPUS_MAX / 64];
     const uint64_t busy = spdl__os_machine_busy();
-    char statm[128], *resident;
+    uint64_t pages;
     int cores = 0;
     long i, bytes;
     stats->others_ns = busy > stats->cpu_ns ? busy - stats->cpu_ns : 0;
@@ -3947,9 +3917,8 @@ SPDL__PRIVATE void spdl__os_process_more(spdl__process_stats *stats, bool whole)
     if (cores > 0) stats->cores_allowed = cores;
     spdl__os_cgroups("/sys/fs/cgroup", "/proc/self/cgroup", "cpu", spdl__os_quota_at,
                      &stats->cores_allowed);
-    if (spdl__os_text(NULL, "/proc/self/statm", statm, sizeof(statm)) == 0) return;
-    (void)strtoull(statm, &resident, 10);
-    stats->resident_bytes = strtoull(resident, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+    pages = spdl__os_number("/proc/self", "statm", " "); /* the second number */
+    if (pages != SPDL__NEVER) stats->resident_bytes = pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) {
@@ -4028,7 +3997,7 @@ SPDL__PRIVATE uint64_t spdl__os_clock_ns(spdl__os_clock which) {
            (uint64_t)(now.QuadPart % frequency.QuadPart) * second / (uint64_t)frequency.QuadPart;
 }
 
-/* Returns a function that some versions of Windows lack, or NULL. */
+/* Some versions of Windows lack the function: NULL. */
 SPDL__PRIVATE FARPROC spdl__win_find(const wchar_t *library, const char *name) {
     const HMODULE module = GetModuleHandleW(library);
     return module != NULL ? GetProcAddress(module, name) : NULL;
@@ -4048,8 +4017,9 @@ struct spdl__os_event {
 };
 
 #define SPDL__OS_ZERO_EVENT
+#define SPDL__OS_PLAIN
 
-/* ms until a deadline, rounded up: no sleep ends early. */
+/* Rounded up: no sleep ends early. */
 SPDL__PRIVATE DWORD spdl__win_ms_left(uint64_t deadline) {
     uint64_t now, left;
     if (deadline == SPDL__NEVER) return INFINITE;
@@ -4098,7 +4068,7 @@ SPDL__PRIVATE DWORD WINAPI spdl__win_thread_main(void *arg) {
     return 0;
 }
 
-/* For debuggers and profilers, since Windows 10. */
+/* Since Windows 10. */
 SPDL__PRIVATE void spdl__win_thread_name(void *thread, const char *name) {
     union {
         FARPROC any;
@@ -4127,7 +4097,6 @@ SPDL__PRIVATE bool spdl__win_thread_policy(void *thread, const spdl_policy *poli
     return priority == 0 || SetThreadPriority(thread, priority) != 0;
 }
 
-/* The thread starts suspended, until its name and policy are set. */
 SPDL__PRIVATE bool spdl__os_thread_start(spdl__os_thread *thread, const char *name,
                                          const spdl_policy *policy, size_t stack_bytes,
                                          void *(*entry)(void *), void *arg) {
@@ -4147,12 +4116,11 @@ SPDL__PRIVATE void spdl__os_thread_end(spdl__os_thread *thread, bool wait) {
     (void)CloseHandle(thread->handle);
 }
 SPDL__PRIVATE uint64_t spdl__os_thread_id(void) { return GetCurrentThreadId(); }
-SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
 SPDL__PRIVATE void spdl__os_yield(void) { (void)SwitchToThread(); }
 
 /* x86 counts ticks of one clock, whose rate Windows has measured. Cycles of other processors vary
    in length, and the times of Windows have steps of 16 ms. */
-SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
+SPDL__PRIVATE uint64_t spdl__os_thread_cpu(void) {
 #if defined(_M_IX86) || defined(_M_X64) || defined(__i386__) || defined(__x86_64__)
     const wchar_t processor[] = L"HARDWARE\\DESCRIPTION\\System\\CentralProcessor\\0";
     DWORD mhz = 0, bytes = sizeof(mhz);
@@ -4163,13 +4131,6 @@ SPDL__PRIVATE uint64_t spdl__win_thread_ns(void) {
         return ticks / mhz * 1000 + ticks % mhz * 1000 / mhz;
 #endif
     return SPDL__NEVER;
-}
-
-SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
-                                         uint64_t *queued_ns) {
-    (void)file;
-    if (cpu_ns != NULL) *cpu_ns = spdl__win_thread_ns();
-    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
 }
 
 /* --- the process --- */
@@ -4200,7 +4161,7 @@ SPDL__PRIVATE void spdl__os_process_read(spdl__process_stats *stats, bool whole)
     stats->time_ns = spdl__os_clock_ns(SPDL__OS_MONOTONIC);
 }
 
-/* getenv would return the code page of the system. */
+/* getenv has the code page of the system. */
 SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL__OS_VARIABLE]) {
     wchar_t wide[SPDL__OS_VARIABLE];
     DWORD length;
@@ -4213,34 +4174,28 @@ SPDL__PRIVATE const char *spdl__os_environment(const char *name, char room[SPDL_
 
 /* --- files --- */
 
-/* The text of the C library for an error of Windows. */
 SPDL__PRIVATE const char *spdl__win_why(DWORD error) {
-    static const struct {
-        DWORD error;
-        int number;
-    } known[] = {
-        { ERROR_FILE_NOT_FOUND, ENOENT }, { ERROR_PATH_NOT_FOUND, ENOENT },
-        { ERROR_TOO_MANY_OPEN_FILES, EMFILE }, { ERROR_ACCESS_DENIED, EACCES },
-        { ERROR_INVALID_HANDLE, EBADF }, { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
-        { ERROR_OUTOFMEMORY, ENOMEM }, { ERROR_WRITE_PROTECT, EROFS },
-        { ERROR_HANDLE_DISK_FULL, ENOSPC }, { ERROR_BAD_NETPATH, ENOENT },
-        { ERROR_FILE_EXISTS, EEXIST }, { ERROR_BROKEN_PIPE, EPIPE }, { ERROR_DISK_FULL, ENOSPC },
-        { ERROR_INVALID_NAME, ENOENT }, { ERROR_ALREADY_EXISTS, EEXIST },
-        { ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG }, { ERROR_NO_DATA, EPIPE },
-        { ERROR_DIRECTORY, ENOTDIR }
-    };
-    size_t i;
-    if (error == ERROR_SHARING_VIOLATION || error == ERROR_LOCK_VIOLATION)
-        return "another process has it open";
-    if (error == ERROR_NO_UNICODE_TRANSLATION) return "its path is not UTF-8";
-    if (error == ERROR_USER_MAPPED_FILE) return "it is mapped";
-    for (i = 0; i < sizeof(known) / sizeof(known[0]); ++i)
-        if (known[i].error == error) return strerror(known[i].number);
-    return strerror(EIO);
+    switch (error) {
+    case ERROR_SHARING_VIOLATION: case ERROR_LOCK_VIOLATION: return "another process has it open";
+    case ERROR_NO_UNICODE_TRANSLATION: return "its path is not UTF-8";
+    case ERROR_USER_MAPPED_FILE: return "it is mapped";
+    case ERROR_FILE_NOT_FOUND: case ERROR_PATH_NOT_FOUND: case ERROR_INVALID_NAME:
+    case ERROR_BAD_NETPATH: return strerror(ENOENT);
+    case ERROR_FILE_EXISTS: case ERROR_ALREADY_EXISTS: return strerror(EEXIST);
+    case ERROR_NOT_ENOUGH_MEMORY: case ERROR_OUTOFMEMORY: return strerror(ENOMEM);
+    case ERROR_HANDLE_DISK_FULL: case ERROR_DISK_FULL: return strerror(ENOSPC);
+    case ERROR_BROKEN_PIPE: case ERROR_NO_DATA: return strerror(EPIPE);
+    case ERROR_TOO_MANY_OPEN_FILES: return strerror(EMFILE);
+    case ERROR_ACCESS_DENIED: return strerror(EACCES);
+    case ERROR_INVALID_HANDLE: return strerror(EBADF);
+    case ERROR_WRITE_PROTECT: return strerror(EROFS);
+    case ERROR_FILENAME_EXCED_RANGE: return strerror(ENAMETOOLONG);
+    case ERROR_DIRECTORY: return strerror(ENOTDIR);
+    default: return strerror(EIO);
+    }
 }
 
-/* Returns a short path unchanged. Makes a long one absolute, and marks it as literal: "\\?\C:\...",
-   or "\\?\UNC\server\...". */
+/* A long path becomes absolute, and literal: "\\?\C:\...", or "\\?\UNC\server\...". */
 SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
     const DWORD room = GetFullPathNameW(wide, 0, NULL, NULL);
     wchar_t *full, *path;
@@ -4256,7 +4211,7 @@ SPDL__PRIVATE wchar_t *spdl__win_long_path(wchar_t *wide, size_t length) {
     return full;
 }
 
-/* Returns a path for Windows with `more` appended; free it. NULL: see *reason. */
+/* With `more` appended; free it. NULL: see *reason. */
 SPDL__PRIVATE wchar_t *spdl__win_path(const char *path, const wchar_t *more, const char **reason) {
     const size_t extra = wcslen(more);
     const int length = MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, NULL, 0);
@@ -4363,14 +4318,6 @@ SPDL__PRIVATE const char *spdl__os_file_open(spdl__os_file *file, const char *pa
     return reason;
 }
 
-SPDL__PRIVATE OVERLAPPED spdl__win_at(uint64_t at) {
-    OVERLAPPED place;
-    memset(&place, 0, sizeof(place));
-    place.Offset = (DWORD)at;
-    place.OffsetHigh = (DWORD)(at >> 32);
-    return place;
-}
-
 /* Windows counts bytes in 32 bits. */
 SPDL__PRIVATE DWORD spdl__win_piece(size_t bytes) {
     return bytes < 1u << 30 ? (DWORD)bytes : 1u << 30;
@@ -4379,8 +4326,11 @@ SPDL__PRIVATE DWORD spdl__win_piece(size_t bytes) {
 SPDL__PRIVATE const char *spdl__os_file_read(spdl__os_file file, void *to, size_t bytes,
                                              uint64_t at, size_t *have) {
     for (*have = 0; *have < bytes;) {
-        OVERLAPPED place = spdl__win_at(at + *have);
+        OVERLAPPED place;
         DWORD got = 0;
+        memset(&place, 0, sizeof(place));
+        place.Offset = (DWORD)(at + *have);
+        place.OffsetHigh = (DWORD)((at + *have) >> 32);
         if (!ReadFile((void *)file, (char *)to + *have, spdl__win_piece(bytes - *have), &got,
                       &place) && GetLastError() != ERROR_HANDLE_EOF)
             return spdl__win_why(GetLastError());
@@ -4420,8 +4370,6 @@ SPDL__PRIVATE void spdl__os_file_unmap(const void *memory, uint64_t bytes) {
     if (memory != NULL) (void)UnmapViewOfFile(memory);
 }
 
-SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
-
 /* --- stderr --- */
 
 /* For this one call a pipe does not wait, and accepts as much as it has room for. */
@@ -4457,6 +4405,17 @@ SPDL__PRIVATE const char *spdl__os_stderr_write(const char *text, size_t bytes,
 }
 #endif
 
+#ifdef SPDL__OS_PLAIN /* a twin without what only Linux has */
+SPDL__PRIVATE uint64_t spdl__os_thread_number(void) { return spdl__os_thread_id(); }
+SPDL__PRIVATE void spdl__os_thread_times(spdl__os_file *file, uint64_t *cpu_ns,
+                                         uint64_t *queued_ns) {
+    (void)file;
+    if (cpu_ns != NULL) *cpu_ns = spdl__os_thread_cpu();
+    if (queued_ns != NULL) *queued_ns = SPDL__NEVER;
+}
+SPDL__PRIVATE void spdl__os_huge_pages(void *memory, size_t bytes) { (void)memory, (void)bytes; }
+#endif
+
 #ifdef SPDL__OS_ZERO_EVENT /* a twin whose events are ready when they are zero */
 SPDL__PRIVATE bool spdl__os_event_init(spdl__os_event *event) {
     memset(event, 0, sizeof(*event));
@@ -4478,7 +4437,7 @@ SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 #define SPDL_FORK fork
 #endif
 
-/* Blocks while *word is `was`, until the deadline. Any process can change the word. */
+/* Any process can change the word. */
 SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
     const long wait_bitset = 9;
     (void)spdl__os_futex_wait(word, wait_bitset, was, deadline);
@@ -4488,25 +4447,20 @@ SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     spdl__os_futex_wake(word, 1, SPDL__ALL);
 }
 
-/* Writes the number 1, as an eventfd takes it, to a descriptor of an event loop. */
+/* An eventfd takes a number of 64 bits. */
 SPDL__PRIVATE void spdl__os_descriptor_wake(int descriptor) {
     const uint64_t one = 1;
     if (write(descriptor, &one, sizeof(one)) < 0) return; /* closed: nobody waits */
 }
 
-/* Field 20 of the stat of the process; field 2 is a name in brackets. */
+/* 0: unknown. */
 SPDL__PRIVATE uint64_t spdl__os_threads(void) {
-    char stat[1024], *at;
-    int field;
-    (void)spdl__os_text(NULL, "/proc/self/stat", stat, sizeof(stat));
-    at = strrchr(stat, ')');
-    for (field = 2; at != NULL && field < 20; ++field) at = strchr(at + 1, ' ');
-    return at != NULL ? strtoull(at, NULL, 10) : 0;
+    const uint64_t threads = spdl__os_number("/proc/self", "status", "\nThreads:\t");
+    return threads != SPDL__NEVER ? threads : 0;
 }
 
 /* --- memory --- */
 
-/* The limit of one kind of memory, and the bytes left. */
 typedef struct spdl__os_room {
     const char *what;
     uint64_t limit, left;
@@ -4556,7 +4510,7 @@ SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
     return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
-/* A page that a forked child shares, or one that is zero in the child; or NULL. */
+/* A forked child shares the page, or has zeros in it. Or NULL. */
 SPDL__PRIVATE void *spdl__os_page(bool shared) {
     const int anonymous = 0x20; /* C99 hides the name */
     const long wipe_on_fork = 18;
@@ -4608,19 +4562,19 @@ SPDL__PRIVATE const char *spdl__os_fork(int64_t *process) {
     return *process >= 0 ? NULL : strerror(errno);
 }
 
-/* Sends SIGKILL, or SIGCHLD, which ends a signal_wait. A negative number is a process group. */
+/* SIGKILL, or SIGCHLD, which ends a signal_wait. A negative number is a process group. */
 SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
     if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
 /* Programs that this process starts would inherit SIG_IGN, but not a handler. In strict C modes a
-   signal removes its handler. */
+   signal removes it. */
 SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
     (void)signal(number, spdl__os_signal_nothing);
 }
 
-/* Ignores the signals that are meant for the program, whose end also ends the child. No handler of
-   the program runs in the child, except for faults. */
+/* Signals for the program are ignored: its end also ends the child. No handler of the program runs
+   in the child, except for faults. */
 SPDL__PRIVATE void spdl__os_signals_leave(void) {
     int number;
     for (number = 1; number <= 64; ++number) {
@@ -4639,8 +4593,8 @@ SPDL__PRIVATE void spdl__os_signals_leave(void) {
 extern int ftrylockfile(FILE *file);
 extern void funlockfile(FILE *file);
 #endif
-/* Flushes FILEs. If other threads run, one of them can hold a FILE for ever: only stdout and stderr
-   are flushed, if nobody holds them. */
+/* If other threads run, one of them can hold a FILE for ever: only stdout and stderr are flushed,
+   if nobody holds them. */
 SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     FILE *const files[] = { stdout, stderr };
     size_t i;
@@ -4652,7 +4606,7 @@ SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     }
 }
 
-/* An exit of the child runs no exit function of the program: those belong to its parent. */
+/* The exit functions of the program belong to its parent. */
 #ifdef __GLIBC__
 #ifndef __cplusplus
 extern int on_exit(void (*fn)(int code, void *data), void *data);
@@ -4668,9 +4622,9 @@ SPDL__PRIVATE void spdl__os_exit_now(void) { _exit(0); }
 SPDL__PRIVATE bool spdl__os_exit_early(void) { return atexit(spdl__os_exit_now) == 0; }
 #endif
 
-/* Runs in a new process. The end of `parent` ends it, or wakes the supervisor, which blocks all
-   signals; *signal_set is the set blocked before. A child has its own session, because a terminal
-   would stop the programs of a mere group. */
+/* In a new process. The end of `parent` ends it, or wakes the supervisor, which blocks all signals;
+   *signal_set is the set blocked before. A child has its own session: a terminal would stop the
+   programs of a mere group. */
 SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *name, bool supervisor,
                                                   spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
@@ -4690,7 +4644,7 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
     return getppid() == (pid_t)parent ? NULL : "its parent has ended";
 }
 
-/* Sleeps until a child or the parent has ended, a SIGCHLD was sent, or `ns` have passed. */
+/* Until a child or the parent has ended, a SIGCHLD was sent, or `ns` have passed. */
 SPDL__PRIVATE void spdl__os_signal_wait(uint64_t ns) {
     const spdl__os_signals child = (uint64_t)1 << (SIGCHLD - 1);
     const spdl__os_time most = spdl__os_time_of(ns);
@@ -4711,7 +4665,6 @@ SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
 
-/* Removes a variable of the environment. */
 extern char **environ;
 SPDL__PRIVATE void spdl__os_forget(const char *name) {
     const size_t length = strlen(name);
@@ -4723,18 +4676,16 @@ SPDL__PRIVATE void spdl__os_forget(const char *name) {
 
 /* NULL: no name is known. */
 SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
-    static const struct {
-        int number;
-        const char *name;
-    } names[] = { { SIGHUP, "SIGHUP" },   { SIGINT, "SIGINT" },   { SIGQUIT, "SIGQUIT" },
-                  { SIGILL, "SIGILL" },   { SIGABRT, "SIGABRT" }, { SIGFPE, "SIGFPE" },
-                  { SIGKILL, "SIGKILL" }, { SIGSEGV, "SIGSEGV" }, { SIGPIPE, "SIGPIPE" },
-                  { SIGALRM, "SIGALRM" }, { SIGTERM, "SIGTERM" }, { SIGBUS, "SIGBUS" },
-                  { SIGTRAP, "SIGTRAP" }, { SIGXCPU, "SIGXCPU" }, { SIGSYS, "SIGSYS" } };
-    size_t i;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); ++i)
-        if (names[i].number == number) return names[i].name;
-    return NULL;
+    switch (number) {
+#define SPDL__CASE(name) \
+    case name: return #name;
+        SPDL__CASE(SIGHUP) SPDL__CASE(SIGINT) SPDL__CASE(SIGQUIT) SPDL__CASE(SIGILL)
+        SPDL__CASE(SIGABRT) SPDL__CASE(SIGFPE) SPDL__CASE(SIGKILL) SPDL__CASE(SIGSEGV)
+        SPDL__CASE(SIGPIPE) SPDL__CASE(SIGALRM) SPDL__CASE(SIGTERM) SPDL__CASE(SIGBUS)
+        SPDL__CASE(SIGTRAP) SPDL__CASE(SIGXCPU) SPDL__CASE(SIGSYS)
+#undef SPDL__CASE
+    default: return NULL;
+    }
 }
 
 /* --- the thread of a fault --- */
@@ -4743,7 +4694,6 @@ SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
 #define SPDL__OS_STACK_BYTES 65536
 #define SPDL__OS_STACK_OURS 0x7370646c20737461u
 
-/* The first words of a stack made here. */
 typedef struct spdl__os_stack {
     uint64_t ours; /* absent from a stack of the program */
     uint32_t *to, value;
@@ -4761,7 +4711,7 @@ SPDL__PRIVATE void spdl__os_fault(int number) {
     (void)raise(number); /* delivered on return */
 }
 
-/* Notes faults whose action is the default, which then follows. */
+/* Notes faults whose action is the default. */
 SPDL__PRIVATE void spdl__os_faults_watch(void) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
     size_t i;
@@ -4775,8 +4725,7 @@ SPDL__PRIVATE void spdl__os_faults_watch(void) {
     }
 }
 
-/* From now on a fault of this thread stores `value` in *to. Does nothing if the thread has a signal
-   stack of its own. */
+/* A fault of this thread stores `value` in *to, unless the thread has a signal stack of its own. */
 SPDL__PRIVATE void spdl__os_faults_note(uint32_t *to, uint32_t value) {
     stack_t now;
     spdl__os_stack *stack;
@@ -4828,7 +4777,7 @@ SPDL__PRIVATE uint64_t spdl__max(uint64_t a, uint64_t b) { return a > b ? a : b;
 
 SPDL_API uint64_t spdl_time_ns(void) { return spdl__os_clock_ns(SPDL__OS_MONOTONIC); }
 
-/* Takes 50 to 200 microseconds. Unknown numbers are 0. */
+/* 50 to 200 us. Unknown numbers are 0. */
 SPDL__PRIVATE void spdl__process_read(spdl__process_stats *stats) {
     memset(stats, 0, sizeof(*stats));
     spdl__os_process_read(stats, true);
@@ -4852,8 +4801,8 @@ SPDL__PRIVATE bool spdl__late(uint64_t deadline) {
     return deadline != SPDL__NEVER && spdl_time_ns() >= deadline;
 }
 
-/* Memory of `bytes` bytes, or NULL. Aligned to 8 at least, which atomic 64-bit words need on 32-bit
-   processors. malloc cannot align: the start of its block is stored before the result. */
+/* Aligned to 8 at least, which atomic 64-bit words need on 32-bit processors. malloc cannot align:
+   the start of its block is stored before the result. */
 SPDL__PRIVATE void *spdl__alloc(const spdl_allocator *allocator, size_t bytes, size_t align) {
     char *block;
     uintptr_t at;
@@ -4878,7 +4827,7 @@ SPDL__PRIVATE void spdl__free(const spdl_allocator *allocator, void *memory, siz
     SPDL_FREE(block);
 }
 
-/* `count` zeroed elements. NULL: no memory, or a product that overflows. */
+/* NULL: no memory, or a product that overflows. */
 #define SPDL__NEW(allocator, type, count) \
     ((type *)spdl__alloc_zeroed(allocator, (size_t)(count), sizeof(type)))
 SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t count,
@@ -4890,8 +4839,8 @@ SPDL__PRIVATE void *spdl__alloc_zeroed(const spdl_allocator *allocator, size_t c
     return memory;
 }
 
-/* The block of `count` elements, or a larger copy that replaces it, with room for `more`. *room:
-   capacity. NULL: no memory, and the block is unchanged. */
+/* The block of `count` elements, or a larger copy, with room for `more`. NULL: no memory, and the
+   block is unchanged. */
 SPDL__PRIVATE void *spdl__room_for(const spdl_allocator *allocator, void *block, size_t *room,
                                    size_t count, size_t more, size_t each) {
     const size_t wanted = (size_t)spdl__max(count + more, count * 2 + 64);
@@ -4912,7 +4861,7 @@ SPDL__PRIVATE void spdl__error_clear(spdl_error *error) {
     error->stage = -1;
 }
 
-/* Appends to the text of an error, which can be NULL. */
+/* error can be NULL. */
 SPDL__PRINTF(2, 0)
 SPDL__PRIVATE void spdl__error_add(spdl_error *error, const char *format, va_list args) {
     const size_t length = error != NULL ? strlen(error->text) : 0;
@@ -4920,11 +4869,11 @@ SPDL__PRIVATE void spdl__error_add(spdl_error *error, const char *format, va_lis
     (void)vsnprintf(error->text + length, sizeof(error->text) - length, format, args);
 }
 
-/* The same with the arguments of the calling function. None of them is in the error. */
+/* With the arguments of the calling function. None of them is in the error. */
 #define SPDL__ERROR_ADD(to, format) \
     do { va_list a; va_start(a, format); spdl__error_add(to, format, a); va_end(a); } while (0)
 
-/* Fills in an error without a stage, and returns its result. error can be NULL. */
+/* Returns the result. error can be NULL. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE spdl_result spdl__error_set(spdl_error *error, spdl_result result, const char *format,
                                           ...) {
@@ -4941,7 +4890,7 @@ SPDL__PRIVATE spdl_result spdl__allocator_check(const spdl_allocator *allocator,
                            "%s: set both functions of the allocator or none", what);
 }
 
-/* Copies a name for a message. Replaces control characters, and shortens to `bytes`. */
+/* Copies a name for a message: without control characters, and cut. */
 SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
     size_t i, length = strlen(name);
     for (i = 0; i < length && i + 1 < bytes; i++)
@@ -4950,7 +4899,7 @@ SPDL__PRIVATE void spdl__printable(char *to, size_t bytes, const char *name) {
     if (i < length) memcpy(to + bytes - 4, "...", 3);
 }
 
-/* Logs a message as printf would write it, on one line. */
+/* The message is on one line. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE void spdl__logf(const spdl_logger *logger, spdl_log_level level, const char *format,
                               ...) {
@@ -4977,29 +4926,26 @@ SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event,
 }
 
 SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from) {
-    size_t length = strlen(from);
-    if (length >= SPDL_NAME_BYTES) length = SPDL_NAME_BYTES - 1;
-    memcpy(name, from, length);
-    name[length] = '\0';
+    (void)snprintf(name, SPDL_NAME_BYTES, "%s", from);
 }
 
 SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
 
-/* The smallest power of two that is at least n. */
+/* The least one that is at least n. */
 SPDL__PRIVATE uint64_t spdl__pow2(uint64_t n) {
     uint64_t power = 1;
     while (power < n) power <<= 1;
     return power;
 }
 
-/* Mixes 64 bits, one to one (the end of splitmix64). */
+/* One to one: the end of splitmix64. */
 SPDL__INLINE uint64_t spdl__mix(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return z ^ z >> 31;
 }
 
-/* Returns random number `n` of a key. */
+/* Random number `n` of a key. */
 SPDL__INLINE uint64_t spdl__hashed(uint64_t key, uint64_t n) {
     return spdl__mix(spdl__mix(key + 0x9e3779b97f4a7c15u) + n * 0x9e3779b97f4a7c15u);
 }
@@ -5032,7 +4978,7 @@ SPDL__INLINE uint64_t spdl__le64(const uint8_t *p) {
     return value;
 }
 
-/* spdl__printable for a path: a long one loses its start. */
+/* A long path loses its start. */
 SPDL__PRIVATE void spdl__label(char *to, size_t bytes, const char *path) {
     const size_t length = strlen(path);
     if (length >= bytes) path += length - (bytes - 1);
@@ -5062,7 +5008,7 @@ SPDL__PRIVATE bool spdl__type_any(const char *type) {
     return strcmp(name.text, "void") == 0 || strcmp(name.text, "const void") == 0;
 }
 
-/* Returns true if a stage can take what another yields; it may add a const. */
+/* A stage may add a const to what another yields. */
 SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
     const spdl__type_name taken = spdl__type_named(takes), made = spdl__type_named(yields);
     const bool promises = strncmp(taken.text, "const ", 6) == 0;
@@ -5071,11 +5017,10 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
            strcmp(taken.text + skip, made.text) == 0;
 }
 
-/* How long a thread looks for work before it sleeps: SPDL_SPINS pauses, then turns. A turn gives up
-   the processor once. If more threads than processors have work, turns save most sleeps. Measured
-   on 2 processors:
-       64 turns of a ring   16 made 0.65 of the items of four producers of 5 us
-       2 turns elsewhere    8 made 18 context switches for a rare item instead of 4 to 7 */
+/* A thread looks for work for SPDL_SPINS pauses, then turns, before it sleeps. A turn gives up the
+   processor once. If more threads than processors have work, turns save most sleeps: 64 turns of a
+   ring instead of 16 moved 1.5 times as many items of 5 us. 2 turns elsewhere instead of 8 made 4
+   to 7 context switches for a rare item, not 18. */
 #ifndef SPDL_SPINS
 #define SPDL_SPINS 16
 #endif
@@ -5084,9 +5029,9 @@ SPDL__PRIVATE bool spdl__types_fit(const char *takes, const char *yields) {
 #endif
 #define SPDL__IDLE_YIELDS 2
 
-/* A longer turn went to a thread that can keep the processor for milliseconds, as those of other
-   programs do. No turns follow for that many times as long. With one busy loop on each processor
-   this rule makes an item of 12 us take 40 us instead of 584 us. */
+/* A longer turn went to a thread that can keep the processor for milliseconds. No turns follow for
+   that many times as long. With one busy loop on each processor an item of 12 us takes 40 us
+   instead of 584 us. */
 #define SPDL__TURN_LONG_NS 100000
 #define SPDL__TURN_BARS 32
 
@@ -5105,7 +5050,7 @@ SPDL__PRIVATE bool spdl__turn(uint64_t *barred) {
     return true;
 }
 
-/* One step of a wait loop. Returns false when it is time to sleep. */
+/* Returns false when it is time to sleep. */
 SPDL__PRIVATE bool spdl__spin(int *round) {
     if (*round >= SPDL_SPINS) return false;
     ++*round;
@@ -5113,7 +5058,6 @@ SPDL__PRIVATE bool spdl__spin(int *round) {
     return true;
 }
 
-/* The same with at most `yields` turns after the pauses. */
 SPDL__PRIVATE bool spdl__backoff(int *round, int yields, uint64_t *barred) {
     if (spdl__spin(round)) return true;
     if (*round >= SPDL_SPINS + yields) return false;
@@ -5177,8 +5121,8 @@ SPDL__PRIVATE bool spdl__try_lock(uint32_t *lock) {
 
 /* --- files of another kind --- */
 
-/* Returns: what to do with a file that begins with `head`, if it is a pointer of Git LFS; with
-            `text` also if it is packed, binary or UTF-16. NULL: nothing speaks against it. */
+/* What to do with a pointer of Git LFS; with `text` also with files that are packed, binary or
+   UTF-16. NULL: nothing speaks against the file. */
 SPDL__PRIVATE const char *spdl__foreign(const uint8_t *head, size_t have, bool text) {
     static const struct {
         const char *magic;
@@ -5218,7 +5162,7 @@ typedef struct spdl__text {
     char cell[8][SPDL_NAME_BYTES + 24]; /* words for the next text_add; the last 8 are valid */
 } spdl__text;
 
-SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) SPDL__PRINTF(2, 3);
+SPDL__PRINTF(2, 3)
 SPDL__COLD void spdl__text_add(spdl__text *t, const char *format, ...) {
     const size_t left = t->length < t->bytes ? t->bytes - t->length : 0;
     va_list args;
@@ -5239,7 +5183,7 @@ SPDL__COLD spdl__text spdl__text_start(char *buffer, size_t bytes) {
     return t;
 }
 
-/* Appends bytes. snprintf takes five times as long. */
+/* snprintf takes five times as long. */
 SPDL__PRIVATE void spdl__text_put(spdl__text *t, const char *bytes, size_t length) {
     if (t->length < t->bytes) {
         const size_t fits = (size_t)spdl__min(length, t->bytes - t->length - 1);
@@ -5266,7 +5210,7 @@ SPDL__PRIVATE void spdl__text_put_hex(spdl__text *t, const char *before, uint32_
     spdl__text_put(t, digits, sizeof(digits));
 }
 
-/* Bytes of the UTF-8 character at `at`; 0: invalid (RFC 3629). */
+/* Bytes of the character; 0: invalid (RFC 3629). */
 SPDL__COLD int spdl__utf8(const char *at) {
     const unsigned char *c = (const unsigned char *)at;
     const int length = c[0] < 0x80 ? 1 : c[0] < 0xc2 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3
@@ -5293,8 +5237,7 @@ SPDL__COLD void spdl__text_name(spdl__text *t, const char *name, int width) {
 }
 
 /* A word for the next text_add. */
-SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...)
-    SPDL__PRINTF(2, 3);
+SPDL__PRINTF(2, 3)
 SPDL__COLD const char *spdl__text_word(spdl__text *t, const char *format, ...) {
     char *cell = t->cell[t->cells++ % 8];
     va_list args;
@@ -5365,7 +5308,7 @@ SPDL__COLD const char *spdl__json_double(spdl__text *t, double value) {
 
 /* --- reading --- */
 
-/* Returns the value of the field "name=value" between spaces, or NULL. */
+/* The value of the field "name=value" between spaces, or NULL. */
 SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     const size_t length = strlen(name);
     const char *at;
@@ -5374,8 +5317,7 @@ SPDL__PRIVATE const char *spdl__text_field(const char *text, const char *name) {
     return NULL;
 }
 
-/* Reads digits, up to `end` or the first other character. Returns false without a digit, or above
-   64 bits. */
+/* Up to `end` or the first other character. False: no digit, or above 64 bits. */
 SPDL__INLINE bool spdl__digits(const char **at, const char *end, unsigned base, uint64_t *number) {
     const char *const begin = *at;
     for (*number = 0; *at != end; ++*at) {
@@ -5388,7 +5330,7 @@ SPDL__INLINE bool spdl__digits(const char **at, const char *end, unsigned base, 
     return *at != begin;
 }
 
-/* Reads a number. Returns its end, where the text ends or one of `after` follows; or NULL. */
+/* Returns the end, where the text ends or one of `after` follows; or NULL. */
 SPDL__PRIVATE const char *spdl__text_number(const char *at, unsigned base, const char *after,
                                             uint64_t *number) {
     return spdl__digits(&at, NULL, base, number) && strchr(after, *at) != NULL ? at : NULL;
@@ -5479,20 +5421,19 @@ SPDL__PRIVATE bool spdl__ring_closed(const spdl__ring_core *ring) {
 
 /* ---- SPSC ---- */
 
-/* How many of n items from `at` on are contiguous. */
+/* Contiguous items from `at` on. */
 SPDL__PRIVATE uint64_t spdl__spsc_run(const spdl__ring_core *ring, uint64_t at, uint64_t n) {
     return spdl__min(n, ring->index_mask + 1 - (at & ring->index_mask));
 }
 
-/* Producer. Returns how many of n items fit. */
+/* Producer. */
 SPDL__PRIVATE uint64_t spdl__spsc_room(spdl__ring_core *ring, uint64_t tail, uint64_t n) {
     if (ring->head_seen + ring->capacity - tail < n)
         ring->head_seen = spdl__load(&ring->head); /* pairs with pops: the slot was read */
     return spdl__min(n, ring->head_seen + ring->capacity - tail);
 }
 
-/* Producer. Fetches the lines of free slots for a write: the other core read them last. Rings
-   larger than a near cache lose by it. */
+/* The other core read the lines of free slots last. Rings larger than a near cache lose by it. */
 SPDL__PREFETCHES
 SPDL__NOINLINE void spdl__spsc_fetch(const spdl__ring_core *ring, uint64_t from, uint64_t to) {
     if (ring->index_mask * ring->stride > SPDL__RING_FETCHED) return;
@@ -5674,8 +5615,8 @@ SPDL__INLINE bool spdl__ring_quick_pop(spdl__ring_core *ring, void *item, uint32
 
 /* ---- both modes ---- */
 
-/* Sets sizes in a zeroed ring. `quick`: spdl__barrier_quick is a barrier. The caller then sets
-   `store` to slot_count slots of `stride` bytes. */
+/* `ring` is zeroed. `quick`: spdl__barrier_quick is a barrier. The caller then sets `store` to
+   slot_count slots of `stride` bytes. */
 SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode mode,
                                          uint64_t capacity, size_t item_bytes, bool quick) {
     const bool spsc = mode == SPDL_RING_SPSC;
@@ -5691,7 +5632,6 @@ SPDL__PRIVATE void spdl__ring_core_shape(spdl__ring_core *ring, spdl_ring_mode m
     ring->quick = quick && item_bytes == sizeof(uint64_t);
 }
 
-/* Sets the first stamps, and selects a quick path. */
 SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     const bool stamped = ring->mode == SPDL_RING_MPMC, cells = stamped && ring->quick;
     uint64_t i;
@@ -5703,7 +5643,7 @@ SPDL__PRIVATE void spdl__ring_core_start(spdl__ring_core *ring) {
     ring->cell_mask = cells ? ring->index_mask : 0;
 }
 
-/* All of close except the wakes. MPMC: any thread; SPSC: the producer. */
+/* MPMC: any thread; SPSC: the producer. */
 SPDL__PRIVATE void spdl__ring_core_close(spdl__ring_core *ring) {
     if (ring->mode == SPDL_RING_MPMC)
         (void)spdl__or(&ring->tail, SPDL__RING_MARK);
@@ -5731,14 +5671,12 @@ SPDL__PRIVATE uint64_t spdl__ring_inside(const spdl__ring_core *ring) {
 
 /* ============================================================================================= */
 /* >>ring-impl
-   Create, waits, wakes, public calls. A thread that is about to sleep counts itself in pops_waiting
-   or pushes_waiting, passes a heavy barrier and tries once more. A thread that has moved an item
-   passes a light barrier and reads that count. One of the two sees the other. */
+   Create, waits, wakes, public calls. Threads that sleep count themselves in pops_waiting or
+   pushes_waiting, between the barriers of >>core-impl. */
 
 #define SPDL__RING_MAX_CAPACITY ((uint64_t)1 << 30)
 #define SPDL__RING_MAX_ITEM 4096
 
-/* The threads that wait on one side. */
 typedef struct spdl__ring_side {
     uint32_t *waiting;    /* their number, in the core; written by create */
     spdl__os_event event; /* written by the threads that wake them */
@@ -5753,7 +5691,7 @@ struct spdl_ring {
     spdl_allocator allocator; /* written by create */
 };
 
-/* Debug builds detect a second thread on a side of SPSC, except in the quick paths. */
+/* Not in the quick paths. */
 SPDL__INLINE bool spdl__ring_enter(const spdl_ring *ring, spdl__ring_side *side) {
     const bool entered = !SPDL__DEBUGS || ring->core.mode != SPDL_RING_SPSC ||
                          spdl__exchange32(&side->inside, 1) == 0;
@@ -5774,15 +5712,13 @@ SPDL__NOINLINE void spdl__ring_wake(spdl__ring_side *side, uint64_t n) {
     spdl__os_event_wake(&side->event, waiting & SPDL__RING_CLOSED ? SPDL__ALL : (int)n);
 }
 
-/* Wakes threads that wait for the n new items or slots. Its barrier pairs with the heavy one in
-   spdl__ring_sleep. */
+/* Its barrier pairs with the heavy one in spdl__ring_sleep. */
 SPDL__INLINE void spdl__ring_hint(spdl_ring *ring, spdl__ring_side *side, uint64_t n) {
     spdl__barrier_light(ring->core.asymmetric);
     if (spdl__load_relaxed32(side->waiting) != 0) spdl__ring_wake(side, n);
 }
 
-/* One attempt to move up to n items; *moved is their number. Out of line to keep the quick paths
-   small. */
+/* Out of line to keep the quick paths small. */
 SPDL__NOINLINE spdl_result spdl__ring_try(spdl_ring *ring, bool push, void *items, uint64_t n,
                                           uint64_t *moved) {
     spdl__ring_core *core = &ring->core;
@@ -5827,16 +5763,15 @@ SPDL__PRIVATE bool spdl__ring_must_wait(spdl_result result) {
     return result == SPDL_FULL || result == SPDL_EMPTY;
 }
 
-/* A wake can be too early: an earlier move was still in progress, and the woken thread slept again.
-   So a thread that wakes and succeeds wakes the next if there is more. */
+/* A wake can be too early, while an earlier move is in progress: the woken thread sleeps again. So
+   a thread that wakes and succeeds wakes the next if there is more. */
 SPDL__PRIVATE void spdl__ring_pass_on(spdl_ring *ring, spdl__ring_side *side) {
     const uint64_t count = spdl_ring_count(ring);
     if (side == &ring->pops ? count > 0 : count < ring->core.capacity)
         spdl__ring_hint(ring, side, 1);
 }
 
-/* Sleeps until an attempt succeeds. Tries once more after the deadline, to use a wake that arrived
-   with it. */
+/* Tries once more after the deadline, to use a wake that arrived with it. */
 SPDL__PRIVATE spdl_result spdl__ring_sleep(spdl__ring_call *call, uint64_t deadline) {
     spdl__ring_side *side = call->push ? &call->ring->pushes : &call->ring->pops;
     spdl_result slept = SPDL_OK, result;
@@ -5867,9 +5802,9 @@ SPDL__PRIVATE uint64_t spdl__ring_moves(const spdl__ring_core *core) {
     return spdl__load_relaxed(&core->head) + spdl__load_relaxed(&core->tail);
 }
 
-/* One step before the sleep. If RING_MOVES items moved in a turn, threads of the ring had it, and
-   it was not lost. With more threads than processors, four producers and an idle consumer moved 9.6
-   million items a second with this exception, and 2.2 without. */
+/* If RING_MOVES items moved in a turn, threads of the ring had it, and it was not lost. With more
+   threads than processors, four producers and an idle consumer moved 9.6 million items a second
+   instead of 2.2. */
 SPDL__PRIVATE bool spdl__ring_backoff(spdl_ring *ring, int *round) {
     const bool turn = *round >= SPDL_SPINS;
     const uint64_t moves = turn ? spdl__ring_moves(&ring->core) : 0;
@@ -5879,8 +5814,8 @@ SPDL__PRIVATE bool spdl__ring_backoff(spdl_ring *ring, int *round) {
     return true;
 }
 
-/* Pauses, gives turns, then sleeps until an attempt succeeds. The deadline is read after a turn,
-   which can be long, and after progress, which can keep the call from its sleep. */
+/* The deadline is read after a turn, which can be long, and after progress, which can keep the call
+   from its sleep. */
 SPDL__PRIVATE spdl_result spdl__ring_wait(spdl__ring_call *call, int64_t timeout_ns) {
     spdl_result result = spdl__ring_attempt(call);
     uint64_t deadline, moved = call->moved;
@@ -5921,7 +5856,6 @@ SPDL_API spdl_result spdl_ring_pop_n(spdl_ring *ring, void *items, uint64_t n, u
     return spdl__ring_many(ring, false, items, n, moved, timeout_ns);
 }
 
-/* Moves one item. */
 SPDL__INLINE spdl_result spdl__ring_one(spdl_ring *ring, const bool push, void *item,
                                         const bool waits, int64_t timeout_ns) {
     spdl__ring_core *core = &ring->core;
@@ -18012,7 +17946,7 @@ SPDL__CRC_TARGET SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128
 
 #elif SPDL__ARM64 && !SPDL__BIG_ENDIAN
 #define SPDL__CRC_TARGET
-#define SPDL__CRC_FOLDS spdl__arm_has_pmull()
+#define SPDL__CRC_FOLDS SPDL__ARM_PMULL
 
 SPDL__INLINE spdl__v128 spdl__crc_fold(spdl__v128 x, spdl__v128 by) {
     spdl__v128 low, high;
@@ -18088,7 +18022,7 @@ SPDL__CRC_TARGET SPDL__PRIVATE uint32_t spdl__crc_folded(const spdl__crc *crc, u
 #endif
 
 #if SPDL__X86_WIDE
-/* Folds multiples of 4 n bytes. It also copies the bytes, unless `copy` is NULL. */
+/* Takes multiples of 4 n bytes. */
 /* clang-format off */
 #define SPDL__CRC_BY(n, target, product, ...) \
     typedef long long spdl__v##n __attribute__((vector_size(n), aligned(1), may_alias)); \
@@ -18194,7 +18128,6 @@ SPDL__PRIVATE uint32_t spdl__crc_add(const spdl__crc *crc, uint32_t value, const
 #define SPDL__INFLATE_FAST_OUT 32  /* may be written past the output */
 #define SPDL__INFLATE_LANES 2      /* a third one gained nothing */
 
-/* The state of a decoder, or the end of a run. */
 typedef enum spdl__inflate_mode {
     SPDL__INFLATE_BLOCK,
     SPDL__INFLATE_STORED,
@@ -18210,7 +18143,6 @@ typedef enum spdl__inflate_alphabet {
     SPDL__INFLATE_PRECODE
 } spdl__inflate_alphabet;
 
-/* Read-only once filled. */
 typedef struct spdl__inflate_tables {
     uint32_t dist[SPDL__INFLATE_DIST_ENTRIES];
     uint32_t litlen[SPDL__INFLATE_LITLEN_ENTRIES];
@@ -18258,7 +18190,7 @@ SPDL__PRIVATE bool spdl__inflate_cut_off(spdl__inflate *s) {
     return spdl__inflate_fail(s, "the deflate stream is cut off");
 }
 
-/* Loads 56 bits, or all that are left. Bits above `count` are loaded again. */
+/* Loads at least 56 bits. Bits above `count` are loaded again. */
 SPDL__INLINE const uint8_t *spdl__inflate_load(const uint8_t *in, const uint8_t *end,
                                                uint64_t *bits, unsigned *count) {
     if (SPDL__LIKELY(end - in >= 8)) {
@@ -18314,9 +18246,8 @@ SPDL__PRIVATE void spdl__inflate_count(unsigned *count, const uint8_t *lengths, 
     for (i = 0; i < symbols; i++) count[lengths[i]]++;
 }
 
-/* Sorts the entries of the symbols, shorter codes first, those without a code last. Returns the
-   number of codes. Two updates of one place in a row would wait for each other: literals come from
-   both ends. */
+/* Shorter codes first, those without a code last. Returns the number of codes. Two updates of one
+   place in a row would wait for each other: literals come from both ends. */
 SPDL__INLINE unsigned spdl__inflate_sort(uint32_t *sorted, spdl__inflate_alphabet alphabet,
                                          const uint8_t *lengths, unsigned symbols,
                                          const unsigned *count) {
@@ -18346,8 +18277,8 @@ SPDL__INLINE unsigned spdl__inflate_next_code(unsigned code, unsigned number, un
     return code ^ ((1u << length) - ((1u << length) >> (spdl__lowest(number) + 1)));
 }
 
-/* Fills the subtables with the codes longer than `root`, from `code` on. A subtable has room for
-   all codes with the same first `root` bits. count[]: codes without a place. */
+/* Codes longer than `root`. A subtable has room for all codes with the same first `root` bits.
+   count[]: codes without a place. */
 SPDL__PRIVATE void spdl__inflate_build_subs(uint32_t *table, unsigned root, unsigned longest,
                                             const uint32_t *sorted, unsigned used, unsigned *count,
                                             unsigned code, unsigned number) {
@@ -18414,7 +18345,6 @@ SPDL__INLINE unsigned spdl__inflate_build(uint32_t *table, unsigned root,
     return root;
 }
 
-/* Returns NULL or why the lengths make no codes. */
 SPDL__PRIVATE const char *spdl__inflate_build_both(spdl__inflate_tables *tables,
                                                    const uint8_t *lengths, unsigned litlens,
                                                    unsigned dists, unsigned *count) {
@@ -18459,9 +18389,9 @@ SPDL__INLINE size_t spdl__inflate_value(uint32_t entry, uint64_t bits) {
            (size_t)((bits & (((uint64_t)1 << (entry & 63)) - 1)) >> (entry >> 8 & 63));
 }
 
-/* Reads the coded lengths of both codes to lengths[total + 7], and counts them. Every symbol counts
-   as a run and writes 8 bytes: longer runs are of zeros, which are there already. Four symbols fit
-   the loaded bits; `left` above 64: the input ended. */
+/* lengths[] has room for total + 7. Every symbol counts as a run and writes 8 bytes: longer runs
+   are of zeros, which are there already. Four symbols fit the loaded bits; `left` above 64: the
+   input ended. */
 SPDL__PRIVATE bool spdl__inflate_lengths(spdl__inflate *s, const uint32_t *precode,
                                          uint8_t *lengths, unsigned total, unsigned *count) {
     const uint8_t *in = s->in, *const end = s->in_end;
@@ -18624,7 +18554,7 @@ typedef struct spdl__inflate_lane {
     uint64_t litlen_mask;
 } spdl__inflate_lane;
 
-/* Room before the limit for bytes past the output or, with slack, for two more literals. */
+/* For bytes past the output or, with slack, for two more literals. */
 SPDL__INLINE ptrdiff_t spdl__inflate_out_left(const spdl__inflate *s) {
     return s->slack ? 2 : SPDL__INFLATE_FAST_OUT;
 }
@@ -18679,9 +18609,8 @@ SPDL__INLINE void spdl__inflate_fill(uint8_t *out, const uint8_t *end, uint64_t 
     } while (out < end);
 }
 
-/* Copies a match inside the output; writes at most FAST_OUT bytes past it. Most are short: three
-   words without a branch cost less than a wrong guess. Distances 1 and 4 are runs of a byte or a
-   float. */
+/* Writes at most FAST_OUT bytes past the output. Most matches are short: three words without a
+   branch cost less than a wrong guess. Distances 1 and 4 are runs of a byte or a float. */
 SPDL__INLINE void spdl__inflate_copy(uint8_t *out, size_t distance, size_t length) {
     const uint8_t *from = out - distance;
     const uint8_t *const end = out + length;
@@ -18835,7 +18764,7 @@ SPDL__PRIVATE spdl__inflate_mode spdl__inflate_careful(spdl__inflate *s) {
     return s->mode == SPDL__INFLATE_FAILED ? s->mode : SPDL__INFLATE_FULL;
 }
 
-/* Decodes streams in turn until one ends or is at its limit: returns its index and *ended. */
+/* Until a stream ends or is at its limit: returns its index. */
 SPDL__PRIVATE unsigned spdl__inflate_run_lanes(spdl__inflate *const *lanes, unsigned count,
                                                spdl__inflate_mode *ended) {
     unsigned i;
@@ -18906,7 +18835,6 @@ typedef struct spdl__zip {
     bool deflates, bare; /* any member; is no .npy */
 } spdl__zip;
 
-/* What is read, and its first failure. */
 typedef struct spdl__zip_where {
     const spdl__zip *zip;
     const spdl__zip_member *member; /* NULL: the archive */
@@ -18914,7 +18842,7 @@ typedef struct spdl__zip_where {
     spdl_result result;
 } spdl__zip_where;
 
-/* Records "file: member 'name': reason"; returns false. */
+/* Returns false. */
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__zip_fail(spdl__zip_where *where, spdl_result result, const char *format,
                                   ...) {
@@ -18937,7 +18865,7 @@ SPDL__PRIVATE void *spdl__zip_alloc(spdl__zip_where *where, uint64_t bytes, cons
     return made;
 }
 
-/* Reads up to `bytes` bytes of the file. Returns how many; fewer than `need` is a failure. */
+/* Fewer than `need` bytes is a failure. */
 SPDL__PRIVATE size_t spdl__zip_read(spdl__zip_where *where, void *to, size_t bytes, size_t need,
                                     uint64_t at) {
     size_t have;
@@ -19003,8 +18931,7 @@ SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
                           "%llu bytes", (spdl__llu)size);
 }
 
-/* Reads the ZIP64 end record, if there is a locator. Fields of the end record that are not all ones
-   must be the same. */
+/* Fields of the end record that are not all ones must be the same. */
 SPDL__PRIVATE bool spdl__zip_read_end64(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
     const spdl__llu end = o->stop, at = end - SPDL__ZIP_LOCATOR_BYTES;
@@ -19210,7 +19137,7 @@ SPDL__PRIVATE void spdl__zip_find_limits(spdl__zip *zip) {
     }
 }
 
-/* Keeps the last of members with the same name. Returns true if any was dropped. */
+/* Keeps the last of members with the same name. */
 SPDL__PRIVATE bool spdl__zip_drop_hidden(spdl__zip *zip) {
     spdl__zip_member *member, *next;
     size_t i, kept = 0, count = zip->count;
@@ -19317,8 +19244,8 @@ SPDL__PRIVATE bool spdl__zip_check(spdl__zip_where *where) {
     return true;
 }
 
-/* Compares a member's header with the directory, and finds its payload: csize bytes before the
-   limit. `local` has as much of the name as fits before the limit. */
+/* The payload is csize bytes before the limit. `local` has as much of the name as fits before the
+   limit. */
 SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *local,
                                          uint64_t *payload) {
     const spdl__zip_member *m = where->member;
@@ -19346,21 +19273,21 @@ SPDL__PRIVATE bool spdl__zip_check_local(spdl__zip_where *where, const uint8_t *
 #define SPDL__NPY_MOST ((uint64_t)INT64_MAX) /* NumPy's bound for the bytes of an array */
 
 typedef struct spdl__npy_text {
+    spdl__zip_where *where;
     const char *begin, *at, *end;
     bool foreign; /* not this machine's byte order */
     bool fortran; /* the first index varies fastest */
-    spdl_result result;
-    char reason[120]; /* at `at` */
 } spdl__npy_text;
 
 SPDL__PRINTF(3, 4)
 SPDL__PRIVATE bool spdl__npy_fail(spdl__npy_text *t, spdl_result result, const char *format, ...) {
+    char reason[120];
     va_list args;
     va_start(args, format);
-    vsnprintf(t->reason, sizeof(t->reason), format, args);
+    (void)vsnprintf(reason, sizeof(reason), format, args);
     va_end(args);
-    t->result = result;
-    return false;
+    return spdl__zip_fail(t->where, result, "%s, at byte %u of its header", reason,
+                          (unsigned)(t->at - t->begin));
 }
 
 SPDL__PRIVATE const char *spdl__npy_skip_blanks(const char *at, const char *end) {
@@ -19423,7 +19350,7 @@ SPDL__PRIVATE bool spdl__npy_multiply(uint64_t *product, uint64_t factor) {
     return true;
 }
 
-/* Checks the product of dimensions and element against NumPy's bound, even in empty arrays. */
+/* NumPy has this bound even for empty arrays. */
 SPDL__PRIVATE bool spdl__npy_product(const uint64_t *shape, int ndim, uint64_t itemsize,
                                      uint64_t *count) {
     uint64_t product = spdl__max(itemsize, 1);
@@ -19501,16 +19428,16 @@ SPDL__PRIVATE bool spdl__npy_field_name(spdl__npy_text *t) {
                        spdl__npy_need(t, ','));
 }
 
-/* An optional shape. Adds the field to the size of its struct. */
+/* After an optional shape. */
 SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uint64_t *total) {
     uint64_t shape[SPDL_NPY_MAX_DIMS], count = 1;
     int ndim = 0;
-    if (spdl__npy_take(t, ',') && !spdl__npy_take(t, ')')) {
+    if (!spdl__npy_take(t, ',')) {
+        if (!spdl__npy_need(t, ')')) return false;
+    } else if (!spdl__npy_take(t, ')')) {
         if (!spdl__npy_shape(t, shape, &ndim)) return false;
         spdl__npy_take(t, ',');
         if (!spdl__npy_need(t, ')')) return false;
-    } else if (t->at[-1] != ')' && !spdl__npy_need(t, ')')) {
-        return false;
     }
     if (!spdl__npy_product(shape, ndim, itemsize, &count) ||
         itemsize * count > SPDL__NPY_MOST - *total)
@@ -19519,7 +19446,7 @@ SPDL__PRIVATE bool spdl__npy_field_end(spdl__npy_text *t, uint64_t itemsize, uin
     return true;
 }
 
-/* Fields after a '[', which may be structured. Leaves the size in info. */
+/* Leaves the size in info. */
 SPDL__PRIVATE bool spdl__npy_structured(spdl__npy_text *t, spdl_npy_info *info) {
     uint64_t total[SPDL__NPY_NESTING]; /* bytes of each open struct */
     int depth = 0;
@@ -19698,7 +19625,6 @@ struct spdl_npz {
     spdl__crc crc;    /* filled by open, unless nothing is verified */
 };
 
-/* A member in use, on the stack of the call. */
 typedef struct spdl__npz_reader {
     spdl_npz *npz;
     spdl__zip_where where;
@@ -19753,7 +19679,7 @@ SPDL__PRIVATE void spdl__npz_drop_window(spdl__npz_reader *r) {
     r->have = 0;
 }
 
-/* Returns `bytes` bytes of the archive, which it has; reads those of a file to the window. */
+/* The archive has the bytes; those of a file go to the window. */
 SPDL__PRIVATE const uint8_t *spdl__npz_fetch(spdl__npz_reader *r, uint64_t at, size_t bytes) {
     const spdl__zip *zip = &r->npz->zip;
     const size_t most = (size_t)spdl__min(spdl__max(bytes, r->ahead), zip->size - at);
@@ -19841,7 +19767,6 @@ SPDL__PRIVATE bool spdl__npz_locate(spdl__npz_reader *r, size_t index) {
     return local != NULL && spdl__zip_check_local(&r->where, local, &r->payload);
 }
 
-/* Prepares the first run of the decoder. */
 SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) {
     spdl__inflate *s = &r->inflate;
     const uint8_t *in = spdl__npz_fetch(r, r->payload, (size_t)bytes);
@@ -19853,7 +19778,7 @@ SPDL__PRIVATE bool spdl__npz_start_inflate(spdl__npz_reader *r, uint64_t bytes) 
     return true;
 }
 
-/* Makes r->head have the first `bytes` of the member. */
+/* r->head gets the first `bytes` of the member. */
 SPDL__PRIVATE bool spdl__npz_need_head(spdl__npz_reader *r, size_t bytes) {
     spdl__inflate *s = &r->inflate;
     spdl__inflate_mode ended;
@@ -19902,9 +19827,8 @@ SPDL__PRIVATE bool spdl__npz_parse(spdl__npz_reader *r) {
         return spdl__zip_fail(&r->where, SPDL_E_LIMIT, "a header of %lu bytes; %d at most",
                               (unsigned long)length, SPDL__NPY_HEAD_BYTES);
     if (!spdl__npz_need_head(r, text + length)) return false;
-    if (!spdl__npy_read(&t, r->head + text, length, info))
-        return spdl__zip_fail(&r->where, t.result, "%s, at byte %u of its header", t.reason,
-                              (unsigned)(t.at - t.begin));
+    t.where = &r->where;
+    if (!spdl__npy_read(&t, r->head + text, length, info)) return false;
     left = r->member->usize - r->head_bytes;
     if (info->bytes > left)
         return spdl__zip_fail(&r->where, SPDL_E_FORMAT, "the shape needs %llu bytes, but %llu "
@@ -19934,7 +19858,6 @@ SPDL__PRIVATE bool spdl__npz_start(spdl__npz_reader *r, size_t index) {
     return spdl__npz_head(r, index) && spdl__npz_parse(r);
 }
 
-/* Compares the CRC of a complete array and converts its data. */
 SPDL__PRIVATE bool spdl__npz_complete(spdl__npz_reader *r) {
     if (r->verify && r->crc != r->member->crc)
         return spdl__zip_fail(&r->where, SPDL_E_CHECKSUM,
@@ -19970,7 +19893,6 @@ SPDL__PRIVATE bool spdl__npz_read_stored(spdl__npz_reader *r) {
     return spdl__npz_complete(r);
 }
 
-/* After the header: checks the caller's memory, and sets where the data go. */
 SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     const spdl__llu bytes = r->info->bytes, room = r->to_bytes;
     const uint64_t after = r->verify && !r->stored ? r->member->usize - r->head_bytes - bytes : 0;
@@ -19989,7 +19911,7 @@ SPDL__PRIVATE bool spdl__npz_aim(spdl__npz_reader *r) {
     return r->held != NULL;
 }
 
-/* Takes the data of the first run, and directs the decoder to the caller's memory. */
+/* The first run had data, too. The next ones write to the caller's memory. */
 SPDL__PRIVATE void spdl__npz_open_data(spdl__npz_reader *r) {
     spdl__inflate *s = &r->inflate;
     size_t have = (size_t)(s->out - s->base);
@@ -20045,7 +19967,6 @@ SPDL__PRIVATE bool spdl__npz_begin(spdl__npz_reader *r, size_t index, void *to, 
     return false;
 }
 
-/* Presents a .npy file as an archive of one stored member. */
 SPDL__PRIVATE void spdl__npz_open_npy(spdl_npz *npz) {
     npz->only.key = (const uint8_t *)"arr_0.npy";
     npz->only.key_bytes = 9;
@@ -20387,7 +20308,7 @@ SPDL__PRIVATE bool spdl__load_select(spdl__loading *load) {
     return true;
 }
 
-/* Makes the bundle, with names and room for `data` bytes from *at on. */
+/* `data` bytes from *at on. */
 SPDL__PRIVATE bool spdl__load_make(spdl__loading *load, uint64_t data, char **at) {
     const spdl__zip *zip = &load->npz->zip;
     uint64_t bytes = sizeof(spdl_npz_bundle) + zip->count * sizeof(spdl_npz_array) + 63;
@@ -20444,6 +20365,7 @@ SPDL__PRIVATE bool spdl__load_place(spdl__loading *load) {
         load->bundle->mapping_ = load->lender;
         load->bundle->mapped_ = zip->size;
         load->npz->file_bytes = NULL;
+        load->npz->mapping = 0;
     }
     return !again;
 }
@@ -20510,24 +20432,26 @@ SPDL__PRIVATE void spdl__load_prepare(spdl__loading *load) {
     if (zip->data != NULL || !load->npz->desc.no_crc) return;
     for (i = 0; i < zip->count && !spdl__load_is_large(&zip->members[i]); i++) continue;
     if (i < zip->count) zip->data = load->lender = spdl__os_file_map(zip->file, zip->size, true);
+    load->npz->mapping = (uint64_t)(uintptr_t)zip->data;
     load->mapped = zip->data != NULL;
 }
 
-SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_npz_bundle **bundle) {
+/* `result`: of the open. */
+SPDL__PRIVATE spdl_result spdl__load_all(spdl_npz *npz, spdl_result result,
+                                         spdl_npz_bundle **bundle) {
     spdl__loading load;
     uint64_t bytes = 0;
     bool ready;
     size_t i;
+    if (bundle != NULL) *bundle = NULL;
+    if (result != SPDL_OK) return result;
     memset(&load, 0, offsetof(spdl__loading, lane));
     load.npz = npz;
     load.where.error = npz->desc.error;
     spdl__load_prepare(&load);
     ready = spdl__load_select(&load);
     while (ready && !spdl__load_place(&load)) ready = load.where.result == SPDL_OK;
-    if (load.mapped && (!ready || load.bundle->mapping_ == NULL)) { /* reading is faster */
-        spdl__os_file_unmap(load.lender, npz->zip.size);
-        npz->zip.data = NULL;
-    }
+    if (npz->mapping != 0) npz->zip.data = NULL; /* nothing was lent: reading is faster */
     if (ready) {
         spdl__load_read(&load);
         for (i = 0; i < load.bundle->count; i++) bytes += load.bundle->arrays[i].info.bytes;
@@ -20546,8 +20470,7 @@ SPDL_API spdl_result spdl_npz_load(spdl_npz_bundle **bundle, const char *path,
                                    const spdl_npz_desc *desc) {
     spdl_npz *npz = NULL;
     const spdl_result result = spdl_npz_open(bundle != NULL ? &npz : NULL, path, desc);
-    if (bundle != NULL) *bundle = NULL;
-    return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
+    return spdl__load_all(npz, result, bundle);
 }
 
 SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *data, size_t bytes,
@@ -20555,8 +20478,7 @@ SPDL_API spdl_result spdl_npz_load_memory(spdl_npz_bundle **bundle, const void *
     spdl_npz *npz = NULL;
     const spdl_result result =
         spdl_npz_open_memory(bundle != NULL ? &npz : NULL, data, bytes, name, desc);
-    if (bundle != NULL) *bundle = NULL;
-    return result == SPDL_OK ? spdl__load_all(npz, bundle) : result;
+    return spdl__load_all(npz, result, bundle);
 }
 
 SPDL_API spdl_npz_array *spdl_npz_bundle_find(const spdl_npz_bundle *bundle, const char *name) {
@@ -20677,7 +20599,8 @@ SPDL__PRIVATE spdl_result spdl__reader_fail(const spdl__reader *r, spdl_result r
                                             const char *format, ...) {
     char label[208];
     spdl__label(label, sizeof(label), r->path);
-    (void)spdl__error_set(r->error, result, "%s: at byte %llu: ", label, (spdl__llu)at);
+    (void)spdl__error_set(r->error, result, at == SPDL__NEVER ? "%s: " : "%s: at byte %llu: ",
+                          label, (spdl__llu)at);
     SPDL__ERROR_ADD(r->error, format);
     return result;
 }
@@ -20694,7 +20617,7 @@ SPDL__PRIVATE size_t spdl__reader_ready(const spdl__reader *r, uint64_t at) {
     return r->have - (size_t)(at - r->window_at);
 }
 
-/* Returns `bytes` bytes, at most r->room; or NULL, with r->result. */
+/* At most r->room; or NULL, with r->result. */
 SPDL__PRIVATE const uint8_t *spdl__reader_need(spdl__reader *r, uint64_t at, size_t bytes) {
     const char *reason;
     r->result = spdl__reader_has(r, at, bytes);
@@ -20710,18 +20633,14 @@ SPDL__PRIVATE const uint8_t *spdl__reader_need(spdl__reader *r, uint64_t at, siz
 }
 
 SPDL__PRIVATE spdl_result spdl__reader_open(spdl__reader *r, const char *path, spdl_error *error) {
-    char label[208];
     const char *reason;
     memset(r, 0, sizeof(*r));
     r->path = path;
     r->error = error;
     reason = spdl__os_file_open(&r->file, path, SPDL__OS_READ, &r->bytes);
-    if (reason == NULL) return SPDL_OK;
-    spdl__label(label, sizeof(label), path);
-    return spdl__error_set(error, SPDL_E_IO, "%s: %s", label, reason);
+    return reason == NULL ? SPDL_OK : spdl__reader_fail(r, SPDL_E_IO, SPDL__NEVER, "%s", reason);
 }
 
-/* Refuses a file of another kind. */
 SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
     const size_t bytes = (size_t)spdl__min(r->bytes, 32);
     const uint8_t *head = spdl__reader_need(r, 0, bytes);
@@ -20730,7 +20649,7 @@ SPDL__PRIVATE spdl_result spdl__reader_kind(spdl__reader *r) {
     return what != NULL ? spdl__reader_fail(r, SPDL_E_FORMAT, 0, "%s", what) : SPDL_OK;
 }
 
-/* Checks that the file has not grown. In /proc sizes are 0. */
+/* In /proc sizes are 0. */
 SPDL__PRIVATE spdl_result spdl__reader_ends(const spdl__reader *r) {
     uint8_t byte;
     size_t have = 0;
@@ -20759,7 +20678,7 @@ SPDL_API void spdl_record_free(void *record) {
     }
 }
 
-/* Copies existing bytes of a file into a record: header, data, zero, name and zero in one block. */
+/* Header, data, zero, name and zero in one block. */
 SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_allocator *allocator,
                                               const char *name, uint64_t at, uint64_t bytes,
                                               spdl_record **record) {
@@ -20794,8 +20713,7 @@ SPDL__PRIVATE spdl_result spdl__reader_record(spdl__reader *r, const spdl_alloca
     return r->result;
 }
 
-/* Returns the extension, after the first dot of a name's last part. The text before it is a
-   sample's key. */
+/* After the first dot of a name's last part. The text before it is a sample's key. */
 SPDL__PRIVATE const char *spdl__extension(const char *name) {
     const char *dot = strchr(spdl__path_name(name), '.');
     return dot != NULL ? dot + 1 : name + strlen(name);
@@ -20827,7 +20745,7 @@ typedef struct spdl__tar_member {
     char name[SPDL__LISTED_BYTES]; /* of pax or GNU; else empty before the own header */
 } spdl__tar_member;
 
-/* Reads a number in base 256 (first bit) or octal. */
+/* In base 256 (first bit) or octal. */
 SPDL__PRIVATE bool spdl__tar_number(const uint8_t *field, int bytes, uint64_t *number) {
     const char *at = (const char *)field, *const end = at + bytes;
     int i;
@@ -20889,12 +20807,11 @@ SPDL__PRIVATE spdl_result spdl__tar_pax(const spdl__reader *r, spdl__tar_member 
     return SPDL_OK;
 }
 
-/* Reads a header. Returns SPDL_END for an empty block. */
+/* SPDL_END: an empty block. */
 SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
                                          const uint8_t **head) {
     uint64_t sum = 0, told = 0;
     size_t i;
-    bool empty = true;
     if (m->at == r->bytes)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "cut off: it ends without an empty block");
@@ -20904,12 +20821,9 @@ SPDL__PRIVATE spdl_result spdl__tar_head(spdl__reader *r, spdl__tar_member *m,
     }
     *head = spdl__reader_need(r, m->at, 512);
     if (*head == NULL) return r->result;
-    for (i = 0; i < 512; ++i) {
-        const uint8_t byte = i >= 148 && i < 156 ? ' ' : (*head)[i];
-        empty = empty && (*head)[i] == 0;
-        sum += byte;
-    }
-    if (empty) return SPDL_END;
+    for (i = 0; i < 512; ++i) sum += (*head)[i];
+    if (sum == 0) return SPDL_END;
+    for (i = 148; i < 156; ++i) sum = sum + 32u - (*head)[i]; /* its field counts as blanks */
     if (!spdl__tar_number(*head + 148, 8, &told) || told != sum)
         return spdl__reader_fail(r, SPDL_E_FORMAT, m->at,
                                  "no header of a tar file: its checksum is wrong");
@@ -20941,7 +20855,7 @@ SPDL__PRIVATE spdl_result spdl__tar_extend(spdl__records *s, spdl__tar_member *m
     return result;
 }
 
-/* Combines a member's header with those in front. Only ustar has a prefix field. */
+/* Only ustar has a prefix field. */
 SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
     const char *name = (const char *)head, *prefix = name + 345;
     size_t length;
@@ -20956,8 +20870,7 @@ SPDL__PRIVATE void spdl__tar_own(spdl__tar_member *m, const uint8_t *head) {
     if (m->kind >= '1' && m->kind <= '6') m->bytes = 0; /* links and folders have no data */
 }
 
-/* Finds the next plain file. After an empty block the file ends, or another block or archive
-   follows. */
+/* The next plain file. After an empty block the file ends, or another block or archive follows. */
 SPDL__PRIVATE spdl_result spdl__tar_find(spdl__records *s, spdl__tar_member *m) {
     spdl__reader *r = &s->reader;
     const uint8_t *head = NULL;
@@ -21043,7 +20956,7 @@ SPDL__PRIVATE spdl_result spdl__tar_sample(spdl__records *s, spdl_record **recor
     }
 }
 
-/* At the end of the file: links are missing data, and an error after all plain files. */
+/* Links are missing data: an error after all plain files. */
 SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
     if (s->links == 0) return SPDL_END;
     return spdl__reader_fail(&s->reader, SPDL_E_UNSUPPORTED, s->link_at,
@@ -21051,13 +20964,7 @@ SPDL__PRIVATE spdl_result spdl__tar_end(spdl__records *s) {
                              "or leave links out with .max_failures = -1", (spdl__llu)s->links);
 }
 
-/* Returns: where the first line begins, behind a byte order mark. Its bytes are in the window. */
-SPDL__PRIVATE uint64_t spdl__lines_begin(spdl__reader *r) {
-    const uint8_t *mark = r->bytes >= 3 ? spdl__reader_need(r, 0, 3) : NULL;
-    return mark != NULL && memcmp(mark, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-}
-
-/* Finds a line without its end, and the start of the next one. */
+/* *bytes: without the end of the line. */
 SPDL__PRIVATE spdl_result spdl__line_find(spdl__reader *r, uint64_t at, uint64_t most,
                                           uint64_t *bytes, uint64_t *next) {
     const uint8_t *from, *end = NULL;
@@ -21118,7 +21025,8 @@ SPDL__PRIVATE spdl_result spdl__records_next(spdl__records *s, spdl_record **rec
     if (s->at == 0) {
         result = spdl__reader_kind(&s->reader);
         if (result != SPDL_OK) return result;
-        s->at = next = spdl__lines_begin(&s->reader);
+        if (s->reader.bytes >= 3 && memcmp(s->window, "\xef\xbb\xbf", 3) == 0)
+            s->at = next = 3; /* a byte order mark */
     }
     if (s->at < s->reader.bytes)
         result = spdl__line_find(&s->reader, s->at, s->desc.max_bytes, &bytes, &next);
@@ -21243,7 +21151,7 @@ SPDL__PRIVATE bool spdl__search_look(spdl__search *f, bool entry, uint64_t *byte
     return reason == NULL || (entry && !*folder) || spdl__search_fail(f, SPDL_E_IO, reason);
 }
 
-/* Handles one entry of the folder at f->path. Returns false to end the search. */
+/* Returns false to end the search. */
 SPDL__PRIVATE bool spdl__search_entry(void *finding, const char *name) {
     spdl__search *f = (spdl__search *)finding;
     const char *pattern = f->pattern;
@@ -21411,7 +21319,7 @@ SPDL__PRIVATE spdl_result spdl__row_result(spdl_task *task, spdl_result result,
     return result;
 }
 
-/* The path of an index. A source uses its sequence number. */
+/* A source uses its sequence number. */
 SPDL__PRIVATE spdl_result spdl__files_row(spdl_task *task, void *in, bool source, void **out) {
     const spdl_files *files = (const spdl_files *)spdl_ctx(task);
     uint64_t index;
@@ -21469,24 +21377,22 @@ SPDL__ROW_FN(spdl__lines_pipe, spdl__records_row(task, in, SPDL__RECORDS_LINES, 
 
 SPDL__PRIVATE spdl_result spdl__read_pipe(spdl_task *task, void *in, void **out) {
     static const spdl_allocator by_malloc = { NULL, NULL, NULL };
+    const char *what;
     spdl_record *record = NULL;
     spdl__reader reader;
     spdl_error error;
     spdl_result result;
     if (in == NULL) return spdl_fail(task, "NULL, not a path");
     result = spdl__reader_open(&reader, (const char *)in, &error);
-    if (result == SPDL_OK) {
-        result = reader.bytes > SPDL__RECORD_MOST
-                     ? spdl__reader_fail(&reader, SPDL_E_LIMIT, SPDL__RECORD_MOST, "more than 2^30 "
-                                                                                   "bytes")
-                     : spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes,
-                                           &record);
-        if (result == SPDL_OK) result = spdl__reader_ends(&reader);
-        if (result == SPDL_OK && spdl__foreign(record->data, record->bytes, false) != NULL)
-            result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s",
-                                       spdl__foreign(record->data, record->bytes, false));
-        (void)spdl__os_file_close(reader.file);
-    }
+    if (result == SPDL_OK && reader.bytes > SPDL__RECORD_MOST)
+        result = spdl__reader_fail(&reader, SPDL_E_LIMIT, SPDL__RECORD_MOST,
+                                   "more than 2^30 bytes");
+    if (result == SPDL_OK)
+        result = spdl__reader_record(&reader, &by_malloc, reader.path, 0, reader.bytes, &record);
+    if (result == SPDL_OK) result = spdl__reader_ends(&reader);
+    what = result == SPDL_OK ? spdl__foreign(record->data, record->bytes, false) : NULL;
+    if (what != NULL) result = spdl__reader_fail(&reader, SPDL_E_FORMAT, 0, "%s", what);
+    (void)spdl__os_file_close(reader.file);
     if (result == SPDL_OK) *out = record;
     else spdl_record_free(record);
     return spdl__row_result(task, result, &error);
@@ -21577,7 +21483,7 @@ SPDL__COLD spdl_result spdl__state_error(const spdl__state_loads *l, spdl_result
     return result;
 }
 
-/* Reads a field that must exist. */
+/* The field must exist. */
 SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char *name,
                                           uint64_t most, uint64_t *number) {
     const char *at = spdl__text_field(l->texts[l->at], name);
@@ -21587,7 +21493,7 @@ SPDL__COLD spdl_result spdl__state_number(const spdl__state_loads *l, const char
                              at == NULL ? "has no" : "has an invalid", name);
 }
 
-/* Compares a field, if it exists. */
+/* The field may be absent. */
 SPDL__COLD spdl_result spdl__state_same(const spdl__state_loads *l, const char *name, unsigned base,
                                         uint64_t ours, const char *what) {
     const char *at = spdl__text_field(l->texts[l->at], name);
@@ -21624,7 +21530,7 @@ SPDL__COLD spdl_result spdl__state_check(const spdl__state_loads *l) {
                              "anyway, end it with sum=none");
 }
 
-/* Checks the sampler's fields and sets l->sampler.from. */
+/* Sets l->sampler.from. */
 SPDL__COLD spdl_result spdl__state_sampler(spdl__state_loads *l) {
     const char *from = spdl__text_field(l->texts[l->at], "from");
     spdl_sampler *s = &l->sampler;

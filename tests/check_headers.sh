@@ -139,7 +139,10 @@ empty "an atomic builtin outside of >>atomics-impl" "$scratch/atomics"
 # twin SECTION FILE: its functions, less one that is its own. Twins share the events of zeros.
 twin() {
     awk -v on_in=">>$1" '/^\/\* >>/ { on = $2 == on_in } on && /^SPDL_(_PRIVATE|API)/
-        on && /define SPDL__OS_ZERO_EVENT/ { print "spdl__os_event_init(\nspdl__os_event_fini(" }' \
+        on && /define SPDL__OS_ZERO_EVENT/ { print "spdl__os_event_init(\nspdl__os_event_fini(" }
+        on && /define SPDL__OS_PLAIN/ {
+            print "spdl__os_thread_number(\nspdl__os_thread_times(\nspdl__os_huge_pages("
+        }' \
         spdl.h |
         grep -oE 'spdl_\w+\(' | sort -u >"$2"
 }
