@@ -837,7 +837,9 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
     uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
     uint64_t data_hash SPDL__ZERO;    /* of the data: spdl_files_hash, or spdl_hash of names and
-                                         sizes. Without it a load does not notice other data */
+                                         sizes; 0: a hash of what SPDL_COUNT,
+                                         SPDL_FILES and SPDL_FILES_AT read. Other data are then
+                                         not noticed by a load */
     bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
     void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
     void *ready_user SPDL__ZERO;
@@ -6082,7 +6084,7 @@ typedef struct spdl__client {
     bool (*step)(void *self, int worker);     /* runs one piece of work; false: none */
     bool (*runnable)(void *self, int worker); /* true if step has work; -1: any worker */
     void (*pass_on)(void *self); /* wakes a sleeping consumer that works, if it has work */
-    void (*watch)(void *self);   /* logs a guest that is late */
+    bool (*watch)(void *self);   /* logs a guest that is late; true: one may soon be */
     void *self;
 } spdl__client;
 
@@ -6107,6 +6109,7 @@ typedef struct spdl__worker {
     /* written by the worker */
     bool initialised;
     bool ahead;         /* it finds no work, and a sink is full */
+    bool watches;       /* a guest may soon be late */
     uint64_t barred[2]; /* see spdl__turn; [1]: while `ahead` */
     uint64_t id;
     uint32_t asleep; /* or about to be; also cleared by the thread that rings */
@@ -6306,16 +6309,19 @@ SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
 
 /* --- workers --- */
 
-/* A worker that has slept for long looks after guests: a guest inside of a call cannot. */
-SPDL__COLD void spdl__pool_watch(spdl_pool *pool) {
+/* A worker that has slept for long looks after guests: a guest inside of a call cannot. Returns true
+   if it sleeps only for a short time before the next look. */
+SPDL__COLD bool spdl__pool_watch(spdl_pool *pool) {
     const uint32_t used = spdl__load32(&pool->slots_used);
+    bool soon = false;
     uint32_t i;
     for (i = 0; i < used; ++i) {
         const spdl__client *client = spdl__client_enter(pool, &pool->slot[i]);
         if (client == NULL) continue;
-        client->watch(client->self);
+        soon = client->watch(client->self) || soon;
         spdl__client_leave(pool, &pool->slot[i]);
     }
+    return soon;
 }
 
 /* Sleeps, unless there is work after all. A woken worker may be on the consumer's processor, and
@@ -6323,7 +6329,8 @@ SPDL__COLD void spdl__pool_watch(spdl_pool *pool) {
 SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__beacon *beacon = &pool->beacon;
     const uint32_t word = spdl__load32(&worker->bell.word);
-    const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(SPDL__WARN_NS) : SPDL__NEVER;
+    const int64_t watch_ns = worker->watches ? SPDL__WARN_NS / 10 : SPDL__WARN_NS;
+    const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(watch_ns) : SPDL__NEVER;
     spdl_result slept = SPDL_EMPTY;
     SPDL_TEST_POINT("pool found nothing");
     spdl__store32(&worker->asleep, 1);
@@ -6340,7 +6347,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw(); /* the next look finds what a thread left to a woken worker */
     if (slept == SPDL_OK) (void)spdl__turn(&worker->barred[0]);
-    if (slept == SPDL_TIMEOUT) spdl__pool_watch(pool);
+    worker->watches = slept == SPDL_TIMEOUT && spdl__pool_watch(pool);
 }
 
 /* Works for one client until it has no work, or others are due. Returns true if it had work. While
@@ -10788,27 +10795,30 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
 }
 
 /* A worker without work: logs a call that the thread in next runs and that takes too long. If the
-   call waits for the consumer, it never returns. */
-SPDL__COLD void spdl__next_watch(void *self) {
+   call waits for the consumer, it never returns. Returns true if the call keeps next, but not yet
+   for so long. */
+SPDL__COLD bool spdl__next_watch(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
     const uint64_t thread = spdl__load(&p->consumer), now = spdl_time_ns();
     const uint64_t until = spdl__load_relaxed(&p->wait_until);
+    bool soon = false;
     int i;
-    for (i = 0; thread != 0 && i < p->workers; ++i) {
+    for (i = 0; thread != 0 && i < p->workers && !spdl__load_relaxed32(&p->watched); ++i) {
         const spdl_task *task = &p->task[i];
         const uint64_t open = spdl__load_relaxed(&task->open);
         const int row = (int)(open & (SPDL_MAX_STAGES - 1));
         const uint64_t since = until == SPDL__NEVER ? open : spdl__max(open, until);
-        if (spdl__load_relaxed(&task->thread) != thread || open == 0 ||
-            spdl__grown(since, now) < (uint64_t)SPDL__WARN_NS ||
-            spdl__exchange32(&p->watched, 1) != 0)
-            continue;
+        const uint64_t kept = spdl__grown(since, now);
+        if (spdl__load_relaxed(&task->thread) != thread || open == 0) continue;
+        soon = kept > 0 && kept < (uint64_t)SPDL__WARN_NS;
+        if (kept < (uint64_t)SPDL__WARN_NS || spdl__exchange32(&p->watched, 1) != 0) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "spdl_pipeline_next waits for its own call of stage %d '%s', item %llu, to "
                    "return. If the call waits for the consumer, write .workers = 2 or more, and no "
                    ".next_works_ns", row, p->node[row].name,
                    (spdl__llu)spdl__load_relaxed(&task->sequence));
     }
+    return soon;
 }
 
 /* Works, looks again, then sleeps, until there is a result. */
@@ -12420,6 +12430,20 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
     }
 }
 
+/* A data_hash of the rows of the library, so that a load notices other files. SPDL_COUNT(n) alone
+   is n. */
+SPDL__COLD uint64_t spdl__rows_hash(const spdl_pipeline *p) {
+    uint64_t hash = 0;
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl_stage *row = &p->node[i].row;
+        if (p->node[i].lends) hash = hash * 31 + spdl_files_hash((const spdl_files *)row->ctx);
+        else if (row->fn != NULL && (row->fn->is & SPDL__COUNTS) != 0)
+            hash = hash * 31 + (uintptr_t)row->ctx;
+    }
+    return hash;
+}
+
 SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_sampler *sampler = (spdl_sampler *)plan->rows[0].ctx;
     spdl__lists_add(p, 1);
@@ -12493,7 +12517,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         p->profiler = desc->pool->desc.profiler;
     p->yields = spdl__row_yields(plan, p->count - 1);
     p->seed = desc->seed;
-    p->data_hash = desc->data_hash;
+    p->data_hash = desc->data_hash != 0 ? desc->data_hash : spdl__rows_hash(p);
     spdl__error_clear(&p->no_error);
     result = spdl__pipeline_claim(p, plan);
     if (result == SPDL_OK) result = spdl__pipeline_build(p, plan);
