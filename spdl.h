@@ -836,10 +836,8 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
     const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
     uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
-    uint64_t data_hash SPDL__ZERO;    /* of the data: spdl_files_hash, or spdl_hash of names and
-                                         sizes; 0: a hash of what SPDL_COUNT,
-                                         SPDL_FILES and SPDL_FILES_AT read. Other data are then
-                                         not noticed by a load */
+    uint64_t data_hash SPDL__ZERO;    /* of the data, by spdl_hash; 0: of SPDL_COUNT, SPDL_FILES and
+                                         SPDL_FILES_AT. A load notices no other change of data */
     bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
     void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
     void *ready_user SPDL__ZERO;
@@ -6309,8 +6307,8 @@ SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
 
 /* --- workers --- */
 
-/* A worker that has slept for long looks after guests: a guest inside of a call cannot. Returns true
-   if it sleeps only for a short time before the next look. */
+/* A worker that has slept for long looks after guests: a guest inside of a call cannot. Returns
+   true if it sleeps only for a short time before the next look. */
 SPDL__COLD bool spdl__pool_watch(spdl_pool *pool) {
     const uint32_t used = spdl__load32(&pool->slots_used);
     bool soon = false;
@@ -11302,7 +11300,10 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p, uint32_t why) {
     spdl__wake_consumer(p);
 }
 
-SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline, SPDL__INSIDE); }
+SPDL_API void spdl_stop(spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stop");
+    spdl__pipeline_halt(task->pipeline, SPDL__INSIDE);
+}
 
 /* Becomes the keeper if there is none. */
 SPDL__PRIVATE bool spdl__keeper_enter(spdl_pipeline *p) {
@@ -18980,6 +18981,7 @@ SPDL__PRIVATE bool spdl__zip_need_tail(spdl__zip_opening *o, uint64_t at) {
 SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
     const uint64_t size = zip->size, reach = SPDL__ZIP_END_BYTES + 65535;
+    const char *foreign = NULL;
     uint64_t at, tail = SPDL__ZIP_TAIL_BYTES;
     bool last;
     for (o->stop = size; tail <= SPDL__ZIP_TAIL_BYTES + reach; tail += reach) {
@@ -18992,8 +18994,10 @@ SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
             if (last) return true;
         }
     }
-    return o->stop < size ||
-           spdl__zip_fail(o->where, SPDL_E_FORMAT,
+    if (o->stop < size) return true;
+    if (zip->tail_at == 0) foreign = spdl__foreign(zip->tail, (size_t)size, false);
+    if (foreign != NULL) return spdl__zip_fail(o->where, SPDL_E_FORMAT, "%s", foreign);
+    return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                           "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
                           "%llu bytes", (spdl__llu)size);
 }

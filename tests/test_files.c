@@ -254,6 +254,34 @@ static void lists_of_paths(void) {
     told("/list: at byte 6: '...*xxx': File*name too long");
 }
 
+/* The byte order mark is no part of the first path. What is no text is refused by its name. */
+static void lists_of_another_kind(void) {
+    static const struct {
+        const char *bytes;
+        size_t count;
+        const char *what;
+    } kinds[] = {
+        { "\xff\xfe" "a\0\n", 6, "/list: at byte 0: UTF-16: iconv -f UTF-16 -t UTF-8 first" },
+        { "\x1f\x8b\x08", 3, "/list: at byte 0: packed by gzip: gzip -d first" },
+        { "version https://git-lfs.github.com/spec/v1\n", 43,
+          "/list: at byte 0: a pointer of Git LFS, not the data: git lfs pull" },
+        { "a.txt \n", 7, "/list: at byte 0: '*/a.txt ': No such file" },
+    };
+    char path[300];
+    spdl_files *files;
+    spdl_files_desc desc = { .error = &error };
+    put_text("a.txt", "x");
+    snprintf(path, sizeof path, "@%s", put_text("list", "\xef\xbb\xbf" "a.txt\n"));
+    files = files_of(path);
+    CHECK_STR(names_of(files), "a.txt");
+    spdl_files_close(files);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; ++i) {
+        put_file("list", kinds[i].bytes, kinds[i].count);
+        CHECK_EQ(spdl_files_open(&files, path, &desc), i < 3 ? SPDL_E_FORMAT : SPDL_E_IO);
+        told(kinds[i].what);
+    }
+}
+
 /* Names, sizes and order count; where the folder lies does not. */
 static void hash_of_the_manifest(void) {
     uint64_t first, hash;
@@ -429,7 +457,7 @@ static void a_position_is_of_its_files(void) {
     }
 }
 
-/* Loads `text` into a pipeline of these rows, without a data_hash. The first call saves the text. */
+/* Loads `text` into a pipeline of these rows, without a data_hash. The first call saves it. */
 static void moved(char *text, const char *refused, const spdl_stage *rows, size_t count) {
     const char *const texts[] = { text };
     spdl_pipeline *p = NULL;
@@ -1401,9 +1429,9 @@ static void records_have_keys_of_their_own(void) {
         spdl_pipeline *p = START(SPDL_FILES(files), rows[i], SPDL_PIPE(key_of), SPDL_SINK(3));
         void *keys[100];
         int count = 0, flips = 0;
-        for (; count < 100 && spdl_pipeline_next(p, &keys[count], SPDL_FOREVER) == SPDL_OK; ++count) {
+        while (count < 100 && spdl_pipeline_next(p, &keys[count], SPDL_FOREVER) == SPDL_OK) {
             for (int k = 0; k < count; ++k) CHECK(keys[k] != keys[count]);
-            flips += (int)((uintptr_t)keys[count] >> 7 & 1);
+            flips += (int)((uintptr_t)keys[count++] >> 7 & 1);
         }
         CHECK_EQ(count, 99);
         CHECK(flips > 25 && flips < 75);
@@ -1666,7 +1694,8 @@ TEST_TABLE(files) {
     TEST_CASE(hash_behind_backslashes), TEST_CASE(rows_of_files),
     TEST_CASE(a_dangling_link_is_one_failure), TEST_CASE(links_are_missing_data),
     TEST_CASE(files_of_another_kind), TEST_CASE(a_position_is_of_its_files),
-    TEST_CASE(a_position_is_of_its_rows), TEST_CASE(records_have_keys_of_their_own),
+    TEST_CASE(lists_of_another_kind), TEST_CASE(a_position_is_of_its_rows),
+    TEST_CASE(records_have_keys_of_their_own),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),
