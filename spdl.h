@@ -1125,9 +1125,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   The row needs input order, and cannot have .again. An item from elsewhere must have n bytes: the
-   library copies it into the block and frees it. Such an item must not own other memory, which its
-   .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
+   In a row with completion order, .again or .threads it returns a buffer, which is copied. Any
+   other item must have n bytes. The library copies and frees it, so it must not own other memory. A
+   NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many. */
