@@ -836,8 +836,8 @@ typedef struct spdl_pipeline_desc {
     const struct spdl_report_desc *report SPDL__ZERO; /* optional, copied: see >>report */
     const struct spdl_doctor_desc *doctor SPDL__ZERO; /* optional, copied: see >>doctor */
     uint64_t seed SPDL__ZERO;                         /* of spdl_item_key */
-    uint64_t data_hash SPDL__ZERO;    /* of the data: spdl_files_hash, or spdl_hash of names and
-                                         sizes. Without it a load does not notice other data */
+    uint64_t data_hash SPDL__ZERO;    /* of the data, by spdl_hash; 0: of SPDL_COUNT, SPDL_FILES and
+                                         SPDL_FILES_AT. A load notices no other change of data */
     bool deliver_failures SPDL__ZERO; /* feed: next returns each failed item: see >>failures */
     void (*ready_fn)(void *user) SPDL__ZERO; /* for event loops: see spdl_pipeline_next */
     void *ready_user SPDL__ZERO;
@@ -1125,9 +1125,9 @@ SPDL_API void spdl_stop(spdl_task *task);
 
    Batches in place. With SPDL_BATCH(count, .item_bytes = n) the `data` of a batch is one block of
    count * n bytes. In the row before the batch, spdl_buffer returns the item's place in that block.
-   The row needs input order, and cannot have .again. An item from elsewhere must have n bytes: the
-   library copies it into the block and frees it. Such an item must not own other memory, which its
-   .free_item would free. A NULL item becomes zeros. Items cannot leave such a batch.
+   In a row with completion order, .again or .threads it returns a buffer, which is copied. Any
+   other item must have n bytes. The library copies and frees it, so it must not own other memory. A
+   NULL item becomes zeros. Items cannot leave such a batch.
 
    Buffers and blocks are aligned to 64 bytes and not cleared. create allocates up to 256 MiB of
    them for each row, and the library allocates more when the consumer keeps many. */
@@ -6017,7 +6017,7 @@ typedef struct spdl__client {
     bool (*step)(void *self, int worker);     /* runs one piece of work; false: none */
     bool (*runnable)(void *self, int worker); /* true if step has work; -1: any worker */
     void (*pass_on)(void *self); /* wakes a sleeping consumer that works, if it has work */
-    void (*watch)(void *self);   /* logs a guest that is late */
+    bool (*watch)(void *self);   /* logs a guest that is late; true: one may soon be */
     void *self;
 } spdl__client;
 
@@ -6042,6 +6042,7 @@ typedef struct spdl__worker {
     /* written by the worker */
     bool initialised;
     bool ahead;         /* it finds no work, and a sink is full */
+    bool watches;       /* a guest may soon be late */
     uint64_t barred[2]; /* see spdl__turn; [1]: while `ahead` */
     uint64_t id;
     uint32_t asleep; /* or about to be; also cleared by the thread that rings */
@@ -6241,16 +6242,19 @@ SPDL__PRIVATE void spdl__pool_pass_on(spdl_pool *pool) {
 
 /* --- workers --- */
 
-/* A worker that has slept for long looks after guests: a guest inside of a call cannot. */
-SPDL__COLD void spdl__pool_watch(spdl_pool *pool) {
+/* A worker that has slept for long looks after guests: a guest inside of a call cannot. Returns
+   true if it sleeps only for a short time before the next look. */
+SPDL__COLD bool spdl__pool_watch(spdl_pool *pool) {
     const uint32_t used = spdl__load32(&pool->slots_used);
+    bool soon = false;
     uint32_t i;
     for (i = 0; i < used; ++i) {
         const spdl__client *client = spdl__client_enter(pool, &pool->slot[i]);
         if (client == NULL) continue;
-        client->watch(client->self);
+        soon = client->watch(client->self) || soon;
         spdl__client_leave(pool, &pool->slot[i]);
     }
+    return soon;
 }
 
 /* Sleeps, unless there is work after all. A woken worker may be on the consumer's processor, and
@@ -6258,7 +6262,8 @@ SPDL__COLD void spdl__pool_watch(spdl_pool *pool) {
 SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     spdl__beacon *beacon = &pool->beacon;
     const uint32_t word = spdl__load32(&worker->bell.word);
-    const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(SPDL__WARN_NS) : SPDL__NEVER;
+    const int64_t watch_ns = worker->watches ? SPDL__WARN_NS / 10 : SPDL__WARN_NS;
+    const uint64_t until = pool->desc.guests > 0 ? spdl__deadline(watch_ns) : SPDL__NEVER;
     spdl_result slept = SPDL_EMPTY;
     SPDL_TEST_POINT("pool found nothing");
     spdl__store32(&worker->asleep, 1);
@@ -6275,7 +6280,7 @@ SPDL__PRIVATE void spdl__pool_park(spdl_pool *pool, spdl__worker *worker) {
     (void)spdl__exchange32(&beacon->waking, 0);
     spdl__barrier_after_rmw(); /* the next look finds what a thread left to a woken worker */
     if (slept == SPDL_OK) (void)spdl__turn(&worker->barred[0]);
-    if (slept == SPDL_TIMEOUT) spdl__pool_watch(pool);
+    worker->watches = slept == SPDL_TIMEOUT && spdl__pool_watch(pool);
 }
 
 /* Works for one client until it has no work, or others are due. Returns true if it had work. While
@@ -10751,27 +10756,30 @@ SPDL__PRIVATE spdl_result spdl__next_sleep(spdl_pipeline *p, void **item, uint64
 }
 
 /* A worker without work: logs a call that the thread in next runs and that takes too long. If the
-   call waits for the consumer, it never returns. */
-SPDL__COLD void spdl__next_watch(void *self) {
+   call waits for the consumer, it never returns. Returns true if the call keeps next, but not yet
+   for so long. */
+SPDL__COLD bool spdl__next_watch(void *self) {
     spdl_pipeline *p = (spdl_pipeline *)self;
     const uint64_t thread = spdl__load(&p->consumer), now = spdl_time_ns();
     const uint64_t until = spdl__load_relaxed(&p->wait_until);
+    bool soon = false;
     int i;
-    for (i = 0; thread != 0 && i < p->workers; ++i) {
+    for (i = 0; thread != 0 && i < p->workers && !spdl__load_relaxed32(&p->watched); ++i) {
         const spdl_task *task = &p->task[i];
         const uint64_t open = spdl__load_relaxed(&task->open);
         const int row = (int)(open & (SPDL_MAX_STAGES - 1));
         const uint64_t since = until == SPDL__NEVER ? open : spdl__max(open, until);
-        if (spdl__load_relaxed(&task->thread) != thread || open == 0 ||
-            spdl__grown(since, now) < (uint64_t)SPDL__WARN_NS ||
-            spdl__exchange32(&p->watched, 1) != 0)
-            continue;
+        const uint64_t kept = spdl__grown(since, now);
+        if (spdl__load_relaxed(&task->thread) != thread || open == 0) continue;
+        soon = kept > 0 && kept < (uint64_t)SPDL__WARN_NS;
+        if (kept < (uint64_t)SPDL__WARN_NS || spdl__exchange32(&p->watched, 1) != 0) continue;
         spdl__logf(&p->logger, SPDL_LOG_WARN,
                    "spdl_pipeline_next waits for its own call of stage %d '%s', item %llu, to "
                    "return. If the call waits for the consumer, write .workers = 2 or more, and no "
                    ".next_works_ns", row, p->node[row].name,
                    (spdl__llu)spdl__load_relaxed(&task->sequence));
     }
+    return soon;
 }
 
 /* Works, looks again, then sleeps, until there is a result. */
@@ -11255,7 +11263,10 @@ SPDL__PRIVATE void spdl__pipeline_halt(spdl_pipeline *p, uint32_t why) {
     spdl__wake_consumer(p);
 }
 
-SPDL_API void spdl_stop(spdl_task *task) { spdl__pipeline_halt(task->pipeline, SPDL__INSIDE); }
+SPDL_API void spdl_stop(spdl_task *task) {
+    if (SPDL__DEBUGS) spdl__task_debug(task, "spdl_stop");
+    spdl__pipeline_halt(task->pipeline, SPDL__INSIDE);
+}
 
 /* Becomes the keeper if there is none. */
 SPDL__PRIVATE bool spdl__keeper_enter(spdl_pipeline *p) {
@@ -12383,6 +12394,20 @@ SPDL__COLD void spdl__rows_warn(const spdl_pipeline *p, const spdl__plan *plan) 
     }
 }
 
+/* A data_hash of the rows of the library, so that a load notices other files. SPDL_COUNT(n) alone
+   is n. */
+SPDL__COLD uint64_t spdl__rows_hash(const spdl_pipeline *p) {
+    uint64_t hash = 0;
+    int i;
+    for (i = 0; i < p->count; ++i) {
+        const spdl_stage *row = &p->node[i].row;
+        if (p->node[i].lends) hash = hash * 31 + spdl_files_hash((const spdl_files *)row->ctx);
+        else if (row->fn != NULL && (row->fn->is & SPDL__COUNTS) != 0)
+            hash = hash * 31 + (uintptr_t)row->ctx;
+    }
+    return hash;
+}
+
 SPDL__COLD spdl_result spdl__pipeline_claim(spdl_pipeline *p, const spdl__plan *plan) {
     spdl_sampler *sampler = (spdl_sampler *)plan->rows[0].ctx;
     spdl__lists_add(p, 1);
@@ -12456,7 +12481,7 @@ SPDL__COLD spdl_result spdl__pipeline_new(spdl_pipeline **pipeline, const spdl__
         p->profiler = desc->pool->desc.profiler;
     p->yields = spdl__row_yields(plan, p->count - 1);
     p->seed = desc->seed;
-    p->data_hash = desc->data_hash;
+    p->data_hash = desc->data_hash != 0 ? desc->data_hash : spdl__rows_hash(p);
     spdl__error_clear(&p->no_error);
     result = spdl__pipeline_claim(p, plan);
     if (result == SPDL_OK) result = spdl__pipeline_build(p, plan);
@@ -18913,6 +18938,7 @@ SPDL__PRIVATE bool spdl__zip_need_tail(spdl__zip_opening *o, uint64_t at) {
 SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
     const spdl__zip *zip = o->zip;
     const uint64_t size = zip->size, reach = SPDL__ZIP_END_BYTES + 65535;
+    const char *foreign = NULL;
     uint64_t at, tail = SPDL__ZIP_TAIL_BYTES;
     bool last;
     for (o->stop = size; tail <= SPDL__ZIP_TAIL_BYTES + reach; tail += reach) {
@@ -18925,8 +18951,10 @@ SPDL__PRIVATE bool spdl__zip_find_end(spdl__zip_opening *o) {
             if (last) return true;
         }
     }
-    return o->stop < size ||
-           spdl__zip_fail(o->where, SPDL_E_FORMAT,
+    if (o->stop < size) return true;
+    if (zip->tail_at == 0) foreign = spdl__foreign(zip->tail, (size_t)size, false);
+    if (foreign != NULL) return spdl__zip_fail(o->where, SPDL_E_FORMAT, "%s", foreign);
+    return spdl__zip_fail(o->where, SPDL_E_FORMAT,
                           "neither .npy nor .npz, or cut off: no end of a ZIP archive in "
                           "%llu bytes", (spdl__llu)size);
 }

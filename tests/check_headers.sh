@@ -339,6 +339,11 @@ EOF
             "auto lambda = [&](spdl_task *, some *, some **to) { *to = item; return SPDL_OK; };
             (void)$row(text, lambda)" "the callable takes (spdl_task *, In *, Out **)"
     done
+    for row in "spdl_pipe<some, some>:some" "spdl_source<some>:void"; do
+        check "$cc -std=$std: a lambda of ${row%:*} that returns int" refused \
+            "auto lambda = [](spdl_task *, ${row#*:} *, some **to) { *to = 0; return 0; };
+            (void)${row%:*}(text, lambda)" "returns spdl_result in every return"
+    done
 done
 
 # Licence: the text at the end of a header is that of LICENSE, but for spacing.

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Tabs, trailing blanks, lines of more than 100 columns (but in Markdown and results), and files
 # that do not end in exactly one newline. One test per text file. No table of tests is left out. The
-# functions that a model names are in spdl.h, in the sections that it names.
+# functions that a model names are in spdl.h, in the sections that it names. Variables of the
+# environment are read in one place, which looks at the rights of the program.
 . "$(dirname "$0")/tally.sh"
 
 files() {
@@ -39,6 +40,11 @@ sed -n 's/^TEST_TABLE(\([a-z_]*\)).*/\1/p' tests/test_*.c | while IFS= read -r m
     grep -q "X($module)" tests/main*.c || echo "$module"
 done >"$scratch/unlisted"
 empty "tables that tests/main*.c do not list" "$scratch/unlisted"
+
+grep -nE '(getenv|GetEnvironmentVariable[AW]?)\(' spdl.h spdl_cuda.h |
+    grep -vE '= (spdl__posix_trusts_user\(\) \? )?getenv\(name\)|= GetEnvironmentVariableW\(wide,' \
+        >"$scratch/variables"
+empty "variables that are not read by spdl__os_environment" "$scratch/variables"
 
 # FUNCTION >>SECTION for each definition
 awk '/^\/\* >>/ { section = $2 }

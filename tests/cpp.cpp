@@ -458,6 +458,46 @@ static void captures_are_copied_or_pointed_to(int workers) {
     CHECK(alive == 0);
 }
 
+/* A lambda that gathers: what it holds is asked for and freed when its run ends. */
+static void what_a_lambda_gathered_is_freed(int workers) {
+    for (int taken = 20; taken <= 80; taken += 60) {
+        spdl_pipeline_desc desc = with_workers(workers);
+        spdl_pipeline *p = nullptr;
+        Number *kept[32];
+        int held = 0;
+        auto last_first = [&kept, &held](spdl_task *task, Number *in, Number **out) {
+            const bool last = spdl_flushing(task);
+            if (!last) spdl_take(task);
+            if (!last && held < 32) {
+                kept[held++] = in;
+                return SPDL_SKIP;
+            }
+            if (held == 0) return SPDL_SKIP;
+            *out = kept[held - 1];
+            if (last) --held;
+            else kept[held - 1] = in;
+            return last ? SPDL_AGAIN : SPDL_OK;
+        };
+        CHECK(spdl_pipeline_create(
+                  &p, &desc,
+                  SPDL_STAGES(SPDL_SOURCE(count_to_100).with_free_item(spdl_delete<Number>),
+                              spdl_pipe<Number, Number>("last first", last_first)
+                                  .with_flush(true).with_again(true)
+                                  .with_free_item(spdl_delete<Number>),
+                              SPDL_SINK(2))) == SPDL_OK);
+        for (int round = 0; round < 2; ++round) {
+            for (int i = 0; i < taken; ++i) {
+                const std::unique_ptr<Number> number =
+                    spdl_next<std::unique_ptr<Number> >(p, SPDL_SECONDS(15));
+                CHECK(number && (i >= 68 || number->value == i + 31));
+            }
+            if (round == 0) CHECK(spdl_pipeline_rewind(p, 0, SPDL_FOREVER) == SPDL_OK);
+        }
+        spdl_pipeline_destroy(p);
+        CHECK(alive == 0);
+    }
+}
+
 /* Rows that a header for C and C++ can have. */
 static void fields_by_spdl_set(int workers) {
     spdl_pipeline_desc desc = with_workers(workers);
@@ -771,6 +811,7 @@ int main() {
         rows_may_be_lambdas(workers);
         functions_of_a_class_are_stages(workers);
         captures_are_copied_or_pointed_to(workers);
+        what_a_lambda_gathered_is_freed(workers);
         fields_by_spdl_set(workers);
         failures_are_delivered(workers);
     }

@@ -99,16 +99,55 @@ SPDL_FN(all_of_one, Job, Job) { /* as the lines of one file */
     return ++*made < 1000 ? SPDL_AGAIN : SPDL_OK;
 }
 
+SPDL_FN(job_of, const spdl_record, Job) {
+    (void)task;
+    *out = job_new(atoi((const char *)in->data));
+    return SPDL_OK;
+}
+
+/* 1,000 numbers, as lines of a file or as members of an archive. */
+static spdl_files *numbers_in_a_file(bool tar) {
+    static const char path[] = "howto_shuffle.tmp";
+    FILE *file = fopen(path, "wb");
+    spdl_files *files;
+    if (file == NULL) exit(1);
+    for (int i = 0; i < 1000; i++) {
+        union {
+            char text[1024];
+            struct { char name[100], mode[8], ids[16], bytes[12], time[12], sum[8], kind; } head;
+        } block;
+        unsigned sum = 8 * ' ';
+        memset(&block, 0, sizeof block);
+        if (!tar) fprintf(file, "%d\n", i);
+        if (!tar) continue;
+        snprintf(block.head.name, sizeof block.head.name, "%d", i);
+        memcpy(block.head.bytes, "00000000004", 12);
+        block.head.kind = '0';
+        for (int k = 0; k < 512; k++) sum += (unsigned char)block.text[k];
+        snprintf(block.head.sum, sizeof block.head.sum, "%06o", sum);
+        snprintf(block.text + 512, 5, "%04d", i);
+        fwrite(&block, 1, sizeof block, file);
+    }
+    for (int i = 0; tar && i < 1024; i++) fputc(0, file);
+    if (fclose(file) != 0 || spdl_files_open(&files, path, NULL) != SPDL_OK) exit(1);
+    return files;
+}
+
 /* The reservoir behind each kind of row: few items still follow their neighbour. */
 static void shuffles(void) {
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 6; kind++) {
         static Reservoir reservoir;
+        spdl_files *files = kind > 3 ? numbers_in_a_file(kind == 5) : NULL;
+        const spdl_stage lines = SPDL_LINES(NULL), members = SPDL_TAR(NULL);
         const spdl_stage spread = SPDL_PIPE(ten_of_each, .again = true, .free_item = free);
         const spdl_stage one = SPDL_PIPE(all_of_one, .again = true, .free_item = free);
         spdl_pipeline *p =
             kind == 0   ? start(SPDL_STAGES(JOBS, SHUFFLE(&reservoir), SPDL_SINK(3)))
             : kind == 1 ? start(SPDL_STAGES(JOBS, spread, SHUFFLE(&reservoir), SPDL_SINK(3)))
             : kind == 2 ? start(SPDL_STAGES(JOBS, one, SHUFFLE(&reservoir), SPDL_SINK(3)))
+            : kind > 3  ? start(SPDL_STAGES(SPDL_FILES(files), kind == 4 ? lines : members,
+                                            SPDL_PIPE(job_of, .free_item = free),
+                                            SHUFFLE(&reservoir), SPDL_SINK(3)))
                         : start(SPDL_STAGES(JOBS, spread, SPDL_BATCH(100), SPDL_UNBATCH(),
                                             SHUFFLE(&reservoir), SPDL_SINK(3)));
         int count = 0, follow = 0, last = -1;
@@ -124,6 +163,8 @@ static void shuffles(void) {
         is(sum == (long)count * (count - 1) / 2, 1, "shuffle: each once");
         is(follow * 10 < count, 1, "shuffle: neighbours are apart");
         spdl_pipeline_destroy(p);
+        if (files != NULL) remove(spdl_files_path(files, 0));
+        spdl_files_close(files);
     }
 }
 

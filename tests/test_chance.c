@@ -475,16 +475,17 @@ static bool wild_start(wild *w) {
 
 /* Starts again. What keeps something from call to call is made to forget it while all is quiet. */
 static void wild_rewind(wild *w) {
-    if (w->stateful || chance(w, 2))
-        EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
+    const bool stops = w->stateful || chance(w, 2);
+    if (stops) EQUAL(w, spdl_pipeline_stop(w->pipeline, SPDL_FOREVER), SPDL_OK);
     w->rewound = true;
-    if (w->stateful) wild_forget(w);
+    if (stops) wild_forget(w);
     w->epoch = 0;
     w->seen.count = 0;
     EQUAL(w, spdl_pipeline_rewind(w->pipeline, w->begins, SPDL_FOREVER), SPDL_OK);
 }
 
-/* Saves a position, goes on for a while, and goes back to it. */
+/* Saves a position, goes on for a while, also to the beginning, and goes back to it: rows with
+   .flush have gathered something, or are in the middle of their series. */
 static void wild_load(wild *w) {
     char text[SPDL_STATE_BYTES];
     const char *texts[] = { text };
@@ -497,6 +498,7 @@ static void wild_load(wild *w) {
     }
     HOLDS(w, spdl_state_save(w->pipeline, text, sizeof text) > 0);
     (void)wild_take(w, (long)draw(w, 40));
+    if (chance(w, 3)) EQUAL(w, spdl_pipeline_rewind(w->pipeline, 0, SPDL_FOREVER), SPDL_OK);
     w->loaded = true;
     EQUAL(w, spdl_state_load(w->pipeline, texts, 1, SPDL_FOREVER, &error), SPDL_OK);
     w->seen.count = seen;

@@ -254,6 +254,34 @@ static void lists_of_paths(void) {
     told("/list: at byte 6: '...*xxx': File*name too long");
 }
 
+/* The byte order mark is no part of the first path. What is no text is refused by its name. */
+static void lists_of_another_kind(void) {
+    static const struct {
+        const char *bytes;
+        size_t count;
+        const char *what;
+    } kinds[] = {
+        { "\xff\xfe" "a\0\n", 6, "/list: at byte 0: UTF-16: iconv -f UTF-16 -t UTF-8 first" },
+        { "\x1f\x8b\x08", 3, "/list: at byte 0: packed by gzip: gzip -d first" },
+        { "version https://git-lfs.github.com/spec/v1\n", 43,
+          "/list: at byte 0: a pointer of Git LFS, not the data: git lfs pull" },
+        { "a.txt \n", 7, "/list: at byte 0: '*/a.txt ': No such file" },
+    };
+    char path[300];
+    spdl_files *files;
+    spdl_files_desc desc = { .error = &error };
+    put_text("a.txt", "x");
+    snprintf(path, sizeof path, "@%s", put_text("list", "\xef\xbb\xbf" "a.txt\n"));
+    files = files_of(path);
+    CHECK_STR(names_of(files), "a.txt");
+    spdl_files_close(files);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; ++i) {
+        put_file("list", kinds[i].bytes, kinds[i].count);
+        CHECK_EQ(spdl_files_open(&files, path, &desc), i < 3 ? SPDL_E_FORMAT : SPDL_E_IO);
+        told(kinds[i].what);
+    }
+}
+
 /* Names, sizes and order count; where the folder lies does not. */
 static void hash_of_the_manifest(void) {
     uint64_t first, hash;
@@ -426,6 +454,41 @@ static void a_position_is_of_its_files(void) {
         CHECK((strstr(error.text, "is of another data set: data=") != NULL) == (turn == 2));
         spdl_pipeline_destroy(p);
         spdl_files_close(files);
+    }
+}
+
+/* Loads `text` into a pipeline of these rows, without a data_hash. The first call saves it. */
+static void moved(char *text, const char *refused, const spdl_stage *rows, size_t count) {
+    const char *const texts[] = { text };
+    spdl_pipeline *p = NULL;
+    REQUIRE(spdl_pipeline_create(&p, NULL, rows, count) == SPDL_OK);
+    if (text[0] == '\0') REQUIRE(spdl_state_save(p, text, SPDL_STATE_BYTES) > 0);
+    error = (spdl_error){ .text = "" };
+    CHECK_EQ(spdl_state_load(p, texts, 1, SPDL_FOREVER, &error),
+             refused == NULL ? SPDL_OK : SPDL_E_INVALID);
+    if (refused != NULL && !CHECK(strstr(error.text, refused) != NULL))
+        fprintf(stderr, "  '%s' lacks '%s'\n", error.text, refused);
+    spdl_pipeline_destroy(p);
+}
+
+/* Without a data_hash, too: a list of another length, other files, another count. */
+static void a_position_is_of_its_rows(void) {
+    static const char other[] = "is of another data set: data=";
+    char text[4][SPDL_STATE_BYTES] = { "", "", "", "" };
+    for (int turn = 0; turn < 4; ++turn) {
+        const char *refused = turn < 2 ? NULL : other;
+        put_text("1", turn < 3 ? "12345678" : "1234567890");
+        put_text("2", "12");
+        if (turn == 2) put_text("3", "123");
+        spdl_files *files = files_of(path_of(""));
+        moved(text[0], refused, SPDL_STAGES(SPDL_FILES(files), SPDL_SINK(3)));
+        moved(text[1], refused, SPDL_STAGES(SPDL_COUNT(2), SPDL_FILES_AT(files), SPDL_SINK(3)));
+        moved(text[2], turn < 3 ? NULL : "data=100, here data=50;",
+              SPDL_STAGES(SPDL_COUNT(turn < 3 ? 100 : 50), SPDL_SINK(3)));
+        moved(text[3], turn < 2 ? NULL : other,
+              SPDL_STAGES(SPDL_COUNT(turn < 2 ? 2 : 1), SPDL_FILES_AT(files), SPDL_SINK(3)));
+        spdl_files_close(files);
+        if (turn == 2) CHECK_EQ(remove(path_of("3")), 0);
     }
 }
 
@@ -1344,6 +1407,39 @@ static void files_of_another_kind(void) {
     CHECK_EQ(result, SPDL_END);
 }
 
+SPDL_FN(key_of, spdl_record, void) {
+    (void)in;
+    *out = (void *)(uintptr_t)(spdl_item_key(task) | 1);
+    return SPDL_OK;
+}
+
+/* Lines of one file, and members of one archive: an augmentation draws a number for each. */
+static void records_have_keys_of_their_own(void) {
+    static char lines[200];
+    static blob tar;
+    for (int i = 0; i < 99; ++i) memcpy(lines + 2 * i, "x\n", 2);
+    put_text("a.txt", lines);
+    tar.count = 0;
+    for (int i = 0; i < 99; ++i) ADD(&tar, .name = "x", .size = 1);
+    tar_end(&tar);
+    put_bytes("b.tar", &tar);
+    for (int i = 0; i < 2; ++i) {
+        const spdl_stage rows[] = { SPDL_LINES(NULL), SPDL_TAR(NULL) };
+        spdl_files *files = files_of(path_of(i == 0 ? "a.txt" : "b.tar"));
+        spdl_pipeline *p = START(SPDL_FILES(files), rows[i], SPDL_PIPE(key_of), SPDL_SINK(3));
+        void *keys[100];
+        int count = 0, flips = 0;
+        while (count < 100 && spdl_pipeline_next(p, &keys[count], SPDL_FOREVER) == SPDL_OK) {
+            for (int k = 0; k < count; ++k) CHECK(keys[k] != keys[count]);
+            flips += (int)((uintptr_t)keys[count++] >> 7 & 1);
+        }
+        CHECK_EQ(count, 99);
+        CHECK(flips > 25 && flips < 75);
+        spdl_pipeline_destroy(p);
+        spdl_files_close(files);
+    }
+}
+
 static void rows_of_lines(void) {
     spdl_files *files;
     spdl_pipeline *p;
@@ -1598,6 +1694,8 @@ TEST_TABLE(files) {
     TEST_CASE(hash_behind_backslashes), TEST_CASE(rows_of_files),
     TEST_CASE(a_dangling_link_is_one_failure), TEST_CASE(links_are_missing_data),
     TEST_CASE(files_of_another_kind), TEST_CASE(a_position_is_of_its_files),
+    TEST_CASE(lists_of_another_kind), TEST_CASE(a_position_is_of_its_rows),
+    TEST_CASE(records_have_keys_of_their_own),
     TEST_CASE(tar_of_all_kinds), TEST_CASE(bad_pax_headers), TEST_CASE(bad_tars),
     TEST_CASE(tar_over_4_gib), TEST_CASE(samples), TEST_CASE(tar_in_bounded_memory),
     TEST_CASE(rows_of_tar), TEST_CASE(files_are_read_whole),

@@ -448,6 +448,45 @@ static void init_and_fini_balance_in_a_short_life(void) {
     }
 }
 
+/* Three workers meet in a call, and in destroy in .fini, where a merge of their states needs a
+   lock. */
+typedef struct meeting {
+    int calls, finis; /* atomic */
+} meeting;
+
+static spdl_result meets_init(void *ctx, int worker, void **local) {
+    (void)worker;
+    *local = ctx;
+    return SPDL_OK;
+}
+
+static void meets_fini(void *ctx, int worker, void *local) {
+    meeting *m = (meeting *)ctx;
+    (void)worker;
+    CHECK(local == ctx);
+    __atomic_add_fetch(&m->finis, 1, __ATOMIC_RELEASE);
+    await(&m->finis, 3);
+}
+
+SPDL_FN(meets_calls, item, item) {
+    meeting *m = (meeting *)spdl_ctx(task);
+    __atomic_add_fetch(&m->calls, 1, __ATOMIC_RELEASE);
+    await(&m->calls, 3);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void finis_run_at_the_same_time_in_destroy(void) {
+    meeting m = { 0, 0 };
+    spdl_pipeline *p = START(3, COUNT_TO(6), SPDL_PIPE(meets_calls, .ctx = &m, .concurrency = 3,
+                                                       .init = meets_init, .fini = meets_fini),
+                             SPDL_SINK(1));
+    CHECK_EQ(take_from(p, 0, 100, SPDL_END), 6);
+    CHECK_EQ(m.finis, 0);
+    DONE(p);
+    CHECK_EQ(m.finis, 3);
+}
+
 /* As its first call would; no budget is for that. */
 static void an_init_that_fails_ends_it(void) {
     static const spdl_result failures[] = { SPDL_E_IO, SPDL_SKIP };
@@ -955,6 +994,7 @@ TEST_TABLE(lifetime) {
     TEST_CASE(init_and_fini_run_once_on_each_worker),
     TEST_CASE(init_and_fini_run_on_shared_workers),
     TEST_CASE(init_and_fini_balance_in_a_short_life),
+    TEST_CASE(finis_run_at_the_same_time_in_destroy),
     TEST_CASE(an_init_that_fails_ends_it),
     TEST_CASE(an_init_that_fails_later_is_a_failing_call),
     TEST_CASE(an_error_that_was_told_stays),

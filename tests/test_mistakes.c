@@ -301,7 +301,8 @@ static void a_source_without_items(void) {
 /* Every function of a task says that its call is over. */
 static void a_task_after_its_call(void) {
     static const char *const names[] = { "spdl_ctx", "spdl_local", "spdl_sequence", "spdl_epoch",
-                                         "spdl_stopping", "spdl_flushing", "spdl_item_key" };
+                                         "spdl_stopping", "spdl_flushing", "spdl_item_key",
+                                         "spdl_stop" };
     spdl_pipeline *p;
     spdl_error error;
     A *a;
@@ -317,7 +318,8 @@ static void a_task_after_its_call(void) {
     (void)spdl_stopping(of_the_call);
     (void)spdl_flushing(of_the_call);
     (void)spdl_item_key(of_the_call);
-    for (int i = 0; i < 7; ++i) {
+    spdl_stop(of_the_call);
+    for (int i = 0; i < 8; ++i) {
         char words[80];
         snprintf(words, sizeof words, "%s: not inside of a call of this stage", names[i]);
         says(said.text[i], words);
@@ -343,6 +345,74 @@ static void what_was_forgotten(void) {
     says(said.text[0], "stage 1 'forgets' has returned only NULL (1 times): is *out set?");
     FAILS(SPDL_E_INVALID, "spdl_buffer in a stage without .item_bytes", SOURCE,
           SPDL_PIPE(asks_for_a_buffer), SPDL_SINK(1));
+}
+
+/* The reservoir of HOWTO.md: what it holds is freed, and is no leak, at a stop, a rewind and at
+   destroy in mid-epoch, also in the middle of its series. */
+typedef struct reservoir {
+    A *kept[32];
+    int count;
+} reservoir;
+
+static int made, freed; /* atomic */
+static void counted_free(void *a) {
+    __atomic_add_fetch(&freed, 1, __ATOMIC_RELAXED);
+    free(a);
+}
+SPDL_FN(makes_counted, void, A) {
+    if (spdl_sequence(task) == 100) return SPDL_END;
+    *out = (A *)calloc(1, sizeof **out);
+    (*out)->a[0] = (int64_t)spdl_sequence(task);
+    __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
+    return SPDL_OK;
+}
+SPDL_FN(shuffles_a, A, A) {
+    reservoir *r = (reservoir *)spdl_ctx(task);
+    const bool last = spdl_flushing(task);
+    if (!last) spdl_take(task);
+    if (!last && r->count < 32) {
+        r->kept[r->count++] = in;
+        return SPDL_SKIP;
+    }
+    if (r->count == 0) return SPDL_SKIP;
+    const uint64_t k = spdl_item_key(task) % (uint64_t)r->count;
+    *out = r->kept[k];
+    r->kept[k] = last ? r->kept[--r->count] : in;
+    return last ? SPDL_AGAIN : SPDL_OK;
+}
+
+static void what_a_reservoir_holds_is_no_leak(void) {
+    for (int i = 0; i < 12; ++i) {
+        const int way = i % 3, taken = i / 3 % 2 ? 20 : 80, workers = i < 6 ? 0 : 2;
+        reservoir r = { .count = 0 };
+        spdl_pipeline *p;
+        spdl_error error;
+        A *a;
+        made = freed = 0;
+        REQUIRE(created(&p, &error, WORKERS(TEST_WORKERS(workers)),
+                        SPDL_STAGES(SPDL_SOURCE(makes_counted, .free_item = counted_free),
+                                    SPDL_PIPE(shuffles_a, .ctx = &r, .flush = true, .again = true,
+                                              .free_item = counted_free), SPDL_SINK(3))) ==
+                SPDL_OK);
+        for (int k = 0; k < taken; ++k) {
+            REQUIRE(SPDL_NEXT(p, &a, SPDL_SECONDS(15)) == SPDL_OK);
+            counted_free(a);
+        }
+        if (way == 1) CHECK_EQ(spdl_pipeline_stop(p, SPDL_SECONDS(15)), SPDL_OK);
+        if (way == 2) {
+            int left = 0, seen[100] = { 0 };
+            CHECK_EQ(spdl_pipeline_rewind(p, 0, SPDL_SECONDS(15)), SPDL_OK);
+            for (; SPDL_NEXT(p, &a, SPDL_SECONDS(15)) == SPDL_OK; ++left) {
+                ++seen[a->a[0]];
+                counted_free(a);
+            }
+            CHECK_EQ(left, 100);
+            for (int k = 0; k < 100; ++k) CHECK_EQ(seen[k], 1);
+        }
+        spdl_pipeline_destroy(p);
+        CHECK_EQ(made, freed);
+        CHECK_EQ(said.count, 0);
+    }
 }
 
 SPDL_FN(drops_all, A, A) { return SPDL_SKIP; }
@@ -838,6 +908,7 @@ TEST_TABLE(mistakes) {
     TEST_CASE(results_that_are_none),
     TEST_CASE(a_failure_is_in_the_log),
     TEST_CASE(what_was_forgotten),
+    TEST_CASE(what_a_reservoir_holds_is_no_leak),
     TEST_CASE(a_free_item_that_is_not_there),
     TEST_CASE(items_that_need_no_free),
     TEST_CASE(an_item_larger_than_its_place),

@@ -624,7 +624,77 @@ static void a_call_that_keeps_next_is_named(void) {
     }
 }
 
+/* A client of a pool, whose guest may soon be late, or not. */
+typedef struct watched {
+    spdl__client client;
+    bool soon;
+    int looks; /* atomic */
+} watched;
+
+static bool no_work(void *self, int worker) { return self == NULL && worker == 0; }
+
+static void no_guest(void *self) { (void)self; }
+
+static bool counts_looks(void *self) {
+    watched *w = (watched *)self;
+    __atomic_add_fetch(&w->looks, 1, __ATOMIC_RELEASE);
+    return w->soon;
+}
+
+/* A worker that found a call that keeps next looks again soon: the line does not come 5 seconds
+   later than it should. */
+static void a_call_that_keeps_next_is_named_in_time(void) {
+    const spdl_pool_desc pool_desc = { .workers = 1, .guests = 1 };
+    uint64_t took[2];
+    for (int soon = 0; soon < 2; ++soon) {
+        watched w = { { no_work, no_work, no_guest, counts_looks, &w }, soon != 0, 0 };
+        const uint64_t start = spdl_time_ns();
+        spdl__client_slot *slot;
+        spdl_pool *pool;
+        uint64_t bit;
+        REQUIRE(spdl_pool_create(&pool, &pool_desc) == SPDL_OK);
+        slot = spdl__pool_attach(pool, &w.client, &bit);
+        REQUIRE(slot != NULL);
+        await(&w.looks, 7);
+        took[soon] = spdl_time_ns() - start;
+        spdl__pool_detach(pool, slot);
+        spdl_pool_destroy(pool);
+    }
+    CHECK(took[0] >= 6 * (uint64_t)SPDL__WARN_NS);
+    CHECK(took[1] < took[0] * 2 / 3); /* a third and less, if nobody is in the way */
+}
+
+/* The look itself: not yet late, late, said. */
+SPDL_FN(is_looked_at, item, item) {
+    int *inside = (int *)spdl_ctx(task);
+    spdl_pipeline *p = task->pipeline;
+    if (is_trainer() && __atomic_load_n(inside, __ATOMIC_ACQUIRE) == 0) {
+        CHECK(spdl__next_watch(p) || spdl__load32(&p->watched) == 1);
+        sleep_us(SPDL__WARN_NS / 1000 + 1000);
+        (void)spdl__next_watch(p); /* or the worker was first */
+        CHECK_EQ(spdl__load32(&p->watched), 1);
+        CHECK(!spdl__next_watch(p));
+        __atomic_store_n(inside, 1, __ATOMIC_RELEASE);
+    }
+    await(inside, 1);
+    *out = in;
+    return SPDL_OK;
+}
+
+static void a_call_that_may_soon_be_late(void) {
+    int inside = 0;
+    item *it = NULL;
+    spdl_pipeline *p = WORKS(1, SPDL_FOREVER, COUNT_TO(9),
+                             SPDL_PIPE(is_looked_at, .ctx = &inside, .concurrency = 2),
+                             SPDL_SINK(1));
+    for (; SPDL_NEXT(p, &it, SPDL_FOREVER) == SPDL_OK; item_free(it)) {}
+    DONE(p);
+}
+
 TEST_TABLE(next){
+    TEST_CASE(a_call_that_keeps_next_is_named_in_time),
+    TEST_CASE(a_call_that_may_soon_be_late),
+
     TEST_CASE(a_call_that_keeps_next_is_named),
     TEST_CASE(the_trainer_is_one_thread_more),
     TEST_CASE(rows_of_long_calls_are_left_to_the_workers),

@@ -1002,6 +1002,8 @@ static void npy_frames(void) {
     refuses_array(npy.at, npy.count, "arr_0", SPDL_E_LIMIT, "a header of 4294967295 bytes");
     free(npy.at);
     refuses("\x93NUMP", 5, SPDL_E_FORMAT, "neither .npy nor .npz");
+    refuses("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n", 63, SPDL_E_FORMAT,
+            "a pointer of Git LFS, not the data: git lfs pull");
 }
 
 /* Header lengths of 128 to 65535 are read as what they are. */

@@ -945,7 +945,7 @@ static bool idler_runnable(void *self, int worker) {
 
 static void idler_pass_on(void *self) { add(&((idler *)self)->passed_on, 1); }
 
-static void idler_watch(void *self) { (void)self; }
+static bool idler_watch(void *self) { return self == NULL; }
 
 static void idler_attach(idler *i, spdl_pool *pool, int steps) {
     memset(i, 0, sizeof *i);

@@ -280,6 +280,47 @@ static void a_stop_in_a_handler_frees_nothing(void) {
     }
 }
 
+/* ready_fn runs in the handler, where write is safe and a lock is not. */
+static volatile sig_atomic_t in_handler, rang_in_handler;
+static int wakes[2];
+
+static void wakes_the_loop(void *user) {
+    (void)user;
+    if (in_handler) rang_in_handler = 1;
+    if (write(wakes[1], "", 1) != 1) rang_in_handler = -1;
+}
+
+static void stops_and_says_so(int number) {
+    in_handler = 1;
+    stops_there(number);
+    in_handler = 0;
+}
+
+static void a_stop_in_a_handler_rings(void) {
+    struct sigaction action;
+    TEST_NEEDS_LINUX();
+    memset(&action, 0, sizeof action);
+    action.sa_handler = stops_and_says_so;
+    REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0 && pipe(wakes) == 0);
+    for (int workers = 0; workers < 3; ++workers) {
+        spdl_pipeline_desc desc = { .workers = TEST_WORKERS(workers), .ready_fn = wakes_the_loop };
+        spdl_pipeline *p;
+        item *it;
+        char byte;
+        REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_FEED(item), SPDL_PIPE(pass_on),
+                                                            SPDL_SINK(2))) == SPDL_OK);
+        CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_TIMEOUT);
+        rang_in_handler = 0;
+        stopped = p;
+        raise(SIGUSR1);
+        stopped = NULL;
+        CHECK_EQ(rang_in_handler, 1);
+        CHECK_EQ(read(wakes[0], &byte, 1), 1);
+        CHECK_EQ(SPDL_NEXT(p, &it, 0), SPDL_CLOSED);
+        DONE(p);
+    }
+}
+
 SPDL_FN(allocates, void, char) {
     *out = (char *)malloc(100 + spdl_sequence(task) % 900);
     return *out != NULL ? SPDL_OK : SPDL_E_NOMEM;
@@ -339,6 +380,7 @@ static void a_stop_in_a_handler_comes_at_any_moment(void) {
 }
 #else
 static void a_stop_in_a_handler_frees_nothing(void) { TEST_SKIP("needs signals"); }
+static void a_stop_in_a_handler_rings(void) { TEST_SKIP("needs signals"); }
 static void a_stop_in_a_handler_comes_at_any_moment(void) { TEST_SKIP("needs signals"); }
 #endif
 
@@ -349,6 +391,7 @@ TEST_TABLE(ready) {
     TEST_CASE(it_rings_once),
     TEST_CASE(guests_ring),
     TEST_CASE(a_stop_in_a_handler_frees_nothing),
+    TEST_CASE(a_stop_in_a_handler_rings),
     TEST_CASE(a_stop_in_a_handler_comes_at_any_moment),
     TEST_END,
 };

@@ -84,7 +84,6 @@ static void wild_pipe(wild *w, wild_place place) {
     row->again = way == GATHERS || way == SPREADS || way == OPENS;
     row->deferred = way == DEFERS;
     w->deferred += way == DEFERS;
-    w->stateful = w->stateful || row->flush;
     d->fresh = chance(w, 2);
     d->anew = !w->answers && chance(w, 3);
     if (way == SPREADS) row->free_state = spread_free;
