@@ -11655,6 +11655,7 @@ typedef struct spdl__plan {
     int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends; or -1 */
     int merge[SPDL_MAX_STAGES + 1];  /* branch: its merge */
     const spdl__doctor_plan *doctor; /* or NULL */
+    int all; /* calls of a row with SPDL_ALL; 0: as many as threads */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -12020,12 +12021,19 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
 }
 
-/* The default of workers. After it, 0 means a shared pool. */
-SPDL__COLD void spdl__desc_defaults(spdl_pipeline_desc *desc) {
+/* The default of workers: a thread for each processor, and for each call of the row that asks for
+   most. The consumer is one of them. After it, 0 means a shared pool. `desc` is that of the plan. */
+SPDL__COLD void spdl__desc_defaults(spdl__plan *plan, spdl_pipeline_desc *desc) {
+    uint64_t threads = spdl__max((uint64_t)spdl_cores(), 2);
+    int i;
     if (desc->workers != 0 || desc->pool != NULL) return;
     desc->workers = SPDL_INLINE;
     if (SPDL__OS_NO_THREAD[0] != '\0') return;
-    desc->workers = (int)spdl__min(spdl__max((uint64_t)spdl_cores(), 2), SPDL__MAX_WORKERS) - 1;
+    plan->all = (int)spdl__min(threads, SPDL__MAX_WORKERS);
+    for (i = 0; i < plan->count; ++i)
+        if (!plan->rows[i].deferred && plan->rows[i].concurrency > 0)
+            threads = spdl__max(threads, (uint64_t)plan->rows[i].concurrency);
+    desc->workers = (int)spdl__min(threads, SPDL__MAX_WORKERS) - 1;
     if (desc->next_works_ns == 0) desc->next_works_ns = SPDL_FOREVER;
 }
 
@@ -12140,7 +12148,8 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
     spdl_stage *row = &node->row;
     const bool raises = plan->doctor != NULL && plan->doctor->desc.raise;
     *row = spdl__row_defaults(plan, i);
-    if (row->concurrency == SPDL_ALL) row->concurrency = spdl__threads_most(p, plan);
+    if (row->concurrency == SPDL_ALL)
+        row->concurrency = plan->all > 0 ? plan->all : spdl__threads_most(p, plan);
     node->index = i;
     node->locks = &p->locks;
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
@@ -12537,8 +12546,9 @@ SPDL__COLD bool spdl__layout_fits(const spdl_stage *stages, size_t count) {
     return false;
 }
 
-SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                          const spdl_stage *stages, size_t stage_count) {
+/* `all`: of the plan, if the caller knows it. */
+SPDL__COLD spdl_result spdl__create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                    const spdl_stage *stages, size_t stage_count, int all) {
     spdl_pipeline_desc known;
     spdl_error error;
     spdl__doctor_plan doctor;
@@ -12557,10 +12567,11 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     plan.desc = &known;
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
+    plan.all = all;
     if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
-    spdl__desc_defaults(&known);
+    if (result == SPDL_OK) spdl__desc_defaults(&plan, &known);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
         spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: see the "
                                                 "times to answers in the statistics");
@@ -12572,6 +12583,11 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
     if (result != SPDL_OK && !told) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                          const spdl_stage *stages, size_t stage_count) {
+    return spdl__create(pipeline, desc, stages, stage_count, 0);
 }
 
 /* ============================================================================================= */
@@ -16697,6 +16713,7 @@ typedef struct spdl__ledger {
 /* Sizes and offsets, one copy a process. */
 typedef struct spdl__layout {
     int stages, row; /* row: makes the batches */
+    int all;         /* calls of a row with SPDL_ALL, as in spdl__plan */
     int slot_count, quota; /* quota: of the consumer */
     uint64_t ring;    /* entries; a power of two */
     uint64_t stride;  /* bytes of a slot: `head` of the pipeline, then the data */
@@ -17125,7 +17142,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     child->profiler = desc.profiler;
     desc.profiler.event_fn = spdl__child_event;
     desc.profiler.user = child;
-    if (spdl_pipeline_create(&child->pipeline, &desc, rows, l->count) != SPDL_OK)
+    if (spdl__create(&child->pipeline, &desc, rows, l->count, l->layout.all) != SPDL_OK)
         child->pipeline = NULL;
     SPDL_FREE(rows);
 }
@@ -17742,12 +17759,13 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     plan.rows = l->rows;
     plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
     result = spdl__check_plan(&plan);
-    spdl__desc_defaults(&l->desc.pipeline); /* here: open knows the child's number of workers */
     if (result != SPDL_OK) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     if (result != SPDL_OK) return result;
+    spdl__desc_defaults(&plan, &l->desc.pipeline); /* here: open knows the child's workers */
     if (l->rows[0].kind == SPDL_KIND_FEED)
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
                                  "SPDL_FEED: a child does not get items of this process");
+    l->layout.all = plan.all;
     p = spdl__pipeline_make(&plan);
     if (p == NULL) return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     result = spdl__loader_measure(l, p);
