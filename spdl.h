@@ -7438,8 +7438,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* Counts of one worker for one stage: one writer, read by snapshots. The last cell is for other
-   threads: all add to `freed`, a feed's producer counts pushes, the consumer times answers. */
+/* Counts of one task for one stage: one writer, read by snapshots. The keeper's are for all threads
+   that are no workers: all add to `freed`, a feed's producer counts pushes, the consumer times
+   answers. */
 typedef struct spdl__counters {
     int64_t meter_due; /* sittings until the next measurement */
     uint64_t max_ns;
@@ -7559,7 +7560,6 @@ typedef struct spdl__node {
     spdl__edge *in;  /* NULL for rows that read no edge or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
-    spdl__counters *counters; /* one per worker, and one for other threads */
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
     spdl__parked *parked; /* [most], or NULL */
@@ -7645,6 +7645,7 @@ struct spdl_task {
     uint64_t open;       /* read by snapshots, like sequence: 0, or the begin of calls not booked
                             yet, with the row in its lowest bits */
     spdl__meter meter;
+    spdl__counters *counters; /* [count], behind it in the same block */
     char text[SPDL_TEXT_BYTES];      /* of a failed call: why ... */
     char place[SPDL_TEXT_BYTES / 2]; /* ... and where */
     spdl_error failure; /* .deliver_failures: record of the failure that is put */
@@ -7683,7 +7684,8 @@ struct spdl_pipeline {
     bool remakes;  /* .many with a batch later: the batch delivered last is made again */
     bool replays;  /* the epoch is made again from its begin */
     uint64_t seed;
-    spdl_task *task;  /* [worker] */
+    spdl_task **task; /* [workers], then that of the keeper, whose counters are for all threads that
+                         are no workers */
     uint64_t process;
     uint64_t start_ns;
     struct spdl__reporter *reporter; /* NULL without reports */
@@ -7773,6 +7775,11 @@ struct spdl_pipeline {
     spdl__process_stats process_first, process_last;
     uint64_t consumer_runnable_ns;
 };
+
+SPDL__INLINE spdl__counters *spdl__cell(const spdl_pipeline *p, const spdl__node *node,
+                                        int worker) {
+    return &p->task[worker]->counters[node->index];
+}
 
 SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node,
                                           int path) {
@@ -7906,7 +7913,7 @@ SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
 
 /* Returns true if this thread of the pool has an init to undo. */
 SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
-    return spdl__is_pool_thread(p, worker) && p->task[worker].inits != 0;
+    return spdl__is_pool_thread(p, worker) && p->task[worker]->inits != 0;
 }
 
 /* Returns true if `worker`, or with -1 any worker, has work. */
@@ -8516,7 +8523,7 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     s->inside = s->done = s->empty = s->mark = s->again = false;
     s->p = task->pipeline;
     s->node = node;
-    s->counters = &node->counters[task->worker];
+    s->counters = &task->counters[node->index];
     s->begun = s->now = spdl_time_ns();
     s->change = 1;
     s->failures = spdl__load_relaxed(&s->counters->failures);
@@ -8610,7 +8617,7 @@ SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t l
 /* One sitting, as far downstream as possible: first in empty rows, as two threads in one row
    contend for its word. Leaves out rows whose calls take longer than `longest`. */
 SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
-    spdl_task *task = &p->task[worker];
+    spdl_task *task = p->task[worker];
     const uint64_t late = p->pool != NULL ? p->pool->worker[worker].until : SPDL__NEVER;
     int joins, i;
     for (joins = 0; joins < 2; ++joins) {
@@ -8632,7 +8639,7 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
 SPDL__PRIVATE bool spdl__step(void *self, int worker) {
     spdl_pipeline *p = (spdl_pipeline *)self;
     if (p->has_hooks && spdl__load32(&p->leaving) && spdl__task_leaves(p, worker)) {
-        spdl__step_fini(p, &p->task[worker]);
+        spdl__step_fini(p, p->task[worker]);
         return true;
     }
     if (spdl__load32(&p->stopping)) return false;
@@ -8809,7 +8816,7 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
         const uint64_t dropped = spdl__load(&node->tolerated);
         const bool items = node->in != NULL && !node->row.again; /* a call for each */
         uint64_t calls = 0;
-        for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
+        for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&spdl__cell(p, node, k)->tasks);
         if (spdl__exchange(&node->logged, dropped) != dropped)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
                        "%llu of %llu %s of stage %d '%s' %s, the first: %s",
@@ -9337,7 +9344,7 @@ SPDL__NOINLINE bool spdl__settle(spdl_task *task, spdl__counters *counters, spdl
    other call of the row is inside. A failed call counts, and ends no pipeline. */
 SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
     spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[p->workers];
+    spdl__counters *counters = spdl__cell(p, node, p->workers);
     spdl__parked *parked = task->parked, series;
     const spdl__call call = task->call;
     int failures = 0;
@@ -9488,7 +9495,7 @@ SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__p
     const spdl__item in = call.in;
     void *user = parked->user, *completed = parked->completed;
     const uint64_t change = call.flushing ? SPDL__PASSING : 1;
-    spdl__add(&node->counters[p->workers].freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
+    spdl__add(&spdl__cell(p, node, p->workers)->freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
     if (done && parked->result == SPDL_OK && !spdl__is_input(&call, completed) &&
         completed != call.buffer)
         spdl__item_free(p, completed, spdl__origin(0, (unsigned)node->index));
@@ -9850,7 +9857,7 @@ SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task) {
    waits for room, and stays inside. */
 SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t at, uint64_t now) {
     spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[task->worker];
+    spdl__counters *counters = &task->counters[node->index];
     const uint64_t failed = spdl__load_relaxed(&counters->failures);
     spdl__outcome outcome;
     spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
@@ -10135,7 +10142,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
 SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, void **out) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    spdl__counters *counters = &node->counters[task->worker];
+    spdl__counters *counters = &task->counters[node->index];
     batch->shown.sequence = node->number++;
     spdl__store_relaxed(&task->sequence, batch->shown.sequence);
     batch->shown.bytes = batch->shown.count * node->row.item_bytes;
@@ -10180,7 +10187,7 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     const size_t count = batch != NULL ? batch->shown.count : 0;
     spdl_result result = SPDL_SKIP;
     if (count > 0 && node->row.drop_last) {
-        spdl__count(&node->counters[task->worker].skips, count);
+        spdl__count(&task->counters[node->index].skips, count);
     } else if (count > 0) {
         if (shared) batch = spdl__batch_copy(node, batch);
         else spdl__place_passed(node, batch); /* first: others look for their batch by its number */
@@ -10245,7 +10252,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
         if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
             ++node->placeless;
-            spdl__count(&node->counters[task->worker].freed, 1);
+            spdl__count(&task->counters[node->index].freed, 1);
             return SPDL_SKIP;
         }
     }
@@ -10463,7 +10470,7 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline);
 
 SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     spdl_pipeline *p = (spdl_pipeline *)arg;
-    spdl_task *task = &p->task[p->workers - 1];
+    spdl_task *task = p->task[p->workers - 1];
     spdl__store(&p->producer_id, spdl__os_thread_id());
     if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
@@ -10553,9 +10560,9 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
 SPDL__COLD bool spdl__next_in_stage(spdl_pipeline *p) {
     const spdl__node *node;
     int i = 0;
-    while (i < p->workers && !spdl__task_running(&p->task[i])) ++i;
+    while (i < p->workers && !spdl__task_running(p->task[i])) ++i;
     if (i == p->workers) return false;
-    node = p->task[i].node;
+    node = p->task[i]->node;
     if (spdl__misuse_logs(p, SPDL__NEXT_IN_STAGE))
         spdl__logf(&p->logger, SPDL_LOG_ERROR,
                    "spdl_pipeline_next: called in stage %d '%s' of its own pipeline", node->index,
@@ -10607,7 +10614,7 @@ SPDL__PRIVATE void spdl__sink_hint(spdl_pipeline *p) {
 /* With a feed: the time from the push to this take is booked in the feed's row, which has no
    calls. */
 SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now) {
-    spdl__counters *counters = &p->feed->counters[p->workers];
+    spdl__counters *counters = spdl__cell(p, p->feed, p->workers);
     const uint64_t ns = spdl__range_age(p->last_item.range, now);
     spdl__counters_time(counters, 1, ns, ns);
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
@@ -10686,7 +10693,7 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     --p->skip;
     spdl__position_watch(p, got);
     spdl__sink_moves(p, head + 1, NULL);
-    spdl__add(&p->last->counters[p->workers].freed, 1);
+    spdl__add(&spdl__cell(p, p->last, p->workers)->freed, 1);
     spdl__item_free(p, got->item, got->origin); /* user code */
 }
 
@@ -10795,7 +10802,7 @@ SPDL__COLD void spdl__next_watch(void *self) {
     const uint64_t until = spdl__load_relaxed(&p->wait_until);
     int i;
     for (i = 0; thread != 0 && i < p->workers; ++i) {
-        const spdl_task *task = &p->task[i];
+        const spdl_task *task = p->task[i];
         const uint64_t open = spdl__load_relaxed(&task->open);
         const int row = (int)(open & (SPDL_MAX_STAGES - 1));
         const uint64_t since = until == SPDL__NEVER ? open : spdl__max(open, until);
@@ -11093,7 +11100,7 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
 
 SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     spdl__node *feed = p->feed;
-    spdl__counters *counters = &feed->counters[0];
+    spdl__counters *counters = spdl__cell(p, feed, 0);
     spdl__item what;
     uint64_t now;
     const spdl_result room = spdl__room_look(p);
@@ -11126,7 +11133,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
         return;
     }
     spdl__put_nothing(p, reader, 0, 0);
-    spdl__count(&feed->counters[0].skips, 1);
+    spdl__count(&spdl__cell(p, feed, 0)->skips, 1);
     spdl__wake_changed(p, reader);
     spdl__item_free(p, got.item, got.origin); /* user code */
 }
@@ -11152,7 +11159,7 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
         if (result == SPDL_OK) result = spdl__push_try(p, item);
     }
     if (result == SPDL_FULL || result == SPDL_TIMEOUT)
-        spdl__count(&p->feed->counters[0].failures, 1); /* refused by the feed */
+        spdl__count(&spdl__cell(p, p->feed, 0)->failures, 1); /* refused by the feed */
     spdl__store32(&p->producer_inside, 0);
     return result;
 }
@@ -11235,16 +11242,16 @@ SPDL__PRIVATE bool spdl__pipeline_drained(spdl_pipeline *p) {
 /* The keeper, when the pipeline is quiet: frees what rows with .flush have gathered. Its task has
    the number of a worker that has run the row's init, and whose own task may still be in use. */
 SPDL__PRIVATE void spdl__pipeline_shed(spdl_pipeline *p) {
-    spdl_task *task = &p->task[p->workers];
+    spdl_task *task = p->task[p->workers];
     int i;
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         if (!node->gathered) continue;
         task->worker = 0;
         while (node->row.init != NULL && task->worker < p->workers - 1 &&
-               (p->task[task->worker].inits >> i & 1) == 0)
+               (p->task[task->worker]->inits >> i & 1) == 0)
             ++task->worker;
-        task->inits = p->task[task->worker].inits;
+        task->inits = p->task[task->worker]->inits;
         spdl__call_shed(task, node);
     }
 }
@@ -11256,7 +11263,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     spdl__pipeline_shed(p);
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
-        spdl__counters *counters = &node->counters[p->workers];
+        spdl__counters *counters = spdl__cell(p, node, p->workers);
         uint64_t ticket = spdl__head(spdl__load(&node->out.word));
         const uint64_t end = i < p->count - keep ? ticket + node->out.mask + 1 : ticket;
         spdl__batch *open_batch = node->open_batch;
@@ -11492,7 +11499,7 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     (void)spdl__pipeline_await(p, spdl__fini_over, SPDL__NEVER);
     if (p->slot != NULL) spdl__pool_detach(p->pool, p->slot);
     p->slot = NULL;
-    for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, &p->task[i]);
+    for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, p->task[i]);
 }
 
 /* SPDL_DEBUG: reports results that the consumer still has. It may free them later. */
@@ -11525,6 +11532,30 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     }
 }
 
+/* NULL: no memory. */
+SPDL__COLD spdl_task *spdl__task_make(spdl_pipeline *p, int worker) {
+    const size_t bytes = sizeof(spdl_task) + (size_t)p->count * sizeof(spdl__counters);
+    spdl_task *task = (spdl_task *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
+    int i;
+    if (task == NULL) return NULL;
+    task->pipeline = p;
+    task->worker = worker;
+    task->meter.file = SPDL__NO_FILE;
+    task->counters = (spdl__counters *)(void *)(task + 1);
+    /* no meter for first calls, which are waited for, nor for deferred ones, which end elsewhere */
+    for (i = 0; i < p->count; ++i)
+        task->counters[i].meter_due = p->node[i].row.deferred ? INT64_MAX : 1;
+    return task;
+}
+
+SPDL__COLD void spdl__task_drop(spdl_pipeline *p, spdl_task *task) {
+    if (task == NULL) return;
+    (void)spdl__os_file_close(task->meter.file);
+    spdl__thrown_drop(&task->thrown);
+    spdl__free(&p->allocator, task,
+               sizeof(*task) + (size_t)p->count * sizeof(*task->counters));
+}
+
 /* Frees all that create has made so far, except the pool. */
 SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     const spdl_allocator allocator = p->allocator;
@@ -11534,10 +11565,7 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
 #ifndef SPDL_NO_REPORT
     spdl__trace_free(p);
 #endif
-    for (i = 0; p->task != NULL && i < p->workers; ++i) {
-        (void)spdl__os_file_close(p->task[i].meter.file);
-        spdl__thrown_drop(&p->task[i].thrown);
-    }
+    for (i = 0; p->task != NULL && i <= p->workers; ++i) spdl__task_drop(p, p->task[i]);
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__thrown_drop(&node->thrown);
@@ -11546,7 +11574,6 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->out.failures,
                    (size_t)(node->out.mask + 1) * sizeof(spdl_error));
-        spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
         spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
@@ -12261,23 +12288,19 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const bool parks = row->deferred || row->again;
     spdl__edge *edge = &node->out;
     uint32_t k;
-    int i;
     edge->buffer_size = (uint64_t)row->buffer_size;
     edge->window = spdl__node_window(node);
     edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
     edge->mask = spdl__pow2(edge->window) - 1;
     edge->slot = SPDL__NEW(&p->allocator, spdl__slot, edge->mask + 1);
-    node->counters = SPDL__NEW(&p->allocator, spdl__counters, p->workers + 1);
     if (parks) node->parked = SPDL__NEW(&p->allocator, spdl__parked, node->most);
     if (p->delivers)
         edge->failures = (uint64_t *)SPDL__NEW(&p->allocator, spdl_error, edge->mask + 1);
-    if (edge->slot == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
+    if (edge->slot == NULL || (parks && node->parked == NULL) ||
         (p->delivers && edge->failures == NULL) || !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
     for (k = 0; parks && k < (uint32_t)node->most; ++k)
         spdl__parked_add(node, &node->parked_free, k);
-    /* no meter for first calls, which are waited for, nor for deferred ones, which end elsewhere */
-    for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
     return spdl__node_pools(p, node);
 }
 
@@ -12285,12 +12308,11 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = SPDL__NEW(&p->allocator, spdl_task, workers + 1);
+    p->task = SPDL__NEW(&p->allocator, spdl_task *, workers + 1);
     if (p->task == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= p->workers; ++i) {
-        p->task[i].pipeline = p;
-        p->task[i].worker = i;
-        p->task[i].meter.file = SPDL__NO_FILE;
+        p->task[i] = spdl__task_make(p, i);
+        if (p->task[i] == NULL) return SPDL_E_NOMEM;
     }
     if (!p->has_hooks) return SPDL_OK;
     p->local = SPDL__NEW(&p->allocator, void *, workers * (uint64_t)p->count);
@@ -12664,7 +12686,7 @@ SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *nod
     int i;
     memset(sum, 0, sizeof(*sum));
     for (i = 0; i <= p->workers; ++i) {
-        const uint64_t *from = (const uint64_t *)(const void *)&node->counters[i];
+        const uint64_t *from = (const uint64_t *)(const void *)spdl__cell(p, node, i);
         for (k = first; k < end; ++k) to[k] += spdl__load_relaxed(from + k);
     }
 }
@@ -12672,7 +12694,7 @@ SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *nod
 SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram *times) {
     int i;
     memset(times, 0, sizeof(*times));
-    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, &p->node[row].counters[i]);
+    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, spdl__cell(p, &p->node[row], i));
 }
 
 /* The steps since `since`, which becomes those until now. */
@@ -12712,9 +12734,9 @@ SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint6
     const uint64_t rows = SPDL_MAX_STAGES - 1;
     int i;
     for (i = 0; i < p->workers && !node->row.deferred; ++i) {
-        const uint64_t open = spdl__load(&p->task[i].open);
+        const uint64_t open = spdl__load(&p->task[i]->open);
         if (open != 0 && (open & rows) == (uint64_t)node->index)
-            spdl__stage_runs(stats, open & ~rows, spdl__load_relaxed(&p->task[i].sequence), now);
+            spdl__stage_runs(stats, open & ~rows, spdl__load_relaxed(&p->task[i]->sequence), now);
     }
     if (!node->row.deferred) return;
     spdl__lock(&node->parked_lock, node->locks);
@@ -12875,7 +12897,7 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     s->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     memset(&steps, 0, sizeof(steps));
     spdl__stats_steps_of(p, s, &steps);
-    for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
+    for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i]->meter.waited_ns);
     s->workers_runnable_ns = spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
     spdl__stats_process(p, ended, s);
     if (s->delivered > 0 && s->first_item_ns > 0)
