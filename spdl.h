@@ -6070,9 +6070,13 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
    Guests. A guest's place is a worker without a thread; `taken` is set while a thread uses it.
    Guests never sleep. A thread that leaves work behind passes it on: a guest at the end of its
-   budget, a worker that begins a job or changes clients. */
+   budget, a worker that begins a job or changes clients.
+
+   Extra workers start while the pool runs (>>grow-impl), and end with it. Their numbers follow the
+   guests'. */
 
 #define SPDL__MAX_WORKERS 256
+#define SPDL__MAX_CALLS 64 /* of a row that grows, and threads for these */
 #define SPDL__MAX_CLIENTS 64 /* bits of a word */
 #define SPDL__MAX_QUEUE (1 << 24)
 #define SPDL__TURN_NS 1000000 /* the longest visit to one client of several */
@@ -6106,6 +6110,7 @@ typedef struct spdl__worker {
     spdl__os_event bell;
     /* written by the worker */
     bool initialised;
+    bool no_thread;     /* by grow: the thread of this extra worker was refused */
     bool ahead;         /* it finds no work, and a sink is full */
     uint64_t barred[2]; /* see spdl__turn; [1]: while `ahead` */
     uint64_t id;
@@ -6145,6 +6150,11 @@ struct spdl_pool {
     spdl__os_event idle; /* `pending` is 0, a worker has started, or has left a client */
     /* written by destroy */
     uint32_t quit;
+    /* written by the thread that has set `growing` */
+    uint32_t growing;
+    uint32_t extras; /* extra workers that run, or start */
+    bool refused;    /* the system has no more threads, or no memory */
+    spdl__worker *extra[SPDL__MAX_CALLS];
     char pad[SPDL_CACHE_LINE];
     spdl__beacon beacon;
     uint32_t nested; /* workers that wait in `next` of a pipeline on this pool */
@@ -6157,6 +6167,15 @@ struct spdl_pool {
 
 #define SPDL__WAITER 0x10000u
 #define SPDL__ASLEEP (SPDL__WAITER - 1)
+
+/* Workers, guests, extra workers. */
+SPDL__PRIVATE int spdl__pool_count(const spdl_pool *pool) {
+    return pool->places + (int)spdl__load32(&pool->extras);
+}
+
+SPDL__INLINE spdl__worker *spdl__pool_worker(const spdl_pool *pool, int i) {
+    return SPDL__LIKELY(i < pool->places) ? &pool->worker[i] : pool->extra[i - pool->places];
+}
 
 /* --- clients --- */
 
@@ -6254,14 +6273,15 @@ SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
     uint32_t none = 0;
     int i;
     if (!spdl__cas32(&pool->beacon.waking, &none, 1)) return;
-    for (i = 0; i < pool->desc.workers; ++i)
-        if (spdl__worker_wake(&pool->worker[i])) return;
+    for (i = 0; i < spdl__pool_count(pool); ++i)
+        if (spdl__worker_wake(spdl__pool_worker(pool, i))) return;
     (void)spdl__exchange32(&pool->beacon.waking, 0);
 }
 
 SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
     int i;
-    for (i = 0; i < pool->desc.workers; ++i) (void)spdl__worker_wake(&pool->worker[i]);
+    for (i = 0; i < spdl__pool_count(pool); ++i)
+        (void)spdl__worker_wake(spdl__pool_worker(pool, i));
 }
 
 /* A worker inside the client has found nothing. It sees what another thread has published, or that
@@ -6516,9 +6536,40 @@ SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
 
 SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
     int i;
-    for (i = 0; i < pool->places; ++i)
-        if (spdl__load(&pool->worker[i].id) == spdl__os_thread_id()) return true;
+    for (i = 0; i < spdl__pool_count(pool); ++i)
+        if (spdl__load(&spdl__pool_worker(pool, i)->id) == spdl__os_thread_id()) return true;
     return false;
+}
+
+SPDL__RARE bool spdl__worker_start(spdl_pool *pool, spdl__worker *worker) {
+    char name[SPDL_NAME_BYTES];
+    (void)snprintf(name, sizeof(name), "%.11s-%d", pool->name, worker->index);
+    return spdl__os_thread_start(&worker->thread, name, &pool->desc.policy, pool->desc.stack_bytes,
+                                 spdl__worker_main, worker);
+}
+
+/* Starts an extra worker. Returns false if there are no more threads. The caller has set `growing`
+   and is inside of a client: detach waits for it, and release runs later. `extras` is stored first,
+   or a waker would miss the worker when it sleeps. */
+SPDL__RARE bool spdl__pool_grow(spdl_pool *pool) {
+    const uint32_t at = pool->extras;
+    spdl__worker *worker;
+    if (pool->refused) return false;
+    pool->refused = true; /* until it runs */
+    worker = SPDL__NEW(&pool->desc.allocator, spdl__worker, 1);
+    if (worker == NULL || !spdl__os_event_init(&worker->bell)) {
+        spdl__free(&pool->desc.allocator, worker, sizeof(*worker));
+        return false;
+    }
+    worker->pool = pool;
+    worker->index = pool->places + (int)at;
+    worker->until = SPDL__NEVER;
+    pool->extra[at] = worker;
+    spdl__store32(&pool->extras, at + 1);
+    SPDL_TEST_POINT("pool starts an extra worker");
+    worker->no_thread = !spdl__worker_start(pool, worker); /* others may read its place already */
+    pool->refused = worker->no_thread;
+    return !worker->no_thread;
 }
 
 /* --- guests --- */
@@ -6663,8 +6714,14 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     int i;
     spdl__store32(&pool->quit, 1);
     spdl__full_barrier();
-    for (i = 0; i < pool->threads; ++i) (void)spdl__worker_wake(&pool->worker[i]);
+    spdl__pool_wake_all(pool);
     for (i = 0; i < pool->threads; ++i) spdl__os_thread_end(&pool->worker[i].thread, true);
+    for (i = 0; i < (int)pool->extras; ++i) {
+        spdl__worker *worker = pool->extra[i];
+        if (!worker->no_thread) spdl__os_thread_end(&worker->thread, true);
+        spdl__os_event_fini(&worker->bell);
+        spdl__free(&allocator, worker, sizeof(*worker));
+    }
     for (i = pool->desc.workers; pool->worker != NULL && i < pool->places; ++i) {
         spdl__worker *guest = &pool->worker[i];
         while (spdl__load32(&guest->taken)) spdl__os_yield(); /* in its last steps */
@@ -6706,11 +6763,7 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     spdl_result result;
     int i;
     for (; pool->threads < desc->workers; ++pool->threads) {
-        spdl__worker *worker = &pool->worker[pool->threads];
-        char name[SPDL_NAME_BYTES];
-        (void)snprintf(name, sizeof(name), "%.11s-%d", pool->name, worker->index);
-        if (!spdl__os_thread_start(&worker->thread, name, policy, desc->stack_bytes,
-                                   spdl__worker_main, worker))
+        if (!spdl__worker_start(pool, &pool->worker[pool->threads]))
             return spdl__error_set(desc->error, SPDL_E_THREAD,
                                    "pool '%s': thread %d of %d could not be created%s",
                                    pool->name, pool->threads, desc->workers, SPDL__OS_NO_THREAD);
@@ -7456,6 +7509,21 @@ typedef struct spdl__counters {
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
 
+/* How a row grows, see >>grow-impl. Written by the thread that has set `growing` of the pool. */
+#define SPDL__SUMS ((offsetof(spdl__counters, bucket) - offsetof(spdl__counters, tasks)) / 8)
+typedef struct spdl__growth {
+    uint64_t since;            /* ns; begin of the window */
+    uint64_t seen[SPDL__SUMS]; /* sums of the row at that time, from `tasks` on */
+    uint64_t changed;          /* ns; the row has its limit since then */
+    uint64_t calls;            /* of the windows since then */
+    double before;             /* calls per ns before the trial that runs; 0: none runs */
+    uint32_t from;             /* the limit before that trial */
+    uint32_t missed;           /* windows of that trial that were not faster */
+    uint32_t fails;            /* trials in a row that did not help */
+    uint64_t hold;             /* ns; no trial begins before */
+    uint32_t fixed; /* 0, or the last value of spdl_pipeline_set_concurrency, which writes it */
+} spdl__growth;
+
 /* See >>position-impl. */
 typedef struct spdl__tally {
     uint64_t item, results;
@@ -7594,6 +7662,7 @@ typedef struct spdl__node {
     uint64_t turns_taken; /* by the merge */
     /* written rarely, by any thread */
     uint32_t limit;  /* current concurrency */
+    spdl__growth *growth; /* by create: of a row that may grow, or NULL */
     uint32_t locked_at; /* concurrency at which the doctor found a lock, or 0 */
     uint64_t failures;
     uint64_t tolerated; /* failures that rewind does not clear */
@@ -7663,7 +7732,10 @@ struct spdl_pipeline {
     int workers;    /* places of the pool or 1, and 1 for the producer */
     int threads;    /* of these, workers in the statistics */
     int spare;      /* of these, reserve for the doctor's trials */
-    uint32_t open;  /* of these, allowed by the doctor to work; written by it */
+    bool grows;     /* a row may get more calls while it runs */
+    int extras;     /* workers that may start later; their tasks follow the keeper's */
+    uint32_t open;  /* of `spare` those that the doctor allows to work, or of `extras` those that
+                       run; written by the doctor, or with `growing` */
     int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
@@ -7776,6 +7848,33 @@ struct spdl_pipeline {
     uint64_t consumer_runnable_ns;
 };
 
+/* NULL: no memory. */
+SPDL__COLD spdl_task *spdl__task_make(spdl_pipeline *p, int worker) {
+    const size_t bytes = sizeof(spdl_task) + (size_t)p->count * sizeof(spdl__counters);
+    spdl_task *task = (spdl_task *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
+    int i;
+    if (task == NULL) return NULL;
+    task->pipeline = p;
+    task->worker = worker;
+    task->meter.file = SPDL__NO_FILE;
+    task->counters = (spdl__counters *)(void *)(task + 1);
+    /* no meter for first calls, which are waited for, nor for deferred ones, which end elsewhere */
+    for (i = 0; i < p->count; ++i)
+        task->counters[i].meter_due = p->node[i].row.deferred ? INT64_MAX : 1;
+    return task;
+}
+
+/* Tasks of workers, of the keeper and of extra workers. */
+SPDL__PRIVATE int spdl__tasks(const spdl_pipeline *p) {
+    return p->workers + 1 + (p->extras > 0 ? (int)spdl__load32(&p->open) : 0);
+}
+
+/* `worker`: its number in the pool. */
+SPDL__INLINE spdl_task *spdl__task_of(const spdl_pipeline *p, int worker) {
+    const bool extra = p->pool != NULL && worker >= p->pool->places;
+    return p->task[SPDL__UNLIKELY(extra) ? p->workers + 1 + worker - p->pool->places : worker];
+}
+
 SPDL__INLINE spdl__counters *spdl__cell(const spdl_pipeline *p, const spdl__node *node,
                                         int worker) {
     return &p->task[worker]->counters[node->index];
@@ -7885,12 +7984,17 @@ SPDL__PRIVATE bool spdl__row_runnable(const spdl_pipeline *p, const spdl__node *
     return spdl__row_has_work(p, node, spdl__load(node->word));
 }
 
+#define SPDL__UNGROWN (SPDL__NEVER - 1) /* `longest`: all rows but those that have grown */
+
 /* Returns true if calls of this row take at most `longest` on average. A row without a time is for
    workers, if the pool has any. */
 SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node,
                                   uint64_t longest) {
     uint64_t each;
     if (longest == SPDL__NEVER || node->builtin) return true;
+    if (longest == SPDL__UNGROWN) /* a call in next would be late by its length */
+        return spdl__load_relaxed32(&node->limit) <= (uint32_t)node->row.concurrency ||
+               p->threads + (int)spdl__load_relaxed32(&p->open) < node->row.concurrency;
     each = spdl__load_relaxed(&node->item_ns);
     return each != 0 ? each <= longest : p->pool->desc.workers == 0;
 }
@@ -7908,7 +8012,7 @@ SPDL__PRIVATE bool spdl__rows_runnable(const spdl_pipeline *p, uint64_t longest)
    the pool. */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
     if (p->producer != NULL && worker == p->workers - 1) return false;
-    return p->pool != NULL && worker < p->pool->desc.workers;
+    return p->pool != NULL && (worker < p->pool->desc.workers || worker > p->workers);
 }
 
 /* Returns true if this thread of the pool has an init to undo. */
@@ -8270,6 +8374,7 @@ SPDL__NOINLINE bool spdl__flow_again(const spdl_task *task);
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call);
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node);
 SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns);
+SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t now);
 SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, int threads,
                                      uint64_t calls, uint64_t ns);
 SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over);
@@ -8476,6 +8581,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
+    bool judged = false;
     spdl__store_relaxed(&task->open, 0); /* also of a resumed call */
     if (s->calls > 0) {
         uint64_t ns;
@@ -8489,8 +8595,12 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
             spdl__counters_book(counters, s->calls,
                                 spdl__load_relaxed(&counters->failures) - s->failures, ns);
         spdl__counters_learn(node, s->calls, ns);
-        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0))
-            spdl__meter_book(&task->meter, counters, p->threads, s->calls, ns);
+        judged = slow;
+        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0)) {
+            spdl__meter_book(&task->meter, counters,
+                             p->threads + (int)spdl__load_relaxed32(&p->open) / 4, s->calls, ns);
+            judged = true;
+        }
     }
     if (s->waited != 0) spdl__add_relaxed(&node->in->put_wait_ns, s->waited);
     if (s->inside) {
@@ -8498,6 +8608,8 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
         spdl__word_move(p, node, (uint64_t)0 - s->change);
         spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
     }
+    if (SPDL__UNLIKELY(judged) && node->growth != NULL && spdl__is_pool_thread(p, task->worker))
+        spdl__row_judge(p, node, s->now);
     if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
         spdl__gap_open(node->in, spdl__head(s->word), s->now, true);
@@ -8617,8 +8729,9 @@ SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t l
 /* One sitting, as far downstream as possible: first in empty rows, as two threads in one row
    contend for its word. Leaves out rows whose calls take longer than `longest`. */
 SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
-    spdl_task *task = p->task[worker];
-    const uint64_t late = p->pool != NULL ? p->pool->worker[worker].until : SPDL__NEVER;
+    spdl_task *task = spdl__task_of(p, worker);
+    const uint64_t late =
+        p->pool != NULL ? spdl__pool_worker(p->pool, worker)->until : SPDL__NEVER;
     int joins, i;
     for (joins = 0; joins < 2; ++joins) {
         for (i = p->count - 1; i >= 0; --i) {
@@ -8644,7 +8757,8 @@ SPDL__PRIVATE bool spdl__step(void *self, int worker) {
     }
     if (spdl__load32(&p->stopping)) return false;
     if (spdl__step_for(p, worker, SPDL__NEVER)) return true;
-    p->pool->worker[worker].ahead = spdl__row_room(p, p->last, spdl__load(p->last->word)) == 0;
+    spdl__pool_worker(p->pool, worker)->ahead =
+        spdl__row_room(p, p->last, spdl__load(p->last->word)) == 0;
     return false;
 }
 
@@ -8816,7 +8930,8 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
         const uint64_t dropped = spdl__load(&node->tolerated);
         const bool items = node->in != NULL && !node->row.again; /* a call for each */
         uint64_t calls = 0;
-        for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&spdl__cell(p, node, k)->tasks);
+        for (k = 0; k < spdl__tasks(p); ++k)
+            calls += spdl__load_relaxed(&spdl__cell(p, node, k)->tasks);
         if (spdl__exchange(&node->logged, dropped) != dropped)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
                        "%llu of %llu %s of stage %d '%s' %s, the first: %s",
@@ -10000,6 +10115,139 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
 }
 
 /* ============================================================================================= */
+/* >>grow-impl
+   More calls for a row that sleeps. With workers = 0 a row with SPDL_ALL begins with a call for
+   each processor. While its calls sleep and the consumer waits, the row gets more calls, and the
+   pool gets an extra worker for each.
+
+   A raise is a trial. Calls that sleep may wait for a lock, or for a server that is at its limit. A
+   window is a time in which some calls of the row ended. If the rate of calls in a window after the
+   raise is SPDL__GROWTH_GAIN times the one before, the raise stays. After two windows that are not,
+   the row gets its old limit, and the next trial waits, each time longer. There is no way down for
+   what has helped: too many calls that compute cost up to 5 %, too few that sleep cost nearly all.
+
+   Threads. A worker of the pool that has left a measured sitting judges its row if it gets
+   `growing`, which one thread of a pool has at a time. Others go on without. The worker is inside
+   of the client, so destroy waits for it. A worker that starts beside a stop or destroy reads
+   `stopping` or `quit` before it takes anything. An extra worker has a task before `open` counts
+   it, and `open` counts it before its thread starts. spdl_pipeline_set_concurrency ends the growth
+   of a row. It stores `fixed`, passes a full barrier and stores the limit. This section stores the
+   limit, passes a full barrier and reads `fixed`. So the user's number is the last one.
+   (tests/model/grow.pml) */
+
+#ifndef SPDL__GROWTH_NS
+#define SPDL__GROWTH_NS 10000000  /* a window at least */
+#define SPDL__GROWTH_CALLS 4      /* its measured calls at least */
+#define SPDL__GROWTH_MEAN 200000  /* ns; rows whose mean call is shorter do not grow */
+#define SPDL__GROWTH_ASLEEP 0.5   /* share of a call; with 0.9 the limit is raised four times */
+#define SPDL__GROWTH_GAIN 1.2
+#define SPDL__GROWTH_HOLD 100000000u /* ns after a trial that did not help; at most 64 times that */
+#endif
+
+SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *node,
+                                   spdl__counters *sum);
+
+/* Ends a window: subtracts from the sums `d` those of its begin. Returns false if too few calls have
+   ended. */
+SPDL__PRIVATE bool spdl__growth_window(spdl__growth *g, uint64_t limit, spdl__counters *d) {
+    uint64_t *sum = (uint64_t *)(void *)d + offsetof(spdl__counters, tasks) / 8;
+    const uint64_t *metered = &d->metered;
+    size_t k;
+    if (d->tasks - g->seen[0] < spdl__max(2 * limit, 4) ||
+        *metered - g->seen[metered - sum] < SPDL__GROWTH_CALLS)
+        return false;
+    for (k = 0; k < SPDL__SUMS; ++k) {
+        const uint64_t value = sum[k];
+        sum[k] -= g->seen[k];
+        g->seen[k] = value;
+    }
+    return true;
+}
+
+/* Returns the share of the calls' time that was asleep, of the time outside of run queues. 0: the
+   calls are short, or the system reports no run queues, whose time would look like sleep. */
+SPDL__PRIVATE double spdl__growth_asleep(const spdl__counters *d) {
+    const double all = (double)(d->timed_ns + d->failed_ns), slow = (double)d->slow_ns;
+    const double usual = all > slow ? all - slow : 0, metered = (double)d->metered_ns;
+    double ran = (double)d->slow_cpu_ns, queued = (double)d->slow_wait_ns;
+    if (d->metered_blind > 0 || all < (double)d->tasks * SPDL__GROWTH_MEAN) return 0;
+    ran += metered > 0 ? usual * (double)d->metered_cpu_ns / metered : usual;
+    if (metered > 0) queued += usual * (double)d->metered_wait_ns / metered;
+    return all > queued + ran ? (all - queued - ran) / (all - queued) : 0;
+}
+
+/* Returns the limit that the row should have, at the end of a window of `ns`. */
+SPDL__PRIVATE uint32_t spdl__growth_next(spdl__growth *g, const spdl__counters *d, double ns,
+                                         uint32_t limit, bool starved, uint64_t now) {
+    const double asleep = spdl__growth_asleep(d);
+    g->calls += d->tasks;
+    if (g->before > 0 && starved && (double)d->tasks / ns < SPDL__GROWTH_GAIN * g->before) {
+        if (++g->missed < 2) return limit;
+        g->hold = now + ((uint64_t)SPDL__GROWTH_HOLD << g->fails);
+        if (g->fails < 6) ++g->fails;
+        return g->from;
+    }
+    if (g->before > 0) g->fails = 0;
+    g->before = 0;
+    if (asleep <= SPDL__GROWTH_ASLEEP || !starved || now < g->hold) return limit;
+    return (asleep > 0.9 ? 4 : 2) * limit;
+}
+
+/* Starts extra workers for the calls that rows have more than at first. */
+SPDL__PRIVATE void spdl__growth_start(spdl_pipeline *p) {
+    uint64_t wanted = 0;
+    int i;
+    for (i = 0; i < p->count; ++i)
+        if (p->node[i].growth != NULL)
+            wanted += spdl__grown((uint64_t)p->node[i].row.concurrency,
+                                  spdl__load32(&p->node[i].limit));
+    wanted = spdl__min(wanted, (uint64_t)p->extras);
+    while (p->open < wanted) {
+        const int at = p->workers + 1 + (int)p->open;
+        if (p->pool->refused) return;
+        if (p->task[at] == NULL) p->task[at] = spdl__task_make(p, at);
+        if (p->task[at] == NULL) return;
+        spdl__store32(&p->open, p->open + 1);
+        if (spdl__pool_grow(p->pool)) continue;
+        spdl__store32(&p->open, p->open - 1);
+        return;
+    }
+}
+
+/* A worker has left a measured sitting of the row. */
+SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+    spdl__growth *g = node->growth;
+    uint32_t none = 0, limit, next;
+    spdl__counters d;
+    if (spdl__load32(&g->fixed) != 0 || !spdl__cas32(&p->pool->growing, &none, 1)) return;
+    limit = next = spdl__load32(&node->limit);
+    if (g->changed == 0) g->changed = g->since = p->start_ns;
+    if (now > g->since + SPDL__GROWTH_NS) {
+        spdl__counters_sum(p, node, &d);
+        if (spdl__growth_window(g, limit, &d)) {
+            next = spdl__growth_next(g, &d, (double)(now - g->since), limit,
+                                     spdl__row_room(p, p->last, spdl__load(p->last->word)) > 0,
+                                     now);
+            next = (uint32_t)spdl__min(next, (uint64_t)node->most);
+            g->since = now;
+        }
+    }
+    if (next != limit) {
+        g->before = next > limit ? (double)g->calls / (double)(now - g->changed) : 0;
+        g->changed = now;
+        g->from = limit;
+        g->calls = g->missed = 0;
+        SPDL_TEST_POINT("row changes its limit");
+        spdl__store32(&node->limit, next);
+        spdl__full_barrier(); /* pairs with that of set_concurrency */
+        if (spdl__load32(&g->fixed) != 0) spdl__store32(&node->limit, spdl__load32(&g->fixed));
+        else if (next > limit) spdl__growth_start(p);
+    }
+    spdl__store32(&p->pool->growing, 0);
+    if (next > limit) spdl__wake_changed(p, node);
+}
+
+/* ============================================================================================= */
 /* >>batch-impl
    SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time. It
    adds its input to the open batch and returns SPDL_SKIP, or SPDL_OK with a full batch. At a mark
@@ -10560,8 +10808,8 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
 SPDL__COLD bool spdl__next_in_stage(spdl_pipeline *p) {
     const spdl__node *node;
     int i = 0;
-    while (i < p->workers && !spdl__task_running(p->task[i])) ++i;
-    if (i == p->workers) return false;
+    while (i < spdl__tasks(p) && !spdl__task_running(p->task[i])) ++i;
+    if (i == spdl__tasks(p)) return false;
     node = p->task[i]->node;
     if (spdl__misuse_logs(p, SPDL__NEXT_IN_STAGE))
         spdl__logf(&p->logger, SPDL_LOG_ERROR,
@@ -11208,6 +11456,10 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, 
     if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
     if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
     if (concurrency < 1 || concurrency > p->node[stage].row.concurrency) return SPDL_E_LIMIT;
+    if (p->node[stage].growth != NULL) {
+        spdl__store32(&p->node[stage].growth->fixed, (uint32_t)concurrency);
+        spdl__full_barrier(); /* pairs with that of row_judge */
+    }
     spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
     spdl__wake_changed(p, &p->node[stage]);
     return SPDL_OK;
@@ -11532,22 +11784,6 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     }
 }
 
-/* NULL: no memory. */
-SPDL__COLD spdl_task *spdl__task_make(spdl_pipeline *p, int worker) {
-    const size_t bytes = sizeof(spdl_task) + (size_t)p->count * sizeof(spdl__counters);
-    spdl_task *task = (spdl_task *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
-    int i;
-    if (task == NULL) return NULL;
-    task->pipeline = p;
-    task->worker = worker;
-    task->meter.file = SPDL__NO_FILE;
-    task->counters = (spdl__counters *)(void *)(task + 1);
-    /* no meter for first calls, which are waited for, nor for deferred ones, which end elsewhere */
-    for (i = 0; i < p->count; ++i)
-        task->counters[i].meter_due = p->node[i].row.deferred ? INT64_MAX : 1;
-    return task;
-}
-
 SPDL__COLD void spdl__task_drop(spdl_pipeline *p, spdl_task *task) {
     if (task == NULL) return;
     (void)spdl__os_file_close(task->meter.file);
@@ -11560,12 +11796,13 @@ SPDL__COLD void spdl__task_drop(spdl_pipeline *p, spdl_task *task) {
 SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     const spdl_allocator allocator = p->allocator;
     const size_t workers = (size_t)p->workers;
+    const int tasks = p->workers + 1 + p->extras;
     int i;
     spdl__doctor_free(p);
 #ifndef SPDL_NO_REPORT
     spdl__trace_free(p);
 #endif
-    for (i = 0; p->task != NULL && i <= p->workers; ++i) spdl__task_drop(p, p->task[i]);
+    for (i = 0; p->task != NULL && i < tasks; ++i) spdl__task_drop(p, p->task[i]);
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__thrown_drop(&node->thrown);
@@ -11574,11 +11811,12 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->out.failures,
                    (size_t)(node->out.mask + 1) * sizeof(spdl_error));
+        spdl__free(&allocator, node->growth, sizeof(*node->growth));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
         spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
-    spdl__free(&allocator, p->task, (workers + 1) * sizeof(*p->task));
+    spdl__free(&allocator, p->task, (size_t)tasks * sizeof(*p->task));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
@@ -12048,8 +12286,9 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
 }
 
-/* The default of workers: a thread for each processor, and for each call of the row that asks for
-   most. The consumer is one of them. After it, 0 means a shared pool. `desc` is that of the plan. */
+/* The default of workers: a thread for each processor, or for each call of the row with the largest
+   written concurrency. One of them is the consumer. After this function, 0 means a shared pool.
+   `desc` is that of the plan. */
 SPDL__COLD void spdl__desc_defaults(spdl__plan *plan, spdl_pipeline_desc *desc) {
     uint64_t threads = spdl__max((uint64_t)spdl_cores(), 2);
     int i;
@@ -12169,12 +12408,21 @@ SPDL__COLD int spdl__threads_most(const spdl_pipeline *p, const spdl__plan *plan
     return threads > 0 ? threads : 1;
 }
 
+/* Returns true if the row may get more calls while it runs. Rows that work in turn or park calls
+   have one place for each call. */
+SPDL__COLD bool spdl__row_grows(const spdl_stage *row) {
+    return row->concurrency == SPDL_ALL && row->kind == SPDL_KIND_PIPE && !row->deferred &&
+           !row->again && !row->serial && !row->flush;
+}
+
 /* A row without its memory. The rows before it are complete. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
     spdl_stage *row = &node->row;
     const bool raises = plan->doctor != NULL && plan->doctor->desc.raise;
+    bool grows;
     *row = spdl__row_defaults(plan, i);
+    grows = p->grows && spdl__row_grows(row);
     if (row->concurrency == SPDL_ALL)
         row->concurrency = plan->all > 0 ? plan->all : spdl__threads_most(p, plan);
     node->index = i;
@@ -12190,6 +12438,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
         row->concurrency < SPDL__MAX_WORKERS)
         node->most = (int)spdl__min(spdl__max(2 * (uint64_t)node->most, (uint64_t)p->threads),
                                     SPDL__MAX_WORKERS);
+    if (grows) node->most = (int)spdl__max((uint64_t)node->most, SPDL__MAX_CALLS);
     node->tickets = node->most == 1                         ? SPDL__TICKET_ALONE
                     : row->output_order == SPDL_ORDER_INPUT ? SPDL__TICKET_AT_TAKE
                     : row->again                            ? SPDL__TICKET_AGAIN
@@ -12308,7 +12557,7 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = SPDL__NEW(&p->allocator, spdl_task *, workers + 1);
+    p->task = SPDL__NEW(&p->allocator, spdl_task *, workers + 1 + (uint64_t)p->extras);
     if (p->task == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= p->workers; ++i) {
         p->task[i] = spdl__task_make(p, i);
@@ -12331,6 +12580,18 @@ SPDL__COLD int spdl__workers_spare(const spdl_pipeline *p, const spdl__plan *pla
                           (uint64_t)(SPDL__MAX_WORKERS - workers - (p->works_ns != 0)));
 }
 
+/* Returns true if rows may grow: not where the caller has written how many threads there are, where
+   a list of processors is the caller's, or where init gets the numbers of workers. */
+SPDL__COLD bool spdl__plan_grows(const spdl__plan *plan) {
+    bool grows = plan->all > 0 && plan->doctor == NULL && plan->desc->policy.cpu_count == 0;
+    int i, rows = 0;
+    for (i = 0; i < plan->count; ++i) {
+        grows = grows && plan->rows[i].init == NULL;
+        rows += spdl__row_grows(&plan->rows[i]);
+    }
+    return grows && rows > 0;
+}
+
 /* Threads for the rows: workers or the consumer, and the thread of a source. */
 SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
@@ -12338,9 +12599,24 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
     p->spare = spdl__workers_spare(p, plan);
+    p->grows = spdl__plan_grows(plan);
+    if (p->grows) p->extras = (int)spdl__grown((uint64_t)p->threads + 1, SPDL__MAX_CALLS);
+    if (p->grows && p->works_ns == SPDL__NEVER) p->works_ns = SPDL__UNGROWN;
     p->threaded = p->threads > 0 || producer;
     p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
     p->workers = (p->workers > 0 ? p->workers : 1) + producer;
+}
+
+/* A trace has a track for each thread, and shows those of the start. */
+SPDL__COLD spdl_result spdl__growth_build(spdl_pipeline *p) {
+    int i;
+    for (i = 0; i < p->count && p->grows && p->trace == NULL; ++i) {
+        spdl__node *node = &p->node[i];
+        if (node->most <= node->row.concurrency) continue;
+        node->growth = SPDL__NEW(&p->allocator, spdl__growth, 1);
+        if (node->growth == NULL) return SPDL_E_NOMEM;
+    }
+    return SPDL_OK;
 }
 
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
@@ -12356,7 +12632,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     if (result != SPDL_OK) return result;
     spdl__position_plan(p, plan->rows);
     for (i = 0; i < p->count; ++i) p->node[i].plain = spdl__node_is_plain(p, &p->node[i]);
-    return SPDL_OK;
+    return spdl__growth_build(p);
 }
 
 SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
@@ -12685,7 +12961,7 @@ SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *nod
     size_t k;
     int i;
     memset(sum, 0, sizeof(*sum));
-    for (i = 0; i <= p->workers; ++i) {
+    for (i = 0; i < spdl__tasks(p); ++i) {
         const uint64_t *from = (const uint64_t *)(const void *)spdl__cell(p, node, i);
         for (k = first; k < end; ++k) to[k] += spdl__load_relaxed(from + k);
     }
@@ -12694,7 +12970,8 @@ SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *nod
 SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram *times) {
     int i;
     memset(times, 0, sizeof(*times));
-    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, spdl__cell(p, &p->node[row], i));
+    for (i = 0; i < spdl__tasks(p); ++i)
+        spdl__counters_merge(times, spdl__cell(p, &p->node[row], i));
 }
 
 /* The steps since `since`, which becomes those until now. */
@@ -12733,7 +13010,7 @@ SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint6
                                  spdl_stage_stats *stats) {
     const uint64_t rows = SPDL_MAX_STAGES - 1;
     int i;
-    for (i = 0; i < p->workers && !node->row.deferred; ++i) {
+    for (i = 0; i < spdl__tasks(p) && !node->row.deferred; ++i) {
         const uint64_t open = spdl__load(&p->task[i]->open);
         if (open != 0 && (open & rows) == (uint64_t)node->index)
             spdl__stage_runs(stats, open & ~rows, spdl__load_relaxed(&p->task[i]->sequence), now);
@@ -12897,7 +13174,8 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     s->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     memset(&steps, 0, sizeof(steps));
     spdl__stats_steps_of(p, s, &steps);
-    for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i]->meter.waited_ns);
+    for (i = 0; i < spdl__tasks(p); ++i)
+        runnable += spdl__load_relaxed(&p->task[i]->meter.waited_ns);
     s->workers_runnable_ns = spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
     spdl__stats_process(p, ended, s);
     if (s->delivered > 0 && s->first_item_ns > 0)
