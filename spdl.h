@@ -6076,7 +6076,9 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
    guests'. */
 
 #define SPDL__MAX_WORKERS 256
+#ifndef SPDL__MAX_CALLS
 #define SPDL__MAX_CALLS 64 /* of a row that grows, and threads for these */
+#endif
 #define SPDL__MAX_CLIENTS 64 /* bits of a word */
 #define SPDL__MAX_QUEUE (1 << 24)
 #define SPDL__TURN_NS 1000000 /* the longest visit to one client of several */
@@ -6150,7 +6152,7 @@ struct spdl_pool {
     spdl__os_event idle; /* `pending` is 0, a worker has started, or has left a client */
     /* written by destroy */
     uint32_t quit;
-    /* written by the thread that has set `growing` */
+    /* under the lock `growing` */
     uint32_t growing;
     uint32_t extras; /* extra workers that run, or start */
     bool refused;    /* the system has no more threads, or no memory */
@@ -6548,7 +6550,7 @@ SPDL__RARE bool spdl__worker_start(spdl_pool *pool, spdl__worker *worker) {
                                  spdl__worker_main, worker);
 }
 
-/* Starts an extra worker. Returns false if there are no more threads. The caller has set `growing`
+/* Starts an extra worker. Returns false if there are no more threads. The caller has `growing`
    and is inside of a client: detach waits for it, and release runs later. `extras` is stored first,
    or a waker would miss the worker when it sleeps. */
 SPDL__RARE bool spdl__pool_grow(spdl_pool *pool) {
@@ -7509,7 +7511,7 @@ typedef struct spdl__counters {
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
 
-/* How a row grows, see >>grow-impl. Written by the thread that has set `growing` of the pool. */
+/* How a row grows, see >>grow-impl. Under `growing` of the pool. */
 #define SPDL__SUMS ((offsetof(spdl__counters, bucket) - offsetof(spdl__counters, tasks)) / 8)
 typedef struct spdl__growth {
     uint64_t since;            /* ns; begin of the window */
@@ -7521,7 +7523,7 @@ typedef struct spdl__growth {
     uint32_t missed;           /* windows of that trial that were not faster */
     uint32_t fails;            /* trials in a row that did not help */
     uint64_t hold;             /* ns; no trial begins before */
-    uint32_t fixed; /* 0, or the last value of spdl_pipeline_set_concurrency, which writes it */
+    bool fixed;                /* the limit is that of spdl_pipeline_set_concurrency */
 } spdl__growth;
 
 /* See >>position-impl. */
@@ -7735,7 +7737,7 @@ struct spdl_pipeline {
     bool grows;     /* a row may get more calls while it runs */
     int extras;     /* workers that may start later; their tasks follow the keeper's */
     uint32_t open;  /* of `spare` those that the doctor allows to work, or of `extras` those that
-                       run; written by the doctor, or with `growing` */
+                       run; written by the doctor, or under `growing` */
     int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
@@ -10126,35 +10128,35 @@ SPDL__COLD spdl__taken spdl__flow_failure(spdl__sitting *s, spdl_task *task) {
    the row gets its old limit, and the next trial waits, each time longer. There is no way down for
    what has helped: too many calls that compute cost up to 5 %, too few that sleep cost nearly all.
 
-   Threads. A worker of the pool that has left a measured sitting judges its row if it gets
-   `growing`, which one thread of a pool has at a time. Others go on without. The worker is inside
-   of the client, so destroy waits for it. A worker that starts beside a stop or destroy reads
-   `stopping` or `quit` before it takes anything. An extra worker has a task before `open` counts
-   it, and `open` counts it before its thread starts. spdl_pipeline_set_concurrency ends the growth
-   of a row. It stores `fixed`, passes a full barrier and stores the limit. This section stores the
-   limit, passes a full barrier and reads `fixed`. So the user's number is the last one.
+   Threads. A worker of the pool that has left a measured sitting judges its row if the lock
+   `growing` is free. It is inside of the client, so destroy waits for it. An extra worker that
+   starts beside a stop or destroy reads `stopping` or `quit` before it takes anything. It has a
+   task before `open` counts it, and `open` counts it before its thread starts.
+   spdl_pipeline_set_concurrency ends the growth of a row, under the same lock.
    (tests/model/grow.pml) */
 
-#ifndef SPDL__GROWTH_NS
-#define SPDL__GROWTH_NS 10000000  /* a window at least */
-#define SPDL__GROWTH_CALLS 4      /* its measured calls at least */
-#define SPDL__GROWTH_MEAN 200000  /* ns; rows whose mean call is shorter do not grow */
-#define SPDL__GROWTH_ASLEEP 0.5   /* share of a call; with 0.9 the limit is raised four times */
-#define SPDL__GROWTH_GAIN 1.2
-#define SPDL__GROWTH_HOLD 100000000u /* ns after a trial that did not help; at most 64 times that */
+#ifndef SPDL__GROWTH_NS             /* or a test has its own */
+#define SPDL__GROWTH_NS 10000000    /* a window at least */
+#define SPDL__GROWTH_CALLS 4        /* its measured calls at least */
+#define SPDL__GROWTH_EACH 2         /* its calls at least, for each that may run at a time */
+#define SPDL__GROWTH_MEAN 200000    /* ns; rows whose mean call is shorter do not grow */
+#define SPDL__GROWTH_ASLEEP 0.5     /* share of a call above which the limit is doubled ... */
+#define SPDL__GROWTH_MOST 0.9       /* ... and is raised four times */
+#define SPDL__GROWTH_GAIN 1.2       /* rate that a trial must reach */
+#define SPDL__GROWTH_HOLD 100000000 /* ns after a trial that did not help; at most 64 times that */
 #endif
 
 SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *node,
                                    spdl__counters *sum);
 
-/* Ends a window: subtracts from the sums `d` those of its begin. Returns false if too few calls have
-   ended. */
+/* Ends a window: subtracts from the sums `d` those of its begin. Returns false if too few calls
+   have ended. */
 SPDL__PRIVATE bool spdl__growth_window(spdl__growth *g, uint64_t limit, spdl__counters *d) {
     uint64_t *sum = (uint64_t *)(void *)d + offsetof(spdl__counters, tasks) / 8;
     const uint64_t *metered = &d->metered;
     size_t k;
-    if (d->tasks - g->seen[0] < spdl__max(2 * limit, 4) ||
-        *metered - g->seen[metered - sum] < SPDL__GROWTH_CALLS)
+    if (d->tasks < g->seen[0] + spdl__max(SPDL__GROWTH_EACH * limit, SPDL__GROWTH_CALLS) ||
+        *metered < g->seen[metered - sum] + SPDL__GROWTH_CALLS)
         return false;
     for (k = 0; k < SPDL__SUMS; ++k) {
         const uint64_t value = sum[k];
@@ -10190,7 +10192,7 @@ SPDL__PRIVATE uint32_t spdl__growth_next(spdl__growth *g, const spdl__counters *
     if (g->before > 0) g->fails = 0;
     g->before = 0;
     if (asleep <= SPDL__GROWTH_ASLEEP || !starved || now < g->hold) return limit;
-    return (asleep > 0.9 ? 4 : 2) * limit;
+    return (asleep > SPDL__GROWTH_MOST ? 4 : 2) * limit;
 }
 
 /* Starts extra workers for the calls that rows have more than at first. */
@@ -10217,12 +10219,12 @@ SPDL__PRIVATE void spdl__growth_start(spdl_pipeline *p) {
 /* A worker has left a measured sitting of the row. */
 SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t now) {
     spdl__growth *g = node->growth;
-    uint32_t none = 0, limit, next;
+    uint32_t limit, next;
     spdl__counters d;
-    if (spdl__load32(&g->fixed) != 0 || !spdl__cas32(&p->pool->growing, &none, 1)) return;
+    if (!spdl__try_lock(&p->pool->growing)) return;
     limit = next = spdl__load32(&node->limit);
     if (g->changed == 0) g->changed = g->since = p->start_ns;
-    if (now > g->since + SPDL__GROWTH_NS) {
+    if (!g->fixed && now >= g->since + SPDL__GROWTH_NS) {
         spdl__counters_sum(p, node, &d);
         if (spdl__growth_window(g, limit, &d)) {
             next = spdl__growth_next(g, &d, (double)(now - g->since), limit,
@@ -10239,11 +10241,9 @@ SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t
         g->calls = g->missed = 0;
         SPDL_TEST_POINT("row changes its limit");
         spdl__store32(&node->limit, next);
-        spdl__full_barrier(); /* pairs with that of set_concurrency */
-        if (spdl__load32(&g->fixed) != 0) spdl__store32(&node->limit, spdl__load32(&g->fixed));
-        else if (next > limit) spdl__growth_start(p);
+        if (next > limit) spdl__growth_start(p);
     }
-    spdl__store32(&p->pool->growing, 0);
+    spdl__unlock(&p->pool->growing, &p->pool->idle);
     if (next > limit) spdl__wake_changed(p, node);
 }
 
@@ -11456,11 +11456,10 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, 
     if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
     if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
     if (concurrency < 1 || concurrency > p->node[stage].row.concurrency) return SPDL_E_LIMIT;
-    if (p->node[stage].growth != NULL) {
-        spdl__store32(&p->node[stage].growth->fixed, (uint32_t)concurrency);
-        spdl__full_barrier(); /* pairs with that of row_judge */
-    }
+    if (p->grows) spdl__lock(&p->pool->growing, &p->pool->idle);
+    if (p->node[stage].growth != NULL) p->node[stage].growth->fixed = true;
     spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
+    if (p->grows) spdl__unlock(&p->pool->growing, &p->pool->idle);
     spdl__wake_changed(p, &p->node[stage]);
     return SPDL_OK;
 }
