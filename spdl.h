@@ -529,7 +529,8 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .name          all                   function  shown in errors, statistics and traces
        .ctx           functions             NULL      spdl_ctx(task) returns it
        .concurrency   pipe                  1         calls that may run at the same time; SPDL_ALL:
-                                                      one for each thread of the pool. Other
+                                                      one for each thread, and with workers = 0
+                                                      more while calls sleep: see >>waiting. Other
                                                       rows run one call at a time
        .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
@@ -814,12 +815,13 @@ SPDL__UNUSED static const spdl_function spdl__own_rows[8];
 typedef struct spdl_pipeline spdl_pipeline;
 
 #define SPDL_INLINE (-1) /* workers: none; the thread in next calls all stages */
-#define SPDL_ALL (-1)    /* concurrency: one call for each thread that calls stages */
+#define SPDL_ALL (-1)    /* concurrency: one call for each thread that calls stages; with
+                            workers = 0 one for each processor, and more while calls sleep */
 
 typedef struct spdl_pipeline_desc {
-    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0:
-                                         spdl_cores() - 1, and next works. With 0 and SPDL_INLINE no
-                                         call may wait for the consumer: see >>waiting */
+    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0: as
+                                         many as the rows can use, and next works: see >>waiting.
+                                         With 0 and SPDL_INLINE no call may wait for the consumer */
     spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
@@ -1178,12 +1180,20 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>waiting
-   Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
-   in next while it would wait. A call that waits for the consumer would then wait for ever: write
-   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is set: the
-   thread in next then leaves out rows whose mean call is longer. While it is in a call, one item
-   can be late by one call. With SPDL_INLINE only the thread in next calls stages. A consumer that
-   waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+   Threads. By default (workers = 0) there is a thread for each processor, at least two, or for each
+   call of the largest .concurrency that is written. One of them is the thread in next, which calls
+   stages while it would wait. A call that waits for the consumer would then wait for ever: write
+   .workers = 2 or more. With workers = n only these n threads call stages, unless .next_works_ns is
+   set: the thread in next then leaves out rows whose mean call is longer. While it is in a call, one
+   item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A consumer
+   that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+
+   Calls that sleep. With workers = 0 a row with SPDL_ALL begins with a call for each processor.
+   While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
+   It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment. To
+   bound the calls, write a number. No row gets more with .workers, .pool, policy.cpus or .init,
+   under a trace or a doctor, or on systems that do not report how long threads wait for a processor
+   (all except Linux). spdl_pipeline_set_concurrency fixes the number of its row.
 
    Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
    SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
@@ -1290,7 +1300,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
-    int concurrency;   /* the bound */
+    int concurrency;   /* the bound at the moment */
     int threads;       /* of its own; 0: the workers call it */
     int in_flight;     /* calls that run now */
     uint64_t call_ns;  /* duration so far of the oldest running call; 0: none runs */
@@ -1362,7 +1372,7 @@ typedef struct spdl_finding {
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
-    int workers;            /* of a shared pool with guests; not those that a doctor only tries */
+    int workers;            /* now; of a shared pool with guests; not those that a doctor tries */
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
     uint64_t delivered;     /* items that next returned */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
