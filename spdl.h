@@ -1183,17 +1183,17 @@ SPDL_API void spdl_stop(spdl_task *task);
    Threads. By default (workers = 0) there is a thread for each processor, at least two, or for each
    call of the largest .concurrency that is written. One of them is the thread in next, which calls
    stages while it would wait. A call that waits for the consumer would then wait for ever: write
-   .workers = 2 or more. With workers = n only these n threads call stages, unless .next_works_ns is
-   set: the thread in next then leaves out rows whose mean call is longer. While it is in a call, one
-   item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A consumer
-   that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+   .workers = 2 or more. With workers = n only these n threads call stages. .next_works_ns adds the
+   thread in next, which then leaves out rows whose mean call is longer. While that thread is in a
+   call, one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
+   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
 
    Calls that sleep. With workers = 0 a row with SPDL_ALL begins with a call for each processor.
    While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
-   It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment. To
-   bound the calls, write a number. No row gets more with .workers, .pool, policy.cpus or .init,
-   under a trace or a doctor, or on systems that do not report how long threads wait for a processor
-   (all except Linux). spdl_pipeline_set_concurrency fixes the number of its row.
+   It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment.
+   To bound the calls, write a number. spdl_pipeline_set_concurrency fixes the number of its row. No
+   row gets more if .workers, .pool, policy.cpus or an .init is written, or under a trace or a
+   doctor. Only Linux reports how long threads wait for a processor, which this needs.
 
    Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
    SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.

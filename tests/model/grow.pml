@@ -1,6 +1,6 @@
 /* Workers that start while a pipeline runs: spdl__row_judge and spdl__growth_start of >>grow-impl,
-   spdl__pool_grow, spdl__pool_park and spdl__pool_release of >>pool-impl, against
-   spdl_pipeline_set_concurrency, a put, and spdl_pipeline_destroy.
+   spdl__pool_grow, spdl__pool_park and spdl__pool_release of >>pool-impl, against a put, and
+   spdl_pipeline_set_concurrency and spdl_pipeline_destroy of >>stop-impl.
 
    Two workers are inside of the client, or come too late for it. Each has left a sitting and tries
    to judge the row. The one that gets `growing` raises the limit and starts an extra worker; it may
