@@ -529,7 +529,8 @@ typedef enum spdl_order { SPDL_ORDER_INPUT, SPDL_ORDER_COMPLETION } spdl_order;
        .name          all                   function  shown in errors, statistics and traces
        .ctx           functions             NULL      spdl_ctx(task) returns it
        .concurrency   pipe                  1         calls that may run at the same time; SPDL_ALL:
-                                                      one for each thread of the pool. Other
+                                                      one for each thread, and with workers = 0
+                                                      more while calls sleep: see >>waiting. Other
                                                       rows run one call at a time
        .serial        pipe                  false     calls must never overlap: no advice raises
                                                       the concurrency
@@ -814,12 +815,13 @@ SPDL__UNUSED static const spdl_function spdl__own_rows[8];
 typedef struct spdl_pipeline spdl_pipeline;
 
 #define SPDL_INLINE (-1) /* workers: none; the thread in next calls all stages */
-#define SPDL_ALL (-1)    /* concurrency: one call for each thread that calls stages */
+#define SPDL_ALL (-1)    /* concurrency: one call for each thread that calls stages; with
+                            workers = 0 one for each processor, and more while calls sleep */
 
 typedef struct spdl_pipeline_desc {
-    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0:
-                                         spdl_cores() - 1, and next works. With 0 and SPDL_INLINE no
-                                         call may wait for the consumer: see >>waiting */
+    int workers SPDL__ZERO;           /* threads of its own pool, 1 to 256, or SPDL_INLINE; 0: as
+                                         many as the rows can use, and next works: see >>waiting.
+                                         With 0 and SPDL_INLINE no call may wait for the consumer */
     spdl_pool *pool SPDL__ZERO;       /* a shared pool, instead of workers */
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
@@ -1178,12 +1180,20 @@ SPDL_API void spdl_stop(spdl_task *task);
 
 /* ============================================================================================= */
 /* >>waiting
-   Threads. By default spdl_cores() - 1 workers, at least one, call stages, and so does the thread
-   in next while it would wait. A call that waits for the consumer would then wait for ever: write
-   .workers = 2 or more. With workers = n only these n threads do, unless .next_works_ns is set: the
-   thread in next then leaves out rows whose mean call is longer. While it is in a call, one item
-   can be late by one call. With SPDL_INLINE only the thread in next calls stages. A consumer that
-   waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+   Threads. By default (workers = 0) there is a thread for each processor, at least two, or for each
+   call of the largest .concurrency that is written. One of them is the thread in next, which calls
+   stages while it would wait. A call that waits for the consumer would then wait for ever: write
+   .workers = 2 or more. With workers = n only these n threads call stages. .next_works_ns adds the
+   thread in next, which then leaves out rows whose mean call is longer. While that thread is in a
+   call, one item can be late by one call. With SPDL_INLINE only the thread in next calls stages. A
+   consumer that waits for a device can use workers = spdl_cores() and .next_works_ns = 2 ms.
+
+   Calls that sleep. With workers = 0 a row with SPDL_ALL begins with a call for each processor.
+   While its calls sleep and the consumer waits, it gets more calls, up to 64, and threads for them.
+   It keeps them if they make the row 1.2 times as fast. spdl_stats has the numbers of the moment.
+   To bound the calls, write a number. spdl_pipeline_set_concurrency fixes the number of its row. No
+   row gets more if .workers, .pool, policy.cpus or an .init is written, or under a trace or a
+   doctor. Only Linux reports how long threads wait for a processor, which this needs.
 
    Late calls. A call in next can keep next 5 seconds longer than its timeout, or 5 seconds with
    SPDL_FOREVER. A worker that is free then writes row and item to the log, once for each pipeline.
@@ -1290,7 +1300,7 @@ SPDL_API uint64_t spdl_item_key(const spdl_task *task);
 typedef struct spdl_stage_stats {
     char name[SPDL_NAME_BYTES];
     spdl_kind kind;
-    int concurrency;   /* the bound */
+    int concurrency;   /* the bound at the moment */
     int threads;       /* of its own; 0: the workers call it */
     int in_flight;     /* calls that run now */
     uint64_t call_ns;  /* duration so far of the oldest running call; 0: none runs */
@@ -1362,7 +1372,7 @@ typedef struct spdl_finding {
 
 typedef struct spdl_stats {
     uint64_t elapsed_ns;    /* from the start to now, or to the end */
-    int workers;            /* of a shared pool with guests; not those that a doctor only tries */
+    int workers;            /* now; of a shared pool with guests; not those that a doctor tries */
     int stage_count;        /* rows without the sink: stage[i] feeds edge[i] */
     uint64_t delivered;     /* items that next returned */
     uint64_t first_item_ns; /* from the start to the first of them; 0 before */
@@ -4926,7 +4936,7 @@ SPDL__INLINE void spdl__profile(const spdl_profiler *profiler, spdl_event event,
 }
 
 SPDL__PRIVATE void spdl__name_copy(char name[SPDL_NAME_BYTES], const char *from) {
-    (void)snprintf(name, SPDL_NAME_BYTES, "%s", from);
+    (void)snprintf(name, SPDL_NAME_BYTES, "%.*s", SPDL_NAME_BYTES - 1, from);
 }
 
 SPDL__PRIVATE uint64_t spdl__grown(uint64_t from, uint64_t to) { return to > from ? to - from : 0; }
@@ -6005,9 +6015,15 @@ SPDL_API void spdl_ring_destroy(spdl_ring *ring, void (*free_item)(void *item, v
 
    Guests. A guest's place is a worker without a thread; `taken` is set while a thread uses it.
    Guests never sleep. A thread that leaves work behind passes it on: a guest at the end of its
-   budget, a worker that begins a job or changes clients. */
+   budget, a worker that begins a job or changes clients.
+
+   Extra workers start while the pool runs (>>grow-impl), and end with it. Their numbers follow the
+   guests'. */
 
 #define SPDL__MAX_WORKERS 256
+#ifndef SPDL__MAX_CALLS
+#define SPDL__MAX_CALLS 64 /* of a row that grows, and threads for these */
+#endif
 #define SPDL__MAX_CLIENTS 64 /* bits of a word */
 #define SPDL__MAX_QUEUE (1 << 24)
 #define SPDL__TURN_NS 1000000 /* the longest visit to one client of several */
@@ -6041,6 +6057,7 @@ typedef struct spdl__worker {
     spdl__os_event bell;
     /* written by the worker */
     bool initialised;
+    bool no_thread;     /* by grow: the thread of this extra worker was refused */
     bool ahead;         /* it finds no work, and a sink is full */
     bool watches;       /* a guest may soon be late */
     uint64_t barred[2]; /* see spdl__turn; [1]: while `ahead` */
@@ -6081,6 +6098,11 @@ struct spdl_pool {
     spdl__os_event idle; /* `pending` is 0, a worker has started, or has left a client */
     /* written by destroy */
     uint32_t quit;
+    /* under the lock `growing` */
+    uint32_t growing;
+    uint32_t extras; /* extra workers that run, or start */
+    bool refused;    /* the system has no more threads, or no memory */
+    spdl__worker *extra[SPDL__MAX_CALLS];
     char pad[SPDL_CACHE_LINE];
     spdl__beacon beacon;
     uint32_t nested; /* workers that wait in `next` of a pipeline on this pool */
@@ -6093,6 +6115,15 @@ struct spdl_pool {
 
 #define SPDL__WAITER 0x10000u
 #define SPDL__ASLEEP (SPDL__WAITER - 1)
+
+/* Workers, guests, extra workers. */
+SPDL__PRIVATE int spdl__pool_count(const spdl_pool *pool) {
+    return pool->places + (int)spdl__load32(&pool->extras);
+}
+
+SPDL__INLINE spdl__worker *spdl__pool_worker(const spdl_pool *pool, int i) {
+    return SPDL__LIKELY(i < pool->places) ? &pool->worker[i] : pool->extra[i - pool->places];
+}
 
 /* --- clients --- */
 
@@ -6190,14 +6221,15 @@ SPDL__PRIVATE void spdl__pool_wake_one(spdl_pool *pool) {
     uint32_t none = 0;
     int i;
     if (!spdl__cas32(&pool->beacon.waking, &none, 1)) return;
-    for (i = 0; i < pool->desc.workers; ++i)
-        if (spdl__worker_wake(&pool->worker[i])) return;
+    for (i = 0; i < spdl__pool_count(pool); ++i)
+        if (spdl__worker_wake(spdl__pool_worker(pool, i))) return;
     (void)spdl__exchange32(&pool->beacon.waking, 0);
 }
 
 SPDL__PRIVATE void spdl__pool_wake_all(spdl_pool *pool) {
     int i;
-    for (i = 0; i < pool->desc.workers; ++i) (void)spdl__worker_wake(&pool->worker[i]);
+    for (i = 0; i < spdl__pool_count(pool); ++i)
+        (void)spdl__worker_wake(spdl__pool_worker(pool, i));
 }
 
 /* A worker inside the client has found nothing. It sees what another thread has published, or that
@@ -6456,9 +6488,40 @@ SPDL__PRIVATE void spdl__pool_detach(spdl_pool *pool, spdl__client_slot *slot) {
 
 SPDL__PRIVATE bool spdl__pool_is_worker(const spdl_pool *pool) {
     int i;
-    for (i = 0; i < pool->places; ++i)
-        if (spdl__load(&pool->worker[i].id) == spdl__os_thread_id()) return true;
+    for (i = 0; i < spdl__pool_count(pool); ++i)
+        if (spdl__load(&spdl__pool_worker(pool, i)->id) == spdl__os_thread_id()) return true;
     return false;
+}
+
+SPDL__RARE bool spdl__worker_start(spdl_pool *pool, spdl__worker *worker) {
+    char name[SPDL_NAME_BYTES];
+    (void)snprintf(name, sizeof(name), "%.11s-%d", pool->name, worker->index);
+    return spdl__os_thread_start(&worker->thread, name, &pool->desc.policy, pool->desc.stack_bytes,
+                                 spdl__worker_main, worker);
+}
+
+/* Starts an extra worker. Returns false if there are no more threads. The caller has `growing`
+   and is inside of a client: detach waits for it, and release runs later. `extras` is stored first,
+   or a waker would miss the worker when it sleeps. */
+SPDL__RARE bool spdl__pool_grow(spdl_pool *pool) {
+    const uint32_t at = pool->extras;
+    spdl__worker *worker;
+    if (pool->refused) return false;
+    pool->refused = true; /* until it runs */
+    worker = SPDL__NEW(&pool->desc.allocator, spdl__worker, 1);
+    if (worker == NULL || !spdl__os_event_init(&worker->bell)) {
+        spdl__free(&pool->desc.allocator, worker, sizeof(*worker));
+        return false;
+    }
+    worker->pool = pool;
+    worker->index = pool->places + (int)at;
+    worker->until = SPDL__NEVER;
+    pool->extra[at] = worker;
+    spdl__store32(&pool->extras, at + 1);
+    SPDL_TEST_POINT("pool starts an extra worker");
+    worker->no_thread = !spdl__worker_start(pool, worker); /* others may read its place already */
+    pool->refused = worker->no_thread;
+    return !worker->no_thread;
 }
 
 /* --- guests --- */
@@ -6603,8 +6666,14 @@ SPDL__PRIVATE void spdl__pool_release(spdl_pool *pool) {
     int i;
     spdl__store32(&pool->quit, 1);
     spdl__full_barrier();
-    for (i = 0; i < pool->threads; ++i) (void)spdl__worker_wake(&pool->worker[i]);
+    spdl__pool_wake_all(pool);
     for (i = 0; i < pool->threads; ++i) spdl__os_thread_end(&pool->worker[i].thread, true);
+    for (i = 0; i < (int)pool->extras; ++i) {
+        spdl__worker *worker = pool->extra[i];
+        if (!worker->no_thread) spdl__os_thread_end(&worker->thread, true);
+        spdl__os_event_fini(&worker->bell);
+        spdl__free(&allocator, worker, sizeof(*worker));
+    }
     for (i = pool->desc.workers; pool->worker != NULL && i < pool->places; ++i) {
         spdl__worker *guest = &pool->worker[i];
         while (spdl__load32(&guest->taken)) spdl__os_yield(); /* in its last steps */
@@ -6646,11 +6715,7 @@ SPDL__PRIVATE spdl_result spdl__pool_start(spdl_pool *pool) {
     spdl_result result;
     int i;
     for (; pool->threads < desc->workers; ++pool->threads) {
-        spdl__worker *worker = &pool->worker[pool->threads];
-        char name[SPDL_NAME_BYTES];
-        (void)snprintf(name, sizeof(name), "%.11s-%d", pool->name, worker->index);
-        if (!spdl__os_thread_start(&worker->thread, name, policy, desc->stack_bytes,
-                                   spdl__worker_main, worker))
+        if (!spdl__worker_start(pool, &pool->worker[pool->threads]))
             return spdl__error_set(desc->error, SPDL_E_THREAD,
                                    "pool '%s': thread %d of %d could not be created%s",
                                    pool->name, pool->threads, desc->workers, SPDL__OS_NO_THREAD);
@@ -7211,8 +7276,9 @@ SPDL__PRIVATE spdl__batch_pool *spdl__batch_pool_make(const spdl_allocator *allo
 #define SPDL__TOP_BITS 43
 #define SPDL__BUCKETS ((SPDL__TOP_BITS - SPDL__SUB_BITS + 1) << SPDL__SUB_BITS)
 
-/* Counts of one worker for one stage, its writer. The last cell is for other threads: all add to
-   `freed`, the consumer times answers. A feed's producer counts pushes in the first one. */
+/* Counts of one task for one stage: one writer, read by snapshots. The keeper's are for all threads
+   that are no workers: all add to `freed`, a feed's producer counts pushes, the consumer times
+   answers. */
 typedef struct spdl__counters {
     int64_t meter_due; /* sittings until the next measurement */
     uint64_t max_ns;
@@ -7227,6 +7293,21 @@ typedef struct spdl__counters {
     uint64_t bucket[SPDL__BUCKETS];
     char pad[SPDL_CACHE_LINE];
 } spdl__counters;
+
+/* How a row grows, see >>grow-impl. Under `growing` of the pool. */
+#define SPDL__SUMS ((offsetof(spdl__counters, bucket) - offsetof(spdl__counters, tasks)) / 8)
+typedef struct spdl__growth {
+    uint64_t since;            /* ns; begin of the window */
+    uint64_t seen[SPDL__SUMS]; /* sums of the row at that time, from `tasks` on */
+    uint64_t changed;          /* ns; the row has its limit since then */
+    uint64_t calls;            /* of the windows since then */
+    double before;             /* calls per ns before the trial that runs; 0: none runs */
+    uint32_t from;             /* the limit before that trial */
+    uint32_t missed;           /* windows of that trial that were not faster */
+    uint32_t fails;            /* trials in a row that did not help */
+    uint64_t hold;             /* ns; no trial begins before */
+    bool fixed;                /* the limit is that of spdl_pipeline_set_concurrency */
+} spdl__growth;
 
 typedef struct spdl__tally { /* >>position-impl */
     uint64_t item, results;
@@ -7329,7 +7410,6 @@ typedef struct spdl__node {
     spdl__edge *in;  /* NULL for rows that read no edge or several */
     uint64_t *word;  /* of the edge it reads, or `own` */
     spdl__edge out;
-    spdl__counters *counters; /* one per worker, and one for other threads */
     spdl__batch_pool *batches;
     spdl__batch_pool *buffers;
     spdl__parked *parked; /* [most], or NULL */
@@ -7364,6 +7444,7 @@ typedef struct spdl__node {
     uint64_t turns_taken; /* by the merge */
     /* written rarely, by any thread */
     uint32_t limit;  /* current concurrency */
+    spdl__growth *growth; /* by create: of a row that may grow, or NULL */
     uint32_t locked_at; /* concurrency at which the doctor found a lock, or 0 */
     uint64_t failures;
     uint64_t tolerated; /* failures that rewind does not clear */
@@ -7412,6 +7493,7 @@ struct spdl_task {
     uint32_t inits;      /* bit i: init of row i has run here */
     uint64_t open;       /* begin of calls not booked yet, with the row in its lowest bits; or 0 */
     spdl__meter meter;
+    spdl__counters *counters; /* [count], behind it in the same block */
     char text[SPDL_TEXT_BYTES];      /* of a failed call: why ... */
     char place[SPDL_TEXT_BYTES / 2]; /* ... and where */
     spdl_error failure; /* .deliver_failures: record of the failure that is put */
@@ -7429,7 +7511,10 @@ struct spdl_pipeline {
     int workers;    /* places of the pool or 1, and 1 for the producer */
     int threads;    /* of these, workers in the statistics */
     int spare;      /* of these, reserve for the doctor's trials */
-    uint32_t open;  /* of these, allowed by the doctor to work; written by it */
+    bool grows;     /* a row may get more calls while it runs */
+    int extras;     /* workers that may start later; their tasks follow the keeper's */
+    uint32_t open;  /* of `spare` those that the doctor allows to work, or of `extras` those that
+                       run; written by the doctor, or under `growing` */
     int count;      /* rows without the sink */
     spdl_pool *pool; /* NULL: the consumer runs all rows */
     bool own_pool;
@@ -7450,7 +7535,8 @@ struct spdl_pipeline {
     bool remakes;  /* .many with a batch later: the batch delivered last is made again */
     bool replays;  /* the epoch is made again from its begin */
     uint64_t seed;
-    spdl_task *task;  /* [worker] */
+    spdl_task **task; /* [workers], then that of the keeper, whose counters are for all threads that
+                         are no workers */
     uint64_t process;
     uint64_t start_ns;
     struct spdl__reporter *reporter; /* or NULL */
@@ -7539,6 +7625,38 @@ struct spdl_pipeline {
     uint64_t consumer_runnable_ns;
 };
 
+/* NULL: no memory. */
+SPDL__COLD spdl_task *spdl__task_make(spdl_pipeline *p, int worker) {
+    const size_t bytes = sizeof(spdl_task) + (size_t)p->count * sizeof(spdl__counters);
+    spdl_task *task = (spdl_task *)spdl__alloc_zeroed(&p->allocator, 1, bytes);
+    int i;
+    if (task == NULL) return NULL;
+    task->pipeline = p;
+    task->worker = worker;
+    task->meter.file = SPDL__NO_FILE;
+    task->counters = (spdl__counters *)(void *)(task + 1);
+    /* no meter for first calls, which are waited for, nor for deferred ones, which end elsewhere */
+    for (i = 0; i < p->count; ++i)
+        task->counters[i].meter_due = p->node[i].row.deferred ? INT64_MAX : 1;
+    return task;
+}
+
+/* Tasks of workers, of the keeper and of extra workers. */
+SPDL__PRIVATE int spdl__tasks(const spdl_pipeline *p) {
+    return p->workers + 1 + (p->extras > 0 ? (int)spdl__load32(&p->open) : 0);
+}
+
+/* `worker`: its number in the pool. */
+SPDL__INLINE spdl_task *spdl__task_of(const spdl_pipeline *p, int worker) {
+    const bool extra = p->pool != NULL && worker >= p->pool->places;
+    return p->task[SPDL__UNLIKELY(extra) ? p->workers + 1 + worker - p->pool->places : worker];
+}
+
+SPDL__INLINE spdl__counters *spdl__cell(const spdl_pipeline *p, const spdl__node *node,
+                                        int worker) {
+    return &p->task[worker]->counters[node->index];
+}
+
 SPDL__PRIVATE spdl__edge *spdl__path_edge(const spdl_pipeline *p, const spdl__node *node,
                                           int path) {
     return &p->node[node->path[path]].out;
@@ -7559,11 +7677,11 @@ SPDL__PRIVATE bool spdl__row_calls(const spdl_stage *row) {
    the pool. */
 SPDL__PRIVATE bool spdl__is_pool_thread(const spdl_pipeline *p, int worker) {
     if (p->producer != NULL && worker == p->workers - 1) return false;
-    return p->pool != NULL && worker < p->pool->desc.workers;
+    return p->pool != NULL && (worker < p->pool->desc.workers || worker > p->workers);
 }
 
 SPDL__PRIVATE bool spdl__task_leaves(const spdl_pipeline *p, int worker) {
-    return spdl__is_pool_thread(p, worker) && p->task[worker].inits != 0;
+    return spdl__is_pool_thread(p, worker) && p->task[worker]->inits != 0;
 }
 
 /* ============================================================================================= */
@@ -7797,6 +7915,7 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
 SPDL__NOINLINE void spdl__flow_park(const spdl_task *task, spdl__parked *call);
 SPDL__NOINLINE bool spdl__flow_pass(spdl_task *task, spdl__node *node);
 SPDL__NOINLINE bool spdl__flow_slow(spdl__sitting *s, spdl_task *task, uint64_t ns);
+SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t now);
 SPDL__NOINLINE void spdl__meter_book(spdl__meter *meter, spdl__counters *counters, int threads,
                                      uint64_t calls, uint64_t ns);
 SPDL__PRIVATE void spdl__blame_mark(spdl_pipeline *p, bool over);
@@ -8075,6 +8194,7 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
     spdl_pipeline *p = s->p;
     spdl__node *node = s->node;
     spdl__counters *counters = s->counters;
+    bool judged = false;
     spdl__store_relaxed(&task->open, 0); /* also of a resumed call */
     if (s->calls > 0) {
         uint64_t ns;
@@ -8088,8 +8208,12 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
             spdl__counters_book(counters, s->calls,
                                 spdl__load_relaxed(&counters->failures) - s->failures, ns);
         spdl__counters_learn(node, s->calls, ns);
-        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0))
-            spdl__meter_book(&task->meter, counters, p->threads, s->calls, ns);
+        judged = slow;
+        if (SPDL__METERED && !slow && SPDL__UNLIKELY(counters->meter_due-- <= 0)) {
+            spdl__meter_book(&task->meter, counters,
+                             p->threads + (int)spdl__load_relaxed32(&p->open) / 4, s->calls, ns);
+            judged = true;
+        }
     }
     if (s->waited != 0) spdl__add_relaxed(&node->in->put_wait_ns, s->waited);
     if (s->inside) {
@@ -8097,6 +8221,8 @@ SPDL__INLINE void spdl__flow_leave(spdl_task *task, spdl__sitting *s) {
         spdl__word_move(p, node, (uint64_t)0 - s->change);
         spdl__wake_hint(p, node, ~((uint32_t)1 << node->index), false);
     }
+    if (SPDL__UNLIKELY(judged) && node->growth != NULL && spdl__is_pool_thread(p, task->worker))
+        spdl__row_judge(p, node, s->now);
     if (s->timed && spdl__load_relaxed(&p->blame_since) != 0) spdl__blame_mark(p, false);
     if (s->empty && s->calls > 0 && !s->timed && !SPDL__NO_STATS)
         spdl__gap_open(node->in, spdl__head(s->word), s->now, true);
@@ -8122,7 +8248,7 @@ SPDL__INLINE void spdl__flow_enter(spdl__sitting *s, spdl_task *task, spdl__node
     s->inside = s->done = s->empty = s->mark = false;
     s->p = task->pipeline;
     s->node = node;
-    s->counters = &node->counters[task->worker];
+    s->counters = &task->counters[node->index];
     s->begun = s->now = spdl_time_ns();
     s->change = 1;
     s->failures = spdl__load_relaxed(&s->counters->failures);
@@ -8190,12 +8316,17 @@ SPDL__INLINE bool spdl__flow_visit(spdl_task *task, spdl__node *node, uint64_t l
 
 /* --- step --- */
 
+#define SPDL__UNGROWN (SPDL__NEVER - 1) /* `longest`: all rows but those that have grown */
+
 /* Returns true if calls of this row take at most `longest` on average. A row without a time is for
    workers, if the pool has any. */
 SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node,
                                   uint64_t longest) {
     uint64_t each;
     if (longest == SPDL__NEVER || node->builtin) return true;
+    if (longest == SPDL__UNGROWN) /* a call in next would be late by its length */
+        return spdl__load_relaxed32(&node->limit) <= (uint32_t)node->row.concurrency ||
+               p->threads + (int)spdl__load_relaxed32(&p->open) < node->row.concurrency;
     each = spdl__load_relaxed(&node->item_ns);
     return each != 0 ? each <= longest : p->pool->desc.workers == 0;
 }
@@ -8203,8 +8334,9 @@ SPDL__INLINE bool spdl__row_suits(const spdl_pipeline *p, const spdl__node *node
 /* One sitting, as far downstream as possible: first in empty rows, as two threads in one row
    contend for its word. Leaves out rows whose calls take longer than `longest`. */
 SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest) {
-    spdl_task *task = &p->task[worker];
-    const uint64_t late = p->pool != NULL ? p->pool->worker[worker].until : SPDL__NEVER;
+    spdl_task *task = spdl__task_of(p, worker);
+    const uint64_t late =
+        p->pool != NULL ? spdl__pool_worker(p->pool, worker)->until : SPDL__NEVER;
     int joins, i;
     for (joins = 0; joins < 2; ++joins) {
         for (i = p->count - 1; i >= 0; --i) {
@@ -8225,12 +8357,13 @@ SPDL__PRIVATE bool spdl__step_for(spdl_pipeline *p, int worker, uint64_t longest
 SPDL__PRIVATE bool spdl__step(void *self, int worker) {
     spdl_pipeline *p = (spdl_pipeline *)self;
     if (p->has_hooks && spdl__load32(&p->leaving) && spdl__task_leaves(p, worker)) {
-        spdl__step_fini(p, &p->task[worker]);
+        spdl__step_fini(p, p->task[worker]);
         return true;
     }
     if (spdl__load32(&p->stopping)) return false;
     if (spdl__step_for(p, worker, SPDL__NEVER)) return true;
-    p->pool->worker[worker].ahead = spdl__row_room(p, p->last, spdl__load(p->last->word)) == 0;
+    spdl__pool_worker(p->pool, worker)->ahead =
+        spdl__row_room(p, p->last, spdl__load(p->last->word)) == 0;
     return false;
 }
 
@@ -8829,7 +8962,7 @@ SPDL__PRIVATE void spdl__call_flushes(spdl_task *task, spdl__node *node, uint64_
    waits for room, and stays inside. */
 SPDL__NOINLINE bool spdl__flow_flush(spdl_task *task, spdl__node *node, uint64_t at, uint64_t now) {
     spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[task->worker];
+    spdl__counters *counters = &task->counters[node->index];
     const uint64_t failed = spdl__load_relaxed(&counters->failures);
     spdl__outcome outcome;
     spdl__wake_hint(p, node, SPDL__ALL_ROWS, true);
@@ -9047,7 +9180,8 @@ SPDL__COLD void spdl__fail_log(spdl_pipeline *p) {
         const uint64_t dropped = spdl__load(&node->tolerated);
         const bool items = node->in != NULL && !node->row.again; /* a call for each */
         uint64_t calls = 0;
-        for (k = 0; k <= p->workers; ++k) calls += spdl__load_relaxed(&node->counters[k].tasks);
+        for (k = 0; k < spdl__tasks(p); ++k)
+            calls += spdl__load_relaxed(&spdl__cell(p, node, k)->tasks);
         if (spdl__exchange(&node->logged, dropped) != dropped)
             spdl__logf(&p->logger, SPDL_LOG_WARN,
                        "%llu of %llu %s of stage %d '%s' %s, the first: %s",
@@ -9600,7 +9734,7 @@ SPDL__PRIVATE void spdl__parked_drop(spdl_pipeline *p, spdl__node *node, spdl__p
     const spdl__item in = call.in;
     void *user = parked->user;
     const uint64_t change = call.flushing ? SPDL__PASSING : 1;
-    spdl__add(&node->counters[p->workers].freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
+    spdl__add(&spdl__cell(p, node, p->workers)->freed, spdl__origin_tag(in.origin) < SPDL__HOLE);
     if (done && parked->result == SPDL_OK)
         spdl__result_free(p, &call, parked->completed, (unsigned)node->index);
     spdl__parked_push(node, &node->parked_free, parked, SPDL__PARKED_FREE);
@@ -9891,7 +10025,7 @@ SPDL__NOINLINE spdl__outcome spdl__flow_over(spdl_task *task, spdl__counters *co
    other call of the row is inside. A failed call counts, and ends no pipeline. */
 SPDL__COLD void spdl__call_shed(spdl_task *task, spdl__node *node) {
     spdl_pipeline *p = task->pipeline;
-    spdl__counters *counters = &node->counters[p->workers];
+    spdl__counters *counters = spdl__cell(p, node, p->workers);
     spdl__parked *parked = task->parked, series;
     const spdl__call call = task->call;
     int failures = 0;
@@ -10056,6 +10190,137 @@ SPDL__NOINLINE bool spdl__flow_sit_any(spdl_task *task, spdl__node *node, uint64
 }
 
 /* ============================================================================================= */
+/* >>grow-impl
+   More calls for a row that sleeps. With workers = 0 a row with SPDL_ALL begins with a call for
+   each processor. While its calls sleep and the consumer waits, the row gets more calls, and the
+   pool gets an extra worker for each.
+
+   A raise is a trial. Calls that sleep may wait for a lock, or for a server that is at its limit. A
+   window is a time in which some calls of the row ended. If the rate of calls in a window after the
+   raise is SPDL__GROWTH_GAIN times the one before, the raise stays. After two windows that are not,
+   the row gets its old limit, and the next trial waits, each time longer. There is no way down for
+   what has helped: too many calls that compute cost up to 5 %, too few that sleep cost nearly all.
+
+   Threads. A worker of the pool that has left a measured sitting judges its row if the lock
+   `growing` is free. It is inside of the client, so destroy waits for it. An extra worker that
+   starts beside a stop or destroy reads `stopping` or `quit` before it takes anything. It has a
+   task before `open` counts it, and `open` counts it before its thread starts.
+   spdl_pipeline_set_concurrency ends the growth of a row, under the same lock.
+   (tests/model/grow.pml) */
+
+#ifndef SPDL__GROWTH_NS             /* or a test has its own */
+#define SPDL__GROWTH_NS 10000000    /* a window at least */
+#define SPDL__GROWTH_CALLS 4        /* its measured calls at least */
+#define SPDL__GROWTH_EACH 2         /* its calls at least, for each that may run at a time */
+#define SPDL__GROWTH_MEAN 200000    /* ns; rows whose mean call is shorter do not grow */
+#define SPDL__GROWTH_ASLEEP 0.5     /* share of a call above which the limit is doubled ... */
+#define SPDL__GROWTH_MOST 0.9       /* ... and is raised four times */
+#define SPDL__GROWTH_GAIN 1.2       /* rate that a trial must reach */
+#define SPDL__GROWTH_HOLD 100000000 /* ns after a trial that did not help; at most 64 times that */
+#endif
+
+SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *node,
+                                   spdl__counters *sum);
+
+/* Ends a window: subtracts from the sums `d` those of its begin. Returns false if too few calls
+   have ended. */
+SPDL__PRIVATE bool spdl__growth_window(spdl__growth *g, uint64_t limit, spdl__counters *d) {
+    uint64_t *sum = (uint64_t *)(void *)d + offsetof(spdl__counters, tasks) / 8;
+    const uint64_t *metered = &d->metered;
+    size_t k;
+    if (d->tasks < g->seen[0] + spdl__max(SPDL__GROWTH_EACH * limit, SPDL__GROWTH_CALLS) ||
+        *metered < g->seen[metered - sum] + SPDL__GROWTH_CALLS)
+        return false;
+    for (k = 0; k < SPDL__SUMS; ++k) {
+        const uint64_t value = sum[k];
+        sum[k] -= g->seen[k];
+        g->seen[k] = value;
+    }
+    return true;
+}
+
+/* Returns the share of the calls' time that was asleep, of the time outside of run queues. 0: the
+   calls are short, or the system reports no run queues, whose time would look like sleep. */
+SPDL__PRIVATE double spdl__growth_asleep(const spdl__counters *d) {
+    const double all = (double)(d->timed_ns + d->failed_ns), slow = (double)d->slow_ns;
+    const double usual = all > slow ? all - slow : 0, metered = (double)d->metered_ns;
+    double ran = (double)d->slow_cpu_ns, queued = (double)d->slow_wait_ns;
+    if (d->metered_blind > 0 || all < (double)d->tasks * SPDL__GROWTH_MEAN) return 0;
+    ran += metered > 0 ? usual * (double)d->metered_cpu_ns / metered : usual;
+    if (metered > 0) queued += usual * (double)d->metered_wait_ns / metered;
+    return all > queued + ran ? (all - queued - ran) / (all - queued) : 0;
+}
+
+/* Returns the limit that the row should have, at the end of a window of `ns`. */
+SPDL__PRIVATE uint32_t spdl__growth_next(spdl__growth *g, const spdl__counters *d, double ns,
+                                         uint32_t limit, bool starved, uint64_t now) {
+    const double asleep = spdl__growth_asleep(d);
+    g->calls += d->tasks;
+    if (g->before > 0 && starved && (double)d->tasks / ns < SPDL__GROWTH_GAIN * g->before) {
+        if (++g->missed < 2) return limit;
+        g->hold = now + ((uint64_t)SPDL__GROWTH_HOLD << g->fails);
+        if (g->fails < 6) ++g->fails;
+        return g->from;
+    }
+    if (g->before > 0) g->fails = 0;
+    g->before = 0;
+    if (asleep <= SPDL__GROWTH_ASLEEP || !starved || now < g->hold) return limit;
+    return (asleep > SPDL__GROWTH_MOST ? 4 : 2) * limit;
+}
+
+/* Starts extra workers for the calls that rows have more than at first. */
+SPDL__PRIVATE void spdl__growth_start(spdl_pipeline *p) {
+    uint64_t wanted = 0;
+    int i;
+    for (i = 0; i < p->count; ++i)
+        if (p->node[i].growth != NULL)
+            wanted += spdl__grown((uint64_t)p->node[i].row.concurrency,
+                                  spdl__load32(&p->node[i].limit));
+    wanted = spdl__min(wanted, (uint64_t)p->extras);
+    while (p->open < wanted) {
+        const int at = p->workers + 1 + (int)p->open;
+        if (p->pool->refused) return;
+        if (p->task[at] == NULL) p->task[at] = spdl__task_make(p, at);
+        if (p->task[at] == NULL) return;
+        spdl__store32(&p->open, p->open + 1);
+        if (spdl__pool_grow(p->pool)) continue;
+        spdl__store32(&p->open, p->open - 1);
+        return;
+    }
+}
+
+/* A worker has left a measured sitting of the row. */
+SPDL__NOINLINE void spdl__row_judge(spdl_pipeline *p, spdl__node *node, uint64_t now) {
+    spdl__growth *g = node->growth;
+    uint32_t limit, next;
+    spdl__counters d;
+    if (!spdl__try_lock(&p->pool->growing)) return;
+    limit = next = spdl__load32(&node->limit);
+    if (g->changed == 0) g->changed = g->since = p->start_ns;
+    if (!g->fixed && now >= g->since + SPDL__GROWTH_NS) {
+        spdl__counters_sum(p, node, &d);
+        if (spdl__growth_window(g, limit, &d)) {
+            next = spdl__growth_next(g, &d, (double)(now - g->since), limit,
+                                     spdl__row_room(p, p->last, spdl__load(p->last->word)) > 0,
+                                     now);
+            next = (uint32_t)spdl__min(next, (uint64_t)node->most);
+            g->since = now;
+        }
+    }
+    if (next != limit) {
+        g->before = next > limit ? (double)g->calls / (double)(now - g->changed) : 0;
+        g->changed = now;
+        g->from = limit;
+        g->calls = g->missed = 0;
+        SPDL_TEST_POINT("row changes its limit");
+        spdl__store32(&node->limit, next);
+        if (next > limit) spdl__growth_start(p);
+    }
+    spdl__unlock(&p->pool->growing, &p->pool->idle);
+    if (next > limit) spdl__wake_changed(p, node);
+}
+
+/* ============================================================================================= */
 /* >>batch-impl
    SPDL_BATCH is a function of the library on an ordinary row with .flush and one call at a time. It
    adds its input to the open batch and returns SPDL_SKIP, or SPDL_OK with a full batch. At a mark
@@ -10198,7 +10463,7 @@ SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
 SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, void **out) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
-    spdl__counters *counters = &node->counters[task->worker];
+    spdl__counters *counters = &task->counters[node->index];
     batch->shown.sequence = node->number++;
     spdl__store_relaxed(&task->sequence, batch->shown.sequence);
     batch->shown.bytes = batch->shown.count * node->row.item_bytes;
@@ -10243,7 +10508,7 @@ SPDL__PRIVATE spdl_result spdl__batch_rest(spdl_task *task, void **out) {
     const size_t count = batch != NULL ? batch->shown.count : 0;
     spdl_result result = SPDL_SKIP;
     if (count > 0 && node->row.drop_last) {
-        spdl__count(&node->counters[task->worker].skips, count);
+        spdl__count(&task->counters[node->index].skips, count);
     } else if (count > 0) {
         if (shared) batch = spdl__batch_copy(node, batch);
         else spdl__place_passed(node, batch); /* first: others look for their batch by its number */
@@ -10308,7 +10573,7 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
         if (SPDL__UNLIKELY(node->skip > 0)) { /* delivered before this run */
             --node->skip;
             ++node->placeless;
-            spdl__count(&node->counters[task->worker].freed, 1);
+            spdl__count(&task->counters[node->index].freed, 1);
             return SPDL_SKIP;
         }
     }
@@ -10526,7 +10791,7 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline);
 
 SPDL__PRIVATE void *spdl__producer_main(void *arg) {
     spdl_pipeline *p = (spdl_pipeline *)arg;
-    spdl_task *task = &p->task[p->workers - 1];
+    spdl_task *task = p->task[p->workers - 1];
     spdl__store(&p->producer_id, spdl__os_thread_id());
     if (p->producer_thread.refused) return NULL; /* create fails */
     spdl__profile(&p->profiler, SPDL_EVENT_THREAD_BEGIN, p->producer->name, 0);
@@ -10613,9 +10878,9 @@ SPDL__COLD spdl_result spdl__misused(spdl_pipeline *p, spdl__misuse kind) {
 SPDL__COLD bool spdl__next_in_stage(spdl_pipeline *p) {
     const spdl__node *node;
     int i = 0;
-    while (i < p->workers && !spdl__task_running(&p->task[i])) ++i;
-    if (i == p->workers) return false;
-    node = p->task[i].node;
+    while (i < spdl__tasks(p) && !spdl__task_running(p->task[i])) ++i;
+    if (i == spdl__tasks(p)) return false;
+    node = p->task[i]->node;
     if (spdl__misuse_logs(p, SPDL__NEXT_IN_STAGE))
         spdl__logf(&p->logger, SPDL_LOG_ERROR,
                    "spdl_pipeline_next: called in stage %d '%s' of its own pipeline", node->index,
@@ -10640,7 +10905,7 @@ SPDL__PRIVATE bool spdl__pipeline_forked(const spdl_pipeline *p) {
 /* With a feed: the time from the push to this take is booked in the feed's row, which has no
    calls. */
 SPDL__PRIVATE void spdl__sink_answer(spdl_pipeline *p, const spdl__slot *item, uint64_t now) {
-    spdl__counters *counters = &p->feed->counters[p->workers];
+    spdl__counters *counters = spdl__cell(p, p->feed, p->workers);
     const uint64_t ns = spdl__range_age(p->last_item.range, now);
     spdl__counters_time(counters, 1, ns, ns);
     spdl__count(&p->answer_wait_ns, spdl__min(ns, spdl__slot_age(item, now)));
@@ -10696,7 +10961,7 @@ SPDL__COLD void spdl__sink_drop(spdl_pipeline *p, uint64_t head, const spdl__ite
     --p->skip;
     spdl__position_watch(p, got);
     spdl__sink_moves(p, head + 1, NULL);
-    spdl__add(&p->last->counters[p->workers].freed, 1);
+    spdl__add(&spdl__cell(p, p->last, p->workers)->freed, 1);
     spdl__item_free(p, got->item, got->origin); /* user code */
 }
 
@@ -10765,7 +11030,7 @@ SPDL__COLD bool spdl__next_watch(void *self) {
     bool soon = false;
     int i;
     for (i = 0; thread != 0 && i < p->workers && !spdl__load_relaxed32(&p->watched); ++i) {
-        const spdl_task *task = &p->task[i];
+        const spdl_task *task = p->task[i];
         const uint64_t open = spdl__load_relaxed(&task->open);
         const int row = (int)(open & (SPDL_MAX_STAGES - 1));
         const uint64_t since = until == SPDL__NEVER ? open : spdl__max(open, until);
@@ -11064,7 +11329,7 @@ SPDL__PRIVATE spdl_result spdl__room_wait(spdl_pipeline *p, uint64_t deadline) {
 
 SPDL__PRIVATE spdl_result spdl__push_try(spdl_pipeline *p, void *item) {
     spdl__node *feed = p->feed;
-    spdl__counters *counters = &feed->counters[0];
+    spdl__counters *counters = spdl__cell(p, feed, 0);
     spdl__item what;
     uint64_t now;
     const spdl_result room = spdl__room_look(p);
@@ -11097,7 +11362,7 @@ SPDL__PRIVATE void spdl__push_drop_oldest(spdl_pipeline *p) {
         return;
     }
     spdl__put_nothing(p, reader, 0, 0);
-    spdl__count(&feed->counters[0].skips, 1);
+    spdl__count(&spdl__cell(p, feed, 0)->skips, 1);
     spdl__wake_changed(p, reader);
     spdl__item_free(p, got.item, got.origin); /* user code */
 }
@@ -11123,7 +11388,7 @@ SPDL_API spdl_result spdl_pipeline_push(spdl_pipeline *p, void *item, int64_t ti
         if (result == SPDL_OK) result = spdl__push_try(p, item);
     }
     if (result == SPDL_FULL || result == SPDL_TIMEOUT)
-        spdl__count(&p->feed->counters[0].failures, 1); /* refused by the feed */
+        spdl__count(&spdl__cell(p, p->feed, 0)->failures, 1); /* refused by the feed */
     spdl__store32(&p->producer_inside, 0);
     return result;
 }
@@ -11172,7 +11437,10 @@ SPDL_API spdl_result spdl_pipeline_set_concurrency(spdl_pipeline *p, int stage, 
     if (p == NULL || stage < 0 || stage >= p->count) return SPDL_E_INVALID;
     if (p->node[stage].row.kind != SPDL_KIND_PIPE) return SPDL_E_INVALID;
     if (concurrency < 1 || concurrency > p->node[stage].row.concurrency) return SPDL_E_LIMIT;
+    if (p->grows) spdl__lock(&p->pool->growing, &p->pool->idle);
+    if (p->node[stage].growth != NULL) p->node[stage].growth->fixed = true;
     spdl__store32(&p->node[stage].limit, (uint32_t)concurrency);
+    if (p->grows) spdl__unlock(&p->pool->growing, &p->pool->idle);
     spdl__wake_changed(p, &p->node[stage]);
     return SPDL_OK;
 }
@@ -11206,16 +11474,16 @@ SPDL__PRIVATE bool spdl__pipeline_drained(spdl_pipeline *p) {
 /* The keeper, when the pipeline is quiet: frees what rows with .flush have gathered. Its task has
    the number of a worker that has run the row's init, and whose own task may still be in use. */
 SPDL__PRIVATE void spdl__pipeline_shed(spdl_pipeline *p) {
-    spdl_task *task = &p->task[p->workers];
+    spdl_task *task = p->task[p->workers];
     int i;
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         if (!node->gathered) continue;
         task->worker = 0;
         while (node->row.init != NULL && task->worker < p->workers - 1 &&
-               (p->task[task->worker].inits >> i & 1) == 0)
+               (p->task[task->worker]->inits >> i & 1) == 0)
             ++task->worker;
-        task->inits = p->task[task->worker].inits;
+        task->inits = p->task[task->worker]->inits;
         spdl__call_shed(task, node);
     }
 }
@@ -11227,7 +11495,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
     spdl__pipeline_shed(p);
     for (i = 0; i < p->count; ++i) {
         spdl__node *node = &p->node[i];
-        spdl__counters *counters = &node->counters[p->workers];
+        spdl__counters *counters = spdl__cell(p, node, p->workers);
         uint64_t ticket = spdl__head(spdl__load(&node->out.word));
         const uint64_t end = i < p->count - keep ? ticket + node->out.mask + 1 : ticket;
         spdl__batch *open_batch = node->open_batch;
@@ -11467,7 +11735,7 @@ SPDL__PRIVATE void spdl__destroy_part(spdl_pipeline *p) {
     (void)spdl__pipeline_await(p, spdl__fini_over, SPDL__NEVER);
     if (p->slot != NULL) spdl__pool_detach(p->pool, p->slot);
     p->slot = NULL;
-    for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, &p->task[i]);
+    for (i = 0; i < p->workers - (p->producer != NULL); ++i) spdl__step_fini(p, p->task[i]);
 }
 
 /* SPDL_DEBUG: reports results that the consumer still has. It may free them later. */
@@ -11500,19 +11768,25 @@ SPDL__COLD void spdl__unfreed_log(const spdl_pipeline *p) {
     }
 }
 
+SPDL__COLD void spdl__task_drop(spdl_pipeline *p, spdl_task *task) {
+    if (task == NULL) return;
+    (void)spdl__os_file_close(task->meter.file);
+    spdl__thrown_drop(&task->thrown);
+    spdl__free(&p->allocator, task,
+               sizeof(*task) + (size_t)p->count * sizeof(*task->counters));
+}
+
 /* Frees all that create has made so far, except the pool. */
 SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
     const spdl_allocator allocator = p->allocator;
     const size_t workers = (size_t)p->workers;
+    const int tasks = p->workers + 1 + p->extras;
     int i;
     spdl__doctor_free(p);
 #ifndef SPDL_NO_REPORT
     spdl__trace_free(p);
 #endif
-    for (i = 0; p->task != NULL && i < p->workers; ++i) {
-        (void)spdl__os_file_close(p->task[i].meter.file);
-        spdl__thrown_drop(&p->task[i].thrown);
-    }
+    for (i = 0; p->task != NULL && i < tasks; ++i) spdl__task_drop(p, p->task[i]);
     for (i = 0; p->node != NULL && i < p->count; ++i) {
         spdl__node *node = &p->node[i];
         spdl__thrown_drop(&node->thrown);
@@ -11521,12 +11795,12 @@ SPDL__PRIVATE void spdl__pipeline_release(spdl_pipeline *p) {
         spdl__free(&allocator, node->out.slot, (size_t)(node->out.mask + 1) * sizeof(spdl__slot));
         spdl__free(&allocator, node->out.failures,
                    (size_t)(node->out.mask + 1) * sizeof(spdl_error));
-        spdl__free(&allocator, node->counters, (workers + 1) * sizeof(*node->counters));
+        spdl__free(&allocator, node->growth, sizeof(*node->growth));
         spdl__free(&allocator, node->parked, (size_t)node->most * sizeof(*node->parked));
         spdl__free(&allocator, node->turns, (size_t)(node->turns_mask + 1) * sizeof(*node->turns));
     }
     spdl__free(&allocator, p->node, (size_t)p->count * sizeof(*p->node));
-    spdl__free(&allocator, p->task, (workers + 1) * sizeof(*p->task));
+    spdl__free(&allocator, p->task, (size_t)tasks * sizeof(*p->task));
     spdl__free(&allocator, p->local, workers * (size_t)p->count * sizeof(*p->local));
     spdl__os_event_fini(&p->fed);
     spdl__os_event_fini(&p->quiet);
@@ -11630,6 +11904,7 @@ typedef struct spdl__plan {
     int branch[SPDL_MAX_STAGES + 1]; /* branch around it; merge: that it ends */
     int merge[SPDL_MAX_STAGES + 1];
     const spdl__doctor_plan *doctor; /* or NULL */
+    int all; /* calls of a row with SPDL_ALL; 0: as many as threads */
 } spdl__plan;
 
 SPDL__COLD const char *spdl__kind_name(spdl_kind kind) {
@@ -11995,12 +12270,20 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
     return spdl__error_set(desc->error, SPDL_E_INVALID, "pipeline: %s", why);
 }
 
-/* The default of workers. After it, 0 means a shared pool. */
-SPDL__COLD void spdl__desc_defaults(spdl_pipeline_desc *desc) {
+/* The default of workers: a thread for each processor, or for each call of the row with the largest
+   written concurrency. One of them is the consumer. After this function, 0 means a shared pool.
+   `desc` is that of the plan. */
+SPDL__COLD void spdl__desc_defaults(spdl__plan *plan, spdl_pipeline_desc *desc) {
+    uint64_t threads = spdl__max((uint64_t)spdl_cores(), 2);
+    int i;
     if (desc->workers != 0 || desc->pool != NULL) return;
     desc->workers = SPDL_INLINE;
     if (SPDL__OS_NO_THREAD[0] != '\0') return;
-    desc->workers = (int)spdl__min(spdl__max((uint64_t)spdl_cores(), 2), SPDL__MAX_WORKERS) - 1;
+    plan->all = (int)spdl__min(threads, SPDL__MAX_WORKERS);
+    for (i = 0; i < plan->count; ++i)
+        if (!plan->rows[i].deferred && plan->rows[i].concurrency > 0)
+            threads = spdl__max(threads, (uint64_t)plan->rows[i].concurrency);
+    desc->workers = (int)spdl__min(threads, SPDL__MAX_WORKERS) - 1;
     if (desc->next_works_ns == 0) desc->next_works_ns = SPDL_FOREVER;
 }
 
@@ -12108,13 +12391,23 @@ SPDL__COLD int spdl__threads_most(const spdl_pipeline *p, const spdl__plan *plan
     return threads > 0 ? threads : 1;
 }
 
+/* Returns true if the row may get more calls while it runs. Rows that work in turn or park calls
+   have one place for each call. */
+SPDL__COLD bool spdl__row_grows(const spdl_stage *row) {
+    return row->concurrency == SPDL_ALL && row->kind == SPDL_KIND_PIPE && !row->deferred &&
+           !row->again && !row->serial && !row->flush;
+}
+
 /* A row without its memory. The rows before it are complete. */
 SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i) {
     spdl__node *node = &p->node[i];
     spdl_stage *row = &node->row;
     const bool raises = plan->doctor != NULL && plan->doctor->desc.raise;
+    bool grows;
     *row = spdl__row_defaults(plan, i);
-    if (row->concurrency == SPDL_ALL) row->concurrency = spdl__threads_most(p, plan);
+    grows = p->grows && spdl__row_grows(row);
+    if (row->concurrency == SPDL_ALL)
+        row->concurrency = plan->all > 0 ? plan->all : spdl__threads_most(p, plan);
     node->index = i;
     node->locks = &p->locks;
     spdl__node_name(p, node, spdl__row_name(&plan->rows[i]));
@@ -12128,6 +12421,7 @@ SPDL__COLD void spdl__node_init(spdl_pipeline *p, const spdl__plan *plan, int i)
         row->concurrency < SPDL__MAX_WORKERS)
         node->most = (int)spdl__min(spdl__max(2 * (uint64_t)node->most, (uint64_t)p->threads),
                                     SPDL__MAX_WORKERS);
+    if (grows) node->most = (int)spdl__max((uint64_t)node->most, SPDL__MAX_CALLS);
     node->tickets = node->most == 1                         ? SPDL__TICKET_ALONE
                     : row->output_order == SPDL_ORDER_INPUT ? SPDL__TICKET_AT_TAKE
                     : row->again                            ? SPDL__TICKET_AGAIN
@@ -12226,23 +12520,19 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
     const bool parks = row->deferred || row->again;
     spdl__edge *edge = &node->out;
     uint32_t k;
-    int i;
     edge->buffer_size = (uint64_t)row->buffer_size;
     edge->window = spdl__node_window(node);
     edge->holes = row->kind == SPDL_KIND_PATH ? node->before->holes : node->holes;
     edge->mask = spdl__pow2(edge->window) - 1;
     edge->slot = SPDL__NEW(&p->allocator, spdl__slot, edge->mask + 1);
-    node->counters = SPDL__NEW(&p->allocator, spdl__counters, p->workers + 1);
     if (parks) node->parked = SPDL__NEW(&p->allocator, spdl__parked, node->most);
     if (p->delivers)
         edge->failures = (uint64_t *)SPDL__NEW(&p->allocator, spdl_error, edge->mask + 1);
-    if (edge->slot == NULL || node->counters == NULL || (parks && node->parked == NULL) ||
+    if (edge->slot == NULL || (parks && node->parked == NULL) ||
         (p->delivers && edge->failures == NULL) || !spdl__node_turns(p, node))
         return SPDL_E_NOMEM;
     for (k = 0; parks && k < (uint32_t)node->most; ++k)
         spdl__parked_add(node, &node->parked_free, k);
-    /* no meter for first calls, which are waited for, nor for deferred ones, which end elsewhere */
-    for (i = 0; i <= p->workers; ++i) node->counters[i].meter_due = row->deferred ? INT64_MAX : 1;
     return spdl__node_pools(p, node);
 }
 
@@ -12250,12 +12540,11 @@ SPDL__COLD spdl_result spdl__node_build(spdl_pipeline *p, spdl__node *node) {
 SPDL__COLD spdl_result spdl__tasks_build(spdl_pipeline *p) {
     const uint64_t workers = (uint64_t)p->workers;
     int i;
-    p->task = SPDL__NEW(&p->allocator, spdl_task, workers + 1);
+    p->task = SPDL__NEW(&p->allocator, spdl_task *, workers + 1 + (uint64_t)p->extras);
     if (p->task == NULL) return SPDL_E_NOMEM;
     for (i = 0; i <= p->workers; ++i) {
-        p->task[i].pipeline = p;
-        p->task[i].worker = i;
-        p->task[i].meter.file = SPDL__NO_FILE;
+        p->task[i] = spdl__task_make(p, i);
+        if (p->task[i] == NULL) return SPDL_E_NOMEM;
     }
     if (!p->has_hooks) return SPDL_OK;
     p->local = SPDL__NEW(&p->allocator, void *, workers * (uint64_t)p->count);
@@ -12274,6 +12563,18 @@ SPDL__COLD int spdl__workers_spare(const spdl_pipeline *p, const spdl__plan *pla
                           (uint64_t)(SPDL__MAX_WORKERS - workers - (p->works_ns != 0)));
 }
 
+/* Returns true if rows may grow: not where the caller has written how many threads there are, where
+   a list of processors is the caller's, or where init gets the numbers of workers. */
+SPDL__COLD bool spdl__plan_grows(const spdl__plan *plan) {
+    bool grows = plan->all > 0 && plan->doctor == NULL && plan->desc->policy.cpu_count == 0;
+    int i, rows = 0;
+    for (i = 0; i < plan->count; ++i) {
+        grows = grows && plan->rows[i].init == NULL;
+        rows += spdl__row_grows(&plan->rows[i]);
+    }
+    return grows && rows > 0;
+}
+
 /* Threads for the rows: workers or the consumer, and the thread of a source. */
 SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     const spdl_pipeline_desc *desc = plan->desc;
@@ -12281,9 +12582,24 @@ SPDL__COLD void spdl__workers_plan(spdl_pipeline *p, const spdl__plan *plan) {
     p->works_ns = desc->next_works_ns < 0 ? SPDL__NEVER : (uint64_t)desc->next_works_ns;
     p->threads = desc->pool != NULL ? desc->pool->places : desc->workers > 0 ? desc->workers : 0;
     p->spare = spdl__workers_spare(p, plan);
+    p->grows = spdl__plan_grows(plan);
+    if (p->grows) p->extras = (int)spdl__grown((uint64_t)p->threads + 1, SPDL__MAX_CALLS);
+    if (p->grows && p->works_ns == SPDL__NEVER) p->works_ns = SPDL__UNGROWN;
     p->threaded = p->threads > 0 || producer;
     p->workers = p->threads + p->spare + (desc->workers > 0 && p->works_ns != 0);
     p->workers = (p->workers > 0 ? p->workers : 1) + producer;
+}
+
+/* A trace has a track for each thread, and shows those of the start. */
+SPDL__COLD spdl_result spdl__growth_build(spdl_pipeline *p) {
+    int i;
+    for (i = 0; i < p->count && p->grows && p->trace == NULL; ++i) {
+        spdl__node *node = &p->node[i];
+        if (node->most <= node->row.concurrency) continue;
+        node->growth = SPDL__NEW(&p->allocator, spdl__growth, 1);
+        if (node->growth == NULL) return SPDL_E_NOMEM;
+    }
+    return SPDL_OK;
 }
 
 SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *plan) {
@@ -12299,7 +12615,7 @@ SPDL__COLD spdl_result spdl__pipeline_build(spdl_pipeline *p, const spdl__plan *
     if (result != SPDL_OK) return result;
     spdl__position_plan(p, plan->rows);
     for (i = 0; i < p->count; ++i) p->node[i].plain = spdl__node_is_plain(p, &p->node[i]);
-    return SPDL_OK;
+    return spdl__growth_build(p);
 }
 
 SPDL__COLD spdl_result spdl__pool_own(spdl_pipeline *p, const spdl_pipeline_desc *desc) {
@@ -12525,8 +12841,9 @@ SPDL__COLD bool spdl__layout_fits(const spdl_stage *stages, size_t count) {
     return false;
 }
 
-SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
-                                          const spdl_stage *stages, size_t stage_count) {
+/* `all`: of the plan, if the caller knows it. */
+SPDL__COLD spdl_result spdl__create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                    const spdl_stage *stages, size_t stage_count, int all) {
     spdl_pipeline_desc known;
     spdl_error error;
     spdl__doctor_plan doctor;
@@ -12545,10 +12862,11 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     plan.desc = &known;
     plan.rows = stages;
     plan.count = stage_count > INT16_MAX ? INT16_MAX : (int)stage_count;
+    plan.all = all;
     if (spdl__doctor_ask(&doctor, known.doctor, &known.logger)) plan.doctor = &doctor;
     if (known.name != NULL) spdl__name_copy(doctor.name, known.name);
     result = spdl__check_plan(&plan);
-    spdl__desc_defaults(&known);
+    if (result == SPDL_OK) spdl__desc_defaults(&plan, &known);
     if (result == SPDL_OK && plan.doctor != NULL && stages[0].kind == SPDL_KIND_FEED) {
         spdl__log(&known.logger, SPDL_LOG_WARN, "no doctor where items are pushed: see the "
                                                 "times to answers in the statistics");
@@ -12560,6 +12878,11 @@ SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_p
     if (result == SPDL_OK) spdl__report_begin(*pipeline, &known);
     if (result != SPDL_OK && !told) spdl__log(&known.logger, SPDL_LOG_ERROR, known.error->text);
     return result;
+}
+
+SPDL_API spdl_result spdl_pipeline_create(spdl_pipeline **pipeline, const spdl_pipeline_desc *desc,
+                                          const spdl_stage *stages, size_t stage_count) {
+    return spdl__create(pipeline, desc, stages, stage_count, 0);
 }
 
 /* ============================================================================================= */
@@ -12635,8 +12958,8 @@ SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *nod
     size_t k;
     int i;
     memset(sum, 0, sizeof(*sum));
-    for (i = 0; i <= p->workers; ++i) {
-        const uint64_t *from = (const uint64_t *)(const void *)&node->counters[i];
+    for (i = 0; i < spdl__tasks(p); ++i) {
+        const uint64_t *from = (const uint64_t *)(const void *)spdl__cell(p, node, i);
         for (k = first; k < end; ++k) to[k] += spdl__load_relaxed(from + k);
     }
 }
@@ -12644,7 +12967,8 @@ SPDL__COLD void spdl__counters_sum(const spdl_pipeline *p, const spdl__node *nod
 SPDL__COLD void spdl__row_times(const spdl_pipeline *p, int row, spdl__histogram *times) {
     int i;
     memset(times, 0, sizeof(*times));
-    for (i = 0; i <= p->workers; ++i) spdl__counters_merge(times, &p->node[row].counters[i]);
+    for (i = 0; i < spdl__tasks(p); ++i)
+        spdl__counters_merge(times, spdl__cell(p, &p->node[row], i));
 }
 
 /* The steps since `since`, which becomes those until now. */
@@ -12683,10 +13007,10 @@ SPDL__COLD void spdl__stage_open(const spdl_pipeline *p, spdl__node *node, uint6
                                  spdl_stage_stats *stats) {
     const uint64_t rows = SPDL_MAX_STAGES - 1;
     int i;
-    for (i = 0; i < p->workers && !node->row.deferred; ++i) {
-        const uint64_t open = spdl__load(&p->task[i].open);
+    for (i = 0; i < spdl__tasks(p) && !node->row.deferred; ++i) {
+        const uint64_t open = spdl__load(&p->task[i]->open);
         if (open != 0 && (open & rows) == (uint64_t)node->index)
-            spdl__stage_runs(stats, open & ~rows, spdl__load_relaxed(&p->task[i].sequence), now);
+            spdl__stage_runs(stats, open & ~rows, spdl__load_relaxed(&p->task[i]->sequence), now);
     }
     if (!node->row.deferred) return;
     spdl__lock(&node->parked_lock, node->locks);
@@ -12847,7 +13171,8 @@ SPDL_API void spdl_pipeline_stats(const spdl_pipeline *pipeline, spdl_stats *s) 
     s->answer_wait_ns = spdl__load_relaxed(&p->answer_wait_ns);
     memset(&steps, 0, sizeof(steps));
     spdl__stats_steps_of(p, s, &steps);
-    for (i = 0; i < p->workers; ++i) runnable += spdl__load_relaxed(&p->task[i].meter.waited_ns);
+    for (i = 0; i < spdl__tasks(p); ++i)
+        runnable += spdl__load_relaxed(&p->task[i]->meter.waited_ns);
     s->workers_runnable_ns = spdl__atomic_max(&p->seen_runnable_ns, spdl__grown(inside, runnable));
     spdl__stats_process(p, ended, s);
     if (s->delivered > 0 && s->first_item_ns > 0)
@@ -16685,6 +17010,7 @@ typedef struct spdl__ledger {
 /* Sizes and offsets, one copy a process. */
 typedef struct spdl__layout {
     int stages, row; /* row: makes the batches */
+    int all;         /* calls of a row with SPDL_ALL, as in spdl__plan */
     int slot_count, quota; /* quota: of the consumer */
     uint64_t ring;    /* entries; a power of two */
     uint64_t stride;  /* bytes of a slot: `head` of the pipeline, then the data */
@@ -17113,7 +17439,7 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     child->profiler = desc.profiler;
     desc.profiler.event_fn = spdl__child_event;
     desc.profiler.user = child;
-    if (spdl_pipeline_create(&child->pipeline, &desc, rows, l->count) != SPDL_OK)
+    if (spdl__create(&child->pipeline, &desc, rows, l->count, l->layout.all) != SPDL_OK)
         child->pipeline = NULL;
     SPDL_FREE(rows);
 }
@@ -17730,12 +18056,13 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     plan.rows = l->rows;
     plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
     result = spdl__check_plan(&plan);
-    spdl__desc_defaults(&l->desc.pipeline); /* here: open knows the child's number of workers */
     if (result != SPDL_OK) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     if (result != SPDL_OK) return result;
+    spdl__desc_defaults(&plan, &l->desc.pipeline); /* here: open knows the child's workers */
     if (l->rows[0].kind == SPDL_KIND_FEED)
         return spdl__loader_fail(l, SPDL_E_UNSUPPORTED,
                                  "SPDL_FEED: a child does not get items of this process");
+    l->layout.all = plan.all;
     p = spdl__pipeline_make(&plan);
     if (p == NULL) return spdl__loader_fail(l, SPDL_E_NOMEM, "out of memory");
     result = spdl__loader_measure(l, p);

@@ -10,7 +10,7 @@
     X(fail) X(push) X(contract) X(mutants) X(chance) X(stats) X(report) X(trace) X(loader)         \
     X(cache) X(sampler) X(compare) X(headspace) X(doctor) X(doctor_text) X(npz) X(npz_file)        \
     X(npz_write) X(inflate) X(npz_cover) X(npz_in_pieces) X(files) X(tokens) X(os_none) X(guests)  \
-    X(wait) X(verdict) X(stress)
+    X(grow) X(wait) X(verdict) X(stress)
 
 #define DECLARE(module) extern const test_case test_table_##module[] __attribute__((weak));
 #define ROW(module) { #module, test_table_##module },

@@ -233,7 +233,7 @@ static void misuse_beside_the_calls_breaks_nothing(void) {
     desc.logger.user = &l;
     REQUIRE(spdl_pipeline_create(&p, &desc, SPDL_STAGES(COUNT_TO(500), SCATTER(BURST(.plus = 2)),
                                                         SPDL_SINK(4))) == SPDL_OK);
-    l.task = &p->task[0];
+    l.task = p->task[0];
     CHECK_EQ(take_from(p, 0, 2, SPDL_OK), 2);
     thread = thread_of(misuse_all_the_time, &l);
     await(&l.lines, 1);

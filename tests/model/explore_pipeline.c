@@ -38,6 +38,8 @@ static int get_time(struct timespec *at) {
     return 0;
 }
 
+static bool refuse_thread(void);
+
 static int no_file(const char *path, int how, ...) {
     (void)path, (void)how;
     return -1;
@@ -62,13 +64,24 @@ static int no_file(const char *path, int how, ...) {
 #define pthread_cond_signal(condition) explore_cond_wake(condition, false)
 #define pthread_cond_broadcast(condition) explore_cond_wake(condition, true)
 #define SPDL_PTHREAD_CREATE(thread, attributes, entry, arg) \
-    (*(thread) = (pthread_t)explore_spawn(entry, arg), 0)
+    (refuse_thread() ? EAGAIN : (*(thread) = (pthread_t)explore_spawn(entry, arg), 0))
 #define sched_yield() (explore_yield(), 0)
 #define getpid() 1
 #define getrusage(who, usage) (-1)
 #define sysconf(name) 1L
 #define open no_file
 #undef __x86_64__ /* its read-modify-writes are full barriers, and spdl.h knows */
+
+/* Each look at a row that may grow ends a window, and each window begins or judges a trial. */
+#define SPDL__MAX_CALLS 4
+#define SPDL__GROWTH_NS 0
+#define SPDL__GROWTH_CALLS 0
+#define SPDL__GROWTH_EACH 0
+#define SPDL__GROWTH_MEAN 0
+#define SPDL__GROWTH_ASLEEP (-1)
+#define SPDL__GROWTH_MOST 1
+#define SPDL__GROWTH_GAIN 1.2
+#define SPDL__GROWTH_HOLD 0
 
 #define SPDL_CACHE_LINE 16
 #define SPDL_SPINS 0
@@ -94,6 +107,7 @@ typedef struct plan {
     int64_t works_ns;  /* next_works_ns */
     int items;         /* of the source in an epoch, default 4 */
     int concurrency;   /* of row 1, default 2 */
+    bool grows;        /* workers is 0, and the rows have SPDL_ALL: up to SPDL__MAX_CALLS */
     int buffer;        /* buffer_size of the source and of row 1 */
     bool completion;   /* order */
     bool own_thread;   /* of the source */
@@ -117,6 +131,7 @@ typedef struct plan {
     int after;         /* ... after so many items */
     int pipelines;     /* on one pool with this one; 0: it has a pool of its own */
     int guests;        /* of that pool */
+    bool refuses;      /* the system starts no thread after those of create */
     void *(*others[OTHERS])(void *arg); /* threads that run at the same time */
 } plan;
 
@@ -146,6 +161,10 @@ static struct {
     int producers;    /* that have not ended */
     uint64_t failed;  /* item of the error that the consumer has read */
 } seen;
+
+static bool refuse_thread(void) { return now->refuses && pipeline != NULL; }
+
+static int calls(void) { return now->grows ? SPDL_ALL : concurrency; }
 
 static void change_places(void) { (void)spdl__load(spot); }
 
@@ -452,11 +471,11 @@ static void create(spdl_pipeline **p, const spdl_pipeline_desc *desc, const spdl
     SPDL_SOURCE(count, .ctx = zero_new(), .threads = now->own_thread, .buffer_size = now->buffer, \
                 .continuous = now->epochs > 1, .free_item = free_unused)
 #define ROW_1(fn, ...) \
-    SPDL_PIPE(fn, .ctx = &seen.inside[0], .concurrency = concurrency, .max_failures = now->budget, \
+    SPDL_PIPE(fn, .ctx = &seen.inside[0], .concurrency = calls(), .max_failures = now->budget, \
               .init = now->inits ? init_local : NULL, .fini = now->inits ? fini_local : NULL, \
               __VA_ARGS__)
 #define ROW_2(fn, ...) \
-    SPDL_PIPE(fn, .ctx = &seen.inside[1], .concurrency = concurrency, __VA_ARGS__)
+    SPDL_PIPE(fn, .ctx = &seen.inside[1], .concurrency = calls(), __VA_ARGS__)
 
 /* Items are in the call of the source, behind it, in calls of the row, in the sink, and with a
    consumer. */
@@ -703,6 +722,13 @@ static void check_counts(void) {
         explore_fail("counts: %d delivered, %d tasks, on edges %d, %d", (int)stats.delivered,
                      (int)stats.stage[1].tasks, (int)stats.edge[0].items,
                      (int)stats.edge[1].items);
+}
+
+/* The changer's last limit stays, even if the row grew at the same time. */
+static void check_limit(void) {
+    static spdl_stats stats;
+    spdl_pipeline_stats(pipeline, &stats);
+    if (stats.stage[1].concurrency != 2) explore_fail("limit %d", stats.stage[1].concurrency);
 }
 
 /* Leaves a source in its call. */
@@ -984,6 +1010,22 @@ static const plan plans[] = {
     { "two consumers", row, .items = 5, .others = { consumer } },
     { "ready_fn", row, .items = 3, .ready = true },
     { "change of concurrency", row, .others = { changer } },
+    { "grow", row, .grows = true },
+    { "grow long", two_rows, .grows = true, .items = 8 },
+    { "grow unordered", row, .grows = true, .items = 6, .completion = true },
+    { "grow stopped", row, .grows = true, .others = { stopper } },
+    { "grow stopped with a timeout", row, .grows = true, .others = { timed_stopper } },
+    { "grow stopped by a call", row, .grows = true, .does = STOPS_ALL, .at = ITEM(2) },
+    { "grow destroyed at once", row, .grows = true, .then = DESTROYS },
+    { "grow destroyed", row, .grows = true, .then = DESTROYS, .after = 2 },
+    { "grow rewound", row, .grows = true, .then = REWINDS, .after = 2 },
+    { "grow rewound and stopped", row, .grows = true, .then = REWINDS, .after = 2,
+      .others = { stopper } },
+    { "grow with a change of concurrency", row, .grows = true, .others = { changer } },
+    { "grow with statistics", row, .grows = true, .counts = true, .others = { watcher } },
+    { "grow from a feed", feed, .grows = true, .items = 5, .others = { producer } },
+    { "grow and fail", row, .grows = true, .does = FAILS, .at = ITEM(2) },
+    { "grow, next alone gets threads", row, .grows = true, .refuses = true },
     { "source with a thread", row, .workers = 1, .items = 3, .buffer = 1, .own_thread = true },
     { "source with a thread stopped", row, .workers = 1, .items = 3, .own_thread = true,
       .others = { stopper } },
@@ -1029,7 +1071,7 @@ void explore_begin(const void *of) {
     now = (const plan *)of;
     workers = now->workers != 0 ? now->workers : 2;
     items = now->items != 0 ? now->items : 4;
-    concurrency = now->concurrency != 0 ? now->concurrency : 2;
+    concurrency = now->grows ? SPDL__MAX_CALLS : now->concurrency != 0 ? now->concurrency : 2;
     memset(&seen, 0, sizeof(seen));
     seen.value = 2;
     seen.count = items;
@@ -1038,6 +1080,7 @@ void explore_begin(const void *of) {
                  count_of(brief_stopper) > 0 || count_of(timed_stopper) > 0 || now->gated;
     seen.producers = count_of(producer);
     seen.may_log = now->does == FAILS || count_of(consumer) > 0 || seen.producers > 1;
+    pipeline = NULL;
     pool = NULL;
     sampler = NULL;
     more[0] = more[1] = NULL;
@@ -1060,7 +1103,7 @@ static void end(void) {
 
 /* The consumer; the threads beside it join before the end. */
 void explore_thread(const void *of, int thread) {
-    spdl_pipeline_desc desc = { .workers = workers, .next_works_ns = now->works_ns,
+    spdl_pipeline_desc desc = { .workers = now->grows ? 0 : workers, .next_works_ns = now->works_ns,
                                 .ready_fn = now->ready ? ready : NULL,
                                 .deliver_failures = now->delivers, .allocator = allocator,
                                 .logger = logger };
@@ -1083,6 +1126,7 @@ void explore_thread(const void *of, int thread) {
     }
     for (i = 0; i < OTHERS; i++)
         if (others[i] >= 0) explore_join(others[i]);
+    if (count_of(changer) > 0) check_limit();
     end();
 }
 

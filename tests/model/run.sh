@@ -160,6 +160,7 @@ large holds rewind -DSTOPS=2
 large holds parked -DITEMS=1
 large holds parked -DAGAIN -DITEMS=1
 model holds leave
+large holds grow
 model holds quiet
 model holds quiet -DALONE
 large holds turn -DITEMS=1
@@ -298,6 +299,9 @@ model breaks works -DNO_GUEST -DASIDE -DNO_LEAVE_HINT
 for mutant in NO_LOOK ONE_STATE BLIND_RETURN LATE_QUIT SILENT_QUIT NO_RECHECK LATE_WORD \
     NO_REFERENCE; do
     small leave "-D$mutant"
+done
+for mutant in NO_GROWING NO_WAIT SILENT_QUIT NO_RECHECK LATE_COUNT BLIND NO_LOCK; do
+    small grow "-D$mutant"
 done
 for mutant in NO_SECOND_LOOK PLAIN_BIT NO_STIR LATE_STIR NO_PUT_FENCE; do
     small quiet "-D$mutant"
