@@ -2,6 +2,8 @@
    those with a library into files of their own. */
 #define _GNU_SOURCE /* sched_getcpu */
 #include <sched.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "howto_blocks.h"
 #ifdef HOWTO_zlib
@@ -798,6 +800,69 @@ static void arrays_in_a_tar(void) {
     spdl_files_close(files);
 }
 
+static void blocks(void) {
+    spdl_sampler *sampler;
+    spdl_index item;
+    uint64_t before = 0, seen = 0;
+    int starts = 0;
+    if (by_blocks(&sampler, 60, 10, (spdl_ranks){ 0, 1 }) != SPDL_OK) exit(1);
+    for (uint64_t i = 0; i < 60; i++, before = item.index) {
+        is(spdl_sampler_item(sampler, 0, i, &item), SPDL_OK, "blocks");
+        is(i % 10 == 0 ? item.index % 10 == 0 : item.index == before + 1, 1, "blocks: in order");
+        starts += i % 10 == 0 && item.index == i;
+        seen |= (uint64_t)1 << item.index;
+    }
+    is(seen == ((uint64_t)1 << 60) - 1, 1, "blocks: each row once");
+    is(starts < 6, 1, "blocks: shuffled");
+    spdl_sampler_destroy(sampler);
+    if (by_blocks(&sampler, 100, 10, (spdl_ranks){ 2, 3 }) != SPDL_OK) exit(1);
+    is((int)spdl_sampler_count(sampler, 0), 33, "blocks: ranks");
+    spdl_sampler_destroy(sampler);
+}
+
+static void some_files(void) {
+    static const char *const names[] = { "cat/0.txt", "cat/1.txt", "dog/0.txt" };
+    spdl_files *files;
+    spdl_npz_bundle *bundle;
+    int bytes, count = 0;
+    char folder[512];
+    if (spdl_files_open(&files, "examples/data/digits_t*.npz", NULL) != SPDL_OK) exit(1);
+    spdl_pipeline *p = start(SPDL_STAGES(LABELS(files), SPDL_SINK(3)));
+    for (; SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK; spdl_npz_bundle_free(bundle), count++)
+        is(bundle->count == 1 && strcmp(bundle->arrays[0].name, "labels") == 0, 1, "some arrays");
+    is(count, (int)spdl_files_count(files), "some arrays: of each file");
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+    snprintf(folder, sizeof folder, "%s", in_folder("classes"));
+    (void)mkdir(folder, 0700);
+    (void)mkdir(in_folder("classes/cat"), 0700);
+    (void)mkdir(in_folder("classes/dog"), 0700);
+    for (int i = 0; i < 3; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "classes/%s", names[i]);
+        write_file(name, "x", 1);
+    }
+    is(open_classes(&files, folder), SPDL_OK, "classes");
+    is((int)spdl_files_count(files), 3, "classes: the files of all folders");
+    for (uint64_t i = 0; i < 3; i++) {
+        const char *class = class_of(spdl_files_path(files, i), &bytes);
+        is(bytes == 3 && memcmp(class, names[i], 3) == 0, 1, "classes: their names");
+    }
+    spdl_files_close(files);
+}
+
+static void examined_step(void *ctx, void *item) { *(int *)ctx += ((Job *)item)->id >= 0; }
+
+static void examines(void) {
+    char line[100] = "";
+    int taken_by_it = 0;
+    is(examine(in_folder("doctor.jsonl"), examined_step, &taken_by_it), SPDL_OK, "doctor");
+    FILE *file = fopen(in_folder("doctor.jsonl"), "r");
+    if (file == NULL || fgets(line, sizeof line, file) == NULL) is(0, 1, "doctor: its report");
+    is(strstr(line, "spdl.doctor.1") != NULL && taken_by_it > 100, 1, "doctor: its report");
+    if (file != NULL) fclose(file);
+}
+
 SPDL_FN(deep, Job, Job) { /* needs more than the stack that a thread has by default */
     volatile char much[16 << 20];
     for (size_t i = 0; i < sizeof much; i += 4096) much[i] = (char)i;
@@ -839,15 +904,14 @@ SPDL_FN(twice, Job, Job) { return in->answer = 2 * in->id, *out = in, SPDL_OK; }
 SPDL_FN(thrice, Job, Job) { return in->answer = 3 * in->id, *out = in, SPDL_OK; }
 
 static void pools(void) {
-    const spdl_pool_desc desc = { .workers = 2 };
     spdl_pool *pool;
     Job jobs[300] = { { 0 } }, *job;
-    if (spdl_pool_create(&pool, &desc) != SPDL_OK) exit(1);
+    if (open_pool(&pool) != SPDL_OK) exit(1);
     spdl_pipeline *p = on_pool(pool, SPDL_STAGES(JOBS, SPDL_PIPE(twice), SPDL_SINK(3)));
     for (int i = 0; i < 300; i++) jobs[i].id = i;
     is(run_jobs(pool, jobs, 300), SPDL_OK, "jobs");
     for (int i = 0; i < 300; i++) is(jobs[i].answer, 2 * i, "jobs: all are done");
-    is(spdl_pool_stop(pool, SPDL_FOREVER), SPDL_OK, "jobs");
+    is(no_more_jobs(pool), SPDL_OK, "jobs");
     is(run_jobs(pool, jobs, 1), SPDL_CLOSED, "jobs: none after a stop");
     for (int i = 0; i < 100; i++) {
         if (i == 40) is(go_on(&p, pool, SPDL_STAGES(JOBS, SPDL_PIPE(thrice), SPDL_SINK(3))),
@@ -868,6 +932,13 @@ SPDL_FN(large, spdl_index, Large) {
     if ((*out = (Large *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
     memset(*out, (int)in->index, sizeof(Large));
     if (sched_getcpu() != elsewhere[0]) elsewhere[1]++;
+    return SPDL_OK;
+}
+
+SPDL_FN(scheduled, Job, Job) {
+    const bool idle = sched_getscheduler(0) == SCHED_IDLE;
+    *(int *)spdl_ctx(task) += idle && getpriority(PRIO_PROCESS, 0) == 19;
+    *out = in;
     return SPDL_OK;
 }
 
@@ -895,6 +966,21 @@ static void nodes(void) {
     is(sum_of_pass(loader), 328350, "loader: the first pass");
     is(sum_of_pass(loader), 328350, "loader: again");
     spdl_loader_close(loader);
+    spdl_loader_batch some = { 0 };
+    int ends[2], sum = 0, idle = 0;
+    is(polled_loader(&loader, ends), SPDL_OK, "polled loader");
+    while (polled_next(loader, ends[0], &some) == SPDL_OK) {
+        for (size_t i = 0; i < some.count; i++) sum += ((int *)some.data)[i];
+        is(spdl_loader_done(loader, &some), SPDL_OK, "polled loader");
+    }
+    is(sum, 328350, "polled loader");
+    spdl_loader_close(loader);
+    close(ends[0]);
+    close(ends[1]);
+    long ids;
+    is(all(made_with(background, SPDL_STAGES(JOBS, SPDL_PIPE(scheduled, .ctx = &idle),
+           SPDL_SINK(3))), &ids), 100, "background");
+    is(idle, 100, "background: each call");
 }
 #endif
 
@@ -971,8 +1057,11 @@ int main(void) {
     tf_record_files();
     rows_by_number();
     arrays_in_a_tar();
+    blocks();
+    some_files();
     threads();
     pools();
+    examines();
 #ifdef __linux__
     nodes();
 #endif
