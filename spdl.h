@@ -14198,10 +14198,12 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
 }
 
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
+    const bool brief = final && r->now.elapsed_ns < 10000000; /* 10 ms */
     const char *reason;
     spdl__text t = spdl__text_start(r->buffer, r->bytes);
     spdl__text_name(&t, r->name, -1);
-    spdl__text_add(&t, "  %s %s, %llu items\n", final ? "ended after" : "at",
+    spdl__text_add(&t, "  %s %s, %llu items\n", brief ? "ended too soon for a sure verdict, after"
+                                                : final ? "ended after" : "at",
                    spdl__duration(&t, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
     if (final) spdl__stats_write(&t, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
