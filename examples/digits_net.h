@@ -1,6 +1,6 @@
 /* digits_net.h - the images and the network of train_digits.c: 64 inputs, 64 or
-   DIGITS_HIDDEN ReLUs, softmax over 10 classes; gradient descent with momentum. Plain C, and nothing
-   of spdl in it. */
+   DIGITS_HIDDEN ReLUs, softmax over 10 classes; gradient descent with momentum. Plain C, and
+   nothing of spdl in it. */
 #ifndef DIGITS_NET_H
 #define DIGITS_NET_H
 
