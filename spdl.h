@@ -622,8 +622,8 @@ typedef struct spdl_stage {
 } spdl_stage;
 /* clang-format on */
 
-/* The result of SPDL_BATCH. To take an item out set items[i] to NULL. The library frees an item
-   that you put there with the same free_item. In a batch in place (see >>memory) the items are
+/* The result of SPDL_BATCH. To take an item out set items[i] to NULL. The batch frees an item
+   that you put there as it frees the others. In a batch in place (see >>memory) the items are
    parts of `data`, and cannot be taken out. */
 typedef struct spdl_batch {
     void *data;        /* in place: an array of the items; else NULL */
@@ -1094,10 +1094,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
    consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
    spdl_pipeline_error has the stage and the reason. The loop goes on after it: end it at SPDL_END,
-   SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
-   overtakes items that a batch or a .flush row has gathered. Every error of a stage is
+   SPDL_CLOSED, or once spdl_pipeline_failed is true. Later rows are not called for the item. The
+   failure overtakes items that a batch or a .flush row has gathered. Every error of a stage is
    SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
-   .max_failures with it. */
+   .max_failures with deliver_failures. */
 
 /* ============================================================================================= */
 /* >>order
@@ -1327,7 +1327,7 @@ typedef struct spdl_edge_stats {
     uint64_t items;         /* items taken so far; near an end for a moment one too few */
     uint64_t put_wait_ns;   /* time that results waited for a place among the buffer_size */
     uint64_t get_wait_ns;   /* time in which the reader had no item; a running wait counts */
-    uint64_t empty_ns;      /* time that the edge was empty, with the current gap */
+    uint64_t empty_ns;      /* time in which the edge was empty; a running gap counts */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 at the start */
 } spdl_edge_stats;
@@ -1573,7 +1573,7 @@ typedef enum spdl_headspace_kind {
 
 typedef struct spdl_headspace_report {
     spdl_headspace_kind kind;
-    double today, ceiling; /* steps per second as it is, and on kept items */
+    double today, ceiling; /* steps per second: of the unchanged loop, and on kept items */
     double waiting;        /* of the unchanged loop: share of its time in next */
     double others; /* the most processors that other programs used (Linux) */
     spdl_interval gain; /* ceiling / today */
