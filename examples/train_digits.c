@@ -107,13 +107,10 @@ static double train(model *m, spdl_next_fn next, void *source, spdl_free_fn rele
 
 /* One step of the loop above, for spdl_headspace. */
 static void step(void *ctx, void *item) {
-    static int steps;
     model *m = (model *)ctx;
     const spdl_batch *batch = (const spdl_batch *)item;
     for (size_t i = 0; i < batch->count; i++) model_learn(m, (const samples *)batch->items[i]);
     model_step(m);
-    if (shows_stderr() && steps++ % 50 == 0)
-        fprintf(stderr, "\rmeasuring what loading costs: step %d", steps);
 }
 
 /* What loading costs a step: the same loop beside one on batches that were kept. */
@@ -121,9 +118,9 @@ static bool measure(model *m, file_list *files, spdl_headspace_report *report, s
     spdl_pipeline *p = open_pipeline(files, error);
     const spdl_headspace_desc desc = { .next = next_epoch, .source = p, .step = step, .ctx = m,
         .free_item = spdl_batch_free, .kept = STEPS, .seconds = 10, .error = error };
-    bool done;
+    if (shows_stderr()) fprintf(stderr, "measuring for 10 s what loading costs ...");
     model_init(m, 1998);
-    done = p && spdl_headspace(&desc, report) == SPDL_OK;
+    const bool done = p && spdl_headspace(&desc, report) == SPDL_OK;
     spdl_pipeline_destroy(p);
     return done;
 }

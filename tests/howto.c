@@ -371,11 +371,12 @@ static void bounded(void) {
 static char taken[100];
 static void *taker(void *shared) {
     Job *job;
-    while (shared_next((Shared *)shared, &job) == SPDL_OK) {
+    spdl_result result;
+    while ((result = shared_next((Shared *)shared, &job)) == SPDL_OK) {
         __atomic_add_fetch(&taken[job->id], 1, __ATOMIC_RELAXED);
         free(job);
     }
-    return NULL;
+    return (void *)(intptr_t)result;
 }
 
 static void consumers(void) {
@@ -386,7 +387,11 @@ static void consumers(void) {
     Frame *frame, *shown;
     int count = 0, last = -1;
     for (int i = 0; i < 4; i++) pthread_create(&thread[i], NULL, taker, &shared);
-    for (int i = 0; i < 4; i++) pthread_join(thread[i], NULL);
+    for (int i = 0; i < 4; i++) {
+        void *result;
+        pthread_join(thread[i], &result);
+        is((int)(intptr_t)result, SPDL_END, "several consumers: none is refused");
+    }
     for (int i = 0; i < 100; i++) is(taken[i], 1, "several consumers: each item once");
     spdl_pipeline_destroy(shared.p);
     p = start(SPDL_STAGES(CAPTURE, SPDL_PIPE(to_preview, .ctx = preview), SPDL_SINK(3)));
