@@ -8,7 +8,7 @@
 #   make CFLAGS="-O0 -g"             for a debugger
 #   make bench JSON=1                one JSON object per line
 #   make bench-ring ARGS="--all 4p4c"   options of a bench: --quick --all --list TEXT
-#   make V=1                         shows the commands
+#   make V=1                         shows the commands, and each test with what it prints
 
 CFLAGS ?= -Og -g1
 ifeq ($(origin CXX),default)
@@ -73,21 +73,26 @@ MAKEFLAGS += --no-print-directory
 .PHONY: test
 test: ## build and run the tests (the default)
 	@$(MAKE) $(PARALLEL) $(B)/runner
-	@tests/run.sh $(B)/runner --jobs $(JOBS) $(ARGS) $(T)
+	@tests/run.sh $(B)/runner --jobs $(JOBS) $(if $(T)$(V),,--brief) $(ARGS) $(T)
 
-FOR_USERS = test help install uninstall demo examples flamegraph clean bench $(BENCHES:%=bench-%) \
-            bench-size toc
+FIRST = demo test examples install bench help
+FOR_USERS = uninstall toc flamegraph clean $(BENCHES:%=bench-%) bench-size
 
 .PHONY: help
 help: ## list the targets, those for users first
-	@awk -F ':.*## ' -v users=" $(FOR_USERS) " ' \
-	    /^[a-z-]+:.*## / { line[++n] = sprintf("  %-16s %s", $$1, $$2); name[n] = $$1 } \
-	    function group(title, wanted,    i) { \
-	        print title; \
-	        for (i = 1; i <= n; ++i) \
-	            if ((index(users, " " name[i] " ") > 0) == wanted) print line[i]; \
+	@awk -F ':.*## ' -v first="$(FIRST)" -v users="$(FOR_USERS)" ' \
+	    /^[a-z-]+:.*## / { text[$$1] = sprintf("  %-16s %s", $$1, $$2); name[++n] = $$1 } \
+	    function group(names,    part, count, i) { \
+	        count = split(names, part, " "); \
+	        for (i = 1; i <= count; ++i) { print text[part[i]]; delete text[part[i]] } \
 	    } \
-	    END { group("for users:", 1); group("for authors of spdl.h:", 0) }' Makefile
+	    END { \
+	        group(first); \
+	        print "more for users:"; \
+	        group(users); \
+	        print "for authors of spdl.h:"; \
+	        for (i = 1; i <= n; ++i) if (name[i] in text) print text[name[i]]; \
+	    }' Makefile
 
 VERSION = $(shell awk '/^\#define SPDL_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $$3; \
           dot = "." }' spdl.h)

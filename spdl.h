@@ -152,8 +152,8 @@ extern "C" {
 
 /* SPDL_DEBUG, defined before the implementation, finds these mistakes:
        two threads at once on one side of an SPSC ring: an assert fails
-       a stage that returns only NULL, and may never set *out: a warning after the first one in a
-       row with .free_item or .item_bytes, in others after 100 or at the end
+       a row whose results are all NULL, as if *out is never set: a warning. With .free_item or
+       .item_bytes it is for the first result; else for 100, or for all if there are fewer
        a call that records a reason with spdl_fail and returns SPDL_OK: the call fails
        a source that ends without an item: a warning
        a task that is used after its call: an error in the log
@@ -199,7 +199,7 @@ SPDL_API uint64_t spdl_time_ns(void);
 /* ============================================================================================= */
 /* >>result */
 
-/* No value but SPDL_OK is one of errno, of bool or -1: a stage that returns one of those fails. */
+/* A stage that returns an errno, true or -1 fails: no result has such a value. SPDL_OK is 0. */
 #define SPDL__RESULT_LIST(X) \
     X(SPDL_OK, 0, "ok") \
     X(SPDL_END, 1001, "end of data") \
@@ -256,7 +256,7 @@ typedef struct spdl_error {
 /* ============================================================================================= */
 /* >>alloc */
 
-#define SPDL_BLOCK_ALIGN 256 /* `align` of blocks of item_bytes, and of no other memory */
+#define SPDL_BLOCK_ALIGN 256 /* `align` of alloc_fn for blocks of item_bytes only */
 
 /* An allocator. Zero is malloc and free; otherwise set both functions. alloc_fn returns NULL when
    there is no memory. `align` is a power of two, at least 8. Several threads call both at the same
@@ -285,8 +285,8 @@ typedef struct spdl_logger {
    A bounded queue of items of one size, by default a pointer; first in, first out.
 
    Calls with a timeout spin, then sleep. After SPDL_OK the ring owns a pushed item, and the
-   caller owns a popped one. After any other result nothing has moved. SPDL_CLOSED means closed, and
-   for a pop closed and empty.
+   caller owns a popped one. After any other result nothing has moved. A push returns SPDL_CLOSED
+   once the ring is closed; a pop once it is closed and empty.
 
    MPMC takes any number of threads. A consumer gets the items of one producer in order. A thread
    that is stopped inside of a push or pop delays the slots behind it: try_pop can return SPDL_EMPTY
@@ -623,8 +623,8 @@ typedef struct spdl_stage {
 } spdl_stage;
 /* clang-format on */
 
-/* The result of SPDL_BATCH. To take an item out set items[i] to NULL. The library frees an item
-   that you put there with the same free_item. In a batch in place (see >>memory) the items are
+/* The result of SPDL_BATCH. To take an item out set items[i] to NULL. The batch frees an item
+   that you put there as it frees the others. In a batch in place (see >>memory) the items are
    parts of `data`, and cannot be taken out. */
 typedef struct spdl_batch {
     void *data;        /* in place: an array of the items; else NULL */
@@ -719,15 +719,15 @@ typedef struct spdl_batch {
 #endif
 #define SPDL__PATH_ROW(name_, ...) \
     SPDL__ROW .kind = SPDL_KIND_PATH, .file = __FILE__, .name = name_, __VA_ARGS__ }
-/* The row can be without fields: its line is a part of the file's name. */
+/* A row may have no field, so its line number is appended to the file's name. */
 #define SPDL__BARE_ROW(kind_, fn_, ...) \
     SPDL__ROW .kind = kind_, .fn = fn_, .file = __FILE__ ":" SPDL__EXPAND(__LINE__), __VA_ARGS__ }
 #define SPDL_SINK(buffer_size_) \
     SPDL__ROW .kind = SPDL_KIND_SINK, .file = __FILE__, .buffer_size = buffer_size_, \
               .line = __LINE__ }
 #else
-/* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4). Fields inside of the
-   row do not begin with SPDL_SET, which spdl__row sees. */
+/* Before C++20 fields follow the row: SPDL_PIPE(decode).with_concurrency(4). spdl__row refuses
+   fields inside of the row that do not begin with SPDL_SET. */
 #define SPDL_SET(field, value) spdl__set(&spdl_stage::field, value)
 #define SPDL__LINE SPDL_SET(line, __LINE__)
 #define SPDL__MADE(args, text, ...) spdl__made{ spdl__row<(text)[0]> args, __VA_ARGS__ }.row
@@ -751,8 +751,8 @@ typedef struct spdl_batch {
     SPDL__BARE_ROW(SPDL_KIND_SINK, NULL, SPDL_SET(buffer_size, buffer_size_))
 #endif
 
-/* The rows of a pipeline, written in place, or SPDL_TABLE(rows) for an array with a name. Both are
-   the last two arguments of spdl_pipeline_create. */
+/* SPDL_STAGES(row, ...) has the rows in place. SPDL_TABLE(rows) takes an array. Each is the last
+   two arguments of spdl_pipeline_create. */
 #define SPDL__LAYOUT \
     SPDL__CAST(unsigned, SPDL_VERSION << 14 | (sizeof(spdl_stage) + sizeof(spdl_pipeline_desc) + \
                                                sizeof(struct spdl_loader_desc)))
@@ -826,9 +826,10 @@ typedef struct spdl_pipeline_desc {
     const char *name SPDL__ZERO;      /* name of the threads; default "spdl" */
     spdl_policy policy SPDL__ZERO;    /* of its own threads */
     size_t stack_bytes SPDL__ZERO;    /* of its own threads; 0: the system's default */
-    int64_t next_works_ns SPDL__ZERO; /* the longest mean call of stages that the thread in next
-                                         calls; SPDL_FOREVER: all; 0: none, or all with workers = 0.
-                                         `pool` needs guests. No call may wait for the consumer */
+    int64_t next_works_ns SPDL__ZERO; /* the thread in next runs rows whose mean call is at most
+                                         this. SPDL_FOREVER: all rows. 0: no row, but all rows with
+                                         workers = 0. `pool` needs guests. No call may wait for the
+                                         consumer */
     spdl_allocator allocator SPDL__ZERO;
     spdl_logger logger SPDL__ZERO;
     spdl_profiler profiler SPDL__ZERO; /* default: that of `pool` */
@@ -944,9 +945,8 @@ SPDL_API spdl_result spdl_pipeline_stop(spdl_pipeline *pipeline, int64_t timeout
    items inside, and clears an end, failure or stop. A source that reads in order must compare
    spdl_sequence, and seek. ctx and statistics remain. No function of yours runs between a stop that
    waited and the rewind, and ctx may change.
-   Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID
-            inside of a stage, while another thread is in next or push, for a sequence of 2^36 or
-            more.
+   Returns: SPDL_OK; SPDL_TIMEOUT: calls still run, and the pipeline is stopped; SPDL_E_INVALID:
+            called in a stage; or another thread is in next or push; or `sequence` is 2^36 or more.
    Threads: the consumer. A push or push_end meanwhile returns SPDL_E_INVALID; a stop waits.
    Blocks:  until the running calls have returned, deferred ones and those of SPDL_FROM too. */
 SPDL_API spdl_result spdl_pipeline_rewind(spdl_pipeline *pipeline, uint64_t sequence,
@@ -1096,10 +1096,10 @@ SPDL_API void spdl_stop(spdl_task *task);
    next returns SPDL_E_STAGE in the place of the result. *item is the input of that call, and the
    consumer owns it. *item is NULL if the call took the input, or was a call of .flush.
    spdl_pipeline_error has the stage and the reason. The loop goes on after it: end it at SPDL_END,
-   SPDL_CLOSED, or if spdl_pipeline_failed. Later rows are not called for the item. The failure
-   overtakes items that a batch or a .flush row has gathered. Every error of a stage is
+   SPDL_CLOSED, or once spdl_pipeline_failed is true. Later rows are not called for the item. The
+   failure overtakes items that a batch or a .flush row has gathered. Every error of a stage is
    SPDL_E_STAGE; an error of the library, such as that of an init, ends the pipeline. create refuses
-   .max_failures with it. */
+   .max_failures with deliver_failures. */
 
 /* ============================================================================================= */
 /* >>order
@@ -1219,8 +1219,8 @@ SPDL_API void spdl_stop(spdl_task *task);
                                          workers = 0, SPDL_INLINE or .next_works_ns
        an earlier row                    never
 
-   The consumer can pause for any time, and can wait until its buffer is full. create stores
-   *pipeline before the first call. The library never calls a function of yours under a lock.
+   The consumer may pause for any time: rows fill their buffers and stop. create stores *pipeline
+   before the first call. The library never calls a function of yours under a lock.
 
    Fork. In the child of a fork a pipeline with threads is dead. stop and rewind return
    SPDL_E_INVALID, and so do next and push when they would wait. destroy does nothing. */
@@ -1248,7 +1248,7 @@ SPDL_API void spdl_stop(spdl_task *task);
    most 2^28 - 2 results before SPDL_BATCH.
 
    Ranks. With SPDL_INDEX each rank saves its own text, and the same number of ranks loads them. A
-   rank that is given all texts refuses those of another step. To change the number of ranks, give
+   load of the texts of all ranks refuses texts of another step. To change the number of ranks, give
    every rank the texts of all old ranks. These must be at the same item, at their last item, or at
    the end of the epoch. To jump over items, load a text with a larger item=.
 
@@ -1327,7 +1327,7 @@ typedef struct spdl_stage_stats {
     uint64_t cpu_ns;       /* on a processor */
     uint64_t runnable_ns;  /* ready to run while other threads had the processors */
     uint64_t blocked_ns;   /* asleep: input, locks, timers */
-    uint64_t split_calls;  /* calls measured; 0: the three are unknown, and 0 */
+    uint64_t split_calls;  /* calls measured; 0: the three times are unknown, and are 0 */
     bool runnable_known;   /* false: no schedstat; blocked_ns includes runnable time */
 } spdl_stage_stats;
 
@@ -1336,8 +1336,8 @@ typedef struct spdl_edge_stats {
     int depth;              /* items now, up to buffer_size + concurrency; path: + its branch's */
     uint64_t items;         /* items taken so far; near an end for a moment one too few */
     uint64_t put_wait_ns;   /* time that results waited for a place among the buffer_size */
-    uint64_t get_wait_ns;   /* time without an item for the reader, with the current wait */
-    uint64_t empty_ns;      /* time that the edge was empty, with the current gap */
+    uint64_t get_wait_ns;   /* time in which the reader had no item; a running wait counts */
+    uint64_t empty_ns;      /* time in which the edge was empty; a running gap counts */
     uint64_t elapsed_ns;    /* from the start to now, or to the end of the edge */
     double readiness;       /* 1 - empty_ns / elapsed_ns; 0 at the start */
 } spdl_edge_stats;
@@ -1387,9 +1387,9 @@ typedef struct spdl_stats {
     uint64_t step_mean_ns;  /* of one step: from an item to the next call of next */
     uint64_t step_p50_ns, step_p99_ns, step_max_ns; /* within 6.25 %; below 1 us the mean of 32 */
     uint64_t answer_wait_ns; /* with a feed: time that answers waited in the sink */
-    uint64_t consumer_runnable_ns; /* time since the second item that the consumer was ready to run
-                               while others ran (Linux with schedstat). Updated when the consumer
-                               calls spdl_pipeline_stats, and by reports */
+    uint64_t consumer_runnable_ns; /* time, from the second item on, in which the consumer was
+                               ready to run but had no processor (Linux with schedstat). Updated
+                               when the consumer calls spdl_pipeline_stats, and by reports */
     /* The process since the second item or earlier first statistics, read at most every 10 ms;
        0: not known. */
     uint64_t process_ns;    /* duration */
@@ -1541,15 +1541,15 @@ SPDL_API spdl_result spdl_cache_next(void *cache, void **item, int64_t timeout_n
 
 /* ============================================================================================= */
 /* >>headspace
-   The cost of loading to a loop, in a sentence, whatever loads. Windows of the loop as it is
-   alternate with windows of the same steps on kept items, in which the source is not called. The
+   The cost of loading to a loop, in a sentence, whatever loads. Two kinds of windows alternate: the
+   loop unchanged, and the same steps on kept items without calls of the source. The
    cost of calls longer than a window is understated. A loop loses in two ways: it waits for items,
    and its steps are slower while others load (harm). It repeats and drops items, so discard the
    trained weights. */
 
 /* A ratio, measured in rounds, and its confidence interval of 95 %. Where several are compared the
    95 % hold for all of them together. An interval that contains 1 is no difference. With fewer than
-   5 rounds it is not known, from 0 to infinity. */
+   5 rounds it is not known: low is 0, high is infinity. */
 typedef struct spdl_interval {
     double value; /* 0 without a round */
     double low, high;
@@ -1583,8 +1583,8 @@ typedef enum spdl_headspace_kind {
 
 typedef struct spdl_headspace_report {
     spdl_headspace_kind kind;
-    double today, ceiling; /* steps per second as it is, and on kept items */
-    double waiting;        /* share of the time in next, as it is */
+    double today, ceiling; /* steps per second: of the unchanged loop, and on kept items */
+    double waiting;        /* of the unchanged loop: share of its time in next */
     double others; /* the most processors that other programs used (Linux) */
     spdl_interval gain; /* ceiling / today */
     spdl_interval harm; /* duration of a step while others load / alone */
@@ -1700,7 +1700,7 @@ typedef enum spdl_tail {
     SPDL_TAIL_PAD   /* the first positions are repeated: 7 each */
 } spdl_tail;
 
-/* The number of this process, from 0, of `world`. Zero: the only process. */
+/* rank: number of this process, from 0. world: number of processes. Zero: the only process. */
 typedef struct spdl_ranks {
     int rank SPDL__ZERO, world SPDL__ZERO;
 } spdl_ranks;
@@ -1739,7 +1739,7 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler);
 /* Returns: the number of items of this rank in an epoch. */
 SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch);
 
-/* This rank's item `number` of an epoch, from 0, as SPDL_INDEX makes it.
+/* The item with this number, from 0, of this rank in an epoch, as SPDL_INDEX makes it.
    Returns: SPDL_OK; SPDL_END: it has fewer; SPDL_E_INVALID: index_fn returned item->index, but
             count is not larger. */
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
@@ -1805,8 +1805,8 @@ SPDL_API uint64_t spdl_hash(uint64_t seed, const void *data, size_t bytes);
    makes traces, and calls log_fn, report_fn and event_fn. It has no doctor.
 
    Only the consumer calls, one thread at a time. The loader owns what a function returns, until
-   close. In the child of a fork of the consumer next, done, rewind, save and load return
-   SPDL_E_INVALID. */
+   close. If the consumer forks, next, done, rewind, save and load return SPDL_E_INVALID in the
+   child. */
 
 typedef struct spdl_loader_desc {
     spdl_pipeline_desc pipeline SPDL__ZERO; /* of the child; without pool and ready_fn */
@@ -1974,7 +1974,7 @@ typedef struct spdl_npz_array {
 typedef struct spdl_npz_bundle {
     spdl_npz_array *arrays;
     size_t count;
-    size_t bytes; /* of the allocation, without the file that arrays are views of */
+    size_t bytes; /* of the allocation; a file that arrays are views of does not count */
     spdl_allocator allocator;
     const void *mapping_; /* private: that file, mapped or, if small, read */
     uint64_t mapped_;
@@ -2036,7 +2036,7 @@ SPDL_API void spdl_npz_close(spdl_npz *npz);
 /* Returns: the number of arrays. If several have one name only the last counts, as in NumPy. */
 SPDL_API size_t spdl_npz_count(const spdl_npz *npz);
 
-/* The name of array `index`: without ".npy", if no other array has that name.
+/* The name of array `index`. It is without ".npy" if no other array has the shorter name.
    Returns: a string, valid until close; NULL when there is no such array. */
 SPDL_API const char *spdl_npz_name(const spdl_npz *npz, size_t index);
 
@@ -2328,8 +2328,8 @@ static spdl_result spdl__thrown(spdl_task *task, long) {
     return spdl_fail(task, "threw; to see what, include <exception> before the stage");
 }
 
-/* Throws the exception of the failure that spdl_pipeline_error returns, if the file of its stage
-   had included <exception> before the stage. Otherwise, and after spdl_fail, it returns.
+/* Throws the exception of the failure that spdl_pipeline_error returns, if the file that defines
+   the stage includes <exception> above it. Otherwise, and after spdl_fail, it returns.
        while (auto image = spdl_next<std::unique_ptr<Image>>(p)) train(*image);
        spdl_rethrow(p); */
 inline void spdl_rethrow(const spdl_pipeline *pipeline) {
@@ -12244,7 +12244,8 @@ SPDL__COLD spdl_result spdl__check_desc(const spdl__plan *plan) {
                        "next_works_ns is set, but its pool has no place for guests: "
                        "set .guests of the pool");
     else if (desc->workers == SPDL__MAX_WORKERS && desc->next_works_ns != 0)
-        (void)snprintf(why, sizeof(why), "workers is %d, with next_works_ns at most %d",
+        (void)snprintf(why, sizeof(why),
+                       "workers is %d; with next_works_ns it is at most %d, as next is one",
                        desc->workers, SPDL__MAX_WORKERS - 1);
     else if (desc->trace_events < 0 || desc->trace_events > SPDL__TRACE_EVENTS_MAX)
         (void)snprintf(why, sizeof(why), "trace_events is %d, must be 0 to %d", desc->trace_events,
@@ -14511,10 +14512,12 @@ SPDL__COLD void spdl__report_json(spdl__reporter *r, bool final) {
 }
 
 SPDL__COLD void spdl__report_show(spdl__reporter *r, bool final) {
+    const bool brief = final && r->now.elapsed_ns < 10000000; /* 10 ms */
     const char *reason;
     spdl__text t = spdl__text_start(r->buffer, r->bytes);
     spdl__text_name(&t, r->name, -1);
-    spdl__text_add(&t, "  %s %s, %llu items\n", final ? "ended after" : "at",
+    spdl__text_add(&t, "  %s %s, %llu items\n", brief ? "ended too soon for a sure verdict, after"
+                                                : final ? "ended after" : "at",
                    spdl__duration(&t, (double)r->now.elapsed_ns),
                    (spdl__llu)r->now.delivered);
     if (final) spdl__stats_write(&t, &r->now, r->changed[0] != '\0' ? r->changed : NULL);
@@ -19566,8 +19569,8 @@ SPDL__PRIVATE bool spdl__zip_open(spdl__zip *zip, spdl__zip_where *where) {
 
 SPDL__PRIVATE bool spdl__zip_too_long(spdl__zip_where *where) {
     const spdl__zip_member *m = where->member;
-    return spdl__zip_fail(where, SPDL_E_FORMAT, "%llu bytes at byte %llu reach past byte %llu "
-                          "where it must end", m->csize, m->offset, m->limit);
+    return spdl__zip_fail(where, SPDL_E_FORMAT, "needs %llu bytes at byte %llu, but must end at "
+                          "byte %llu", m->csize, m->offset, m->limit);
 }
 
 /* Checks the directory's claims about a member. After it usize is less than 1033 times the bytes of
@@ -19884,7 +19887,8 @@ SPDL__PRIVATE bool spdl__npy_read(spdl__npy_text *t, const uint8_t *text, size_t
         for (found = 0; found < 3; found++)
             if (bytes == strlen(keys[found]) && memcmp(key, keys[found], bytes) == 0) break;
         if (found == 3 || (have >> found & 1))
-            return spdl__npy_fail(t, SPDL_E_FORMAT, "an unknown key, or one for the second time");
+            return spdl__npy_fail(t, SPDL_E_FORMAT, found == 3 ? "an unknown key"
+                                                               : "a key for the second time");
         have |= 1u << found;
         good = found == 0   ? spdl__npy_descr(t, info)
                : found == 1 ? spdl__npy_order(t)

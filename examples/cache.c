@@ -42,6 +42,10 @@ static double train(spdl_next_fn next, void *source, spdl_free_fn release) {
     return steps * 1e9 / (double)(spdl_time_ns() - start);
 }
 
+static void end_loading(void *pipeline) {
+    spdl_pipeline_destroy((spdl_pipeline *)pipeline);
+}
+
 int main(void) {
     spdl_pipeline *p;
     spdl_cache *cache;
@@ -54,10 +58,10 @@ int main(void) {
     if (spdl_cache_create(&cache, &(spdl_cache_desc){
             .next = spdl_pipeline_next, .source = p, .num_caches = KEPT,
             .return_caches_after = 2 * KEPT, /* the first ones are slow: let some pass */
+            .delete_source = end_loading, /* as soon as it is not needed */
             .stop_after = STEPS, .free_item = free }) != SPDL_OK) return puts("out of memory"), 1;
     cached = train(spdl_cache_next, cache, NULL);
     spdl_cache_destroy(cache);
-    spdl_pipeline_destroy(p);
     printf("%.0f steps/s, %.0f on %d items that were kept: headspace %+.0f %%\n", today, cached,
            KEPT, 100 * (cached / today - 1));
     return 0;

@@ -1,5 +1,6 @@
-/* digits_net.h - the images and the network of train_digits.c: 64 inputs, 64 ReLUs, softmax over 10
-   classes; gradient descent with momentum. Plain C, and nothing of spdl in it. */
+/* digits_net.h - the images and the network of train_digits.c: 64 inputs, 64 or
+   DIGITS_HIDDEN ReLUs, softmax over 10 classes; gradient descent with momentum. Plain C, and
+   nothing of spdl in it. */
 #ifndef DIGITS_NET_H
 #define DIGITS_NET_H
 
@@ -10,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIDE = 8, PIXELS = SIDE * SIDE, HIDDEN = 64, CLASSES = 10 };
+#ifndef DIGITS_HIDDEN
+#define DIGITS_HIDDEN 64
+#endif
+enum { SIDE = 8, PIXELS = SIDE * SIDE, HIDDEN = DIGITS_HIDDEN, CLASSES = 10 };
 
 typedef struct { int label; float pixel[PIXELS]; } sample;
 typedef struct { size_t count; sample at[]; } samples;
@@ -100,7 +104,7 @@ static float model_learn(model *m, const samples *set) {
 static void model_step(model *m) {
     float *weight = (float *)&m->weight, *slope = (float *)&m->slope, *speed = (float *)&m->speed;
     for (size_t i = 0; i < sizeof m->weight / sizeof *weight; i++) {
-        speed[i] = 0.9f * speed[i] - 0.1f * slope[i] / (float)m->seen;
+        speed[i] = 0.9f * speed[i] - 6.4f / HIDDEN * slope[i] / (float)m->seen;
         weight[i] += speed[i];
     }
     memset(&m->slope, 0, sizeof m->slope);

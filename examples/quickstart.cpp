@@ -27,7 +27,8 @@ int main() {
             spdl_pipe<spdl_npz_bundle, double>("mean", mean)
                 .with_concurrency(SPDL_ALL).with_free_item(spdl_delete<double>),
             SPDL_SINK(3))) != SPDL_OK) return 1;
-    while (auto value = spdl_next<std::unique_ptr<double>>(p)) std::printf("%.3f\n", *value);
+    for (int file = 1; auto value = spdl_next<std::unique_ptr<double>>(p); file++)
+        std::printf("file %2d: mean of its pixels %.3f\n", file, *value);
     const bool failed = spdl_pipeline_failed(p);
     if (failed) std::puts(spdl_pipeline_error(p)->text);
     spdl_pipeline_destroy(p);

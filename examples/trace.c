@@ -75,7 +75,8 @@ static void print_split(const spdl_stats *stats) {
 
 int main(int argc, char **argv) {
     const char *file = argc > 1 ? argv[1] : "trace.json";
-    const spdl_pipeline_desc desc = { .workers = WORKERS, .name = "loader", .trace = file };
+    const spdl_pipeline_desc desc = { .workers = WORKERS, .name = "loader", .trace = file,
+                                      .trace_events = 1 << 14 }; /* of each thread and edge */
     const spdl_stage rows[] = {
         SPDL_SOURCE(list_images, .free_item = free),
         SPDL_PIPE(read_image, .concurrency = 2),

@@ -9,11 +9,12 @@
 #define SPDL_IMPLEMENTATION
 #include "spdl.h"
 
+#define DIGITS_HIDDEN 1024 /* a step takes 2 ms */
 #include "digits_net.h"
 #include "thread.h"
 #include <stdio.h>
 
-enum { FILES = 48, BATCH = 2, STEPS = FILES / BATCH, EPOCHS = 100, MAX_IMAGES = 360 };
+enum { FILES = 48, BATCH = 2, STEPS = FILES / BATCH, EPOCHS = 60 };
 
 typedef struct { char path[FILES][400]; int order[FILES]; uint64_t seed; } file_list;
 
@@ -117,9 +118,9 @@ static bool measure(model *m, file_list *files, spdl_headspace_report *report, s
     spdl_pipeline *p = open_pipeline(files, error);
     const spdl_headspace_desc desc = { .next = next_epoch, .source = p, .step = step, .ctx = m,
         .free_item = spdl_batch_free, .kept = STEPS, .seconds = 10, .error = error };
-    bool done;
+    if (shows_stderr()) fprintf(stderr, "measuring for 10 s what loading costs ...");
     model_init(m, 1998);
-    done = p && spdl_headspace(&desc, report) == SPDL_OK;
+    const bool done = p && spdl_headspace(&desc, report) == SPDL_OK;
     spdl_pipeline_destroy(p);
     return done;
 }
@@ -145,6 +146,7 @@ int main(int argc, char **argv) {
     if (p && spdl_pipeline_failed(p)) error = *spdl_pipeline_error(p);
     spdl_pipeline_destroy(p);
     if (today > 0) measured = measure(&other, &files, &headspace, &error);
+    if (shows_stderr()) fprintf(stderr, "\r%48s\r", "");
     if (measured) accuracy = model_accuracy(&trained, test);
     free(test);
     if (accuracy < 0.95) {

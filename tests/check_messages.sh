@@ -95,4 +95,7 @@ check "only $count messages found, not $fewest" test "$count" -ge "$fewest"
 missing <"$scratch/strings" >"$scratch/missing"
 empty "messages that are not in $page" "$scratch/missing"
 passed=$((passed + count - $(wc -l <"$scratch/missing")))
+sed -n 's/^ *X(\(SPDL_[A-Z_]*\), \(-*[0-9]*\), "\(.*\)").*/| `\1` (\2) | \3 |/p' spdl.h |
+    while IFS= read -r row; do grep -qF "$row" "$page" || echo "$row"; done >"$scratch/results"
+empty "results that $page has with another number or text" "$scratch/results"
 finish

@@ -1,5 +1,17 @@
-/* Runs what examples/HOWTO.md answers: check_howto.sh writes its blocks into howto_blocks.h. */
+/* Runs what examples/HOWTO.md answers: check_howto.sh writes its blocks into howto_blocks.h, and
+   those with a library into files of their own. */
+#define _GNU_SOURCE /* sched_getcpu */
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
 #include "howto_blocks.h"
+#ifdef HOWTO_zlib
+#include "howto_zlib.h"
+#endif
+#ifdef HOWTO_zstd
+#include "howto_zstd.h"
+#endif
 
 static int failures;
 
@@ -47,8 +59,10 @@ static void sources(void) {
     spdl_pipeline *p;
     is(all(start(SPDL_STAGES(JOBS, SPDL_SINK(3))), &sum), 100, "no source");
     fill(ring, 0, 50);
+    is(busy(ring), 1, "several producers: a long queue");
     is(all(from_ring(ring), &sum), 50, "several producers");
     is((int)sum, 1225, "several producers");
+    is(busy(ring), 0, "several producers: no queue");
     fill(rings.normal, 0, 10);
     fill(rings.urgent, 10, 20);
     p = with_priority(&rings);
@@ -278,11 +292,825 @@ static void others(void) {
     spdl_ring_destroy(home, NULL, NULL);
 }
 
+static void nap(void) {
+    const struct timespec rest = { 0, 200000 };
+    nanosleep(&rest, NULL);
+}
+
+/* A path in the folder of this run. */
+static const char *in_folder(const char *name) {
+    static char path[4][512];
+    static int at;
+    const char *folder = getenv("HOWTO_FOLDER");
+    at = (at + 1) % 4;
+    snprintf(path[at], sizeof path[at], "%s/%s", folder == NULL ? "." : folder, name);
+    return path[at];
+}
+
+static void write_file(const char *name, const void *bytes, size_t count) {
+    FILE *file = fopen(in_folder(name), "wb");
+    if (file == NULL || fwrite(bytes, 1, count, file) != count || fclose(file) != 0) exit(1);
+}
+
+static spdl_files *files_of(const char *name) {
+    spdl_files *files;
+    if (spdl_files_open(&files, in_folder(name), NULL) != SPDL_OK) exit(1);
+    return files;
+}
+
+/* The pipeline has failed, and its error has this text. */
+static void failed(spdl_pipeline *p, const char *text, const char *what) {
+    is(spdl_pipeline_failed(p) && strstr(spdl_pipeline_error(p)->text, text) != NULL, 1, what);
+}
+
+typedef struct Pusher { spdl_pipeline *p; spdl_ring *ring; } Pusher;
+static void *pusher(void *arg) {
+    push_in_time(((Pusher *)arg)->p, ((Pusher *)arg)->ring);
+    return NULL;
+}
+
+/* How many items the next batch has; they are those from `from` on. */
+static int in_batch(spdl_pipeline *p, int from) {
+    spdl_batch *batch;
+    int count = 0;
+    if (SPDL_NEXT(p, &batch, SPDL_FOREVER) != SPDL_OK) return -1;
+    for (size_t i = 0; i < batch->count; i++) {
+        if (batch->items[i] == NULL) continue;
+        is(((Job *)batch->items[i])->id, from + count++, "in time: the order");
+    }
+    spdl_batch_free(batch);
+    return count;
+}
+
+static void in_time(void) {
+    Pusher by = { start(SPDL_STAGES(REQUESTS, SPDL_SINK(3))), ring_new(64) };
+    pthread_t thread;
+    for (int i = 0; i < 11; i++) {
+        Job *job = job_new(i);
+        is(spdl_ring_try_push(by.ring, &job), SPDL_OK, "in time");
+    }
+    pthread_create(&thread, NULL, pusher, &by);
+    is(in_batch(by.p, 0), 8, "in time: a full batch");
+    is(in_batch(by.p, 8), 3, "in time: a late batch, though nothing follows");
+    fill(by.ring, 11, 12);
+    is(in_batch(by.p, 11), 1, "in time: the last one");
+    is(in_batch(by.p, 12), -1, "in time: the end");
+    pthread_join(thread, NULL);
+    spdl_pipeline_destroy(by.p);
+    spdl_ring_destroy(by.ring, NULL, NULL);
+}
+
+static void live(void) {
+    static spdl_stats stats;
+    spdl_pipeline *p = start(SPDL_STAGES(LIVE, SPDL_PIPE(decode_video), SPDL_SINK(8)));
+    is(newest(p, 0) == NULL, 1, "newest: none");
+    for (int i = 0; i < 40; i++) {
+        is(spdl_pipeline_push(p, job_new(i), SPDL_FOREVER), SPDL_OK, "newest");
+        do {
+            nap();
+            spdl_pipeline_stats(p, &stats);
+        } while (stats.edge[1].depth <= i % 4);
+        if (i % 4 < 3) continue; /* a step lasts four frames */
+        Job *job = newest(p, SPDL_FOREVER);
+        is(job->id, i, "newest: the frame pushed last");
+        free(job);
+    }
+    for (int i = 0; i < 30; i++) (void)spdl_pipeline_push(p, job_new(i), 0);
+    spdl_pipeline_destroy(p);
+}
+
+SPDL_FN(held, Sized, Sized) {
+    size_t *seen = (size_t *)spdl_ctx(task);
+    const size_t now = __atomic_load_n(&bytes_inside, __ATOMIC_RELAXED);
+    if (now > seen[in->bytes > BOUND]) seen[in->bytes > BOUND] = now;
+    *out = in;
+    return SPDL_OK;
+}
+static void bounded(void) {
+    size_t sizes[41], seen[2] = { 0, 0 };
+    for (size_t i = 0; i < 40; i++) sizes[i] = i == 20 ? 50000 : 1 + i * 997 % 4000;
+    sizes[40] = 0;
+    for (int round = 0; round < 2; round++) {
+        spdl_pipeline *p = start(SPDL_STAGES(BOUNDED(sizes), SPDL_PIPE(held, .ctx = seen),
+                                             SPDL_SINK(50)));
+        Sized *item;
+        int count = 0;
+        for (; count < (round ? 40 : 5); count++) {
+            is(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_OK, "bytes");
+            is(item->bytes == sizes[count], 1, "bytes: the order");
+            nap();
+            sized_free(item);
+        }
+        if (round) is(SPDL_NEXT(p, &item, SPDL_FOREVER), SPDL_END, "bytes: the end");
+        spdl_pipeline_destroy(p);
+        is((int)bytes_inside, 0, "bytes: none are left");
+    }
+    is(seen[0] <= BOUND && seen[0] > 4000, 1, "bytes: several items, within the bound");
+    is(seen[1] == 50000, 1, "bytes: the large one alone");
+}
+
+static char taken[100];
+static void *taker(void *shared) {
+    Job *job;
+    spdl_result result;
+    while ((result = shared_next((Shared *)shared, &job)) == SPDL_OK) {
+        __atomic_add_fetch(&taken[job->id], 1, __ATOMIC_RELAXED);
+        free(job);
+    }
+    return (void *)(intptr_t)result;
+}
+
+static void consumers(void) {
+    Shared shared = { PTHREAD_MUTEX_INITIALIZER, start(SPDL_STAGES(JOBS, SPDL_SINK(3))) };
+    pthread_t thread[4];
+    spdl_ring *preview = ring_new(16);
+    spdl_pipeline *p;
+    Frame *frame, *shown;
+    int count = 0, last = -1;
+    for (int i = 0; i < 4; i++) pthread_create(&thread[i], NULL, taker, &shared);
+    for (int i = 0; i < 4; i++) {
+        void *result;
+        pthread_join(thread[i], &result);
+        is((int)(intptr_t)result, SPDL_END, "several consumers: none is refused");
+    }
+    for (int i = 0; i < 100; i++) is(taken[i], 1, "several consumers: each item once");
+    spdl_pipeline_destroy(shared.p);
+    p = start(SPDL_STAGES(CAPTURE, SPDL_PIPE(to_preview, .ctx = preview), SPDL_SINK(3)));
+    for (; SPDL_NEXT(p, &frame, SPDL_FOREVER) == SPDL_OK; frame_free(frame)) {
+        is(frame->id, count++, "tee: all frames, in order");
+        if (count % 20 || spdl_ring_try_pop(preview, &shown) != SPDL_OK) continue;
+        is(shown->id > last, 1, "tee: the preview, in order");
+        last = shown->id;
+        frame_free(shown);
+    }
+    is(count, 200, "tee: all frames");
+    spdl_pipeline_destroy(p);
+    for (; spdl_ring_try_pop(preview, &shown) == SPDL_OK; frame_free(shown))
+        is(shown->references, 1, "tee: only the preview has it");
+    spdl_ring_destroy(preview, NULL, NULL);
+}
+
+SPDL_FN(video_first, Job, Job) {
+    in->length = in->id >= 60 && in->id % 2;
+    *out = in;
+    return SPDL_OK;
+}
+#define FIFTY SPDL_COUNT(50), SPDL_PIPE(make, .concurrency = 2, .free_item = free)
+
+static void streams(void) {
+    spdl_pipeline *p = start(SPDL_STAGES(JOBS, SPDL_PIPE(video_first), PLAYED, SPDL_SINK(3)));
+    Job *job;
+    Pair *both;
+    int count = 0;
+    for (; SPDL_NEXT(p, &job, SPDL_FOREVER) == SPDL_OK; free(job)) {
+        is(job->id, count++, "audio and video: the order of the file");
+        is(job->answer, job->length ? 2 : 1, "audio and video: its own decoder");
+    }
+    is(count, 100, "audio and video");
+    spdl_pipeline_destroy(p);
+    for (int shorter = 0; shorter < 2; shorter++) {
+        spdl_pipeline *two[2] = { start(SPDL_STAGES(JOBS, SPDL_SINK(3))), NULL };
+        two[1] = shorter ? start(SPDL_STAGES(FIFTY, SPDL_SINK(3)))
+                         : start(SPDL_STAGES(JOBS, SPDL_SINK(3)));
+        p = start(SPDL_STAGES(PAIRS(two), SPDL_SINK(3)));
+        for (count = 0; SPDL_NEXT(p, &both, SPDL_FOREVER) == SPDL_OK; pair_free(both), count++)
+            is(both->left->id == count && both->right->id == count, 1, "pairs: one of each");
+        is(count, shorter ? 50 : 100, "pairs");
+        is(spdl_pipeline_failed(p), shorter, "pairs: a stream that ends first");
+        if (shorter) failed(p, "pair 50: left ok, right end of data", "pairs: which one");
+        spdl_pipeline_destroy(p);
+        spdl_pipeline_destroy(two[0]);
+        spdl_pipeline_destroy(two[1]);
+    }
+}
+
+static void finds(void) {
+    static Work work = { .lock = PTHREAD_MUTEX_INITIALIZER };
+    static char seen[PAGES];
+    int *page, count = 0, where = -1;
+    add(&work, 0);
+    spdl_pipeline *p = start(SPDL_STAGES(SPDL_SOURCE(found, .ctx = &work, .threads = 1),
+                             SPDL_PIPE(visit, .ctx = &work, .concurrency = 2), SPDL_SINK(3)));
+    for (; SPDL_NEXT(p, &page, SPDL_FOREVER) == SPDL_OK; count++) is(seen[*page]++, 0, "finds");
+    is(count, PAGES, "finds: all pages, each once");
+    spdl_pipeline_destroy(p);
+    Job *job;
+    p = start(SPDL_STAGES(JOBS, SPDL_PIPE(search, .ctx = &where), SPDL_SINK(3)));
+    is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_CLOSED, "found enough");
+    is(where, 30, "found enough: what was found");
+    spdl_pipeline_destroy(p);
+}
+
+static void kinds(void) {
+    spdl_pipeline *p = start(SPDL_STAGES(JOBS, ONE_KIND, SPDL_SINK(3)));
+    spdl_batch *batch;
+    Job *job;
+    int of[2] = { 0, 0 }, count = 0;
+    for (; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; spdl_batch_free(batch)) {
+        const int kind = ((Job *)batch->items[0])->length > 25;
+        for (size_t i = 0; i < batch->count; i++, of[kind]++)
+            is(((Job *)batch->items[i])->length > 25, kind, "one kind");
+    }
+    is(of[0], 50, "one kind: the short ones");
+    is(of[1], 48, "one kind: the long ones, without the last batch");
+    spdl_pipeline_destroy(p);
+
+    Kinds two;
+    spdl_sampler *mixed;
+    const spdl_sampler_desc common = { .order = SPDL_SAMPLE_SHUFFLED, .count = COMMON, .seed = 1 };
+    const spdl_sampler_desc rare = { .order = SPDL_SAMPLE_SHUFFLED, .count = RARE, .seed = 2 };
+    if (spdl_sampler_create(&two.common, &common) != SPDL_OK ||
+        spdl_sampler_create(&two.rare, &rare) != SPDL_OK ||
+        kinds_mixed(&mixed, &two) != SPDL_OK) exit(1);
+    p = start(SPDL_STAGES(SPDL_INDEX(mixed, .continuous = true), SPDL_BATCH(8), SPDL_SINK(3)));
+    for (int epoch = 0; epoch < 3; epoch++) {
+        char seen[COMMON + RARE] = { 0 };
+        for (count = 0; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; spdl_batch_free(batch)) {
+            int rares = 0;
+            for (size_t i = 0; i < batch->count; i++) {
+                const uint64_t index = ((spdl_index *)batch->items[i])->index;
+                rares += index >= COMMON;
+                seen[index]++;
+            }
+            is(rares, 2, "mixed kinds: two rare ones in each batch");
+            count++;
+        }
+        is(count, 10, "mixed kinds");
+        for (int i = 0; i < COMMON; i++) is(seen[i], 1, "mixed kinds: each common one once");
+        for (int i = COMMON; i < COMMON + RARE; i++)
+            is(seen[i] >= 2 && seen[i] <= 4, 1, "mixed kinds: rare ones in turn");
+    }
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(mixed);
+    spdl_sampler_destroy(two.common);
+    spdl_sampler_destroy(two.rare);
+
+    p = start(SPDL_STAGES(JOBS, INFER, SPDL_SINK(3)));
+    for (count = 0; SPDL_NEXT(p, &job, SPDL_FOREVER) == SPDL_OK; free(job), count++)
+        is(job->id == count && job->answer == 2 * count, 1, "unbatch: answers in order");
+    is(count, 100, "unbatch");
+    spdl_pipeline_destroy(p);
+}
+
+/* Two epochs of random numbers. */
+static void draw(int drawn[2][100], int workers, uint64_t seed) {
+    spdl_pipeline *p;
+    Job *job;
+    const spdl_pipeline_desc desc = { .workers = workers, .seed = seed };
+    if (spdl_pipeline_create(&p, &desc, SPDL_STAGES(SPDL_COUNT(100, .continuous = true),
+            SPDL_PIPE(make, .concurrency = 2, .free_item = free),
+            SPDL_PIPE(augment, .concurrency = 4), SPDL_SINK(3))) != SPDL_OK) exit(1);
+    for (int epoch = 0; epoch < 2; epoch++)
+        for (; SPDL_NEXT(p, &job, SPDL_FOREVER) == SPDL_OK; free(job))
+            drawn[epoch][job->id] = job->length < 0 ? -job->answer : job->answer;
+    spdl_pipeline_destroy(p);
+}
+
+static void randoms(void) {
+    int one[2][100], four[2][100], other[2][100], flips = 0, same = 0;
+    draw(one, 1, 7);
+    draw(four, 4, 7);
+    draw(other, 4, 8);
+    is(memcmp(one, four, sizeof one), 0, "random numbers: the same with 4 workers");
+    for (int i = 0; i < 100; i++) {
+        flips += one[0][i] < 0;
+        same += (one[0][i] == one[1][i]) + (one[0][i] == other[0][i]);
+        for (int k = 0; k < i; k++) same += one[0][i] == one[0][k];
+    }
+    is(flips > 25 && flips < 75, 1, "random numbers: about half are flipped");
+    is(same < 5, 1, "random numbers: other items, epochs and seeds have others");
+}
+
+/* What a mixture of 300, 40 and 20 items draws in two epochs. */
+static uint64_t mixture(const double *weights, int which, int seen[2][360]) {
+    static const uint64_t counts[3] = { 300, 40, 20 }, before[3] = { 0, 300, 340 };
+    spdl_sampler *sources[3], *mixed;
+    spdl_index item;
+    for (int i = 0; i < 3; i++) {
+        const spdl_sampler_desc one = { .order = SPDL_SAMPLE_SHUFFLED, .count = counts[i] };
+        if (spdl_sampler_create(&sources[i], &one) != SPDL_OK) exit(1);
+    }
+    spdl_sampler_desc desc = { .order = SPDL_SAMPLE_MIXTURE, .sources = 3, .weights = weights,
+                               .samplers = sources };
+    desc.draws = which == 0 ? 360 : draws_until(&desc, which == 2);
+    memset(seen, 0, 2 * sizeof *seen);
+    if (spdl_sampler_create(&mixed, &desc) != SPDL_OK) exit(1);
+    for (uint64_t epoch = 0; epoch < 2; epoch++)
+        for (uint64_t i = 0; spdl_sampler_item(mixed, epoch, i, &item) == SPDL_OK; i++)
+            seen[epoch][before[item.source] + item.index]++;
+    spdl_sampler_destroy(mixed);
+    for (int i = 0; i < 3; i++) spdl_sampler_destroy(sources[i]);
+    return desc.draws;
+}
+
+static void mixtures(void) {
+    static const double counts[] = { 300, 40, 20 }, equal[] = { 1, 1, 1 }, odd[] = { 7, 2, 0.3 };
+    int seen[2][360];
+    is((int)mixture(counts, 0, seen), 360, "mixture");
+    for (int i = 0; i < 720; i++) is(seen[i / 360][i % 360], 1, "mixture: each item once an epoch");
+    is((int)mixture(equal, 1, seen), 54, "mixture: until the first source ends");
+    for (int i = 0; i < 360; i++) is(seen[0][i] < 2, 1, "mixture: nothing twice");
+    is((int)mixture(equal, 2, seen), 906, "mixture: until each source was seen");
+    for (int i = 0; i < 360; i++) is(seen[0][i] > 0, 1, "mixture: each item");
+    (void)mixture(odd, 1, seen);
+    for (int i = 0; i < 360; i++) is(seen[0][i] < 2, 1, "odd mixture: nothing twice");
+    (void)mixture(odd, 2, seen);
+    for (int i = 0; i < 360; i++) is(seen[0][i] > 0, 1, "odd mixture: each item");
+}
+
+static int stepped, step_ids[3 * IMAGES];
+static void step(Job *job) { step_ids[stepped++] = job->id; }
+
+static void in_memory(void) {
+    const spdl_sampler_desc order = { .order = SPDL_SAMPLE_SHUFFLED, .count = IMAGES, .seed = 3 };
+    spdl_sampler *sampler;
+    int count = 0, of[IMAGES] = { 0 };
+    if (spdl_sampler_create(&sampler, &order) != SPDL_OK) exit(1);
+    spdl_pipeline *p = start(SPDL_STAGES(SPDL_INDEX(sampler, .continuous = true), DECODED(&count),
+                                         SPDL_SINK(3)));
+    is(run_epochs(p, 3, step), SPDL_END, "in memory");
+    is(stepped, 3 * IMAGES, "in memory: three epochs");
+    for (int i = 0; i < 3 * IMAGES; i++) of[step_ids[i]]++;
+    for (int i = 0; i < IMAGES; i++) is(of[i], 3, "in memory: each once an epoch");
+    is(memcmp(step_ids, step_ids + IMAGES, IMAGES * sizeof(int)) != 0, 1, "in memory: shuffled");
+    is(count, IMAGES, "in memory: decoded once");
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(sampler);
+    for (int i = 0; i < IMAGES; i++) free(decoded[i]);
+}
+
+static void lines(void) {
+    static const char good[] = "0,5\n1,6\r\n2,7", bad[] = "0,5\nnone\n";
+    Job *job;
+    int count = 0;
+    write_file("good.csv", good, sizeof good - 1);
+    write_file("bad.csv", bad, sizeof bad - 1);
+    spdl_files *files = files_of("good.csv");
+    spdl_pipeline *p = start(SPDL_STAGES(CSV(files), SPDL_SINK(3)));
+    for (; SPDL_NEXT(p, &job, SPDL_FOREVER) == SPDL_OK; free(job), count++)
+        is(job->id == count && job->length == count + 5, 1, "lines");
+    is(count, 3, "lines");
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+    files = files_of("bad.csv");
+    p = start(SPDL_STAGES(CSV(files), SPDL_SINK(3)));
+    is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_OK, "lines: the good one first");
+    free(job);
+    is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_E_STAGE, "lines: a bad one");
+    failed(p, "bad.csv: byte 4: not two numbers", "lines: where it is");
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+}
+
+/* A file of lines and that file cut off: the numbers of the lines, and an error. */
+#if defined(HOWTO_zlib) || defined(HOWTO_zstd)
+static void packed_lines(const char *name, const spdl_stage *row, int wanted, bool cut,
+                         const char *end) {
+    spdl_files *files = files_of(name);
+    const spdl_stage rows[] = { SPDL_FILES(files), *row, SPDL_SINK(3) };
+    spdl_pipeline *p = start(SPDL_TABLE(rows));
+    char *line, text[400];
+    int count = 0;
+    for (; SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK; spdl_buffer_free(line), count++) {
+        snprintf(text, sizeof text, "line %d %0*d%s", count, 1 + count % 300, 7, end);
+        is(strcmp(line, text), 0, name);
+    }
+    is(cut ? count > 0 && count < wanted : count == wanted, 1, name);
+    if (cut) failed(p, name, name);
+    is(spdl_pipeline_failed(p), cut, name);
+    spdl_pipeline_destroy(p);
+    p = start(SPDL_TABLE(rows)); /* a stop in the middle closes the file */
+    if (SPDL_NEXT(p, &line, SPDL_FOREVER) == SPDL_OK) spdl_buffer_free(line);
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+}
+static void cut_file(const char *name, const char *to) {
+    static char bytes[1 << 20];
+    FILE *file = fopen(in_folder(name), "rb");
+    if (file == NULL) exit(1);
+    const size_t count = fread(bytes, 1, sizeof bytes, file);
+    fclose(file);
+    write_file(to, bytes, count - 20);
+}
+#endif
+
+#ifdef HOWTO_zlib
+static void gzips(void) {
+    const spdl_stage row = GZ_LINES;
+    for (int part = 0; part < 2; part++) { /* two streams, as of cat a.gz b.gz */
+        gzFile file = gzopen(in_folder("text.gz"), part ? "ab" : "wb");
+        for (int i = 0; i < 1500; i++)
+            gzprintf(file, "line %d %0*d\n", part * 1500 + i, 1 + (part * 1500 + i) % 300, 7);
+        gzclose(file);
+    }
+    cut_file("text.gz", "cut.gz");
+    packed_lines("text.gz", &row, 3000, false, "\n");
+    packed_lines("cut.gz", &row, 3000, true, "\n");
+}
+#endif
+
+#ifdef HOWTO_zstd
+static void zstds(void) {
+    static char text[1 << 20], bytes[2 << 20];
+    const spdl_stage row = ZST_LINES;
+    size_t at = 0, length = 0;
+    for (int i = 0; i < 3000; i++) {
+        length += (size_t)snprintf(text + length, sizeof text - length, "line %d %0*d\n", i,
+                                   1 + i % 300, 7);
+        if (i != 1499 && i != 2999) continue; /* two frames */
+        const size_t some = ZSTD_compress(bytes + at, sizeof bytes - at, text, length, 1);
+        if (ZSTD_isError(some)) exit(1);
+        at += some;
+        length = 0;
+    }
+    write_file("text.zst", bytes, at);
+    cut_file("text.zst", "cut.zst");
+    packed_lines("text.zst", &row, 3000, false, "");
+    packed_lines("cut.zst", &row, 3000, true, "");
+}
+#endif
+
+static void put(uint8_t *to, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) to[i] = (uint8_t)(value >> 8 * i);
+}
+
+static void tf_record_files(void) {
+    static uint8_t file[20000];
+    size_t at = 0;
+    for (int i = 0; i < 20; i++) {
+        const size_t bytes = (size_t)(i * 37 % 400);
+        put(file + at, bytes, 8);
+        memset(file + at + 12, i, bytes);
+        at += 12 + bytes + 4;
+    }
+    write_file("good.tfrecord", file, at);
+    write_file("cut.tfrecord", file, at - 5);
+    for (int cut = 0; cut < 2; cut++) {
+        spdl_files *files = files_of(cut ? "cut.tfrecord" : "good.tfrecord");
+        spdl_pipeline *p = start(SPDL_STAGES(SPDL_FILES(files), TF_RECORDS, SPDL_SINK(3)));
+        Blob *blob;
+        int count = 0;
+        for (; SPDL_NEXT(p, &blob, SPDL_FOREVER) == SPDL_OK; free(blob), count++) {
+            is((int)blob->bytes, count * 37 % 400, "TFRecord: its bytes");
+            for (size_t i = 0; i < blob->bytes; i++) is(blob->data[i], count, "TFRecord: its data");
+        }
+        is(count, cut ? 19 : 20, "TFRecord");
+        is(spdl_pipeline_failed(p), cut, "TFRecord");
+        if (cut) failed(p, "cut.tfrecord: byte 3", "TFRecord: where it is cut");
+        spdl_pipeline_destroy(p);
+        spdl_files_close(files);
+    }
+}
+
+static void rows_by_number(void) {
+    static uint8_t file[16 + 20 * 784];
+    const spdl_sampler_desc order = { .order = SPDL_SAMPLE_SHUFFLED, .count = 20, .seed = 3 };
+    spdl_sampler *sampler;
+    uint8_t *row;
+    Blob *blob;
+    int seen[20] = { 0 };
+    if (spdl_sampler_create(&sampler, &order) != SPDL_OK) exit(1);
+    for (size_t i = 0; i < 20; i++) memset(file + 16 + i * 784, (int)i, 784);
+    write_file("images.idx", file, sizeof file);
+    Rows rows = { fileno(fopen(in_folder("images.idx"), "rb")), 784, 16 };
+    spdl_pipeline *p = start(SPDL_STAGES(SPDL_INDEX(sampler), SPDL_PIPE(fixed_row, .ctx = &rows,
+                             .concurrency = 2, .item_bytes = rows.bytes,
+                             .free_item = spdl_buffer_free), SPDL_SINK(3)));
+    for (; SPDL_NEXT(p, &row, SPDL_FOREVER) == SPDL_OK; spdl_buffer_free(row)) {
+        is(row[0] == row[783] && row[0] < 20, 1, "rows: whole ones");
+        seen[row[0]]++;
+    }
+    for (int i = 0; i < 20; i++) is(seen[i], 1, "rows: each once");
+    spdl_pipeline_destroy(p);
+    rows.bytes = 1000; /* too many */
+    p = start(SPDL_STAGES(SPDL_INDEX(sampler), SPDL_PIPE(fixed_row, .ctx = &rows,
+              .item_bytes = rows.bytes, .free_item = spdl_buffer_free), SPDL_SINK(3)));
+    while (SPDL_NEXT(p, &row, SPDL_FOREVER) == SPDL_OK) spdl_buffer_free(row);
+    failed(p, "is not in the file", "rows: none behind the file");
+    spdl_pipeline_destroy(p);
+
+    uint64_t at = 4 + 21 * 4 + 10; /* a shard of MosaicML: offsets, ten bytes of JSON, samples */
+    put(file, 20, 4);
+    put(file + 4, at, 4);
+    for (size_t i = 0; i < 20; i++) {
+        memset(file + at, (int)i, i + 1);
+        put(file + 8 + i * 4, at += i + 1, 4);
+    }
+    write_file("shard.mds", file, at);
+    int shard = fileno(fopen(in_folder("shard.mds"), "rb"));
+    p = start(SPDL_STAGES(SPDL_INDEX(sampler), SPDL_PIPE(mds_sample, .ctx = &shard,
+              .concurrency = 2, .free_item = free), SPDL_SINK(3)));
+    for (; SPDL_NEXT(p, &blob, SPDL_FOREVER) == SPDL_OK; free(blob)) {
+        is((int)blob->bytes, blob->data[0] + 1, "MDS: its bytes");
+        is(blob->data[blob->bytes - 1], blob->data[0], "MDS: its data");
+        seen[blob->data[0]]++;
+    }
+    for (int i = 0; i < 20; i++) is(seen[i], 2, "MDS: each once");
+    spdl_pipeline_destroy(p);
+    spdl_sampler_destroy(sampler);
+}
+
+static void arrays_in_a_tar(void) {
+    static uint8_t tar[4 * 512];
+    static const char head[] = "{'descr': '<i4', 'fortran_order': False, 'shape': (3,), }";
+    unsigned sum = 0;
+    memcpy(tar, "a.npy", 5);
+    memcpy(tar + 100, "0000644", 7);
+    memcpy(tar + 124, "00000000214", 11); /* 140 bytes */
+    memcpy(tar + 257, "ustar\00000", 8);
+    tar[156] = '0';
+    memset(tar + 148, ' ', 8);
+    for (int i = 0; i < 512; i++) sum += tar[i];
+    snprintf((char *)tar + 148, 8, "%06o", sum);
+    memcpy(tar + 512, "\x93NUMPY\1\0\x76\0", 10);
+    memset(tar + 522, ' ', 118);
+    memcpy(tar + 522, head, sizeof head - 1);
+    tar[639] = '\n';
+    for (int i = 0; i < 3; i++) put(tar + 640 + i * 4, (uint64_t)(i * 1000), 4);
+    write_file("a.tar", tar, sizeof tar);
+    spdl_files *files = files_of("a.tar");
+    spdl_npz_bundle *bundle;
+    spdl_pipeline *p = start(SPDL_STAGES(SPDL_FILES(files), ARRAYS, SPDL_SINK(3)));
+    int count = 0;
+    for (; SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK; spdl_npz_bundle_free(bundle), count++)
+        is(bundle->arrays[0].info.count == 3 && ((int32_t *)bundle->arrays[0].data)[2] == 2000, 1,
+           "arrays in a tar: the numbers");
+    is(count, 1, "arrays in a tar");
+    spdl_pipeline_destroy(p);
+    tar[512] = 'x'; /* no array */
+    write_file("a.tar", tar, sizeof tar);
+    p = start(SPDL_STAGES(SPDL_FILES(files), ARRAYS, SPDL_SINK(3)));
+    is(SPDL_NEXT(p, &bundle, SPDL_FOREVER), SPDL_E_STAGE, "arrays in a tar: no array");
+    failed(p, "a.npy", "arrays in a tar: its name");
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+}
+
+static void blocks(void) {
+    spdl_sampler *sampler;
+    spdl_index item;
+    uint64_t before = 0, seen = 0;
+    int starts = 0;
+    if (by_blocks(&sampler, 60, 10, (spdl_ranks){ 0, 1 }) != SPDL_OK) exit(1);
+    for (uint64_t i = 0; i < 60; i++, before = item.index) {
+        is(spdl_sampler_item(sampler, 0, i, &item), SPDL_OK, "blocks");
+        is(i % 10 == 0 ? item.index % 10 == 0 : item.index == before + 1, 1, "blocks: in order");
+        starts += i % 10 == 0 && item.index == i;
+        seen |= (uint64_t)1 << item.index;
+    }
+    is(seen == ((uint64_t)1 << 60) - 1, 1, "blocks: each row once");
+    is(starts < 6, 1, "blocks: shuffled");
+    spdl_sampler_destroy(sampler);
+    if (by_blocks(&sampler, 100, 10, (spdl_ranks){ 2, 3 }) != SPDL_OK) exit(1);
+    is((int)spdl_sampler_count(sampler, 0), 33, "blocks: ranks");
+    spdl_sampler_destroy(sampler);
+}
+
+static void some_files(void) {
+    static const char *const names[] = { "cat/0.txt", "cat/1.txt", "dog/0.txt" };
+    spdl_files *files;
+    spdl_npz_bundle *bundle;
+    int bytes, count = 0;
+    char folder[512];
+    if (spdl_files_open(&files, "examples/data/digits_t*.npz", NULL) != SPDL_OK) exit(1);
+    spdl_pipeline *p = start(SPDL_STAGES(LABELS(files), SPDL_SINK(3)));
+    for (; SPDL_NEXT(p, &bundle, SPDL_FOREVER) == SPDL_OK; spdl_npz_bundle_free(bundle), count++)
+        is(bundle->count == 1 && strcmp(bundle->arrays[0].name, "labels") == 0, 1, "some arrays");
+    is(count, (int)spdl_files_count(files), "some arrays: of each file");
+    spdl_pipeline_destroy(p);
+    spdl_files_close(files);
+    snprintf(folder, sizeof folder, "%s", in_folder("classes"));
+    (void)mkdir(folder, 0700);
+    (void)mkdir(in_folder("classes/cat"), 0700);
+    (void)mkdir(in_folder("classes/dog"), 0700);
+    for (int i = 0; i < 3; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "classes/%s", names[i]);
+        write_file(name, "x", 1);
+    }
+    is(open_classes(&files, folder), SPDL_OK, "classes");
+    is((int)spdl_files_count(files), 3, "classes: the files of all folders");
+    for (uint64_t i = 0; i < 3; i++) {
+        const char *class = class_of(spdl_files_path(files, i), &bytes);
+        is(bytes == 3 && memcmp(class, names[i], 3) == 0, 1, "classes: their names");
+    }
+    spdl_files_close(files);
+}
+
+static void examined_step(void *ctx, void *item) { *(int *)ctx += ((Job *)item)->id >= 0; }
+
+static void examines(void) {
+    char line[100] = "";
+    int taken_by_it = 0;
+    is(examine(in_folder("doctor.jsonl"), examined_step, &taken_by_it), SPDL_OK, "doctor");
+    FILE *file = fopen(in_folder("doctor.jsonl"), "r");
+    if (file == NULL || fgets(line, sizeof line, file) == NULL) is(0, 1, "doctor: its report");
+    is(strstr(line, "spdl.doctor.1") != NULL && taken_by_it > 100, 1, "doctor: its report");
+    if (file != NULL) fclose(file);
+}
+
+SPDL_FN(deep, Job, Job) { /* needs more than the stack that a thread has by default */
+    volatile char much[16 << 20];
+    for (size_t i = 0; i < sizeof much; i += 4096) much[i] = (char)i;
+    *out = in;
+    return much[4096 * 7] == (char)(4096 * 7) ? SPDL_OK : SPDL_E_INVALID;
+}
+static pthread_t consumer;
+SPDL_FN(whose, Job, Job) { /* is this the thread in next? */
+    nap();
+    __atomic_add_fetch((int *)spdl_ctx(task), pthread_equal(pthread_self(), consumer) != 0,
+                       __ATOMIC_RELAXED);
+    *out = in;
+    return SPDL_OK;
+}
+
+static spdl_pipeline *made_with(spdl_pipeline_desc desc, const spdl_stage *rows, size_t count) {
+    spdl_pipeline *p;
+    if (spdl_pipeline_create(&p, &desc, rows, count) != SPDL_OK) exit(1);
+    return p;
+}
+
+static void threads(void) {
+    int frames = 0, own = 0, all_own = 0;
+    long sum;
+    is(all(start(SPDL_STAGES(JOBS, DECODE(&frames), SPDL_SINK(3))), &sum), 100, "state");
+    is(frames, 100, "state: each frame by one decoder");
+    is(all(made_with(deep_stacks, SPDL_STAGES(JOBS, SPDL_PIPE(deep), SPDL_SINK(3))), &sum), 100,
+       "stacks");
+    consumer = pthread_self();
+    is(all(made_with(all_cores(), SPDL_STAGES(JOBS, SPDL_PIPE(whose, .ctx = &own,
+           .concurrency = SPDL_ALL), SPDL_SINK(3))), &sum), 100, "next works");
+    is(own > 0 && own < 100, 1, "next works: beside the workers");
+    is(all(made_with(one_thread, SPDL_STAGES(JOBS, SPDL_PIPE(whose, .ctx = &all_own),
+           SPDL_SINK(3))), &sum), 100, "inline");
+    is(all_own, 100, "inline: all calls are on this thread");
+}
+
+SPDL_FN(twice, Job, Job) { return in->answer = 2 * in->id, *out = in, SPDL_OK; }
+SPDL_FN(thrice, Job, Job) { return in->answer = 3 * in->id, *out = in, SPDL_OK; }
+
+static void pools(void) {
+    spdl_pool *pool;
+    Job jobs[300] = { { 0 } }, *job;
+    if (open_pool(&pool) != SPDL_OK) exit(1);
+    spdl_pipeline *p = on_pool(pool, SPDL_STAGES(JOBS, SPDL_PIPE(twice), SPDL_SINK(3)));
+    for (int i = 0; i < 300; i++) jobs[i].id = i;
+    is(run_jobs(pool, jobs, 300), SPDL_OK, "jobs");
+    for (int i = 0; i < 300; i++) is(jobs[i].answer, 2 * i, "jobs: all are done");
+    is(no_more_jobs(pool), SPDL_OK, "jobs");
+    is(run_jobs(pool, jobs, 1), SPDL_CLOSED, "jobs: none after a stop");
+    for (int i = 0; i < 100; i++) {
+        if (i == 40) is(go_on(&p, pool, SPDL_STAGES(JOBS, SPDL_PIPE(thrice), SPDL_SINK(3))),
+                        SPDL_OK, "other rows");
+        is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_OK, "other rows");
+        is(job->id == i && job->answer == (i < 40 ? 2 : 3) * i, 1, "other rows: at the next item");
+        free(job);
+    }
+    is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_END, "other rows: the end");
+    spdl_pipeline_destroy(p);
+    spdl_pool_destroy(pool);
+}
+
+#ifdef __linux__
+typedef struct Large { char bytes[1 << 20]; } Large;
+SPDL_FN(large, spdl_index, Large) {
+    int *elsewhere = (int *)spdl_ctx(task);
+    if ((*out = (Large *)spdl_buffer(task)) == NULL) return SPDL_E_NOMEM;
+    memset(*out, (int)in->index, sizeof(Large));
+    if (sched_getcpu() != elsewhere[0]) elsewhere[1]++;
+    return SPDL_OK;
+}
+
+SPDL_FN(scheduled, Job, Job) {
+    const bool idle = sched_getscheduler(0) == SCHED_IDLE;
+    *(int *)spdl_ctx(task) += idle && getpriority(PRIO_PROCESS, 0) == 19;
+    *out = in;
+    return SPDL_OK;
+}
+
+static void nodes(void) {
+    cpu_set_t may;
+    int at[2] = { 0, 0 }, count = 0;
+    spdl_batch *batch;
+    spdl_loader *loader;
+    spdl_error error;
+    if (sched_getaffinity(0, sizeof may, &may) != 0) exit(1);
+    while (!CPU_ISSET((size_t)at[0], &may)) at[0]++;
+    spdl_pipeline *p = made_with(on_node(at, 1), SPDL_STAGES(SPDL_COUNT(20),
+                                 SPDL_PIPE(large, .ctx = at), SPDL_BATCH_OF(Large, 4),
+                                 SPDL_SINK(2)));
+    for (; SPDL_NEXT(p, &batch, SPDL_FOREVER) == SPDL_OK; spdl_batch_free(batch), count++) {
+        is(((Large *)batch->data)[3].bytes[9], 4 * count + 3, "nodes: the data");
+        is((uintptr_t)batch->data % HUGE_PAGE < 4096, 1, "nodes: at a huge page");
+    }
+    is(count, 5, "nodes");
+    is(at[1], 0, "nodes: no call is elsewhere");
+    spdl_pipeline_destroy(p);
+    is(open_loader(&loader, 1000, &error), SPDL_E_LIMIT, "loader: over its bound");
+    is(strstr(error.text, "arena_bytes") != NULL, 1, "loader: over its bound");
+    is(open_loader(&loader, 1 << 20, &error), SPDL_OK, "loader");
+    is(sum_of_pass(loader), 328350, "loader: the first pass");
+    is(sum_of_pass(loader), 328350, "loader: again");
+    spdl_loader_close(loader);
+    spdl_loader_batch some = { 0 };
+    int ends[2], sum = 0, idle = 0;
+    is(polled_loader(&loader, ends), SPDL_OK, "polled loader");
+    while (polled_next(loader, ends[0], &some) == SPDL_OK) {
+        for (size_t i = 0; i < some.count; i++) sum += ((int *)some.data)[i];
+        is(spdl_loader_done(loader, &some), SPDL_OK, "polled loader");
+    }
+    is(sum, 328350, "polled loader");
+    spdl_loader_close(loader);
+    close(ends[0]);
+    close(ends[1]);
+    long ids;
+    is(all(made_with(background, SPDL_STAGES(JOBS, SPDL_PIPE(scheduled, .ctx = &idle),
+           SPDL_SINK(3))), &ids), 100, "background");
+    is(idle, 100, "background: each call");
+}
+#endif
+
+SPDL_FN(hangs, Job, Job) {
+    while (in->id == 5 && !__atomic_load_n((bool *)spdl_ctx(task), __ATOMIC_RELAXED)) nap();
+    *out = in;
+    return SPDL_OK;
+}
+
+static void watches(void) {
+    FILE *file = tmpfile();
+    char line[SPDL_TEXT_BYTES];
+    long sum;
+    int of[4] = { 0, 0, 0, 0 }, id, stage;
+    if (file == NULL) exit(1);
+    is(all(made_with(with_log(file), SPDL_STAGES(JOBS, CHECK(file), SPDL_SINK(3))), &sum), 90,
+       "log");
+    rewind(file);
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "job %d:", &id) == 1) is(id, 3 + 10 * of[0]++, "log: who was dropped");
+        of[1] += strncmp(line, "info: ", 6) == 0 && strstr(line, "a 3") != NULL;
+        of[2] += strncmp(line, "warning: ", 9) == 0 && strstr(line, "10 of 100 items") != NULL;
+    }
+    fclose(file);
+    is(of[0], 10, "log: all who were dropped");
+    is(of[1], 10, "log: each failure");
+    is(of[2], 1, "log: the sum of them");
+
+    Zones zones = { 0, 0 };
+    is(all(made_with(with_profiler(&zones), SPDL_STAGES(JOBS, SPDL_SINK(3))), &sum), 100, "zones");
+    is(zones.open >= 200, 1, "zones: each call");
+    is(zones.closed, zones.open, "zones: each ends on its thread");
+
+    bool released = false;
+    uint64_t item = 0;
+    spdl_pipeline *p = start(SPDL_STAGES(JOBS, SPDL_PIPE(hangs, .ctx = &released), SPDL_SINK(3)));
+    Job *job;
+    for (int i = 0; i < 5; i++) {
+        is(SPDL_NEXT(p, &job, SPDL_FOREVER), SPDL_OK, "hangs: the items before");
+        free(job);
+    }
+    do {
+        is(SPDL_NEXT(p, &job, SPDL_SECONDS(0.02)), SPDL_TIMEOUT, "hangs");
+    } while ((stage = stage_that_hangs(p, 10000000, &item)) < 0);
+    is(stage, 2, "hangs: the stage");
+    is((int)item, 5, "hangs: the item");
+    __atomic_store_n(&released, true, __ATOMIC_RELAXED);
+    is(all(p, &sum), 95, "hangs: the rest");
+}
+
 int main(void) {
     sources();
     requests();
     groups();
     epochs();
     others();
+    in_time();
+    live();
+    bounded();
+    consumers();
+    streams();
+    finds();
+    kinds();
+    randoms();
+    mixtures();
+    in_memory();
+    lines();
+#ifdef HOWTO_zlib
+    gzips();
+#endif
+#ifdef HOWTO_zstd
+    zstds();
+#endif
+    tf_record_files();
+    rows_by_number();
+    arrays_in_a_tar();
+    blocks();
+    some_files();
+    threads();
+    pools();
+    examines();
+#ifdef __linux__
+    nodes();
+#endif
+    watches();
     return failures != 0;
 }

@@ -253,12 +253,23 @@ typedef struct test_report {
     char why[200];
 } test_report;
 
+/* What became of the tests of a module: with --brief its line. */
+typedef struct test_tally {
+    const char *module;
+    const char *which; /* of its tests: " (clocks)", or nothing */
+    int passed, failed, skipped;
+    int busy;    /* of the skipped ones: they read clocks */
+    int running;
+    bool started; /* all of them */
+} test_tally;
+
 /* A test that runs, has run, or is skipped. */
 typedef struct test_job {
     const test_case *test;
+    test_tally *tally;
     char name[200];
     test_report *report;
-    FILE *output; /* of one that runs beside others, else NULL */
+    FILE *output; /* of one that runs beside others, with --brief of each; else NULL */
     double start;
     bool running;
 #ifdef _WIN32
@@ -277,6 +288,7 @@ typedef struct test_time {
 
 typedef struct test_state {
     bool list, no_fork, slow;
+    bool brief; /* a line for each module, and what failed */
     bool busy_too; /* --busy */
     unsigned timeout; /* seconds, 0 is none */
     int repeat, jobs;
@@ -291,6 +303,7 @@ typedef struct test_state {
     uint64_t doubtful_seed[TEST_DOUBTFUL];
     int doubtful_count;
     test_job *job; /* `jobs` of them */
+    test_tally *tally; /* two for each module */
     int running;
     double pause; /* how late the runner woke since the last test was started, in seconds */
     double took;  /* by the test that has just ended, in seconds */
@@ -380,14 +393,25 @@ static void test_note_time(const char *name, double wall, double cpu) {
     time->cpu = cpu;
 }
 
-static void test_show_output(test_job *job) {
+static void test_show_output(test_job *job, bool shown) {
     char text[4096];
     size_t length;
     if (job->output == NULL) return;
     rewind(job->output);
-    while ((length = fread(text, 1, sizeof text, job->output)) > 0)
+    while (shown && (length = fread(text, 1, sizeof text, job->output)) > 0)
         fwrite(text, 1, length, stdout);
     fclose(job->output);
+}
+
+/* The line of a module, once all of its tests have ended. */
+static void test_show_tally(const test_tally *t) {
+    if (!test_now.brief || test_now.in_second || !t->started || t->running > 0) return;
+    if (t->passed + t->failed + t->skipped == 0) return;
+    printf("%s%-*s %4d passed", t->module, 24 - (int)strlen(t->module), t->which, t->passed);
+    if (t->failed > 0) printf(", %d failed", t->failed);
+    if (t->skipped > 0) printf(", %d skipped", t->skipped);
+    if (t->busy > 0) printf(" (%d: the machine is busy; ARGS=--busy runs them)", t->busy);
+    printf("\n");
 }
 
 static void test_doubt(const char *name) {
@@ -439,8 +463,11 @@ static bool test_paused(void) {
     return 1e3 * test_now.pause >= (double)TEST_PAUSE_MS + 2 * test_now.took;
 }
 
-static void test_skips_clocks(const char *name) {
+static void test_skips_clocks(const char *name, test_tally *tally) {
     ++test_now.skipped;
+    ++tally->skipped;
+    ++tally->busy;
+    if (test_now.brief) return;
     printf("skip %s: reads clocks, and the machine ", name);
     if (test_paused()) printf("paused for %.0f ms (--busy judges it)\n", 1e3 * test_now.pause);
     else if (test_now.took > 0 && TEST_SANITIZED) printf("is slow under a sanitizer\n");
@@ -450,23 +477,27 @@ static void test_skips_clocks(const char *name) {
 static void test_judge(test_job *job, const char *why, double cpu) {
     const test_report *report = job->report;
     const double wall = test_seconds() - job->start;
+    const bool fails = report->failures > 0 || why[0];
     test_now.took = wall;
-    test_show_output(job);
+    test_show_output(job, fails || !test_now.brief);
     test_note_time(job->name, wall, cpu);
     if (report->failures > 0 && !why[0] && test_reads_clocks(job->name) && !test_now.busy_too &&
         (TEST_SANITIZED || test_paused() || test_is_busy())) {
-        test_skips_clocks(job->name);
-    } else if (report->failures > 0 || why[0]) {
+        test_skips_clocks(job->name, job->tally);
+    } else if (fails) {
         ++test_now.failed;
+        ++job->tally->failed;
         if (!why[0]) test_doubt(job->name);
         printf("FAIL %s: %s%s%d failed checks, seed %llu\n", job->name, why, why[0] ? ", " : "",
                report->failures, (unsigned long long)test_now.seed);
     } else if (report->skipped) {
         ++test_now.skipped;
+        ++job->tally->skipped;
         printf("skip %s: %s\n", job->name, report->why);
     } else {
         ++test_now.passed;
-        printf("ok   %s (%.0f ms)\n", job->name, wall * 1e3);
+        ++job->tally->passed;
+        if (!test_now.brief) printf("ok   %s (%.0f ms)\n", job->name, wall * 1e3);
     }
     fflush(stdout); /* on Windows no line does that */
 }
@@ -478,18 +509,19 @@ static void test_without_fork(test_job *job) {
 }
 
 /* Starts a test when it may run: beside no other if `alone`, else beside less than `jobs`. */
-static void test_start(const test_case *test, const char *name, bool alone) {
+static void test_start(const test_case *test, const char *name, bool alone, test_tally *tally) {
     test_job *job = test_now.job;
     while (test_now.running >= (alone ? 1 : test_now.jobs)) test_wait();
     test_now.pause = test_now.took = 0;
     if (test_reads_clocks(name) && test_is_busy()) {
-        test_skips_clocks(name);
+        test_skips_clocks(name, tally);
         return;
     }
     while (job->running) ++job;
     memset(job->report, 0, sizeof *job->report);
     job->test = test;
-    job->output = alone || test_now.jobs == 1 ? NULL : test_output();
+    job->tally = tally;
+    job->output = !test_now.brief && (alone || test_now.jobs == 1) ? NULL : test_output();
     snprintf(job->name, sizeof job->name, "%s", name);
     test_now.name = job->name;
     test_now.report = job->report;
@@ -500,6 +532,7 @@ static void test_start(const test_case *test, const char *name, bool alone) {
     }
     if (test_begin(job)) {
         job->running = true;
+        ++tally->running;
         ++test_now.running;
     } else {
         test_judge(job, "no process could be had for it", 0);
@@ -508,8 +541,10 @@ static void test_start(const test_case *test, const char *name, bool alone) {
 
 static void test_ended(test_job *job, const char *why, double cpu) {
     job->running = false;
+    --job->tally->running;
     --test_now.running;
     test_judge(job, why, cpu);
+    test_show_tally(job->tally);
 }
 
 /* --- the system: POSIX --- */
@@ -985,8 +1020,11 @@ static bool test_selected(const char *name) {
 }
 
 /* The tests of a module that read clocks, or those that do not; with one job all of them. */
-static void test_each(const test_module *module, bool alone) {
+static void test_each(const test_module *module, bool alone, test_tally *tally) {
     char name[200];
+    memset(tally, 0, sizeof *tally);
+    tally->module = module->name;
+    tally->which = alone ? " (clocks)" : "";
     if (!module->tests && !alone && test_selected(module->name)) {
         ++test_now.failed;
         printf("FAIL %s: tests/test_%s.c was not linked\n", module->name, module->name);
@@ -996,14 +1034,17 @@ static void test_each(const test_module *module, bool alone) {
         if (!test_selected(name)) continue;
         if (test_now.jobs > 1 && test_reads_clocks(name) != alone) continue;
         if (test_now.list) puts(name);
-        else test_start(test, name, alone);
+        else test_start(test, name, alone, tally);
     }
+    tally->started = true;
+    test_show_tally(tally);
 }
 
 static void test_round(const test_module *modules, size_t count) {
-    for (size_t i = 0; i < count; ++i) test_each(&modules[i], false);
+    test_tally *tally = test_now.tally;
+    for (size_t i = 0; i < count; ++i) test_each(&modules[i], false, tally++);
     while (test_now.running > 0) test_wait();
-    for (size_t i = 0; i < count && test_now.jobs > 1; ++i) test_each(&modules[i], true);
+    for (size_t i = 0; i < count && test_now.jobs > 1; ++i) test_each(&modules[i], true, tally++);
     while (test_now.running > 0) test_wait();
 }
 
@@ -1061,7 +1102,7 @@ static void test_show_times(void) {
 
 static void test_usage(const char *program) {
     fprintf(stderr,
-            "usage: %s [--list] [--no-fork] [--slow] [--jobs N] [--repeat N] [--seed N]\n"
+            "usage: %s [--list] [--brief] [--no-fork] [--slow] [--jobs N] [--repeat N] [--seed N]\n"
             "       [--second N] [--busy] [PART-OF-A-NAME ...]\n"
             "       TEST_TIMEOUT (seconds for one test, 60) and TEST_SEED are looked at as well\n",
             program);
@@ -1077,6 +1118,7 @@ static void test_options(int argc, char **argv) {
     for (; i < argc && strncmp(argv[i], "--", 2) == 0; ++i) {
         const bool more = i + 1 < argc;
         if (strcmp(argv[i], "--list") == 0) test_now.list = true;
+        else if (strcmp(argv[i], "--brief") == 0) test_now.brief = true;
         else if (strcmp(argv[i], "--no-fork") == 0) test_now.no_fork = true;
         else if (strcmp(argv[i], "--slow") == 0) test_now.slow = true;
         else if (strcmp(argv[i], "--busy") == 0) test_now.busy_too = true;
@@ -1092,11 +1134,12 @@ static void test_options(int argc, char **argv) {
     test_now.filter_count = argc - i;
 }
 
-static bool test_make_jobs(void) {
+static bool test_make_jobs(size_t modules) {
     const size_t count = (size_t)test_now.jobs;
     test_report *reports = (test_report *)test_shared(count * sizeof *reports);
     test_now.job = (test_job *)calloc(count, sizeof *test_now.job);
-    if (reports == NULL || test_now.job == NULL) return false;
+    test_now.tally = (test_tally *)calloc(2 * modules, sizeof *test_now.tally);
+    if (reports == NULL || test_now.job == NULL || test_now.tally == NULL) return false;
     for (size_t i = 0; i < count; ++i) test_now.job[i].report = &reports[i];
     return true;
 }
@@ -1106,12 +1149,13 @@ int test_main(int argc, char **argv, const test_module *modules, size_t count,
     test_options(argc, argv);
     test_now.clocks = clocks;
     if (test_now.no_fork || test_now.list || test_now.jobs < 1) test_now.jobs = 1;
+    if (test_now.no_fork || test_now.list) test_now.brief = false;
 #ifdef _WIN32
     if (test_now.child != NULL) return test_as_child(modules, count);
     if (test_now.jobs > MAXIMUM_WAIT_OBJECTS) test_now.jobs = MAXIMUM_WAIT_OBJECTS;
     _setmode(1, _O_BINARY);
 #endif
-    if (!test_make_jobs()) return 2;
+    if (!test_make_jobs(count)) return 2;
     setvbuf(stdout, NULL, _IOLBF, 0); /* nothing waits in a buffer when a test forks or dies */
     if (!test_now.list)
         printf("seed %llu (--seed sets it)\n", (unsigned long long)test_now.seed);

@@ -1297,9 +1297,9 @@ static void members_that_are_broken(void) {
     member_broken(10, 99, 2, unsupported, "method 99;");
     member_broken(10, 0, 2, format, "stored, but its sizes in the directory");
     member_broken(16, 0x12345678, 4, SPDL_E_CHECKSUM, "in the directory 12345678");
-    member_broken(20, 0xffffffff, 4, format, "reach past byte");
-    member_broken(20, 0x7fffffff, 4, format, "reach past byte");
-    member_broken(20, 80, 4, format, "reach past byte");
+    member_broken(20, 0xffffffff, 4, format, "but must end at byte");
+    member_broken(20, 0x7fffffff, 4, format, "but must end at byte");
+    member_broken(20, 80, 4, format, "but must end at byte");
     member_broken(20, 20, 4, format, "cut off");
     member_broken(24, 0xffffffff, 4, format, "cannot become 4294967295");
     member_broken(24, 20, 4, format, "no .npy array: 20 bytes, a header of");
@@ -1317,7 +1317,7 @@ static void members_that_are_broken(void) {
     zip_free(&z);
     z = two_arrays(0);
     set_le(&z.file, z.local_at[1] + 28, 2, 2); /* an extra field into the directory */
-    refuses_array(z.file.at, z.file.count, "two", format, "reach past byte");
+    refuses_array(z.file.at, z.file.count, "two", format, "but must end at byte");
     zip_free(&z);
     z = two_arrays(0);
     z.file.at[z.data_at[0] + 70] ^= 1;
@@ -1343,12 +1343,12 @@ static void members_that_overlap(void) {
     memcpy(z.file.at + inside, z.file.at + z.local_at[1], 37);
     set_le(&z.file, z.entry_at[1] + 42, inside, 4);
     set_le(&z.file, z.entry_at[1] + 20, 20, 4);
-    refuses_array(z.file.at, z.file.count, "one", SPDL_E_FORMAT, "where it must end");
+    refuses_array(z.file.at, z.file.count, "one", SPDL_E_FORMAT, "but must end at byte");
     zip_free(&z);
     z = two_arrays(0);
     set_le(&z.file, z.entry_at[0] + 20, 80, 4); /* "one" reaches into the header of "two" */
     set_le(&z.file, z.entry_at[0] + 24, 80, 4);
-    refuses_array(z.file.at, z.file.count, "one", SPDL_E_FORMAT, "where it must end");
+    refuses_array(z.file.at, z.file.count, "one", SPDL_E_FORMAT, "but must end at byte");
     zip_free(&z);
     z = two_arrays(0);
     set_le(&z.file, z.entry_at[1] + 42, 0, 4); /* both at one place: the name decides */
@@ -1648,7 +1648,8 @@ static void small_files_that_were_changed(void) {
     CHECK(load_changed("f4", FORTRAN, "Maybe", 5, &error) == NULL);
     CHECK(strstr(error.text, "small.npz: member 'x': fortran_order is neither") != NULL);
     CHECK(load_changed("f4", LOCAL_EXTRA, "\xff\xff", 2, &error) == NULL); /* past the file */
-    CHECK(strstr(error.text, "small.npz: member 'x': 176 bytes at byte 0 reach past") != NULL);
+    CHECK(strstr(error.text,
+                 "small.npz: member 'x': needs 176 bytes at byte 0, but must end at") != NULL);
 }
 
 /* Of two members that are decoded in turn both fail: the first one is told. */

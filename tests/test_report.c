@@ -511,6 +511,34 @@ static void table_on_stderr(void) {
     world_close(&w);
 }
 
+/* A run below 10 ms: its numbers are those of a start. */
+static void ends_that_come_too_soon(void) {
+    bool found = false;
+    for (int tries = 0; tries < 50 && !found; ++tries) {
+        spdl_report_desc report = { 0 };
+        spdl_pipeline *p;
+        double time = 0;
+        char unit[3] = "", *text;
+        const char *after;
+        world w;
+        world_open(&w);
+        world_capture(&w, NULL);
+        report.table = true;
+        p = pipeline_of(&w, &report);
+        take(p, 1);
+        spdl_pipeline_destroy(p);
+        dup2(w.stderr_before, 2);
+        text = read_all(w.captured);
+        after = strstr(text, "after ");
+        CHECK(after != NULL && sscanf(after, "after %lf %2s", &time, unit) == 2);
+        found = says(text, "spdl  ended too soon for a sure verdict, after ");
+        CHECK_EQ(found, unit[0] != 's' && (unit[0] != 'm' || time < 10));
+        free(text);
+        world_close(&w);
+    }
+    CHECK(found);
+}
+
 /* The first 100 items are slow to read, the others to decode. */
 SPDL_FN(reads, void, void) {
     if ((uintptr_t)in <= 100) sleep_ms(5);
@@ -1101,6 +1129,7 @@ TEST_TABLE(report) {
     TEST_CASE(json_lines_of_several_pipelines),
     TEST_CASE(json_of_the_largest_pipeline),
     TEST_CASE(table_on_stderr),
+    TEST_CASE(ends_that_come_too_soon),
     TEST_CASE(table_at_the_end_of_two_limits),
     TEST_CASE(reports_speak_of_requests),
     TEST_CASE(environment_asks_for_everything),

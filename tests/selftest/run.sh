@@ -104,6 +104,19 @@ else
     not_ok "those that run alone are the last"
 fi
 
+run --brief --jobs 3
+says "brief: a module" 'self  *4 passed, 12 failed, 1 skipped'
+says "brief: those that run alone" 'self (clocks)  *0 passed, 5 failed'
+says "brief: a failure" 'FAIL self.check_goes_on: 3 failed checks, .*'
+says "brief: what a failed test prints" '.*: CHECK_EQ(6 \* 7 == 41), 42 and 41, failed'
+says "brief: a skip" 'skip self.skips: because it is told to'
+counts "brief: no line of a pass" 0 '^ok '
+ends "brief" '4 passed, 18 failed, 1 skipped'
+
+run --brief self.passes
+says "brief: one job" 'self  *1 passed'
+ends "brief: one job" '1 passed, 0 failed'
+
 run --slow self.passes
 says "the slow ones" ' *[0-9]* *[0-9]*  self.passes'
 ends "the slow ones" '1 passed, 0 failed'
