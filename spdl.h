@@ -2215,7 +2215,7 @@ inline spdl__setting<T> spdl__set(T spdl_stage::*field, typename spdl__same<T>::
     const spdl__setting<T> setting = { field, value };
     return setting;
 }
-struct spdl__made {
+struct spdl__made { /* its braces may end with a comma: SPDL_MERGE() */
     spdl_stage row;
     explicit spdl__made(const spdl_stage &made) : row(made) {}
     template <class T, class... Settings>
@@ -2329,7 +2329,7 @@ inline void spdl_rethrow(const spdl_pipeline *pipeline) {
 }
 #endif
 
-/* The name of a type, such as "[with T = Image]". Rows of the library have the names of C. */
+/* The name of a type, such as "[with T = Image]". */
 constexpr const char *spdl__type_text(const char *text, char first) {
     return *text == first ? text : spdl__type_text(text + 1, first);
 }
@@ -2341,12 +2341,6 @@ template <class T> struct spdl__type {
         return spdl__type_text(__PRETTY_FUNCTION__, '[');
 #endif
     }
-};
-template <> struct spdl__type<uint32_t> {
-    static constexpr const char *name() { return "uint32_t"; }
-};
-template <> struct spdl__type<uint16_t> {
-    static constexpr const char *name() { return "uint16_t"; }
 };
 
 /* The size of a type; 0: not known. */
@@ -2387,8 +2381,8 @@ template <class Call> inline spdl__pointed<Call> spdl__callable(Call *call) {
     return pointed;
 }
 
-/* Makes a stage function of the row's callable. Task is spdl_task, as a parameter, so that
-   std::exception is looked up where the row is written. */
+/* Makes a stage function of the row's callable. Task is a parameter so that std::exception is
+   looked up where the row is written. */
 template <class In, class Out, class Call, class Task>
 static spdl_result spdl__called(Task *task, void *in, void **out) {
     Out *made = NULL;
@@ -4477,7 +4471,7 @@ SPDL__PRIVATE void spdl__os_event_fini(spdl__os_event *event) { (void)event; }
 #define SPDL_FORK fork
 #endif
 
-/* Blocks while *word is `was`, until the deadline. Any process can change the word. */
+/* Blocks while *word is `was`, until the deadline. */
 SPDL__PRIVATE void spdl__os_shared_sleep(uint32_t *word, uint32_t was, uint64_t deadline) {
     const long wait_bitset = 9;
     (void)spdl__os_futex_wait(word, wait_bitset, was, deadline);
@@ -4520,8 +4514,8 @@ SPDL__PRIVATE void spdl__os_room_least(spdl__os_room *room, const char *what, ui
     room->left = left;
 }
 
-/* The files of a cgroup that are cached are not counted: the kernel frees them when needed. Names
-   are those of version 2, or of version 1, whose totals include the cgroups below. */
+/* Cached files are not counted: the kernel frees them when needed. Names are those of version 2, or
+   of version 1, whose totals include the cgroups below. */
 SPDL__PRIVATE void spdl__os_room_at(const char *at, void *data) {
     uint64_t limit = spdl__os_number(at, "memory.max", "");
     uint64_t used = spdl__os_number(at, "memory.current", "");
@@ -4567,8 +4561,8 @@ SPDL__PRIVATE void *spdl__os_page(bool shared) {
     return NULL;
 }
 
-/* Memory without a name, of fixed size, with all pages allocated. The first touch allocates huge
-   pages. fallocate then reports missing ones. A signal could undo its work each time. */
+/* Memory of fixed size, with all pages allocated, huge ones first. fallocate reports missing ones.
+   A signal could undo its work each time. */
 SPDL__PRIVATE const char *spdl__os_shared_make(void **memory, uint64_t bytes) {
     const long cloexec_seals = 3, huge = 14, populate_write = 23, add_seals = 1033;
     const int shrink_grow_seal = 1 | 2 | 4;
@@ -4612,14 +4606,13 @@ SPDL__PRIVATE void spdl__os_process_signal(int64_t process, int number) {
     if (process > 1 || process < -1) (void)syscall(SYS_kill, (long)process, (long)number);
 }
 
-/* Programs that this process starts would inherit SIG_IGN, but not a handler. In strict C modes a
-   signal removes its handler. */
+/* Programs inherit SIG_IGN, but not a handler. In strict C modes a signal removes its handler. */
 SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
     (void)signal(number, spdl__os_signal_nothing);
 }
 
-/* Ignores the signals that are meant for the program, whose end also ends the child. No handler of
-   the program runs in the child, except for faults. */
+/* Ignores the signals meant for the program, whose end also ends the child. Of its handlers only
+   those of faults stay. */
 SPDL__PRIVATE void spdl__os_signals_leave(void) {
     int number;
     for (number = 1; number <= 64; ++number) {
@@ -4638,8 +4631,8 @@ SPDL__PRIVATE void spdl__os_signals_leave(void) {
 extern int ftrylockfile(FILE *file);
 extern void funlockfile(FILE *file);
 #endif
-/* Flushes FILEs. If other threads run, one of them can hold a FILE for ever: only stdout and stderr
-   are flushed, if nobody holds them. */
+/* Flushes FILEs. Another thread can hold a FILE for ever: not `alone`, only stdout and stderr are
+   flushed, if nobody holds them. */
 SPDL__PRIVATE void spdl__os_files_flush(bool alone) {
     FILE *const files[] = { stdout, stderr };
     size_t i;
@@ -4710,30 +4703,25 @@ SPDL__PRIVATE int spdl__os_process_ended(int64_t process, int *end) {
 
 SPDL__PRIVATE int64_t spdl__os_parent(void) { return getppid(); }
 
-/* Removes a variable of the environment. */
+/* Removes a variable, "NAME=". unsetenv takes a lock, which a thread of the parent may have had. */
 extern char **environ;
 SPDL__PRIVATE void spdl__os_forget(const char *name) {
-    const size_t length = strlen(name);
     char **at = environ;
-    while (at != NULL && *at != NULL && (strncmp(*at, name, length) != 0 || (*at)[length] != '='))
-        ++at;
+    while (at != NULL && *at != NULL && strncmp(*at, name, strlen(name)) != 0) ++at;
     for (; at != NULL && *at != NULL; ++at) at[0] = at[1];
 }
 
 /* NULL: no name is known. */
 SPDL__PRIVATE const char *spdl__os_signal_name(int number) {
-    static const struct {
-        int number;
-        const char *name;
-    } names[] = { { SIGHUP, "SIGHUP" },   { SIGINT, "SIGINT" },   { SIGQUIT, "SIGQUIT" },
-                  { SIGILL, "SIGILL" },   { SIGABRT, "SIGABRT" }, { SIGFPE, "SIGFPE" },
-                  { SIGKILL, "SIGKILL" }, { SIGSEGV, "SIGSEGV" }, { SIGPIPE, "SIGPIPE" },
-                  { SIGALRM, "SIGALRM" }, { SIGTERM, "SIGTERM" }, { SIGBUS, "SIGBUS" },
-                  { SIGTRAP, "SIGTRAP" }, { SIGXCPU, "SIGXCPU" }, { SIGSYS, "SIGSYS" } };
-    size_t i;
-    for (i = 0; i < sizeof(names) / sizeof(names[0]); ++i)
-        if (names[i].number == number) return names[i].name;
-    return NULL;
+    switch (number) {
+#define SPDL__NAMED(signal) case signal: return #signal;
+        SPDL__NAMED(SIGHUP) SPDL__NAMED(SIGINT) SPDL__NAMED(SIGQUIT) SPDL__NAMED(SIGILL)
+        SPDL__NAMED(SIGABRT) SPDL__NAMED(SIGFPE) SPDL__NAMED(SIGKILL) SPDL__NAMED(SIGSEGV)
+        SPDL__NAMED(SIGPIPE) SPDL__NAMED(SIGALRM) SPDL__NAMED(SIGTERM) SPDL__NAMED(SIGBUS)
+        SPDL__NAMED(SIGTRAP) SPDL__NAMED(SIGXCPU) SPDL__NAMED(SIGSYS)
+#undef SPDL__NAMED
+    default: return NULL;
+    }
 }
 
 /* --- the thread of a fault --- */
@@ -8051,11 +8039,10 @@ SPDL__PRIVATE void spdl__wake_all(spdl_pipeline *p) {
    first `results` results. Without .again in front of the point it is {next item, 0}.
 
    Slots carry the tally to the consumer. Up to the counting row, the range of a slot has the item's
-   source number and the number of the result. Behind it the range is item << SPDL__SPAN_BITS |
-   results. If later rows make several results of a batch, `item` is of the tally before the batch,
-   and `results` the number of the result. The batch is made again, and the consumer counts its
-   results. With .flush, with batches of batches, or with .again before and behind the batch, the
-   epoch is made again.
+   source number and the number of the result. Behind it the range is the tally. If later rows make
+   several results of a batch, it is the tally before the batch: the batch is made again, and the
+   consumer counts its results. With .flush, with batches of batches, or with .again before and
+   behind the batch, the epoch is made again.
 
    Threads: a row's tally belongs to the thread inside it; the sink's tally and `at` belong to the
             consumer. The hand-over of a slot orders them. */
@@ -8084,8 +8071,7 @@ SPDL__PRIVATE void spdl__tally_begin(spdl__tally *tally, uint64_t item) {
 
 /* The consumer took or dropped `got`. */
 SPDL__INLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
-    if (p->many || p->remakes)
-        spdl__tally_pass(&p->tally, got->range >> SPDL__SPAN_BITS, true);
+    if (p->many || p->remakes) spdl__tally_pass(&p->tally, got->range >> SPDL__SPAN_BITS, true);
 }
 
 SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
@@ -11392,13 +11378,9 @@ SPDL__PRIVATE void spdl__word_open(uint64_t *word) {
     while (!spdl__cas(word, &old, spdl__head(old) << SPDL__HEAD_BITS)) {}
 }
 
-/* The first word of a sampler is 1 while a pipeline or a mixture has it. */
-SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler) {
-    return spdl__exchange32((uint32_t *)(void *)sampler, 1) == 0;
-}
-SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
-    if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
-}
+/* In >>sampler-impl. */
+SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler);
+SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler);
 
 /* The first word of a list of files is the number of rows that read it. */
 SPDL__PRIVATE void spdl__lists_add(spdl_pipeline *p, uint32_t more) {
@@ -14350,11 +14332,10 @@ struct spdl_cache {
     spdl_cache_desc desc; /* delete_source is NULL after its call */
     void **item;       /* the kept items */
     uint64_t kept;
-    uint64_t position; /* of the next kept item to return */
+    uint64_t position; /* of the next kept item to return; `kept`: each was returned */
     uint64_t given;    /* returned items */
     void *loan;        /* returned but not kept: the next call frees it */
     bool warm;         /* the source is finished */
-    bool owed;         /* the copy of the last kept item failed */
 };
 
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
@@ -14423,36 +14404,8 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache) {
     spdl__free(&allocator, cache, sizeof(*cache));
 }
 
-/* Returns a kept item, or a copy that the caller owns. */
-SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void **item) {
-    void *given = kept;
-    if (cache->desc.copy_item != NULL && kept != NULL) {
-        given = cache->desc.copy_item(kept);
-        if (given == NULL) return SPDL_E_NOMEM;
-    }
+SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *given, void **item) {
     memcpy(item, &given, sizeof(given)); /* *item may be any object pointer */
-    cache->given++;
-    return SPDL_OK;
-}
-
-SPDL__PRIVATE spdl_result spdl__cache_give_last(spdl_cache *cache, void **item) {
-    const spdl_result result = spdl__cache_give(cache, cache->item[cache->kept - 1], item);
-    cache->owed = result != SPDL_OK;
-    return result;
-}
-
-SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item,
-                                                  int64_t timeout_ns) {
-    void *fresh = NULL;
-    const spdl_result result = cache->desc.next(cache->desc.source, &fresh, timeout_ns);
-    if (result != SPDL_OK) return result;
-    if (cache->given + 1 >= cache->desc.return_caches_after) cache->warm = true;
-    if (cache->kept < cache->desc.num_caches) {
-        cache->item[cache->kept++] = fresh;
-        return spdl__cache_give_last(cache, item);
-    }
-    if (cache->desc.copy_item == NULL) cache->loan = fresh;
-    memcpy(item, &fresh, sizeof(fresh));
     cache->given++;
     return SPDL_OK;
 }
@@ -14460,21 +14413,34 @@ SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item
 SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeout_ns) {
     spdl_cache *cache = (spdl_cache *)iterator;
     spdl_result result;
+    void *given = NULL;
     if (cache == NULL || item == NULL) return SPDL_E_INVALID;
     if (cache->desc.stop_after != 0 && cache->given >= cache->desc.stop_after) return SPDL_END;
     spdl__cache_free_item(cache, cache->loan);
     cache->loan = NULL;
-    if (cache->owed) return spdl__cache_give_last(cache, item);
-    if (!cache->warm) {
-        result = spdl__cache_from_source(cache, item, timeout_ns);
-        if (result != SPDL_END) return result;
-        cache->warm = true; /* the source was short */
+    if (!cache->warm && cache->position == cache->kept) {
+        result = cache->desc.next(cache->desc.source, &given, timeout_ns);
+        if (result != SPDL_OK && result != SPDL_END) return result;
+        if (result == SPDL_END || cache->given + 1 >= cache->desc.return_caches_after)
+            cache->warm = true;
+        if (result == SPDL_OK && cache->kept == cache->desc.num_caches) {
+            if (cache->desc.copy_item == NULL) cache->loan = given;
+            return spdl__cache_give(cache, given, item);
+        }
+        if (result == SPDL_OK) cache->item[cache->kept++] = given;
     }
-    spdl__cache_delete_source(cache);
+    if (cache->position == cache->kept) {
+        spdl__cache_delete_source(cache);
+        cache->position = 0;
+    }
     if (cache->kept == 0) return SPDL_END;
-    result = spdl__cache_give(cache, cache->item[cache->position], item);
-    if (result == SPDL_OK) cache->position = (cache->position + 1) % cache->kept;
-    return result;
+    given = cache->item[cache->position];
+    if (cache->desc.copy_item != NULL && given != NULL) {
+        given = cache->desc.copy_item(given);
+        if (given == NULL) return SPDL_E_NOMEM; /* the next call tries again */
+    }
+    ++cache->position;
+    return spdl__cache_give(cache, given, item);
 }
 
 /* ============================================================================================= */
@@ -15987,24 +15953,17 @@ SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *r, char *buffer, 
 #define SPDL__TABLE 4096u /* 5 rounds do not shuffle less than 3,000 numbers well */
 #define SPDL__MOST ((uint64_t)1 << 63) /* the largest count */
 
-typedef struct spdl__wide {
-    uint64_t high, low;
-} spdl__wide;
-
-SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
-    spdl__wide product;
+/* Returns the upper 64 bits of a * b. */
+SPDL__INLINE uint64_t spdl__product_high(uint64_t a, uint64_t b) {
 #if SPDL__GNU && defined(__SIZEOF_INT128__)
     __extension__ typedef unsigned __int128 spdl__u128;
-    product.high = (uint64_t)((spdl__u128)a * b >> 64);
-    product.low = a * b;
+    return (uint64_t)((spdl__u128)a * b >> 64);
 #else
-    const uint64_t half = 0xffffffffu, low = (a & half) * (b & half);
-    const uint64_t left = (a >> 32) * (b & half) + (low >> 32);
+    const uint64_t half = 0xffffffffu;
+    const uint64_t left = (a >> 32) * (b & half) + ((a & half) * (b & half) >> 32);
     const uint64_t right = (a & half) * (b >> 32) + (left & half);
-    product.high = (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
-    product.low = right << 32 | (low & half);
+    return (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
 #endif
-    return product;
 }
 
 /* --- shuffles --- */
@@ -16021,26 +15980,18 @@ typedef struct spdl__shuffle {
     uint16_t *table; /* NULL: n is always larger */
 } spdl__shuffle;
 
-SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle, uint64_t key) {
+SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint64_t n) {
     uint64_t i;
-    for (i = 0; i < shuffle->n; ++i) {
-        const uint64_t j = spdl__wide_product(spdl__hashed(key, i), i + 1).high;
+    shuffle->n = n;
+    key = spdl__hashed(key, n);
+    for (i = 0; n <= SPDL__TABLE && i < n; ++i) {
+        const uint64_t j = spdl__product_high(spdl__hashed(key, i), i + 1);
         shuffle->table[i] = shuffle->table[j];
         shuffle->table[j] = (uint16_t)i;
     }
-}
-
-SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint64_t n) {
-    int i;
-    shuffle->n = n;
-    key = spdl__hashed(key, n);
-    if (n <= SPDL__TABLE) {
-        spdl__shuffle_fill(shuffle, key);
-        return;
-    }
     for (shuffle->shift = 0; n >> 2 * shuffle->shift > 3; ++shuffle->shift) {}
     shuffle->highs = (n - 1) / ((uint64_t)1 << shuffle->shift) + 1;
-    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(key, (uint64_t)i);
+    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(key, i);
 }
 
 /* Returns 32 bits. */
@@ -16089,16 +16040,17 @@ typedef struct spdl__split {
     int32_t kid[2];  /* a node, or -1 - source */
 } spdl__split;
 
+/* What is still to be joined in the tree. */
+typedef struct spdl__weighed {
+    uint64_t weight;
+    int32_t kid; /* as kid[] */
+} spdl__weighed;
+
 typedef struct spdl__mixture {
     uint64_t spec; /* a hash of the weights */
     int32_t root;  /* as kid[] */
-    spdl__split node[1]; /* one a source */
+    spdl__split node[1]; /* one a source, then as many spdl__weighed */
 } spdl__mixture;
-
-typedef struct spdl__weighed {
-    uint64_t weight;
-    int32_t source;
-} spdl__weighed;
 
 /* Returns a / b times 2^64, for a < b < 2^63. */
 SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
@@ -16114,10 +16066,9 @@ SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
 
 /* Returns how many of a node's first c items are its left child's. *next: the next one is, too. */
 SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
-    const spdl__wide product = spdl__wide_product(c, share);
-    const uint64_t half = (uint64_t)1 << 63, low = product.low + half;
+    const uint64_t half = (uint64_t)1 << 63, low = c * share + half;
     *next = low + share < low;
-    return product.high + (low < half);
+    return spdl__product_high(c, share) + (low < half);
 }
 
 /* Returns which item of *source is at a position. */
@@ -16139,9 +16090,10 @@ SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl__mixture *m, uint64_t positi
 SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     const spdl__weighed *a = (const spdl__weighed *)left, *b = (const spdl__weighed *)right;
     if (a->weight != b->weight) return a->weight < b->weight ? -1 : 1;
-    return a->source - b->source;
+    return b->kid - a->kid;
 }
 
+/* Sorts the sources by their weight, and returns how many are ever drawn. */
 SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *leaf) {
     volatile double part, sum = 0; /* volatile: x87 has more digits */
     double most = 0;
@@ -16156,69 +16108,61 @@ SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *le
         part = desc->weights[i] / most;
         part = part / sum;
         leaf[n].weight = (uint64_t)(part * (double)((uint64_t)1 << 62));
-        leaf[n].source = (int32_t)i;
+        leaf[n].kid = -1 - (int32_t)i;
         n += leaf[n].weight != 0; /* 0: its first item is after position 2^62 */
     }
     qsort(leaf, (size_t)n, sizeof(*leaf), spdl__weighed_order);
     return n;
 }
 
-/* Builds the tree of Huffman. The lightest two become one, from the sorted leaves and from the
-   nodes. Nodes are made in the order of their weights. */
-SPDL__COLD void spdl__mix_tree(spdl__mixture *m, const spdl__weighed *leaves, int count,
-                               uint64_t *weights) {
+/* Builds the tree of Huffman: the lightest two become one. Nodes are made in the order of their
+   weights, and each replaces a leaf that was joined before. */
+SPDL__COLD void spdl__mix_tree(spdl__mixture *m, spdl__weighed *of, int count) {
     int leaf = 0, node = 0, all, k;
-    m->root = count == 1 ? -1 - leaves[0].source : count - 2;
     for (all = 0; all < count - 1; ++all) {
         spdl__split *made = &m->node[all];
         uint64_t weight[2];
         for (k = 0; k < 2; ++k) {
-            if (leaf < count && (node == all || leaves[leaf].weight <= weights[node])) {
-                weight[k] = leaves[leaf].weight;
-                made->kid[k] = -1 - leaves[leaf++].source;
-            } else {
-                weight[k] = weights[node];
-                made->kid[k] = node++;
-            }
+            const bool leaves =
+                leaf < count && (node == all || of[leaf].weight <= of[node].weight);
+            const spdl__weighed *lightest = &of[leaves ? leaf++ : node++];
+            weight[k] = lightest->weight;
+            made->kid[k] = lightest->kid;
         }
-        weights[all] = weight[0] + weight[1];
-        made->share = spdl__fraction(weight[0], weights[all]);
+        of[all].weight = weight[0] + weight[1];
+        of[all].kid = all;
+        made->share = spdl__fraction(weight[0], of[all].weight);
     }
+    m->root = of[count > 1 ? count - 2 : 0].kid;
 }
 
 SPDL__PRIVATE size_t spdl__mixture_bytes(size_t sources) {
-    return sizeof(spdl__mixture) + sources * sizeof(spdl__split);
+    return sizeof(spdl__mixture) + sources * (sizeof(spdl__split) + sizeof(spdl__weighed));
 }
 
 /* Returns NULL without memory. */
 SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
-    const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t), n = desc->sources;
-    spdl__mixture *m =
-        (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1, spdl__mixture_bytes(n));
-    spdl__weighed *leaves = (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes);
+    spdl__mixture *m = (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1,
+                                                           spdl__mixture_bytes(desc->sources));
+    spdl__weighed *leaves;
     uint64_t bits;
     size_t i;
-    if (leaves == NULL) {
-        spdl__free(&desc->allocator, m, spdl__mixture_bytes(n));
-        return NULL;
-    }
-    for (i = 0; m != NULL && i < n; ++i) {
+    if (m == NULL) return NULL;
+    for (i = 0; i < desc->sources; ++i) {
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         m->spec = spdl__hashed(m->spec, bits);
     }
-    if (m != NULL)
-        spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves), (uint64_t *)(void *)(leaves + n));
-    spdl__free(&desc->allocator, leaves, n * work_bytes);
+    leaves = (spdl__weighed *)(void *)(m->node + desc->sources);
+    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves));
     return m;
 }
 
 /* --- the sampler --- */
 
 struct spdl_sampler {
-    uint32_t in_use; /* first: see sampler_claim */
     spdl_sampler_desc desc;
+    uint32_t in_use;        /* 1 while a pipeline or a mixture has it */
     uint64_t length;        /* positions of an epoch */
-    uint64_t rows;          /* largest number of positions that a rank has */
     uint64_t blocks;        /* whole blocks, or indices */
     uint64_t short_at;      /* position of the short block */
     uint64_t epoch;         /* of the shuffle, if `ready` */
@@ -16230,6 +16174,17 @@ struct spdl_sampler {
     size_t claimed;
     char identity[160]; /* the same in each run that resumes: " order=... spec=..." */
 };
+
+SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler) {
+    return spdl__exchange32(&sampler->in_use, 1) == 0;
+}
+SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
+    if (sampler != NULL) spdl__store32(&sampler->in_use, 0);
+}
+
+SPDL__PRIVATE bool spdl__sampler_shuffles(const spdl_sampler *s) {
+    return s->desc.order == SPDL_SAMPLE_SHUFFLED || s->desc.order == SPDL_SAMPLE_BLOCKS;
+}
 
 #define SPDL__SAMPLER_REFUSE(desc, ...) \
     spdl__error_set((desc)->error, SPDL_E_INVALID, "sampler: " __VA_ARGS__)
@@ -16250,16 +16205,16 @@ SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc
 }
 
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
+    const char *wrong = desc->weights == NULL || desc->samplers == NULL
+                            ? "weights or samplers is NULL"
+                        : desc->count != 0 ? "count is set, but a mixture has that of its sources"
+                        : desc->draws == 0 ? "draws is 0, but the mixture does not end"
+                                           : NULL;
     size_t i;
     if (desc->sources < 1 || desc->sources > 65536)
         return SPDL__SAMPLER_REFUSE(desc, "sources is %llu, must be from 1 to 65536",
                                     (spdl__llu)desc->sources);
-    if (desc->weights == NULL || desc->samplers == NULL)
-        return SPDL__SAMPLER_REFUSE(desc, "weights or samplers is NULL");
-    if (desc->count != 0)
-        return SPDL__SAMPLER_REFUSE(desc, "count is set, but a mixture has that of its sources");
-    if (desc->draws == 0)
-        return SPDL__SAMPLER_REFUSE(desc, "draws is 0, but the mixture does not end");
+    if (wrong != NULL) return SPDL__SAMPLER_REFUSE(desc, "%s", wrong);
     for (i = 0; i < desc->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
         if (source == NULL)
@@ -16274,23 +16229,26 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
     const int rank = desc->ranks.rank, world = desc->ranks.world;
     const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
+    const char *wrong = NULL;
     if (result != SPDL_OK) return result;
     if ((rank | world) != 0 && (rank < 0 || rank >= world))
         return SPDL__SAMPLER_REFUSE(desc,
                                     "rank is %d and world %d, but rank must be 0 to world - 1",
                                     rank, world);
     if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
-        return SPDL__SAMPLER_REFUSE(desc, "order or tail is unknown");
-    if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
-        return SPDL__SAMPLER_REFUSE(desc, "count or draws is more than 2^63");
-    if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
-    if (desc->count == 0)
-        return SPDL__SAMPLER_REFUSE(desc, "count is 0, must be the number of items");
-    if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
-        return SPDL__SAMPLER_REFUSE(desc, "block is 0, must be the indices in a block");
-    if (desc->order == SPDL_SAMPLE_FUNCTION)
-        return desc->index_fn != NULL ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "index_fn is NULL");
-    if (desc->draws <= desc->count) return SPDL_OK;
+        wrong = "order or tail is unknown";
+    else if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
+        wrong = "count or draws is more than 2^63";
+    else if (desc->order == SPDL_SAMPLE_MIXTURE)
+        return spdl__sampler_check_mixture(desc);
+    else if (desc->count == 0)
+        wrong = "count is 0, must be the number of items";
+    else if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
+        wrong = "block is 0, must be the indices in a block";
+    else if (desc->order == SPDL_SAMPLE_FUNCTION && desc->index_fn == NULL)
+        wrong = "index_fn is NULL";
+    if (wrong != NULL) return SPDL__SAMPLER_REFUSE(desc, "%s", wrong);
+    if (desc->draws <= desc->count || desc->order == SPDL_SAMPLE_FUNCTION) return SPDL_OK;
     return SPDL__SAMPLER_REFUSE(desc, "draws is %llu, more than count, %llu",
                                 (spdl__llu)desc->draws, (spdl__llu)desc->count);
 }
@@ -16320,56 +16278,52 @@ SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
                    (spdl__llu)spdl__sampler_spec(s));
 }
 
-/* Returns false without memory. */
-SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
+/* Returns SPDL_E_NOMEM, or SPDL_E_INVALID if a source is in use. */
+SPDL__COLD spdl_result spdl__sampler_build(spdl_sampler *s) {
+    const spdl_sampler_desc *desc = &s->desc;
+    s->length = desc->draws != 0 ? desc->draws : desc->count;
+    s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
+    if (spdl__sampler_shuffles(s) && s->blocks <= SPDL__TABLE) {
+        s->shuffle.table =
+            (uint16_t *)spdl__alloc(&desc->allocator, SPDL__TABLE * sizeof(uint16_t), 2);
+        if (s->shuffle.table == NULL) return SPDL_E_NOMEM;
+    }
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
         s->mixture = spdl__mixture_make(desc);
         s->samplers = SPDL__NEW(&desc->allocator, spdl_sampler *, desc->sources);
-        if (s->mixture == NULL || s->samplers == NULL) return false;
+        if (s->mixture == NULL || s->samplers == NULL) return SPDL_E_NOMEM;
         memcpy(s->samplers, desc->samplers, desc->sources * sizeof(*s->samplers));
-        return true;
+        for (; s->claimed < desc->sources; ++s->claimed)
+            if (!spdl__sampler_claim(s->samplers[s->claimed]))
+                return SPDL__SAMPLER_REFUSE(desc, "a pipeline or a mixture uses samplers[%llu]: "
+                                            "make one for each", (spdl__llu)s->claimed);
     }
-    s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
-    if (desc->order == SPDL_SAMPLE_SEQUENTIAL || desc->order == SPDL_SAMPLE_FUNCTION ||
-        s->blocks > SPDL__TABLE)
-        return true;
-    s->shuffle.table = (uint16_t *)spdl__alloc(&desc->allocator, SPDL__TABLE * sizeof(uint16_t), 2);
-    return s->shuffle.table != NULL;
+    spdl__sampler_identify(s);
+    return SPDL_OK;
 }
 
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
     spdl_result result;
     spdl_sampler *s;
-    uint64_t world;
     if (sampler == NULL) return SPDL_E_INVALID;
     *sampler = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
     spdl__error_clear(desc->error);
     result = spdl__sampler_check(desc);
     if (result != SPDL_OK) return result;
+    result = SPDL_E_NOMEM;
     s = SPDL__NEW(&desc->allocator, spdl_sampler, 1);
     if (s != NULL) {
         s->desc = *desc;
-        s->desc.error = NULL;
         if (desc->ranks.world == 0) s->desc.ranks.world = 1;
+        result = spdl__sampler_build(s);
+        s->desc.error = NULL; /* of this call only */
     }
-    if (s == NULL || !spdl__sampler_build(s, desc)) {
-        spdl_sampler_destroy(s);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
-    }
-    for (; s->samplers != NULL && s->claimed < desc->sources; ++s->claimed) {
-        if (spdl__sampler_claim(s->samplers[s->claimed])) continue;
-        result = SPDL__SAMPLER_REFUSE(desc, "a pipeline or a mixture uses samplers[%llu]: make one "
-                                      "for each", (spdl__llu)s->claimed);
-        spdl_sampler_destroy(s);
-        return result;
-    }
-    s->length = desc->draws != 0 ? desc->draws : desc->count;
-    world = (uint64_t)s->desc.ranks.world;
-    s->rows = s->length / world + (s->length % world != 0);
-    spdl__sampler_identify(s);
-    *sampler = s;
-    return SPDL_OK;
+    if (result == SPDL_E_NOMEM)
+        (void)spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
+    if (result == SPDL_OK) *sampler = s;
+    else spdl_sampler_destroy(s);
+    return result;
 }
 
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
@@ -16414,11 +16368,9 @@ SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
     const uint64_t key = spdl__hashed(s->desc.seed, epoch);
     s->ready = true;
     s->epoch = epoch;
-    if (s->desc.order != SPDL_SAMPLE_SHUFFLED && s->desc.order != SPDL_SAMPLE_BLOCKS) return;
-    if (s->blocks > 0) spdl__shuffle_set(&s->shuffle, key, s->blocks);
+    if (spdl__sampler_shuffles(s) && s->blocks > 0) spdl__shuffle_set(&s->shuffle, key, s->blocks);
     if (s->desc.order == SPDL_SAMPLE_BLOCKS)
-        s->short_at = spdl__wide_product(spdl__hashed(~key, 0), s->blocks + 1).high *
-                      s->desc.block;
+        s->short_at = spdl__product_high(spdl__hashed(~key, 0), s->blocks + 1) * s->desc.block;
 }
 
 SPDL__PRIVATE uint64_t spdl__block_at(const spdl_sampler *s, uint64_t position) {
@@ -16455,41 +16407,29 @@ SPDL__INLINE uint64_t spdl__sampler_first(const spdl_sampler *s, uint64_t epoch)
     return SPDL__UNLIKELY(s->from != 0 && s->from_epoch == epoch) ? s->from : 0;
 }
 
-/* Ranks get positions in rows of `world`. In a mixture the sources have a rhythm, so each row
-   starts at another rank. It depends on the row's first position: a resumed run has the same. */
-SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
-                                           uint64_t row) {
-    const uint64_t world = (uint64_t)s->desc.ranks.world;
-    const uint64_t begin = spdl__sampler_first(s, epoch) + row * world;
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return begin + rank;
-    rank += spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
-    return begin + (rank >= world ? rank - world : rank);
+/* Returns the position of this rank's item `number`, or SPDL__NEVER. Ranks get positions in rows of
+   `world`. In a mixture the sources have a rhythm, so each row starts at another rank. It depends
+   on the row's first position: a resumed run has the same. */
+SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    const uint64_t world = (uint64_t)s->desc.ranks.world, behind = number * world;
+    const uint64_t first = spdl__sampler_first(s, epoch), left = s->length - first;
+    uint64_t rank = (uint64_t)s->desc.ranks.rank, at;
+    if (spdl__product_high(number, world) != 0 || behind >= left) return SPDL__NEVER;
+    if (s->desc.tail == SPDL_TAIL_DROP && left - behind < world) return SPDL__NEVER;
+    if (s->desc.order == SPDL_SAMPLE_MIXTURE && world > 1) {
+        const uint64_t key = spdl__hashed(spdl__hashed(s->desc.seed, epoch), first + behind);
+        rank += spdl__product_high(key, world);
+        if (rank >= world) rank -= world;
+    }
+    at = first + behind + rank;
+    if (at < s->length) return at;
+    return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
 }
 
 SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch) {
-    const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
-    const uint64_t world = (uint64_t)sampler->desc.ranks.world;
     const uint64_t left = sampler->length - spdl__sampler_first(sampler, epoch);
-    const uint64_t rows = left / world;
-    if (sampler->desc.tail == SPDL_TAIL_DROP || left % world == 0) return rows;
-    return rows + (sampler->desc.tail == SPDL_TAIL_PAD ||
-                   spdl__sampler_dealt(sampler, epoch, rank, rows) < sampler->length);
-}
-
-/* Returns the position of this rank's item `number`, or SPDL__NEVER. */
-SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
-                                               uint64_t number) {
-    uint64_t at;
-    if (number >= spdl_sampler_count(s, epoch)) return SPDL__NEVER;
-    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank, number);
-    return at < s->length ? at : at % s->length; /* padding */
-}
-SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
-    if (number >= s->rows) return SPDL__NEVER;
-    if (s->from != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
-        return spdl__sampler_globally(s, epoch, number);
-    return at < s->length ? at : SPDL__NEVER;
+    const uint64_t rows = left / (uint64_t)sampler->desc.ranks.world;
+    return rows + (spdl__sampler_global(sampler, epoch, rows) != SPDL__NEVER);
 }
 
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
@@ -16596,10 +16536,9 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
    order. The supervisor is the child's parent: it starts the child and records its end. (The
    consumer's thread could end before its process, so it cannot be the parent.)
 
-   All three share the arena: struct spdl__shared, the ring of entries, notes of calls, a word for
-   each slot, and the slots. Consumer and supervisor also share the ledger, a page that the child
-   unmaps before it calls any stage. No lock is shared, so a death leaves none locked. The consumer
-   checks all that the child can write against its own struct spdl__layout and counters.
+   All three share the arena: struct spdl__shared and its parts. Consumer and supervisor also share
+   the ledger, which the child unmaps before it calls any stage. No lock is shared, so a death
+   leaves none locked. The consumer checks all that the child can write.
 
    Batch number n (from 0, over all lives of the child) in slot s:
        child    words[s] = n + 1        the slot is lent
@@ -16612,22 +16551,21 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
    supervisor wakes the consumer. (tests/model/loader.pml)
 
    Sleep. Both sides poll, then wait for a word: the child and the supervisor change `filled`, the
-   consumer changes `emptied`. A waiter counts itself, does a full barrier and checks again. The
-   other side makes its change, does a full barrier and reads the count. One of the two sees the
-   other, and nobody sleeps without a system call. Both also wake from time to time, because a stage
-   can overwrite a count. Taking a batch wakes nobody: only ends can fill the ring.
+   consumer changes `emptied`. A waiter counts itself, then checks again; the other side makes its
+   change, then reads the count. Full barriers between them let one of the two see the other. Both
+   also wake from time to time, because a stage can overwrite a count. Taking a batch wakes nobody:
+   only ends can fill the ring.
 
-   Commands. The consumer writes a position (text, sequence), start_at and `command`, and no other
-   before it reads `ack`. The child starts its pipeline there, takes back the entries from start_at
-   on, and writes `begun`, `begun_at` and `ack`. To refuse, it writes only `refusal` and `ack`.
+   Commands. The consumer writes a position, start_at and `command`, and no other before it reads
+   `ack`. The child starts its pipeline there, takes back the entries from start_at on, and writes
+   `begun`, `begun_at` and `ack`. To refuse, it writes only `refusal` and `ack`.
        ack == 0         no life has started: the first command is open's
        ack == command   nothing to do
        else             a new life first restores the position of the last entry from begun_at on,
                         or `begun`, then obeys
    The consumer reads no entry before `ack`, so a child killed before it can obey again.
 
-   Threads: the child's code runs on its main thread, its pipeline's consumer; workers write notes.
-            spdl_loader_done can be called on any thread. */
+   Threads: the child's main thread is its pipeline's consumer; workers write notes. */
 
 #define SPDL__LOADER_LOOK_NS 10000000u /* between checks of a waiting consumer */
 #define SPDL__LOADER_TURN_NS 50000000u /* between checks of a child without results */
@@ -16923,26 +16861,21 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
                                       uint64_t sequence, spdl_error *error) {
     const char *at[SPDL__LOADER_TEXTS / 64];
     const char *const end = text + SPDL__LOADER_TEXTS;
-    spdl_result result = SPDL_OK;
+    spdl_result result;
     uint64_t i;
     if (child->pipeline == NULL) {
         *error = child->failure;
         return error->result;
     }
     spdl__error_clear(error);
-    if (texts == 0 && (sequence > 0 || child->command > 0)) {
-        result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
-        if (result != SPDL_OK)
-            (void)spdl__error_set(error, result, "loader '%s': its pipeline cannot be "
-                                  "rewound: %s", child->loader->name, spdl_result_text(result));
-    } else if (texts > 0) {
-        for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; ++i) {
-            at[i] = text;
-            text += strlen(text) + 1;
-        }
-        result = spdl_state_load(child->pipeline, at, (int)i, SPDL_FOREVER, error);
-    }
-    return result;
+    for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; text += strlen(text) + 1)
+        at[i++] = text;
+    if (texts > 0) return spdl_state_load(child->pipeline, at, (int)i, SPDL_FOREVER, error);
+    if (sequence == 0 && child->command == 0) return SPDL_OK;
+    result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
+    if (result == SPDL_OK) return SPDL_OK;
+    return spdl__error_set(error, result, "loader '%s': its pipeline cannot be rewound: %s",
+                           child->loader->name, spdl_result_text(result));
 }
 
 SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
@@ -17011,8 +16944,8 @@ SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
 }
 
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
-    const uint32_t command = spdl__load32(&child->loader->shared->command);
-    spdl_result result; /* the load pairs with loader_command */
+    const uint32_t command = spdl__load32(&child->loader->shared->command); /* as loader_send */
+    spdl_result result;
     void *item;
     if (command != child->command) spdl__child_obey(child, command);
     spdl__child_reclaim(child, false);
@@ -17035,10 +16968,9 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
 /* Returns this thread's note, or NULL if there are too many threads. */
 SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
     const uint64_t thread = spdl__os_thread_id();
-    const uint64_t first = spdl__mix(thread);
     uint64_t i;
     for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
-        const uint64_t at = (first + i) % SPDL__LOADER_NOTES;
+        const uint64_t at = (spdl__mix(thread) + i) % SPDL__LOADER_NOTES;
         spdl__shared_note *note = &child->loader->notes[at];
         uint64_t has = spdl__load_relaxed(&note->thread);
         if (has == thread) return note;
@@ -17059,15 +16991,13 @@ SPDL__PRIVATE int spdl__child_row(const spdl_loader *l, const char *name) {
 SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_t number,
                                      void *user) {
     spdl__child *child = (spdl__child *)user;
-    spdl__shared_note *note = NULL;
-    if (event == SPDL_EVENT_TASK_BEGIN || event == SPDL_EVENT_TASK_END)
-        note = spdl__child_note(child);
-    if (note != NULL && event == SPDL_EVENT_TASK_BEGIN) {
-        spdl__store_relaxed(&note->item, number);
-        spdl__store32(&note->stage, 1 + (uint32_t)spdl__child_row(child->loader, name));
-    } else if (note != NULL) {
-        spdl__store32(&note->stage, 0); /* pairs with supervisor_add_calls, as above */
-    }
+    const bool begins = event == SPDL_EVENT_TASK_BEGIN;
+    spdl__shared_note *note =
+        begins || event == SPDL_EVENT_TASK_END ? spdl__child_note(child) : NULL;
+    if (note != NULL && begins) spdl__store_relaxed(&note->item, number);
+    if (note != NULL) /* pairs with supervisor_call */
+        spdl__store32(&note->stage,
+                      begins ? 1 + (uint32_t)spdl__child_row(child->loader, name) : 0);
     if (child->profiler.event_fn != NULL)
         child->profiler.event_fn(event, name, number, child->profiler.user);
 }
@@ -17172,7 +17102,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
     l->ledger->process = (int64_t)spdl__os_process_id(); /* also set by the supervisor */
     spdl__os_file_unmap(l->ledger, SPDL__OS_PAGE);
-    spdl__os_forget("SPDL_DOCTOR");
+    spdl__os_forget("SPDL_DOCTOR=");
     if (reason != NULL || child == NULL) {
         (void)fprintf(stderr, "spdl: loader '%s': the child cannot begin: %s\n", l->name,
                       reason != NULL ? reason : "out of memory");
@@ -17232,7 +17162,7 @@ SPDL__COLD void spdl__supervisor_add_calls(const spdl_loader *l, spdl__text *t, 
                               : count == 1 ? ", in" : "; calls that ran:", words);
 }
 
-/* Records the child's end, after all that it published. */
+/* Records an end, after all that the child published. */
 SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end, bool gone) {
     spdl__ledger *ledger = v->l->ledger;
     ledger->end = *end;
