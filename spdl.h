@@ -10371,15 +10371,6 @@ SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__no
     return got;
 }
 
-SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path, uint64_t now) {
-    spdl__item mark = { NULL, 0, 0 };
-    int i;
-    if (path < SPDL__ALL_PATHS) mark = spdl__merge_take(p, node, path, now);
-    for (i = 0; path == SPDL__ALL_PATHS && i < node->paths; ++i)
-        mark = spdl__merge_take(p, node, i, now);
-    spdl__row_pass(p, node, 0, &mark, now);
-}
-
 /* Copies the record of a failure at the head, before the failure is taken. */
 SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, int path) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
@@ -10393,21 +10384,21 @@ SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, in
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
     const uint64_t now = spdl_time_ns();
     uint64_t word = spdl__load(node->word);
-    int path, taken = 0;
+    int taken = 0;
     if ((word & SPDL__BUSY) != 0 || !spdl__cas(node->word, &word, word + 1)) return false;
     for (; taken < SPDL__SITTING_ITEMS && !(spdl__load(node->word) & SPDL__SHUT); ++taken) {
-        path = spdl__merge_pick(p, node);
+        const int path = spdl__merge_pick(p, node);
+        int i = path < SPDL__ALL_PATHS ? path : 0;
+        spdl__item got;
         if (!spdl__merge_may(p, node, path)) break;
-        if (path == SPDL__ALL_PATHS || spdl__merge_tag(p, node, path) > SPDL__HOLE) {
-            spdl__merge_pass(p, node, path, now);
+        if (p->delivers) spdl__merge_failure(p, node, i);
+        do got = spdl__merge_take(p, node, i, now);
+        while (path == SPDL__ALL_PATHS && ++i < node->paths);
+        if (spdl__origin_tag(got.origin) > SPDL__HOLE) {
+            spdl__row_pass(p, node, 0, &got, now);
         } else {
-            spdl__item got;
-            if (p->delivers) spdl__merge_failure(p, node, path);
-            got = spdl__merge_take(p, node, path, now);
-            if (spdl__origin_tag(got.origin) == SPDL__HOLE)
-                spdl__put_nothing(p, node, 0, now);
-            else
-                spdl__put(node, 0, &got, now);
+            if (spdl__origin_tag(got.origin) == SPDL__HOLE) spdl__put_nothing(p, node, 0, now);
+            else spdl__put(node, 0, &got, now);
             spdl__store_relaxed32(&node->turn, (uint32_t)(path + 1) % (uint32_t)node->paths);
         }
         if (node->merge->turns != NULL)
@@ -14340,22 +14331,20 @@ struct spdl_cache {
 
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
     const uint64_t after = spdl__max(desc->num_caches, desc->return_caches_after);
+    const bool early = desc->return_caches_after != 0 &&
+                       desc->return_caches_after < desc->num_caches;
     if (desc->next == NULL)
         return spdl__error_set(desc->error, SPDL_E_INVALID, "cache: next is NULL");
     if (desc->num_caches < 1 || desc->num_caches > SIZE_MAX / sizeof(void *))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "cache: num_caches is %llu, must be at least 1 and fit memory",
                                (spdl__llu)desc->num_caches);
-    if (desc->return_caches_after != 0 && desc->return_caches_after < desc->num_caches)
+    if (early || (desc->stop_after != 0 && desc->stop_after < after))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "cache: return_caches_after is %llu, must be at least "
-                               "num_caches, %llu", (spdl__llu)desc->return_caches_after,
-                               (spdl__llu)desc->num_caches);
-    if (desc->stop_after != 0 && desc->stop_after < after)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "cache: stop_after is %llu, must be at least "
-                               "return_caches_after, %llu", (spdl__llu)desc->stop_after,
-                               (spdl__llu)after);
+                               "cache: %s is %llu, must be at least %s, %llu",
+                               early ? "return_caches_after" : "stop_after",
+                               (spdl__llu)(early ? desc->return_caches_after : desc->stop_after),
+                               early ? "num_caches" : "return_caches_after", (spdl__llu)after);
     return spdl__allocator_check(&desc->allocator, "cache", desc->error);
 }
 
@@ -16064,22 +16053,17 @@ SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
     return quotient;
 }
 
-/* Returns how many of a node's first c items are its left child's. *next: the next one is, too. */
-SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
-    const uint64_t half = (uint64_t)1 << 63, low = c * share + half;
-    *next = low + share < low;
-    return spdl__product_high(c, share) + (low < half);
-}
-
 /* Returns which item of *source is at a position. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl__mixture *m, uint64_t position,
                                          uint32_t *source) {
+    const uint64_t half = (uint64_t)1 << 63;
     uint64_t c = position;
     int32_t at;
     for (at = m->root; at >= 0;) {
         const spdl__split *node = &m->node[at];
-        bool left;
-        const uint64_t lefts = spdl__split_left(c, node->share, &left);
+        const uint64_t low = c * node->share + half;
+        const uint64_t lefts = spdl__product_high(c, node->share) + (low < half);
+        const bool left = low + node->share < low; /* the next one is, too */
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
@@ -16091,28 +16075,6 @@ SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     const spdl__weighed *a = (const spdl__weighed *)left, *b = (const spdl__weighed *)right;
     if (a->weight != b->weight) return a->weight < b->weight ? -1 : 1;
     return b->kid - a->kid;
-}
-
-/* Sorts the sources by their weight, and returns how many are ever drawn. */
-SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *leaf) {
-    volatile double part, sum = 0; /* volatile: x87 has more digits */
-    double most = 0;
-    size_t i;
-    int n = 0;
-    for (i = 0; i < desc->sources; ++i) most = spdl__larger(most, desc->weights[i]);
-    for (i = 0; i < desc->sources; ++i) {
-        part = desc->weights[i] / most;
-        sum = sum + part;
-    }
-    for (i = 0; i < desc->sources; ++i) {
-        part = desc->weights[i] / most;
-        part = part / sum;
-        leaf[n].weight = (uint64_t)(part * (double)((uint64_t)1 << 62));
-        leaf[n].kid = -1 - (int32_t)i;
-        n += leaf[n].weight != 0; /* 0: its first item is after position 2^62 */
-    }
-    qsort(leaf, (size_t)n, sizeof(*leaf), spdl__weighed_order);
-    return n;
 }
 
 /* Builds the tree of Huffman: the lightest two become one. Nodes are made in the order of their
@@ -16144,16 +16106,29 @@ SPDL__PRIVATE size_t spdl__mixture_bytes(size_t sources) {
 SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
     spdl__mixture *m = (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1,
                                                            spdl__mixture_bytes(desc->sources));
+    volatile double part, sum = 0; /* volatile: x87 has more digits */
+    double most = 0;
     spdl__weighed *leaves;
-    uint64_t bits;
-    size_t i;
+    size_t i, n = 0;
     if (m == NULL) return NULL;
+    for (i = 0; i < desc->sources; ++i) most = spdl__larger(most, desc->weights[i]);
     for (i = 0; i < desc->sources; ++i) {
+        uint64_t bits;
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         m->spec = spdl__hashed(m->spec, bits);
+        part = desc->weights[i] / most;
+        sum = sum + part;
     }
     leaves = (spdl__weighed *)(void *)(m->node + desc->sources);
-    spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves));
+    for (i = 0; i < desc->sources; ++i) {
+        part = desc->weights[i] / most;
+        part = part / sum;
+        leaves[n].weight = (uint64_t)(part * (double)((uint64_t)1 << 62));
+        leaves[n].kid = -1 - (int32_t)i;
+        n += leaves[n].weight != 0; /* 0: its first item is after position 2^62 */
+    }
+    qsort(leaves, n, sizeof(*leaves), spdl__weighed_order);
+    spdl__mix_tree(m, leaves, (int)n);
     return m;
 }
 
@@ -16189,27 +16164,13 @@ SPDL__PRIVATE bool spdl__sampler_shuffles(const spdl_sampler *s) {
 #define SPDL__SAMPLER_REFUSE(desc, ...) \
     spdl__error_set((desc)->error, SPDL_E_INVALID, "sampler: " __VA_ARGS__)
 
-/* Tests the bits of a weight: -ffast-math removes comparisons with NaN. */
-SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc) {
-    size_t i;
-    uint64_t bits;
-    bool some = false;
-    for (i = 0; i < desc->sources; ++i) {
-        memcpy(&bits, &desc->weights[i], sizeof(bits));
-        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
-            return SPDL__SAMPLER_REFUSE(desc, "weights[%llu] is %g, must be a number that is not "
-                                        "negative", (spdl__llu)i, desc->weights[i]);
-        some = some || bits << 1 != 0;
-    }
-    return some ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
-}
-
 SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
     const char *wrong = desc->weights == NULL || desc->samplers == NULL
                             ? "weights or samplers is NULL"
                         : desc->count != 0 ? "count is set, but a mixture has that of its sources"
                         : desc->draws == 0 ? "draws is 0, but the mixture does not end"
                                            : NULL;
+    bool some = false;
     size_t i;
     if (desc->sources < 1 || desc->sources > 65536)
         return SPDL__SAMPLER_REFUSE(desc, "sources is %llu, must be from 1 to 65536",
@@ -16217,13 +16178,19 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
     if (wrong != NULL) return SPDL__SAMPLER_REFUSE(desc, "%s", wrong);
     for (i = 0; i < desc->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
+        uint64_t bits; /* -ffast-math removes comparisons with NaN */
+        memcpy(&bits, &desc->weights[i], sizeof(bits));
+        if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
+            return SPDL__SAMPLER_REFUSE(desc, "weights[%llu] is %g, must be a number that is not "
+                                        "negative", (spdl__llu)i, desc->weights[i]);
+        some = some || bits << 1 != 0;
         if (source == NULL)
             return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] is NULL", (spdl__llu)i);
         if (source->desc.ranks.world != 1)
             return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] has ranks of its own; give them to "
                                         "the one of the mixture", (spdl__llu)i);
     }
-    return spdl__sampler_check_weights(desc);
+    return some ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
 }
 
 SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
@@ -16268,18 +16235,11 @@ SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
     return spec;
 }
 
-SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
+/* Returns SPDL_E_NOMEM, or SPDL_E_INVALID if a source is in use. */
+SPDL__COLD spdl_result spdl__sampler_build(spdl_sampler *s) {
     static const char *const order[] = { "sequential", "shuffled", "blocks", "function",
                                          "mixture" };
     static const char *const tail[] = { "keep", "drop", "pad" };
-    (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
-                   "tail=%s spec=%016llx", order[s->desc.order], (spdl__llu)s->desc.count,
-                   (spdl__llu)s->length, (spdl__llu)s->desc.seed, tail[s->desc.tail],
-                   (spdl__llu)spdl__sampler_spec(s));
-}
-
-/* Returns SPDL_E_NOMEM, or SPDL_E_INVALID if a source is in use. */
-SPDL__COLD spdl_result spdl__sampler_build(spdl_sampler *s) {
     const spdl_sampler_desc *desc = &s->desc;
     s->length = desc->draws != 0 ? desc->draws : desc->count;
     s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
@@ -16298,7 +16258,10 @@ SPDL__COLD spdl_result spdl__sampler_build(spdl_sampler *s) {
                 return SPDL__SAMPLER_REFUSE(desc, "a pipeline or a mixture uses samplers[%llu]: "
                                             "make one for each", (spdl__llu)s->claimed);
     }
-    spdl__sampler_identify(s);
+    (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
+                   "tail=%s spec=%016llx", order[desc->order], (spdl__llu)desc->count,
+                   (spdl__llu)s->length, (spdl__llu)desc->seed, tail[desc->tail],
+                   (spdl__llu)spdl__sampler_spec(s));
     return SPDL_OK;
 }
 
@@ -16513,21 +16476,17 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
 
 SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **out) {
     spdl_sampler *s = (spdl_sampler *)spdl_ctx(task);
-    spdl_index item, *made;
+    spdl_index *made = (spdl_index *)spdl_buffer(task);
     spdl_result result;
     (void)in;
-    memset(&item, 0, sizeof(item)); /* for compilers */
-    result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), &item);
+    if (made == NULL) return SPDL_E_NOMEM;
+    result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), made);
     if (result == SPDL_E_INVALID)
         return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "
-                         "than count, %llu", (spdl__llu)item.index, (spdl__llu)item.position,
-                         (spdl__llu)item.epoch, (spdl__llu)s->desc.count);
-    if (result != SPDL_OK) return result;
-    made = (spdl_index *)spdl_buffer(task);
-    if (made == NULL) return SPDL_E_NOMEM;
-    *made = item;
-    *out = made;
-    return SPDL_OK;
+                         "than count, %llu", (spdl__llu)made->index, (spdl__llu)made->position,
+                         (spdl__llu)made->epoch, (spdl__llu)s->desc.count);
+    if (result == SPDL_OK) *out = made;
+    return result;
 }
 
 /* ============================================================================================= */
@@ -16596,6 +16555,7 @@ typedef struct spdl__shared_note {
 
 typedef struct spdl__shared {
     /* written by the child, filled.word also by the supervisor */
+    spdl__shared_note notes[SPDL__LOADER_NOTES];
     spdl__shared_event filled; /* waiters: of the consumer */
     uint64_t published;
     uint32_t ack;
@@ -16640,26 +16600,24 @@ typedef struct spdl__layout {
     uint64_t stride;  /* bytes of a slot: `head` of the pipeline, then the data */
     uint64_t head, room;
     uint64_t item; /* bytes of an item of SPDL_BATCH; 0: a batch is one item */
-    uint64_t entries, notes, words, data, bytes;
+    uint64_t entries, words, data, bytes;
 } spdl__layout;
 
 struct spdl_loader {
     /* written by open */
     spdl_loader_desc desc;
-    const spdl_stage *rows; /* only during open, and in the other processes */
+    const spdl_stage *rows; /* NULL when open has returned */
     size_t count;
     int ready_fd; /* -1: none */
     char name[SPDL_NAME_BYTES];
     uint64_t process;
     uint32_t *mark;     /* 1; 0 in a fork's child; or NULL */
     int64_t supervisor; /* 0: it has ended */
-    bool opened;        /* open has returned */
     bool flushes_all;   /* one thread: no other can be in a FILE */
     spdl__layout layout;
     spdl__ledger *ledger;
     spdl__shared *shared; /* followed by its parts: */
     spdl__shared_entry *entries;
-    spdl__shared_note *notes;
     uint64_t *words;
     char *slot_memory;
     char stage_name[SPDL_MAX_STAGES][SPDL_NAME_BYTES];
@@ -16689,7 +16647,7 @@ typedef struct spdl__child_slot {
 
 typedef struct spdl__child {
     /* written at its start */
-    spdl_loader *loader;
+    spdl_loader *l;
     spdl_pipeline *pipeline; /* NULL: create failed */
     spdl_error failure;
     spdl_profiler profiler;
@@ -16712,8 +16670,7 @@ SPDL__COLD bool spdl__layout_plan(spdl__layout *y) {
     const uint64_t page = SPDL__OS_PAGE, count = (uint64_t)y->slot_count;
     y->ring = spdl__pow2((uint64_t)y->quota + SPDL__LOADER_SPARE);
     y->entries = spdl__line_up(sizeof(spdl__shared));
-    y->notes = spdl__line_up((size_t)(y->entries + y->ring * sizeof(spdl__shared_entry)));
-    y->words = y->notes + SPDL__LOADER_NOTES * sizeof(spdl__shared_note);
+    y->words = spdl__line_up((size_t)(y->entries + y->ring * sizeof(spdl__shared_entry)));
     y->data = (y->words + count * sizeof(uint64_t) + page - 1) / page * page;
     y->stride = spdl__line_up((size_t)(y->head + y->room));
     if (y->stride > ((uint64_t)1 << 46) / count) return false;
@@ -16733,17 +16690,15 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
 /* Tells the consumer of a change that it can see already. */
 SPDL__PRIVATE void spdl__loader_filled(const spdl_loader *l) {
     spdl__shared *s = l->shared;
-    spdl__shared_notify(&s->filled); /* its barrier pairs with loader_poll */
+    spdl__shared_notify(&s->filled); /* its barrier pairs with that of next */
     if (spdl__load_relaxed32(&s->polled) != 0 && spdl__exchange32(&s->polled, 0) != 0)
         spdl__os_descriptor_wake(l->ready_fd);
 }
 
 /* Copies a text that another process can change meanwhile. */
 SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) {
-    const void *end = memchr(from, '\0', SPDL_STATE_BYTES - 1);
-    const size_t length = end != NULL ? (size_t)((const char *)end - from) : SPDL_STATE_BYTES - 1;
-    memcpy(to, from, length);
-    to[length] = '\0';
+    strncpy(to, from, SPDL_STATE_BYTES - 1);
+    to[SPDL_STATE_BYTES - 1] = '\0';
 }
 
 /* --- the slots of the child --- */
@@ -16752,43 +16707,37 @@ SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) 
    pairs with the stores of 0: without it the child writes while others still read. */
 SPDL__PRIVATE void *spdl__child_alloc(size_t bytes, size_t align, void *user) {
     const spdl__child *child = (const spdl__child *)user;
-    const spdl__layout *y = &child->loader->layout;
+    const spdl__layout *y = &child->l->layout;
     int slot;
     if (bytes != y->head + y->room)
-        return spdl__alloc(&child->loader->desc.pipeline.allocator, bytes, align);
+        return spdl__alloc(&child->l->desc.pipeline.allocator, bytes, align);
     for (slot = 0; slot < y->slot_count; ++slot)
         if (spdl__exchange32(&child->slot[slot].used, 1) == 0)
-            return child->loader->slot_memory + (uint64_t)slot * y->stride;
+            return child->l->slot_memory + (uint64_t)slot * y->stride;
     return NULL;
 }
 
 SPDL__PRIVATE void spdl__child_free(void *memory, size_t bytes, void *user) {
     const spdl__child *child = (const spdl__child *)user;
-    const spdl__layout *y = &child->loader->layout;
-    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->loader->slot_memory) / y->stride;
+    const spdl__layout *y = &child->l->layout;
+    const uint64_t slot = ((uintptr_t)memory - (uintptr_t)child->l->slot_memory) / y->stride;
     if (slot < (uint64_t)y->slot_count) spdl__store32(&child->slot[slot].used, 0);
-    else spdl__free(&child->loader->desc.pipeline.allocator, memory, bytes);
-}
-
-SPDL__PRIVATE void spdl__child_give_back(spdl__child *child, int slot) {
-    spdl__child_slot *s = &child->slot[slot];
-    if (s->item == s)
-        spdl__store32(&s->used, 0);
-    else if (child->loader->layout.item > 0)
-        spdl_batch_free(s->item);
-    else
-        spdl_buffer_free(s->item);
-    s->item = NULL;
-    --child->lendings;
+    else spdl__free(&child->l->desc.pipeline.allocator, memory, bytes);
 }
 
 /* Frees the slots that the consumer has given back, or all. */
 SPDL__PRIVATE void spdl__child_reclaim(spdl__child *child, bool all) {
-    const spdl_loader *l = child->loader;
+    const spdl_loader *l = child->l;
     int slot;
-    for (slot = 0; child->lendings > 0 && slot < l->layout.slot_count; ++slot)
-        if (child->slot[slot].item != NULL && (all || spdl__load(&l->words[slot]) == 0))
-            spdl__child_give_back(child, slot);
+    for (slot = 0; child->lendings > 0 && slot < l->layout.slot_count; ++slot) {
+        spdl__child_slot *s = &child->slot[slot];
+        if (s->item == NULL || !(all || spdl__load(&l->words[slot]) == 0)) continue;
+        if (s->item == s) spdl__store32(&s->used, 0);
+        else if (l->layout.item > 0) spdl_batch_free(s->item);
+        else spdl_buffer_free(s->item);
+        s->item = NULL;
+        --child->lendings;
+    }
 }
 
 /* --- the child publishes --- */
@@ -16802,8 +16751,8 @@ SPDL__PRIVATE void spdl__child_describe(const spdl__child *child, spdl__shared_e
 }
 
 SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, bool last) {
-    spdl__shared *s = child->loader->shared;
-    spdl__shared_entry *entry = spdl__loader_entry(child->loader, child->published);
+    spdl__shared *s = child->l->shared;
+    spdl__shared_entry *entry = spdl__loader_entry(child->l, child->published);
     entry->result = (int32_t)result;
     entry->last = last;
     spdl__child_describe(child, entry);
@@ -16818,16 +16767,16 @@ SPDL__PRIVATE void spdl__child_publish(spdl__child *child, spdl_result result, b
     SPDL_TEST_POINT("loader stamped");
     spdl__store(&s->published, ++child->published);
     SPDL_TEST_POINT("loader published");
-    spdl__loader_filled(child->loader);
+    spdl__loader_filled(child->l);
 }
 
 SPDL__COLD void spdl__child_fail(spdl__child *child, const spdl_error *error) {
-    child->loader->shared->error = *error;
+    child->l->shared->error = *error;
     spdl__child_publish(child, error->result, true);
 }
 
 SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
-    const spdl_loader *l = child->loader;
+    const spdl_loader *l = child->l;
     const spdl__layout *y = &l->layout;
     const uint64_t at = (uintptr_t)item - (uintptr_t)l->slot_memory, slot = at / y->stride;
     spdl__shared_entry *entry = spdl__loader_entry(l, child->published);
@@ -16850,7 +16799,7 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
 
 /* Returns true if an entry is free and the consumer does not hold all its slots. */
 SPDL__PRIVATE bool spdl__child_room(const spdl__child *child) {
-    const spdl_loader *l = child->loader;
+    const spdl_loader *l = child->l;
     return child->lendings < l->layout.quota &&
            child->published - spdl__load(&l->shared->passed) + 1 < l->layout.ring;
 }
@@ -16875,22 +16824,7 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
     result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
     if (result == SPDL_OK) return SPDL_OK;
     return spdl__error_set(error, result, "loader '%s': its pipeline cannot be rewound: %s",
-                           child->loader->name, spdl_result_text(result));
-}
-
-SPDL__COLD void spdl__child_take_back(spdl__child *child, uint64_t from) {
-    const spdl_loader *l = child->loader;
-    while (child->published > from && child->published - from <= l->layout.ring) {
-        spdl__shared_entry *entry = spdl__loader_entry(l, --child->published);
-        const uint64_t slot = entry->slot;
-        if (entry->result == SPDL_OK && slot < (uint64_t)l->layout.slot_count &&
-            spdl__load_relaxed(&l->words[slot]) == child->published + 1)
-            spdl__store_relaxed(&l->words[slot], 0);
-        spdl__store(&entry->stamp, 0);
-        SPDL_TEST_POINT("loader takes back");
-    }
-    spdl__store(&l->shared->published, child->published);
-    spdl__child_reclaim(child, false);
+                           child->l->name, spdl_result_text(result));
 }
 
 /* Without a position batches and epochs are counted from 0. */
@@ -16903,39 +16837,48 @@ SPDL__COLD void spdl__child_count(spdl__child *child) {
 }
 
 SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
-    spdl__shared *s = child->loader->shared;
-    spdl_error error;
-    const spdl_result result = spdl__child_go(child, s->text, s->texts, s->sequence, &error);
+    const spdl_loader *l = child->l;
+    spdl__shared *s = l->shared;
+    const uint64_t from = spdl__load_relaxed(&s->start_at);
+    const spdl_result result = spdl__child_go(child, s->text, s->texts, s->sequence, &s->refusal);
     child->command = command;
     if (result == SPDL_OK) {
-        spdl__child_take_back(child, spdl__load_relaxed(&s->start_at));
+        while (child->published > from && child->published - from <= l->layout.ring) {
+            spdl__shared_entry *entry = spdl__loader_entry(l, --child->published);
+            const uint64_t slot = entry->slot;
+            if (entry->result == SPDL_OK && slot < (uint64_t)l->layout.slot_count &&
+                spdl__load_relaxed(&l->words[slot]) == child->published + 1)
+                spdl__store_relaxed(&l->words[slot], 0);
+            spdl__store(&entry->stamp, 0);
+            SPDL_TEST_POINT("loader takes back");
+        }
+        spdl__store(&s->published, child->published);
+        spdl__child_reclaim(child, false);
         child->over = false;
         spdl__child_count(child);
         spdl__child_describe(child, &s->begun);
-        s->begun_at = s->start_at;
-    } else {
-        s->refusal = error;
+        s->begun_at = from;
     }
     s->ack_result = (int32_t)result;
     SPDL_TEST_POINT("loader obeys");
     spdl__store32(&s->ack, command); /* pairs with loader_obeyed */
-    spdl__loader_filled(child->loader);
+    spdl__loader_filled(l);
 }
 
 /* Returns true if there is nothing to do. */
 SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
-    const spdl__shared *s = child->loader->shared;
+    const spdl__shared *s = child->l->shared;
     spdl__child_reclaim(child, false);
     return (child->over || !spdl__child_room(child)) && !spdl__load32(&s->quits) &&
            spdl__load32(&s->command) == child->command;
 }
 
 SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
-    spdl__shared_event *emptied = &child->loader->shared->emptied;
+    spdl__shared_event *emptied = &child->l->shared->emptied;
     int round = 0;
     uint32_t word;
     while (spdl__child_waits(child) &&
-           spdl__backoff(&round, SPDL__IDLE_YIELDS, &child->loader->barred)) {}
+           spdl__backoff(&round, SPDL__IDLE_YIELDS, &child->l->barred)) {}
     word = spdl__load32(&emptied->word);
     spdl__add32(&emptied->waiters, 1);
     spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
@@ -16944,7 +16887,7 @@ SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
 }
 
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
-    const uint32_t command = spdl__load32(&child->loader->shared->command); /* as loader_send */
+    const uint32_t command = spdl__load32(&child->l->shared->command); /* as loader_send */
     spdl_result result;
     void *item;
     if (command != child->command) spdl__child_obey(child, command);
@@ -16971,33 +16914,29 @@ SPDL__PRIVATE spdl__shared_note *spdl__child_note(spdl__child *child) {
     uint64_t i;
     for (i = 0; i < SPDL__LOADER_NOTES; ++i) {
         const uint64_t at = (spdl__mix(thread) + i) % SPDL__LOADER_NOTES;
-        spdl__shared_note *note = &child->loader->notes[at];
+        spdl__shared_note *note = &child->l->shared->notes[at];
         uint64_t has = spdl__load_relaxed(&note->thread);
         if (has == thread) return note;
         if (has != 0 || !spdl__cas(&note->thread, &has, thread)) continue;
         spdl__os_signals_set(&child->signal_set, NULL);
-        spdl__os_faults_note(&child->loader->shared->fault, (uint32_t)at + 1);
+        spdl__os_faults_note(&child->l->shared->fault, (uint32_t)at + 1);
         return note;
     }
     return NULL;
 }
 
-SPDL__PRIVATE int spdl__child_row(const spdl_loader *l, const char *name) {
-    int i = 0;
-    while (i < l->layout.stages - 1 && strcmp(l->stage_name[i], name) != 0) ++i;
-    return i;
-}
-
 SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_t number,
                                      void *user) {
     spdl__child *child = (spdl__child *)user;
+    const spdl_loader *l = child->l;
     const bool begins = event == SPDL_EVENT_TASK_BEGIN;
     spdl__shared_note *note =
         begins || event == SPDL_EVENT_TASK_END ? spdl__child_note(child) : NULL;
+    const uint32_t stages = (uint32_t)l->layout.stages;
+    uint32_t stage = begins;
+    while (begins && stage < stages && strcmp(l->stage_name[stage - 1], name) != 0) ++stage;
     if (note != NULL && begins) spdl__store_relaxed(&note->item, number);
-    if (note != NULL) /* pairs with supervisor_call */
-        spdl__store32(&note->stage,
-                      begins ? 1 + (uint32_t)spdl__child_row(child->loader, name) : 0);
+    if (note != NULL) spdl__store32(&note->stage, stage); /* pairs with supervisor_call */
     if (child->profiler.event_fn != NULL)
         child->profiler.event_fn(event, name, number, child->profiler.user);
 }
@@ -17007,12 +16946,12 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
 SPDL__COLD void spdl__child_log(spdl_log_level level, const char *text, void *user) {
     if (level <= SPDL_LOG_WARN)
         (void)fprintf(stderr, "spdl: loader '%s': %s\n",
-                      ((const spdl__child *)user)->loader->name, text);
+                      ((const spdl__child *)user)->l->name, text);
 }
 
 /* Continues from what the last life left in shared memory. */
 SPDL__COLD void spdl__child_inherit(spdl__child *child) {
-    const spdl_loader *l = child->loader;
+    const spdl_loader *l = child->l;
     spdl__shared *s = l->shared;
     int slot;
     child->published = spdl__load(&s->published);
@@ -17026,7 +16965,7 @@ SPDL__COLD void spdl__child_inherit(spdl__child *child) {
         child->slot[slot].item = &child->slot[slot];
         ++child->lendings;
     }
-    memset(l->notes, 0, SPDL__LOADER_NOTES * sizeof(*l->notes));
+    memset(s->notes, 0, sizeof(s->notes));
     spdl__store32(&s->fault, 0);
     spdl__store32(&s->emptied.waiters, 0);
     child->command = spdl__load32(&s->ack);
@@ -17034,15 +16973,11 @@ SPDL__COLD void spdl__child_inherit(spdl__child *child) {
 
 /* Slots are the blocks of one row. */
 SPDL__COLD void spdl__child_create(spdl__child *child) {
-    spdl_loader *l = child->loader;
+    spdl_loader *l = child->l;
     spdl_pipeline_desc desc = l->desc.pipeline;
-    spdl_stage *rows = (spdl_stage *)SPDL_MALLOC(l->count * sizeof(*rows));
+    spdl_stage rows[SPDL_MAX_STAGES + 1];
     size_t i;
-    if (rows == NULL) {
-        (void)spdl__error_set(&child->failure, SPDL_E_NOMEM, "loader: out of memory");
-        return;
-    }
-    memcpy(rows, l->rows, l->count * sizeof(*rows));
+    memcpy((void *)rows, l->rows, l->count * sizeof(*rows));
     rows[l->layout.row].allocator = &child->blocks;
     for (i = 0; i < l->count; ++i) child->continuous = child->continuous || rows[i].continuous;
     desc.error = &child->failure;
@@ -17057,13 +16992,12 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     desc.profiler.user = child;
     if (spdl_pipeline_create(&child->pipeline, &desc, rows, l->count) != SPDL_OK)
         child->pipeline = NULL;
-    SPDL_FREE(rows);
 }
 
 /* Continues after the last entry or command. A failure is published. A command that no life obeyed
    is next. */
 SPDL__COLD void spdl__child_begin(spdl__child *child) {
-    const spdl_loader *l = child->loader;
+    const spdl_loader *l = child->l;
     const char *from = l->shared->begun.text;
     char text[SPDL_STATE_BYTES];
     spdl__child_inherit(child);
@@ -17109,7 +17043,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
         _exit(1);
     }
     memset((void *)child, 0, bytes);
-    child->loader = l;
+    child->l = l;
     child->slot = (spdl__child_slot *)(child + 1);
     child->signal_set = v->signal_set;
     child->blocks.alloc_fn = spdl__child_alloc;
@@ -17130,10 +17064,10 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
    raised it. */
 SPDL__COLD const spdl__shared_note *spdl__supervisor_call(const spdl_loader *l,
                                                           const spdl__shared_note *last) {
+    const spdl__shared_note *const notes = l->shared->notes, *note, *next = NULL;
     const uint32_t raised = spdl__load32(&l->shared->fault);
-    const spdl__shared_note *note, *next = NULL;
-    for (note = l->notes; note < l->notes + SPDL__LOADER_NOTES; ++note) {
-        if (raised > 0 && raised <= SPDL__LOADER_NOTES && note != &l->notes[raised - 1]) continue;
+    for (note = notes; note < notes + SPDL__LOADER_NOTES; ++note) {
+        if (raised > 0 && raised <= SPDL__LOADER_NOTES && note != &notes[raised - 1]) continue;
         if (spdl__load32(&note->stage) == 0) continue;
         if (last != NULL && (note->item < last->item || (note->item == last->item && note <= last)))
             continue;
@@ -17272,7 +17206,7 @@ SPDL__COLD spdl_result spdl__loader_fail(spdl_loader *l, spdl_result result, con
                                          ...) {
     (void)spdl__error_set(&l->error, result, "loader '%s': ", l->name);
     SPDL__ERROR_ADD(&l->error, format);
-    if (l->opened) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
+    if (l->rows == NULL) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
     return result;
 }
 
@@ -17484,16 +17418,6 @@ SPDL__PRIVATE bool spdl__loader_forked(const spdl_loader *l) {
                            : l->process != spdl__os_process_id();
 }
 
-/* Requests an event at ready_fd, and checks again. */
-SPDL__PRIVATE spdl_result spdl__loader_poll(spdl_loader *l, spdl_loader_batch *batch) {
-    spdl_result result;
-    spdl__store32(&l->shared->polled, 1);
-    spdl__full_barrier(); /* pairs with loader_filled, else an event is lost */
-    result = spdl__loader_await(l, batch, 1);
-    if (result != SPDL_TIMEOUT) spdl__store32(&l->shared->polled, 0);
-    return result;
-}
-
 SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
                                       int64_t timeout_ns) {
     spdl_result result = SPDL_EMPTY;
@@ -17504,8 +17428,12 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
     }
     if (!l->commanded) result = spdl__loader_look(l, batch);
     if (result == SPDL_EMPTY) result = spdl__loader_await(l, batch, spdl__deadline(timeout_ns));
-    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->ready_fd >= 0)
-        result = spdl__loader_poll(l, batch);
+    if (result == SPDL_TIMEOUT && timeout_ns == 0 && l->ready_fd >= 0) {
+        spdl__store32(&l->shared->polled, 1);
+        spdl__full_barrier(); /* pairs with loader_filled, else an event is lost */
+        result = spdl__loader_await(l, batch, 1);
+        if (result != SPDL_TIMEOUT) spdl__store32(&l->shared->polled, 0);
+    }
     if (result != SPDL_TIMEOUT ||
         (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota))
         l->since = l->asked_ns = 0;
@@ -17670,7 +17598,7 @@ SPDL__COLD spdl_result spdl__loader_plan(spdl_loader *l) {
     memset(&plan, 0, sizeof(plan));
     plan.desc = &l->desc.pipeline;
     plan.rows = l->rows;
-    plan.count = l->count > INT16_MAX ? INT16_MAX : (int)l->count;
+    plan.count = (int)spdl__min(l->count, INT16_MAX);
     result = spdl__check_plan(&plan);
     spdl__desc_defaults(&l->desc.pipeline); /* here: open knows the child's number of workers */
     if (result != SPDL_OK) spdl__log(&l->desc.logger, SPDL_LOG_ERROR, l->error.text);
@@ -17706,7 +17634,6 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
                                  (double)room.left / mib, *reason ? ": " : "", reason);
     at = (char *)memory;
     l->entries = (spdl__shared_entry *)(void *)(at + y->entries);
-    l->notes = (spdl__shared_note *)(void *)(at + y->notes);
     l->words = (uint64_t *)(void *)(at + y->words);
     l->slot_memory = at + y->data;
     l->ledger = (spdl__ledger *)spdl__os_page(true);
@@ -17786,7 +17713,7 @@ SPDL_API spdl_result spdl_loader_open(spdl_loader **loader, const spdl_loader_de
         if (result == SPDL_OK) result = spdl__loader_plan(l);
         if (result == SPDL_OK) result = spdl__loader_reserve(l);
         if (result == SPDL_OK) result = spdl__loader_launch(l);
-        l->opened = result == SPDL_OK;
+        l->rows = NULL;
         *why = l->error;
     }
     if (result == SPDL_OK) *loader = l;

@@ -1414,11 +1414,12 @@ SPDL__UNUSED static void file_at(const char *folder, const char *name, const cha
 /* Calls of a thread for which there is no note are not noted. */
 static void more_threads_than_notes(void) {
 #if SPDL__OS_PROCESSES
-    static spdl__shared_note notes[SPDL__LOADER_NOTES];
+    static spdl__shared shared;
     static spdl_loader l;
     static spdl__child child;
-    child.loader = &l;
-    l.notes = notes;
+    spdl__shared_note *const notes = shared.notes;
+    child.l = &l;
+    l.shared = &shared;
     for (uint64_t i = 0; i < SPDL__LOADER_NOTES; ++i) notes[i].thread = 1;
     spdl__child_event(SPDL_EVENT_TASK_BEGIN, "decode", 7, &child);
     spdl__child_event(SPDL_EVENT_TASK_END, "decode", 7, &child);
@@ -2663,7 +2664,7 @@ static void memory_of_a_child_may_end(void) {
         (void)!pread(fileno(file), said, sizeof said - 1, 0);
         if (k == 0)
             CHECK_STR(said, "spdl: loader 'spdl': the child cannot begin: out of memory\n");
-        if (k == 1) CHECK_STR(spdl_loader_error(l)->text, "loader: out of memory");
+        if (k == 1) CHECK_STR(spdl_loader_error(l)->text, "pipeline: out of memory");
         spdl_loader_close(l);
         fclose(file);
     }

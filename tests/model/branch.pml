@@ -1,5 +1,5 @@
 /* A branch and its merge: spdl__put_turn, spdl__put_path, spdl__put_mark and spdl__fail of
-   >>rare-impl, spdl__merge_pick, spdl__merge_mark and spdl__merge_pass of >>merge-impl.
+   >>rare-impl, spdl__merge_pick, spdl__merge_mark and spdl__merge_sit of >>merge-impl.
 
    Row B, a branch, takes ITEMS items, the second of which may be the end of an epoch, and then
    END, or FAIL of the row above. It routes each item down one of two paths, drops it (a hole in
