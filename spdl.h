@@ -4481,7 +4481,7 @@ SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     spdl__os_futex_wake(word, 1, SPDL__ALL);
 }
 
-/* Writes the number 1, as an eventfd takes it, to a descriptor of an event loop. */
+/* Writes the number 1, as an eventfd takes it. */
 SPDL__PRIVATE void spdl__os_descriptor_wake(int descriptor) {
     const uint64_t one = 1;
     if (write(descriptor, &one, sizeof(one)) < 0) return; /* closed: nobody waits */
@@ -4499,7 +4499,6 @@ SPDL__PRIVATE uint64_t spdl__os_threads(void) {
 
 /* --- memory --- */
 
-/* The limit of one kind of memory, and the bytes left. */
 typedef struct spdl__os_room {
     const char *what;
     uint64_t limit, left;
@@ -7232,9 +7231,8 @@ struct spdl__batch {
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
     uint64_t range;   /* of its items: see >>position-impl */
     uint32_t lent;    /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
-    spdl__batch *next; /* the next spare one; in place: the older one. Under place_lock, like newer,
+    spdl__batch *next; /* the next spare one; in place: the newer one. Under place_lock, like
                           sequence and epoch, which say what batch it becomes */
-    spdl__batch *newer;
 };
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
@@ -7602,9 +7600,8 @@ typedef struct spdl__node {
     char pad2[SPDL_CACHE_LINE];
     /* batch in place, under place_lock: used by the row and by calls of the row before */
     uint32_t place_lock;
-    spdl__batch *place; /* newest batch that calls write into; a list in order that includes
+    spdl__batch *place; /* oldest batch that calls write into; a list in order that includes
                            open_batch */
-    spdl__batch *place_oldest;
     uint64_t place_epoch;   /* epoch of the row's inputs */
     uint64_t place_dropped; /* lower bound of this epoch's dropped items that the row has passed */
     char pad3[SPDL_CACHE_LINE];
@@ -9997,32 +9994,21 @@ static const char *const spdl__in_place_stays =
    and is cleared; NULL without *fresh. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number,
                                              spdl__batch **fresh) {
-    spdl__batch *newer = NULL, *batch = row->place_oldest;
-    if (batch == NULL || batch->shown.epoch != epoch || batch->shown.sequence != number)
-        for (batch = row->place;
-             batch != NULL && (batch->shown.epoch > epoch ||
-                               (batch->shown.epoch == epoch && batch->shown.sequence > number));
-             batch = batch->next)
-            newer = batch;
+    spdl__batch *batch, **at = &row->place;
+    while (*at != NULL && ((*at)->shown.epoch < epoch ||
+                           ((*at)->shown.epoch == epoch && (*at)->shown.sequence < number)))
+        at = &(*at)->next;
+    batch = *at;
     if (batch != NULL && batch->shown.epoch == epoch && batch->shown.sequence == number)
         return batch;
     if (*fresh == NULL) return NULL;
     (*fresh)->next = batch;
-    (*fresh)->newer = newer;
-    *(batch != NULL ? &batch->newer : &row->place_oldest) = *fresh;
-    *(newer != NULL ? &newer->next : &row->place) = *fresh;
-    batch = *fresh;
+    batch = *at = *fresh;
     *fresh = NULL;
     memset(batch->owner, 0, (size_t)row->row.size);
     batch->shown.epoch = epoch;
     batch->shown.sequence = number;
     return batch;
-}
-
-/* Under place_lock, when no call writes into it any more. */
-SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
-    *(batch->next != NULL ? &batch->next->newer : &row->place_oldest) = batch->newer;
-    *(batch->newer != NULL ? &batch->newer->next : &row->place) = batch->next;
 }
 
 /* Returns the batch of item *at of this epoch, or NULL without memory. With `takes` the item's part
@@ -10048,60 +10034,57 @@ SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uin
     return batch;
 }
 
-/* Returns a part of a batch in place for this call. */
-SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
-    const spdl__node *node = task->node;
-    const bool alone = node->tickets == SPDL__TICKET_ALONE;
-    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
-    task->call.holder = spdl__place_find(row, spdl__load_relaxed(&node->epoch), &at, true);
-    if (task->call.holder == NULL) return NULL;
-    at %= (uint64_t)row->row.size;
-    return (char *)task->call.holder->shown.data + at * row->row.item_bytes;
-}
-
 SPDL_API void *spdl_buffer(spdl_task *task) {
     spdl__node *node;
+    spdl__batch *holder;
+    uint64_t at = 0;
     if (!spdl__task_allows(task, "spdl_buffer")) return NULL;
     node = task->node;
     if (task->call.buffer != NULL) return task->call.buffer;
-    if (node->places) {
-        task->call.buffer = spdl__place_get(task, node + 1);
+    if (node->places) { /* a part of a batch in place */
+        const spdl_stage *row = &node[1].row;
+        const bool alone = node->tickets == SPDL__TICKET_ALONE;
+        at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
+        holder = spdl__place_find(node + 1, spdl__load_relaxed(&node->epoch), &at, true);
+        at = at % (uint64_t)row->size * row->item_bytes;
     } else if (node->buffers != NULL) {
-        task->call.holder = spdl__batch_get(node->buffers);
-        if (task->call.holder != NULL) task->call.buffer = task->call.holder->shown.data;
-        if (SPDL__DEBUGS && task->call.holder != NULL) task->call.holder->lent = SPDL__LENT;
+        holder = spdl__batch_get(node->buffers);
+        if (SPDL__DEBUGS && holder != NULL) holder->lent = SPDL__LENT;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
                                          "or in a SPDL_BATCH after it");
+        return NULL;
     }
+    task->call.holder = holder;
+    if (holder != NULL) task->call.buffer = (char *)holder->shown.data + at;
     return task->call.buffer;
 }
 
-/* In place: the row has reached the end of `done`, or with NULL of an epoch. */
+/* In place: the row has reached the end of `done`, or with NULL of an epoch. No call that runs has
+   one of its parts. */
 SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
-    spdl__batch *empty = NULL;
+    spdl__batch *batch, *empty = NULL, **at = &node->place;
     if (node->row.item_bytes == 0) return;
     spdl__lock(&node->place_lock, node->locks);
     node->place_dropped = dropped - node->dropped + node->placeless;
-    if (done != NULL) spdl__place_unlink(node, done);
-    while (done == NULL && node->place_oldest != NULL &&
-           node->place_oldest->shown.epoch == epoch) { /* every call with a part dropped it */
-        spdl__batch *batch = node->place_oldest;
-        spdl__place_unlink(node, batch);
-        batch->next = empty;
-        empty = batch;
-    }
-    if (done == NULL) {
+    if (done != NULL) {
+        while (*at != done) at = &(*at)->next;
+        *at = done->next;
+    } else {
+        while ((batch = *at) != NULL && batch->shown.epoch == epoch) { /* its items were dropped */
+            *at = batch->next;
+            batch->next = empty;
+            empty = batch;
+        }
         node->place_epoch = epoch + 1;
         node->place_dropped = 0;
         node->dropped = dropped;
         node->placeless = 0;
     }
     spdl__unlock(&node->place_lock, node->locks);
-    while (empty != NULL) {
-        spdl__batch *batch = empty;
+    while ((batch = empty) != NULL) {
         empty = batch->next;
         spdl_batch_free(batch);
     }
@@ -11245,7 +11228,6 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             node->place = batch->next;
             spdl_batch_free(batch);
         }
-        node->place_oldest = NULL;
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
             uint64_t origin;
@@ -16517,7 +16499,7 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
 
    Commands. The consumer writes a position, start_at and `command`, and no other before it reads
    `ack`. The child starts its pipeline there, takes back the entries from start_at on, and writes
-   `begun`, `begun_at` and `ack`. To refuse, it writes only `refusal` and `ack`.
+   `begun`, `begun_at` and `ack`. If it refuses, it writes neither of the first two.
        ack == 0         no life has started: the first command is open's
        ack == command   nothing to do
        else             a new life first restores the position of the last entry from begun_at on,
@@ -16653,7 +16635,6 @@ typedef struct spdl__child {
     spdl_profiler profiler;
     spdl_allocator blocks;
     spdl__os_signals signal_set; /* blocked in the consumer */
-    bool continuous;
     spdl__child_slot *slot;
     /* written by the main thread */
     int lendings;
@@ -16697,7 +16678,7 @@ SPDL__PRIVATE void spdl__loader_filled(const spdl_loader *l) {
 
 /* Copies a text that another process can change meanwhile. */
 SPDL__PRIVATE void spdl__text_take(char to[SPDL_STATE_BYTES], const char *from) {
-    strncpy(to, from, SPDL_STATE_BYTES - 1);
+    memcpy(to, from, SPDL_STATE_BYTES);
     to[SPDL_STATE_BYTES - 1] = '\0';
 }
 
@@ -16780,12 +16761,11 @@ SPDL__PRIVATE void spdl__child_batch_out(spdl__child *child, void *item) {
     const spdl__layout *y = &l->layout;
     const uint64_t at = (uintptr_t)item - (uintptr_t)l->slot_memory, slot = at / y->stride;
     spdl__shared_entry *entry = spdl__loader_entry(l, child->published);
-    spdl_error error;
     if (slot >= (uint64_t)y->slot_count || at % y->stride != (y->item > 0 ? 0 : y->head)) {
-        (void)spdl__error_set(&error, SPDL_E_INVALID, "loader '%s': an item is in no slot: "
-                              "rows after stage %d '%s', the last one with .item_bytes, must pass "
-                              "its items", l->name, y->row, l->stage_name[y->row]);
-        spdl__child_fail(child, &error);
+        (void)spdl__error_set(&child->failure, SPDL_E_INVALID, "loader '%s': an item is in no "
+                              "slot: rows after stage %d '%s', the last one with .item_bytes, must "
+                              "pass its items", l->name, y->row, l->stage_name[y->row]);
+        spdl__child_fail(child, &child->failure);
         return;
     }
     child->slot[slot].item = item;
@@ -16901,7 +16881,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
     else if (result == SPDL_END || result == SPDL_CLOSED)
-        spdl__child_publish(child, result, result == SPDL_CLOSED || !child->continuous);
+        spdl__child_publish(child, result, result == SPDL_CLOSED || !child->l->rows[0].continuous);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
 }
@@ -16976,10 +16956,8 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
     spdl_loader *l = child->l;
     spdl_pipeline_desc desc = l->desc.pipeline;
     spdl_stage rows[SPDL_MAX_STAGES + 1];
-    size_t i;
     memcpy((void *)rows, l->rows, l->count * sizeof(*rows));
     rows[l->layout.row].allocator = &child->blocks;
-    for (i = 0; i < l->count; ++i) child->continuous = child->continuous || rows[i].continuous;
     desc.error = &child->failure;
     desc.doctor = NULL;
     if (desc.name == NULL) desc.name = l->name;
@@ -17110,7 +17088,7 @@ SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end
 /* Returns true if the child is to be restarted. */
 SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     const spdl_loader *l = v->l;
-    char begun[SPDL_STATE_BYTES];
+    const char *begun = l->shared->begun.text; /* of an ended child: it does not change */
     bool again = !v->lost && l->ledger->restarts < (uint32_t)l->desc.max_restarts;
     spdl_error end;
     spdl__text t = spdl__text_start(end.text, sizeof(end.text));
@@ -17127,7 +17105,6 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
         spdl__text_add(&t, "has ended with code %d%s", how,
                        how == 0 ? ", but not its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
-    spdl__text_take(begun, l->shared->begun.text);
     if (again && strncmp(begun, spdl__unsaved, strlen(spdl__unsaved)) == 0) {
         spdl__text_add(&t, "; it is not started again: %.200s", begun);
         again = false;
@@ -17523,7 +17500,7 @@ SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
     const char *sum;
     uint64_t number;
     spdl_error error;
-    spdl_result result = SPDL_E_INVALID;
+    spdl_result result;
     if (l == NULL || text == NULL || bytes == 0 || spdl__loader_forked(l)) return SPDL_E_INVALID;
     result = spdl__loader_obeyed(l, SPDL__NEVER, &error);
     sum = spdl__text_field(l->text, "sum");
