@@ -16146,19 +16146,39 @@ SPDL__PRIVATE bool spdl__sampler_shuffles(const spdl_sampler *s) {
 #define SPDL__SAMPLER_REFUSE(desc, ...) \
     spdl__error_set((desc)->error, SPDL_E_INVALID, "sampler: " __VA_ARGS__)
 
-SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
-    const char *wrong = desc->weights == NULL || desc->samplers == NULL
-                            ? "weights or samplers is NULL"
-                        : desc->count != 0 ? "count is set, but a mixture has that of its sources"
-                        : desc->draws == 0 ? "draws is 0, but the mixture does not end"
-                                           : NULL;
+SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
+    const int rank = desc->ranks.rank, world = desc->ranks.world;
+    const bool mixes = desc->order == SPDL_SAMPLE_MIXTURE;
+    const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
+    const char *wrong = NULL;
     bool some = false;
     size_t i;
-    if (desc->sources < 1 || desc->sources > 65536)
+    if (result != SPDL_OK) return result;
+    if ((rank | world) != 0 && (rank < 0 || rank >= world))
+        return SPDL__SAMPLER_REFUSE(desc,
+                                    "rank is %d and world %d, but rank must be 0 to world - 1",
+                                    rank, world);
+    if (mixes && (desc->sources < 1 || desc->sources > 65536))
         return SPDL__SAMPLER_REFUSE(desc, "sources is %llu, must be from 1 to 65536",
                                     (spdl__llu)desc->sources);
+    if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
+        wrong = "order or tail is unknown";
+    else if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
+        wrong = "count or draws is more than 2^63";
+    else if (mixes && (desc->weights == NULL || desc->samplers == NULL))
+        wrong = "weights or samplers is NULL";
+    else if (mixes && desc->count != 0)
+        wrong = "count is set, but a mixture has that of its sources";
+    else if (mixes && desc->draws == 0)
+        wrong = "draws is 0, but the mixture does not end";
+    else if (!mixes && desc->count == 0)
+        wrong = "count is 0, must be the number of items";
+    else if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
+        wrong = "block is 0, must be the indices in a block";
+    else if (desc->order == SPDL_SAMPLE_FUNCTION && desc->index_fn == NULL)
+        wrong = "index_fn is NULL";
     if (wrong != NULL) return SPDL__SAMPLER_REFUSE(desc, "%s", wrong);
-    for (i = 0; i < desc->sources; ++i) {
+    for (i = 0; mixes && i < desc->sources; ++i) {
         const spdl_sampler *source = desc->samplers[i];
         uint64_t bits; /* -ffast-math removes comparisons with NaN */
         memcpy(&bits, &desc->weights[i], sizeof(bits));
@@ -16172,32 +16192,8 @@ SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc
             return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] has ranks of its own; give them to "
                                         "the one of the mixture", (spdl__llu)i);
     }
-    return some ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
-}
-
-SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    const int rank = desc->ranks.rank, world = desc->ranks.world;
-    const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
-    const char *wrong = NULL;
-    if (result != SPDL_OK) return result;
-    if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return SPDL__SAMPLER_REFUSE(desc,
-                                    "rank is %d and world %d, but rank must be 0 to world - 1",
-                                    rank, world);
-    if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
-        wrong = "order or tail is unknown";
-    else if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
-        wrong = "count or draws is more than 2^63";
-    else if (desc->order == SPDL_SAMPLE_MIXTURE)
-        return spdl__sampler_check_mixture(desc);
-    else if (desc->count == 0)
-        wrong = "count is 0, must be the number of items";
-    else if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
-        wrong = "block is 0, must be the indices in a block";
-    else if (desc->order == SPDL_SAMPLE_FUNCTION && desc->index_fn == NULL)
-        wrong = "index_fn is NULL";
-    if (wrong != NULL) return SPDL__SAMPLER_REFUSE(desc, "%s", wrong);
-    if (desc->draws <= desc->count || desc->order == SPDL_SAMPLE_FUNCTION) return SPDL_OK;
+    if (mixes && !some) return SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
+    if (mixes || desc->order == SPDL_SAMPLE_FUNCTION || desc->draws <= desc->count) return SPDL_OK;
     return SPDL__SAMPLER_REFUSE(desc, "draws is %llu, more than count, %llu",
                                 (spdl__llu)desc->draws, (spdl__llu)desc->count);
 }
@@ -16570,7 +16566,7 @@ typedef struct spdl__ledger {
     uint32_t gone;  /* no restart follows */
     uint32_t hangs_seen; /* the last value of `hangs` that was obeyed */
     uint32_t restarts;
-    int64_t process; /* also by the child as it starts, because it can publish first */
+    int64_t process; /* set by the child as it starts */
     spdl_error end; /* of the last life */
 } spdl__ledger;
 
@@ -16632,7 +16628,6 @@ typedef struct spdl__child {
     spdl_loader *l;
     spdl_pipeline *pipeline; /* NULL: create failed */
     spdl_error failure;
-    spdl_profiler profiler;
     spdl_allocator blocks;
     spdl__os_signals signal_set; /* blocked in the consumer */
     spdl__child_slot *slot;
@@ -16790,7 +16785,8 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
                                       uint64_t sequence, spdl_error *error) {
     const char *at[SPDL__LOADER_TEXTS / 64];
     const char *const end = text + SPDL__LOADER_TEXTS;
-    spdl_result result;
+    spdl_result result = SPDL_OK;
+    spdl__position now;
     uint64_t i;
     if (child->pipeline == NULL) {
         *error = child->failure;
@@ -16799,21 +16795,20 @@ SPDL__COLD spdl_result spdl__child_go(spdl__child *child, const char *text, uint
     spdl__error_clear(error);
     for (i = 0; i < texts && i < SPDL__LOADER_TEXTS / 64 && text < end; text += strlen(text) + 1)
         at[i++] = text;
-    if (texts > 0) return spdl_state_load(child->pipeline, at, (int)i, SPDL_FOREVER, error);
-    if (sequence == 0 && child->command == 0) return SPDL_OK;
-    result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
-    if (result == SPDL_OK) return SPDL_OK;
-    return spdl__error_set(error, result, "loader '%s': its pipeline cannot be rewound: %s",
-                           child->l->name, spdl_result_text(result));
-}
-
-/* Without a position batches and epochs are counted from 0. */
-SPDL__COLD void spdl__child_count(spdl__child *child) {
-    spdl__position at;
-    child->number = child->epoch = 0;
-    if (spdl__position_read(child->pipeline, &at) != NULL) return;
-    child->number = at.delivered;
-    child->epoch = at.epoch;
+    if (texts > 0)
+        result = spdl_state_load(child->pipeline, at, (int)i, SPDL_FOREVER, error);
+    else if (sequence > 0 || child->command > 0)
+        result = spdl_pipeline_rewind(child->pipeline, sequence, SPDL_FOREVER);
+    if (result != SPDL_OK && texts == 0)
+        (void)spdl__error_set(error, result, "loader '%s': its pipeline cannot be rewound: %s",
+                              child->l->name, spdl_result_text(result));
+    if (result != SPDL_OK) return result;
+    child->number = child->epoch = 0; /* also without a position */
+    if (spdl__position_read(child->pipeline, &now) == NULL) {
+        child->number = now.delivered;
+        child->epoch = now.epoch;
+    }
+    return SPDL_OK;
 }
 
 SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
@@ -16835,7 +16830,6 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
         spdl__store(&s->published, child->published);
         spdl__child_reclaim(child, false);
         child->over = false;
-        spdl__child_count(child);
         spdl__child_describe(child, &s->begun);
         s->begun_at = from;
     }
@@ -16917,8 +16911,7 @@ SPDL__PRIVATE void spdl__child_event(spdl_event event, const char *name, uint64_
     while (begins && stage < stages && strcmp(l->stage_name[stage - 1], name) != 0) ++stage;
     if (note != NULL && begins) spdl__store_relaxed(&note->item, number);
     if (note != NULL) spdl__store32(&note->stage, stage); /* pairs with supervisor_call */
-    if (child->profiler.event_fn != NULL)
-        child->profiler.event_fn(event, name, number, child->profiler.user);
+    spdl__profile(&l->desc.pipeline.profiler, event, name, number);
 }
 
 /* --- the child begins and ends --- */
@@ -16965,7 +16958,6 @@ SPDL__COLD void spdl__child_create(spdl__child *child) {
         desc.logger.log_fn = spdl__child_log;
         desc.logger.user = child;
     }
-    child->profiler = desc.profiler;
     desc.profiler.event_fn = spdl__child_event;
     desc.profiler.user = child;
     if (spdl_pipeline_create(&child->pipeline, &desc, rows, l->count) != SPDL_OK)
@@ -16989,8 +16981,6 @@ SPDL__COLD void spdl__child_begin(spdl__child *child) {
     spdl__text_take(text, from);
     if (spdl__child_go(child, text, 1, 0, &child->failure) != SPDL_OK)
         spdl__child_fail(child, &child->failure);
-    else
-        spdl__child_count(child);
 }
 
 /* --- the supervisor --- */
@@ -17012,7 +17002,7 @@ SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     const size_t bytes =
         sizeof(spdl__child) + (size_t)l->layout.slot_count * sizeof(spdl__child_slot);
     spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
-    l->ledger->process = (int64_t)spdl__os_process_id(); /* also set by the supervisor */
+    l->ledger->process = (int64_t)spdl__os_process_id();
     spdl__os_file_unmap(l->ledger, SPDL__OS_PAGE);
     spdl__os_forget("SPDL_DOCTOR=");
     if (reason != NULL || child == NULL) {
@@ -17158,7 +17148,6 @@ SPDL__COLD void spdl__supervisor_main(spdl_loader *l, int64_t parent) {
         reason = spdl__os_fork(&child);
         if (reason != NULL) break;
         if (child == 0) spdl__child_main(&v, self);
-        l->ledger->process = child;
         how = spdl__supervisor_watch(&v, child);
         l->ledger->process = 0;
         if (spdl__load32(&l->ledger->quits) != 0 || spdl__os_parent() != parent) _exit(0);
