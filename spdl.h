@@ -4481,12 +4481,6 @@ SPDL__PRIVATE void spdl__os_shared_wake(uint32_t *word) {
     spdl__os_futex_wake(word, 1, SPDL__ALL);
 }
 
-/* Writes the number 1, as an eventfd takes it. */
-SPDL__PRIVATE void spdl__os_descriptor_wake(int descriptor) {
-    const uint64_t one = 1;
-    if (write(descriptor, &one, sizeof(one)) < 0) return; /* closed: nobody waits */
-}
-
 /* Field 20 of the stat of the process; field 2 is a name in brackets. */
 SPDL__PRIVATE uint64_t spdl__os_threads(void) {
     char stat[1024], *at;
@@ -4542,10 +4536,6 @@ SPDL__PRIVATE spdl__os_room spdl__os_room_in(const char *root, const char *self)
     if (left <= total && total != SPDL__NEVER)
         spdl__os_room_least(&room, "memory of the machine", total * 1024, (total - left) * 1024);
     return room;
-}
-
-SPDL__PRIVATE spdl__os_room spdl__os_memory_room(void) {
-    return spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
 }
 
 /* A page that a forked child shares, or one that is zero in the child; or NULL. */
@@ -4610,22 +4600,6 @@ SPDL__PRIVATE void spdl__os_signal_nothing(int number) {
     (void)signal(number, spdl__os_signal_nothing);
 }
 
-/* Ignores the signals meant for the program, whose end also ends the child. Of its handlers only
-   those of faults stay. */
-SPDL__PRIVATE void spdl__os_signals_leave(void) {
-    int number;
-    for (number = 1; number <= 64; ++number) {
-        switch (number) {
-        case SIGSEGV: case SIGBUS: case SIGFPE: case SIGILL: case SIGABRT: case SIGTRAP:
-        case SIGSYS: break;
-        case SIGINT: case SIGQUIT: case SIGTERM: case SIGHUP: case SIGPIPE: case SIGUSR1:
-        case SIGUSR2: (void)signal(number, spdl__os_signal_nothing); break;
-        default:
-            if (signal(number, SIG_DFL) == SIG_IGN) (void)signal(number, SIG_IGN);
-        }
-    }
-}
-
 #ifndef __cplusplus /* C++ declares them */
 extern int ftrylockfile(FILE *file);
 extern void funlockfile(FILE *file);
@@ -4666,11 +4640,22 @@ SPDL__PRIVATE const char *spdl__os_process_begins(int64_t parent, const char *na
                                                   spdl__os_signals *signal_set) {
     const spdl__os_signals all = ~(spdl__os_signals)0;
     const long set_parent_signal = 1;
+    int number;
     (void)signal(SIGCHLD, SIG_DFL);
-    if (supervisor) {
-        spdl__os_signals_set(&all, signal_set);
-    } else {
-        spdl__os_signals_leave();
+    if (supervisor) spdl__os_signals_set(&all, signal_set);
+    for (number = 1; !supervisor && number <= 64; ++number) {
+        switch (number) {
+        case SIGSEGV: case SIGBUS: case SIGFPE: case SIGILL: case SIGABRT: case SIGTRAP:
+        case SIGSYS: break; /* the program's handlers of faults stay, and no others */
+        case SIGINT: case SIGQUIT: case SIGTERM: case SIGHUP: case SIGPIPE: case SIGUSR1:
+        case SIGUSR2: /* meant for the program, whose end also ends the child */
+            (void)signal(number, spdl__os_signal_nothing);
+            break;
+        default:
+            if (signal(number, SIG_DFL) == SIG_IGN) (void)signal(number, SIG_IGN);
+        }
+    }
+    if (!supervisor) {
         spdl__os_signals_set(signal_set, NULL);
         (void)syscall(SYS_setsid);
     }
@@ -10090,17 +10075,6 @@ SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     }
 }
 
-/* Returns the batch of the next item, or NULL without memory. */
-SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
-    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
-    uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
-    spdl__batch *batch;
-    if (node->row.item_bytes > 0) return spdl__place_find(node, epoch, &at, false);
-    batch = spdl__batch_get(node->batches);
-    if (batch != NULL) batch->shown.epoch = epoch;
-    return batch;
-}
-
 SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, void **out) {
     spdl_pipeline *p = task->pipeline;
     spdl__node *node = task->node;
@@ -10200,10 +10174,17 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     if (task->call.flushing) return spdl__batch_rest(task, out);
     if (SPDL__UNLIKELY(spdl__origin_tag(task->call.in.origin) == SPDL__TOKEN))
         return spdl__batch_token(task, in, out);
-    if (batch == NULL) batch = node->open_batch = spdl__batch_open(node);
     if (batch == NULL) {
-        (void)spdl__task_fail(task, "no memory for another batch");
-        return SPDL_E_NOMEM;
+        const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+        uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
+        batch = node->row.item_bytes > 0 ? spdl__place_find(node, epoch, &at, false)
+                                         : spdl__batch_get(node->batches);
+        if (batch == NULL) {
+            (void)spdl__task_fail(task, "no memory for another batch");
+            return SPDL_E_NOMEM;
+        }
+        if (node->row.item_bytes == 0) batch->shown.epoch = epoch;
+        node->open_batch = batch;
     }
     first = batch->shown.count == 0;
     if (node != p->counting) {
@@ -16286,24 +16267,6 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 /* --- which index is at a position --- */
 
-SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                           spdl_index *item);
-
-SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                             spdl_index *item) {
-    uint64_t at, length;
-    spdl_result result;
-    uint32_t source;
-    if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
-    at = spdl__mixture_get(s->mixture, epoch * s->length + position, &source);
-    length = s->samplers[source]->length;
-    result = spdl__sampler_get(s->samplers[source], at / length, at % length, item);
-    item->position = position;
-    item->epoch = epoch;
-    item->source = source;
-    return result;
-}
-
 /* Shuffles for an epoch. The short block is between any two others. */
 SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
     const uint64_t key = spdl__hashed(s->desc.seed, epoch);
@@ -16323,20 +16286,30 @@ SPDL__PRIVATE uint64_t spdl__block_at(const spdl_sampler *s, uint64_t position) 
     return spdl__shuffle_at(&s->shuffle, position / block) * block + position % block;
 }
 
-SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                           spdl_index *item) {
+SPDL__PRIVATE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                            spdl_index *item) {
     uint64_t index = position;
+    uint32_t from = 0;
+    spdl_result result = SPDL_OK;
     if (SPDL__UNLIKELY(s->epoch != epoch || !s->ready)) spdl__sampler_make(s, epoch);
-    item->position = position;
-    item->epoch = epoch;
-    item->source = 0;
     switch (s->desc.order) {
     case SPDL_SAMPLE_SEQUENTIAL: break;
     case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->shuffle, position); break;
     case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
     case SPDL_SAMPLE_FUNCTION: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
-    case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(s, epoch, position, item);
+    case SPDL_SAMPLE_MIXTURE: {
+        uint64_t at, length;
+        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
+        at = spdl__mixture_get(s->mixture, epoch * s->length + position, &from);
+        length = s->samplers[from]->length;
+        result = spdl__sampler_get(s->samplers[from], at / length, at % length, item);
+        break;
     }
+    }
+    item->position = position;
+    item->epoch = epoch;
+    item->source = from;
+    if (s->desc.order == SPDL_SAMPLE_MIXTURE) return result;
     item->index = index;
     return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
 }
@@ -16667,8 +16640,10 @@ SPDL__PRIVATE void spdl__shared_notify(spdl__shared_event *event) {
 SPDL__PRIVATE void spdl__loader_filled(const spdl_loader *l) {
     spdl__shared *s = l->shared;
     spdl__shared_notify(&s->filled); /* its barrier pairs with that of next */
-    if (spdl__load_relaxed32(&s->polled) != 0 && spdl__exchange32(&s->polled, 0) != 0)
-        spdl__os_descriptor_wake(l->ready_fd);
+    if (spdl__load_relaxed32(&s->polled) != 0 && spdl__exchange32(&s->polled, 0) != 0) {
+        const uint64_t one = 1; /* as an eventfd takes it */
+        if (write(l->ready_fd, &one, sizeof(one)) < 0) return; /* closed: nobody waits */
+    }
 }
 
 /* Copies a text that another process can change meanwhile. */
@@ -16828,7 +16803,6 @@ SPDL__COLD void spdl__child_obey(spdl__child *child, uint32_t command) {
             SPDL_TEST_POINT("loader takes back");
         }
         spdl__store(&s->published, child->published);
-        spdl__child_reclaim(child, false);
         child->over = false;
         spdl__child_describe(child, &s->begun);
         s->begun_at = from;
@@ -16847,27 +16821,24 @@ SPDL__PRIVATE bool spdl__child_waits(spdl__child *child) {
            spdl__load32(&s->command) == child->command;
 }
 
-SPDL__PRIVATE void spdl__child_sleep(spdl__child *child, uint64_t deadline) {
-    spdl__shared_event *emptied = &child->l->shared->emptied;
-    int round = 0;
-    uint32_t word;
-    while (spdl__child_waits(child) &&
-           spdl__backoff(&round, SPDL__IDLE_YIELDS, &child->l->barred)) {}
-    word = spdl__load32(&emptied->word);
-    spdl__add32(&emptied->waiters, 1);
-    spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
-    if (spdl__child_waits(child)) spdl__os_shared_sleep(&emptied->word, word, deadline);
-    spdl__sub32(&emptied->waiters, 1);
-}
-
 SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
-    const uint32_t command = spdl__load32(&child->l->shared->command); /* as loader_send */
+    spdl__shared *s = child->l->shared;
+    const uint32_t command = spdl__load32(&s->command); /* pairs with loader_send */
     spdl_result result;
+    uint32_t word;
     void *item;
+    int round = 0;
     if (command != child->command) spdl__child_obey(child, command);
     spdl__child_reclaim(child, false);
     if (child->over || !spdl__child_room(child)) {
-        spdl__child_sleep(child, spdl_time_ns() + SPDL__LOADER_TURN_NS);
+        while (spdl__child_waits(child) &&
+               spdl__backoff(&round, SPDL__IDLE_YIELDS, &child->l->barred)) {}
+        word = spdl__load32(&s->emptied.word);
+        spdl__add32(&s->emptied.waiters, 1);
+        spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
+        if (spdl__child_waits(child))
+            spdl__os_shared_sleep(&s->emptied.word, word, spdl_time_ns() + SPDL__LOADER_TURN_NS);
+        spdl__sub32(&s->emptied.waiters, 1);
         return;
     }
     result = spdl_pipeline_next(child->pipeline, &item, SPDL__LOADER_TURN_NS);
@@ -16875,7 +16846,8 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
     else if (result == SPDL_END || result == SPDL_CLOSED)
-        spdl__child_publish(child, result, result == SPDL_CLOSED || !child->l->rows[0].continuous);
+        spdl__child_publish(child, result,
+                            result == SPDL_CLOSED || !child->l->rows[0].continuous);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
 }
@@ -17069,7 +17041,7 @@ SPDL__COLD void spdl__supervisor_gone(spdl__supervisor *v, const spdl_error *end
     spdl__ledger *ledger = v->l->ledger;
     ledger->end = *end;
     if (!gone) spdl__store32(&ledger->restarts, ledger->restarts + 1);
-    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_sleep; before `ends` */
+    if (gone) spdl__store32(&ledger->gone, 1); /* pairs with loader_wait; before `ends` */
     spdl__store32(&ledger->ends, ledger->ends + 1);
     spdl__os_shared_wake(&v->l->shared->filled.word); /* also if no waiter was counted */
     spdl__loader_filled(v->l);
@@ -17284,13 +17256,23 @@ SPDL__COLD spdl_result spdl__loader_look_around(spdl_loader *l, uint64_t now) {
     return SPDL_OK;
 }
 
-/* Sleeps for a change, up to the deadline. Returns a failure that it detects. */
-SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) {
+/* Waits for a change. Returns SPDL_OK, SPDL_TIMEOUT or a failure. Polling also detects failures and
+   hangs. */
+SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
     spdl__shared *s = l->shared;
-    uint64_t now = spdl_time_ns();
-    const uint64_t until = spdl__min(deadline, now + SPDL__LOADER_LOOK_NS);
-    const uint32_t word = spdl__load32(&s->filled.word);
+    const bool late = spdl__late(deadline);
+    spdl_result result = SPDL_OK;
+    uint64_t now, until;
+    uint32_t word;
     bool gone, waits;
+    if (!late && !l->commanded &&
+        spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
+        return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
+                                 "back, or raise desc.slot_count", l->layout.quota);
+    if (!late && spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
+    now = spdl_time_ns();
+    until = spdl__min(deadline, now + SPDL__LOADER_LOOK_NS);
+    word = spdl__load32(&s->filled.word);
     spdl__add32(&s->filled.waiters, 1);
     spdl__full_barrier(); /* pairs with shared_notify, else a wake-up is lost */
     gone = spdl__load32(&l->ledger->gone) != 0; /* read before the stamp, else entries are missed */
@@ -17306,23 +17288,9 @@ SPDL__PRIVATE spdl_result spdl__loader_sleep(spdl_loader *l, uint64_t deadline) 
         return spdl__loader_failed(l, &l->ledger->end, SPDL_E_PROCESS);
     }
     now = spdl_time_ns();
-    return waits && now - l->looked_ns >= SPDL__LOADER_LOOK_NS ? spdl__loader_look_around(l, now)
-                                                               : SPDL_OK;
-}
-
-/* Waits for a change. Returns SPDL_OK, SPDL_TIMEOUT or a failure. Polling also detects failures and
-   hangs. */
-SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, int *round) {
-    spdl_result result;
-    if (spdl__late(deadline)) {
-        result = spdl__loader_sleep(l, deadline);
-        return result == SPDL_OK ? SPDL_TIMEOUT : result;
-    }
-    if (!l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
-        return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
-                                 "back, or raise desc.slot_count", l->layout.quota);
-    if (spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
-    return spdl__loader_sleep(l, deadline);
+    if (waits && now - l->looked_ns >= SPDL__LOADER_LOOK_NS)
+        result = spdl__loader_look_around(l, now);
+    return late && result == SPDL_OK ? SPDL_TIMEOUT : result;
 }
 
 /* Takes the result of a command. After a refusal everything is as before. */
@@ -17583,7 +17551,7 @@ SPDL__COLD spdl_result spdl__loader_reserve(spdl_loader *l) {
     const double mib = 1 << 20;
     const spdl__layout *y = &l->layout;
     const double bytes = (double)y->bytes / mib, slot = (double)y->stride / mib;
-    const spdl__os_room room = spdl__os_memory_room();
+    const spdl__os_room room = spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
     const char *reason = "";
     void *memory = NULL;
     char *at;

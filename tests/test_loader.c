@@ -2769,7 +2769,7 @@ static void a_limit_of_files_is_a_limit_of_memory(void) {
     low = old;
     low.rlim_cur = 65536;
     REQUIRE(setrlimit(RLIMIT_FSIZE, &low) == 0);
-    room = spdl__os_memory_room();
+    room = spdl__os_room_in("/sys/fs/cgroup", "/proc/self/cgroup");
     result = spdl_loader_open(&l, &desc, SPDL_STAGES(RECORDS(5), SPDL_SINK(2)));
     REQUIRE(setrlimit(RLIMIT_FSIZE, &old) == 0);
     CHECK_STR(room.what, "RLIMIT_FSIZE of the process");

@@ -1,6 +1,6 @@
 /* A batch on its way from a child to the trainer and its slot on the way back, in memory that they
-   share: spdl__child_turn, spdl__child_sleep and spdl__child_inherit of >>loader-impl against
-   spdl__loader_look, spdl__loader_sleep and spdl_loader_done. The child may be killed between any
+   share: spdl__child_turn and spdl__child_inherit of >>loader-impl against
+   spdl__loader_look, spdl__loader_wait and spdl_loader_done. The child may be killed between any
    two steps, and its stores that wait are seen all the same; the supervisor starts it again, LIVES
    times in all, or says that it is gone.
 
