@@ -644,7 +644,7 @@ typedef struct spdl_batch {
 #define SPDL__TRY(result, call) result = call;
 #endif
 #ifdef __cplusplus /* names and sizes are the compiler's: see >>cpp */
-#define SPDL__TYPE(T) spdl__type<T>::name()
+#define SPDL__TYPE(T) spdl__type<T>()
 #define SPDL__BYTES(T) spdl__bytes<T>(0)
 #else
 #define SPDL__TYPE(T) #T
@@ -2333,15 +2333,13 @@ inline void spdl_rethrow(const spdl_pipeline *pipeline) {
 constexpr const char *spdl__type_text(const char *text, char first) {
     return *text == first ? text : spdl__type_text(text + 1, first);
 }
-template <class T> struct spdl__type {
-    static constexpr const char *name() {
+template <class T> constexpr const char *spdl__type() {
 #if defined(_MSC_VER) && !defined(__clang__)
-        return spdl__type_text(__FUNCSIG__, '<');
+    return spdl__type_text(__FUNCSIG__, '<');
 #else
-        return spdl__type_text(__PRETTY_FUNCTION__, '[');
+    return spdl__type_text(__PRETTY_FUNCTION__, '[');
 #endif
-    }
-};
+}
 
 /* The size of a type; 0: not known. */
 template <class T, size_t bytes = sizeof(T)> constexpr size_t spdl__bytes(int) { return bytes; }
@@ -7216,8 +7214,9 @@ struct spdl__batch {
     uint8_t *owner;   /* row that made each item; in place: parts that are in use */
     uint64_t range;   /* of its items: see >>position-impl */
     uint32_t lent;    /* SPDL_DEBUG, of a buffer: SPDL__LENT or SPDL__LENT_FREED, or 0 */
-    spdl__batch *next; /* the next spare one; in place: the newer one. Under place_lock, like
+    spdl__batch *next; /* the next spare one; in place: the older one. Under place_lock, like newer,
                           sequence and epoch, which say what batch it becomes */
+    spdl__batch *newer;
 };
 
 SPDL__PRIVATE size_t spdl__line_up(size_t bytes) {
@@ -7585,8 +7584,9 @@ typedef struct spdl__node {
     char pad2[SPDL_CACHE_LINE];
     /* batch in place, under place_lock: used by the row and by calls of the row before */
     uint32_t place_lock;
-    spdl__batch *place; /* oldest batch that calls write into; a list in order that includes
+    spdl__batch *place; /* newest batch that calls write into; a list in order that includes
                            open_batch */
+    spdl__batch *place_oldest;
     uint64_t place_epoch;   /* epoch of the row's inputs */
     uint64_t place_dropped; /* lower bound of this epoch's dropped items that the row has passed */
     char pad3[SPDL_CACHE_LINE];
@@ -9979,21 +9979,32 @@ static const char *const spdl__in_place_stays =
    and is cleared; NULL without *fresh. */
 SPDL__PRIVATE spdl__batch *spdl__place_batch(spdl__node *row, uint64_t epoch, uint64_t number,
                                              spdl__batch **fresh) {
-    spdl__batch *batch, **at = &row->place;
-    while (*at != NULL && ((*at)->shown.epoch < epoch ||
-                           ((*at)->shown.epoch == epoch && (*at)->shown.sequence < number)))
-        at = &(*at)->next;
-    batch = *at;
+    spdl__batch *newer = NULL, *batch = row->place_oldest;
+    if (batch == NULL || batch->shown.epoch != epoch || batch->shown.sequence != number)
+        for (batch = row->place;
+             batch != NULL && (batch->shown.epoch > epoch ||
+                               (batch->shown.epoch == epoch && batch->shown.sequence > number));
+             batch = batch->next)
+            newer = batch;
     if (batch != NULL && batch->shown.epoch == epoch && batch->shown.sequence == number)
         return batch;
     if (*fresh == NULL) return NULL;
     (*fresh)->next = batch;
-    batch = *at = *fresh;
+    (*fresh)->newer = newer;
+    *(batch != NULL ? &batch->newer : &row->place_oldest) = *fresh;
+    *(newer != NULL ? &newer->next : &row->place) = *fresh;
+    batch = *fresh;
     *fresh = NULL;
     memset(batch->owner, 0, (size_t)row->row.size);
     batch->shown.epoch = epoch;
     batch->shown.sequence = number;
     return batch;
+}
+
+/* Under place_lock, when no call writes into it any more. */
+SPDL__PRIVATE void spdl__place_unlink(spdl__node *row, spdl__batch *batch) {
+    *(batch->next != NULL ? &batch->next->newer : &row->place_oldest) = batch->newer;
+    *(batch->newer != NULL ? &batch->newer->next : &row->place) = batch->next;
 }
 
 /* Returns the batch of item *at of this epoch, or NULL without memory. With `takes` the item's part
@@ -10045,21 +10056,19 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
     return task->call.buffer;
 }
 
-/* In place: the row has reached the end of `done`, or with NULL of an epoch. No call that runs has
-   one of its parts. */
+/* In place: the row has reached the end of `done`, or with NULL of an epoch. */
 SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
-    spdl__batch *batch, *empty = NULL, **at = &node->place;
+    spdl__batch *batch, *empty = NULL;
     if (node->row.item_bytes == 0) return;
     spdl__lock(&node->place_lock, node->locks);
     node->place_dropped = dropped - node->dropped + node->placeless;
     if (done != NULL) {
-        while (*at != done) at = &(*at)->next;
-        *at = done->next;
+        spdl__place_unlink(node, done);
     } else {
-        while ((batch = *at) != NULL && batch->shown.epoch == epoch) { /* its items were dropped */
-            *at = batch->next;
+        while ((batch = node->place_oldest) != NULL && batch->shown.epoch == epoch) {
+            spdl__place_unlink(node, batch); /* every call with a part dropped it */
             batch->next = empty;
             empty = batch;
         }
@@ -11209,6 +11218,7 @@ SPDL__PRIVATE void spdl__pipeline_purge(spdl_pipeline *p, int keep) {
             node->place = batch->next;
             spdl_batch_free(batch);
         }
+        node->place_oldest = NULL;
         for (; ticket < end; ++ticket) {
             spdl__slot *slot = spdl__edge_slot(&node->out, ticket);
             uint64_t origin;
@@ -16048,8 +16058,7 @@ SPDL__COLD void spdl__mix_tree(spdl__mixture *m, spdl__weighed *of, int count) {
         spdl__split *made = &m->node[all];
         uint64_t weight[2];
         for (k = 0; k < 2; ++k) {
-            const bool leaves =
-                leaf < count && (node == all || of[leaf].weight <= of[node].weight);
+            const bool leaves = leaf < count && (node == all || of[leaf].weight <= of[node].weight);
             const spdl__weighed *lightest = &of[leaves ? leaf++ : node++];
             weight[k] = lightest->weight;
             made->kid[k] = lightest->kid;
@@ -16369,14 +16378,12 @@ SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch,
 /* Checks that a text is of the same order of the same data, on any rank. */
 SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
                                                 spdl_error *error) {
-    char key[8];
-    const char *at, *value, *there;
-    size_t length;
-    for (at = s->identity; *at != '\0'; at = value + length) {
-        value = strchr(at, '=') + 1;
-        length = strcspn(value, " ");
-        (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
-        there = spdl__text_field(text, key);
+    static const char *const keys[] = { "order", "count", "draws", "seed", "tail", "spec" };
+    size_t i;
+    for (i = 0; i < sizeof(keys) / sizeof(keys[0]); ++i) {
+        const char *key = keys[i], *value = spdl__text_field(s->identity, key);
+        const char *there = spdl__text_field(text, key);
+        const size_t length = strcspn(value, " ");
         if (there == NULL)
             return spdl__error_set(error, SPDL_E_FORMAT, "it has no %s of a sampler", key);
         if (strcspn(there, " \n") == length && strncmp(there, value, length) == 0) continue;
@@ -16846,8 +16853,7 @@ SPDL__PRIVATE void spdl__child_turn(spdl__child *child) {
     if (result == SPDL_OK)
         spdl__child_batch_out(child, item);
     else if (result == SPDL_END || result == SPDL_CLOSED)
-        spdl__child_publish(child, result,
-                            result == SPDL_CLOSED || !child->l->rows[0].continuous);
+        spdl__child_publish(child, result, result == SPDL_CLOSED || !child->l->rows[0].continuous);
     else
         spdl__child_fail(child, spdl_pipeline_error(child->pipeline));
 }
@@ -16969,8 +16975,7 @@ typedef struct spdl__supervisor {
 /* Does not return. */
 SPDL__COLD void spdl__child_main(spdl__supervisor *v, int64_t supervisor) {
     spdl_loader *l = v->l;
-    const char *reason =
-        spdl__os_process_begins(supervisor, l->name, false, &v->signal_set);
+    const char *reason = spdl__os_process_begins(supervisor, l->name, false, &v->signal_set);
     const size_t bytes =
         sizeof(spdl__child) + (size_t)l->layout.slot_count * sizeof(spdl__child_slot);
     spdl__child *child = (spdl__child *)SPDL_MALLOC(bytes);
@@ -17064,8 +17069,7 @@ SPDL__COLD bool spdl__supervisor_ended(spdl__supervisor *v, int how) {
     else if (how < 0)
         spdl__text_add(&t, "was killed by signal %d", -how);
     else
-        spdl__text_add(&t, "has ended with code %d%s", how,
-                       how == 0 ? ", but not its source" : "");
+        spdl__text_add(&t, "has ended with code %d%s", how, how == 0 ? ", but not its source" : "");
     spdl__supervisor_add_calls(l, &t, &end);
     if (again && strncmp(begun, spdl__unsaved, strlen(spdl__unsaved)) == 0) {
         spdl__text_add(&t, "; it is not started again: %.200s", begun);
@@ -17265,8 +17269,7 @@ SPDL__PRIVATE spdl_result spdl__loader_wait(spdl_loader *l, uint64_t deadline, i
     uint64_t now, until;
     uint32_t word;
     bool gone, waits;
-    if (!late && !l->commanded &&
-        spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
+    if (!late && !l->commanded && spdl__load_relaxed32(&l->held_count) >= (uint32_t)l->layout.quota)
         return spdl__loader_fail(l, SPDL_E_LIMIT, "the consumer holds all %d slots: give batches "
                                  "back, or raise desc.slot_count", l->layout.quota);
     if (!late && spdl__backoff(round, SPDL__IDLE_YIELDS, &l->barred)) return SPDL_OK;
@@ -17375,15 +17378,12 @@ SPDL_API spdl_result spdl_loader_next(spdl_loader *l, spdl_loader_batch *batch,
 }
 
 SPDL_API spdl_result spdl_loader_done(spdl_loader *l, const spdl_loader_batch *batch) {
-    spdl_loader_batch *held;
     if (l == NULL || batch == NULL || batch->loader_ != l || batch->slot_ < 0 ||
-        batch->slot_ >= l->layout.slot_count)
-        return SPDL_E_INVALID;
-    held = &l->held[batch->slot_];
-    if (batch->ticket_ == 0 || spdl__load_relaxed(&held->ticket_) != batch->ticket_ ||
+        batch->slot_ >= l->layout.slot_count || batch->ticket_ == 0 ||
+        spdl__load_relaxed(&l->held[batch->slot_].ticket_) != batch->ticket_ ||
         spdl__loader_forked(l))
         return SPDL_E_INVALID;
-    spdl__store_relaxed(&held->ticket_, 0);
+    spdl__store_relaxed(&l->held[batch->slot_].ticket_, 0);
     spdl__sub32(&l->held_count, 1);
     spdl__store(&l->words[batch->slot_], 0); /* pairs with child_reclaim: the data were read */
     spdl__shared_notify(&l->shared->emptied);
