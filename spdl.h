@@ -16487,7 +16487,6 @@ SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **ou
 #define SPDL__LOADER_LOOK_NS 10000000u /* between checks of a waiting consumer */
 #define SPDL__LOADER_TURN_NS 50000000u /* between checks of a child without results */
 #define SPDL__LOADER_GRACE_NS 1000000000u /* to end in */
-#define SPDL__LOADER_SPARE 4   /* entries for ends and failures */
 #define SPDL__LOADER_NOTES 256 /* threads; a power of two */
 #define SPDL__LOADER_TEXTS 65536
 
@@ -16624,7 +16623,7 @@ SPDL__PRIVATE uint32_t spdl__state_sum(const char *text, size_t length);
 
 SPDL__COLD bool spdl__layout_plan(spdl__layout *y) {
     const uint64_t page = SPDL__OS_PAGE, count = (uint64_t)y->slot_count;
-    y->ring = spdl__pow2((uint64_t)y->quota + SPDL__LOADER_SPARE);
+    y->ring = spdl__pow2((uint64_t)y->quota + 4); /* spare ones for ends and failures */
     y->entries = spdl__line_up(sizeof(spdl__shared));
     y->words = spdl__line_up((size_t)(y->entries + y->ring * sizeof(spdl__shared_entry)));
     y->data = (y->words + count * sizeof(uint64_t) + page - 1) / page * page;
@@ -17476,6 +17475,7 @@ SPDL_API int spdl_loader_state_save(spdl_loader *l, char *text, size_t bytes) {
 
 SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
     const spdl_loader_desc *desc = &l->desc;
+    const char *wrong = NULL;
     const struct {
         const char *name;
         double value, most;
@@ -17488,11 +17488,10 @@ SPDL__COLD spdl_result spdl__loader_check(spdl_loader *l) {
             return spdl__loader_fail(l, SPDL_E_INVALID, "%s is %.9g, must be 0 to %.9g",
                                      fields[i].name, fields[i].value, fields[i].most);
     if (desc->pipeline.pool != NULL)
-        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.pool is set, but a child "
-                                                    "has no threads of this process");
-    if (desc->pipeline.ready_fn != NULL)
-        return spdl__loader_fail(l, SPDL_E_INVALID, "pipeline.ready_fn is set, but it would be "
-                                                    "called in the child: set ready_fd");
+        wrong = "pipeline.pool is set, but a child has no threads of this process";
+    else if (desc->pipeline.ready_fn != NULL)
+        wrong = "pipeline.ready_fn is set, but it would be called in the child: set ready_fd";
+    if (wrong != NULL) return spdl__loader_fail(l, SPDL_E_INVALID, "%s", wrong);
     l->layout.quota = desc->slot_count > 0 ? desc->slot_count : 4;
     return SPDL_OK;
 }
