@@ -7724,8 +7724,7 @@ SPDL__PRIVATE void spdl__tally_begin(spdl__tally *tally, uint64_t item) {
 
 /* The consumer took or dropped `got`. */
 SPDL__INLINE void spdl__position_watch(spdl_pipeline *p, const spdl__item *got) {
-    if (p->many || p->remakes)
-        spdl__tally_pass(&p->tally, got->range >> SPDL__SPAN_BITS, true);
+    if (p->many || p->remakes) spdl__tally_pass(&p->tally, got->range >> SPDL__SPAN_BITS, true);
 }
 
 SPDL__PRIVATE void spdl__position_epoch(spdl_pipeline *p) {
@@ -10390,32 +10389,29 @@ SPDL__PRIVATE spdl__batch *spdl__place_find(spdl__node *row, uint64_t epoch, uin
     return batch;
 }
 
-/* Returns a part of a batch in place for this call. */
-SPDL__PRIVATE void *spdl__place_get(spdl_task *task, spdl__node *row) {
-    const spdl__node *node = task->node;
-    const bool alone = node->tickets == SPDL__TICKET_ALONE;
-    uint64_t at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
-    task->call.holder = spdl__place_find(row, spdl__load_relaxed(&node->epoch), &at, true);
-    if (task->call.holder == NULL) return NULL;
-    at %= (uint64_t)row->row.size;
-    return (char *)task->call.holder->shown.data + at * row->row.item_bytes;
-}
-
 SPDL_API void *spdl_buffer(spdl_task *task) {
     spdl__node *node;
+    spdl__batch *holder;
+    uint64_t at = 0;
     if (!spdl__task_allows(task, "spdl_buffer")) return NULL;
     node = task->node;
     if (task->call.buffer != NULL) return task->call.buffer;
-    if (node->places) {
-        task->call.buffer = spdl__place_get(task, node + 1);
+    if (node->places) { /* a part of a batch in place */
+        const spdl_stage *row = &node[1].row;
+        const bool alone = node->tickets == SPDL__TICKET_ALONE;
+        at = (alone ? spdl__load_relaxed(&node->out.tail) : task->call.ticket) - node->first;
+        holder = spdl__place_find(node + 1, spdl__load_relaxed(&node->epoch), &at, true);
+        at = at % (uint64_t)row->size * row->item_bytes;
     } else if (node->buffers != NULL) {
-        task->call.holder = spdl__batch_get(node->buffers);
-        if (task->call.holder != NULL) task->call.buffer = task->call.holder->shown.data;
-        if (SPDL__DEBUGS && task->call.holder != NULL) task->call.holder->lent = SPDL__LENT;
+        holder = spdl__batch_get(node->buffers);
+        if (SPDL__DEBUGS && holder != NULL) holder->lent = SPDL__LENT;
     } else {
         (void)spdl__task_row_error(task, "spdl_buffer in a stage without .item_bytes in its row "
                                          "or in a SPDL_BATCH after it");
+        return NULL;
     }
+    task->call.holder = holder;
+    if (holder != NULL) task->call.buffer = (char *)holder->shown.data + at;
     return task->call.buffer;
 }
 
@@ -10423,41 +10419,28 @@ SPDL_API void *spdl_buffer(spdl_task *task) {
 SPDL__PRIVATE void spdl__place_passed(spdl__node *node, spdl__batch *done) {
     const uint64_t epoch = spdl__load_relaxed(&node->epoch);
     const uint64_t dropped = spdl__load_relaxed(&node->in->dropped);
-    spdl__batch *empty = NULL;
+    spdl__batch *batch, *empty = NULL;
     if (node->row.item_bytes == 0) return;
     spdl__lock(&node->place_lock, node->locks);
     node->place_dropped = dropped - node->dropped + node->placeless;
-    if (done != NULL) spdl__place_unlink(node, done);
-    while (done == NULL && node->place_oldest != NULL &&
-           node->place_oldest->shown.epoch == epoch) { /* every call with a part dropped it */
-        spdl__batch *batch = node->place_oldest;
-        spdl__place_unlink(node, batch);
-        batch->next = empty;
-        empty = batch;
-    }
-    if (done == NULL) {
+    if (done != NULL) {
+        spdl__place_unlink(node, done);
+    } else {
+        while ((batch = node->place_oldest) != NULL && batch->shown.epoch == epoch) {
+            spdl__place_unlink(node, batch); /* every call with a part dropped it */
+            batch->next = empty;
+            empty = batch;
+        }
         node->place_epoch = epoch + 1;
         node->place_dropped = 0;
         node->dropped = dropped;
         node->placeless = 0;
     }
     spdl__unlock(&node->place_lock, node->locks);
-    while (empty != NULL) {
-        spdl__batch *batch = empty;
+    while ((batch = empty) != NULL) {
         empty = batch->next;
         spdl_batch_free(batch);
     }
-}
-
-/* Returns the batch of the next item, or NULL without memory. */
-SPDL__PRIVATE spdl__batch *spdl__batch_open(spdl__node *node) {
-    const uint64_t epoch = spdl__load_relaxed(&node->epoch);
-    uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
-    spdl__batch *batch;
-    if (node->row.item_bytes > 0) return spdl__place_find(node, epoch, &at, false);
-    batch = spdl__batch_get(node->batches);
-    if (batch != NULL) batch->shown.epoch = epoch;
-    return batch;
 }
 
 SPDL__PRIVATE spdl_result spdl__batch_done(spdl_task *task, spdl__batch *batch, void **out) {
@@ -10559,10 +10542,17 @@ SPDL__PRIVATE spdl_result spdl__batch_call(spdl_task *task, void *in, void **out
     if (task->call.flushing) return spdl__batch_rest(task, out);
     if (SPDL__UNLIKELY(spdl__origin_tag(task->call.in.origin) == SPDL__TOKEN))
         return spdl__batch_token(task, in, out);
-    if (batch == NULL) batch = node->open_batch = spdl__batch_open(node);
     if (batch == NULL) {
-        (void)spdl__task_fail(task, "no memory for another batch");
-        return SPDL_E_NOMEM;
+        const uint64_t epoch = spdl__load_relaxed(&node->epoch);
+        uint64_t at = (node->number - node->number_first) * (uint64_t)node->row.size;
+        batch = node->row.item_bytes > 0 ? spdl__place_find(node, epoch, &at, false)
+                                         : spdl__batch_get(node->batches);
+        if (batch == NULL) {
+            (void)spdl__task_fail(task, "no memory for another batch");
+            return SPDL_E_NOMEM;
+        }
+        if (node->row.item_bytes == 0) batch->shown.epoch = epoch;
+        node->open_batch = batch;
     }
     first = batch->shown.count == 0;
     if (node != p->counting) {
@@ -10713,15 +10703,6 @@ SPDL__PRIVATE spdl__item spdl__merge_take(const spdl_pipeline *p, const spdl__no
     return got;
 }
 
-SPDL__PRIVATE void spdl__merge_pass(spdl_pipeline *p, spdl__node *node, int path, uint64_t now) {
-    spdl__item mark = { NULL, 0, 0 };
-    int i;
-    if (path < SPDL__ALL_PATHS) mark = spdl__merge_take(p, node, path, now);
-    for (i = 0; path == SPDL__ALL_PATHS && i < node->paths; ++i)
-        mark = spdl__merge_take(p, node, i, now);
-    spdl__row_pass(p, node, 0, &mark, now);
-}
-
 /* Copies the record of a failure at the head, before the failure is taken. */
 SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, int path) {
     const spdl__edge *edge = spdl__path_edge(p, node, path);
@@ -10735,21 +10716,21 @@ SPDL__COLD void spdl__merge_failure(const spdl_pipeline *p, spdl__node *node, in
 SPDL__PRIVATE bool spdl__merge_sit(spdl_pipeline *p, spdl__node *node) {
     const uint64_t now = spdl_time_ns();
     uint64_t word = spdl__load(node->word);
-    int path, taken = 0;
+    int taken = 0;
     if ((word & SPDL__BUSY) != 0 || !spdl__cas(node->word, &word, word + 1)) return false;
     for (; taken < SPDL__SITTING_ITEMS && !(spdl__load(node->word) & SPDL__SHUT); ++taken) {
-        path = spdl__merge_pick(p, node);
+        const int path = spdl__merge_pick(p, node);
+        int i = path < SPDL__ALL_PATHS ? path : 0;
+        spdl__item got;
         if (!spdl__merge_may(p, node, path)) break;
-        if (path == SPDL__ALL_PATHS || spdl__merge_tag(p, node, path) > SPDL__HOLE) {
-            spdl__merge_pass(p, node, path, now);
+        if (p->delivers) spdl__merge_failure(p, node, i);
+        do got = spdl__merge_take(p, node, i, now);
+        while (path == SPDL__ALL_PATHS && ++i < node->paths);
+        if (spdl__origin_tag(got.origin) > SPDL__HOLE) {
+            spdl__row_pass(p, node, 0, &got, now);
         } else {
-            spdl__item got;
-            if (p->delivers) spdl__merge_failure(p, node, path);
-            got = spdl__merge_take(p, node, path, now);
-            if (spdl__origin_tag(got.origin) == SPDL__HOLE)
-                spdl__put_nothing(p, node, 0, now);
-            else
-                spdl__put(node, 0, &got, now);
+            if (spdl__origin_tag(got.origin) == SPDL__HOLE) spdl__put_nothing(p, node, 0, now);
+            else spdl__put(node, 0, &got, now);
             spdl__store_relaxed32(&node->turn, (uint32_t)(path + 1) % (uint32_t)node->paths);
         }
         if (node->merge->turns != NULL)
@@ -11634,13 +11615,9 @@ SPDL__PRIVATE void spdl__word_open(uint64_t *word) {
     while (!spdl__cas(word, &old, spdl__head(old) << SPDL__HEAD_BITS)) {}
 }
 
-/* The first word of a sampler is 1 while a pipeline or a mixture has it. */
-SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler) {
-    return spdl__exchange32((uint32_t *)(void *)sampler, 1) == 0;
-}
-SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
-    if (sampler != NULL) spdl__store32((uint32_t *)(void *)sampler, 0);
-}
+/* In >>sampler-impl. */
+SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler);
+SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler);
 
 /* The first word of a list of files is the number of rows that read it. */
 SPDL__PRIVATE void spdl__lists_add(spdl_pipeline *p, uint32_t more) {
@@ -14666,31 +14643,28 @@ struct spdl_cache {
     spdl_cache_desc desc; /* delete_source is NULL after its call */
     void **item;       /* the kept items */
     uint64_t kept;
-    uint64_t position; /* of the next kept item to return */
+    uint64_t position; /* of the next kept item to return; `kept`: each was returned */
     uint64_t given;    /* returned items */
     void *loan;        /* returned but not kept: the next call frees it */
     bool warm;         /* the source is finished */
-    bool owed;         /* the copy of the last kept item failed */
 };
 
 SPDL__PRIVATE spdl_result spdl__cache_check(const spdl_cache_desc *desc) {
     const uint64_t after = spdl__max(desc->num_caches, desc->return_caches_after);
+    const bool early = desc->return_caches_after != 0 &&
+                       desc->return_caches_after < desc->num_caches;
     if (desc->next == NULL)
         return spdl__error_set(desc->error, SPDL_E_INVALID, "cache: next is NULL");
     if (desc->num_caches < 1 || desc->num_caches > SIZE_MAX / sizeof(void *))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
                                "cache: num_caches is %llu, must be at least 1 and fit memory",
                                (spdl__llu)desc->num_caches);
-    if (desc->return_caches_after != 0 && desc->return_caches_after < desc->num_caches)
+    if (early || (desc->stop_after != 0 && desc->stop_after < after))
         return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "cache: return_caches_after is %llu, must be at least "
-                               "num_caches, %llu", (spdl__llu)desc->return_caches_after,
-                               (spdl__llu)desc->num_caches);
-    if (desc->stop_after != 0 && desc->stop_after < after)
-        return spdl__error_set(desc->error, SPDL_E_INVALID,
-                               "cache: stop_after is %llu, must be at least "
-                               "return_caches_after, %llu", (spdl__llu)desc->stop_after,
-                               (spdl__llu)after);
+                               "cache: %s is %llu, must be at least %s, %llu",
+                               early ? "return_caches_after" : "stop_after",
+                               (spdl__llu)(early ? desc->return_caches_after : desc->stop_after),
+                               early ? "num_caches" : "return_caches_after", (spdl__llu)after);
     return spdl__allocator_check(&desc->allocator, "cache", desc->error);
 }
 
@@ -14739,36 +14713,8 @@ SPDL_API void spdl_cache_destroy(spdl_cache *cache) {
     spdl__free(&allocator, cache, sizeof(*cache));
 }
 
-/* Returns a kept item, or a copy that the caller owns. */
-SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *kept, void **item) {
-    void *given = kept;
-    if (cache->desc.copy_item != NULL && kept != NULL) {
-        given = cache->desc.copy_item(kept);
-        if (given == NULL) return SPDL_E_NOMEM;
-    }
+SPDL__PRIVATE spdl_result spdl__cache_give(spdl_cache *cache, void *given, void **item) {
     memcpy(item, &given, sizeof(given)); /* *item may be any object pointer */
-    cache->given++;
-    return SPDL_OK;
-}
-
-SPDL__PRIVATE spdl_result spdl__cache_give_last(spdl_cache *cache, void **item) {
-    const spdl_result result = spdl__cache_give(cache, cache->item[cache->kept - 1], item);
-    cache->owed = result != SPDL_OK;
-    return result;
-}
-
-SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item,
-                                                  int64_t timeout_ns) {
-    void *fresh = NULL;
-    const spdl_result result = cache->desc.next(cache->desc.source, &fresh, timeout_ns);
-    if (result != SPDL_OK) return result;
-    if (cache->given + 1 >= cache->desc.return_caches_after) cache->warm = true;
-    if (cache->kept < cache->desc.num_caches) {
-        cache->item[cache->kept++] = fresh;
-        return spdl__cache_give_last(cache, item);
-    }
-    if (cache->desc.copy_item == NULL) cache->loan = fresh;
-    memcpy(item, &fresh, sizeof(fresh));
     cache->given++;
     return SPDL_OK;
 }
@@ -14776,21 +14722,34 @@ SPDL__PRIVATE spdl_result spdl__cache_from_source(spdl_cache *cache, void **item
 SPDL_API spdl_result spdl_cache_next(void *iterator, void **item, int64_t timeout_ns) {
     spdl_cache *cache = (spdl_cache *)iterator;
     spdl_result result;
+    void *given = NULL;
     if (cache == NULL || item == NULL) return SPDL_E_INVALID;
     if (cache->desc.stop_after != 0 && cache->given >= cache->desc.stop_after) return SPDL_END;
     spdl__cache_free_item(cache, cache->loan);
     cache->loan = NULL;
-    if (cache->owed) return spdl__cache_give_last(cache, item);
-    if (!cache->warm) {
-        result = spdl__cache_from_source(cache, item, timeout_ns);
-        if (result != SPDL_END) return result;
-        cache->warm = true; /* the source was short */
+    if (!cache->warm && cache->position == cache->kept) {
+        result = cache->desc.next(cache->desc.source, &given, timeout_ns);
+        if (result != SPDL_OK && result != SPDL_END) return result;
+        if (result == SPDL_END || cache->given + 1 >= cache->desc.return_caches_after)
+            cache->warm = true;
+        if (result == SPDL_OK && cache->kept == cache->desc.num_caches) {
+            if (cache->desc.copy_item == NULL) cache->loan = given;
+            return spdl__cache_give(cache, given, item);
+        }
+        if (result == SPDL_OK) cache->item[cache->kept++] = given;
     }
-    spdl__cache_delete_source(cache);
+    if (cache->position == cache->kept) {
+        spdl__cache_delete_source(cache);
+        cache->position = 0;
+    }
     if (cache->kept == 0) return SPDL_END;
-    result = spdl__cache_give(cache, cache->item[cache->position], item);
-    if (result == SPDL_OK) cache->position = (cache->position + 1) % cache->kept;
-    return result;
+    given = cache->item[cache->position];
+    if (cache->desc.copy_item != NULL && given != NULL) {
+        given = cache->desc.copy_item(given);
+        if (given == NULL) return SPDL_E_NOMEM; /* the next call tries again */
+    }
+    ++cache->position;
+    return spdl__cache_give(cache, given, item);
 }
 
 /* ============================================================================================= */
@@ -16303,24 +16262,17 @@ SPDL__PRIVATE int spdl__doctor_json(const spdl__doctor_report *r, char *buffer, 
 #define SPDL__TABLE 4096u /* 5 rounds do not shuffle less than 3,000 numbers well */
 #define SPDL__MOST ((uint64_t)1 << 63) /* the largest count */
 
-typedef struct spdl__wide {
-    uint64_t high, low;
-} spdl__wide;
-
-SPDL__INLINE spdl__wide spdl__wide_product(uint64_t a, uint64_t b) {
-    spdl__wide product;
+/* Returns the upper 64 bits of a * b. */
+SPDL__INLINE uint64_t spdl__product_high(uint64_t a, uint64_t b) {
 #if SPDL__GNU && defined(__SIZEOF_INT128__)
     __extension__ typedef unsigned __int128 spdl__u128;
-    product.high = (uint64_t)((spdl__u128)a * b >> 64);
-    product.low = a * b;
+    return (uint64_t)((spdl__u128)a * b >> 64);
 #else
-    const uint64_t half = 0xffffffffu, low = (a & half) * (b & half);
-    const uint64_t left = (a >> 32) * (b & half) + (low >> 32);
+    const uint64_t half = 0xffffffffu;
+    const uint64_t left = (a >> 32) * (b & half) + ((a & half) * (b & half) >> 32);
     const uint64_t right = (a & half) * (b >> 32) + (left & half);
-    product.high = (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
-    product.low = right << 32 | (low & half);
+    return (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
 #endif
-    return product;
 }
 
 /* --- shuffles --- */
@@ -16337,26 +16289,18 @@ typedef struct spdl__shuffle {
     uint16_t *table; /* NULL: n is always larger */
 } spdl__shuffle;
 
-SPDL__NOINLINE void spdl__shuffle_fill(spdl__shuffle *shuffle, uint64_t key) {
+SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint64_t n) {
     uint64_t i;
-    for (i = 0; i < shuffle->n; ++i) {
-        const uint64_t j = spdl__wide_product(spdl__hashed(key, i), i + 1).high;
+    shuffle->n = n;
+    key = spdl__hashed(key, n);
+    for (i = 0; n <= SPDL__TABLE && i < n; ++i) {
+        const uint64_t j = spdl__product_high(spdl__hashed(key, i), i + 1);
         shuffle->table[i] = shuffle->table[j];
         shuffle->table[j] = (uint16_t)i;
     }
-}
-
-SPDL__PRIVATE void spdl__shuffle_set(spdl__shuffle *shuffle, uint64_t key, uint64_t n) {
-    int i;
-    shuffle->n = n;
-    key = spdl__hashed(key, n);
-    if (n <= SPDL__TABLE) {
-        spdl__shuffle_fill(shuffle, key);
-        return;
-    }
     for (shuffle->shift = 0; n >> 2 * shuffle->shift > 3; ++shuffle->shift) {}
     shuffle->highs = (n - 1) / ((uint64_t)1 << shuffle->shift) + 1;
-    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(key, (uint64_t)i);
+    for (i = 0; i < 5; ++i) shuffle->key_of[i] = spdl__hashed(key, i);
 }
 
 /* Returns 32 bits. */
@@ -16405,16 +16349,17 @@ typedef struct spdl__split {
     int32_t kid[2];  /* a node, or -1 - source */
 } spdl__split;
 
+/* What is still to be joined in the tree. */
+typedef struct spdl__weighed {
+    uint64_t weight;
+    int32_t kid; /* as kid[] */
+} spdl__weighed;
+
 typedef struct spdl__mixture {
     uint64_t spec; /* a hash of the weights */
     int32_t root;  /* as kid[] */
-    spdl__split node[1]; /* one a source */
+    spdl__split node[1]; /* one a source, then as many spdl__weighed */
 } spdl__mixture;
-
-typedef struct spdl__weighed {
-    uint64_t weight;
-    int32_t source;
-} spdl__weighed;
 
 /* Returns a / b times 2^64, for a < b < 2^63. */
 SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
@@ -16428,23 +16373,17 @@ SPDL__PRIVATE uint64_t spdl__fraction(uint64_t a, uint64_t b) {
     return quotient;
 }
 
-/* Returns how many of a node's first c items are its left child's. *next: the next one is, too. */
-SPDL__INLINE uint64_t spdl__split_left(uint64_t c, uint64_t share, bool *next) {
-    const spdl__wide product = spdl__wide_product(c, share);
-    const uint64_t half = (uint64_t)1 << 63, low = product.low + half;
-    *next = low + share < low;
-    return product.high + (low < half);
-}
-
 /* Returns which item of *source is at a position. */
 SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl__mixture *m, uint64_t position,
                                          uint32_t *source) {
+    const uint64_t half = (uint64_t)1 << 63;
     uint64_t c = position;
     int32_t at;
     for (at = m->root; at >= 0;) {
         const spdl__split *node = &m->node[at];
-        bool left;
-        const uint64_t lefts = spdl__split_left(c, node->share, &left);
+        const uint64_t low = c * node->share + half;
+        const uint64_t lefts = spdl__product_high(c, node->share) + (low < half);
+        const bool left = low + node->share < low; /* the next one is, too */
         c = left ? lefts : c - lefts;
         at = node->kid[left ? 0 : 1];
     }
@@ -16455,86 +16394,69 @@ SPDL__PRIVATE uint64_t spdl__mixture_get(const spdl__mixture *m, uint64_t positi
 SPDL__PRIVATE int spdl__weighed_order(const void *left, const void *right) {
     const spdl__weighed *a = (const spdl__weighed *)left, *b = (const spdl__weighed *)right;
     if (a->weight != b->weight) return a->weight < b->weight ? -1 : 1;
-    return a->source - b->source;
+    return b->kid - a->kid;
 }
 
-SPDL__COLD int spdl__mix_leaves(const spdl_sampler_desc *desc, spdl__weighed *leaf) {
-    volatile double part, sum = 0; /* volatile: x87 has more digits */
-    double most = 0;
-    size_t i;
-    int n = 0;
-    for (i = 0; i < desc->sources; ++i) most = spdl__larger(most, desc->weights[i]);
-    for (i = 0; i < desc->sources; ++i) {
-        part = desc->weights[i] / most;
-        sum = sum + part;
-    }
-    for (i = 0; i < desc->sources; ++i) {
-        part = desc->weights[i] / most;
-        part = part / sum;
-        leaf[n].weight = (uint64_t)(part * (double)((uint64_t)1 << 62));
-        leaf[n].source = (int32_t)i;
-        n += leaf[n].weight != 0; /* 0: its first item is after position 2^62 */
-    }
-    qsort(leaf, (size_t)n, sizeof(*leaf), spdl__weighed_order);
-    return n;
-}
-
-/* Builds the tree of Huffman. The lightest two become one, from the sorted leaves and from the
-   nodes. Nodes are made in the order of their weights. */
-SPDL__COLD void spdl__mix_tree(spdl__mixture *m, const spdl__weighed *leaves, int count,
-                               uint64_t *weights) {
+/* Builds the tree of Huffman: the lightest two become one. Nodes are made in the order of their
+   weights, and each replaces a leaf that was joined before. */
+SPDL__COLD void spdl__mix_tree(spdl__mixture *m, spdl__weighed *of, int count) {
     int leaf = 0, node = 0, all, k;
-    m->root = count == 1 ? -1 - leaves[0].source : count - 2;
     for (all = 0; all < count - 1; ++all) {
         spdl__split *made = &m->node[all];
         uint64_t weight[2];
         for (k = 0; k < 2; ++k) {
-            if (leaf < count && (node == all || leaves[leaf].weight <= weights[node])) {
-                weight[k] = leaves[leaf].weight;
-                made->kid[k] = -1 - leaves[leaf++].source;
-            } else {
-                weight[k] = weights[node];
-                made->kid[k] = node++;
-            }
+            const bool leaves = leaf < count && (node == all || of[leaf].weight <= of[node].weight);
+            const spdl__weighed *lightest = &of[leaves ? leaf++ : node++];
+            weight[k] = lightest->weight;
+            made->kid[k] = lightest->kid;
         }
-        weights[all] = weight[0] + weight[1];
-        made->share = spdl__fraction(weight[0], weights[all]);
+        of[all].weight = weight[0] + weight[1];
+        of[all].kid = all;
+        made->share = spdl__fraction(weight[0], of[all].weight);
     }
+    m->root = of[count > 1 ? count - 2 : 0].kid;
 }
 
 SPDL__PRIVATE size_t spdl__mixture_bytes(size_t sources) {
-    return sizeof(spdl__mixture) + sources * sizeof(spdl__split);
+    return sizeof(spdl__mixture) + sources * (sizeof(spdl__split) + sizeof(spdl__weighed));
 }
 
 /* Returns NULL without memory. */
 SPDL__COLD spdl__mixture *spdl__mixture_make(const spdl_sampler_desc *desc) {
-    const size_t work_bytes = sizeof(spdl__weighed) + sizeof(uint64_t), n = desc->sources;
-    spdl__mixture *m =
-        (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1, spdl__mixture_bytes(n));
-    spdl__weighed *leaves = (spdl__weighed *)spdl__alloc_zeroed(&desc->allocator, n, work_bytes);
-    uint64_t bits;
-    size_t i;
-    if (leaves == NULL) {
-        spdl__free(&desc->allocator, m, spdl__mixture_bytes(n));
-        return NULL;
-    }
-    for (i = 0; m != NULL && i < n; ++i) {
+    spdl__mixture *m = (spdl__mixture *)spdl__alloc_zeroed(&desc->allocator, 1,
+                                                           spdl__mixture_bytes(desc->sources));
+    volatile double part, sum = 0; /* volatile: x87 has more digits */
+    double most = 0;
+    spdl__weighed *leaves;
+    size_t i, n = 0;
+    if (m == NULL) return NULL;
+    for (i = 0; i < desc->sources; ++i) most = spdl__larger(most, desc->weights[i]);
+    for (i = 0; i < desc->sources; ++i) {
+        uint64_t bits;
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         m->spec = spdl__hashed(m->spec, bits);
+        part = desc->weights[i] / most;
+        sum = sum + part;
     }
-    if (m != NULL)
-        spdl__mix_tree(m, leaves, spdl__mix_leaves(desc, leaves), (uint64_t *)(void *)(leaves + n));
-    spdl__free(&desc->allocator, leaves, n * work_bytes);
+    leaves = (spdl__weighed *)(void *)(m->node + desc->sources);
+    for (i = 0; i < desc->sources; ++i) {
+        part = desc->weights[i] / most;
+        part = part / sum;
+        leaves[n].weight = (uint64_t)(part * (double)((uint64_t)1 << 62));
+        leaves[n].kid = -1 - (int32_t)i;
+        n += leaves[n].weight != 0; /* 0: its first item is after position 2^62 */
+    }
+    qsort(leaves, n, sizeof(*leaves), spdl__weighed_order);
+    spdl__mix_tree(m, leaves, (int)n);
     return m;
 }
 
 /* --- the sampler --- */
 
 struct spdl_sampler {
-    uint32_t in_use; /* first: see sampler_claim */
     spdl_sampler_desc desc;
+    uint32_t in_use;        /* 1 while a pipeline or a mixture has it */
     uint64_t length;        /* positions of an epoch */
-    uint64_t rows;          /* largest number of positions that a rank has */
     uint64_t blocks;        /* whole blocks, or indices */
     uint64_t short_at;      /* position of the short block */
     uint64_t epoch;         /* of the shuffle, if `ready` */
@@ -16547,66 +16469,68 @@ struct spdl_sampler {
     char identity[160]; /* the same in each run that resumes: " order=... spec=..." */
 };
 
+SPDL__PRIVATE bool spdl__sampler_claim(spdl_sampler *sampler) {
+    return spdl__exchange32(&sampler->in_use, 1) == 0;
+}
+SPDL__PRIVATE void spdl__sampler_let_go(spdl_sampler *sampler) {
+    if (sampler != NULL) spdl__store32(&sampler->in_use, 0);
+}
+
+SPDL__PRIVATE bool spdl__sampler_shuffles(const spdl_sampler *s) {
+    return s->desc.order == SPDL_SAMPLE_SHUFFLED || s->desc.order == SPDL_SAMPLE_BLOCKS;
+}
+
 #define SPDL__SAMPLER_REFUSE(desc, ...) \
     spdl__error_set((desc)->error, SPDL_E_INVALID, "sampler: " __VA_ARGS__)
 
-/* Tests the bits of a weight: -ffast-math removes comparisons with NaN. */
-SPDL__COLD spdl_result spdl__sampler_check_weights(const spdl_sampler_desc *desc) {
-    size_t i;
-    uint64_t bits;
+SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
+    const int rank = desc->ranks.rank, world = desc->ranks.world;
+    const bool mixes = desc->order == SPDL_SAMPLE_MIXTURE;
+    const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
+    const char *wrong = NULL;
     bool some = false;
-    for (i = 0; i < desc->sources; ++i) {
+    size_t i;
+    if (result != SPDL_OK) return result;
+    if ((rank | world) != 0 && (rank < 0 || rank >= world))
+        return SPDL__SAMPLER_REFUSE(desc,
+                                    "rank is %d and world %d, but rank must be 0 to world - 1",
+                                    rank, world);
+    if (mixes && (desc->sources < 1 || desc->sources > 65536))
+        return SPDL__SAMPLER_REFUSE(desc, "sources is %llu, must be from 1 to 65536",
+                                    (spdl__llu)desc->sources);
+    if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
+        wrong = "order or tail is unknown";
+    else if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
+        wrong = "count or draws is more than 2^63";
+    else if (mixes && (desc->weights == NULL || desc->samplers == NULL))
+        wrong = "weights or samplers is NULL";
+    else if (mixes && desc->count != 0)
+        wrong = "count is set, but a mixture has that of its sources";
+    else if (mixes && desc->draws == 0)
+        wrong = "draws is 0, but the mixture does not end";
+    else if (!mixes && desc->count == 0)
+        wrong = "count is 0, must be the number of items";
+    else if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
+        wrong = "block is 0, must be the indices in a block";
+    else if (desc->order == SPDL_SAMPLE_FUNCTION && desc->index_fn == NULL)
+        wrong = "index_fn is NULL";
+    if (wrong != NULL) return SPDL__SAMPLER_REFUSE(desc, "%s", wrong);
+    for (i = 0; mixes && i < desc->sources; ++i) {
+        const spdl_sampler *source = desc->samplers[i];
+        uint64_t bits; /* -ffast-math removes comparisons with NaN */
         memcpy(&bits, &desc->weights[i], sizeof(bits));
         if (bits << 1 != 0 && bits >= (uint64_t)0x7ff << 52)
             return SPDL__SAMPLER_REFUSE(desc, "weights[%llu] is %g, must be a number that is not "
                                         "negative", (spdl__llu)i, desc->weights[i]);
         some = some || bits << 1 != 0;
-    }
-    return some ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
-}
-
-SPDL__COLD spdl_result spdl__sampler_check_mixture(const spdl_sampler_desc *desc) {
-    size_t i;
-    if (desc->sources < 1 || desc->sources > 65536)
-        return SPDL__SAMPLER_REFUSE(desc, "sources is %llu, must be from 1 to 65536",
-                                    (spdl__llu)desc->sources);
-    if (desc->weights == NULL || desc->samplers == NULL)
-        return SPDL__SAMPLER_REFUSE(desc, "weights or samplers is NULL");
-    if (desc->count != 0)
-        return SPDL__SAMPLER_REFUSE(desc, "count is set, but a mixture has that of its sources");
-    if (desc->draws == 0)
-        return SPDL__SAMPLER_REFUSE(desc, "draws is 0, but the mixture does not end");
-    for (i = 0; i < desc->sources; ++i) {
-        const spdl_sampler *source = desc->samplers[i];
         if (source == NULL)
             return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] is NULL", (spdl__llu)i);
         if (source->desc.ranks.world != 1)
             return SPDL__SAMPLER_REFUSE(desc, "samplers[%llu] has ranks of its own; give them to "
                                         "the one of the mixture", (spdl__llu)i);
     }
-    return spdl__sampler_check_weights(desc);
-}
-
-SPDL__COLD spdl_result spdl__sampler_check(const spdl_sampler_desc *desc) {
-    const int rank = desc->ranks.rank, world = desc->ranks.world;
-    const spdl_result result = spdl__allocator_check(&desc->allocator, "sampler", desc->error);
-    if (result != SPDL_OK) return result;
-    if ((rank | world) != 0 && (rank < 0 || rank >= world))
-        return SPDL__SAMPLER_REFUSE(desc,
-                                    "rank is %d and world %d, but rank must be 0 to world - 1",
-                                    rank, world);
-    if ((unsigned)desc->order > SPDL_SAMPLE_MIXTURE || (unsigned)desc->tail > SPDL_TAIL_PAD)
-        return SPDL__SAMPLER_REFUSE(desc, "order or tail is unknown");
-    if (desc->count > SPDL__MOST || desc->draws > SPDL__MOST)
-        return SPDL__SAMPLER_REFUSE(desc, "count or draws is more than 2^63");
-    if (desc->order == SPDL_SAMPLE_MIXTURE) return spdl__sampler_check_mixture(desc);
-    if (desc->count == 0)
-        return SPDL__SAMPLER_REFUSE(desc, "count is 0, must be the number of items");
-    if (desc->order == SPDL_SAMPLE_BLOCKS && desc->block == 0)
-        return SPDL__SAMPLER_REFUSE(desc, "block is 0, must be the indices in a block");
-    if (desc->order == SPDL_SAMPLE_FUNCTION)
-        return desc->index_fn != NULL ? SPDL_OK : SPDL__SAMPLER_REFUSE(desc, "index_fn is NULL");
-    if (desc->draws <= desc->count) return SPDL_OK;
+    if (mixes && !some) return SPDL__SAMPLER_REFUSE(desc, "the sum of weights is 0");
+    if (mixes || desc->order == SPDL_SAMPLE_FUNCTION || desc->draws <= desc->count) return SPDL_OK;
     return SPDL__SAMPLER_REFUSE(desc, "draws is %llu, more than count, %llu",
                                 (spdl__llu)desc->draws, (spdl__llu)desc->count);
 }
@@ -16626,66 +16550,58 @@ SPDL__COLD uint64_t spdl__sampler_spec(const spdl_sampler *s) {
     return spec;
 }
 
-SPDL__COLD void spdl__sampler_identify(spdl_sampler *s) {
+/* Returns SPDL_E_NOMEM, or SPDL_E_INVALID if a source is in use. */
+SPDL__COLD spdl_result spdl__sampler_build(spdl_sampler *s) {
     static const char *const order[] = { "sequential", "shuffled", "blocks", "function",
                                          "mixture" };
     static const char *const tail[] = { "keep", "drop", "pad" };
-    (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
-                   "tail=%s spec=%016llx", order[s->desc.order], (spdl__llu)s->desc.count,
-                   (spdl__llu)s->length, (spdl__llu)s->desc.seed, tail[s->desc.tail],
-                   (spdl__llu)spdl__sampler_spec(s));
-}
-
-/* Returns false without memory. */
-SPDL__COLD bool spdl__sampler_build(spdl_sampler *s, const spdl_sampler_desc *desc) {
+    const spdl_sampler_desc *desc = &s->desc;
+    s->length = desc->draws != 0 ? desc->draws : desc->count;
+    s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
+    if (spdl__sampler_shuffles(s) && s->blocks <= SPDL__TABLE) {
+        s->shuffle.table =
+            (uint16_t *)spdl__alloc(&desc->allocator, SPDL__TABLE * sizeof(uint16_t), 2);
+        if (s->shuffle.table == NULL) return SPDL_E_NOMEM;
+    }
     if (desc->order == SPDL_SAMPLE_MIXTURE) {
         s->mixture = spdl__mixture_make(desc);
         s->samplers = SPDL__NEW(&desc->allocator, spdl_sampler *, desc->sources);
-        if (s->mixture == NULL || s->samplers == NULL) return false;
+        if (s->mixture == NULL || s->samplers == NULL) return SPDL_E_NOMEM;
         memcpy(s->samplers, desc->samplers, desc->sources * sizeof(*s->samplers));
-        return true;
+        for (; s->claimed < desc->sources; ++s->claimed)
+            if (!spdl__sampler_claim(s->samplers[s->claimed]))
+                return SPDL__SAMPLER_REFUSE(desc, "a pipeline or a mixture uses samplers[%llu]: "
+                                            "make one for each", (spdl__llu)s->claimed);
     }
-    s->blocks = desc->order == SPDL_SAMPLE_BLOCKS ? desc->count / desc->block : desc->count;
-    if (desc->order == SPDL_SAMPLE_SEQUENTIAL || desc->order == SPDL_SAMPLE_FUNCTION ||
-        s->blocks > SPDL__TABLE)
-        return true;
-    s->shuffle.table = (uint16_t *)spdl__alloc(&desc->allocator, SPDL__TABLE * sizeof(uint16_t), 2);
-    return s->shuffle.table != NULL;
+    (void)snprintf(s->identity, sizeof(s->identity), " order=%s count=%llu draws=%llu seed=%llu "
+                   "tail=%s spec=%016llx", order[desc->order], (spdl__llu)desc->count,
+                   (spdl__llu)s->length, (spdl__llu)desc->seed, tail[desc->tail],
+                   (spdl__llu)spdl__sampler_spec(s));
+    return SPDL_OK;
 }
 
 SPDL_API spdl_result spdl_sampler_create(spdl_sampler **sampler, const spdl_sampler_desc *desc) {
     spdl_result result;
     spdl_sampler *s;
-    uint64_t world;
     if (sampler == NULL) return SPDL_E_INVALID;
     *sampler = NULL;
     if (desc == NULL) return SPDL_E_INVALID;
     spdl__error_clear(desc->error);
     result = spdl__sampler_check(desc);
     if (result != SPDL_OK) return result;
+    result = SPDL_E_NOMEM;
     s = SPDL__NEW(&desc->allocator, spdl_sampler, 1);
     if (s != NULL) {
         s->desc = *desc;
-        s->desc.error = NULL;
         if (desc->ranks.world == 0) s->desc.ranks.world = 1;
+        result = spdl__sampler_build(s);
+        s->desc.error = NULL; /* of this call only */
     }
-    if (s == NULL || !spdl__sampler_build(s, desc)) {
-        spdl_sampler_destroy(s);
-        return spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
-    }
-    for (; s->samplers != NULL && s->claimed < desc->sources; ++s->claimed) {
-        if (spdl__sampler_claim(s->samplers[s->claimed])) continue;
-        result = SPDL__SAMPLER_REFUSE(desc, "a pipeline or a mixture uses samplers[%llu]: make one "
-                                      "for each", (spdl__llu)s->claimed);
-        spdl_sampler_destroy(s);
-        return result;
-    }
-    s->length = desc->draws != 0 ? desc->draws : desc->count;
-    world = (uint64_t)s->desc.ranks.world;
-    s->rows = s->length / world + (s->length % world != 0);
-    spdl__sampler_identify(s);
-    *sampler = s;
-    return SPDL_OK;
+    if (result == SPDL_E_NOMEM)
+        (void)spdl__error_set(desc->error, SPDL_E_NOMEM, "sampler: no memory");
+    if (result == SPDL_OK) *sampler = s;
+    else spdl_sampler_destroy(s);
+    return result;
 }
 
 SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
@@ -16707,34 +16623,14 @@ SPDL_API void spdl_sampler_destroy(spdl_sampler *sampler) {
 
 /* --- which index is at a position --- */
 
-SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                           spdl_index *item);
-
-SPDL__PRIVATE spdl_result spdl__mixture_item(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                             spdl_index *item) {
-    uint64_t at, length;
-    spdl_result result;
-    uint32_t source;
-    if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
-    at = spdl__mixture_get(s->mixture, epoch * s->length + position, &source);
-    length = s->samplers[source]->length;
-    result = spdl__sampler_get(s->samplers[source], at / length, at % length, item);
-    item->position = position;
-    item->epoch = epoch;
-    item->source = source;
-    return result;
-}
-
 /* Shuffles for an epoch. The short block is between any two others. */
 SPDL__NOINLINE void spdl__sampler_make(spdl_sampler *s, uint64_t epoch) {
     const uint64_t key = spdl__hashed(s->desc.seed, epoch);
     s->ready = true;
     s->epoch = epoch;
-    if (s->desc.order != SPDL_SAMPLE_SHUFFLED && s->desc.order != SPDL_SAMPLE_BLOCKS) return;
-    if (s->blocks > 0) spdl__shuffle_set(&s->shuffle, key, s->blocks);
+    if (spdl__sampler_shuffles(s) && s->blocks > 0) spdl__shuffle_set(&s->shuffle, key, s->blocks);
     if (s->desc.order == SPDL_SAMPLE_BLOCKS)
-        s->short_at = spdl__wide_product(spdl__hashed(~key, 0), s->blocks + 1).high *
-                      s->desc.block;
+        s->short_at = spdl__product_high(spdl__hashed(~key, 0), s->blocks + 1) * s->desc.block;
 }
 
 SPDL__PRIVATE uint64_t spdl__block_at(const spdl_sampler *s, uint64_t position) {
@@ -16746,20 +16642,30 @@ SPDL__PRIVATE uint64_t spdl__block_at(const spdl_sampler *s, uint64_t position) 
     return spdl__shuffle_at(&s->shuffle, position / block) * block + position % block;
 }
 
-SPDL__INLINE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
-                                           spdl_index *item) {
+SPDL__PRIVATE spdl_result spdl__sampler_get(spdl_sampler *s, uint64_t epoch, uint64_t position,
+                                            spdl_index *item) {
     uint64_t index = position;
+    uint32_t from = 0;
+    spdl_result result = SPDL_OK;
     if (SPDL__UNLIKELY(s->epoch != epoch || !s->ready)) spdl__sampler_make(s, epoch);
-    item->position = position;
-    item->epoch = epoch;
-    item->source = 0;
     switch (s->desc.order) {
     case SPDL_SAMPLE_SEQUENTIAL: break;
     case SPDL_SAMPLE_SHUFFLED: index = spdl__shuffle_at(&s->shuffle, position); break;
     case SPDL_SAMPLE_BLOCKS: index = spdl__block_at(s, position); break;
     case SPDL_SAMPLE_FUNCTION: index = s->desc.index_fn(s->desc.ctx, epoch, position); break;
-    case SPDL_SAMPLE_MIXTURE: return spdl__mixture_item(s, epoch, position, item);
+    case SPDL_SAMPLE_MIXTURE: {
+        uint64_t at, length;
+        if (epoch > (SPDL__MOST - 1 - position) / s->length) return SPDL_END;
+        at = spdl__mixture_get(s->mixture, epoch * s->length + position, &from);
+        length = s->samplers[from]->length;
+        result = spdl__sampler_get(s->samplers[from], at / length, at % length, item);
+        break;
     }
+    }
+    item->position = position;
+    item->epoch = epoch;
+    item->source = from;
+    if (s->desc.order == SPDL_SAMPLE_MIXTURE) return result;
     item->index = index;
     return index < s->desc.count ? SPDL_OK : SPDL_E_INVALID;
 }
@@ -16771,41 +16677,29 @@ SPDL__INLINE uint64_t spdl__sampler_first(const spdl_sampler *s, uint64_t epoch)
     return SPDL__UNLIKELY(s->from != 0 && s->from_epoch == epoch) ? s->from : 0;
 }
 
-/* Ranks get positions in rows of `world`. In a mixture the sources have a rhythm, so each row
-   starts at another rank. It depends on the row's first position: a resumed run has the same. */
-SPDL__PRIVATE uint64_t spdl__sampler_dealt(const spdl_sampler *s, uint64_t epoch, uint64_t rank,
-                                           uint64_t row) {
-    const uint64_t world = (uint64_t)s->desc.ranks.world;
-    const uint64_t begin = spdl__sampler_first(s, epoch) + row * world;
-    if (s->desc.order != SPDL_SAMPLE_MIXTURE || world < 2) return begin + rank;
-    rank += spdl__wide_product(spdl__hashed(spdl__hashed(s->desc.seed, epoch), begin), world).high;
-    return begin + (rank >= world ? rank - world : rank);
+/* Returns the position of this rank's item `number`, or SPDL__NEVER. Ranks get positions in rows of
+   `world`. In a mixture the sources have a rhythm, so each row starts at another rank. It depends
+   on the row's first position: a resumed run has the same. */
+SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
+    const uint64_t world = (uint64_t)s->desc.ranks.world, behind = number * world;
+    const uint64_t first = spdl__sampler_first(s, epoch), left = s->length - first;
+    uint64_t rank = (uint64_t)s->desc.ranks.rank, at;
+    if (spdl__product_high(number, world) != 0 || behind >= left) return SPDL__NEVER;
+    if (s->desc.tail == SPDL_TAIL_DROP && left - behind < world) return SPDL__NEVER;
+    if (s->desc.order == SPDL_SAMPLE_MIXTURE && world > 1) {
+        const uint64_t key = spdl__hashed(spdl__hashed(s->desc.seed, epoch), first + behind);
+        rank += spdl__product_high(key, world);
+        if (rank >= world) rank -= world;
+    }
+    at = first + behind + rank;
+    if (at < s->length) return at;
+    return s->desc.tail == SPDL_TAIL_PAD ? at % s->length : SPDL__NEVER;
 }
 
 SPDL_API uint64_t spdl_sampler_count(const spdl_sampler *sampler, uint64_t epoch) {
-    const uint64_t rank = (uint64_t)sampler->desc.ranks.rank;
-    const uint64_t world = (uint64_t)sampler->desc.ranks.world;
     const uint64_t left = sampler->length - spdl__sampler_first(sampler, epoch);
-    const uint64_t rows = left / world;
-    if (sampler->desc.tail == SPDL_TAIL_DROP || left % world == 0) return rows;
-    return rows + (sampler->desc.tail == SPDL_TAIL_PAD ||
-                   spdl__sampler_dealt(sampler, epoch, rank, rows) < sampler->length);
-}
-
-/* Returns the position of this rank's item `number`, or SPDL__NEVER. */
-SPDL__NOINLINE uint64_t spdl__sampler_globally(const spdl_sampler *s, uint64_t epoch,
-                                               uint64_t number) {
-    uint64_t at;
-    if (number >= spdl_sampler_count(s, epoch)) return SPDL__NEVER;
-    at = spdl__sampler_dealt(s, epoch, (uint64_t)s->desc.ranks.rank, number);
-    return at < s->length ? at : at % s->length; /* padding */
-}
-SPDL__INLINE uint64_t spdl__sampler_global(const spdl_sampler *s, uint64_t epoch, uint64_t number) {
-    const uint64_t at = number * (uint64_t)s->desc.ranks.world + (uint64_t)s->desc.ranks.rank;
-    if (number >= s->rows) return SPDL__NEVER;
-    if (s->from != 0 || s->desc.tail != SPDL_TAIL_KEEP || s->desc.order == SPDL_SAMPLE_MIXTURE)
-        return spdl__sampler_globally(s, epoch, number);
-    return at < s->length ? at : SPDL__NEVER;
+    const uint64_t rows = left / (uint64_t)sampler->desc.ranks.world;
+    return rows + (spdl__sampler_global(sampler, epoch, rows) != SPDL__NEVER);
 }
 
 SPDL_API spdl_result spdl_sampler_item(spdl_sampler *sampler, uint64_t epoch, uint64_t number,
@@ -16831,14 +16725,12 @@ SPDL__PRIVATE void spdl__sampler_describe(const spdl_sampler *s, uint64_t epoch,
 /* Checks that a text is of the same order of the same data, on any rank. */
 SPDL__PRIVATE spdl_result spdl__sampler_differs(const spdl_sampler *s, const char *text,
                                                 spdl_error *error) {
-    char key[8];
-    const char *at, *value, *there;
-    size_t length;
-    for (at = s->identity; *at != '\0'; at = value + length) {
-        value = strchr(at, '=') + 1;
-        length = strcspn(value, " ");
-        (void)snprintf(key, sizeof(key), "%.*s", (int)(value - at - 2), at + 1);
-        there = spdl__text_field(text, key);
+    static const char *const keys[] = { "order", "count", "draws", "seed", "tail", "spec" };
+    size_t i;
+    for (i = 0; i < sizeof(keys) / sizeof(keys[0]); ++i) {
+        const char *key = keys[i], *value = spdl__text_field(s->identity, key);
+        const char *there = spdl__text_field(text, key);
+        const size_t length = strcspn(value, " ");
         if (there == NULL)
             return spdl__error_set(error, SPDL_E_FORMAT, "it has no %s of a sampler", key);
         if (strcspn(there, " \n") == length && strncmp(there, value, length) == 0) continue;
@@ -16889,21 +16781,17 @@ SPDL_API spdl_result spdl_ranks_from_env(spdl_ranks *ranks, spdl_error *error) {
 
 SPDL__PRIVATE spdl_result spdl__index_stage(spdl_task *task, void *in, void **out) {
     spdl_sampler *s = (spdl_sampler *)spdl_ctx(task);
-    spdl_index item, *made;
+    spdl_index *made = (spdl_index *)spdl_buffer(task);
     spdl_result result;
     (void)in;
-    memset(&item, 0, sizeof(item)); /* for compilers */
-    result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), &item);
+    if (made == NULL) return SPDL_E_NOMEM;
+    result = spdl_sampler_item(s, spdl_epoch(task), spdl_sequence(task), made);
     if (result == SPDL_E_INVALID)
         return spdl_fail(task, "index_fn gave %llu for position %llu of epoch %llu, must be less "
-                         "than count, %llu", (spdl__llu)item.index, (spdl__llu)item.position,
-                         (spdl__llu)item.epoch, (spdl__llu)s->desc.count);
-    if (result != SPDL_OK) return result;
-    made = (spdl_index *)spdl_buffer(task);
-    if (made == NULL) return SPDL_E_NOMEM;
-    *made = item;
-    *out = made;
-    return SPDL_OK;
+                         "than count, %llu", (spdl__llu)made->index, (spdl__llu)made->position,
+                         (spdl__llu)made->epoch, (spdl__llu)s->desc.count);
+    if (result == SPDL_OK) *out = made;
+    return result;
 }
 
 /* ============================================================================================= */

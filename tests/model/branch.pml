@@ -1,5 +1,5 @@
 /* A branch and its merge: spdl__put_turn, spdl__put_path and spdl__put_mark of >>mark-impl,
-   spdl__fail of >>fail-impl, spdl__merge_pick, spdl__merge_mark and spdl__merge_pass of
+   spdl__fail of >>fail-impl, spdl__merge_pick, spdl__merge_mark and spdl__merge_sit of
    >>merge-impl.
 
    Row B, a branch, takes ITEMS items, the second of which may be the end of an epoch, and then
